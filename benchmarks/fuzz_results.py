@@ -16,10 +16,12 @@ RESULTS = Path(__file__).parent / "results" / "fuzz.json"
 def markdown(runs: list[dict[str, Any]]) -> str:
     """The page."""
     lines = [
-        "# Fuzzing: long runs",
+        "# What long runs of the fuzzer found",
         "",
-        "Written by `python benchmarks/fuzz_results.py` from `benchmarks/results/fuzz.json`. Findings are those of the",
-        "run; `open` says how many of them still failed when the run was added.",
+        "Each row of the first table is one long run of `fusec fuzz`: how many graphs it tried and what it found.",
+        "`open` is the number of findings that still failed when the run was added. The tables below it count graphs",
+        "and failures per property. `python benchmarks/fuzz_results.py` writes this page from",
+        "`benchmarks/results/fuzz.json`.",
         "",
         "| run | commit | graphs | nodes | seconds | findings | doubts | open |",
         "|---|---|---:|---:|---:|---:|---:|---:|",

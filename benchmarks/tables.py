@@ -67,8 +67,8 @@ def light_models() -> list[str]:
         f"Target {data['target']}, fp32, cuDNN {data['cudnn']}, {machine['cores']} cores, Python {machine['python']}, "
         f"commit {data['commit'][:10]}, {data['date']}. `import fusec` takes {data['import_s']} s. Errors are "
         "relative L2: against the outputs shipped with the models, and with seeded random weights against "
-        "onnxruntime (`benchmarks/light_models.py`). A step is whatever launches work; cold means an empty cache of "
-        "answers.",
+        "onnxruntime (`benchmarks/light_models.py`). Steps are counted without views. Cold means an empty cache of "
+        "verdicts.",
         "",
         *table(header, rows),
         "",
@@ -83,7 +83,7 @@ def scaling() -> list[str]:
     return [
         "## Compile time by graph size",
         "",
-        f"Chains of convolution, bias, residual add and activation; answers warm; {data['cores']} cores, "
+        f"Sequences of convolution, bias, residual add and activation; verdicts cached; {data['cores']} cores, "
         f"commit {data['commit'][:10]}, {data['date']} (`benchmarks/scaling.py`).",
         "",
         *table(["nodes", "passes s", "passes and partitioning s", "steps"], rows),
@@ -111,8 +111,8 @@ def gpu_models() -> list[str]:
         f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}, torch {data['torch']}, commit "
         f"{data['commit'][:10]}, {data['date']}. Outputs against torch in float64 (torchvision's models, random "
         "weights and BatchNorm statistics, batch 2) or onnxruntime (light models); every distinct cuDNN graph was "
-        "also run alone against its simulation (`benchmarks/gpu_models.py`). Compile time includes cuDNN's answers "
-        "from an empty cache and the choice of plans.",
+        "also run alone against its simulation (`benchmarks/gpu_models.py`). Compile time starts with an empty cache: "
+        "it includes cuDNN's verdicts and the choice of plans.",
         "",
         *table(
             ["model", "precision", "steps", "distinct cuDNN graphs", "error", "worst step", "compile s"],
@@ -130,20 +130,20 @@ def _mark(row: dict[str, Any], who: str) -> str:
 def _beside(row: dict[str, Any], who: str, ms: dict[str, str]) -> str:
     """A peer's time in the run, or why there is none, and that in another run."""
     found = row.get("elsewhere", {}).get(who)
-    other = "" if found is None else f"({found['median_ms']:.3f} beside {found['commit']})"
+    other = "" if found is None else f"({found['median_ms']:.3f} at {found['commit']})"
     return " ".join(said for said in (ms.get(who), other) if said) or row.get("missing", {}).get(who, "not run")
 
 
 def _marked(data: dict[str, Any]) -> str:
     if not any(_mark(row, who) for row in data["rows"] for who in row["times"]):
         return ""
-    return "*: Triton's matrix products were left out, since autotuning them was not done in time. "
+    return "*: without Triton's matrix products, because autotuning them did not end in time. "
 
 
 def _turned(data: dict[str, Any]) -> str:
     if not any(row.get("inputs") == "channels last" for row in data["rows"]):
         return ""
-    return "†: fusec's images lie channels last, too, inputs and outputs; in the other rows its own lie row-major. "
+    return "†: fusec's inputs and outputs are channels last, too; in the other rows they are row-major. "
 
 
 def peers() -> list[str]:
@@ -181,14 +181,14 @@ def peers() -> list[str]:
     ]
     header += ["cold / warm s", "peak MB fusec/eager", "error fusec / eager"]
     return [
-        "## Beside torch on one GPU",
+        "## Compared with torch on one GPU",
         "",
         f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}, torch {data['torch']}, commit "
         f"{data['commit'][:10]}, {data['date']}; fp16, the same weights and inputs, medians with deciles of "
         f"turns in random order (`benchmarks/peers.py`). {''.join(how[who][1] for who in names)}Limit: the roofline of "
-        "the steps. Cold: from the model's bytes to the first result with empty caches, plans timed; warm: with what "
-        "was chosen. Errors are relative L2 against torch in fp32. A commit behind a model: the row was measured at "
-        f"that one. {_marked(data)}{_turned(data)}{data.get('note', '')}".rstrip(),
+        "the steps. Cold: from the model's bytes to the first result with empty caches, plans timed. Warm: with "
+        "cached choices. Errors are relative L2 against torch in fp32. A commit after a model: the row was measured at "
+        f"that commit. {_marked(data)}{_turned(data)}{data.get('note', '')}".rstrip(),
         "",
         "![medians](peers.svg)",
         "",
@@ -240,15 +240,16 @@ def training() -> list[str]:
         lines = [
             [f"`{name[:70]}`", kind, int(n), f"{us:.0f}", f"{limit:.0f}"] for (kind, name), (n, us, limit) in ranked
         ]
-        slowest += [f"Where the time of {row['model']} goes, steps timed alone:", ""]
+        slowest += [f"The slowest steps of {row['model']}, timed alone:", ""]
         slowest += [*table(["steps", "run by", "times", "us", "limit us"], lines), ""]
     return [
-        "## Training steps beside torch on one GPU",
+        "## Training steps compared with torch on one GPU",
         "",
         f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}, torch {data['torch']}, commit "
-        f"{data['commit'][:10]}, {data['date']}; 224x224 images, fp16 with fp32 master weights, loss scaling that "
-        "skips what is not finite; ResNet-50 with SGD and momentum, ViT-B/16 with AdamW. Each a CUDA graph of the "
-        "whole step, torch channels last with fused optimisers; medians with deciles of turns in random order "
+        f"{data['commit'][:10]}, {data['date']}; 224x224 images, fp16 with fp32 master weights, loss "
+        "scaling that skips steps with gradients that are not finite; ResNet-50 with SGD and momentum, ViT-B/16 with "
+        "AdamW. Each is a CUDA graph of the whole step, torch channels last with fused optimisers; medians with "
+        "deciles of turns in random order "
         "(`benchmarks/training.py`). Losses: the worst relative difference to the mean of torch's over five steps on "
         f"the same data. {_marked(data)}{data.get('note', '')}".rstrip(),
         "",
@@ -287,8 +288,9 @@ def plot() -> None:
 
 
 def main() -> str:
-    how = "Generated by `python -m benchmarks.tables --plot > docs/results.md` from what the scripts named below wrote."
-    head = ["# Measured results", "", how, ""]
+    what = "This page shows how fast fusec is, how long it takes to compile, and how exact its results are."
+    how = "`python -m benchmarks.tables --plot > docs/results.md` writes it from the result files of the scripts below."
+    head = ["# Measured results", "", what, how, ""]
     costs = {"calls": calls, "choices": choices, "first_result": first_result, "penalties": penalties}
     costs |= {"genstats": genstats, "shapes": shapes}
     measured = [line for name, section in costs.items() if (RESULTS / f"{name}.json").exists() for line in section()]

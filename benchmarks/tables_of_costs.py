@@ -1,4 +1,4 @@
-"""Sections of docs/results.md: what is paid beside the steps (calls, starts, builds), and what choices are worth."""
+"""Sections of docs/results.md on costs beyond the steps (calls, starts, builds), and on the gain of single choices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def calls() -> list[str]:
             row["model"],
             row["batch"],
             *(f"{row[key]:.1f}" if key in row else "not timed" for key in ("in_order_us", "side_by_side_us")),
-            "side by side" if row["lanes"] > 1 else "in order",
+            "in parallel" if row["lanes"] > 1 else "in order",
             row["lanes"],
         ]
         for row in data["rows"]
@@ -67,16 +67,16 @@ def calls() -> list[str]:
     return [
         "## What a call adds",
         "",
-        f"{where(data)}; fp16 (`benchmarks/calls.py`). The steps: replays of the recorded graph queued one behind the "
-        "other. What calls take more than that, in microseconds: medians with deciles of differences taken turn by "
-        "turn, each call waited for, but for the last column, where calls are queued as the replays are. The worst "
-        f"call takes {worst:.1f} us more than a replay that is waited for as well.",
+        f"{where(data)}; fp16 (`benchmarks/calls.py`). Steps: replays of the captured graph, queued one after the "
+        "other. The other columns show how many microseconds a call takes more: medians with deciles of differences, "
+        "measured in turns. The host waits for each call. In the last column calls are queued like the replays. The "
+        f"worst call takes {worst:.1f} us more than a replay for which the host waits, too.",
         "",
         *table(["model", "batch", "MB in / out", "steps us", *kinds.values()], rows),
         "",
-        "Steps in order and side by side, timed in turns when they are recorded:",
+        "Steps in order and in parallel, timed in turns when they are captured:",
         "",
-        *table(["model", "batch", "in order us", "side by side us", "kept", "lanes"], sides),
+        *table(["model", "batch", "in order us", "in parallel us", "chosen", "streams"], sides),
         "",
     ]
 
@@ -107,10 +107,10 @@ def choices() -> list[str]:
         "## What single choices are worth",
         "",
         f"{where(data)}; the same model compiled with a choice and without it, replays in turns, medians with deciles "
-        "(`benchmarks/choices.py`). A choice may be declined where it was measured to be slower: then both are the "
+        "(`benchmarks/choices.py`). If a choice is measured to be slower, fusec declines it, and both columns are the "
         "same. dense_block: the first of DenseNet-121, between poolings; resnet_stem: a 7x7 convolution of 3 channels "
         "with stride 2, bias and relu; vit_stem: one of 16x16 with stride 16, as rows; linear_gelu: a product of 197 "
-        "rows an image by 768x3072, with bias and gelu in its erf form.",
+        "rows per image by 768x3072, with bias and gelu in its erf form.",
         "",
         *table(header, rows),
         "",
@@ -122,7 +122,7 @@ def first_result() -> list[str]:
     found = {(row["from"], row["trusted"], row["tune"], row["turn"]): row for row in data["rows"]}
     how = {
         ("model", None): "`fusec.compile` of the ONNX file",
-        ("lock", None): "the same by a lock: nothing is timed",
+        ("lock", None): "the same with a lock: nothing is timed",
         ("file", True): "a file made without a GPU, trusted",
         ("file", False): "such a file, not trusted",
     }
@@ -143,11 +143,12 @@ def first_result() -> list[str]:
         "",
         f"{where(data)}, {cores} cores; {data['model']} in {data['precision']}, batch {data['batch']} "
         "(`benchmarks/first_result.py`). Seconds from the call of `fusec.compile` or `fusec.load` to the first result, "
-        f"each in a process of its own; its start and imports take {min(imports):.1f} to {max(imports):.1f} s before "
-        "that. First: with empty caches of plans and kernels. Again: the next process. Plans: built and revived from "
-        "what cuDNN serialized, the first time and the next. Errors are relative L2 against the reference in fp32.",
+        f"each in its own process. Its start and imports take {min(imports):.1f} to {max(imports):.1f} s more. First: "
+        "with empty caches of plans and kernels. Again: the next process. Plans: how many were built, and how many "
+        "were read from serialized plans, in the first process and the next. Errors are relative L2 against the "
+        "reference in fp32.",
         "",
-        *table(["how", "tune", "first s", "again s", "plans built, revived", "steps then us", "error"], rows),
+        *table(["how", "tune", "first s", "again s", "plans built, read", "steps us", "error"], rows),
         "",
     ]
 
@@ -184,14 +185,14 @@ def builds() -> list[str]:
         "",
         f"Without a GPU, for an {data['target'].upper()}, cuDNN {data['cudnn']}, fp16, commit {data['commit'][:10]}, "
         f"{data['date']}; seconds of one core for the first plan that builds (`benchmarks/builds.py`). For one batch "
-        f"size, {data['sizes'][0]['batches'][0]}; and declared with dynamic shapes and a kernel cache: then the first "
+        f"size, {data['sizes'][0]['batches'][0]}; and for all sizes, with dynamic shapes and a kernel cache: the first "
         f"size, and the slower of the next two ({', '.join(map(str, data['sizes'][0]['batches'][1:]))}).",
         "",
         *table(
             ["graph", "plans for one size", "first build", "plans for all sizes", "first build", "next sizes"], sizes
         ),
         "",
-        "A convolution with so many pointwise ops behind it:",
+        "A convolution with a number of pointwise ops after it:",
         "",
         *table(["pointwise ops", "build s"], lengths),
         "",
@@ -229,7 +230,7 @@ def shapes() -> list[str]:
     cases: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in data["rows"]:
         cases.setdefault((row["model"], row["tune"], row["kernels"], row["cache"]), []).append(row)
-    kinds = {"size": "taken over", "shared": "taken over, `share_kernels`", "each": "`tune_each`"}
+    kinds = {"size": "transferred", "shared": "transferred, `share_kernels`", "each": "`tune_each`"}
     header = ["model", "tune", "plans", "plan cache", "first size s", "each new size s", "of these, to the program"]
     header += ["padded size s", "runs, us (size: time)"]
     rows: list[list[Any]] = []
@@ -254,10 +255,10 @@ def shapes() -> list[str]:
         "## New sizes of a dynamic model",
         "",
         f"{where(data)}; fp16. `benchmarks/shapes.py`: seconds from a call with a size to its result, in a process of "
-        "its own for each row, in the order of the sizes; bringing the libraries up is a part of the first. To the "
-        "program: import, passes, and what cuDNN was asked. Behind the first size there is a pause, in which what is "
-        "compiled at run time is compiled for all sizes. A padded size runs the program of the next larger one "
-        f"([shapes.md](shapes.md)). Answers are within {worst:.0e} of torch's in fp32.",
+        "its own for each row, in the order of the sizes. The first size includes loading the libraries. To the "
+        "program: import, passes, and asking cuDNN. After the first size there is a pause, in which runtime engines "
+        "are compiled for all sizes. A padded size runs the program of the next larger one "
+        f"([shapes.md](shapes.md)). Results are within {worst:.0e} of torch's in fp32.",
         "",
         *table(header, rows),
         "",
@@ -280,15 +281,15 @@ def genstats() -> list[str]:
     ]
     taken = [each for each in row["convolutions"] if each["with_sums_us"] is not None]
     totals = [sum(each["count"] * each[key] for each in taken) for key in ("alone_us", "with_sums_us", "pass_us")]
-    rows.append(["all that are taken", sum(each["count"] for each in taken), *(f"{total:.0f}" for total in totals)])
+    rows.append(["all supported", sum(each["count"] for each in taken), *(f"{total:.0f}" for total in totals)])
     return [
-        "## Statistics by the convolution in front",
+        "## Statistics by the convolution before the norm",
         "",
-        f"{where(data)}; the convolutions of a ResNet-50 with a norm behind them, batch {row['batch']}, fp16: the "
-        "fastest plan of each alone, and with the sums and sums of squares of its channels (cuDNN's genstats), from a "
-        "cold cache (`benchmarks/genstats.py`). The pass: what reading the result once more takes by its bytes.",
+        f"{where(data)}; the convolutions of a ResNet-50 with a norm after them, batch {row['batch']}, fp16: the "
+        "fastest plan of each alone, and with the sums and sums of squares of its channels (cuDNN's genstats), with a "
+        "cold cache (`benchmarks/genstats.py`). Reading: the time to read the result once more, by its bytes.",
         "",
-        *table(["convolution", "times", "alone us", "with sums us", "the pass us"], rows),
+        *table(["convolution", "times", "alone us", "with sums us", "reading us"], rows),
         "",
         *_in_a_step(),
     ]
@@ -312,10 +313,10 @@ def _in_a_step() -> list[str]:
         )
     with_ms, without_ms = ("{:.3f} ({:.3f} to {:.3f})".format(*row[name]) for name in ("with_ms", "without_ms"))
     return [
-        f"{where(data)}; the same within a training step, with the norm's kernel (and the add and relu behind it) that "
-        "reads such a convolution's result: sums by the convolution, and sums by the kernel, each as fast as it gets "
-        f"from a cold cache (`benchmarks/channel_sums.py`). {row['taken']} convolutions of the step are run with "
-        f"sums: it takes {with_ms} ms, and {without_ms} ms with none; medians, least and most of replays in turns.",
+        f"{where(data)}; the same in a training step, with the norm's kernel (and the add and relu after it) that "
+        "reads the convolution's result. Sums by the convolution and by the kernel, each with its fastest candidate "
+        f"and a cold cache (`benchmarks/channel_sums.py`). With {row['taken']} convolutions that give sums, the step "
+        f"takes {with_ms} ms, and {without_ms} ms without any: medians, minimum and maximum of replays in turns.",
         "",
         *table(["convolution", "result MB", "sums by the convolution us", "sums by the norm us", "faster"], rows),
         "",
@@ -323,7 +324,7 @@ def _in_a_step() -> list[str]:
 
 
 def digits() -> list[str]:
-    right = ["right of the test images", "as ONNX, reloaded", "goal"]
+    right = ["correct test images", "as ONNX, reloaded", "goal"]
     header = ["model", "where", "epochs", *right, "steps s", "all s", "again s", "commit"]
     rows = [
         [
@@ -341,9 +342,9 @@ def digits() -> list[str]:
     return [
         "## Handwritten digits by the toy framework",
         "",
-        "`benchmarks/digits.py`: whole runs of `examples/toy_framework/train_digits.py`, each in a process of its own, "
-        "from its start to the accuracy of the model that was exported and reloaded; steps: the loop over the epochs. "
-        "Again: once more, with the plans and kernels that the first run on a GPU left in the caches.",
+        "`benchmarks/digits.py`: whole runs of `examples/toy_framework/train_digits.py`, each in its own process, from "
+        "its start to the accuracy of the exported and reloaded model. Steps: the loop over the epochs. Again: a "
+        "second run, with the plans and kernels that the first run on a GPU cached.",
         "",
         *table(header, rows),
         "",

@@ -166,7 +166,7 @@ def case(
     if executable is not None:
         memory, backend = executable.memory, executable.backend
         parts = [memory.nbytes, executable._constants.nbytes]
-        parts += [a.nbytes for a in executable._held.values()]
+        parts += [a.nbytes for a in executable._state_buffers.values()]
         parts += [0 if backend._workspace is None else backend._workspace.nbytes]  # type: ignore[attr-defined]  # a GPU's
         parts += [backend._pool.total_bytes()]  # type: ignore[attr-defined]  # a GPU's
         row["peak_bytes"]["fusec"] = sum(parts)

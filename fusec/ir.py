@@ -24,11 +24,12 @@ from fusec.graph.printer import (
     quote,
     quote_string,
 )
-from fusec.graph.types import DType, TensorType, channels_last
+from fusec.graph.types import HALVES, DType, TensorType, channels_last
 from fusec.graph.verifier import check
 
 # what a graph is made of, under one roof
 __all__ = [
+    "HALVES",
     "INLINE_ELEMENTS",
     "Array",
     "Constant",

@@ -13,11 +13,10 @@ from fusec.errors import LoweringError
 from fusec.ir import Constant, DType, Graph, Node
 from fusec.lowering.anchors import ANCHORED
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.lowering.dim_folding import VIEWS
-from fusec.lowering.graph_builder import ANCHORS, ConstantBinding, CudnnBuilder, Lowered
+from fusec.lowering.graph_builder import ConstantBinding, CudnnBuilder, Lowered
 from fusec.lowering.known_bugs import misread
 from fusec.lowering.pointwise import POINTWISE
-from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul
+from fusec.ops import ANCHORS, STRIDED_VIEWS, Conv, ConvTranspose, ConvWgrad, MatMul
 
 __all__ = ["ANCHORS", "LOWER", "WITHOUT", "ConstantBinding", "Lowered", "lower"]
 
@@ -55,7 +54,7 @@ def _lower(body: Graph, tensor_cores: bool, for_cudnn: bool) -> Lowered:
 
 def _written(b: CudnnBuilder, anchors: list[Node]) -> Lowered:
     b.find_stored()
-    compute = [n for n in b.body.nodes if not isinstance(n.op, (Constant, *VIEWS))]
+    compute = [n for n in b.body.nodes if not isinstance(n.op, (Constant, *STRIDED_VIEWS))]
     if not compute:
         raise LoweringError("nothing to compute")
     b.assign_frames(anchors, compute)

@@ -37,13 +37,13 @@ from fusec.schedule.memory_plan import MemoryPlan, plan_memory
 from fusec.schedule.program import Kind, Partition, inputs_of
 from fusec.system.compile_timer import Account, spent_on
 
-# What memory for steps to run side by side may take more than for them in order: they gain by it where each is too
-# small to fill the GPU.
+# How much more memory a plan for steps side by side may take than one for steps in order. Only small steps, which do
+# not fill the GPU, gain by running side by side, so a large cost in memory is never worth it.
 SIDE_BY_SIDE_BYTES = 16 << 20
 
-# Memory and types of the inputs, what each step runs, what runs it, and what binds one to its memory anew; the steps
-# that have to be.
-Director = Callable[
+# Chooses plans and kernels by timing the whole model. Arguments: memory and type of each input; the graph or kernel of
+# each step; the function that runs each step; a function that binds a step again. Returns the steps to bind again.
+StepChooser = Callable[
     [
         Sequence[tuple[Array, TensorType]],
         Sequence[CudnnGraph | Partition],
@@ -81,23 +81,23 @@ class Executable:
         self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
         self._input_names = tuple(spec.name for spec in self.inputs)
         by_name, results = {v.name: v for v in graph.inputs}, dict(zip(graph.output_names, graph.outputs, strict=True))
-        self._kept = {name: by_name[name] for name in self.state}
+        self._state_values = {name: by_name[name] for name in self.state}
         self._updates = {by_name[name]: results[output] for name, output in self.state.items() if output}
         self._donated = in_place(compiled.program, self._updates)
-        self._held: dict[str, Array] = {}  # flat buffers of the state that has a value
+        self._state_buffers: dict[str, Array] = {}  # flat, of state that has a value
         self._holds_inputs = False
-        self.memory = self._planned()
+        self.memory = self._plan_memory()
         self._lock = threading.Lock()
         self._constants = Constants(backend.xp, weights)
         self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call
         self._places: dict[Value, Array] = {}
         self._steps = Steps(backend, self._constants, self._places)
-        self._saved: dict[Value, Array] = {}  # outputs that are old state
+        self._saved: dict[Value, Array] = {}  # copies of outputs that are old state
         self._launches: list[Callable[[], None]] = []
         self._feeders: list[Callable[[Array], None]] = []
         self._fetchers: list[Callable[[Array | None, bool], Array]] = []
-        self._shared: list[Array] = []  # what other programs may find before this one's steps are bound
-        self._ready = self._called = False  # memory is there; a call has been made
+        self._shared: list[Array] = []  # constants that other programs may use before this one's steps are bound
+        self._ready = self._called = False  # memory is allocated; a call was made
         self._replay: Recorded | None = None
         constants: list[tuple[Literal, TensorType]] = []
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
@@ -109,8 +109,8 @@ class Executable:
         sizes = {(literal, layout(type)): type.span * type.dtype.itemsize for literal, type in constants}
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
         others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
-        with ThreadPoolExecutor(1, thread_name_prefix="fusec-weights") as beside:
-            read = beside.submit(load_all, unread)
+        with ThreadPoolExecutor(1, thread_name_prefix="fusec-weights") as weights_thread:
+            read = weights_thread.submit(load_all, unread)
             backend.prepare(graphs, self.memory.nbytes + sum(sizes.values()), others)
             read.result()
         if weights is not None:
@@ -118,8 +118,8 @@ class Executable:
                 bindings = (b for lowered in compiled.lowered if lowered is not None for b in lowered.constants)
                 self._shared = [self._constants(binding.literal, binding.type) for binding in bindings]
 
-    def _planned(self) -> MemoryPlan:
-        program, elsewhere = self.compiled.program, {*self._kept.values(), *self._donated}
+    def _plan_memory(self) -> MemoryPlan:
+        program, elsewhere = self.compiled.program, {*self._state_values.values(), *self._donated}
         held = program.graph.inputs if self._holds_inputs else ()
         memory = plan_memory(program, elsewhere, held=held)
         if self.backend.side_by_side and not elsewhere:
@@ -161,7 +161,7 @@ class Executable:
 
     def _bind(self, name: str, checked: Array) -> None:
         with self._lock, self.backend.calling():
-            self.backend.feeder(self._state(name), self._kept[name].type)(checked)
+            self.backend.feeder(self._state(name), self._state_values[name].type)(checked)
             self.backend.finish()
 
     def share(self, other: Executable) -> None:
@@ -171,12 +171,12 @@ class Executable:
         """
         names = [name for name in self.state if name in other.state]
         for name in names:
-            mine, theirs = self._kept[name].type, other._kept[name].type
+            mine, theirs = self._state_values[name].type, other._state_values[name].type
             if mine != theirs or self.backend.xp is not other.backend.xp:
                 raise ExecutionError(f"state {quote(name)} is {mine} here and {theirs} there")
         with self._lock, other._lock:
-            self._held.update({name: other._state(name) for name in names})
-            self._ready, self._called, self._replay = False, False, None  # they hold the addresses of before
+            self._state_buffers.update({name: other._state(name) for name in names})
+            self._ready, self._called, self._replay = False, False, None  # recorded steps hold the old addresses
 
     def step(self, *arrays: Any, **named: Any) -> Any:
         """Run on the inputs that are no state, replace the state that has updates, and return the other outputs.
@@ -193,18 +193,18 @@ class Executable:
 
     def value(self, name: str) -> np.ndarray[Any, Any]:
         """Return the value of an input of the state, on the host."""
-        if name not in self._held:
+        if name not in self._state_buffers:
             raise ExecutionError(f"state {quote(name)} has no value: bind it")
         with self._lock, self.backend.calling():
-            array = unpack(self._held[name], self._kept[name].type).copy()
+            array = unpack(self._state_buffers[name], self._state_values[name].type).copy()
             self.backend.finish()
             return array if isinstance(array, np.ndarray) else array.get()
 
     def _state(self, name: str) -> Array:
-        if name not in self._held:
-            type = self._kept[name].type
-            self._held[name] = self.backend.xp.zeros(type.size, type.dtype.numpy)
-        return self._held[name]
+        if name not in self._state_buffers:
+            type = self._state_values[name].type
+            self._state_buffers[name] = self.backend.xp.zeros(type.size, type.dtype.numpy)
+        return self._state_buffers[name]
 
     @property
     def recorded(self) -> tuple[int, float | None, str, float | None]:
@@ -241,7 +241,7 @@ class Executable:
         Raises ExecutionError for a name, shape or dtype that does not fit.
         """
         wanted = self._interface.places(output_names)
-        arrays, all_on_host = self._interface.feeds(feeds, self._held)
+        arrays, all_on_host = self._interface.feeds(feeds, self._state_buffers)
         into: dict[int, Array] = {}
         if out:
             into, out_on_host = self._interface.outs(out, wanted)
@@ -264,7 +264,7 @@ class Executable:
         A call overwrites these buffers, because it uses their memory again, unless inputs are held (`hold_inputs`).
         """
         for name in self.state:
-            if name not in self._held:
+            if name not in self._state_buffers:
                 raise ExecutionError(f"state {quote(name)} has no value: bind it first")
         with self._lock, self.backend.calling():
             self._allocate()
@@ -278,7 +278,7 @@ class Executable:
         with self._lock:
             if not self._holds_inputs:
                 self._holds_inputs = True
-                self.memory = self._planned()
+                self.memory = self._plan_memory()
                 self._ready, self._called, self._replay = False, False, None
 
     def replay(self) -> None:
@@ -290,7 +290,7 @@ class Executable:
         if not self._called:
             raise ExecutionError("nothing to run again before the first call")
         with self._lock, self.backend.calling(self._replay is not None and self._replay.at_once):
-            self._at_once()
+            self._replay_all()
 
     def time_us(self, count: int) -> tuple[list[float], list[list[float]]]:
         """Time all steps as a call runs them, and each step alone, `count` times: microseconds on the device.
@@ -305,8 +305,8 @@ class Executable:
             whole = self.backend.time_us(self._replay, count)
             return whole, [self.backend.time_us(launch, count, alone=True) for launch in self._launches]
 
-    def rehearse(self, director: Director) -> None:
-        """Let `director` choose among plans and kernels by the time of the whole model, before the first call.
+    def rehearse(self, choose: StepChooser) -> None:
+        """Let `choose` pick among plans and kernels by the time of the whole model, before the first call.
 
         A program with state is left as it is, because a run would replace the state.
         """
@@ -317,7 +317,7 @@ class Executable:
             self._allocate()
             inputs = [(self._steps.buffer(v), v.type) for v in self.compiled.graph.inputs]
             works = [step if lowered is None else lowered.graph for step, lowered in steps]
-            for number in director(inputs, works, self._launches, lambda number: self._steps.bound(*steps[number])):
+            for number in choose(inputs, works, self._launches, lambda number: self._steps.bound(*steps[number])):
                 self._launches[number] = self._steps.bound(*steps[number])
 
     def verify(self, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
@@ -325,25 +325,25 @@ class Executable:
 
         State is left as it was; what the last call left in memory is not.
         """
-        held = dict(self._held)
+        held = dict(self._state_buffers)
         with self._lock, self.backend.calling():
             saved = {name: buffer.copy() for name, buffer in held.items()}
             for name in self.state:
                 self._state(name)
             self._allocate()
             try:
-                return verify(self.compiled, seed, None, progress, self._alone)
+                return verify(self.compiled, seed, None, progress, self._run_step)
             finally:
                 for name, buffer in saved.items():
                     held[name][...] = buffer
-                if held.keys() != self._held.keys():  # memory was bound that nobody gave values to
-                    self._held, self._ready = held, False
+                if held.keys() != self._state_buffers.keys():  # state that had no value before
+                    self._state_buffers, self._ready = held, False
                 self._called, self._replay = False, None
 
-    def _alone(self, index: int, operands: Mapping[Value, Array]) -> dict[Value, Array]:
+    def _run_step(self, index: int, operands: Mapping[Value, Array]) -> dict[Value, Array]:
         """Run one step on operands from the host, and return its results on the host."""
         step = self.compiled.program.steps[index]
-        if step.kind is not Kind.VIEW:  # whose results may be what it reads
+        if step.kind is not Kind.VIEW:  # a view's results may share what it reads
             for value in step.outputs:
                 unpack(self._steps.buffer(value), value.type)[...] = np.nan if value.type.dtype.is_float else 77
         for value, array in operands.items():
@@ -356,16 +356,16 @@ class Executable:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the compiled model to a `.fusec` file, on a GPU with the tuned plans; `fusec.load` reads it."""
-        fusec_file.save(os.fspath(path), [self._as_tuned()], self._plans())
+        fusec_file.save(os.fspath(path), [self._with_tuned_choices()], self._plans())
 
     def lock(self) -> Lock:
         """Return the lock of this program: the candidate, plan or kernel of each step, and if steps run side by side.
 
         It is text for version control (`fusec.lockfile`). Steps may run over zeros here, to find out their order.
         """
-        return lockfile.make([self._as_tuned()], self._plans())
+        return lockfile.make([self._with_tuned_choices()], self._plans())
 
-    def _as_tuned(self) -> Compiled:
+    def _with_tuned_choices(self) -> Compiled:
         """Return the program with the choices that timing the whole changed, and with the order of its steps."""
         compiled = self.compiled
         if isinstance(compiled.tuned, TunedChoices) and self.backend.tuned is not None:
@@ -421,14 +421,14 @@ class Executable:
                 if array is not None and value.name in self.state:
                     self._state(value.name)
             self._allocate()
-        if self._called and self._replay is None:  # which may run them: inputs come later
+        if self._called and self._replay is None:  # recording may run the steps, so it comes before the inputs
             self._replay = self._recorded()
         replay = self._replay
         for place, array in enumerate(arrays):
             if array is not None and (replay is None or not replay.takes(place, array)):
                 self._feeders[place](array)
         if self._called:
-            self._at_once()
+            self._replay_all()
             return
         for index in range(len(self._launches)):
             self._launch(index)
@@ -436,7 +436,7 @@ class Executable:
             self._replace_state()
         self._called = True
 
-    def _at_once(self) -> None:
+    def _replay_all(self) -> None:
         if self._replay is None:
             self._replay = self._recorded()
         self._replay()
@@ -469,7 +469,7 @@ class Executable:
             return
         self._arena = self.backend.xp.empty(self.memory.nbytes, np.uint8)
         self._places.clear()
-        self._places |= {value: self._held[name] for name, value in self._kept.items()}
+        self._places |= {value: self._state_buffers[name] for name, value in self._state_values.items()}
         self._places |= {new: self._places[old] for new, old in self._donated.items()}
         for value, start in self.memory.offsets.items():
             nbytes = value.type.span * value.type.dtype.itemsize

@@ -14,7 +14,7 @@ from benchmarks import calls, choices, fuzz_results, onnx_suite, penalties, tabl
 from benchmarks.machine import bring, keep
 from fusec.gpu.cublaslt import algorithms
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.passes.partition.equivalent_spellings import quicker
+from fusec.passes.partition.equivalent_spellings import faster_spellings
 from fusec.text import parse
 
 TEXT = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
@@ -70,10 +70,10 @@ def test_choices_are_left_out_while_the_other_way_is_compiled() -> None:
     with choices.left_out("concat_in_place") as disabled:
         assert list(disabled) == ["concat_in_place"]
     body = parse(GELU)
-    assert [name for name, _ in quicker(body)] == [("gelu_by_tanh",)]
+    assert [name for name, _ in faster_spellings(body)] == [("gelu_by_tanh",)]
     with choices.left_out("gelu_by_tanh") as disabled:
-        assert not disabled and not list(quicker(body))
-    assert [name for name, _ in quicker(body)] == [("gelu_by_tanh",)]
+        assert not disabled and not list(faster_spellings(body))
+    assert [name for name, _ in faster_spellings(body)] == [("gelu_by_tanh",)]
     with choices.left_out("cublaslt") as disabled:
         assert not disabled and not algorithms.version()
     with pytest.raises(SystemExit, match="no choice"), choices.left_out("nonsense"):
@@ -121,7 +121,7 @@ def test_rows_brought_back_keep_their_commits(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_say_whose_images_lie_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_mark_models_with_channels_last_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     time = {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
     row = {"model": "unet", "batch": 8, "times": {"fusec": time, "eager": time}, "best_peer_over_fusec": 1.0}
     row |= {"limit_ms": 0.5, "cold_s": 1, "warm_s": 1, "peak_bytes": {}, "errors": {"fusec": 0.0, "eager": 0.0}}
@@ -130,7 +130,7 @@ def test_rows_say_whose_images_lie_channels_last(monkeypatch: pytest.MonkeyPatch
     assert "†" not in "\n".join(tables.peers())
     data["rows"].append({**row, "model": "resnet50", "inputs": "channels last"})
     text = "\n".join(tables.peers())
-    assert "†: fusec's images lie channels last" in text
+    assert "†: fusec's inputs and outputs are channels last" in text
     assert [line.count("†") for line in text.splitlines() if line.startswith(("| unet", "| resnet50"))] == [0, 1]
 
 

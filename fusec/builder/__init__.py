@@ -1,4 +1,4 @@
-"""Graphs from Python: `Builder` adds ops, `Tensor` has the operators. Walk-through: docs/training.md."""
+"""Build graphs from Python: `Builder` adds ops, `Tensor` has the operators. Walk-through: docs/training.md."""
 
 from fusec.builder.builder import Builder
 from fusec.builder.tensor import Tensor

@@ -1,4 +1,4 @@
-"""Build a graph from Python, op by op; whatever is wrong is said at the line that asked for it."""
+"""Build a graph from Python, op by op. Errors name the line of the caller."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ from fusec.ops import (
 )
 
 Sizes = int | Sequence[int]
-_OWN = str(Path(__file__).parent.parent)  # frames of the package itself are nobody's model
+_PACKAGE = str(Path(__file__).parent.parent)  # stack frames of fusec itself are not the caller's line
 
 
 class Builder:
     """A graph under construction.
 
-    Inputs are given with every call, parameters once (`Executable.bind`): they stay on the device. `update` says
-    what replaces a parameter after a call. Raises ModelError naming the caller's line.
+    The caller passes inputs with every call. Parameters are passed once (`Executable.bind`) and stay on the device.
+    `update` names the tensor that replaces a parameter after a call. Every method raises ModelError with the caller's
+    line when its arguments are wrong.
+
+    dtype: dtype of inputs and parameters that name none.
     """
 
     def __init__(self, dtype: DType | str = "f32", name: str = "main"):
@@ -58,7 +61,7 @@ class Builder:
 
     @classmethod
     def on(cls, graph: Graph) -> Builder:
-        """A builder that goes on with a graph, in place; its outputs stay as they are unless some are added."""
+        """Return a builder that adds to an existing graph in place. The outputs of the graph stay outputs."""
         builder = cls(name=graph.name)
         builder._graph = graph
         builder._outputs = {n: Tensor(builder, v) for n, v in zip(graph.output_names, graph.outputs, strict=True)}
@@ -67,37 +70,43 @@ class Builder:
     # the interface of the graph --------------------------------------------------------------------------
 
     def input(self, name: str, shape: Sequence[int], dtype: DType | str | None = None) -> Tensor:
-        """What every call is given."""
+        """Add an input, which the caller passes with every call."""
         return self._input(name, shape, DType(dtype) if dtype else self.dtype)
 
     def parameter(self, name: str, array: Any = None, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
-        """What calls find where the last one left it: its first value, or its shape and dtype alone."""
-        held = None
+        """Add a parameter: a tensor that stays on the device from call to call.
+
+        array: the first value. Without it, `shape` and `dtype` declare the parameter.
+        """
+        first = None
         if array is not None:
-            held = np.asarray(array)
-            shape, dtype = held.shape, DType.of(held.dtype)
+            first = np.asarray(array)
+            shape, dtype = first.shape, DType.of(first.dtype)
         if shape is None:
             raise self.error(f"parameter {name!r} needs an array or a shape")
         tensor = self._input(name, shape, DType(dtype) if dtype else self.dtype)
-        self.parameters[name] = held
+        self.parameters[name] = first
         return tensor
 
     def copy(self, parameter: Tensor, dtype: DType | str) -> Tensor:
-        """A parameter in another floating-point type, kept beside it as `<name> as <dtype>`: the network reads this,
-        optimisers move the other, and no call casts it. `Executable.bind`, `update` and `backward` see to both."""
+        """Add a copy of a parameter in another floating-point type, as a parameter named `<name> as <dtype>`.
+
+        The network reads the copy and optimisers update the original, so no call has to cast it.
+        `Executable.bind`, `update` and `backward` handle both together.
+        """
         dtype, name = DType(dtype), self._parameter(parameter)
         if dtype is parameter.dtype:
             return parameter
         if not dtype.is_float or not parameter.dtype.is_float:
             raise self.error(f"a copy of {parameter!r} in {dtype.value}")
         if name in self.updates:
-            raise self.error(f"{parameter!r} is updated already: copy it before")
+            raise self.error(f"{parameter!r} is already updated: call copy() before update()")
         for made in self.copies.get(name, ()):
             if made.dtype is dtype:
                 return made
-        held, own = self.parameters[name], copy_name(name, dtype)
-        made = self._input(own, parameter.shape, dtype)
-        self.parameters[own] = None if held is None else held.astype(dtype.numpy)
+        first, own_name = self.parameters[name], copy_name(name, dtype)
+        made = self._input(own_name, parameter.shape, dtype)
+        self.parameters[own_name] = None if first is None else first.astype(dtype.numpy)
         self.copies.setdefault(name, []).append(made)
         return made
 
@@ -113,14 +122,17 @@ class Builder:
             raise self.error(str(error)) from None
 
     def output(self, tensors: Mapping[str, Tensor] | None = None, **named: Tensor) -> None:
-        """Let tensors be outputs of the graph, under these names."""
+        """Make tensors outputs of the graph, under these names."""
         for name, tensor in {**(tensors or {}), **named}.items():
             if name in self._outputs:
                 raise self.error(f"two outputs are named {name!r}")
             self._outputs[name] = self._own(tensor)
 
     def update(self, parameter: Tensor, new: Tensor) -> None:
-        """After a call, `new` takes the place of the parameter: in its memory, if nothing reads the old value later."""
+        """Replace a parameter by `new` after each call.
+
+        The new value is written to the parameter's own memory if nothing reads the old value later.
+        """
         name = self._parameter(parameter)
         if name in self.updates:
             raise self.error(f"parameter {name!r} is updated twice")
@@ -132,7 +144,10 @@ class Builder:
             self.update(copy, new.astype(copy.dtype))
 
     def graph(self, prune: bool = True) -> Graph:
-        """The graph so far, as a copy that later calls of the builder do not change; without dead code."""
+        """Return a copy of the graph so far. Later calls of the builder do not change it.
+
+        prune: remove nodes that no output depends on.
+        """
         if not self._outputs:
             raise self.error("the graph has no outputs")
         self._graph.set_outputs([t.value for t in self._outputs.values()], list(self._outputs))
@@ -142,7 +157,7 @@ class Builder:
         return copy
 
     def snapshot(self, *tensors: Tensor) -> Graph:
-        """A graph of its own with only these outputs, named `y0`, `y1`…, and the inputs they depend on."""
+        """Return a graph with only these outputs, named `y0`, `y1`…, and the inputs they depend on."""
         wanted = [self._own(t).value for t in tensors]
         needed, stack = set[Value](), list(wanted)
         while stack:
@@ -157,7 +172,7 @@ class Builder:
     # nodes -----------------------------------------------------------------------------------------------
 
     def results(self, op: Op, *operands: Tensor) -> tuple[Tensor, ...]:
-        """Add any op of the IR; all its results."""
+        """Add an op of the IR and return all its results."""
         values = [self._own(t).value for t in operands]
         origin = self._origin or (_where(),)
         try:
@@ -167,12 +182,12 @@ class Builder:
         return tuple(Tensor(self, v) for v in node.results)
 
     def apply(self, op: Op, *operands: Tensor) -> Tensor:
-        """Add an op that has one result."""
+        """Add an op that has one result and return it."""
         (result,) = self.results(op, *operands)
         return result
 
     def error(self, message: str) -> ModelError:
-        """A ModelError that names the caller's line."""
+        """Return a ModelError that names the caller's line."""
         return ModelError(f"{(self._origin or (_where(),))[0]}: {message}")
 
     def _own(self, tensor: Tensor) -> Tensor:
@@ -184,21 +199,21 @@ class Builder:
 
     @property
     def nodes(self) -> list[Node]:
-        """All nodes so far, in order."""
+        """List all nodes so far, in order."""
         return list(self._graph.nodes)
 
     @property
     def last(self) -> Node | None:
-        """The node that was added last."""
+        """Return the node that was added last, or None."""
         return self._graph.last
 
     def since(self, node: Node | None) -> list[Node]:
-        """The nodes added after one."""
+        """List the nodes that were added after `node`."""
         return self._graph.since(node)
 
     @contextmanager
-    def standing_for(self, node: Node) -> Generator[None]:
-        """What is added meanwhile has the origin of a node, since that is what it belongs to."""
+    def with_origin_of(self, node: Node) -> Generator[None]:
+        """Give nodes that are added meanwhile the origin of `node`, for example to its gradient."""
         before, self._origin = self._origin, node.origin or (node.op.name,)
         try:
             yield
@@ -206,14 +221,14 @@ class Builder:
             self._origin = before
 
     def constant(self, array: Any, dtype: DType | str | None = None) -> Tensor:
-        """An array known now; without a dtype, its own."""
-        held = np.asarray(array)
+        """Add a constant. Without `dtype` it has the dtype of the array."""
+        payload = np.asarray(array)
         if dtype is not None:
-            held = held.astype(DType(dtype).numpy)
-        return Tensor(self, self._graph.constant(held))
+            payload = payload.astype(DType(dtype).numpy)
+        return Tensor(self, self._graph.constant(payload))
 
     def like(self, operand: Operand, tensor: Tensor) -> Tensor:
-        """An operand beside a tensor: itself, or a constant of the tensor's dtype."""
+        """Return an operand as a tensor: itself, or a constant of the dtype of `tensor`, the other operand."""
         if isinstance(operand, Tensor):
             return self._own(operand)
         if isinstance(operand, (int, float, bool)):
@@ -223,43 +238,48 @@ class Builder:
             return self._scalars[key]
         array = np.asarray(operand)
         if array.dtype != tensor.dtype.numpy:
-            raise self.error(f"an array of {array.dtype} beside {tensor!r}: give it that dtype")
+            raise self.error(f"an array of {array.dtype} with {tensor!r}: convert it to {tensor.dtype.value} first")
         return self.constant(array)
 
     # ops -------------------------------------------------------------------------------------------------
 
     def pointwise(self, name: str, first: Tensor, *others: Operand, **attributes: float) -> Tensor:
-        """A pointwise op by its name in the IR."""
+        """Add a pointwise op by its name in the IR."""
         try:
             op = pw(name, **attributes)
         except (KeyError, TypeError) as error:
             raise self.error(f"no pointwise op {name!r} with attributes {sorted(attributes)}") from error
-        beside = others[0] if name == "where" and isinstance(others[0], Tensor) else first
-        if name == "where" and len(others) == 2 and not isinstance(others[0], Tensor):
-            beside = others[1]
-        return self.apply(op, first, *(self.like(o, beside) for o in others))
+        typed = first  # numbers get the dtype of this tensor
+        if name == "where":  # `first` is the condition, whose dtype is not that of the result
+            typed = next((o for o in others if isinstance(o, Tensor)), None)
+            if typed is None:
+                raise self.error(f"where() of {others!r}: one of them has to be a tensor, use constant()")
+        return self.apply(op, first, *(self.like(o, typed) for o in others))
 
     def where(self, condition: Tensor, x: Operand, y: Operand) -> Tensor:
-        """x where the condition holds, else y; one of both is a tensor."""
+        """Choose x where the condition holds, else y. At least one of x and y is a tensor."""
         return self.pointwise("where", condition, x, y)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """As NumPy's `@`: vectors lose the dim they were given for it."""
+        """Multiply matrices as NumPy's `@` does: a vector gets a dim for the product, which the result lacks."""
         if not a.rank or not b.rank:
             raise self.error(f"a matrix product of {a!r} and {b!r}")
         left, right = a[None] if a.rank == 1 else a, b[:, None] if b.rank == 1 else b
         product = self.apply(MATMUL, left, right)
-        kept = list(product.shape)
+        shape = list(product.shape)
         if b.rank == 1:
-            del kept[-1]
+            del shape[-1]
         if a.rank == 1:
-            del kept[-1 if b.rank == 1 else -2]
-        return product.reshape(kept)
+            del shape[-1 if b.rank == 1 else -2]
+        return product.reshape(shape)
 
     def conv(
         self, x: Tensor, w: Tensor, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1
     ) -> Tensor:
-        """x[N, C, spatial…] by w[K, C/groups, window…]; pads for both ends, or all starts and then all ends."""
+        """Convolve x[N, C, spatial…] with w[K, C/groups, window…].
+
+        padding: one number for all dims, one per dim for both ends, or all starts followed by all ends.
+        """
         n = self._spatial(x)
         op = Conv(self._each(stride, n), self._pads(padding, n), self._each(dilation, n), groups)
         return self.apply(op, x, w)
@@ -274,14 +294,14 @@ class Builder:
         groups: int = 1,
         output_padding: Sizes = 0,
     ) -> Tensor:
-        """x[N, C, spatial…] by w[C, K/groups, window…]."""
+        """Convolve x[N, C, spatial…], transposed, with w[C, K/groups, window…]."""
         n = self._spatial(x)
         extra = self._each(output_padding, n)
         op = ConvTranspose(self._each(stride, n), self._pads(padding, n), self._each(dilation, n), extra, groups)
         return self.apply(op, x, w)
 
     def max_pool(self, x: Tensor, window: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
-        """Windows side by side unless a stride is given."""
+        """Take the maximum of each window. The default stride is the window, so windows do not overlap."""
         n = self._spatial(x)
         size = self._each(window, n)
         return self.apply(
@@ -296,6 +316,7 @@ class Builder:
         padding: Sizes = 0,
         count_include_pad: bool = True,
     ) -> Tensor:
+        """Average each window. The default stride is the window, so windows do not overlap."""
         n = self._spatial(x)
         size = self._each(window, n)
         steps = size if stride is None else self._each(stride, n)
@@ -304,13 +325,13 @@ class Builder:
     def batch_norm(
         self, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float = 1e-5
     ) -> Tensor:
-        """By statistics that are given: inference."""
+        """Normalise by a given mean and variance, as for inference."""
         return self.apply(BatchNorm(epsilon), x, scale, bias, mean, variance)
 
     def batch_norm_train(
         self, x: Tensor, scale: Tensor, bias: Tensor, epsilon: float = 1e-5
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """By the batch's own statistics: the result, the mean, and the (biased) variance."""
+        """Normalise by the statistics of the batch. Returns the result, the mean, and the biased variance."""
         y, mean, inverse = self.results(BatchNormTrain(epsilon), x, scale, bias)
         return y, mean, 1.0 / (inverse * inverse) - epsilon
 
@@ -337,7 +358,10 @@ class Builder:
         scale: float | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """softmax(scale * q @ k^T + bias) @ v of q[B, H, S, D], k and v[B, G, T, D]; scale is D**-0.5 by default."""
+        """Compute softmax(scale * q @ k^T + bias) @ v for q[B, H, S, D] and k, v[B, G, T, D].
+
+        scale: D**-0.5 by default.
+        """
         factor = q.shape[-1] ** -0.5 if scale is None else scale
         return self.apply(Attention(factor, causal), q, k, v, *([] if bias is None else [bias]))
 
@@ -345,7 +369,7 @@ class Builder:
         return self.apply(Concat(axis), *tensors)
 
     def split(self, x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
-        """Into pieces of these sizes, or into so many equal ones."""
+        """Split x into pieces of these sizes, or into `sizes` equal pieces if it is one number."""
         if isinstance(sizes, int):
             if not -x.rank <= axis < x.rank or sizes < 1 or x.shape[axis] % sizes:
                 raise self.error(f"{x!r} does not split into {sizes} along axis {axis}")
@@ -353,49 +377,49 @@ class Builder:
         return self.results(Split(axis, tuple(sizes)), x)
 
     def take(self, x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
-        """Rows of x along an axis, picked by integers."""
+        """Gather slices of x along an axis, chosen by integer indices."""
         return self.apply(Gather(axis), x, indices)
 
     def pad(self, x: Tensor, pads: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
-        """All the starts, then all the ends."""
+        """Pad x. `pads` has all starts followed by all ends."""
         return self.apply(Pad(tuple(pads), mode, value), x)
 
     def upsample(self, x: Tensor, factor: int, mode: str = "nearest") -> Tensor:
-        """Each spatial dim `factor` times as large: nearest, or linear between the centres."""
+        """Enlarge each spatial dim `factor` times: to the nearest element, or linear between the centres."""
         scales = (1.0, 1.0, *([float(factor)] * (x.rank - 2)))
         sizes = tuple(round(d * s) for d, s in zip(x.shape, scales, strict=True))
         coordinates = "asymmetric" if mode == "nearest" else "half_pixel"
         return self.apply(Resize(sizes, scales, mode, coordinates, "floor"), x)
 
     def one_hot(self, labels: Tensor, count: int, dtype: DType | str | None = None) -> Tensor:
-        """A last dim of `count`, 1 where it is the label."""
+        """Encode labels as one-hot: a new last dim of size `count`, 1 at the label and 0 elsewhere."""
         numbers = self.constant(np.arange(count), labels.dtype)
         return labels[..., None].eq(numbers).astype(dtype or self.dtype)
 
     def random_bits(self, state: Tensor, shape: Sequence[int]) -> Tensor:
-        """32 random bits per element from state u64[2]; each use in a graph draws its own."""
+        """Draw 32 random bits per element from a state u64[2]. Each call draws other bits from the same state."""
         self._streams += 1
         return self.apply(RandomBits(tuple(shape), self._streams - 1), state)
 
     def random_uniform(self, state: Tensor, shape: Sequence[int]) -> Tensor:
-        """f32 in [0, 1), multiples of 2^-24."""
+        """Draw f32 numbers in [0, 1), which are multiples of 2^-24."""
         bits = self.random_bits(state, shape)
-        # by eights, which 16 bits hold, too, should the graph be compiled for them
+        # eight bits at a time, because a graph compiled for fp16 or bf16 holds these exactly
         parts = (bits.pointwise("shift_right", 32 - 8 * i).pointwise("bitwise_and", 255) for i in (1, 2, 3))
         first, second, third = (part.astype("f32") * 2.0 ** (-8 * i) for i, part in enumerate(parts, 1))
         return first + (second + third)
 
     def dropout(self, x: Tensor, rate: float, state: Tensor) -> Tensor:
-        """Elements set to zero with probability `rate`, the others divided by 1 - rate."""
+        """Set elements to zero with probability `rate` and divide the others by 1 - rate."""
         if not 0.0 <= rate < 1.0:
             raise self.error(f"a dropout rate of {rate}")
         if rate == 0.0:
             return x
-        kept = self.random_bits(state, x.shape) >= self.constant(round(rate * 2**32), "u32")
-        return self.where(kept, x * (1.0 / (1.0 - rate)), 0.0)
+        survives = self.random_bits(state, x.shape) >= self.constant(round(rate * 2**32), "u32")
+        return self.where(survives, x * (1.0 / (1.0 - rate)), 0.0)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean over the batch of -log softmax at the label; logits[..., classes], integer labels[...]."""
+        """Average -log softmax at the label over the batch, for logits[..., classes] and integer labels[...]."""
         chosen = self.one_hot(labels, logits.shape[-1], logits.dtype) * logits.log_softmax()
         return -(chosen.sum() * (1.0 / max(labels.size, 1)))
 
@@ -415,8 +439,8 @@ class Builder:
 
 
 def _where() -> str:
-    """File and line of the nearest frame that is not of this package."""
+    """Return file and line of the nearest stack frame outside fusec."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # inspect.stack() reads source files: far slower
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -1,4 +1,4 @@
-"""A tensor of a graph under construction, with NumPy's operators: shape and dtype are known at once."""
+"""A tensor of a graph under construction, with NumPy's operators. Its shape and dtype are known immediately."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from fusec.ops import Cast, Expand, MatMul, Reduce, Reshape, Slice, Softmax, Tra
 if TYPE_CHECKING:
     from fusec.builder.builder import Builder
 
-Operand = Any  # a Tensor, a Python number, or an array of the dtype of the tensor beside it
+Operand = Any  # a Tensor, a Python number, or an array of the dtype of the other operand
 Axis = int | Sequence[int] | None
 
 
 class Tensor:
-    """A value of a builder's graph. Operators broadcast as NumPy's; numbers take the tensor's dtype, and dtypes
-    that differ are an error, not a promotion."""
+    """A value of a builder's graph.
 
-    __array_ufunc__ = None  # of `array + tensor`, NumPy leaves the work to the tensor
+    Operators broadcast as in NumPy. Python numbers get the dtype of the tensor.
+    Operands of different dtypes raise an error, because fusec never promotes dtypes.
+    """
+
+    __array_ufunc__ = None  # so that `array + tensor` calls Tensor.__radd__ instead of NumPy's add
     __slots__ = ("builder", "value")
 
     def __init__(self, builder: Builder, value: Value):
@@ -63,7 +66,7 @@ class Tensor:
     # arithmetic --------------------------------------------------------------------------------------
 
     def pointwise(self, name: str, *others: Operand, **attributes: float) -> Tensor:
-        """The pointwise op of that name, this tensor being its first operand."""
+        """Apply the pointwise op of that name in the IR, with this tensor as its first operand."""
         return self.builder.pointwise(name, self, *others, **attributes)
 
     def __add__(self, other: Operand) -> Tensor:
@@ -118,7 +121,7 @@ class Tensor:
         return self.pointwise("cmp_ge", other)
 
     def eq(self, other: Operand) -> Tensor:
-        """Where both are equal: `==` is Python's own, by identity."""
+        """Compare elements for equality. Python's `==` compares tensors by identity."""
         return self.pointwise("cmp_eq", other)
 
     def ne(self, other: Operand) -> Tensor:
@@ -181,7 +184,7 @@ class Tensor:
         return self.pointwise("clip", min=low, max=high)
 
     def astype(self, dtype: DType | str) -> Tensor:
-        """The tensor itself if it has that dtype."""
+        """Cast to a dtype. Returns the tensor itself if it has that dtype."""
         to = DType(dtype)
         return self if to is self.dtype else self.builder.apply(Cast(to), self)
 
@@ -194,7 +197,7 @@ class Tensor:
     # reductions ----------------------------------------------------------------------------------------
 
     def reduce(self, kind: str, axis: Axis = None, keepdims: bool = False) -> Tensor:
-        """A reduction of any kind `reduce` knows, over some axes or all."""
+        """Reduce some axes, by default all of them. `kind` is one of the IR's `reduce` op."""
         given = range(self.rank) if axis is None else [axis] if isinstance(axis, int) else axis
         outside = [a for a in given if not -self.rank <= a < self.rank]
         axes = tuple(sorted({a % self.rank if a not in outside else a for a in given}))
@@ -215,7 +218,7 @@ class Tensor:
     # shapes --------------------------------------------------------------------------------------------
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
-        """One dim may be -1: what is left of the elements."""
+        """Reshape. One dim may be -1: it is computed from the number of elements."""
         wanted = _flat(shape)
         if wanted.count(-1) == 1:
             known = -math.prod(wanted)
@@ -225,7 +228,7 @@ class Tensor:
         return self.builder.apply(Reshape(tuple(wanted)), self)
 
     def transpose(self, *perm: int | Sequence[int]) -> Tensor:
-        """Dims in another order; without one, reversed."""
+        """Permute the dims; without `perm`, reverse them."""
         order = [p % self.rank if -self.rank <= p < self.rank else p for p in _flat(perm)] or list(range(self.rank))[
             ::-1
         ]
@@ -246,7 +249,7 @@ class Tensor:
         return self if wanted == self.shape else self.builder.apply(Expand(wanted), self)
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Integers, slices, `...` and None, as in NumPy; by another tensor use `Builder.take`."""
+        """Index with integers, slices, `...` and None, as in NumPy. To index by a tensor, use `Builder.take`."""
         items: list[Any] = list(cast("tuple[Any, ...]", index)) if isinstance(index, tuple) else [index]
         if any(isinstance(i, Tensor) for i in items):
             raise self.builder.error("an index that is a tensor: use Builder.take")
@@ -261,7 +264,7 @@ class Tensor:
             if item is None:
                 shape.append(1)
                 continue
-            start, size, step = _along(self, item, self.shape[len(starts)])
+            start, size, step = _range_of(self, item, self.shape[len(starts)])
             starts.append(start)
             sizes.append(size)
             steps.append(step)
@@ -273,7 +276,8 @@ class Tensor:
         return part.reshape(shape)
 
 
-def _along(tensor: Tensor, item: int | slice[Any, Any, Any] | EllipsisType, dim: int) -> tuple[int, int, int]:
+def _range_of(tensor: Tensor, item: int | slice[Any, Any, Any] | EllipsisType, dim: int) -> tuple[int, int, int]:
+    """Return start, size and step of one index in a dim of size `dim`."""
     if isinstance(item, slice):
         start, stop, step = item.indices(dim)
         size = len(range(start, stop, step))

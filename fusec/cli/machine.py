@@ -62,8 +62,8 @@ def doctor(
 
 
 def _ops(as_json: bool) -> None:
-    from fusec.lower_cudnn import ANCHORS, LOWER, WITHOUT
-    from fusec.ops import ALL
+    from fusec.lower_cudnn import LOWER, WITHOUT
+    from fusec.ops import ALL, ANCHORS
 
     rows: list[dict[str, Any]] = [
         {

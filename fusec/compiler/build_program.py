@@ -14,14 +14,13 @@ from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import NoJudge
-from fusec.ir import Graph
-from fusec.lowering.virtual_rounding import HALVES
+from fusec.ir import HALVES, Graph
 from fusec.passes.base import Options, run
-from fusec.passes.layout.io_layout import keep
+from fusec.passes.layout.io_layout import insert_edge_copies
 from fusec.passes.partition import kernels_only, partition
-from fusec.passes.partition.attention_fallback import settle
+from fusec.passes.partition.attention_fallback import expand_refused_attention
 from fusec.passes.partition.concat_in_place import concat_in_place
-from fusec.passes.partition.strict_rounding import AsSource
+from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.schedule.program import Program
 from fusec.system.compile_timer import spent_on
 from fusec.targets.target import CPU, Target
@@ -60,10 +59,10 @@ def build_program(
     done, count = iter(range(len(passes.PIPELINE))), len(passes.PIPELINE)
     graph = run(passes.PIPELINE, source.clone(), wanted, lambda name: options.report(f"pass {name}", next(done), count))
     asked = choose_judge(target, wanted, oracle, family)
-    judge = AsSource(asked) if wanted.as_source else asked
+    judge = StrictRounding(asked) if wanted.as_source else asked
 
     def partitioned(graph: Graph) -> Program:
-        keep(graph, wanted)
+        insert_edge_copies(graph, wanted)
         if family is not None:
             family.weights.share(graph)
         return partition(
@@ -71,9 +70,9 @@ def build_program(
         )
 
     def before_layout() -> Graph:
-        return run(passes.UNLAID, source.clone(), wanted)
+        return run(passes.EARLY_PASSES, source.clone(), wanted)
 
-    program = settle(partitioned(graph), before_layout, partitioned, judge, wanted)
+    program = expand_refused_attention(partitioned(graph), before_layout, partitioned, judge, wanted)
     return Compiled(source, concat_in_place(program, judge, wanted), target, wanted, judge)
 
 
@@ -90,5 +89,5 @@ def _build_for_numpy(source: Graph, options: CompileOptions) -> Compiled:
     wanted = options.for_passes(source)
     wanted = replace(wanted, disable=wanted.disable | {"layout"})
     graph = run(passes.PIPELINE, source.clone(), wanted)
-    keep(graph, wanted)
+    insert_edge_copies(graph, wanted)
     return Compiled(source, kernels_only(graph), load_target(CPU), wanted, NoJudge())

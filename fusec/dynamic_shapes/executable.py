@@ -24,7 +24,7 @@ from fusec.execution.shape_family import ShapeFamily
 from fusec.execution.signature import array_of, require_by_name
 from fusec.gpu import device
 from fusec.ir import Array, Graph, quote
-from fusec.lowering.packing import turned
+from fusec.lowering.packing import to_logical
 from fusec.passes.layout.io_layout import names, require_known
 from fusec.runtime import Executable, SimulatorBackend, by_name, on_host
 from fusec.system.printable import printable
@@ -302,7 +302,7 @@ def _uncollected() -> Generator[None]:
         gc.enable()
 
 
-def _spec(declared: frontends.Declared) -> SymbolicSpec:
+def _spec(declared: frontends.Declaration) -> SymbolicSpec:
     return SymbolicSpec(declared.name, declared.dims, None if declared.dtype is None else declared.dtype.numpy)
 
 
@@ -315,4 +315,4 @@ def _pad(name: str, array: Any, shape: tuple[int, ...], large: tuple[int, ...], 
     xp = np if host else program.backend.xp
     order = next(spec.order for spec in program.inputs if spec.name == name) or tuple(range(len(shape)))
     widths = [(0, large[d] - shape[d]) for d in order]
-    return turned(xp.pad(held.transpose(order), widths, mode="edge"), order)
+    return to_logical(xp.pad(held.transpose(order), widths, mode="edge"), order)

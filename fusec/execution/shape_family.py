@@ -91,7 +91,7 @@ class ShapeFamily:
         for key, (plan, blob) in built.items():
             if key in graphs:
                 yield graphs[key], Entry(Choice(plan.engine, plan.knobs, plan.workspace_bytes), blob)
-        for graph, entry in self._sizes_of(self._oracle).of(g for key, g in graphs.items() if key not in built):
+        for graph, entry in self._sizes_of(self._oracle).plans_for(g for key, g in graphs.items() if key not in built):
             if entry is not None:
                 yield graph, entry
                 continue
@@ -110,7 +110,7 @@ class ShapeFamily:
 
     def named_plans(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
         """Return the plans that graphs take over from shapes near theirs, by key."""
-        return {} if self._sizes is None else self._sizes.named(graphs)
+        return {} if self._sizes is None else self._sizes.choices_near(graphs)
 
     def record(self, executable: Executable, backend: Any, graphs: Mapping[str, CudnnGraph], *, measured: bool) -> None:
         """Store the plans that a program runs on a GPU, for other shapes.

@@ -1,1 +1,1 @@
-"""A graph as other tools read it."""
+"""Write graphs in the formats of other tools."""

@@ -1,6 +1,6 @@
-"""A graph as an ONNX model: every op is an ONNX operator, or a few of them of the same meaning.
+"""Export a graph as an ONNX model. Each op becomes an ONNX operator, or several that compute the same.
 
-Memory orders are left out, since ONNX has none; float attributes are rounded to 32 bits, as ONNX keeps them.
+Layouts are left out, because ONNX has none. Float attributes are rounded to 32 bits, because ONNX stores them so.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from fusec.ir import Graph
 
 
 def to_onnx(graph: Graph, notes: Notes | None = None, properties: Mapping[str, str] | None = None) -> ModelProto:
-    """The graph as a model of opset 21, with the same inputs and outputs; `frontends.load` reads it back.
+    """Export a graph as an ONNX model of opset 21 with the same inputs and outputs. `frontends.load` can read it.
 
-    notes: what is written into the metadata of the operators that a node becomes; with it these get names, and values
-    their types. properties: metadata of the model.
+    Constants become initializers. Values keep their names, unless an output has the same name.
 
-    Constants become initializers, values keep their names where no output has them. LoweringError where ONNX has
-    nothing of the meaning: a linear resize whose sizes do not follow from its scales, random bits.
+    notes: metadata for the operators that a node becomes. With notes, operators get names and values get types.
+    properties: metadata of the model.
+
+    Raises LoweringError: when ONNX cannot express an op: random bits, signed shifts, or a linear resize whose sizes
+    do not follow from its scales.
     """
     return Exporter(graph, EXPORT, notes or {}).model(properties or {})
 

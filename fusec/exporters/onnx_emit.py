@@ -1,4 +1,4 @@
-"""An ONNX model in the making: its nodes, initializers and names."""
+"""Build an ONNX model: its nodes, initializers and names."""
 
 from __future__ import annotations
 
@@ -6,45 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from fusec.ir import Constant, DType, Graph, Node
+from fusec.exporters.onnx_element_types import ELEMENT_TYPES
+from fusec.ir import Constant, DType, Graph, Node, TensorType
 
 Array = np.ndarray[Any, Any]
 OPSET = 21  # GroupNormalization with a scale per channel, Gelu, AveragePool with dilations
 IR_VERSION = 10
 
-TYPES: Mapping[DType, int] = {
-    DType.F64: TensorProto.DOUBLE,
-    DType.F32: TensorProto.FLOAT,
-    DType.F16: TensorProto.FLOAT16,
-    DType.BF16: TensorProto.BFLOAT16,
-    DType.I64: TensorProto.INT64,
-    DType.I32: TensorProto.INT32,
-    DType.I16: TensorProto.INT16,
-    DType.I8: TensorProto.INT8,
-    DType.U64: TensorProto.UINT64,
-    DType.U32: TensorProto.UINT32,
-    DType.U16: TensorProto.UINT16,
-    DType.U8: TensorProto.UINT8,
-    DType.BOOL: TensorProto.BOOL,
-    DType.F8E4M3: TensorProto.FLOAT8E4M3FN,
-    DType.F8E4M3FNUZ: TensorProto.FLOAT8E4M3FNUZ,
-    DType.F8E5M2: TensorProto.FLOAT8E5M2,
-    DType.F8E5M2FNUZ: TensorProto.FLOAT8E5M2FNUZ,
-    DType.F8E8M0: TensorProto.FLOAT8E8M0,
-    DType.F4E2M1: TensorProto.FLOAT4E2M1,
-    DType.I4: TensorProto.INT4,
-    DType.U4: TensorProto.UINT4,
-    DType.I2: TensorProto.INT2,
-    DType.U2: TensorProto.UINT2,
-}
-
 Notes = Mapping[Node, Mapping[str, str]]
 
 
 class Exporter:
-    """Writes a graph with what a table says of each op."""
+    """Writer of a graph as an ONNX model.
+
+    table: export function of each op.
+    notes: metadata for the operators of some nodes.
+    """
 
     def __init__(self, graph: Graph, table: Mapping[str, Export], notes: Notes):
         self.graph = graph
@@ -60,7 +39,7 @@ class Exporter:
                 self.names[value] = name
 
     def model(self, properties: Mapping[str, str]) -> ModelProto:
-        """The whole of it."""
+        """Export the graph. `properties`: metadata of the model."""
         graph = self.graph
         for node in graph.nodes:
             self._export(node)
@@ -68,8 +47,8 @@ class Exporter:
         for name, value in zip(graph.output_names, graph.outputs, strict=True):
             if self.names[value] != name:
                 self.nodes.append(helper.make_node("Identity", [self.names[value]], [name]))
-            outputs.append(helper.make_tensor_value_info(name, TYPES[value.type.dtype], value.type.shape))
-        inputs = [helper.make_tensor_value_info(v.name, TYPES[v.type.dtype], v.type.shape) for v in graph.inputs]
+            outputs.append(_value_info(name, value.type))
+        inputs = [_value_info(v.name, v.type) for v in graph.inputs]
         made = helper.make_graph(self.nodes, graph.name or "graph", inputs, outputs, self.initializers)
         model = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="fusec")
         model.ir_version = IR_VERSION
@@ -77,11 +56,7 @@ class Exporter:
         if self.notes:
             known = {v.name for v in (*inputs, *outputs)}
             values = {self.names[v]: v.type for v in graph.values() if v.literal is None and v in self.names}
-            model.graph.value_info.extend(
-                helper.make_tensor_value_info(name, TYPES[type.dtype], type.shape)
-                for name, type in values.items()
-                if name not in known
-            )
+            model.graph.value_info.extend(_value_info(name, type) for name, type in values.items() if name not in known)
         return model
 
     def _export(self, node: Node) -> None:
@@ -93,7 +68,7 @@ class Exporter:
             return
         first = len(self.nodes)
         results = self.table[node.op.name](self, node, [self.names[v] for v in node.operands])
-        # the nodes that gave the results get their names; a result that is no node's goes through Identity
+        # rename the results to the names of the graph; a result that no new operator makes goes through Identity
         renamed = dict(zip(results, (self.names[v] for v in node.results), strict=True))
         made = {name for n in self.nodes[first:] for name in n.output}
         for n in self.nodes[first:]:
@@ -110,7 +85,7 @@ class Exporter:
                 n.metadata_props.add(key=key, value=text)
 
     def fresh(self, hint: str) -> str:
-        """A name that nothing has."""
+        """Return a new name that starts with `hint`."""
         name, count = hint, 0
         while name in self.taken:
             count += 1
@@ -119,44 +94,52 @@ class Exporter:
         return name
 
     def initializer(self, array: Array, name: str) -> str:
-        """Keep an array under a name; the name."""
-        held = np.ascontiguousarray(array)
-        tensor = TensorProto(name=name, data_type=TYPES[DType.of(held.dtype)], dims=array.shape)
-        tensor.raw_data = held.tobytes()
+        """Add an array as an initializer, and return its name."""
+        packed = np.ascontiguousarray(array)
+        tensor = TensorProto(name=name, data_type=ELEMENT_TYPES[DType.of(packed.dtype)], dims=array.shape)
+        tensor.raw_data = packed.tobytes()
         self.initializers.append(tensor)
         return name
 
     def ints(self, values: Sequence[int] | Array) -> str:
-        """Integers, as operators take them that are shapes or axes."""
+        """Add i64 integers, for example a shape or axes, and return their name."""
         return self.initializer(np.array(values, np.int64), self.fresh("const"))
 
     def number(self, value: float, node: Node, operand: int = 0) -> str:
-        """A scalar of the dtype of an operand."""
+        """Add a scalar of the dtype of an operand of the node, and return its name."""
         return self.initializer(np.array(value).astype(node.operands[operand].type.dtype.numpy), self.fresh("const"))
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Add an operator with one result; its name."""
+        """Add an operator with one result, and return the name of the result."""
         return self.several(kind, inputs, 1, attributes)[0]
 
     def several(self, kind: str, inputs: Sequence[str], count: int, attributes: Mapping[str, Any]) -> list[str]:
-        """Add an operator with some results; their names."""
+        """Add an operator with `count` results, and return their names."""
         results = [self.fresh("t") for _ in range(count)]
         self.nodes.append(helper.make_node(kind, inputs, results, **attributes))
         return results
 
 
+def _value_info(name: str, type: TensorType) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, ELEMENT_TYPES[type.dtype], type.shape)
+
+
 Export = Callable[[Exporter, Node, list[str]], list[str]]
 
 
-def operator(kind: str, *keep: str, **fixed: Any) -> Export:
-    """An operator of the same operands; `keep` names attributes that both call alike."""
+def operator(kind: str, *same: str, **fixed: Any) -> Export:
+    """Export an op as one ONNX operator of the same operands.
+
+    same: attributes to copy, which have the same name in ONNX.
+    fixed: further attributes.
+    """
 
     def export(e: Exporter, node: Node, x: list[str]) -> list[str]:
-        return [e.op(kind, *x, **{k: node.op.attributes[k] for k in keep}, **fixed)]
+        return [e.op(kind, *x, **{k: node.op.attributes[k] for k in same}, **fixed)]
 
     return export
 
 
 def formula(build: Callable[..., str]) -> Export:
-    """A composition: `build(e, node, *operands)`."""
+    """Export an op as several operators, which `build(e, node, *operands)` adds. It returns the name of the result."""
     return lambda e, node, x: [build(e, node, *x)]

@@ -1,4 +1,4 @@
-"""Convolutions, attention, pools, norms and reductions as ONNX operators."""
+"""Export convolutions, attention, pools, norms and reductions."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _attention(e: Exporter, node: Node, q: str, k: str, v: str, bias: str = "") 
 def _rotary(e: Exporter, node: Node, x: str, cos: str, sin: str) -> str:
     width = node.result.type.shape[-1]
     first, second = e.several("Split", [x], 2, {"axis": -1, "num_outputs": 2}) if width else (x, x)
-    turned = e.op("Concat", e.op("Neg", second), first, axis=-1)
-    return e.op("Add", e.op("Mul", x, cos), e.op("Mul", turned, sin))
+    swapped = e.op("Concat", e.op("Neg", second), first, axis=-1)
+    return e.op("Add", e.op("Mul", x, cos), e.op("Mul", swapped, sin))
 
 
 def _pool(kind: str) -> Export:
@@ -66,7 +66,7 @@ def _pool(kind: str) -> Export:
 
 def _rms_norm(e: Exporter, node: Node, x: str, scale: str) -> str:
     rank, axis = node.operands[0].type.rank, node.op.attributes["axis"]
-    if node.operands[0].type.size == 0:  # the mean of nothing is refused
+    if node.operands[0].type.size == 0:  # because ONNX refuses a mean of no elements
         return e.op("Identity", x)
     axes = e.ints(range(axis % rank, rank))
     mean = e.op("ReduceMean", e.op("Mul", x, x), axes, keepdims=1)
@@ -92,7 +92,7 @@ def _reduce(e: Exporter, node: Node, x: str) -> str:
     a = node.op.attributes
     if a["axes"]:
         return e.op(_REDUCTIONS[a["kind"]], x, e.ints(a["axes"]), keepdims=int(a["keepdims"]))
-    match a["kind"]:  # no axes mean all of them to ONNX
+    match a["kind"]:  # to ONNX, an empty list of axes means all axes
         case "l1" | "l2":
             return e.op("Abs", x)
         case "sum_square":

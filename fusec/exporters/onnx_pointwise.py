@@ -1,4 +1,4 @@
-"""Pointwise ops as ONNX operators, or a few of them of the same meaning."""
+"""Export pointwise ops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from fusec.errors import LoweringError
-from fusec.exporters.onnx_emit import TYPES, Export, Exporter, formula, operator
+from fusec.exporters.onnx_element_types import ELEMENT_TYPES
+from fusec.exporters.onnx_emit import Export, Exporter, formula, operator
 from fusec.ir import Node, print_node
 
 
@@ -99,7 +100,7 @@ def _swish_backward(e: Exporter, node: Node, dy: str, x: str) -> str:
 
 
 def _limited(e: Exporter, node: Node, x: str) -> str:
-    """The gradients of gelu are 0 or 1 beyond 40, and no square overflows before."""
+    """Clip x to [-40, 40]: gelu's slope is exactly 0 or 1 outside, and no square overflows inside."""
     return e.op("Clip", x, e.number(-40.0, node), e.number(40.0, node))
 
 
@@ -121,14 +122,14 @@ def _gelu_tanh_backward(e: Exporter, node: Node, dy: str, x: str) -> str:
     return e.op("Mul", e.op("Mul", dy, e.op("Sigmoid", inner)), e.op("Add", rest, e.number(1.0, node)))
 
 
-# ops that ONNX has under the same name, but for the capital letter
-_ALIKE = (
+# ops with the same name in ONNX, except for the capital letter
+_CAPITALISED = (
     *("abs", "ceil", "cos", "erf", "exp", "floor", "identity", "log", "relu", "reciprocal", "sigmoid", "sin"),
     *("softplus", "sqrt", "tan", "tanh", "mish", "softsign", "sign", "round", "acos", "asin", "atan", "cosh"),
     *("sinh", "acosh", "asinh", "atanh", "add", "sub", "mul", "div", "where", "max", "min", "pow", "gelu"),
 )
 
-# and under another one
+# ops with another name in ONNX
 _RENAMED = {
     "hard_swish": "HardSwish",
     "logical_not": "Not",
@@ -148,7 +149,7 @@ _RENAMED = {
 
 
 POINTWISE: Mapping[str, Export] = {
-    **{name: operator(name.capitalize()) for name in _ALIKE},
+    **{name: operator(name.capitalize()) for name in _CAPITALISED},
     **{name: operator(kind) for name, kind in _RENAMED.items()},
     "elu": operator("Elu", "alpha"),
     "selu": operator("Selu", "alpha", "gamma"),
@@ -176,7 +177,7 @@ POINTWISE: Mapping[str, Export] = {
     "gelu_tanh_backward": formula(_gelu_tanh_backward),
     "softplus_backward": formula(lambda e, node, dy, x: e.op("Mul", dy, e.op("Sigmoid", x))),
     "swish_backward": formula(_swish_backward),
-    "cast": lambda e, node, x: [e.op("Cast", *x, to=TYPES[node.op.attributes["to"]])],
+    "cast": lambda e, node, x: [e.op("Cast", *x, to=ELEMENT_TYPES[node.op.attributes["to"]])],
     "bitwise_and": operator("BitwiseAnd"),
     "bitwise_or": operator("BitwiseOr"),
     "bitwise_xor": operator("BitwiseXor"),

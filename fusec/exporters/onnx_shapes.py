@@ -1,4 +1,4 @@
-"""Ops that move elements as ONNX operators."""
+"""Export ops that move elements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _slice(e: Exporter, node: Node, x: str) -> str:
     a = node.op.attributes
     ends = [start + size * step for start, size, step in zip(a["starts"], a["sizes"], a["steps"], strict=True)]
     starts = [start if size else 0 for start, size in zip(a["starts"], a["sizes"], strict=True)]
-    # an end below zero would count from the back
+    # ONNX counts a negative end from the end of the dim, so a far smaller number stands for "before the first element"
     ends = [(end if end >= 0 else -(2**62)) if size else 0 for end, size in zip(ends, a["sizes"], strict=True)]
     steps = [step if size else 1 for step, size in zip(a["steps"], a["sizes"], strict=True)]
     return e.op("Slice", x, e.ints(starts), e.ints(ends), e.ints(range(len(starts))), e.ints(steps))
@@ -34,10 +34,10 @@ def _pad(e: Exporter, node: Node, x: str) -> str:
 
 
 def _resize(e: Exporter, node: Node, x: str) -> str:
-    """A Resize for the dims whose scale is that of their sizes, and another for those that a scale in 32 bits gives."""
+    """Export a resize as two ONNX Resizes: by sizes for dims whose scale is their ratio, by scales for the others."""
     op, shape = cast(Resize, node.op), node.operands[0].type.shape
     modes = {"mode": op.mode, "coordinate_transformation_mode": op.coordinates, "nearest_mode": op.rounding}
-    fixed = op.coordinates == "align_corners"  # the sizes alone decide; ONNX would count a fractional length
+    fixed = op.coordinates == "align_corners"  # only sizes matter here; by scales, ONNX would use a fractional length
     ratio = [fixed or math.isclose(s, n / d, rel_tol=1e-7) for s, n, d in zip(op.scales, op.sizes, shape, strict=True)]
     scales = np.where(ratio, 1.0, op.scales).astype(np.float32)
     sizes = [n if same else d for same, n, d in zip(ratio, op.sizes, shape, strict=True)]
@@ -49,7 +49,7 @@ def _resize(e: Exporter, node: Node, x: str) -> str:
     if counted == list(op.sizes) and all(ratio | (scales == op.scales)):
         return e.op("Resize", x, "", e.initializer(scales, e.fresh("scales")), **modes)
     if op.mode == "linear":
-        raise LoweringError(f"{print_node(node)}: ONNX has no Resize whose sizes and scales are these")
+        raise LoweringError(f"{print_node(node)}: ONNX has no Resize with these sizes and scales")
     for dim in (d for d, same in enumerate(ratio) if not same):
         x = e.op("Gather", x, e.ints(op.nearest(np, dim, shape[dim])), axis=dim)
     return x
@@ -66,7 +66,7 @@ def _scatter(e: Exporter, node: Node, x: str, indices: str, updates: str) -> str
 
 
 def _cumulate(e: Exporter, node: Node, x: str) -> str:
-    """A running product, for which opset 21 has no operator, is a loop's worth of multiplications."""
+    """Export a running sum, or a running product by one Mul per element, since opset 21 has no CumProd."""
     axis, kind = node.op.attributes["axis"], node.op.attributes["kind"]
     if kind == "sum":
         return e.op("CumSum", x, e.initializer(np.array(axis, np.int64), e.fresh("axis")))

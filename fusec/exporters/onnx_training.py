@@ -1,4 +1,4 @@
-"""What training adds to the ops, in ONNX: it has no operator for any of these, so each is spelled out."""
+"""Export the ops of training, each as several operators, because ONNX has none for them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from fusec.ops import MaxPoolBackward
 
 
 def filter_gradient(e: Exporter, node: Node, x: str, dy: str) -> str:
-    """A convolution of channels as images, in which strides and dilations have changed places."""
+    """Export conv_wgrad as a convolution whose images are channels, with strides and dilations exchanged."""
     image, loss = (v.type.shape for v in node.operands)
     a, n = node.op.attributes, len(image) - 2
     groups, batch, spatial = a["groups"], image[0], range(3, 3 + n)
     split = e.op("Reshape", x, e.ints([batch, groups, image[1] // groups, *image[2:]]))
-    turned = e.op("Transpose", split, perm=[2, 1, 0, *spatial])
-    images = e.op("Reshape", turned, e.ints([image[1] // groups, groups * batch, *image[2:]]))
+    channels_first = e.op("Transpose", split, perm=[2, 1, 0, *spatial])
+    images = e.op("Reshape", channels_first, e.ints([image[1] // groups, groups * batch, *image[2:]]))
     filters = e.op("Transpose", dy, perm=[1, 0, *range(2, 2 + n)])
     attributes = {"strides": a["dilations"], "dilations": a["strides"], "pads": a["pads"], "group": groups}
     found = e.op("Conv", images, filters, kernel_shape=loss[2:], **attributes)
     axes = e.ints(range(2, 2 + n))
-    cut = e.op("Slice", found, e.ints([0] * n), e.ints(a["window"]), axes)
-    return e.op("Transpose", cut, perm=[1, 0, *range(2, 2 + n)])
+    window = e.op("Slice", found, e.ints([0] * n), e.ints(a["window"]), axes)
+    return e.op("Transpose", window, perm=[1, 0, *range(2, 2 + n)])
 
 
 def pool_gradient(e: Exporter, node: Node, dy: str, x: str) -> str:
-    """Each gradient is added where MaxPool says that the maximum was: LoweringError if a window has none."""
-    if not _sees_something(node):
+    """Export max_pool_backward: add each gradient at the index of the maximum that MaxPool gives.
+
+    Raises LoweringError: when a window covers padding only, because it has no maximum.
+    """
+    if not _covers_elements(node):
         raise LoweringError(f"{print_node(node)}: a window over padding alone has no maximum in ONNX")
     a = {k: int(v) if isinstance(v, bool) else v for k, v in node.op.attributes.items()}
     _, places = e.several("MaxPool", [x], 2, {"kernel_shape": a.pop("window"), **a})
@@ -44,11 +47,11 @@ def pool_gradient(e: Exporter, node: Node, dy: str, x: str) -> str:
     return e.op("Reshape", added, e.ints(shape))
 
 
-def _sees_something(node: Node) -> bool:
-    """Whether every window of a pool's gradient covers an element."""
+def _covers_elements(node: Node) -> bool:
+    """Tell if every window of a max_pool_backward covers an element of the image."""
     op = cast(MaxPoolBackward, node.op)
     dy, x = (v.type.shape[2:] for v in node.operands)
-    dims = zip(x, dy, op.window, op.strides, op.pads, op.dilations, strict=False)  # the pads in front
+    dims = zip(x, dy, op.window, op.strides, op.pads, op.dilations, strict=False)  # op.pads starts with the start pads
     return all(
         any(0 <= i * step - pad + tap * apart < size for tap in range(taps))
         for size, count, taps, step, pad, apart in dims
@@ -57,7 +60,7 @@ def _sees_something(node: Node) -> bool:
 
 
 def batch_norm_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
-    """Mean and variance by ReduceMean; halves with fp32 parameters are computed in fp32."""
+    """Export batch_norm_train by ReduceMean. 16-bit images with fp32 parameters are computed in fp32."""
     stats = _Statistics(e, node, node.operands[0].type.shape, 0, 1)
     x, scale, bias = (stats.wide(v) for v in operands)
     mean = stats.mean(x)
@@ -78,12 +81,12 @@ def channel_sums(e: Exporter, node: Node, operands: list[str]) -> list[str]:
 
 
 def batch_norm_by_sums(e: Exporter, node: Node, operands: list[str]) -> list[str]:
-    """As batch_norm_train; halves are computed in fp32, whatever the parameters are."""
+    """Export batch_norm_by_sums like batch_norm_train. 16-bit images are always computed in fp32."""
     shape, (x, scale, bias, *_) = node.operands[0].type.shape, node.operands
-    stats, kept = _Statistics(e, node, shape, 0, 1), node.operands[3].type.dtype
+    stats, computed = _Statistics(e, node, shape, 0, 1), node.operands[3].type.dtype
 
     def wide(name: str, value: Value) -> str:
-        return name if value.type.dtype is kept else e.op("Cast", name, to=TensorProto.FLOAT)
+        return name if value.type.dtype is computed else e.op("Cast", name, to=TensorProto.FLOAT)
 
     image, factor, shift = (wide(name, v) for name, v in zip(operands, (x, scale, bias), strict=False))
     count = e.number(math.prod(shape) // shape[1], node, 3)
@@ -95,7 +98,7 @@ def batch_norm_by_sums(e: Exporter, node: Node, operands: list[str]) -> list[str
     made = [e.op("Add", scaled, stats.channels(shift)), stats.flat(mean), stats.flat(inverse)]
     narrow = (v.type.dtype for v in node.results)
     types = {DType.F16: TensorProto.FLOAT16, DType.BF16: TensorProto.BFLOAT16}
-    return [v if dtype is kept else e.op("Cast", v, to=types[dtype]) for v, dtype in zip(made, narrow, strict=True)]
+    return [v if dtype is computed else e.op("Cast", v, to=types[dtype]) for v, dtype in zip(made, narrow, strict=True)]
 
 
 def batch_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[str]:
@@ -114,7 +117,10 @@ def batch_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[st
 
 
 class _Statistics:
-    """Reductions over all but the channels of operand `image`; parameters have the dtype of operand `parameter`."""
+    """Reductions over all axes but the channels, computed in the dtype of the parameters.
+
+    image, parameter: indices of the operands that have the dtype of images and of parameters.
+    """
 
     def __init__(self, e: Exporter, node: Node, shape: tuple[int, ...], image: int, parameter: int):
         self.e = e
@@ -144,7 +150,7 @@ class _Statistics:
 
 
 def layer_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[str]:
-    """Means along rows, sums over them; halves with an fp32 scale are computed in fp32."""
+    """Export layer_norm_backward. 16-bit rows with an fp32 scale are computed in fp32."""
     shape, op = node.operands[1].type.shape, node.op
     stats = _Statistics(e, node, shape, 1, 2)
     dy, x, scale = (stats.wide(v) for v in operands)
@@ -167,7 +173,7 @@ def layer_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[st
 
 
 def random_bits(e: Exporter, node: Node, operands: list[str]) -> list[str]:
-    """ONNX's random operators take no state."""
+    """Raise LoweringError, because ONNX's random operators have no state."""
     raise LoweringError(f"{node!r}: ONNX has no random bits that follow from a state")
 
 
@@ -185,15 +191,15 @@ def attention_backward(e: Exporter, node: Node, operands: list[str]) -> list[str
     dy, q, k, v, y, sums, *bias = (heads.wide(x) for x in operands)
     weights = e.op("Exp", e.op("Sub", heads.scores(q, k, bias), sums))
     along = e.op("ReduceSum", e.op("Mul", dy, y), e.ints([3]), keepdims=1)
-    slopes = e.op("Sub", e.op("MatMul", dy, heads.turned(heads.repeated(v))), along)
+    slopes = e.op("Sub", e.op("MatMul", dy, heads.transposed(heads.repeated(v))), along)
     slopes = e.op("Mul", e.op("Mul", weights, slopes), heads.number(node.op.attributes["scale"]))
-    dk, dv = e.op("MatMul", heads.turned(slopes), q), e.op("MatMul", heads.turned(weights), dy)
+    dk, dv = e.op("MatMul", heads.transposed(slopes), q), e.op("MatMul", heads.transposed(weights), dy)
     found = e.op("MatMul", slopes, heads.repeated(k)), heads.summed(dk), heads.summed(dv)
     return [heads.narrow(x) for x in found]
 
 
 class _Heads:
-    """Attention in f32 (or f64), with as many heads of keys and values as of queries."""
+    """Parts of attention, computed in f32 (or f64), after repeating the heads of keys and values for the queries."""
 
     def __init__(self, e: Exporter, node: Node, operands: Sequence[Value]):
         self.e, self.node = e, node
@@ -210,15 +216,16 @@ class _Heads:
     def number(self, value: float) -> str:
         return self.e.initializer(np.array(value, np.float32 if self.halves else self.q.dtype.numpy), self.e.fresh("c"))
 
-    def turned(self, x: str) -> str:
+    def transposed(self, x: str) -> str:
         return self.e.op("Transpose", x, perm=[0, 1, 3, 2])
 
     def repeated(self, x: str) -> str:
-        """Each head once for each that shares it."""
+        """Repeat each head of keys or values for the query heads that share it."""
         times = self.q.shape[1] // self.k.shape[1]
         return x if times == 1 else self.e.op("Gather", x, self.e.ints(np.arange(self.q.shape[1]) // times), axis=1)
 
     def summed(self, x: str) -> str:
+        """Add up the heads that `repeated` made of one head."""
         times = self.q.shape[1] // self.k.shape[1]
         if times == 1:
             return x
@@ -227,7 +234,7 @@ class _Heads:
 
     def scores(self, q: str, k: str, bias: Sequence[str]) -> str:
         a = self.node.op.attributes
-        product = self.e.op("MatMul", q, self.turned(self.repeated(k)))
+        product = self.e.op("MatMul", q, self.transposed(self.repeated(k)))
         scores = self.e.op("Mul", product, self.number(a["scale"]))
         if a["causal"]:
             later = np.arange(self.k.shape[2])[None, :] > np.arange(self.q.shape[2])[:, None]
@@ -239,21 +246,17 @@ class _Heads:
 
 
 def all_finite(e: Exporter, node: Node, operands: list[str]) -> list[str]:
-    """A number less itself is zero, or it is no finite one."""
+    """Export all_finite: x - x equals itself for a finite x, and is NaN for any other."""
     found: list[str] = []
     for x in operands:
         rest = e.op("Sub", x, x)
         ones = e.op("Cast", e.op("Equal", rest, rest), to=TensorProto.INT32)
-        least = e.op("Min", e.op("ReduceMin", e.op("Reshape", ones, e.ints([-1])), keepdims=0), _one(e))
+        one = e.initializer(np.array(1, np.int32), e.fresh("const"))  # limits the minimum of no elements
+        least = e.op("Min", e.op("ReduceMin", e.op("Reshape", ones, e.ints([-1])), keepdims=0), one)
         found.append(e.op("Cast", least, to=TensorProto.BOOL))
     while len(found) > 1:
         found = [e.op("And", found[0], found[1]), *found[2:]]
     return [e.op("Reshape", found[0], e.ints([]))]
-
-
-def _one(e: Exporter) -> str:
-    """What the least of no elements is, too."""
-    return e.initializer(np.array(1, np.int32), e.fresh("const"))
 
 
 TRAINING: Mapping[str, Export] = {

@@ -1,4 +1,4 @@
-"""Models into graphs: `load` takes a path, bytes, an ONNX ModelProto, fusec's text form, or a Graph."""
+"""Read models into graphs: from a path, bytes, an ONNX ModelProto, fusec's text form, or a Graph."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from fusec.text import parse
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from fusec.frontends.onnx.load import Sound
+    from fusec.frontends.onnx.load import CheckedModel
 
 _TEXT_SUFFIXES = frozenset({".txt", ".fusec-ir"})
-_TEXT_START = b'graph "'  # no protobuf message starts so
+_TEXT_START = b'graph "'  # no protobuf message starts with these bytes
 _PROTOBUF_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True)
-class Declared:
-    """An input or output as the model declares it; `dims` are sizes or names of symbolic dims ("" for one without a
-    name), None where it declares none."""
+class Declaration:
+    """An input or output as the model declares it.
+
+    dtype: None if the model declares no element type.
+    dims: a size, or the name of a symbolic dim ("" if it has no name), for each dim. None if the model declares none.
+    """
 
     name: str
     dtype: DType | None
@@ -38,10 +41,10 @@ class Declared:
 
 
 class Source:
-    """A model, read once; `load` gives its graph for the shapes it is told, as often as is asked.
+    """A model that is read once and gives its graph for any input shapes.
 
-    constants: values of some inputs of an ONNX model, by name; they are then no inputs any more. file: its name in
-    messages.
+    constants: values of some inputs of an ONNX model, by name. These inputs become constants of the graph.
+    file: name of the model in messages; by default its path.
     """
 
     def __init__(
@@ -63,89 +66,79 @@ class Source:
             self.file = f"graph {model.name!r}" if isinstance(model, Graph) else "<ModelProto>"
             self._model = model
         self.file = file or self.file
-        self._sound: Sound | None = None
-        self._weights: weakref.WeakValueDictionary[str, Literal] = weakref.WeakValueDictionary()  # read, and in use
+        self._checked: CheckedModel | None = None
+        # weak, because weights that no graph uses need no memory
+        self._weights: weakref.WeakValueDictionary[str, Literal] = weakref.WeakValueDictionary()
 
     def load(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
-        """As `frontends.load`."""
+        """Load the graph for some input shapes, as `frontends.load` does."""
         sizes = _sizes(shapes or {})
         if isinstance(self._model, Graph):
             return _checked(self._model, sizes, self.file)
-        # lazily: onnx takes longer to import than all of fusec
-        from fusec.frontends.onnx.load import checked, load_onnx
+        # imported here, because onnx takes longer to import than all of fusec
+        from fusec.frontends.onnx.load import check_model, load_onnx
 
-        self._sound = self._sound or checked(self._model, self.file)
-        return load_onnx(self._sound, sizes, self.file, self._folder, self._constants, self._weights)
+        self._checked = self._checked or check_model(self._model, self.file)
+        return load_onnx(self._checked, sizes, self.file, self._folder, self._constants, self._weights)
 
     @cached_property
-    def interface(self) -> tuple[tuple[Declared, ...], tuple[Declared, ...]]:
-        """Inputs and outputs as declared. Raises ModelError for what is no tensor."""
+    def interface(self) -> tuple[tuple[Declaration, ...], tuple[Declaration, ...]]:
+        """Return inputs and outputs as the model declares them.
+
+        Raises ModelError: when an input or output is not a tensor.
+        """
         if isinstance(self._model, Graph):
             graph = self._model
             outputs = zip(graph.output_names, graph.outputs, strict=True)
             return (
-                tuple(Declared(v.name, v.type.dtype, v.type.shape) for v in graph.inputs),
-                tuple(Declared(name, v.type.dtype, v.type.shape) for name, v in outputs),
+                tuple(Declaration(v.name, v.type.dtype, v.type.shape) for v in graph.inputs),
+                tuple(Declaration(name, v.type.dtype, v.type.shape) for name, v in outputs),
             )
-        from fusec.frontends.onnx.load import declared  # lazily, as in `load`
+        from fusec.frontends.onnx.load import declared  # imported here as in `load`
 
         inputs, outputs = declared(self._model, self.file)
         given = [each for each in inputs if each[0] not in self._constants]
-        return tuple(Declared(*each) for each in given), tuple(Declared(*each) for each in outputs)
+        return tuple(Declaration(*each) for each in given), tuple(Declaration(*each) for each in outputs)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the model says of itself, as `fusec.session.ModelMeta` has it."""
+        """Return the metadata of the model: the fields of `fusec.session.ModelMeta`."""
         model = self._model
         if isinstance(model, Graph):
-            return _metadata("fusec", model.name)
-        properties = {entry.key: entry.value for entry in model.metadata_props}
-        graph = model.graph
-        return _metadata(
-            model.producer_name,
-            graph.name,
-            model.domain,
-            model.doc_string,
-            graph.doc_string,
-            model.model_version,
-            properties,
-        )
-
-
-def _metadata(
-    producer: str,
-    graph: str,
-    domain: str = "",
-    description: str = "",
-    graph_description: str = "",
-    version: int = 0,
-    properties: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    return {
-        "producer_name": producer,
-        "graph_name": graph,
-        "domain": domain,
-        "description": description,
-        "graph_description": graph_description,
-        "version": version,
-        "custom_metadata_map": dict(properties or {}),
-    }
+            return {
+                "producer_name": "fusec",
+                "graph_name": model.name,
+                **dict.fromkeys(("domain", "description", "graph_description"), ""),
+                "version": 0,
+                "custom_metadata_map": {},
+            }
+        return {
+            "producer_name": model.producer_name,
+            "graph_name": model.graph.name,
+            "domain": model.domain,
+            "description": model.doc_string,
+            "graph_description": model.graph.doc_string,
+            "version": model.model_version,
+            "custom_metadata_map": {entry.key: entry.value for entry in model.metadata_props},
+        }
 
 
 def load(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | Source,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Graph:
-    """The graph of a model; every shape in it is concrete.
+    """Load the graph of a model. Every shape in the graph is concrete.
 
-    `shapes` maps input names to shapes and is needed for inputs with symbolic dims; a dim bound for one
-    input is bound wherever its name occurs. Raises ModelError, whatever is wrong with the model.
+    shapes: shapes by input name. Inputs with symbolic dims need one, unless another input binds these dims: a dim
+        has the same size wherever its name occurs.
+
+    Raises ModelError: when anything is wrong with the model or with the shapes.
     """
     return (model if isinstance(model, Source) else Source(model)).load(shapes)
 
 
 def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """The shapes as tuples of Python integers; ModelError for anything that is no size."""
+    """Convert shapes to tuples of Python integers. Raises ModelError: when a dim is not a size."""
     sizes: dict[str, tuple[int, ...]] = {}
     if not isinstance(shapes, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise ModelError(f"shapes are a dict of shapes by input name, such as {{'x': (1, 3)}}, not {shapes!r}")
@@ -160,16 +153,19 @@ def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
 
 
 def _decoded(data: bytes, file: str, text: bool = False) -> ModelProto | Graph:
-    """What the bytes hold. The caller lets go of them before the weights are copied out of the message."""
+    """Decode a model from bytes.
+
+    The caller keeps no reference to the bytes, so that they are freed before the weights are copied.
+    """
     if text or data.startswith(_TEXT_START):
         return _text(data, file)
-    from fusec.frontends.onnx.load import decoded  # lazily, as in `Source.load`
+    from fusec.frontends.onnx.load import decoded  # imported here as in `Source.load`
 
     return decoded(data, file)
 
 
 def _bytes(path: Path) -> bytes:
-    """The bytes of a regular file of a size protobuf can take; ModelError otherwise."""
+    """Read a regular file of less than 2 GiB, which is the limit of protobuf. Raises ModelError otherwise."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -200,7 +196,7 @@ def _text(data: bytes, file: str) -> Graph:
 
 
 def _checked(graph: Graph, shapes: Mapping[str, Sequence[int]], file: str) -> Graph:
-    """The graph itself, if it is sound and `shapes` says nothing else than it does."""
+    """Verify the graph and return it. Raises ModelError: when `shapes` differ from those of the graph."""
     known = {v.name: v.type.shape for v in graph.inputs}
     for name, shape in shapes.items():
         if name not in known:

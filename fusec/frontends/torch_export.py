@@ -1,6 +1,7 @@
-"""A torch ExportedProgram into a Source: torch's own exporter writes ONNX, parameters stay where they are.
+"""Read a torch ExportedProgram as a Source.
 
-This and `fusec.torch_backend` are the modules that import torch; nothing imports them unless asked for.
+torch's own exporter writes the ONNX model. The parameters are not copied: the Source reads them from torch's memory.
+Only this module and `fusec.torch_backend` import torch, and the rest of fusec imports them on demand.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ DTYPES: Mapping[Any, DType] = {
     torch.float8_e5m2: DType.F8E5M2,
     torch.float8_e5m2fnuz: DType.F8E5M2FNUZ,
 }
-# torch shares memory by NumPy's and DLPack's types; what they lack travels as integers of its size
+# NumPy and DLPack lack some of torch's types; tensors of these types are passed as integers of the same size
 CARRIERS: Mapping[Any, Any] = {
     torch.bfloat16: torch.int16,
     torch.bool: torch.uint8,
@@ -45,7 +46,7 @@ CARRIERS: Mapping[Any, Any] = {
     torch.float8_e5m2: torch.uint8,
     torch.float8_e5m2fnuz: torch.uint8,
 }
-# the exporter's errors have no base of their own
+# several types, because torch's exporter has no common base class for its errors
 EXPORT_ERRORS = (
     torch.onnx.OnnxExporterError,
     RuntimeError,
@@ -59,10 +60,11 @@ _log = logging.getLogger("torch.onnx._internal.exporter._registration")
 
 
 def source(program: Any) -> Source:
-    """What `fusec.compile` and `compile_dynamic` take, from a `torch.export.ExportedProgram` for inference.
+    """Make a Source of a `torch.export.ExportedProgram` for inference.
 
-    Symbolic dims stay symbolic. Raises ModelError for one that changes its inputs or buffers, and where torch cannot
-    write it as ONNX.
+    `fusec.compile` and `compile_dynamic` accept the result. Symbolic dims stay symbolic.
+
+    Raises ModelError: when the program changes its inputs or buffers, or when torch cannot write it as ONNX.
     """
     if not isinstance(program, torch.export.ExportedProgram):
         raise ModelError(
@@ -77,20 +79,20 @@ def source(program: Any) -> Source:
 
 
 def _onnx(program: Any) -> tuple[dict[str, Any], Any]:
-    """The program's tensors by name, and its ONNX model, of which they are inputs."""
+    """Return the parameters of a program by name, and its ONNX model, in which they are inputs."""
     level = _log.level
-    _log.setLevel(logging.ERROR)  # it tells of torchvision's absence
+    _log.setLevel(logging.ERROR)  # because it warns when torchvision is not installed
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's own deprecations
+            warnings.simplefilter("ignore")  # because torch's exporter calls deprecated functions of torch
             written = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False)
             _require_pure(written.exported_program.graph_signature)
             graph = written.model.graph
             tensors: dict[str, Any] = {}
             for name, value in list(graph.initializers.items()):
-                held: Any = getattr(value.const_value, "raw", None)
-                if isinstance(held, torch.Tensor) and held.dtype in DTYPES:
-                    tensors[name] = held
+                tensor: Any = getattr(value.const_value, "raw", None)
+                if isinstance(tensor, torch.Tensor) and tensor.dtype in DTYPES:
+                    tensors[name] = tensor
                     value.const_value = None
                     del graph.initializers[name]
                     graph.inputs.append(value)
@@ -102,14 +104,17 @@ def _onnx(program: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _require_pure(signature: Any) -> None:
-    """ModelError for a program that changes its inputs or buffers (as exported, that shows; in ONNX it is lost)."""
+    """Check that a program changes neither inputs nor buffers, since its ONNX model would not show it.
+
+    Raises ModelError: when it does.
+    """
     changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if changed:
         raise ModelError(f"the model changes {', '.join(changed)}: only inference is compiled, call model.eval() first")
 
 
 def reason(error: BaseException) -> str:
-    """The first line of the innermost error that says anything."""
+    """Return the first line of the innermost error."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -117,21 +122,21 @@ def reason(error: BaseException) -> str:
 
 
 def dtype_of(tensor: Any) -> DType:
-    """ModelError for an element type fusec does not have."""
+    """Return the DType of a tensor. Raises ModelError: when fusec lacks its element type."""
     if tensor.dtype not in DTYPES:
         raise ModelError(f"element type {tensor.dtype} is not supported")
     return DTYPES[tensor.dtype]
 
 
 def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
-    """The tensor as an array that shares its memory, if that is on the host."""
-    held = tensor.detach().cpu()
-    carrier = CARRIERS.get(held.dtype)
-    return held.numpy() if carrier is None else held.view(carrier).numpy().view(DTYPES[tensor.dtype].numpy)
+    """Convert a tensor to an array. The array shares the memory of a tensor on the host."""
+    host = tensor.detach().cpu()
+    carrier = CARRIERS.get(host.dtype)
+    return host.numpy() if carrier is None else host.view(carrier).numpy().view(DTYPES[tensor.dtype].numpy)
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> Any:
-    """A tensor over an array's memory."""
+    """Wrap an array as a tensor that shares its memory."""
     dtype = next(t for t, known in DTYPES.items() if known.numpy == array.dtype)
     carrier = CARRIERS.get(dtype)
     if carrier is None:

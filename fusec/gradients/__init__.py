@@ -1,7 +1,7 @@
-"""Gradients, graph to graph: `grad` of a graph's output by its inputs, `backward` of a tensor by others.
+"""Add gradients to a graph: `grad` of an output by inputs, `backward` of a tensor by other tensors.
 
-RULES is the one table of rules; STOPS names the ops through which no gradient passes, and why; a test holds that
-every op is in one of them.
+RULES maps each op to its gradient rule. STOPS maps each op that passes no gradient to the reason.
+A test checks that every op is in one of the two.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from fusec.builder import Builder, Tensor
 from fusec.errors import VerifyError
 from fusec.gradients import attention, indexing, norms, pointwise, products, windows
-from fusec.gradients.core import Rule, Step, reverse, zeros
+from fusec.gradients.core import Rule, Step, reverse, total, zeros
 from fusec.ir import Graph, quote
 
 RULES: Mapping[str, Rule] = {
@@ -30,11 +30,15 @@ __all__ = ["RULES", "STOPS", "Rule", "Step", "backward", "grad"]
 
 
 def grad(graph: Graph, of: str, wrt: Sequence[str], seed: bool = False) -> Graph:
-    """A copy of the graph with the gradients of output `of` by inputs `wrt` as further outputs, `<input>.grad`.
+    """Return a copy of the graph that also outputs the gradients of output `of` by inputs `wrt`.
 
-    The output has one element; with `seed` it may have any shape, and a further input, `<of>.seed`, is what its
-    elements are weighted by. An input that it does not depend on has a gradient of zeros. Raises VerifyError for
-    names that are not there, inputs that are no floats, and ops that have no rule.
+    An input that `of` does not depend on has a gradient of zeros.
+
+    of: name of an output of one element; with `seed`, of any shape.
+    wrt: names of floating-point inputs. The gradient of input `x` is output `x.grad`.
+    seed: add an input `<of>.seed` of the shape of `of`; its elements weight those of `of`.
+
+    Raises VerifyError: when a name does not exist, an input is not floating-point, or an op has no rule.
     """
     copy = graph.clone()
     names = dict(zip(copy.output_names, copy.outputs, strict=True))
@@ -53,30 +57,27 @@ def grad(graph: Graph, of: str, wrt: Sequence[str], seed: bool = False) -> Graph
 
 
 def backward(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
-    """The gradients of a tensor of one element (or, with a seed, of the sum of its elements weighted by it); those by
-    what is a copy of a parameter (`Builder.copy`) are part of the parameter's."""
+    """Add the gradients of a tensor by other tensors of its graph.
+
+    A gradient by a copy of a parameter (`Builder.copy`) is added to the gradient of the parameter.
+
+    of: a tensor of one element; with a seed, of any shape.
+    seed: a tensor of the shape of `of`. The gradients are those of the sum of `of * seed`.
+    """
     builder = of.builder
     if not of.dtype.is_float:
-        raise builder.error(f"the gradient of {of!r}, which is no floating-point tensor")
+        raise builder.error(f"the gradient of {of!r}, which is not a floating-point tensor")
     for tensor in wrt:
         if tensor.builder is not builder or not tensor.dtype.is_float:
-            raise builder.error(f"a gradient by {tensor!r}: no floating-point tensor of this graph")
+            raise builder.error(f"a gradient by {tensor!r}, which is not a floating-point tensor of this graph")
     if seed is None:
         if of.size != 1:
             raise builder.error(f"the gradient of {of!r}: it has {of.size} elements, give a seed of its shape")
         seed = builder.constant(np.ones(of.shape), of.dtype)
     elif seed.shape != of.shape:
-        raise builder.error(f"a seed {seed!r} for {of!r}")
+        raise builder.error(f"the seed {seed!r} has another shape than {of!r}")
     copies = {t: builder.copies.get(t.name, []) for t in wrt}
     wanted = [each.value for t in wrt for each in (t, *copies[t])]
     found = reverse(builder, builder.nodes, {of.value: seed}, wanted, RULES, STOPS)
-    return [_total(t, [found[each.value] for each in (t, *copies[t]) if each.value in found]) for t in wrt]
-
-
-def _total(tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    if not parts:
-        return zeros(tensor)
-    first, *rest = (part.astype(tensor.dtype) for part in parts)
-    for part in rest:
-        first = first + part
-    return first
+    parts = ([found[each.value].astype(t.dtype) for each in (t, *copies[t]) if each.value in found] for t in wrt)
+    return [zeros(t) if g is None else g for t, g in zip(wrt, map(total, parts), strict=True)]

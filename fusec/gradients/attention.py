@@ -1,4 +1,4 @@
-"""Gradients of attention and of rotary embeddings, by what these ops stand for."""
+"""Differentiate attention and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusec.ops import AttentionBackward, AttentionTrain
 
 
 def _attention(step: Step, *operands: Tensor) -> Tensor:
-    """The scores, their softmax, and the mean they weigh; 16-bit floats in f32."""
+    """Express attention by other ops: scores, their softmax, and the weighted sum of v. 16-bit floats use f32."""
     op, b = step.op, step.b
     q, k, v, *bias = map(wide, operands)
     (n, h, s, d), (_, g, t, _) = q.shape, k.shape
@@ -27,26 +27,26 @@ def _attention(step: Step, *operands: Tensor) -> Tensor:
         bias.append(b.constant(later, scores.dtype))
     for mask in bias:
         scores = b.where(mask.eq(-math.inf), mask, scores + mask) if op.hides else scores + mask
-    if op.guarded:  # a row without keys: nothing comes of it, and nothing goes back
-        blind = scores.max(-1, keepdims=True).eq(-math.inf)
-        weights = b.where(blind, 0.0, b.where(blind, 0.0, scores).softmax())
+    if op.guarded:  # a row that sees no key has zeros as its result and its gradient
+        empty = scores.max(-1, keepdims=True).eq(-math.inf)
+        weights = b.where(empty, 0.0, b.where(empty, 0.0, scores).softmax())
     else:
         weights = scores.softmax()
     return (weights.reshape(n, g, h // g, s, t) @ v[:, :, None]).reshape(n, h, s, v.shape[-1])
 
 
 def _rotary(step: Step) -> Gradients:
-    """The rotation the other way round for x; for the angles' functions, what they were multiplied by."""
+    """Rotate dy by the opposite angle for x. For cos and sin, multiply dy by their factors."""
     x, cos, sin = step.x
     dy, half = step.dy, x.shape[-1] // 2
-    turned = step.b.concat([-x[..., half:], x[..., :half]], -1)
+    swapped = step.b.concat([-x[..., half:], x[..., :half]], -1)
     along = (dy * sin).expand(x.shape)
     back = step.b.concat([along[..., half:], -along[..., :half]], -1)
-    return dy * cos + back, dy * x, dy * turned
+    return dy * cos + back, dy * x, dy * swapped
 
 
 def _train(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor]:
-    """What attention_train computes."""
+    """Express attention_train by other ops."""
     q, k, v, *bias = map(wide, operands)
     scores = _scores(step, q, k, bias)
     sums = scores.reduce("log_sum_exp", -1, keepdims=True)
@@ -55,7 +55,7 @@ def _train(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _backward(step: Step, *operands: Tensor) -> tuple[Tensor, ...]:
-    """What attention_backward computes."""
+    """Express attention_backward by other ops."""
     dy, q, k, v, y, sums, *bias = map(wide, operands)
     weights = (_scores(step, q, k, bias) - sums).exp()
     slopes = _heads(_groups(dy, k) @ v[:, :, None].swapaxes(-1, -2))
@@ -78,7 +78,7 @@ def _scores(step: Step, q: Tensor, k: Tensor, bias: Sequence[Tensor]) -> Tensor:
 
 
 def _groups(x: Tensor, k: Tensor) -> Tensor:
-    """[B, H, …] as [B, G, H/G, …]: heads beside those that share their keys."""
+    """Reshape [B, H, …] to [B, G, H/G, …], so that heads that share their keys are in one dim."""
     return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
 
 
@@ -86,16 +86,19 @@ def _heads(x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
 
 
-_SPELLED = by_formula(_attention, lambda: _rules())
+_expressed = by_formula(_attention, lambda: _rules())
 
 
 def _rule(step: Step) -> Gradients:
-    """In 16 bits by an op of its own, for which cuDNN has kernels; a later pass lets the forward half keep what that
-    reads. Elsewhere, and where the bias has a gradient, spelled out."""
+    """Differentiate attention by attention_backward in 16 bits, else by other ops.
+
+    cuDNN has kernels for attention_backward in 16 bits only, and none that gives the gradient of the bias.
+    A later pass merges the two forward ops, so that attention is computed once.
+    """
     op, q = step.op, step.x[0]
     plain = q.dtype in HALVES and not (op.hides or op.guarded) and not any(step.active[3:])
     if not plain:
-        return _SPELLED(step)
+        return _expressed(step)
     y, sums = step.b.results(AttentionTrain(op.scale, op.causal), *step.x)
     found = step.b.results(AttentionBackward(op.scale, op.causal), step.dy, *step.x[:3], y, sums, *step.x[3:])
     return (*found, *([None] * len(step.x[3:])))

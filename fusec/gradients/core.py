@@ -1,9 +1,11 @@
-"""Reverse mode over a graph: from the last node to the first, each node's rule says what its operands get."""
+"""Differentiate a graph in reverse mode: apply the gradient rule of each node, from the last to the first."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,13 @@ HALVES = (DType.F16, DType.BF16)
 
 @dataclass(frozen=True)
 class Step:
-    """One node on the way back: `x` and `y` are its operands and results, `dys` the gradients of the results
-    (None where there is none), `active` says which operands need one."""
+    """The arguments of a gradient rule: one node and the gradients of its results.
+
+    b: builder that adds ops to the graph.
+    x, y: operands and results of the node.
+    dys: gradient of each result, None for a result that has none.
+    active: True for each operand that needs a gradient.
+    """
 
     b: Builder
     node: Node
@@ -33,7 +40,7 @@ class Step:
 
     @property
     def dy(self) -> Tensor:
-        """The gradient of the only result."""
+        """Return the gradient of the only result."""
         (dy,) = self.dys
         assert dy is not None
         return dy
@@ -47,9 +54,15 @@ Rules = Mapping[str, Rule]
 def reverse(
     b: Builder, nodes: Sequence[Node], seeds: Mapping[Value, Tensor], wrt: Iterable[Value], rules: Rules, stops: Any
 ) -> dict[Value, Tensor]:
-    """Gradients with respect to `wrt` of what the seeds are gradients of; a value nothing depends on has none.
+    """Compute gradients with respect to the values in `wrt`.
 
-    Nodes are in graph order. VerifyError names an op that has neither a rule nor a reason to stop.
+    Values that no seeded value depends on are missing from the result.
+
+    nodes: in graph order.
+    seeds: gradients of some values, to start from.
+    rules, stops: gradient rules by op name, and names of ops that pass no gradient.
+
+    Raises VerifyError: when an op is in neither `rules` nor `stops`.
     """
     wanted = set(wrt)
     active = set(wanted)
@@ -59,7 +72,7 @@ def reverse(
     found: dict[Value, list[Tensor]] = {v: [g] for v, g in seeds.items() if v in active}
     result: dict[Value, Tensor] = {}
     for node in reversed(nodes):
-        got = [_total(found.pop(v, [])) for v in node.results]
+        got = [total(found.pop(v, [])) for v in node.results]
         result.update({v: g for v, g in zip(node.results, got, strict=True) if g is not None and v in wanted})
         if isinstance(node.op, Constant) or not any(g is not None for g in got):
             continue
@@ -69,7 +82,7 @@ def reverse(
         if node.op.name not in rules:
             raise VerifyError(f"{node!r}: {node.op.name} has no gradient rule")
         x, y = (tuple(Tensor(b, v) for v in side) for side in (node.operands, node.results))
-        with b.standing_for(node):
+        with b.with_origin_of(node):
             given = rules[node.op.name](Step(b, node, x, y, tuple(got), needs))
             parts = (given,) if given is None or isinstance(given, Tensor) else tuple(given)
             if len(parts) != len(x):
@@ -78,28 +91,24 @@ def reverse(
                 if need and part is not None:
                     found.setdefault(operand.value, []).append(fitted(part, operand))
     for value in wanted:
-        total = _total(found.get(value, []))
-        if total is not None:
-            result[value] = total
+        gradient = total(found.get(value, []))
+        if gradient is not None:
+            result[value] = gradient
     return result
 
 
-def _total(parts: Sequence[Tensor]) -> Tensor | None:
-    if not parts:
-        return None
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+def total(parts: Sequence[Tensor]) -> Tensor | None:
+    """Add tensors up. Returns None if there are none."""
+    return reduce(operator.add, parts) if parts else None
 
 
 def fitted(gradient: Tensor, operand: Tensor) -> Tensor:
-    """A gradient summed over the dims along which its operand was broadcast, in the operand's dtype."""
+    """Sum a gradient over the dims along which its operand was broadcast, and cast it to the operand's dtype."""
     return sum_to(gradient, operand.shape).astype(operand.dtype)
 
 
 def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Summed to a shape that broadcasts to the tensor's (or expanded to one that it broadcasts to)."""
+    """Sum a tensor to a shape that broadcasts to its own, or expand it to a shape that it broadcasts to."""
     if x.shape == shape:
         return x
     lead = x.rank - len(shape)
@@ -110,7 +119,7 @@ def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def wide(x: Tensor) -> Tensor:
-    """16-bit floats as f32, in which statistics are taken."""
+    """Cast 16-bit floats to f32, because sums and statistics of 16-bit floats lose precision."""
     return x.astype(DType.F32) if x.dtype in HALVES else x
 
 
@@ -119,12 +128,17 @@ def zeros(x: Tensor) -> Tensor:
 
 
 def by_formula(formula: Callable[..., Tensor | Sequence[Tensor]], rules: Callable[[], Rules]) -> Rule:
-    """The rule of an op that other ops spell out: the formula, given the step and its operands, is put into the
-    graph and differentiated in turn; what is not needed of it is removed as dead code."""
+    """Make the gradient rule of an op that other ops can express.
+
+    The rule adds the formula to the graph and differentiates it. The pass for dead code later removes unused ops.
+
+    formula: called with the step and its operands; returns the results of the op.
+    rules: called when the rule runs; returns the rules of the ops of the formula.
+    """
 
     def rule(step: Step) -> Gradients:
         b = step.b
-        operands = [b.pointwise("identity", x) for x in step.x]  # two operands may be one value
+        operands = [b.pointwise("identity", x) for x in step.x]  # copies, because two operands may be one value
         before = b.last
         made = formula(step, *operands)
         results = [made] if isinstance(made, Tensor) else list(made)

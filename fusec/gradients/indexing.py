@@ -1,4 +1,4 @@
-"""Gradients of ops that pick, place or order elements by index, and of running sums and products."""
+"""Differentiate ops that gather, scatter, sort or move elements, and running sums and products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def reversed_along(x: Tensor, axis: int) -> Tensor:
 
 
 def running(x: Tensor, kind: str, axis: int = -1, backwards: bool = False) -> Tensor:
-    """A running sum or product, from the last element if `backwards`."""
+    """Compute a running sum or product along an axis; `backwards` starts at the last element."""
     axis %= x.rank
     if backwards:
         return reversed_along(running(reversed_along(x, axis), kind, axis), axis)
@@ -22,7 +22,7 @@ def running(x: Tensor, kind: str, axis: int = -1, backwards: bool = False) -> Te
 
 
 def add_along(dy: Tensor, indices: Tensor, axis: int, size: int) -> Tensor:
-    """dy's slices along an axis added up at their indices in a dim of `size`."""
+    """Add slices of dy along an axis to a tensor of zeros, at `indices` of a dim of `size`."""
     order = [axis, *(i for i in range(dy.rank) if i != axis)]
     rows = dy.transpose(order)
     total = dy.builder.constant(np.zeros((), dy.dtype.numpy)).expand(size, *rows.shape[1:])
@@ -64,23 +64,27 @@ def _scatter(step: Step) -> Gradients:
 
 
 def _top_k(step: Step) -> Gradients:
-    """Each value's gradient goes back to the element it was."""
+    """Add the gradient of each value at the index that the value came from."""
     op, x, dy = step.op, step.x[0], step.dys[0]
     if dy is None:
         return None
     axis = op.axis % x.rank
     order = [*(i for i in range(x.rank) if i != axis), axis]
-    turned = dy.transpose(order)
+    axis_last = dy.transpose(order)
     places = step.y[1].transpose(order).reshape(-1, op.k)
     rows, size = places.shape[0], x.shape[axis]
     flat = (places + np.arange(rows, dtype=np.int64)[:, None] * size).reshape(-1)
     total = step.b.constant(np.zeros((), x.dtype.numpy)).expand(rows * size)
-    added = step.b.apply(Scatter("add"), total, flat, turned.reshape(-1))
-    return added.reshape(*turned.shape[:-1], size).transpose([order.index(i) for i in range(x.rank)])
+    added = step.b.apply(Scatter("add"), total, flat, axis_last.reshape(-1))
+    return added.reshape(*axis_last.shape[:-1], size).transpose([order.index(i) for i in range(x.rank)])
 
 
 def _cumulate(step: Step) -> Gradients:
-    """A sum: what is behind each element, added up. A product: over all pairs, so that zeros do no harm."""
+    """Differentiate a running sum or product.
+
+    For a sum: the running sum of dy from the end. For a product: a sum over all pairs, because dividing by x would
+    fail for zeros.
+    """
     op, x, dy = step.op, step.x[0], step.dy
     axis = op.axis % x.rank
     if op.kind == "sum":
@@ -88,7 +92,7 @@ def _cumulate(step: Step) -> Gradients:
     size = x.shape[axis]
     order = [*(i for i in range(x.rank) if i != axis), axis]
     rows, loss = x.transpose(order), dy.transpose(order)
-    # [..., i, j]: x_j with x_i left out; its running product over j is the slope of y_j by x_i where j >= i
+    # [..., i, j]: x_j, but 1 for j = i; its running product over j is the slope of y_j by x_i for j >= i
     others = step.b.where(step.b.constant(np.eye(size, dtype=np.bool_)), 1.0, rows[..., None, :])
     slopes = step.b.where(step.b.constant(np.triu(np.ones((size, size), np.bool_))), running(others, "prod"), 0.0)
     found = (slopes * loss[..., None, :]).sum(-1)
@@ -128,14 +132,17 @@ def _pad(step: Step) -> Gradients:
             continue
         if op.mode == "constant":
             dy = dy[(slice(None),) * axis + (slice(p0, p0 + size),)]
-        else:  # which element each one copies
+        else:  # `source` is the index that each padded element copies
             source = np.pad(np.arange(size), (p0, p1), mode=op.mode)
             dy = add_along(dy, step.b.constant(source), axis, size)
     return dy
 
 
 def _resize(step: Step) -> Gradients:
-    """Dim by dim: sums at the element each one copies, or a product with the weights it was mixed by."""
+    """Differentiate a resize dim by dim.
+
+    Nearest: add the gradient to the element that was copied. Linear: multiply by the interpolation weights.
+    """
     op, x, dy = step.op, step.x[0], step.dy
     assert isinstance(op, Resize)
     for axis, size in enumerate(x.shape):
@@ -150,9 +157,9 @@ def _resize(step: Step) -> Gradients:
         np.add.at(weights, (rows, low), 1 - (at - low))
         np.add.at(weights, (rows, np.minimum(low + 1, size - 1)), at - low)
         order = [*(i for i in range(x.rank) if i != axis), axis]
-        turned = dy.transpose(order)
-        mixed = turned.reshape(-1, len(at)) @ step.b.constant(weights, x.dtype)
-        dy = mixed.reshape(*turned.shape[:-1], size).transpose([order.index(i) for i in range(x.rank)])
+        axis_last = dy.transpose(order)
+        weighted = axis_last.reshape(-1, len(at)) @ step.b.constant(weights, x.dtype)
+        dy = weighted.reshape(*axis_last.shape[:-1], size).transpose([order.index(i) for i in range(x.rank)])
     return dy
 
 
@@ -186,11 +193,11 @@ RULES: dict[str, Rule] = {
     "split": _split,
     "transpose": _transpose,
     "reshape": lambda s: s.dy.reshape(s.x[0].shape),
-    "expand": lambda s: s.dy,  # summed to the operand's shape by itself
+    "expand": lambda s: s.dy,  # `core.fitted` sums it to the operand's shape
     "relayout": lambda s: s.dy,
 }
 
 STOPS: dict[str, str] = {
-    "random_bits": "its results are no floating-point numbers",
-    "all_finite": "its result is no floating-point number",
+    "random_bits": "its results are not floating-point numbers",
+    "all_finite": "its result is not a floating-point number",
 }

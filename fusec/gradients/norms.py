@@ -1,4 +1,4 @@
-"""Gradients of the normalisations; 16-bit floats are raised to f32 first, since these are differences of sums."""
+"""Differentiate normalisations. 16-bit floats are cast to f32 first, because differences of sums lose precision."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import math
 import numpy as np
 
 from fusec.builder import Tensor
-from fusec.gradients.core import Gradients, Rule, Rules, Step, by_formula, wide
+from fusec.gradients.core import HALVES, Gradients, Rule, Rules, Step, by_formula, wide
 from fusec.gradients.indexing import RULES as INDEXING
 from fusec.gradients.pointwise import RULES as POINTWISE
 from fusec.gradients.products import RULES as PRODUCTS
 from fusec.ir import DType
-from fusec.lowering.virtual_rounding import HALVES
 from fusec.ops import BatchNormBackward, LayerNormBackward
 
 
@@ -21,20 +20,20 @@ def _per_channel(v: Tensor, rank: int) -> Tensor:
 
 
 def _standardized(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
-    """x less its mean, over its deviation; and one over that deviation."""
+    """Subtract the mean and divide by the standard deviation. Returns the result and the inverse deviation."""
     centred = x - x.mean(axes, keepdims=True)
     inverse = ((centred * centred).mean(axes, keepdims=True) + epsilon).rsqrt()
     return centred * inverse, inverse
 
 
 def _back(dnormal: Tensor, normal: Tensor, inverse: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Through `_standardized`."""
+    """Compute the gradient of `_standardized` from the gradient of its first result."""
     along = normal * (dnormal * normal).mean(axes, keepdims=True)
     return (dnormal - dnormal.mean(axes, keepdims=True) - along) * inverse
 
 
 def _layer_norm(step: Step) -> Gradients:
-    if _whole(step):
+    if _has_backward_op(step):
         dx, dscale, dbias = step.b.results(LayerNormBackward(step.op.axis, step.op.epsilon), step.dy, *step.x[:2])
         return dx, dscale, *([dbias] if len(step.x) == 3 else [])
     x, scale, dy = wide(step.x[0]), wide(step.x[1]), wide(step.dy)
@@ -44,15 +43,15 @@ def _layer_norm(step: Step) -> Gradients:
     return dx, dy * normal, *([dy] if len(step.x) == 3 else [])
 
 
-def _whole(step: Step) -> bool:
-    """Whether there is an op for the gradients: of a parameter for each normalised element."""
+def _has_backward_op(step: Step) -> bool:
+    """Tell if layer_norm_backward covers this step: `scale` has one element for each normalised element."""
     x, scale = step.x[:2]
     same = scale.dtype is x.dtype or (scale.dtype is DType.F32 and x.dtype in HALVES)
     return x.size > 0 and scale.shape == x.shape[step.op.axis % x.rank :] and same
 
 
 def _rms_norm(step: Step) -> Gradients:
-    if _whole(step):
+    if _has_backward_op(step):
         return step.b.results(LayerNormBackward(step.op.axis, step.op.epsilon, False), step.dy, *step.x)
     x, scale, dy = wide(step.x[0]), wide(step.x[1]), wide(step.dy)
     axes = tuple(range(step.op.axis % x.rank, x.rank))
@@ -81,7 +80,7 @@ def _group_norm(step: Step) -> Gradients:
 
 
 def _batch_norm(step: Step) -> Gradients:
-    """By given statistics, which are operands like the others."""
+    """Differentiate the batch norm of inference, whose mean and variance are operands."""
     x, scale, _, mean, variance = map(wide, step.x)
     dy, axes = wide(step.dy), (0, *range(2, x.rank))
     inverse = (variance + step.op.epsilon).rsqrt()
@@ -93,7 +92,7 @@ def _batch_norm(step: Step) -> Gradients:
 
 
 def _batch_norm_train(step: Step) -> Gradients:
-    """cuDNN's own op for the result's gradient; those of the statistics, if there are any, are spelled out."""
+    """Apply batch_norm_backward to the gradient of the result, and pointwise ops to those of the statistics."""
     x, scale, _ = step.x
     _, mean, inverse = step.y
     dy, dmean, dinverse = step.dys
@@ -113,8 +112,8 @@ def _batch_norm_train(step: Step) -> Gradients:
     return dx, dscale, dbias
 
 
-def _spelled_backward(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What batch_norm_backward computes."""
+def _batch_norm_backward(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Express batch_norm_backward by other ops."""
     dy, x, scale, mean, inverse, *bias = map(wide, operands)
     axes, count = (0, *range(2, x.rank)), x.size // x.shape[1]
     for shift in bias:
@@ -126,15 +125,15 @@ def _spelled_backward(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Te
     return inner * _per_channel(scale * inverse, x.rank), dscale, dbias
 
 
-def _spelled_sums(step: Step, operand: Tensor) -> tuple[Tensor, Tensor]:
-    """What channel_sums computes."""
+def _channel_sums(step: Step, operand: Tensor) -> tuple[Tensor, Tensor]:
+    """Express channel_sums by other ops."""
     x = wide(operand)
     axes = (0, *range(2, x.rank))
     return x.sum(axes), (x * x).sum(axes)
 
 
-def _spelled_by_sums(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What batch_norm_by_sums computes."""
+def _batch_norm_by_sums(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Express batch_norm_by_sums by other ops."""
     x, scale, bias, total, squares = map(wide, operands)
     count = x.size // x.shape[1]
     mean = total * (1.0 / count)
@@ -144,8 +143,8 @@ def _spelled_by_sums(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Ten
     return y, mean, inverse
 
 
-def _spelled_layer(step: Step, *operands: Tensor) -> tuple[Tensor, ...]:
-    """What layer_norm_backward computes."""
+def _layer_norm_backward(step: Step, *operands: Tensor) -> tuple[Tensor, ...]:
+    """Express layer_norm_backward by other ops."""
     dy, x, scale = map(wide, operands)
     first = step.op.axis % x.rank
     axes, rows = tuple(range(first, x.rank)), tuple(range(first))
@@ -159,7 +158,7 @@ def _spelled_layer(step: Step, *operands: Tensor) -> tuple[Tensor, ...]:
 
 
 def _lrn(step: Step) -> Gradients:
-    """Neighbouring channels by a product with a band of ones."""
+    """Differentiate LRN. Its sums over neighbouring channels are products with a band matrix of ones."""
     op, x, dy = step.op, wide(step.x[0]), wide(step.dy)
     channels, before = x.shape[1], (op.size - 1) // 2
     i, j = np.indices((channels, channels))
@@ -179,10 +178,10 @@ RULES: dict[str, Rule] = {
     "group_norm": _group_norm,
     "batch_norm": _batch_norm,
     "batch_norm_train": _batch_norm_train,
-    "channel_sums": by_formula(_spelled_sums, lambda: _rules()),
-    "batch_norm_by_sums": by_formula(_spelled_by_sums, lambda: _rules()),
-    "batch_norm_backward": by_formula(_spelled_backward, lambda: _rules()),
-    "layer_norm_backward": by_formula(_spelled_layer, lambda: _rules()),
+    "channel_sums": by_formula(_channel_sums, lambda: _rules()),
+    "batch_norm_by_sums": by_formula(_batch_norm_by_sums, lambda: _rules()),
+    "batch_norm_backward": by_formula(_batch_norm_backward, lambda: _rules()),
+    "layer_norm_backward": by_formula(_layer_norm_backward, lambda: _rules()),
     "lrn": _lrn,
 }
 

@@ -1,4 +1,4 @@
-"""Gradients of the pointwise ops. Rules ignore broadcasting: sums over broadcast dims follow by themselves."""
+"""Differentiate pointwise ops. Rules ignore broadcasting, because `core.fitted` sums over broadcast dims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _unary(rule: Unary) -> Rule:
 
 
 def _backward_op(name: str) -> Rule:
-    """cuDNN's own op, with the attributes of the forward one."""
+    """Apply cuDNN's own backward op, with the attributes of the forward op."""
     return lambda step: step.dy.pointwise(name, step.x[0], **step.op.attributes)
 
 
@@ -28,7 +28,7 @@ def _where(condition: Tensor, x: Tensor | float, y: Tensor | float) -> Tensor:
 
 
 def _exp_below(x: Tensor, scale: float = 1.0) -> Tensor:
-    """exp(min(x, 0) / scale): what elu and its kin have for a slope below zero."""
+    """Compute exp(min(x, 0) / scale), the slope of elu, selu and celu below zero up to a factor."""
     return (x.minimum(0.0) / scale if scale != 1.0 else x.minimum(0.0)).exp()
 
 
@@ -75,7 +75,7 @@ BACKWARD = {
 
 
 def _mod(step: Step) -> Gradients:
-    """x - y * trunc(x / y)."""
+    """Differentiate x - y * trunc(x / y)."""
     x, y = step.x
     q = x / y
     whole = _where(q >= 0.0, q.pointwise("floor"), q.pointwise("ceil"))
@@ -88,8 +88,10 @@ def _floor_mod(step: Step) -> Gradients:
 
 
 def _pow(step: Step) -> Gradients:
-    """Where the exponent is 0 the base does not matter, and where the base is not positive the exponent is taken
-    to be a whole number."""
+    """Differentiate x ** y by both operands.
+
+    Where y is 0 the slope by x is 0. Where x is not positive the slope by y is 0, because y then has to be an integer.
+    """
     x, y = step.x
     slope = _where(y.eq(0.0), 0.0, y * x ** (y - 1.0))
     logarithm = _where(x > 0.0, _where(x > 0.0, x, 1.0).log(), 0.0)
@@ -101,44 +103,44 @@ def _prelu(step: Step) -> Gradients:
     return _where(x >= 0.0, step.dy, step.dy * slope), _where(x >= 0.0, 0.0, step.dy * x)
 
 
-def _larger(step: Step) -> Gradients:
-    """Of equals the first operand gets all."""
+def _maximum(step: Step) -> Gradients:
+    """Pass the gradient to the larger (or smaller) operand; of equal ones, to the first."""
     x, y = step.x
     first = x >= y if step.op.name == "max" else x <= y
     return _where(first, step.dy, 0.0), _where(first, 0.0, step.dy)
 
 
-def _select(step: Step) -> Gradients:
+def _choose(step: Step) -> Gradients:
     condition = step.x[0]
     return None, _where(condition, step.dy, 0.0), _where(condition, 0.0, step.dy)
 
 
-def _again(step: Step) -> Tensor:
-    """An op that is linear in its first operand, applied to the gradient."""
+def _linear(step: Step) -> Tensor:
+    """Apply the op itself to the gradient, since a backward op is linear in its first operand."""
     return step.b.apply(step.op, step.dy, step.x[1])
 
 
 def _sigmoid_twice(step: Step) -> Gradients:
     dy, x = step.x
     s = x.sigmoid()
-    return _again(step), step.dy * dy * s * (1.0 - s) * (1.0 - 2.0 * s)
+    return _linear(step), step.dy * dy * s * (1.0 - s) * (1.0 - 2.0 * s)
 
 
 def _tanh_twice(step: Step) -> Gradients:
     dy, x = step.x
-    return _again(step), (step.dy * dy).pointwise("tanh_backward", x) * x.tanh() * -2.0
+    return _linear(step), (step.dy * dy).pointwise("tanh_backward", x) * x.tanh() * -2.0
 
 
 def _elu_twice(step: Step) -> Gradients:
     dy, x = step.x
     bend = _where(x > 0.0, 0.0, _exp_below(x) * step.op.attributes["alpha"])
-    return _again(step), step.dy * dy * bend
+    return _linear(step), step.dy * dy * bend
 
 
 def _gelu_twice(step: Step) -> Gradients:
     dy, x = step.x
     density = (x * x * -0.5).exp() * (1.0 / ROOT_TWO_PI)
-    return _again(step), step.dy * dy * density * (2.0 - x * x)
+    return _linear(step), step.dy * dy * density * (2.0 - x * x)
 
 
 def _gelu_tanh_slope(step: Step, dy: Tensor, x: Tensor) -> Tensor:
@@ -149,7 +151,7 @@ def _gelu_tanh_slope(step: Step, dy: Tensor, x: Tensor) -> Tensor:
 
 def _softplus_twice(step: Step) -> Gradients:
     dy, x = step.x
-    return _again(step), (step.dy * dy).pointwise("sigmoid_backward", x)
+    return _linear(step), (step.dy * dy).pointwise("sigmoid_backward", x)
 
 
 def _swish_twice(step: Step) -> Gradients:
@@ -157,11 +159,11 @@ def _swish_twice(step: Step) -> Gradients:
     beta = step.op.attributes["beta"]
     z = x * beta
     s = z.sigmoid()
-    return _again(step), step.dy * dy * s * (1.0 - s) * (2.0 + z * (1.0 - 2.0 * s)) * beta
+    return _linear(step), step.dy * dy * s * (1.0 - s) * (2.0 + z * (1.0 - 2.0 * s)) * beta
 
 
 def _through_cast(step: Step) -> Gradients:
-    """The gradient as it was before it was narrowed for the result, if that was the operand's dtype."""
+    """Return the gradient from before its cast to the result's dtype, if it then had the operand's dtype."""
     node, wanted = step.dy.value.node, step.x[0].dtype
     if node is None or not isinstance(node.op, Cast) or wanted.itemsize <= step.dy.dtype.itemsize:
         return step.dy
@@ -172,22 +174,22 @@ def _through_cast(step: Step) -> Gradients:
 RULES: dict[str, Rule] = {
     **{name: _unary(rule) for name, rule in UNARY.items()},
     **{name: _backward_op(backward) for name, backward in BACKWARD.items()},
-    # from the result, which is as positive as the operand, and which what follows has to keep anyway
+    # by the result instead of the operand: both are positive at the same elements, and later ops store the result
     "relu": lambda s: s.dy.pointwise("relu_backward", s.y[0]),
     "add": lambda s: (s.dy, s.dy),
     "add_square": lambda s: (s.dy, s.dy * s.x[1] * 2.0),
     "sub": lambda s: (s.dy, -s.dy),
     "mul": lambda s: (s.dy * s.x[1], s.dy * s.x[0]),
     "div": lambda s: (s.dy / s.x[1], -(s.dy * s.y[0]) / s.x[1]),
-    "max": _larger,
-    "min": _larger,
+    "max": _maximum,
+    "min": _maximum,
     "mod": _mod,
     "floor_mod": _floor_mod,
     "pow": _pow,
     "prelu": _prelu,
-    "where": _select,
-    "relu_backward": lambda s: (_again(s), None),
-    "leaky_relu_backward": lambda s: (_again(s), None),
+    "where": _choose,
+    "relu_backward": lambda s: (_linear(s), None),
+    "leaky_relu_backward": lambda s: (_linear(s), None),
     "sigmoid_backward": _sigmoid_twice,
     "tanh_backward": _tanh_twice,
     "elu_backward": _elu_twice,
@@ -199,7 +201,7 @@ RULES: dict[str, Rule] = {
 }
 
 _FLAT = "its derivative is zero wherever it has one"
-_NO_FLOATS = "its results are no floating-point numbers"
+_NO_FLOATS = "its results are not floating-point numbers"
 STOPS: dict[str, str] = {
     **dict.fromkeys(("ceil", "floor", "round", "sign", "gen_index"), _FLAT),
     **dict.fromkeys(("logical_not", "logical_and", "logical_or", "logical_xor", "is_nan", "is_inf"), _NO_FLOATS),

@@ -1,4 +1,4 @@
-"""Gradients of convolutions and pooling: each is an op of cuDNN's where it has one."""
+"""Differentiate convolutions and pooling, with cuDNN's own backward ops where they exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from fusec.ops.pooling import Pool
 
 
 def image_gradient(dy: Tensor, w: Tensor, op: Conv | ConvWgrad, spatial: tuple[int, ...]) -> Tensor:
-    """conv_dgrad: a transposed convolution whose output padding makes up what the strides left out."""
+    """Compute the gradient of a convolution by its image, as a transposed convolution.
+
+    Its output padding adds the elements at the end that no window covers because of the stride.
+
+    spatial: spatial dims of the image.
+    """
     n = len(op.strides)
     bare = [
         s * (o - 1) + d * (k - 1) + 1 - p0 - p1
@@ -36,11 +41,11 @@ def _conv(step: Step) -> Gradients:
 def _conv_transpose(step: Step) -> Gradients:
     op, (x, w), dy = step.op, step.x, step.dy
     n = len(op.strides)
-    # output padding of a whole stride or more lies beyond the last window: pads go first, then elements
+    # no window reaches output padding of a whole stride or more: remove it from the pads first, then from dy
     beyond = [e // s * s for e, s in zip(op.output_padding, op.strides, strict=True)]
     ends = [max(0, p - e) for p, e in zip(op.pads[n:], beyond, strict=True)]
-    kept = [d - max(0, e - p) for d, e, p in zip(dy.shape[2:], beyond, op.pads[n:], strict=True)]
-    dy = dy[(slice(None), slice(None), *(slice(0, k) for k in kept))]
+    covered = [d - max(0, e - p) for d, e, p in zip(dy.shape[2:], beyond, op.pads[n:], strict=True)]
+    dy = dy[(slice(None), slice(None), *(slice(0, k) for k in covered))]
     pads = (*op.pads[:n], *ends)
     dx = step.b.apply(Conv(op.strides, pads, op.dilations, op.groups), dy, w)
     return dx, step.b.apply(ConvWgrad(w.shape[2:], op.strides, pads, op.dilations, op.groups), dy, x)
@@ -59,7 +64,10 @@ def _max_pool(step: Step) -> Gradients:
 
 
 def _max_pool_backward(step: Step) -> Gradients:
-    """Each window picks what it finds at its first maximum, looked for place by place of the window."""
+    """Differentiate the gradient of max pooling: for each window, gather the gradient at its first maximum.
+
+    The loop visits the positions of the window in order, so `found` marks windows whose maximum came earlier.
+    """
     op, (dy, x), g = step.op, step.x, step.dy
     n = len(op.window)
     ends = _ends(op, x.shape[2:], dy.shape[2:])
@@ -77,7 +85,7 @@ def _max_pool_backward(step: Step) -> Gradients:
 
 
 def _ends(op: Pool, spatial: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
-    """The trailing pads, with what the last window hangs over in ceil mode."""
+    """Return the pads at the end, including the elements that the last window adds in ceil mode."""
     n = len(op.window)
     return tuple(
         max(p1, (c - 1) * s + d * (k - 1) + 1 - i - p0)
@@ -88,7 +96,7 @@ def _ends(op: Pool, spatial: tuple[int, ...], counts: tuple[int, ...]) -> tuple[
 
 
 def _avg_pool(step: Step) -> Gradients:
-    """Each window's share goes back to all its elements: a transposed convolution by ones, channel by channel."""
+    """Spread the gradient of each window over its elements: a transposed depthwise convolution with ones."""
     op, (x,), dy = step.op, step.x, step.dy
     assert isinstance(op, AvgPool)
     channels = x.shape[1]

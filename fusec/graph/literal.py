@@ -1,4 +1,4 @@
-"""The numbers of a constant: read when first needed, never changed, known by a digest."""
+"""Hold the numbers of a constant: loaded when first needed, immutable, identified by a digest."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fusec.graph.types import DType, TensorType
 
 
 class Literal:
-    """An immutable tensor payload, read when first needed; compared by identity.
+    """An immutable tensor payload, loaded when first needed; compared by identity.
 
-    `load` returns an array of the given shape and dtype; it is called once, whichever thread comes first. `key` is
-    equal for literals made alike of the same ones, which is known before they are read; without it, one is like no
-    other.
+    type: shape and dtype of the payload load: returns an array of that shape and dtype; it is called once, by
+    whichever thread comes first label: name of the constant in the model key: equal for literals that are computed
+    equally from equal ones, and known before they are loaded; default: unique
     """
 
     __slots__ = ("__weakref__", "_array", "_digest", "_load", "_lock", "key", "label", "type")
@@ -38,7 +38,7 @@ class Literal:
 
     @classmethod
     def of(cls, array: Any, label: str = "") -> Literal:
-        """A literal holding `array` (copied to a read-only row-major array)."""
+        """Make a literal of `array` (copied to a read-only row-major array)."""
         held = np.array(array, order="C", copy=True)
         held.flags.writeable = False
         literal = cls(TensorType(held.shape, DType.of(held.dtype)), lambda: held, label)
@@ -47,7 +47,7 @@ class Literal:
 
     @property
     def array(self) -> np.ndarray[Any, Any]:
-        """The payload as a read-only NumPy array."""
+        """Return the payload as a read-only NumPy array."""
         if self._array is None:
             with self._lock:
                 self._array = self._loaded() if self._array is None else self._array
@@ -65,7 +65,7 @@ class Literal:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of type and bytes, hexadecimal."""
+        """Return the SHA-256 of type and bytes, in hexadecimal."""
         if not self._digest:
             sha = hashlib.sha256(str(self.type).encode())
             sha.update(np.ascontiguousarray(self.array).view(np.uint8).reshape(-1).data)
@@ -74,7 +74,7 @@ class Literal:
 
 
 def load_all(literals: Iterable[Literal]) -> None:
-    """Load literals on all cores: what derives or turns weights is NumPy's work, in which threads run side by side."""
+    """Load literals on all cores, because NumPy, which derives and transposes weights, runs threads in parallel."""
     wanted = list(dict.fromkeys(literals))
     with ThreadPoolExecutor(max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
         for _ in pool.map(lambda literal: literal.array, wanted):

@@ -1,4 +1,4 @@
-"""What an op is, and the two ops that every graph has: the constant and the closing `return`."""
+"""Define the base class of ops, and the two ops of every graph: the constant and the closing `return`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Array = Any  # numpy.ndarray or cupy.ndarray: the reference semantics are writte
 class Op:
     """Base of every op: a frozen dataclass whose fields are the attributes.
 
-    `infer` maps operand types to result types and raises VerifyError with the reason alone;
-    `reference` computes the results from arrays with the array module `xp` (numpy or cupy), in the
-    operands' own precision (float64 included). Memory order never changes meaning.
+    `infer` maps operand types to result types, and raises VerifyError with the bare reason. `reference` computes the
+    results from arrays with the array module `xp` (numpy or cupy), in the operands' own precision (float64 included).
+    Memory order never changes meaning.
     """
 
     name: ClassVar[str] = ""
@@ -40,7 +40,7 @@ class Op:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Attribute names and values, in declaration order."""
+        """Return attribute names and values, in declaration order."""
         return {f.name: getattr(self, f.name) for f in fields(cast(Any, self))}
 
 
@@ -60,7 +60,7 @@ class Constant(Op):
 
 @dataclass(frozen=True)
 class Return(Op):
-    """Closes a graph: its operands are the graph's outputs, `names` their public names."""
+    """The end of a graph: its operands are the graph's outputs, `names` their public names."""
 
     names: tuple[str, ...] = ()
     name: ClassVar[str] = "return"

@@ -1,4 +1,4 @@
-"""The text form of a graph, its nodes, attributes and constants; `fusec.text` parses it."""
+"""Print a graph, its nodes, attributes and constants as text; `fusec.text` parses it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ INLINE_ELEMENTS = 16  # a constant of at most this many elements is printed in f
 
 
 def quote(name: str) -> str:
-    """`%name`, in quotes where the name has characters the text form gives another meaning."""
+    """Return `%name`, in quotes where the name has characters with another meaning in the text form."""
     if _PLAIN_NAME.match(name):
         return f"%{name}"
     return f"%{quote_string(name)}"
 
 
 def quote_string(text: str) -> str:
-    """A double-quoted string with backslash escapes for quotes, backslashes and what is not printable."""
+    """Quote a string, with backslash escapes for quotes, backslashes and unprintable characters."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped if escaped.isprintable() else "".join(map(_escaped, escaped))}"'
 
 
 def _escaped(character: str) -> str:
-    """One character as it stands in a quoted string: one that a terminal obeys, such as ESC, as its number."""
+    """Escape a character that a terminal obeys, such as ESC, as its number."""
     code = ord(character)
     if character.isprintable():
         return character
@@ -41,7 +41,7 @@ def _escaped(character: str) -> str:
 
 
 def print_attribute(value: Any) -> str:
-    """One attribute value in the text form."""
+    """Print one attribute value."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -60,7 +60,7 @@ def print_attribute(value: Any) -> str:
 
 
 def print_literal(literal: Literal) -> str:
-    """Small payloads in full (floats exactly, as repr); large ones as `weight("label")`."""
+    """Print small payloads in full (floats exactly, as repr), large ones as `weight("label")`."""
     if literal.type.size > INLINE_ELEMENTS:
         return f"weight({quote_string(literal.label)})"
     with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
@@ -72,7 +72,7 @@ def print_literal(literal: Literal) -> str:
 
 
 def print_node(node: Node, locations: bool = False, label: Callable[[Literal], str] | None = None) -> str:
-    """One line of the text form, without indentation. With `label` every constant is a weight, so named."""
+    """Print one line, without indentation. With `label` every constant is a weight of that name."""
     left = ", ".join(quote(v.name) for v in node.results)
     if isinstance(node.op, Constant):
         literal = node.op.literal
@@ -96,7 +96,11 @@ def print_node(node: Node, locations: bool = False, label: Callable[[Literal], s
 
 
 def print_graph(graph: Graph, locations: bool = False, label: Callable[[Literal], str] | None = None) -> str:
-    """The whole graph; `locations` adds the source-model nodes each line stands for, `label` see `print_node`."""
+    """Print the whole graph.
+
+    locations: adds the source-model nodes that each line was made from
+    label: see `print_node`
+    """
     head = ", ".join(f"{quote(v.name)}: {v.type}" for v in graph.inputs)
     lines = [f"graph {quote_string(graph.name)} ({head}) {{"]
     lines += [f"  {print_node(node, locations, label)}" for node in [*graph.nodes, graph.return_node]]

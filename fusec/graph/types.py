@@ -1,4 +1,4 @@
-"""The type of a tensor: element type, shape, and where its elements lie in memory."""
+"""Define the type of a tensor: element type, shape and memory order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from fusec.errors import SizeError, VerifyError
 
-MAX_TENSOR_BYTES = 1 << 36  # 64 GiB: a shape beyond this is a mistake, and nothing is allocated for it
-MAX_CONSTANT_BYTES = 1 << 31  # a model cannot hold a larger one inline, so it has no business computing one
+MAX_TENSOR_BYTES = 1 << 36  # 64 GiB; a larger shape is a mistake, and nothing is allocated for it
+MAX_CONSTANT_BYTES = 1 << 31  # a model cannot hold a larger one inline, so fusec computes no larger one
 
 
 class DType(enum.Enum):
@@ -46,12 +46,12 @@ class DType(enum.Enum):
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype; bf16 comes from ml_dtypes."""
+        """Return the NumPy dtype; bf16 comes from ml_dtypes."""
         return _NUMPY[self]
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element."""
+        """Return bytes per element."""
         return _NUMPY[self].itemsize
 
     @property
@@ -64,7 +64,7 @@ class DType(enum.Enum):
 
     @property
     def is_narrow(self) -> bool:
-        """Floats of 8 bits or fewer and integers below 8: kept, moved and cast, but not computed with."""
+        """Return True for floats of 8 bits or fewer and integers below 8: stored, moved and cast only."""
         return self in _NARROW
 
     @property
@@ -73,12 +73,12 @@ class DType(enum.Enum):
 
     @property
     def saturates(self) -> bool:
-        """Whether a cast may keep what lies beyond the range of a narrow float at its greatest value."""
+        """Return True if a cast may clamp values beyond the range of a narrow float to its greatest value."""
         return self in _NARROW and not self.is_narrow_int and self is not DType.F8E8M0
 
     @property
     def epsilon(self) -> float:
-        """Distance from 1.0 to the next value of a floating type; 0 for the others."""
+        """Return the distance from 1.0 to the next value of a floating type; 0 for other types."""
         return float(ml_dtypes.finfo(_NUMPY[self]).eps) if self.is_float else 0.0
 
     @property
@@ -91,13 +91,17 @@ class DType(enum.Enum):
 
     @classmethod
     def of(cls, dtype: Any) -> DType:
-        """The DType of a NumPy dtype (or anything numpy.dtype takes); VerifyError if there is none."""
+        """Return the DType of a NumPy dtype (or anything numpy.dtype takes).
+
+        Raises VerifyError: when there is none.
+        """
         try:
             return _FROM_NUMPY[np.dtype(dtype)]
         except (KeyError, TypeError):
             raise VerifyError(f"element type {dtype} is not one fusec knows") from None
 
 
+HALVES = (DType.F16, DType.BF16)  # the floating-point types of 16 bits
 _FLOATS = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
 _NARROW: dict[DType, np.dtype[Any]] = {
     DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
@@ -134,10 +138,11 @@ _FROM_NUMPY = {v: k for k, v in _NUMPY.items()}
 class TensorType:
     """Shape, element type and memory order of a tensor.
 
-    `order` lists the dims from outermost to innermost in memory; `()` stands for row-major.
-    NHWC storage of an NCHW-shaped tensor is `order=(0, 2, 3, 1)`. Storage is packed, unless the tensor lies `within` a
-    larger one: then that is the shape of the larger one, whose strides it has. Where it begins there, the ops say that
-    use it.
+    `order` lists the dims from outermost to innermost in memory; `()` stands for row-major. NHWC storage of an
+    NCHW-shaped tensor is `order=(0, 2, 3, 1)`.
+
+    Storage is packed, unless the tensor is part of a larger one: `within` is then the larger shape, whose strides it
+    has. The ops that use the tensor say where it begins there.
     """
 
     shape: tuple[int, ...]
@@ -149,7 +154,7 @@ class TensorType:
         if self.within and (
             len(self.within) != len(self.shape) or any(w < d for w, d in zip(self.within, self.shape, strict=True))
         ):
-            raise VerifyError(f"{list(self.shape)} is no part of {list(self.within)}")
+            raise VerifyError(f"{list(self.shape)} is not within {list(self.within)}")
         if any(d < 0 for d in self.shape):
             raise VerifyError(f"negative dimension in shape {list(self.shape)}")
         if self.nbytes > MAX_TENSOR_BYTES:
@@ -166,7 +171,7 @@ class TensorType:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -175,7 +180,7 @@ class TensorType:
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """Strides in elements, per logical dim."""
+        """Return the strides in elements, by logical dim."""
         shape = self.within or self.shape
         strides = [0] * self.rank
         step = 1
@@ -186,7 +191,7 @@ class TensorType:
 
     @property
     def span(self) -> int:
-        """Elements of memory from the first to the last, both included."""
+        """Count elements of memory from the first to the last, both included."""
         if not self.within or not self.size:
             return self.size
         return 1 + sum((d - 1) * stride for d, stride in zip(self.shape, self.strides, strict=True))
@@ -198,7 +203,7 @@ class TensorType:
         return TensorType(self.shape, self.dtype, order)
 
     def same_value_type(self, other: TensorType) -> bool:
-        """Equal shape and dtype; memory order is storage, not meaning."""
+        """Return True for equal shape and dtype; memory order is storage, not meaning."""
         return self.shape == other.shape and self.dtype == other.dtype
 
     def __str__(self) -> str:
@@ -208,5 +213,5 @@ class TensorType:
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
-    """The memory order N, spatial…, C for a tensor of shape N, C, spatial… (rank 3 and up)."""
+    """Return the memory order N, spatial…, C for a tensor of shape N, C, spatial… (rank 3 and up)."""
     return (0, *range(2, rank), 1)

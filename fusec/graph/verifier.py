@@ -1,6 +1,6 @@
-"""Which rules does a graph keep? Links, names, use lists, order, and result types that the ops agree with."""
+"""Verify a graph: links, names, use lists, order, and result types that the ops agree with."""
 
-# what it checks are the links and use lists of a graph, which are private to `fusec.ir`
+# the links and use lists of a graph, which this module checks, are private to `fusec.ir`
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def check(graph: Graph) -> None:
-    """Check every rule; VerifyError names the first node that breaks one."""
+    """Check every rule.
+
+    Raises VerifyError: names the first node that breaks one.
+    """
     defined: set[Value] = set()
     names: set[str] = set()
     for index, value in enumerate(graph.inputs):
@@ -50,7 +53,7 @@ def _node(node: Node, defined: set[Value]) -> None:
             raise VerifyError(f"{node!r}: operand {quote(operand.name)} is not defined before its use")
         if (node, index) not in operand._uses:
             raise VerifyError(f"{node!r}: operand {quote(operand.name)} does not know of this use")
-    # what an op agrees to depends on nothing else, and all of it is immutable: asked once, not after every pass
+    # an op's verdict depends on nothing else, and all of it is immutable, so it is asked once, not after every pass
     said = (node.op, *(v.type for v in node.operands), *(v.type for v in node.results))
     if len(said) == len(node._agreed) and all(map(is_, said, node._agreed)):
         return

@@ -1,1 +1,4 @@
-"""Describe steps as cuDNN graphs, plain data, and simulate them; `fusec.lower_cudnn` has the table of ops."""
+"""Describe steps as cuDNN graphs, plain data, and simulate them in NumPy.
+
+`fusec.lower_cudnn` has the table of ops.
+"""

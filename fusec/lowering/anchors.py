@@ -1,4 +1,4 @@
-"""Convolution, product, attention, norm and reduction as cuDNN calls."""
+"""Lower convolutions, products, attention, norms and reductions to cuDNN calls."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import numpy as np
 
 from fusec.errors import LoweringError
 from fusec.ir import DType, Literal, Node, TensorType, Value, quote
-from fusec.lowering.attention_heads import DTYPES, heads_frame, require_aligned
+from fusec.lowering.attention_heads import DTYPES, attention_frame, require_aligned
 from fusec.lowering.cudnn_graph import Attribute
 from fusec.lowering.dim_folding import Frame, spatial_frame, trace
-from fusec.lowering.graph_builder import ATTENTIONS, ConstantBinding, CudnnBuilder
+from fusec.lowering.graph_builder import ConstantBinding, CudnnBuilder
 from fusec.ops import (
+    Attention,
     AttentionBackward,
+    AttentionTrain,
     Conv,
     ConvTranspose,
     ConvWgrad,
@@ -48,13 +50,13 @@ def _filter_gradient(b: CudnnBuilder, node: Node) -> None:
     x, dy = node.operands
     image, loss = (b.operand(v, spatial_frame(v.type.shape)) for v in (x, dy))
     if image == loss and image not in b.uids.values():
-        loss = b.twin(image)
+        loss = b.alias(image)
     b.images.update(uid for uid in (image, loss) if uid not in b.uids.values())
     b.call("conv_wgrad", (image, loss), b.result(node.result, b.frames[node]), attributes=_window(node.op))
 
 
 def _window(op: Conv | ConvTranspose | ConvWgrad) -> dict[str, Attribute]:
-    """The attributes of a convolution; a dim of size 1 goes in front of an only spatial one."""
+    """Return the attributes of a convolution; one spatial dim gets a dim of size 1 before it."""
     n = len(op.strides)
     unit, none = ((1,), (0,)) if n == 1 else ((), ())
     return {
@@ -70,13 +72,13 @@ def _matmul(b: CudnnBuilder, node: Node) -> None:
     _, frames = b.anchor_frames(node)
     left, right = (b.operand(value, frame) for value, frame in frames)
     if left == right and left not in b.uids.values():
-        right = b.twin(left)
+        right = b.alias(left)
     b.call("matmul", (left, right), b.result(node.result, b.frames[node]))
 
 
 def _attention(b: CudnnBuilder, node: Node) -> None:
     op = node.op
-    assert isinstance(op, ATTENTIONS)
+    assert isinstance(op, (Attention, AttentionTrain, AttentionBackward))
     calls = {"attention": ("sdpa", 3), "attention_train": ("sdpa_train", 3), "attention_backward": ("sdpa_backward", 5)}
     call, heads = calls[op.name]
     if node.results[0].type.dtype not in DTYPES:
@@ -85,16 +87,16 @@ def _attention(b: CudnnBuilder, node: Node) -> None:
     for place, value in enumerate(node.operands):
         if place < heads:
             require_aligned(quote(value.name), trace(value))
-        uid = b.operand(value, heads_frame(value.type.shape))
-        uids.append(b.twin(uid) if uid in uids else uid)
+        uid = b.operand(value, attention_frame(value.type.shape))
+        uids.append(b.alias(uid) if uid in uids else uid)
     results: list[int] = []
     for value in node.results:
         if value not in b.stored:
             raise LoweringError(f"{op.name}: its result may not feed another op of the graph")
         name, strides = b.stored[value]
         if value.type.shape[-1] != 1 and strides[-1] != 1:
-            raise LoweringError(f"{quote(name)}: the last dim of an attention's result must lie side by side in memory")
-        results.append(b.result(value, heads_frame(value.type.shape)))
+            raise LoweringError(f"{quote(name)}: the last dim of an attention's result must be contiguous in memory")
+        results.append(b.result(value, attention_frame(value.type.shape)))
     attributes: dict[str, Attribute] = {"attn_scale": op.scale, "use_causal_mask": op.causal}
     if isinstance(op, AttentionBackward) and op.ordered:
         attributes["use_deterministic_algorithm"] = True
@@ -116,8 +118,8 @@ def _row_norm(b: CudnnBuilder, node: Node) -> None:
     parameters: list[int] = []
     for operand in node.operands[1:]:
         uid = _parameter(b, operand, normal, frame)
-        # the same tensor as scale and bias is not taken for a bias when the plan runs
-        parameters.append(b.twin(uid) if uid in parameters else uid)
+        # with one tensor as scale and bias, the plan fails when it runs
+        parameters.append(b.alias(uid) if uid in parameters else uid)
     if isinstance(op, LayerNorm) and len(parameters) == 1:
         zero = Literal.of(np.zeros(normal, x.type.dtype.numpy))
         uid = b.tensor(frame.place("zero bias", normal, TensorType(normal, x.type.dtype).strides), x.type.dtype)
@@ -129,7 +131,7 @@ def _row_norm(b: CudnnBuilder, node: Node) -> None:
 
 
 def _parameter(b: CudnnBuilder, value: Value, shape: tuple[int, ...], frame: Frame) -> int:
-    """A norm's scale or bias; one of a single element is a tensor here, never a scalar by value."""
+    """Return a norm's scale or bias; here a single element is a tensor, never a scalar passed by value."""
     if value.scalar() is None or value.literal is None:
         return b.operand(value, frame)
     dims = (1,) * len(frame.groups)
@@ -184,12 +186,12 @@ def _reduction(b: CudnnBuilder, node: Node) -> None:
 
 
 def _channel_sums(b: CudnnBuilder, node: Node) -> None:
-    """Behind a convolution, whose result it leaves as it is (genstats)."""
+    """Lower the sums of channels after a convolution, whose result stays as it is (genstats)."""
     (x,) = node.operands
     if x.node is None or not isinstance(x.node.op, Conv) or x not in b.uids:
-        raise LoweringError("channel_sums: cuDNN takes them behind a convolution only")
+        raise LoweringError("channel_sums: cuDNN computes them after a convolution only")
     if any(value not in b.stored for value in (x, *node.results)):
-        raise LoweringError("channel_sums: cuDNN stores them, and the image they are of")
+        raise LoweringError("channel_sums: cuDNN stores them and their image, but not all are outputs of the graph")
     shape = (1, x.type.shape[1], *(1,) * (x.type.rank - 2))
     kept = TensorType(shape, DType.F32, x.type.order)
     uids: list[int] = []

@@ -1,24 +1,29 @@
-"""What cuDNN's attention takes: strided heads that begin on 16 bytes."""
+"""Check what cuDNN's attention accepts: strided heads whose first element is 16-byte aligned."""
 
 from __future__ import annotations
 
 from fusec.errors import LoweringError
-from fusec.ir import DType
+from fusec.ir import HALVES
 from fusec.lowering.dim_folding import Frame, Strided
 
-ALIGNMENT = 16  # bytes; the bulk copies of the kernels start there
-DTYPES = (DType.F16, DType.BF16)
+ALIGNMENT = 16  # bytes, which the bulk copies of the kernels need
+DTYPES = HALVES
 
 
-def heads_frame(shape: tuple[int, ...]) -> Frame:
-    """Four dims, each for itself; a bias of fewer gets dims of 1 in front."""
+def attention_frame(shape: tuple[int, ...]) -> Frame:
+    """Return a frame of four separate dims; a bias of fewer gets leading dims of 1."""
     full = (1,) * (4 - len(shape)) + shape
     return Frame(full, ((0,), (1,), (2,), (3,)), (0, 1, 2, 3))
 
 
 def require_aligned(what: str, view: Strided) -> None:
-    """LoweringError unless the last dim lies side by side and the first element on the alignment."""
+    """Check that the last dim is contiguous and the first element aligned.
+
+    Raises LoweringError: when one of them is not.
+
+    what: name of the tensor, for the message
+    """
     if view.shape[-1] != 1 and view.strides[-1] != 1:
-        raise LoweringError(f"{what}: the last dim of an attention's operand must lie side by side in memory")
+        raise LoweringError(f"{what}: the last dim of an attention's operand must be contiguous in memory")
     if view.offset * view.root.type.dtype.itemsize % ALIGNMENT:
-        raise LoweringError(f"{what}: begins inside of {ALIGNMENT} bytes, where the kernels of attention cannot start")
+        raise LoweringError(f"{what}: its first element is not aligned to {ALIGNMENT} bytes, as attention kernels need")

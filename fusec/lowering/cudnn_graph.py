@@ -1,7 +1,7 @@
-"""A cuDNN frontend graph as plain, frozen data.
+"""Describe a cuDNN frontend graph as plain, frozen data.
 
-This is what `lower_cudnn` makes, `gpu/cudnn/emit.py` replays on `cudnn.pygraph`, `simulator` runs in NumPy,
-the cache keys by, and tests print. It holds no names of the model: equal work has equal text.
+`lower_cudnn` makes it, `gpu/cudnn/emit.py` replays it on `cudnn.pygraph`, `simulator` runs it in NumPy, caches use it
+as key, and tests print it. It holds no names of the model, so equal steps have equal text.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ Attribute = int | float | bool | str | tuple[int, ...]
 
 @dataclass(frozen=True)
 class CudnnTensor:
-    """A tensor of the graph; strides in elements. A virtual tensor never reaches memory: it is not
-    rounded to a storage type, except where `dtype` says so (prologues need the I/O type).
-    `value` makes it a scalar passed by value (all dims 1)."""
+    """A tensor of the graph; strides in elements.
+
+    A virtual tensor never reaches memory. It is rounded to no storage type, except where `dtype` says so (prologues
+    need the I/O type). `value` makes it a scalar passed by value, with all dims 1.
+    """
 
     uid: int
     dims: tuple[int, ...]
@@ -36,7 +38,7 @@ class CudnnTensor:
 
 @dataclass(frozen=True)
 class CudnnCall:
-    """One operation: operand and result uids in the order fixed for `op`, see PORTS."""
+    """One operation: operand and result uids, in the order that PORTS fixes for `op`."""
 
     op: str
     inputs: tuple[int, ...]
@@ -77,8 +79,11 @@ PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class CudnnGraph:
-    """Tensors by ascending uid (from 1), calls in topological order. With `tensor_cores` False the
-    plans that round fp32 operands to tf32 (numeric note TENSOR_CORE) are excluded: true fp32."""
+    """Tensors by ascending uid (from 1), calls in topological order.
+
+    With `tensor_cores` False, plans that round fp32 operands to tf32 (numeric note TENSOR_CORE) are excluded: true
+    fp32.
+    """
 
     tensors: tuple[CudnnTensor, ...]
     calls: tuple[CudnnCall, ...]
@@ -93,13 +98,13 @@ class CudnnGraph:
 
     @property
     def inputs(self) -> tuple[CudnnTensor, ...]:
-        """Stored tensors no call produces, scalars by value left out."""
+        """List stored tensors that no call computes, without scalars passed by value."""
         made = {uid for call in self.calls for uid in call.outputs}
         return tuple(t for t in self.tensors if t.uid not in made and t.value is None)
 
     @property
     def outputs(self) -> tuple[CudnnTensor, ...]:
-        """Stored tensors that a call produces."""
+        """List stored tensors that a call computes."""
         made = {uid for call in self.calls for uid in call.outputs}
         return tuple(t for t in self.tensors if t.uid in made and not t.virtual)
 

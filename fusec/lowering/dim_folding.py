@@ -1,7 +1,7 @@
-"""How tensors of a body look to cuDNN: views followed by strides, and dims merged to a common frame.
+"""Describe tensors of a body as cuDNN sees them: views as strides, and dims merged to a common frame.
 
-cuDNN takes rank 3 for matmul and pointwise graphs and rank 4 or 5 for convolutions, with explicit
-strides. A frame says which dims of the iteration space form each dim that cuDNN sees.
+cuDNN takes rank 3 for matmul and pointwise graphs and rank 4 or 5 for convolutions, with explicit strides. A frame
+says which dims of the iteration space form each dim that cuDNN sees.
 """
 
 from __future__ import annotations
@@ -15,16 +15,12 @@ import numpy as np
 
 from fusec.errors import LoweringError
 from fusec.ir import Node, Value, channels_last, quote
-from fusec.ops import Relayout, Reshape, Slice, Split, Transpose
-
-PARTS = (Slice, Split)  # of their operand's memory, with gaps
-VIEWS = (Reshape, Transpose, Relayout, *PARTS)  # ops a body may hold that only re-read memory
+from fusec.ops import PART_VIEWS, STRIDED_VIEWS, Relayout, Slice, Split, Transpose
 
 
 @dataclass(frozen=True)
 class Strided:
-    """A tensor as a view of the memory of `root`: strides in elements of the packed storage, and the place of
-    the first element there."""
+    """A tensor as a view of the memory of `root`: strides and offset of the first element, in elements of `root`."""
 
     root: Value
     shape: tuple[int, ...]
@@ -33,12 +29,12 @@ class Strided:
 
 
 def trace(value: Value) -> Strided:
-    """The value as a view of the input, constant or computed value whose memory it shares."""
+    """Follow views back to the input, constant or computed value whose memory a value shares."""
     node = value.node
-    if node is None or not isinstance(node.op, VIEWS):
+    if node is None or not isinstance(node.op, STRIDED_VIEWS):
         return Strided(value, value.type.shape, value.type.strides)
     source = trace(node.operands[0])
-    if isinstance(node.op, PARTS):
+    if isinstance(node.op, PART_VIEWS):
         starts, steps = _part(node, value.index)
         offset = sum(start * stride for start, stride in zip(starts, source.strides, strict=True))
         strides = tuple(step * stride for step, stride in zip(steps, source.strides, strict=True))
@@ -47,7 +43,7 @@ def trace(value: Value) -> Strided:
 
 
 def _part(node: Node, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where a result of a slice or split begins in the operand, and its steps."""
+    """Return where a result of a slice or split begins in the operand, and its steps."""
     if isinstance(node.op, Slice):
         return node.op.starts, node.op.steps
     assert isinstance(node.op, Split)
@@ -65,10 +61,10 @@ def _forward(node: Node, source: Strided) -> tuple[int, ...]:
 
 
 def backward(node: Node, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a view node's operand, such that its result is stored with `strides`."""
+    """Compute strides of a view node's operand such that its result is stored with `strides`."""
     source = node.operands[0].type.shape
-    if isinstance(node.op, PARTS):
-        raise LoweringError(f"{quote(node.results[0].name)}: part of a result, of which the rest is not stored")
+    if isinstance(node.op, PART_VIEWS):
+        raise LoweringError(f"{quote(node.results[0].name)}: part of a result whose rest is not stored")
     if isinstance(node.op, Transpose):
         inverse = [0] * len(strides)
         for place, dim in enumerate(node.op.perm):
@@ -82,8 +78,11 @@ def backward(node: Node, strides: tuple[int, ...]) -> tuple[int, ...]:
 def reshape_strides(
     node: Node, shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Strides of a reshape that copies nothing; LoweringError if it would have to copy."""
-    # one byte of memory stands for the whole tensor: only the strides are computed, nothing is read
+    """Compute the strides of a reshape that copies nothing.
+
+    Raises LoweringError: when it would have to copy.
+    """
+    # one byte represents the whole tensor, because only strides are computed and nothing is read
     dummy = np.lib.stride_tricks.as_strided(np.empty(1, np.uint8), shape, strides)
     try:
         return tuple(dummy.reshape(target, copy=False).strides)
@@ -109,8 +108,12 @@ class Frame:
         return tuple(math.prod(self.shape[i] for i in group) for group in self.groups)
 
     def place(self, what: str, shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Dims and strides of a tensor that broadcasts to the iteration space; LoweringError if its
-        memory does not allow the grouping."""
+        """Return dims and strides of a tensor that broadcasts to the iteration space.
+
+        Raises LoweringError: when its memory does not allow the grouping.
+
+        what: name of the tensor, for the message
+        """
         lead = len(self.shape) - len(shape)
         if lead < 0:
             raise LoweringError(f"{what}: rank {len(shape)} in an iteration space of rank {len(self.shape)}")
@@ -134,14 +137,14 @@ class Frame:
         return tuple(dims), self._fill(dims, placed)
 
     def packed(self, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Dims and packed strides, in the frame's order, of a tensor that is free to choose."""
+        """Return dims and packed strides, in the frame's order, of a tensor that is free to choose."""
         lead = len(self.shape) - len(shape)
         full = [1] * lead + list(shape)
         dims = [math.prod(full[i] for i in group) for group in self.groups]
         return tuple(dims), self._fill(dims, [None] * len(dims))
 
     def _fill(self, dims: Sequence[int], strides: Sequence[int | None]) -> tuple[int, ...]:
-        """Strides for the dims that have none (broadcast, size 1, or free): what packing would give."""
+        """Give dims without a stride (broadcast, size 1, or free) the stride of a packed tensor."""
         filled = list(strides)
         step = 1
         for axis in reversed(self.order):
@@ -153,10 +156,10 @@ class Frame:
 
 
 def regular_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides with those of dims of size 1 as packing gives them, for a tensor of an image's or volume's rank.
+    """Give dims of size 1 the strides that a packed tensor of rank 4 or 5 has.
 
-    They name no memory, but cuDNN recognises row-major filters and images by them: with others, every engine
-    read [1, 4, 2, 1] as something else.
+    These strides address nothing, but cuDNN recognises row-major filters and images by them. With others, every engine
+    misread filters [1, 4, 2, 1].
     """
     rank = len(dims)
     if rank not in (4, 5):
@@ -174,8 +177,10 @@ def regular_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
 
 
 def spatial_frame(shape: tuple[int, ...]) -> Frame:
-    """Each dim for itself, channels last; one spatial dim is lifted to two (H = 1), since the runtime
-    engines take rank 4 and 5 only."""
+    """Return a frame of separate dims, channels last; one spatial dim gets a dim of 1 before it.
+
+    The runtime engines take rank 4 and 5 only.
+    """
     axes: list[tuple[int, ...]] = [(i,) for i in range(len(shape))]
     if len(shape) == 3:
         axes.insert(2, ())
@@ -183,7 +188,7 @@ def spatial_frame(shape: tuple[int, ...]) -> Frame:
 
 
 def matrix_frame(shape: tuple[int, ...], fold_batch: bool) -> Frame:
-    """[batch, rows, columns]; with `fold_batch` the batch dims join the rows: [1, batch*rows, columns]."""
+    """Return [batch, rows, columns]; with `fold_batch` the batch dims join the rows: [1, batch*rows, columns]."""
     last = len(shape) - 1
     if fold_batch:
         return Frame(shape, ((), tuple(range(last)), (last,)), (0, 1, 2))
@@ -191,8 +196,10 @@ def matrix_frame(shape: tuple[int, ...], fold_batch: bool) -> Frame:
 
 
 def pointwise_frame(shape: tuple[int, ...], order: Sequence[int], tensors: Sequence[Strided]) -> Frame:
-    """The iteration space in memory order, with neighbouring dims merged wherever every tensor allows,
-    as at most three dims; LoweringError if more remain."""
+    """Merge neighbouring dims in memory order wherever every tensor allows, to at most three dims.
+
+    Raises LoweringError: when more than three remain.
+    """
     rank = len(shape)
     aligned = [
         ((1,) * (rank - len(t.shape)) + tuple(t.shape), (0,) * (rank - len(t.strides)) + tuple(t.strides))
@@ -214,7 +221,7 @@ def pointwise_frame(shape: tuple[int, ...], order: Sequence[int], tensors: Seque
         else:
             groups.append((axis,))
     if len(groups) == 1 and math.prod(shape) >= _LONG_ROW:
-        groups = _halved(shape, groups[0])
+        groups = _split_long_row(shape, groups[0])
     if len(groups) > 3:
         raise LoweringError(f"a pointwise graph over {list(shape)} needs {len(groups)} dims; cuDNN takes 3")
     return Frame(shape, tuple([()] * (3 - len(groups)) + groups), (0, 1, 2))
@@ -225,11 +232,11 @@ def pointwise_frame(shape: tuple[int, ...], order: Sequence[int], tensors: Seque
 _LONG_ROW, _GOOD_ROW = 1 << 16, 1 << 10
 
 
-def _halved(shape: tuple[int, ...], group: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Dims that form one long row as rows of a better length, if there is more than one."""
+def _split_long_row(shape: tuple[int, ...], group: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Split dims that form one long row into rows of a better length, if there is more than one dim."""
 
-    def distance(cut: int) -> float:
-        return abs(math.log(math.prod(shape[a] for a in group[cut:]) / _GOOD_ROW))
+    def distance(split_at: int) -> float:
+        return abs(math.log(math.prod(shape[a] for a in group[split_at:]) / _GOOD_ROW))
 
-    cut = min(range(1, len(group)), key=distance, default=0)
-    return [group[:cut], group[cut:]] if cut else [group]
+    split_at = min(range(1, len(group)), key=distance, default=0)
+    return [group[:split_at], group[split_at:]] if split_at else [group]

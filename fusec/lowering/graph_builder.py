@@ -1,7 +1,7 @@
-"""A cuDNN graph in the making: which frame each node computes in, and which tensor stands for each value.
+"""Build a cuDNN graph: the frame in which each node computes, and the tensor of each value.
 
-Anchors decide the frame, the dims cuDNN sees; pointwise ops before (prologue) and after (epilogue) are placed in it.
-Views become strides.
+Anchors decide the frame, that is the dims cuDNN sees. Pointwise ops before (prologue) and after (epilogue) are placed
+in it. Views become strides.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import numpy as np
 
 from fusec.errors import LoweringError
 from fusec.ir import Array, Constant, DType, Graph, Literal, Node, TensorType, Value, quote
-from fusec.lowering.attention_heads import heads_frame
+from fusec.lowering.attention_heads import attention_frame
 from fusec.lowering.cudnn_graph import Attribute, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.lowering.dim_folding import (
-    VIEWS,
     Frame,
     Strided,
     backward,
@@ -31,12 +30,13 @@ from fusec.lowering.dim_folding import (
 from fusec.lowering.known_bugs import two_of_three
 from fusec.lowering.packing import pack
 from fusec.ops import (
-    Attention,
-    AttentionBackward,
-    AttentionTrain,
+    ANCHORS,
+    ATTENTION_OPS,
+    CONVOLUTIONS,
+    PRODUCTS,
+    STRIDED_VIEWS,
     Conv,
     ConvTranspose,
-    ConvWgrad,
     InstanceNorm,
     LayerNorm,
     MatMul,
@@ -45,8 +45,6 @@ from fusec.ops import (
 )
 
 STORED = frozenset({DType.F32, DType.F16, DType.BF16, DType.I8, DType.I32, DType.BOOL})
-ATTENTIONS = (Attention, AttentionTrain, AttentionBackward)
-ANCHORS = (*ATTENTIONS, Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm, Reduce)
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,11 @@ class ConstantBinding:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A cuDNN graph and what its tensors are: uids of the body's inputs and outputs by name, and of
-    constants. One body value may stand behind several uids (read in two shapes, or in parts); `offsets` says of
-    those that do not begin where the value does how many elements further on."""
+    """A cuDNN graph, and its tensors: uids of the body's inputs and outputs by name, and of constants.
+
+    One value of the body may have several uids (read in two shapes, or in slices). `offsets` gives for slices how many
+    elements after the value's start they begin.
+    """
 
     graph: CudnnGraph
     inputs: tuple[tuple[int, str], ...]
@@ -71,14 +71,14 @@ class Lowered:
     offsets: tuple[tuple[int, int], ...] = ()
 
     def part(self, uid: int, buffer: Array) -> Array:
-        """The flat memory of a tensor of the graph, in that of the value behind it."""
+        """Return the flat memory of a tensor of the graph within the buffer of its value."""
         start = next((offset for known, offset in self.offsets if known == uid), 0)
         return buffer[start:] if start else buffer
 
 
 @dataclass
 class CudnnBuilder:
-    """What a graph is made from, and what there is of it so far. `lower_cudnn` fills it in, op by op."""
+    """The state of a graph under construction, which `lower_cudnn` fills in op by op."""
 
     body: Graph
     tensor_cores: bool
@@ -97,19 +97,19 @@ class CudnnBuilder:
     offsets: dict[int, int] = field(default_factory=dict[int, int])
     scalars: dict[tuple[float, float, int], int] = field(default_factory=dict[tuple[float, float, int], int])
     images: set[int] = field(default_factory=set[int])  # stored tensors that a convolution reads
-    twins: dict[int, int] = field(default_factory=dict[int, int])
+    aliases: dict[int, int] = field(default_factory=dict[int, int])
     inputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     outputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     constants: list[ConstantBinding] = field(default_factory=list[ConstantBinding])
 
-    # what is stored, and in which frame each node computes -----------------------------------------
+    # stored values and frames -----------------------------------------
 
     def find_stored(self) -> None:
-        """Follow views back from the outputs: which computed value is stored, with which strides."""
+        """Follow views back from the outputs to find the computed values that are stored, and their strides."""
         for name, value in zip(self.body.output_names, self.body.outputs, strict=True):
             strides = value.type.strides
             at = value
-            while at.node is not None and isinstance(at.node.op, VIEWS):
+            while at.node is not None and isinstance(at.node.op, STRIDED_VIEWS):
                 strides = backward(at.node, strides)
                 at = at.node.operands[0]
             if at.node is None or isinstance(at.node.op, Constant):
@@ -119,7 +119,7 @@ class CudnnBuilder:
             self.stored[at] = (name, strides)
 
     def assign_frames(self, anchors: list[Node], compute: list[Node]) -> None:
-        """Say of each node in which frame it computes."""
+        """Choose the frame in which each node computes."""
         for anchor in reversed(anchors):
             main, operands = self.anchor_frames(anchor)
             self.frames[anchor] = main
@@ -136,9 +136,9 @@ class CudnnBuilder:
             self.frames[node] = main
 
     def _claim(self, value: Value, frame: Frame) -> None:
-        """The pointwise ops that make an anchor's operand are its prologue: they use the operand's frame."""
+        """Give the pointwise ops that compute an anchor's operand (its prologue) the operand's frame."""
         node = value.node
-        if node is None or isinstance(node.op, (Constant, *VIEWS, *ANCHORS)):
+        if node is None or isinstance(node.op, (Constant, *STRIDED_VIEWS, *ANCHORS)):
             return
         self.feeds_anchor.add(value)
         self.frames[node] = frame
@@ -146,9 +146,9 @@ class CudnnBuilder:
             self._claim(operand, frame)
 
     def anchor_frames(self, anchor: Node) -> tuple[Frame, list[tuple[Value, Frame]]]:
-        """The frame of an anchor, and those of the operands that have others."""
+        """Return the frame of an anchor, and the frames of operands that differ from it."""
         shape = anchor.results[0].type.shape
-        if isinstance(anchor.op, (Conv, ConvTranspose, ConvWgrad)):
+        if isinstance(anchor.op, CONVOLUTIONS):
             return spatial_frame(shape), [(v, spatial_frame(v.type.shape)) for v in anchor.operands]
         if isinstance(anchor.op, MatMul):
             a, b = anchor.operands
@@ -159,8 +159,8 @@ class CudnnBuilder:
                 (b, matrix_frame((*((1,) * len(batch) if fold else batch), *b.type.shape[-2:]), False)),
             ]
             return matrix_frame(shape, fold), frames
-        if isinstance(anchor.op, ATTENTIONS):
-            return heads_frame(shape), []
+        if isinstance(anchor.op, ATTENTION_OPS):
+            return attention_frame(shape), []
         if isinstance(anchor.op, InstanceNorm):
             return spatial_frame(shape), []
         if isinstance(anchor.op, (LayerNorm, RmsNorm)):
@@ -169,7 +169,7 @@ class CudnnBuilder:
         return self._reduction_frame(anchor, anchor.op), []
 
     def _reduction_frame(self, anchor: Node, op: Reduce) -> Frame:
-        """[rows, columns, 1, 1] in channels-last memory, one of which is reduced."""
+        """Return [rows, columns, 1, 1] in channels-last memory, where rows or columns are reduced."""
         x = anchor.operands[0].type
         order = [a for a in (x.order or range(x.rank)) if x.shape[a] != 1]
         reduced = [a in op.axes for a in order]
@@ -190,7 +190,7 @@ class CudnnBuilder:
                 continue
             if value in self.stored:
                 strided = Strided(value, value.type.shape, self.stored[value][1])
-            elif value.node is None or isinstance(value.node.op, (Constant, *VIEWS)):
+            elif value.node is None or isinstance(value.node.op, (Constant, *STRIDED_VIEWS)):
                 strided = trace(value)
             else:
                 continue
@@ -221,7 +221,7 @@ class CudnnBuilder:
         return uid
 
     def scalar(self, value: float, rank: int) -> int:
-        """A number passed by value."""
+        """Return the uid of a number passed by value."""
         key = (value, math.copysign(1.0, value), rank)  # 0.0 and -0.0 are one number but two scalars
         if key not in self.scalars:
             ones = (1,) * rank
@@ -229,7 +229,7 @@ class CudnnBuilder:
         return self.scalars[key]
 
     def operand(self, value: Value, frame: Frame) -> int:
-        """The uid of a value read by a node that computes in `frame`."""
+        """Return the uid of a value read by a node that computes in `frame`."""
         if value in self.uids:
             return self.uids[value]
         number = value.scalar()
@@ -247,7 +247,7 @@ class CudnnBuilder:
         if key not in self.bound:
             literal = root.literal
             if literal is not None and view.offset:
-                raise LoweringError(f"{what}: a part of a constant, which is folded elsewhere")
+                raise LoweringError(f"{what}: a slice of a constant, which the fold_constants pass should have folded")
             if literal is not None and self.pointwise_only and two_of_three(placed[0], frame.dims):
                 return self.bound.setdefault(key, self._expanded(root, placed, frame))
             uid = self.bound[key] = self.tensor(placed, root.type.dtype)
@@ -260,17 +260,22 @@ class CudnnBuilder:
         return self.bound[key]
 
     def _in_memory(self, value: Value, frame: Frame) -> bool:
-        """Whether a one-element constant is a tensor, not a number passed by value: an operand of a product,
-        or what a precompiled engine takes for the bias of a convolution's only filter. Both are read from
-        device memory, and a number's host address there was an illegal access."""
-        anchored = [n for n in self.frames if isinstance(n.op, (*ATTENTIONS, Conv, ConvTranspose, ConvWgrad, MatMul))]
+        """Return True if a one-element constant must be a tensor, not a number passed by value.
+
+        It must be one as an operand of a product, and where a precompiled engine takes it for the bias of a
+        convolution's only filter. Engines read both from device memory, and a number's host address there was an
+        illegal access.
+        """
+        anchored = [n for n in self.frames if isinstance(n.op, (*ATTENTION_OPS, *PRODUCTS))]
         if any(value in n.operands for n in anchored):
             return True
         return frame.dims[1] == 1 and any(isinstance(n.op, (Conv, ConvTranspose)) for n in anchored)
 
     def _expanded(self, root: Value, placed: tuple[tuple[int, ...], tuple[int, ...]], frame: Frame) -> int:
-        """A constant broadcast along two of three dims, repeated along the smaller one: cuDNN computes
-        broadcasts along one dim right (see hazards)."""
+        """Repeat a constant that broadcasts along two of three dims, along the smaller one.
+
+        cuDNN computes broadcasts along one dim right (docs/hazards.md).
+        """
         literal = root.literal
         assert literal is not None
         dims, strides = list(placed[0]), placed[1]
@@ -288,14 +293,14 @@ class CudnnBuilder:
         self.constants.append(ConstantBinding(uid, Literal(type, load, literal.label, key), type))
         return uid
 
-    def second(self, uid: int) -> int:
-        """The one twin of a tensor."""
-        if uid not in self.twins:
-            self.twins[uid] = self.twin(uid)
-        return self.twins[uid]
+    def shared_alias(self, uid: int) -> int:
+        """Return the one alias of a tensor that several calls share."""
+        if uid not in self.aliases:
+            self.aliases[uid] = self.alias(uid)
+        return self.aliases[uid]
 
-    def twin(self, uid: int) -> int:
-        """Another tensor for the same memory as an input or constant of the graph."""
+    def alias(self, uid: int) -> int:
+        """Add another tensor for the same memory as an input or constant of the graph."""
         tensor = self.tensors[uid - 1]
         other = self.tensor((tensor.dims, tensor.strides), tensor.dtype)
         self.inputs += [(other, name) for known, name in self.inputs if known == uid]
@@ -305,7 +310,7 @@ class CudnnBuilder:
         return other
 
     def result(self, value: Value, frame: Frame) -> int:
-        """A new tensor for a computed value: stored if the body returns it, else virtual."""
+        """Add a tensor for a computed value: stored if the body returns it, else virtual."""
         if value in self.stored:
             name, strides = self.stored[value]
             if value.type.dtype not in STORED:
@@ -320,7 +325,7 @@ class CudnnBuilder:
         return uid
 
     def hidden(self, frame: Frame, shape: tuple[int, ...], dtype: DType = DType.F32) -> int:
-        """A virtual tensor for a step inside one op's expansion."""
+        """Add a virtual tensor for an intermediate result of one op's expansion."""
         return self.tensor(frame.packed(shape), dtype, virtual=True)
 
     def call(
@@ -337,5 +342,5 @@ class CudnnBuilder:
 
 
 def _rows_frame(shape: tuple[int, ...], axis: int) -> Frame:
-    """[rows, normalised, 1, 1], the canonical form of cuDNN's norms."""
+    """Return [rows, normalised, 1, 1], the shape that cuDNN's norms expect."""
     return Frame(shape, (tuple(range(axis)), tuple(range(axis, len(shape))), (), ()), (0, 2, 3, 1))

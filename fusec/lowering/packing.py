@@ -1,4 +1,4 @@
-"""Storage: a logical array to the flat buffer that its type describes, and back."""
+"""Convert between logical arrays and the flat buffers that their types describe."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from fusec.ir import Array, TensorType
 
 
 def pack(xp: Any, array: Array, type: TensorType) -> Array:
-    """A flat, contiguous buffer holding `array` in the type's memory order; shares memory if it can. What lies within
-    something larger has zeros around it. The type may cut dims in pieces, to order these: of the array's size it is."""
+    """Copy `array` into a flat, contiguous buffer in the type's memory order; share memory if possible.
+
+    A tensor within a larger one gets zeros around it. The type may split dims to order the pieces, so only its size
+    must be the array's.
+    """
     if type.within:
         buffer = xp.zeros(type.span, type.dtype.numpy)
         unpack(buffer, type)[...] = array
@@ -21,32 +24,32 @@ def pack(xp: Any, array: Array, type: TensorType) -> Array:
 
 
 def unpack(buffer: Array, type: TensorType) -> Array:
-    """The logical array, a view of the flat buffer (the first `type.span` elements of it)."""
+    """Return the logical array as a view of the flat buffer (of its first `type.span` elements)."""
     if type.within:
         return _strided(buffer[: type.span], type)
     order = type.order or tuple(range(type.rank))
     stored = buffer[: type.size].reshape([type.shape[i] for i in order])
-    return turned(stored, order)
+    return to_logical(stored, order)
 
 
-def lies(array: Array, type: TensorType) -> bool:
-    """Whether an array of that shape lies packed in the type's memory order; the strides of dims of 1 do not count."""
+def is_packed_as(array: Array, type: TensorType) -> bool:
+    """Return True if an array is packed in the type's memory order; strides of dims of 1 do not count."""
     return not type.within and (array.transpose(type.order) if type.order else array).flags.c_contiguous
 
 
-def turned(array: Array, order: tuple[int, ...]) -> Array:
-    """An array whose dims are those of a memory order, as the logical one."""
+def to_logical(array: Array, order: tuple[int, ...]) -> Array:
+    """Transpose an array whose dims are in a memory order to the logical order."""
     return array.transpose(np.argsort(order).tolist()) if order else array
 
 
 def empty(xp: Any, type: TensorType) -> Array:
-    """An array of the type, packed in its memory order; what it holds is arbitrary."""
+    """Allocate an uninitialised array of the type, packed in its memory order."""
     shape = tuple(type.shape[d] for d in type.order) if type.order else type.shape
-    return turned(xp.empty(shape, type.dtype.numpy), type.order)
+    return to_logical(xp.empty(shape, type.dtype.numpy), type.order)
 
 
 def in_order(array: np.ndarray[Any, Any], type: TensorType) -> np.ndarray[Any, Any]:
-    """A copy that is packed in the type's memory order."""
+    """Copy an array into the type's memory order, packed."""
     copy = empty(np, type)
     copy[...] = array
     return copy

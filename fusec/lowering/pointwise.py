@@ -1,4 +1,4 @@
-"""Each pointwise op as one cuDNN mode, or a chain of them where cuDNN has none of the same meaning."""
+"""Lower each pointwise op to one cuDNN mode, or to several where cuDNN has none of the same meaning."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fusec.lowering.graph_builder import STORED, CudnnBuilder
 from fusec.ops import Pointwise
 
 
-class Steps:
-    """Writes one op as a chain of cuDNN pointwise calls; the last one makes the op's result."""
+class CallWriter:
+    """Writes one op as a sequence of cuDNN pointwise calls; the last one computes the op's result."""
 
     def __init__(self, b: CudnnBuilder, node: Node):
         self.b, self.node, self.frame = b, node, b.frames[node]
-        # an epilogue that reads the image of its convolution does so through a tensor of its own: as one, the
-        # plan was an illegal access or failed when it ran
+        # an epilogue reads the image of its convolution through an alias, because with one tensor for both the plan
+        # was an illegal access or failed when it ran
         found = [b.operand(v, self.frame) for v in node.operands]
-        self.operands = [b.second(uid) if uid in b.images else uid for uid in found]
+        self.operands = [b.shared_alias(uid) if uid in b.images else uid for uid in found]
 
     def number(self, value: float) -> int:
         return self.b.scalar(value, len(self.frame.groups))
@@ -42,24 +42,24 @@ class Steps:
 
 
 def _direct(b: CudnnBuilder, node: Node) -> None:
-    """Ops that are one cuDNN mode of the same meaning."""
+    """Lower ops that are one cuDNN mode of the same meaning."""
     assert isinstance(node.op, Pointwise)
     for value in (*node.operands, node.result):
         dtype = value.type.dtype
         if dtype in (DType.I32, DType.I8):
             # cuDNN computes them in fp32: sums and products wrap and round differently
             raise LoweringError(f"{node.op.name} in {dtype.value}: cuDNN would compute it in fp32")
-    steps = Steps(b, node)
+    steps = CallWriter(b, node)
     a = node.op.attributes
     match node.op.name:
         case "leaky_relu" if not 0.0 <= a["alpha"] <= 1.0:
-            # cuDNN takes the maximum of x and slope * x, which is the other one for such a slope
+            # cuDNN computes the maximum of x and slope * x, which picks the wrong one for such a slope
             (x,) = steps.operands
             steps.last("binary_select", x, steps.step("mul", x, steps.number(a["alpha"])), steps.above(x, 0.0))
         case "leaky_relu":
             steps.last(node.op.name, *steps.operands, negative_slope=a["alpha"])
         case "leaky_relu_backward":
-            # a choice, not cuDNN's mode: that multiplies by a slope that it makes of x, which overflows with x
+            # a select, not cuDNN's mode, because that mode multiplies by a slope computed from x, which overflows
             dy, x = steps.operands
             steps.last("binary_select", dy, steps.step("mul", dy, steps.number(a["alpha"])), steps.above(x, 0.0))
         case "swish" | "swish_backward":
@@ -74,7 +74,7 @@ def _direct(b: CudnnBuilder, node: Node) -> None:
 def _where(b: CudnnBuilder, node: Node) -> None:
     if node.result.type.dtype not in (DType.F32, DType.F16, DType.BF16):
         raise LoweringError(f"where in {node.result.type.dtype.value}: cuDNN would compute it in fp32")
-    steps = Steps(b, node)
+    steps = CallWriter(b, node)
     mask, x, y = steps.operands
     steps.last("binary_select", x, y, mask)
 
@@ -82,7 +82,7 @@ def _where(b: CudnnBuilder, node: Node) -> None:
 def _elu(b: CudnnBuilder, node: Node) -> None:
     alpha = node.op.attributes["alpha"]
     if alpha == 1.0:
-        steps = Steps(b, node)
+        steps = CallWriter(b, node)
         steps.last("elu", *steps.operands)
     else:
         _exponential_below_zero(b, node, above=1.0, inner=1.0, outer=alpha)
@@ -91,21 +91,21 @@ def _elu(b: CudnnBuilder, node: Node) -> None:
 def _exponential_below_zero(b: CudnnBuilder, node: Node, *, above: float, inner: float, outer: float) -> None:
     """Write above * x where x > 0, and outer * (exp(inner * x) - 1) elsewhere.
 
-    A choice, because cuDNN's max and min would turn NaN into a number. An exponential that overflows is not chosen.
+    A select, because cuDNN's max and min would turn NaN into a number. An exponential that overflows is not selected.
     """
-    steps = Steps(b, node)
+    steps = CallWriter(b, node)
     (x,) = steps.operands
     power = x if inner == 1.0 else steps.step("mul", x, steps.number(inner))
     below = steps.step("mul", steps.step("sub", steps.step("exp", power), steps.number(1.0)), steps.number(outer))
-    kept = x if above == 1.0 else steps.step("mul", x, steps.number(above))
-    steps.last("binary_select", kept, below, steps.above(x, 0.0))
+    scaled = x if above == 1.0 else steps.step("mul", x, steps.number(above))
+    steps.last("binary_select", scaled, below, steps.above(x, 0.0))
 
 
 def _clip(b: CudnnBuilder, node: Node) -> None:
     if not node.result.type.dtype.is_float:
         raise LoweringError(f"clip in {node.result.type.dtype.value}: cuDNN would compute it in fp32")
     low, high = node.op.attributes["min"], node.op.attributes["max"]
-    steps = Steps(b, node)
+    steps = CallWriter(b, node)
     (x,) = steps.operands
     if low == 0.0 and high == math.inf:
         steps.last("relu", x)
@@ -122,21 +122,24 @@ def _clip(b: CudnnBuilder, node: Node) -> None:
 
 
 def _hard_sigmoid(b: CudnnBuilder, node: Node) -> None:
-    a, steps = node.op.attributes, Steps(b, node)
+    a, steps = node.op.attributes, CallWriter(b, node)
     line = steps.step("add", steps.step("mul", steps.operands[0], steps.number(a["alpha"])), steps.number(a["beta"]))
     steps.last("relu", line, lower_clip=0.0, upper_clip=1.0)
 
 
 def _hard_swish(b: CudnnBuilder, node: Node) -> None:
-    steps = Steps(b, node)
+    steps = CallWriter(b, node)
     (x,) = steps.operands
     line = steps.step("add", steps.step("mul", x, steps.number(1.0 / 6.0)), steps.number(0.5))
     steps.last("mul", x, steps.step("relu", line, lower_clip=0.0, upper_clip=1.0))
 
 
 def _mish(b: CudnnBuilder, node: Node) -> None:
-    """x * tanh(softplus(x)) = x / (1 + 2/n), n = e^x (e^x + 2), which overflows to x: fused tanh would be NaN there."""
-    steps = Steps(b, node)
+    """Write x * tanh(softplus(x)) as x / (1 + 2/n) with n = e^x (e^x + 2).
+
+    Where n overflows the result is x. cuDNN's fused tanh would be NaN there.
+    """
+    steps = CallWriter(b, node)
     (x,) = steps.operands
     two, exponential = steps.number(2.0), steps.step("exp", x)
     n = steps.step("mul", exponential, steps.step("add", exponential, two))
@@ -154,21 +157,21 @@ def _celu(b: CudnnBuilder, node: Node) -> None:
 
 
 def _softsign(b: CudnnBuilder, node: Node) -> None:
-    steps = Steps(b, node)
+    steps = CallWriter(b, node)
     (x,) = steps.operands
     steps.last("div", x, steps.step("add", steps.step("abs", x), steps.number(1.0)))
 
 
 def _thresholded_relu(b: CudnnBuilder, node: Node) -> None:
-    steps = Steps(b, node)
+    steps = CallWriter(b, node)
     (x,) = steps.operands
     steps.last("binary_select", x, steps.number(0.0), steps.above(x, node.op.attributes["alpha"]))
 
 
 def _prelu(b: CudnnBuilder, node: Node) -> None:
-    steps = Steps(b, node)
+    steps = CallWriter(b, node)
     x, slope = steps.operands
-    # a choice, not max(x, 0) + slope * min(x, 0): an infinite slope times zero would be NaN
+    # a select, not max(x, 0) + slope * min(x, 0): an infinite slope times zero would be NaN
     above = steps.step("cmp_ge", x, steps.number(0.0), dtype=DType.BOOL)
     steps.last("binary_select", x, steps.step("mul", x, slope), above)
 
@@ -182,7 +185,7 @@ def _cast(b: CudnnBuilder, node: Node) -> None:
     if virtual and source.is_float and value.scalar() is None:
         b.uids[node.result] = b.operand(value, b.frames[node])  # registers hold fp32: nothing to do
         return
-    steps = Steps(b, node)
+    steps = CallWriter(b, node)
     steps.last("identity", *steps.operands)
 
 

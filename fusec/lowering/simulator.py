@@ -1,10 +1,10 @@
 """Run a CudnnGraph in NumPy from its own description: dims, strides, dtypes, virtual flags.
 
-Arithmetic is fp32 (as cuDNN's compute type), but for the sums of products: no engine promises their
-order, so they are taken in float64 and rounded to fp32 once, which makes the result independent of how
-NumPy's BLAS splits the work. A value is rounded where it is stored, or where a virtual tensor is
-declared in another type than fp32. Nothing of the model is known here, so a wrong
-stride, a lost pad or a misplaced operand gives a wrong answer instead of a hidden one.
+Arithmetic is fp32, as cuDNN's compute type, except for the sums of products. No engine promises their order, so they
+are summed in float64 and rounded to fp32 once. The result then does not depend on how NumPy's BLAS splits the sum.
+
+A value is rounded where it is stored, or where a virtual tensor is declared in another type than fp32. The simulator
+knows nothing of the model, so a wrong stride, a lost pad or a misplaced operand gives a wrong answer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ Buffer = np.ndarray[Any, Any]
 
 
 def extent(tensor: CudnnTensor) -> int:
-    """Elements of memory a tensor spans, from its first to past its last."""
+    """Count elements of memory that a tensor spans, from its first to its last."""
     if 0 in tensor.dims:
         return 0
     return 1 + sum((d - 1) * s for d, s in zip(tensor.dims, tensor.strides, strict=True))
 
 
 def view(tensor: CudnnTensor, buffer: Buffer) -> Buffer:
-    """The tensor as a strided view of a flat buffer of its own dtype; ExecutionError if it does not fit."""
+    """View a flat buffer of the tensor's dtype as the strided tensor.
+
+    Raises ExecutionError: when it does not fit.
+    """
     if buffer.ndim != 1 or buffer.dtype != tensor.dtype.numpy or buffer.size < extent(tensor):
         raise ExecutionError(
             f"tensor {tensor.uid} needs {extent(tensor)} elements of {tensor.dtype.value}, "
@@ -213,7 +216,7 @@ def _standardize(x: Buffer, axes: tuple[int, ...], epsilon: Buffer) -> Buffer:
 
 
 def _normalised_axes(x: Buffer, scale: Buffer) -> tuple[int, ...]:
-    """cuDNN normalises the dims where the scale is not 1 (and where both are, harmlessly)."""
+    """List the dims that cuDNN normalises: those where the scale is not 1."""
     return tuple(i for i, d in enumerate(scale.shape) if d != 1)
 
 

@@ -1,4 +1,4 @@
-"""Which values are rounded to their storage type inside a cuDNN step, and which stay in fp32 from op to op."""
+"""Find where a cuDNN step rounds a value to its storage type, and where it keeps fp32 between ops."""
 
 from __future__ import annotations
 
@@ -7,49 +7,45 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusec.ir import Constant, DType, Node, Value
-from fusec.lowering.dim_folding import VIEWS
-from fusec.ops import Conv, ConvTranspose, MatMul
+from fusec.ir import HALVES, Constant, DType, Node, Value
+from fusec.ops import LINEAR_OPS, STRIDED_VIEWS
 
-HALVES = (DType.F16, DType.BF16)
-PRODUCTS = (Conv, ConvTranspose, MatMul)
-
-ROUNDED = "rounded"  # to its storage type, in front of a product
+ROUNDED = "rounded"  # to its storage type, before a product
 SAME = "same"  # not rounded, but the op that reads it commutes with rounding
 WIDE = "fp32"  # not rounded
-OWN = "own"  # of a type that registers hold exactly
+OWN = "own"  # its type is one that registers hold exactly
 
 # f(round(x)) = round(f(x)) for operands that are each rounded to one type: rounding is monotone and odd.
 _COMMUTES = frozenset({"relu", "neg", "abs", "max", "min", "where", "identity"})
 
 
 @dataclass(frozen=True)
-class Edge:
-    """A value made and read inside one step: one of the four words above."""
+class ValueUse:
+    """A value computed and read inside one step; `rounding` is one of the four words above."""
 
     value: Value
     user: Node
-    kept: str
+    rounding: str
 
 
-def edges(nodes: Sequence[Node]) -> Iterator[Edge]:
-    """The edges between the computing nodes of one step (or body), in order."""
-    inside = {n for n in nodes if not isinstance(n.op, (Constant, *VIEWS))}
+def value_uses(nodes: Sequence[Node]) -> Iterator[ValueUse]:
+    """Yield the uses of values between the computing nodes of one step (or body), in order."""
+    inside = {n for n in nodes if not isinstance(n.op, (Constant, *STRIDED_VIEWS))}
     for node in nodes:
         for value in node.results if node in inside else ():
-            yield from (Edge(value, user, _kept(value, user)) for user in value.users if user in inside)
+            yield from (ValueUse(value, user, _rounding(value, user)) for user in value.users if user in inside)
 
 
-def _kept(value: Value, user: Node) -> str:
+def _rounding(value: Value, user: Node) -> str:
     if value.type.dtype not in HALVES:
         return OWN
-    if isinstance(user.op, PRODUCTS):
+    if isinstance(user.op, LINEAR_OPS):
         return ROUNDED
     return SAME if _commutes(user, value.type.dtype) else WIDE
 
 
 def _commutes(user: Node, dtype: DType) -> bool:
-    """Whether the op gives the same whether its operands or its result are rounded."""
+    """Return True if rounding the operands of the op gives the same as rounding its result."""
     if len(user.results) != 1 or user.result.type.dtype is not dtype:
         return False
     if user.op.name == "clip":

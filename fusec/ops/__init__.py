@@ -1,4 +1,4 @@
-"""Every op there is: ALL, a tuple one can read; BY_NAME finds one by its name in the text form."""
+"""List every op: ALL is a tuple one can read, BY_NAME finds one by its name in the text form."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ from fusec.ops.finite import AllFinite
 from fusec.ops.indexing import Cumulate, Scatter, TopK
 from fusec.ops.matmul import MatMul
 from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
+from fusec.ops.op_sets import (
+    ANCHORS,
+    ATTENTION_OPS,
+    CONVOLUTIONS,
+    EPILOGUE_ANCHORS,
+    LINEAR_OPS,
+    PART_VIEWS,
+    PRODUCTS,
+    STRIDED_VIEWS,
+)
 from fusec.ops.pointwise import CLASSES, Cast, Pointwise, pw
 from fusec.ops.pooling import AvgPool, MaxPool
 from fusec.ops.random import RandomBits
@@ -75,8 +85,16 @@ BY_NAME: Mapping[str, type[Op]] = {op.name: op for op in ALL}
 
 __all__ = [
     "ALL",
+    "ANCHORS",
+    "ATTENTION_OPS",
     "BY_NAME",
     "CLASSES",
+    "CONVOLUTIONS",
+    "EPILOGUE_ANCHORS",
+    "LINEAR_OPS",
+    "PART_VIEWS",
+    "PRODUCTS",
+    "STRIDED_VIEWS",
     "AllFinite",
     "Attention",
     "AttentionBackward",

@@ -1,4 +1,4 @@
-"""`python -m fusec.ops` prints the tables of docs/ir.md, from the registry."""
+"""Print the tables of docs/ir.md from the registry: `python -m fusec.ops`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _row(*cells: str) -> str:
 
 
 def markdown() -> str:
-    """One table of the pointwise ops and one of the others."""
+    """Return a table of the pointwise ops and one of the others."""
     lines = ["| Pointwise op | Operands | Element types | Attributes |", "|---|---|---|---|"]
     for op in ALL:
         if issubclass(op, Pointwise):

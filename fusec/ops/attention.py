@@ -1,4 +1,4 @@
-"""Attention as one op, whose kernel need not store scores, and the rotary embedding of its operands."""
+"""Define attention as one op, whose kernel need not store scores, and the rotary embedding of its operands."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fusec.ops.spec import require, require_arity, require_float, widened
 class Attention(Op):
     """softmax(scale * q @ k^T + bias) @ v: q[B,H,S,D], k[B,G,T,D], v[B,G,T,E], bias to [B,H,S,T].
 
-    H is a multiple of G: that many heads of q in a row share one of k and v. `causal` adds -infinity where a
-    key comes after the query (counted from the first of each); `hides` says that where -infinity is added the
-    score is -infinity whatever it was, NaN too; `guarded` makes rows of weights zero that are NaN. `seen` is known
-    of the bias and changes nothing: that it leaves every query a key.
+    H is a multiple of G: H/G consecutive heads of q share one of k and v. `causal` adds -infinity where a key comes
+    after the query (counted from the first of each). `hides` makes a score -infinity where -infinity is added, even if
+    it was NaN. `guarded` makes rows of weights zero that are NaN. `seen` is a known fact and changes nothing: the bias
+    leaves every query a key.
     """
 
     scale: float = 1.0
@@ -55,7 +55,7 @@ class Attention(Op):
         return (widened(compute, *operands),)
 
     def scores(self, xp: Any, q: Array, k: Array, *bias: Array) -> Array:
-        """Compute what the softmax is taken of, [B,H,S,T], with every mask added."""
+        """Compute the operand of the softmax, [B,H,S,T], with every mask added."""
         (b, h, s, d), (_, g, t, _) = q.shape, k.shape
         grouped = q.reshape(b, g, h // g, s, d)
         scores = xp.matmul(grouped, k[:, :, None].swapaxes(-1, -2)).reshape(b, h, s, t) * q.dtype.type(self.scale)
@@ -78,9 +78,9 @@ class Attention(Op):
 
 @dataclass(frozen=True)
 class Rotary(Op):
-    """x * cos + turned * sin, turned being x with the halves of its last dim exchanged and the first negated.
+    """x * cos + rotated * sin, where rotated is x with the halves of its last dim exchanged and the first negated.
 
-    The rotary position embedding; cos and sin broadcast to x.
+    It is the rotary position embedding; cos and sin broadcast to x.
     """
 
     name: ClassVar[str] = "rotary"

@@ -1,6 +1,6 @@
-"""Attention as training needs it: with what its gradient is computed from again, and that gradient.
+"""Define attention for training: with the sums that its gradient needs, and that gradient.
 
-Neither stores scores: the backward half makes them anew, and weights from them and the logarithms of their sums.
+Neither stores scores. The backward half recomputes them, and weights from them and the logarithms of their sums.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from fusec.ops.spec import is_half, require, require_arity
 
 @dataclass(frozen=True)
 class AttentionTrain(Op):
-    """attention, and for each query the logarithm of the sum of its scores' exponentials: [B, H, S, 1] in f32 (f64 of
-    f64)."""
+    """Attention, and for each query the logarithm of the sum of its scores' exponentials.
+
+    The logarithms are [B, H, S, 1] in f32 (f64 of f64).
+    """
 
     scale: float = 1.0
     causal: bool = False
@@ -42,10 +44,10 @@ class AttentionTrain(Op):
 
 @dataclass(frozen=True)
 class AttentionBackward(Op):
-    """Gradients of q, k and v of attention_train, from dy, these three, its two results, and its bias if it has one.
+    """Gradients of q, k and v of attention_train, from dy, q, k, v, its two results, and its bias if it has one.
 
-    The sums may have the other operands' dtype, too. `ordered`: an engine must add in a fixed order, so that it gives
-    the same bits every time.
+    The sums may have the other operands' dtype, too. With `ordered` an engine must add in a fixed order, so that it
+    gives the same bits every time.
     """
 
     scale: float = 1.0
@@ -84,7 +86,7 @@ def _wide(xp: Any, x: Array) -> Array:
 
 
 def _groups(x: Array, k: Array) -> Array:
-    """[B, H, …] as [B, G, H/G, …]: heads beside those that share their keys."""
+    """Reshape [B, H, …] to [B, G, H/G, …]: heads that share their keys become one dim."""
     return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
 
 

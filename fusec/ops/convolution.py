@@ -1,4 +1,4 @@
-"""Convolution and transposed convolution in 1, 2 or 3 spatial dims; a bias is a separate add."""
+"""Define convolution and transposed convolution in 1, 2 or 3 spatial dims; a bias is a separate add."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 from fusec.ir import Array, Op, TensorType
 from fusec.ops.spec import require, require_arity, require_float, widened
 
-IM2COL_BYTES = 1 << 26  # of one block: what bounds the memory of a convolution beside its operands and result
+IM2COL_BYTES = 1 << 26  # of one block, which bounds a convolution's memory in addition to its operands and result
 
 
 @dataclass(frozen=True)
 class Conv(Op):
     """Cross-correlation: x[N, C, spatial…] with w[K, C/groups, window…] -> [N, K, spatial…].
 
-    Attributes have one entry per spatial dim; `pads` all the starts, then all the ends.
+    Attributes have one entry per spatial dim; `pads` has all starts, then all ends.
     """
 
     strides: tuple[int, ...]
@@ -110,14 +110,20 @@ def check_window(op: str, n: int, strides: Sequence[int], pads: Sequence[int], d
 
 
 def check_padded(x: TensorType, spatial: Sequence[int]) -> None:
-    """SizeError if the image is too large with its padding, though the result may be small: strides leave parts out."""
+    """Check the size of the padded image, because strides may leave the result small.
+
+    Raises SizeError: when it is too large.
+    """
     TensorType((*x.shape[:2], *spatial), x.dtype)
 
 
 def windows_along(
     spatial: Sequence[int], window: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
 ) -> tuple[int, ...]:
-    """How many windows fit along each spatial dim; VerifyError if one dim is smaller than its window."""
+    """Count windows along each spatial dim.
+
+    Raises VerifyError: when a dim is smaller than its window.
+    """
     n = len(spatial)
     result: list[int] = []
     for i, k, s, p0, p1, d in zip(spatial, window, strides, pads[:n], pads[n:], dilations, strict=True):
@@ -130,7 +136,7 @@ def windows_along(
 def sliding(
     xp: Any, x: Array, window: Sequence[int], strides: Sequence[int], dilations: Sequence[int], count: Sequence[int]
 ) -> Array:
-    """A view [N, C, window…, count…] of x[N, C, spatial…], which is already padded."""
+    """Return a view [N, C, window…, count…] of x[N, C, spatial…], which is already padded."""
     step = x.strides[2:]
     shape = (*x.shape[:2], *window, *count)
     by = (
@@ -142,7 +148,7 @@ def sliding(
 
 
 def pad_spatial(xp: Any, x: Array, pads: Sequence[int], value: float = 0.0) -> Array:
-    """x[N, C, spatial…] padded by `pads` (starts, then ends)."""
+    """Pad x[N, C, spatial…] by `pads` (starts, then ends)."""
     n = x.ndim - 2
     if not any(pads):
         return x
@@ -151,7 +157,7 @@ def pad_spatial(xp: Any, x: Array, pads: Sequence[int], value: float = 0.0) -> A
 
 
 def correlate(xp: Any, x: Array, w: Array, op: Conv) -> Array:
-    """The convolution by im2col and batched matrix products over blocks of output rows."""
+    """Convolve by im2col and batched matmuls over blocks of output rows."""
     count = windows_along(x.shape[2:], w.shape[2:], op.strides, op.pads, op.dilations)
     groups, taps = op.groups, math.prod(w.shape[1:])
     filters = w.reshape(groups, w.shape[0] // groups, taps)
@@ -172,7 +178,7 @@ def correlate(xp: Any, x: Array, w: Array, op: Conv) -> Array:
 
 
 def scatter(xp: Any, x: Array, w: Array, op: ConvTranspose) -> Array:
-    """Transposed convolution: tap by tap, each input element adds its scaled filter to the output."""
+    """Compute a transposed convolution: tap by tap, each input element adds its scaled filter to the output."""
     n, groups = x.ndim - 2, op.groups
     batch, channels = x.shape[:2]
     spatial, window = x.shape[2:], w.shape[2:]
@@ -195,7 +201,7 @@ def scatter(xp: Any, x: Array, w: Array, op: ConvTranspose) -> Array:
 
 
 def indices_of(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Every index of an array of that shape, the last dim fastest."""
+    """Yield every index of an array of that shape, the last dim fastest."""
     indices: list[tuple[int, ...]] = [()]
     for size in shape:
         indices = [(*index, i) for index in indices for i in range(size)]

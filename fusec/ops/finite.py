@@ -1,4 +1,4 @@
-"""Whether tensors hold numbers only: what a step with scaled losses asks of all its gradients at once."""
+"""Test if tensors hold finite numbers only, as a step with scaled losses must know of all its gradients."""
 
 from __future__ import annotations
 

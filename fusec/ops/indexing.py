@@ -1,4 +1,4 @@
-"""Ops that order elements or place them by index: top_k, scatter, and running sums and products."""
+"""Define ops that order elements or place them by index: top_k, scatter, and running sums and products."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Scatter(Op):
         def compute(x: Array, indices: Array, updates: Array) -> Array:
             result, at = xp.array(x, copy=True), indices.astype(xp.int64)
             if xp is np and at.size and (at.min() < -len(x) or at.max() >= len(x)):
-                raise IndexError(f"an index of scatter lies outside 0..{len(x) - 1}")
+                raise IndexError(f"scatter has an index outside 0..{len(x) - 1}")
             at = xp.where(at < 0, at + len(x), at)
             if self.reduction == "none":
                 result[at] = updates

@@ -1,4 +1,4 @@
-"""Matrix product with NumPy's rules for batch dims; bias, scale and transposition are ops of their own."""
+"""Define the matrix product, with NumPy's rules for batch dims; bias, scale and transposition are separate ops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MatMul(Op):
 
 
 def _product(xp: Any, a: Array, b: Array) -> Array:
-    """By one matrix: all rows at once, rather than a product for each batch."""
+    """Multiply by one matrix: all rows in one product, rather than a product for each batch."""
     if a.ndim > 2 and b.ndim == 2 and a.size and b.size:
         return xp.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
     return xp.matmul(a, b)

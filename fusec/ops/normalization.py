@@ -1,4 +1,4 @@
-"""Normalisations: batch (inference), instance, layer, group, RMS, and local response."""
+"""Define normalisations: batch (inference), instance, layer, group, RMS, and local response."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Pointwise ops, one table row each: name, attributes with defaults, rule for dtypes, meaning.
+"""Define the pointwise ops, one table row each: name, attributes with defaults, rule for dtypes, meaning.
 
-Rows marked with a cuDNN mode of the same meaning carry cuDNN's name (CUDNN_POINTWISE_*); operands
-broadcast as in NumPy. 16-bit floats are computed in f32 and rounded once.
+Rows with a cuDNN mode of the same meaning carry cuDNN's name (CUDNN_POINTWISE_*). Operands broadcast as in NumPy.
+16-bit floats are computed in f32 and rounded once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,14 @@ Reference = Callable[..., Array]  # (xp, attributes, *operands) -> array
 
 @dataclass(frozen=True)
 class Row:
-    """`rule`: float | number | any (operands of one such dtype, result alike), bool (same, of bools),
-    integer (same, of integers), compare (one dtype -> bool), test (float -> bool), select (bool, T, T -> T)."""
+    """A row of the table; `rule` names the dtypes that operands and result may have.
+
+    float, number, any: operands of one such dtype, and a result of the same
+    bool, integer: the same, for bools and integers
+    compare: one dtype -> bool
+    test: float -> bool
+    select: bool, T, T -> T
+    """
 
     name: str
     arity: int
@@ -84,7 +90,7 @@ class Pointwise(Op):
 
 
 def _sigmoid(xp: Any, x: Array) -> Array:
-    """1/(1+exp(-x)) without overflow, and exact to the last digits where it is tiny."""
+    """Compute 1/(1+exp(-x)) without overflow, and exact to the last digits where it is tiny."""
     z = xp.exp(-xp.abs(x))
     return xp.where(x >= 0, 1.0, z) / (1.0 + z)
 
@@ -98,12 +104,12 @@ def _gelu_cdf(xp: Any, x: Array) -> Array:
 
 
 def _gelu_tanh_cdf(xp: Any, x: Array) -> Array:
-    """0.5 * (1 + tanh(u)) is sigmoid(2 * u), which keeps its digits where it is tiny."""
+    """Compute 0.5 * (1 + tanh(u)) as sigmoid(2 * u), which keeps its digits where it is tiny."""
     return _sigmoid(xp, 2.0 * SQRT_2_OVER_PI * (x + 0.044715 * x * x * x))
 
 
 def _divide(xp: Any, a: Array, b: Array) -> Array:
-    """Floats: a/b. Integers: rounded towards zero, as ONNX and C do."""
+    """Divide: floats as a/b, integers rounded towards zero, as ONNX and C do."""
     if DType.of(a.dtype).is_float:
         return a / b
     quotient = a // b
@@ -127,7 +133,7 @@ def _swish_gradient(xp: Any, beta: float, dy: Array, x: Array) -> Array:
 
 
 def _power(xp: Any, x: Array, y: Array) -> Array:
-    """Integers to negative powers are truncated towards zero; NumPy refuses them."""
+    """Raise to a power; integers to negative powers are truncated towards zero, which NumPy refuses."""
     dtype = DType.of(x.dtype)
     if dtype.is_float or dtype.value.startswith("u"):
         return xp.power(x, y)
@@ -136,7 +142,7 @@ def _power(xp: Any, x: Array, y: Array) -> Array:
 
 
 def _shift(xp: Any, shift: Callable[..., Array], x: Array, y: Array) -> Array:
-    """By all bits or more leaves nothing (or the sign); a negative count counts as that, too."""
+    """Shift; a count of all bits or more, or a negative one, leaves 0 (or the sign)."""
     bits = 8 * x.dtype.itemsize
     beyond = (y < 0) | (y >= bits)
     rest = xp.where(x < 0, -1, 0).astype(x.dtype) if shift is xp.right_shift else xp.zeros_like(x)
@@ -266,7 +272,7 @@ TABLE: tuple[Row, ...] = (
 
 
 def _clip(xp: Any, a: Any, x: Array) -> Array:
-    """Integers take the nearest bounds inside the interval that their type holds."""
+    """Limit; for integers the bounds are the nearest ones inside the interval that their type holds."""
     low, high = a.min, a.max
     if not DType.of(x.dtype).is_float:
         info = np.iinfo(x.dtype)
@@ -289,7 +295,7 @@ CLASSES: Mapping[str, type[Pointwise]] = {row.name: _make(row) for row in TABLE}
 
 
 def pw(name: str, **attributes: float) -> Pointwise:
-    """The pointwise op of that name: `pw("leaky_relu", alpha=0.1)`."""
+    """Make the pointwise op of that name: `pw("leaky_relu", alpha=0.1)`."""
     return CLASSES[name](**attributes)
 
 
@@ -310,7 +316,7 @@ class Cast(Op):
 
 
 def _through(xp: Any, x: Array, to: DType) -> Array:
-    """What a cast to or from a narrow type goes through, where the two have no conversion of their own."""
+    """Return the dtype between a narrow type and one it cannot be cast to or from directly."""
     dtype = DType.of(x.dtype)
     if not dtype.is_narrow and not to.is_narrow:
         return x

@@ -1,4 +1,4 @@
-"""Max and average pooling; a global pool is a reduction over the spatial dims."""
+"""Define max and average pooling; a global pool is a reduction over the spatial dims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusec.ops.spec import require, require_arity, require_float, widened
 
 @dataclass(frozen=True)
 class Pool(Op):
-    """What max and average pooling share."""
+    """Base of max and average pooling."""
 
     window: tuple[int, ...]
     strides: tuple[int, ...]
@@ -38,7 +38,7 @@ class Pool(Op):
         return (TensorType((*x.shape[:2], *self.counts(x.shape[2:])), x.dtype, x.order),)
 
     def padded(self, spatial: Sequence[int]) -> tuple[int, ...]:
-        """Length of each dim with its pads, and with what the last window needs of it."""
+        """Return the length of each dim with its pads, and with what the last window needs of it."""
         n = len(spatial)
         need = [
             (c - 1) * s + d * (k - 1) + 1
@@ -48,8 +48,11 @@ class Pool(Op):
         return tuple(max(i + p0 + p1, m) for i, p0, p1, m in zip(spatial, self.pads[:n], ends, need, strict=True))
 
     def counts(self, spatial: Sequence[int]) -> tuple[int, ...]:
-        """Windows along each dim. With ceil_mode a last window may hang over the end, as long as it
-        starts inside the input or its leading pad (ONNX, and PyTorch's rule)."""
+        """Count windows along each dim.
+
+        With ceil_mode a last window may extend beyond the end, as long as it starts inside the input or its leading
+        pad (ONNX, and PyTorch's rule).
+        """
         n = len(spatial)
         result: list[int] = []
         for i, k, s, d, p0, p1 in zip(
@@ -65,7 +68,7 @@ class Pool(Op):
         return tuple(result)
 
     def windows(self, xp: Any, x: Array, fill: float) -> Array:
-        """[N, C, window…, count…], out-of-range elements being `fill`."""
+        """Return [N, C, window…, count…], where out-of-range elements are `fill`."""
         n = x.ndim - 2
         counts, starts = self.counts(x.shape[2:]), self.pads[:n]
         ends = [m - i - p0 for m, i, p0 in zip(self.padded(x.shape[2:]), x.shape[2:], starts, strict=True)]
@@ -91,7 +94,7 @@ class MaxPool(Pool):
 class AvgPool(Pool):
     """Mean over each window; padding counts as zeros if `count_include_pad`, else not at all.
 
-    What hangs over the padded input in ceil_mode is never counted; the mean of nothing is 0.
+    Elements beyond the padded input in ceil_mode are never counted; the mean of no elements is 0.
     """
 
     count_include_pad: bool = False
@@ -112,7 +115,7 @@ class AvgPool(Pool):
         return (widened(compute, *operands),)
 
     def weights(self, xp: Any, spatial: Sequence[int], dtype: Any) -> Array:
-        """How many elements each window counts, at least 1: [1, 1, count…]."""
+        """Count the elements of each window, at least 1: [1, 1, count…]."""
         n = len(spatial)
         ones = xp.ones((1, 1, *spatial), dtype)
         if self.count_include_pad:

@@ -1,4 +1,4 @@
-"""Random bits as a function of an explicit state, the same with NumPy and CuPy."""
+"""Draw random bits as a function of an explicit state, the same with NumPy and CuPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions over axes, softmax and log-softmax."""
+"""Define reductions over axes, softmax and log-softmax."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ _FLOAT_ONLY = frozenset({"l2", "log_sum", "log_sum_exp"})
 
 @dataclass(frozen=True)
 class Reduce(Op):
-    """Reduce over `axes` (ascending, not negative). Kinds: sum, mean, max, min, prod, l1, l2,
-    sum_square, log_sum (log of the sum), log_sum_exp."""
+    """Reduce over `axes` (ascending, not negative).
+
+    Kinds: sum, mean, max, min, prod, l1, l2, sum_square, log_sum (log of the sum), log_sum_exp.
+    """
 
     kind: str
     axes: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""Ops that move elements without arithmetic: reshape, transpose, concat, split, slice, pad, gather…
+"""Define ops that move elements without arithmetic: reshape, transpose, concat, split, slice, pad, gather…
 
-Shapes are concrete everywhere: what a model computes at run time only to name a shape is folded on import.
+Shapes are concrete everywhere. Ops that compute only a shape at run time are folded on import.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Transpose(Op):
 
 @dataclass(frozen=True)
 class Relayout(Op):
-    """The same tensor stored in another memory order: the identity of the reference."""
+    """The same tensor stored in another memory order; its reference is the identity."""
 
     order: tuple[int, ...]
     name: ClassVar[str] = "relayout"
@@ -114,7 +114,7 @@ class Concat(Op):
 
 @dataclass(frozen=True)
 class Split(Op):
-    """Cut along `axis` into pieces of the given sizes, one result each."""
+    """Split along `axis` into pieces of the given sizes, one result each."""
 
     axis: int
     sizes: tuple[int, ...]
@@ -270,7 +270,7 @@ class Resize(Op):
         return (TensorType(self.sizes, x.dtype, x.order),)
 
     def positions(self, xp: Any, dim: int, size: int) -> Array:
-        """For each output index along a dim of input size `size`: the input coordinate, a float64."""
+        """Return for each output index along a dim of input size `size` the input coordinate, a float64."""
         count, scale = self.sizes[dim], self.scales[dim]
         i = xp.arange(count, dtype=xp.float64)
         if self.coordinates == "asymmetric":
@@ -285,7 +285,7 @@ class Resize(Op):
         return shift + (i + 0.5) / scale - 0.5
 
     def nearest(self, xp: Any, dim: int, size: int) -> Array:
-        """The input index each output index along `dim` copies."""
+        """Return for each output index along `dim` the input index that it copies."""
         at = self.positions(xp, dim, size)
         if self.rounding == "floor":
             index = xp.floor(at)

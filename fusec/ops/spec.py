@@ -1,4 +1,4 @@
-"""What the ops share: checks that give a reason, broadcasting, and precision of the reference."""
+"""Share code among ops: checks that give a reason, broadcasting, and precision of the reference."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ def require_float(op: str, *operands: TensorType) -> None:
 
 
 def normalize_axis(axis: int, rank: int) -> int:
-    """An axis in 0..rank-1; negative ones count from the end."""
+    """Return an axis in 0..rank-1; negative ones count from the end."""
     require(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
     return axis % rank
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """NumPy's broadcast of the shapes; VerifyError if they do not agree."""
+    """Broadcast shapes as NumPy does.
+
+    Raises VerifyError: when they do not agree.
+    """
     rank = max(map(len, shapes), default=0)
     result: list[int] = []
     for dim in range(-rank, 0):
@@ -51,17 +54,17 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def result_order(shape: tuple[int, ...], operands: Sequence[TensorType]) -> tuple[int, ...]:
-    """Memory order of a pointwise result: that of the first operand which has the whole shape."""
+    """Return the memory order of a pointwise result: that of the first operand of the whole shape."""
     return next((t.order for t in operands if t.shape == shape), ())
 
 
 def is_half(x: Array) -> bool:
-    """Whether an array is f16 or bf16: stored in 16 bits, computed in f32."""
+    """Return True for an array of f16 or bf16: stored in 16 bits, computed in f32."""
     return x.dtype.itemsize == 2 and DType.of(x.dtype).is_float
 
 
 def widened(compute: Callable[..., Array], *operands: Array) -> Array:
-    """`compute` on the operands, 16-bit floats raised to f32 and the result rounded back once.
+    """Apply `compute` to the operands; 16-bit floats are raised to f32 and the result is rounded back once.
 
     NaN and infinity come out as IEEE says, without a warning.
     """
@@ -73,5 +76,5 @@ def widened(compute: Callable[..., Array], *operands: Array) -> Array:
 
 
 def special(xp: Any) -> Any:
-    """The special functions that belong to the array module."""
+    """Return the special functions of the array module."""
     return importlib.import_module("scipy.special" if xp is np else "cupyx.scipy.special")

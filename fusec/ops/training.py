@@ -1,4 +1,4 @@
-"""What only training needs: gradients of filters and of max pooling, batch norm by the batch's own statistics."""
+"""Define ops of training alone: gradients of filters and of max pooling, batch norm by the batch's own statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fusec.ir import Array, DType, Op, TensorType
+from fusec.ir import HALVES, Array, DType, Op, TensorType
 from fusec.ops.convolution import (
     IM2COL_BYTES,
     check_window,
@@ -25,7 +25,7 @@ from fusec.ops.spec import is_half, normalize_axis, require, require_arity, requ
 class ConvWgrad(Op):
     """Gradient of a convolution's filters: x[N, C, spatial…] with dy[N, K, spatial…] -> [K, C/groups, window…].
 
-    Attributes as the convolution's; `window` are the filters' spatial dims.
+    Attributes are the convolution's; `window` has the filters' spatial dims.
     """
 
     window: tuple[int, ...]
@@ -57,7 +57,7 @@ class ConvWgrad(Op):
 
 
 def correlate_batch(xp: Any, x: Array, dy: Array, op: ConvWgrad) -> Array:
-    """The filters' gradient by im2col and matrix products over blocks of images."""
+    """Compute the filters' gradient by im2col and matmuls over blocks of images."""
     count, groups = dy.shape[2:], op.groups
     taps = x.shape[1] // groups * math.prod(op.window)
     columns = sliding(xp, pad_spatial(xp, x, op.pads), op.window, op.strides, op.dilations, count)
@@ -122,7 +122,7 @@ def _check_statistics(op: str, x: TensorType, parameters: tuple[TensorType, ...]
     require_float(op, x)
     require(x.rank >= 2, f"{op} needs a channel dim, x has shape {list(x.shape)}")
     require(x.size > 0, f"{op}: statistics of an empty batch {list(x.shape)}")
-    halves = (DType.F16, DType.BF16)
+    halves = HALVES
     for t in parameters:
         require(t.shape == (x.shape[1],), f"{op}: parameter of shape {list(t.shape)} for {x.shape[1]} channels")
         same = t.dtype is parameters[0].dtype and (t.dtype is x.dtype or (t.dtype is DType.F32 and x.dtype in halves))
@@ -141,7 +141,7 @@ def _wide(xp: Any, x: Array) -> Array:
 class BatchNormTrain(Op):
     """x by the mean and variance of its batch, times scale plus bias; also that mean and 1/sqrt(variance + epsilon).
 
-    Beside f16 and bf16 the parameters, and with them the statistics, may be f32.
+    With x in f16 or bf16, the parameters and so the statistics may be f32.
     """
 
     epsilon: float = 1e-5
@@ -167,7 +167,7 @@ class BatchNormTrain(Op):
 
 @dataclass(frozen=True)
 class ChannelSums(Op):
-    """Of each channel the sum of its elements and that of their squares, f32 for 16 bits."""
+    """Sum of each channel's elements, and sum of their squares; f32 for 16 bits."""
 
     name: ClassVar[str] = "channel_sums"
 
@@ -187,9 +187,9 @@ class ChannelSums(Op):
 
 @dataclass(frozen=True)
 class BatchNormBySums(Op):
-    """What batch_norm_train gives, from x, scale, bias and the channel_sums of x.
+    """The results of batch_norm_train, from x, scale, bias and the channel_sums of x.
 
-    The variance is the mean of squares less the square of the mean, and no less than zero: a mean of many deviations
+    The variance is the mean of squares less the square of the mean, and no less than zero. A mean of many deviations
     costs digits.
     """
 
@@ -204,7 +204,7 @@ class BatchNormBySums(Op):
             require(
                 given.shape == scale.shape, f"{self.name}: sums of shape {list(given.shape)} for {x.shape[1]} channels"
             )
-            fits = given.dtype is x.dtype or (given.dtype is DType.F32 and x.dtype in (DType.F16, DType.BF16))
+            fits = given.dtype is x.dtype or (given.dtype is DType.F32 and x.dtype in HALVES)
             require(fits, f"{self.name}: sums of {given.dtype.value} with x of {x.dtype.value}")
         return (x, TensorType(scale.shape, scale.dtype), TensorType(scale.shape, scale.dtype))
 
@@ -222,8 +222,9 @@ class BatchNormBySums(Op):
 
 @dataclass(frozen=True)
 class BatchNormBackward(Op):
-    """Gradients of x, scale and bias of batch_norm_train, from dy, x, scale, and the two statistics it gave; with
-    `relu` those of the relu of its result, from the bias besides.
+    """Gradients of x, scale and bias of batch_norm_train, from dy, x, scale, and its two statistics.
+
+    With `relu`, of the relu of its result: bias is then an operand too.
     """
 
     relu: bool = False
@@ -255,10 +256,9 @@ class BatchNormBackward(Op):
 
 @dataclass(frozen=True)
 class LayerNormBackward(Op):
-    """Gradients of x, scale and bias of layer_norm of the same attributes, from dy, x and scale, a full one; not
-    `centred`: those of x and scale of rms_norm.
+    """Gradients of x, scale and bias of layer_norm of the same attributes, from dy, x and scale, a full one.
 
-    Beside f16 and bf16 scale, and with it its gradient, may be f32.
+    Not `centred`: those of x and scale of rms_norm. With x in f16 or bf16, scale and so its gradient may be f32.
     """
 
     axis: int = -1
@@ -275,7 +275,7 @@ class LayerNormBackward(Op):
         require(dy.same_value_type(x), f"dy is {dy}, x {x}")
         shapes = f"parameter of shape {list(scale.shape)} for normalised dims {list(x.shape[axis:])}"
         require(scale.shape == x.shape[axis:], f"{self.name}: {shapes}")
-        same = scale.dtype is x.dtype or (scale.dtype is DType.F32 and x.dtype in (DType.F16, DType.BF16))
+        same = scale.dtype is x.dtype or (scale.dtype is DType.F32 and x.dtype in HALVES)
         require(same, f"{self.name}: parameters of {scale.dtype.value} with x of {x.dtype.value}")
         kept = TensorType(scale.shape, scale.dtype)
         return (x, kept, kept) if self.centred else (x, kept)

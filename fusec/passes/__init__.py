@@ -1,52 +1,52 @@
-"""The pipeline: every pass in the order it runs, with the reason for its place."""
+"""List every pass in the order it runs, with the reason for its place."""
 
 from __future__ import annotations
 
-from fusec.passes.attention.deterministic_attention import OrderGradients
-from fusec.passes.attention.merge_qkv import MergeSiblings
-from fusec.passes.attention.merge_rotary_qkv import MergeTurned
-from fusec.passes.attention.packed_qkv_backward import OwnViews
-from fusec.passes.attention.recognise_attention import Attend
-from fusec.passes.attention.slice_packed_qkv import ReadPacked
+from fusec.passes.attention.deterministic_attention import DeterministicAttention
+from fusec.passes.attention.merge_qkv import MergeProjections
+from fusec.passes.attention.merge_rotary_qkv import MergeRotaryProjections
+from fusec.passes.attention.packed_qkv_backward import DuplicateBackwardViews
+from fusec.passes.attention.recognise_attention import RecogniseAttention
+from fusec.passes.attention.slice_packed_qkv import SlicePackedProjections
 from fusec.passes.base import CONCAT_IN_PLACE, UNORDERED, UNROUNDED, Pass
 from fusec.passes.cleanup.canonicalise import Canonicalise
-from fusec.passes.cleanup.cse import MergeEqual
+from fusec.passes.cleanup.cse import EliminateCommonSubexpressions
 from fusec.passes.cleanup.fold_constants import FoldConstants
 from fusec.passes.cleanup.simplify import Simplify
 from fusec.passes.folding.fold_batchnorm import FoldBatchNorm
 from fusec.passes.folding.fold_pads import FoldPads
 from fusec.passes.folding.fold_scales import FoldScales
-from fusec.passes.folding.fold_upsampling import Upsampled
-from fusec.passes.folding.pad_channels import WidenChannels
-from fusec.passes.folding.patch_embedding import Patches
-from fusec.passes.folding.reorder_bias_first import OrderSums
-from fusec.passes.layout.assign_layout import Layout
-from fusec.passes.layout.epilogue_before_views import ViewsBehind
+from fusec.passes.folding.fold_upsampling import FoldUpsampling
+from fusec.passes.folding.pad_channels import PadChannels
+from fusec.passes.folding.patch_embedding import PatchEmbedding
+from fusec.passes.folding.reorder_bias_first import ReorderBiasFirst
+from fusec.passes.layout.assign_layout import AssignLayout
+from fusec.passes.layout.epilogue_before_views import EpilogueBeforeViews
 from fusec.passes.layout.precision import Precision
-from fusec.passes.layout.sink_views import MoveViews
+from fusec.passes.layout.sink_views import SinkViews
 from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
-from fusec.passes.training.relu_mask_from_norm import MaskByNorm
+from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
 from fusec.passes.training.rematerialise import Rematerialise
-from fusec.passes.training.split_batchnorm_stats import SumsInFront
+from fusec.passes.training.split_batchnorm_stats import SplitBatchNormStats
 
-# What other passes leave behind: constants of constants, no-ops, equal nodes. Folding first, since no-ops
-# show once shapes and operands are numbers; merging last, when equal things have become equal nodes.
-CLEAN_UP: tuple[Pass, ...] = (FoldConstants(), Simplify(), MergeEqual())
+# Clean up after other passes: constants of constants, no-ops, equal nodes. Folding runs first, because no-ops show once
+# shapes and operands are numbers. Merging runs last, when equal things have become equal nodes.
+CLEAN_UP: tuple[Pass, ...] = (FoldConstants(), Simplify(), EliminateCommonSubexpressions())
 
-UNLAID: tuple[Pass, ...] = (
+EARLY_PASSES: tuple[Pass, ...] = (
     *CLEAN_UP,
-    # Before every rule that looks for a pattern: each then needs one spelling.
+    # Before every rule that looks for a pattern, because each then needs one spelling.
     Canonicalise(),
-    # Before factors are folded: the 1/6 of a hard swish would go into the weights that follow it.
+    # Before factors are folded, because the 1/6 of a hard swish would go into the weights after it.
     Recognise(),
-    # After softmax is recognised; before the factor and views it takes in are moved elsewhere.
-    Attend(),
-    # After recognition, which wants what it looks for unmoved; before the folds, so that a convolution
-    # meets the BatchNorm, factor or pad from which a transpose kept it.
-    MoveViews(),
+    # After softmax is recognised; before other passes move the factor and views that attention contains.
+    RecogniseAttention(),
+    # After recognition, whose patterns expect views in place; before the folds, so that a convolution
+    # meets the BatchNorm, factor or pad from which a transpose separated it.
+    SinkViews(),
     *CLEAN_UP,
-    # Before the scales: where BatchNorm has no convolution before it, it leaves a mul and an add,
+    # Before the scales: a BatchNorm without a convolution before it becomes a mul and an add,
     FoldBatchNorm(),
     # which a convolution after it can still take.
     FoldScales(),
@@ -55,42 +55,42 @@ UNLAID: tuple[Pass, ...] = (
     *CLEAN_UP,
     # After the folds: it sees each weight in its final form and rounds it once.
     Precision(),
-    # Only where numbers are stored in 16 bits. Before the fourth channel, which a product of patches has no use for.
-    Patches(),
-    WidenChannels(),
-    # Behind Precision, too: in 16 bits alone was it measured.
-    Upsampled(),
-    # Late, since it looks at nodes side by side as the partitioner will.
-    OrderSums(),
+    # Only where numbers are stored in 16 bits. Before the fourth channel, which a matmul of patches does not need.
+    PatchEmbedding(),
+    PadChannels(),
+    # After Precision too, because it was measured in 16 bits alone.
+    FoldUpsampling(),
+    # Late, because it looks at neighbouring nodes as the partitioner will.
+    ReorderBiasFirst(),
     *CLEAN_UP,
 )
 
-# Once more where attention is written out again, since its operands are then better left apart.
-FINISH: tuple[Pass, ...] = (
-    # After the folds and narrowing: weights are put beside each other as they will be stored.
-    MergeTurned(),
-    MergeSiblings(),
-    # Late too: where attention is written out, slices of the turned projection cost nothing.
-    ReadPacked(),
+# These run again where attention is expanded again, because its operands are then better kept separate.
+LATE_PASSES: tuple[Pass, ...] = (
+    # After the folds and narrowing, because weights are concatenated as they will be stored.
+    MergeRotaryProjections(),
+    MergeProjections(),
+    # Late too: where attention is expanded, slices of the transposed projection cost nothing.
+    SlicePackedProjections(),
     *CLEAN_UP,
-    # Before it is seen which values are read late: the relu's result is then not among them for this.
-    MaskByNorm(),
+    # Before values that are read late are found, because the relu's result is then not among them.
+    ReluMaskFromNorm(),
     # After the last merging of equal nodes, which would undo it.
     Rematerialise(),
-    OwnViews(),
-    # Only where it was asked for, and of the ops that are left.
-    OrderGradients(),
-    # Late: a node made after it would have no considered memory order.
-    Layout(),
-    # Which these go by, and keep; the latter behind whatever looks for a batch norm.
-    ViewsBehind(),
-    SumsInFront(),
+    DuplicateBackwardViews(),
+    # Only where the caller asked for it, and for the ops that are left.
+    DeterministicAttention(),
+    # Late, because the pass chooses no memory order for nodes inserted after it.
+    AssignLayout(),
+    # These two use those orders and keep them; the second runs after every pass that looks for a batch norm.
+    EpilogueBeforeViews(),
+    SplitBatchNormStats(),
 )
 
-PIPELINE: tuple[Pass, ...] = (*UNLAID, *FINISH)
+PIPELINE: tuple[Pass, ...] = (*EARLY_PASSES, *LATE_PASSES)
 
 
-# What changes where (or of what) a value is rounded to 16 bits, by the name of a pass or rule: left out where
+# Names of passes and rules that change where (or of what) a value is rounded to 16 bits. They are left out where
 # rounding follows the model's own ops.
 REROUNDING = frozenset(
     {
@@ -101,14 +101,14 @@ REROUNDING = frozenset(
 
 
 def rules() -> dict[str, tuple[Rewriter, ...]]:
-    """The rules of every pass that has some, by the pass's name; `Options.disable` takes both names."""
+    """Return the rules of every pass that has some, by the pass's name; `Options.disable` takes both names."""
     return {step.name: getattr(step, "rules", ()) for step in PIPELINE}
 
 
 def names() -> frozenset[str]:
-    """Everything `Options.disable` can name."""
+    """Return every name that `Options.disable` accepts."""
     found = frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
     return found | {UNROUNDED, UNORDERED, CONCAT_IN_PLACE}
 
 
-__all__ = ["CLEAN_UP", "FINISH", "PIPELINE", "REROUNDING", "UNLAID", "names", "rules"]
+__all__ = ["CLEAN_UP", "EARLY_PASSES", "LATE_PASSES", "PIPELINE", "REROUNDING", "names", "rules"]

@@ -1,4 +1,4 @@
-"""`python -m fusec.passes`: the pipeline and every rule as Markdown (docs/passes.md holds it)."""
+"""Print the pipeline and every rule as Markdown: `python -m fusec.passes` (docs/passes.md holds it)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fusec.passes import PIPELINE, rules
 
 
 def markdown() -> str:
-    """Numbered passes, then the rules of each as equations."""
+    """Return numbered passes, then the rules of each as equations."""
     lines = ["| | pass | what it does |", "|---|---|---|"]
     lines += [f"| {i} | `{step.name}` | {_summary(step)} |" for i, step in enumerate(PIPELINE, 1)]
     for name, known in rules().items():
@@ -20,7 +20,7 @@ def markdown() -> str:
 
 
 def _summary(step: object) -> str:
-    """The first sentence of the pass's module."""
+    """Return the first sentence of the pass's module."""
     text = " ".join((sys.modules[type(step).__module__].__doc__ or "").split())
     return re.split(r"[.;] ", text)[0].rstrip(".")
 

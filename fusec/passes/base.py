@@ -1,4 +1,4 @@
-"""What a pass is, the options all of them see, and the runner that verifies after each."""
+"""Define passes, the options that all of them see, and the runner that verifies after each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Orders = tuple[tuple[str, tuple[int, ...]], ...]  # memory orders by name
 
 
 def names_of(option: str, given: object) -> tuple[str, ...]:
-    """The names an option was given, one or several; FusecError for what is none."""
+    """Return the names given to an option, one or several.
+
+    Raises FusecError: when it is neither a name nor a list of names.
+    """
     names = (given,) if isinstance(given, str) else given
     if not isinstance(names, Collection) or not all(isinstance(name, str) for name in cast("Collection[Any]", names)):
         raise FusecError(f"{option} takes a name or a list of names, not {given!r}")
@@ -88,7 +91,7 @@ class Options:
 
 
 class Pass(Protocol):
-    """A frozen dataclass whose fields are the pass's own options."""
+    """Protocol of passes: a frozen dataclass whose fields are the pass's own options."""
 
     name: ClassVar[str]
 
@@ -103,10 +106,11 @@ def run(
     options: Options | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Graph:
-    """Run the passes in order on `graph`, pruning dead code and verifying after each that changed something.
+    """Run the passes in order on `graph`; prune dead code and verify after each that changed something.
 
     With the environment variable FUSEC_DUMP=DIR every state is written to DIR/NN-pass.txt.
-    Raises VerifyError naming the pass that broke the graph.
+
+    Raises VerifyError: names the pass that broke the graph.
     """
     options = options or Options()
     dump = os.environ.get("FUSEC_DUMP")

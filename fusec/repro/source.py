@@ -94,8 +94,7 @@ def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN
     """Return the source: it builds the graph and runs each plan, or those given as arguments, on `inputs.npz`.
 
     The files are in the script's folder. It exits with 1 unless the outputs of all plans that build are within
-    `allowed`, by uid, of `expected.npz`.
-    Raises LoweringError for an element type or operation that cuDNN's frontend lacks.
+    `allowed`, by uid, of `expected.npz`. Raises LoweringError for a type or operation that cuDNN's frontend lacks.
     """
     graph = lowered.graph
     names = dict(lowered.inputs) | {c.uid: c.literal.label for c in lowered.constants} | dict(lowered.outputs)

@@ -1,4 +1,4 @@
-"""What a GPU is, as data: the properties cuDNN plans by, and the figures the cost model needs."""
+"""Describe a GPU as data: the properties that cuDNN plans by, and the figures of the cost model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from typing import Any
 
 from fusec.errors import TargetError
 
-CPU = "cpu"  # the target that is no GPU: NumPy, op by op
-DEFAULT = "h200"  # what stands for a GPU where there is none
+CPU = "cpu"  # the target without a GPU: NumPy, op by op
+DEFAULT = "h200"  # the target to plan for where there is no GPU
 
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU that plans are made for.
+    """A GPU model to plan for.
 
-    `properties` is the JSON text of cuDNN's device properties. memory_bandwidth is in bytes/s, flops in
-    operations/s by precision (dense), launch_us what one kernel launch costs inside a CUDA graph.
-    `derived` says that the figures come from data sheets (`source`), not from a device.
+    name: name of the file in fusec/targets
+    sm: compute capability, 90 for 9.0
+    properties: JSON text of cuDNN's device properties
+    memory_bandwidth: bytes/s
+    flops: operations/s by precision (dense)
+    launch_us: microseconds that one kernel launch costs inside a CUDA graph
+    source: where the figures come from
+    derived: True if the figures come from data sheets, not from a device
     """
 
     name: str
@@ -36,21 +41,39 @@ class Target:
 
     @property
     def device_name(self) -> str:
-        return str(json.loads(self.properties)["deviceName"])
+        return str(self._property("deviceName"))
 
     @property
     def memory_bytes(self) -> int:
-        """Of the whole GPU."""
-        return int(json.loads(self.properties)["totalGlobalMem"])
+        """Return the memory of the whole GPU."""
+        return int(self._property("totalGlobalMem"))
+
+    @property
+    def processors(self) -> int:
+        """Return the number of streaming multiprocessors."""
+        return int(self._property("multiProcessorCount"))
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Return the shared memory that one block may use."""
+        return int(self._property("maxSharedMemoryPerBlockOptin"))
+
+    @property
+    def l2_bytes(self) -> int:
+        """Return the size of the second-level cache."""
+        return int(self._property("l2CacheSize"))
+
+    def _property(self, name: str) -> Any:
+        return json.loads(self.properties)[name]
 
     @property
     def digest(self) -> str:
-        """Identifies the properties; part of the key of every remembered answer."""
+        """Return a digest of the properties, which is part of the key of every cached verdict."""
         return hashlib.sha256(f"{self.sm} {self.properties}".encode()).hexdigest()
 
 
 def names() -> list[str]:
-    """The targets there are, by compute capability."""
+    """List the known targets, by compute capability."""
     files = [
         f.name.removesuffix(".json") for f in resources.files("fusec.targets").iterdir() if f.name.endswith(".json")
     ]
@@ -59,7 +82,10 @@ def names() -> list[str]:
 
 @functools.cache
 def load(name: str) -> Target:
-    """Load the target of that name; TargetError listing the known ones. `cpu` has the figures of the default."""
+    """Load the target of that name; `cpu` has the figures of the default target.
+
+    Raises TargetError: for an unknown name; it lists the known ones.
+    """
     if name == CPU:
         return replace(load(DEFAULT), name=CPU)
     if name not in names():

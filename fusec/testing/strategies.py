@@ -15,7 +15,7 @@ from fusec.ops import BY_NAME
 from fusec.passes import names as pass_names
 from fusec.testing.case import Case
 from fusec.testing.generators.arrays import STYLES
-from fusec.testing.generators.graph_builder import Builder, Choices, Draw, Unfit
+from fusec.testing.generators.graph_builder import Choices, Draw, RandomGraph, Unfit
 from fusec.testing.generators.motifs import MOTIFS
 from fusec.testing.generators.motifs.kernels import KERNELS, MOST_ELEMENTS
 from fusec.testing.generators.operations import DRAWS
@@ -38,7 +38,7 @@ def dtypes(floats_only: bool = False) -> st.SearchStrategy[DType]:
 @st.composite
 def shapes(draw: st.DrawFn, min_rank: int = 0, max_rank: int = 5) -> tuple[int, ...]:
     """Shapes of at most a few hundred elements: dims of 1, odd ones, and seldom an empty one."""
-    return Builder(draw).shape(min_rank, max_rank)
+    return RandomGraph(draw).shape(min_rank, max_rank)
 
 
 @st.composite
@@ -59,7 +59,7 @@ def tensor_types(draw: st.DrawFn, min_rank: int = 0, max_rank: int = 5) -> Tenso
 def single_ops(draw: st.DrawFn, name: str | None = None) -> Graph:
     """A graph about one op: `name`, or any of the registry. What makes its operands valid comes with it."""
     name = name or draw(st.sampled_from(sorted(DRAWS)))
-    builder = Builder(draw, draw(st.sampled_from(FLOATS)))
+    builder = RandomGraph(draw, draw(st.sampled_from(FLOATS)))
     builder.input(TensorType(builder.image_shape() if builder.chance(60) else builder.shape(), builder.dtype))
     try:
         DRAWS[name](builder)
@@ -85,7 +85,7 @@ def graphs(draw: st.DrawFn, max_steps: int = 5, dtypes: Sequence[DType] = FLOATS
     Every op of the registry occurs; what fuses, and what tempts a partitioner to err, occurs more often.
     The floats of one graph are mostly of one dtype, drawn from `dtypes`.
     """
-    builder = Builder(draw, draw(st.sampled_from(list(dtypes))))
+    builder = RandomGraph(draw, draw(st.sampled_from(list(dtypes))))
     for _ in range(1 + builder.below(2)):
         shape = builder.image_shape() if builder.chance(65) else builder.shape()
         builder.input(TensorType(shape, builder.dtype, builder.order(len(shape))))
@@ -100,7 +100,7 @@ def kernel_graphs(draw: st.DrawFn, dtypes: Sequence[DType] = KERNEL_FLOATS) -> G
 
     Each family of `fusec.gpu.kernels.FAMILIES` is as likely as another; random graphs reach few of them.
     """
-    builder = Builder(draw, draw(st.sampled_from(list(dtypes))))
+    builder = RandomGraph(draw, draw(st.sampled_from(list(dtypes))))
     builder.most_elements = MOST_ELEMENTS
     _attempt(builder, tuple(KERNELS.values()))
     for _ in range(builder.pick([0, 0, 1, 2])):
@@ -108,7 +108,7 @@ def kernel_graphs(draw: st.DrawFn, dtypes: Sequence[DType] = KERNEL_FLOATS) -> G
     return builder.finish()
 
 
-def _attempt(builder: Builder, kinds: Sequence[Draw]) -> None:
+def _attempt(builder: RandomGraph, kinds: Sequence[Draw]) -> None:
     """Draw a motif; what one that does not fit has added by then stays: a dead end is a graph too."""
     for _ in range(_ATTEMPTS):
         try:

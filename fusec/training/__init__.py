@@ -1,4 +1,4 @@
-"""Turn gradients into a training step: optimisers as graph functions, and loss scaling for fp16."""
+"""Turn gradients into a training step: optimisers that add ops to a graph, and loss scaling for fp16."""
 
 from fusec.training.loss_scaling import scaled_backward
 from fusec.training.optimizers import Rate, adam, adamw, sgd

@@ -1,4 +1,4 @@
-"""Scale the loss so that gradients do not vanish in fp16, and say whether all are finite."""
+"""Scale the loss so that gradients do not become zero in fp16, and test if all of them are finite."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from fusec.ops import AllFinite, Cast
 def scaled_backward(
     loss: Tensor, parameters: Sequence[Tensor], growth: int = 2000, start: float = 2.0**15
 ) -> tuple[list[Tensor], Tensor]:
-    """Gradients of a loss by way of a larger one, whose own do not vanish in fp16; and whether all are finite.
+    """Compute gradients of a loss that is scaled up, because small gradients become zero in fp16.
 
-    The factor is state: halved where a gradient is not finite (pass the second result to an optimiser as `keep`),
-    doubled after `growth` steps in which all were.
+    Returns the gradients of the unscaled loss, and a bool: all of them are finite. Pass the bool to an optimiser as
+    `keep`. The scale is a parameter of the graph. A step with a gradient that is not finite halves it.
+
+    growth: number of finite steps in a row that doubles the scale.
+    start: first value of the scale.
     """
     b = loss.builder
     scale, good = b.parameter("loss.scale", np.float32(start)), b.parameter("loss.good", np.zeros((), np.float32))
@@ -33,7 +36,10 @@ def scaled_backward(
 
 
 def _narrowest(gradient: Tensor) -> Tensor:
-    """What a gradient was cast from, if it was narrower: as finite, and the cast need not be stored."""
+    """Return the tensor that a gradient was cast from, if it is no wider.
+
+    It is finite where the gradient is, and the cast then need not reach memory.
+    """
     node = gradient.value.node
     if node is None or not isinstance(node.op, Cast):
         return gradient

@@ -1,7 +1,11 @@
 """Add optimisers to a graph: SGD with momentum, Adam and AdamW.
 
-Each takes a builder, parameters and their gradients, adds what it keeps beside a parameter (`<name>.momentum`…) to
-the state, and says what replaces it: one graph, so one program, holds forward, backward and update.
+An optimiser takes a builder, parameters and their gradients. It adds its own state (`<name>.momentum`…) as parameters
+and updates all of them. Forward, backward and update are therefore one graph and one program.
+
+Arguments that all of them share:
+rate: learning rate; a Tensor, for example an input, can change from step to step.
+keep: a bool Tensor; where it is false, the step changes neither parameters nor state.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import numpy as np
 
 from fusec.builder import Builder, Tensor
 
-Rate = float | Tensor  # a tensor, say an input, lets it change from step to step
+Rate = float | Tensor
 
 
 def sgd(
@@ -25,16 +29,16 @@ def sgd(
     nesterov: bool = False,
     keep: Tensor | None = None,
 ) -> None:
-    """p - rate * v with v = momentum * v + g, as PyTorch counts it. `keep` (bool): where it is false, nothing moves."""
+    """Update p to p - rate * v with v = momentum * v + g, as PyTorch does."""
     for p, g in zip(parameters, gradients, strict=True):
         g = _of(g, p)
         if weight_decay:
             g = g + p * weight_decay
         move = g
         if momentum:
-            held = _slot(b, p, "momentum")
-            velocity = held * momentum + g
-            _update(b, held, velocity, keep)
+            last = _slot(b, p, "momentum")
+            velocity = last * momentum + g
+            _update(b, last, velocity, keep)
             move = g + velocity * momentum if nesterov else velocity
         _update(b, p, p - move * rate, keep)
 
@@ -50,7 +54,10 @@ def adam(
     decoupled: bool = False,
     keep: Tensor | None = None,
 ) -> None:
-    """Adam (Kingma and Ba, 2015); `decoupled` takes the decay from the parameter, not the gradient: AdamW."""
+    """Update parameters by Adam (Kingma and Ba, 2015).
+
+    decoupled: subtract the weight decay from the parameter, as AdamW does, not from the gradient.
+    """
     count = b.parameter("adam.step", np.zeros((), np.float32))
     step = count + 1.0
     _update(b, count, step, keep)
@@ -59,11 +66,11 @@ def adam(
         g = _of(g, p)
         if weight_decay and not decoupled:
             g = g + p * weight_decay
-        held, squares = _slot(b, p, "mean"), _slot(b, p, "square")
-        mean = held * betas[0] + g * (1.0 - betas[0])
-        square = squares * betas[1] + g * g * (1.0 - betas[1])
-        _update(b, held, mean, keep)
-        _update(b, squares, square, keep)
+        last_mean, last_square = _slot(b, p, "mean"), _slot(b, p, "square")
+        mean = last_mean * betas[0] + g * (1.0 - betas[0])
+        square = last_square * betas[1] + g * g * (1.0 - betas[1])
+        _update(b, last_mean, mean, keep)
+        _update(b, last_square, square, keep)
         move = (mean / first) / ((square / second).sqrt() + epsilon)
         if weight_decay and decoupled:
             move = move + p * weight_decay
@@ -80,7 +87,7 @@ def adamw(
     weight_decay: float = 0.01,
     keep: Tensor | None = None,
 ) -> None:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+    """Update parameters by Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
     adam(b, parameters, gradients, rate, betas, epsilon, weight_decay, True, keep)
 
 
@@ -89,7 +96,7 @@ def _of(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _slot(b: Builder, parameter: Tensor, kind: str) -> Tensor:
-    """What an optimiser keeps beside a parameter, zero at first."""
+    """Add a parameter for an optimiser's state of `parameter`, zero at first."""
     return b.parameter(f"{parameter.name}.{kind}", np.zeros(parameter.shape, parameter.dtype.numpy))
 
 

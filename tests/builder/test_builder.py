@@ -177,7 +177,7 @@ def test_dropout_keeps_the_mean() -> None:
 WRONG: dict[str, tuple[Callable[[Builder, Tensor], Any], str]] = {
     "shapes": (lambda b, x: x + b.input("z", (3,)), r"add\(.*shapes \[2, 4\], \[3\] do not broadcast"),
     "dtypes": (lambda b, x: x + b.input("z", (4,), "i64"), "operands differ in dtype: f32, i64"),
-    "an array of another dtype": (lambda b, x: x + np.ones(4), "an array of float64 beside"),
+    "an array of another dtype": (lambda b, x: x + np.ones(4), "an array of float64 with .*: convert it to f32 first"),
     "filters": (
         lambda b, x: b.conv(b.input("i", (1, 3, 8, 8)), b.constant(np.ones((4, 2, 3, 3), np.float32))),
         "channels",
@@ -199,6 +199,7 @@ WRONG: dict[str, tuple[Callable[[Builder, Tensor], Any], str]] = {
     "no shape": (lambda b, x: b.parameter("p"), "parameter 'p' needs an array or a shape"),
     "no window": (lambda b, x: b.max_pool(x, 2), "has no spatial dims"),
     "scalars": (lambda b, x: x.sum() @ x, "a matrix product of"),
+    "numbers alone": (lambda b, x: b.where(x > 0, 1.0, 0.0), r"where\(\) of \(1.0, 0.0\): one of them"),
 }
 
 

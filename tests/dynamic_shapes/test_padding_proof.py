@@ -11,7 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from ops.cases import CASES, Case
 
-from fusec.dynamic_shapes.padding_proof import Cut, cuts
+from fusec.dynamic_shapes.padding_proof import Crop, crops
 from fusec.errors import ModelError, VerifyError
 from fusec.ir import DType, Graph, TensorType
 from fusec.ops import Reshape, Transpose
@@ -54,7 +54,7 @@ def passed(case: Case, rng: np.random.Generator) -> bool:
             large = [grown(a, places[i], 3, rng) if i in places else a for i, a in enumerate(arrays)]
             try:
                 wide = graph_of(case.op, large)
-                found = cuts(small, wide, {f"x{i}": [a] for i, a in places.items()}, size, size + 3)
+                found = crops(small, wide, {f"x{i}": [a] for i, a in places.items()}, size, size + 3)
             except (VerifyError, ModelError):
                 continue
             got = evaluate(wide, {f"x{i}": a for i, a in enumerate(large)})
@@ -117,7 +117,7 @@ def test_a_dim_is_followed_through_joins_and_cuts(
         g.set_outputs([held[s]], ["y"])
     small, large = graphs[n], graphs[m]
     try:
-        (cut,) = cuts(small, large, {"x": [place]}, n, m)
+        (cut,) = crops(small, large, {"x": [place]}, n, m)
     except ModelError:
         event("refused")
         return
@@ -132,6 +132,6 @@ def test_a_cut_of_joined_rows() -> None:
     """Rows of a dim that is joined with one outside and one inside."""
     array = np.arange(2 * 4 * 3 * 5).reshape(2 * 4 * 3, 5)
     want = array.reshape(2, 4, 3, 5)[:, :3].reshape(18, 5)
-    np.testing.assert_array_equal(Cut(((0, 2, 4, 3),)).take(array), want)
-    again = Cut(((0, 2, 4, 3),)).then(Cut(((1, 1, 5, 2),)))
+    np.testing.assert_array_equal(Crop(((0, 2, 4, 3),)).take(array), want)
+    again = Crop(((0, 2, 4, 3),)).then(Crop(((1, 1, 5, 2),)))
     np.testing.assert_array_equal(again.take(array), want[:, :2])

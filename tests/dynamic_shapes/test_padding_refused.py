@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusec.dynamic_shapes.padding_proof import cuts
+from fusec.dynamic_shapes.padding_proof import crops
 from fusec.errors import ModelError
 from fusec.reference import evaluate
 from fusec.text import parse
@@ -116,14 +116,14 @@ def model(text: str, size: int) -> str:
 def test_it_is_refused(what: str) -> None:
     text, axes, reason = REFUSED[what]
     with pytest.raises(ModelError, match=reason):
-        cuts(parse(model(text, 4)), parse(model(text, 6)), axes, 4, 6)
+        crops(parse(model(text, 4)), parse(model(text, 6)), axes, 4, 6)
 
 
 @pytest.mark.parametrize("what", PASSED)
 def test_it_may_be_padded(what: str, rng: np.random.Generator) -> None:
     text, axes = PASSED[what]
     small, large = parse(model(text, 4)), parse(model(text, 6))
-    (cut,) = cuts(small, large, axes, 4, 6)
+    (cut,) = crops(small, large, axes, 4, 6)
     feeds = {v.name: rng.integers(-3, 3, v.type.shape).astype(v.type.dtype.numpy) for v in small.inputs}
     wide = dict(feeds)
     for name, (axis,) in axes.items():

@@ -205,7 +205,7 @@ def test_symbolic_declarations_agree_with_all() -> None:
         (one("Gelu", [2], approximate="erf"), "knows no approximation 'erf'"),
         (one("Constant", value_string="a"), "strings are not supported"),
         (one("Constant"), "needs exactly one value"),
-        (one("Pad", [3], opset=2 + 7, pads=[-2, -2]), "cut more than x of shape [3] has"),
+        (one("Pad", [3], opset=2 + 7, pads=[-2, -2]), "remove more than x of shape [3] has"),
         (one("GroupNormalization", [1, 4], [3], [3], opset=18, num_groups=3), "4 channels do not divide into 3 groups"),
     ],
 )  # fmt: skip
@@ -232,7 +232,7 @@ def _i(*items: int) -> np.ndarray:
         (_with_constants("Reshape", [_i(5, -1)]), "[1, 1, 2, 3] has 6 elements, no [5, -1] fits them"),
         (_with_constants("Reshape", [_i(-1, -1)]), "more than one -1"),
         (_with_constants("Reshape", [_i(-2, 3)]), "negative dimension in the new shape [-2, 3]"),
-        (_with_constants("Reshape", [_i(1, 1, 1, 1, 0)]), "dim 4 of [1, 1, 1, 1, 0] is to be kept"),
+        (_with_constants("Reshape", [_i(1, 1, 1, 1, 0)]), "dim 4 of [1, 1, 1, 1, 0] copies that of x"),
         (_with_constants("Reshape", [_i(4)]), "[1, 1, 2, 3] has 6 elements, [4] 4"),
         (_with_constants("Reshape", [np.ones(2, np.float32)]), "the new shape must be integers, not f32"),
         (_with_constants("Reshape", [np.ones((1, 1), np.int64)]), "the new shape must be a list, not of shape [1, 1]"),
@@ -360,4 +360,4 @@ def test_unsupported_op_in_a_function() -> None:
 def test_attribute_that_refers_to_a_function() -> None:
     proto = one("Elu", [2], alpha=1.0)
     proto.graph.node[0].attribute[0].ref_attr_name = "a"
-    _fails(proto, "node 'n' (Elu): attribute 'alpha' refers to one of a function")
+    _fails(proto, "node 'n' (Elu): attribute 'alpha' refers to a function's, but the node is in none")

@@ -46,21 +46,21 @@ def _saved(folder: Path, tensor: TensorProto) -> Path:
 
 def test_absolute_location(tmp_path: Path) -> None:
     path = _saved(tmp_path, _external(location=str(tmp_path / "w.bin")))
-    _fails(path, "m.onnx: initializer 'w': external data", "lies outside the model's folder")
+    _fails(path, "m.onnx: initializer 'w': external data", "is outside the model's folder")
 
 
 @pytest.mark.parametrize("location", ["../w.bin", "sub/../../w.bin", "../model/w.bin"])
 def test_location_with_dots(tmp_path: Path, location: str) -> None:
     (tmp_path / "w.bin").write_bytes(W.tobytes())
     path = _saved(tmp_path / "model", _external(location=location))
-    _fails(path, f"initializer 'w': external data {location!r} lies outside the model's folder")
+    _fails(path, f"initializer 'w': external data {location!r} is outside the model's folder")
 
 
 def test_symlink_out_of_the_folder(tmp_path: Path) -> None:
     path = _saved(tmp_path / "model", _external(location="link.bin"))
     (tmp_path / "secret").write_bytes(W.tobytes())
     (tmp_path / "model" / "link.bin").symlink_to(tmp_path / "secret")
-    _fails(path, "'link.bin' lies outside the model's folder (through a symbolic link)")
+    _fails(path, "'link.bin' is outside the model's folder (through a symbolic link)")
 
 
 def test_folder_that_is_a_symlink_out(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_inline_data_that_does_not_fit(tensor: TensorProto, said: str) -> None:
 @pytest.mark.parametrize(
     ("indices", "shape", "said"),
     [
-        ([0, 9], [6], "lies outside its 6 elements"),
-        ([0, -1], [6], "lies outside its 6 elements"),
+        ([0, 9], [6], "is outside its 6 elements"),
+        ([0, -1], [6], "is outside its 6 elements"),
         ([0, 1, 2], [6], "sparse tensor of 2 values, indices [3]"),
         ([0, 1], [1 << 40], "the limit is 64 GiB"),
         ([0, 1], [1 << 30], "the limit is 2 GiB"),

@@ -286,5 +286,5 @@ def test_copies_of_what_is_none() -> None:
     with pytest.raises(FusecError, match="is no parameter of this graph"):
         b.copy(w * 2.0, "f16")
     b.update(w, w * 2.0)
-    with pytest.raises(FusecError, match="is updated already"):
+    with pytest.raises(FusecError, match="is already updated"):
         b.copy(w, "f16")

@@ -351,7 +351,7 @@ def test_a_way_that_computes_something_else_is_not_taken(machine: Machine) -> No
 
     kernel, every = _ways_of_relu(2)
     launcher, times = Launcher(), iter([5.0, 3.0, 1.0])
-    with pytest.warns(UserWarning, match="a way to run relu computes something else than others"):
+    with pytest.warns(UserWarning, match="a variant of relu computes other results than the others"):
         assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == 3.0
     assert launcher.fastest(kernel).key == every[1].key and launcher.runs(kernel)
     assert launcher.times_us(kernel) == [5.0, 3.0, float("inf")]
@@ -364,7 +364,7 @@ def test_a_kernel_no_two_ways_of_which_agree_is_not_run(machine: Machine) -> Non
 
     kernel, every = _ways_of_relu(1, 2)
     launcher, times = Launcher(), iter([5.0, 3.0, 1.0])
-    with pytest.warns(UserWarning, match="computes something else than others"):
+    with pytest.warns(UserWarning, match="computes other results than the others"):
         assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == float("inf")
     assert not launcher.runs(kernel) and not any(map(launcher.runs, every))
 
@@ -378,7 +378,7 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     from fusec.gpu.kernels.norm import batch_norm, batch_norm_resident
     from fusec.gpu.launch.kernel_launcher import Launcher
 
-    monkeypatch.setattr(batch_norm, "WAYS", ((64, 4),))
+    monkeypatch.setattr(batch_norm, "VARIANTS", ((64, 4),))
     monkeypatch.setattr(batch_norm_resident, "BLOCKS", blocks)
     x, p, fits = last(DType.F16, 4, 8, 12, 20), TensorType((8,), DType.F32), blocks == PROCESSORS
     case = build_case("norm", [x, p, p], lambda g, *v: g.insert(BatchNormTrain(), list(v)).results)

@@ -120,14 +120,14 @@ REFUSED = {
   %y = attention(%q, %k, %k)
   return %y
 }""",
-        "must lie side by side",
+        "must be contiguous",
     ),
     "attention written with its features apart": (
         """graph "b" (%q: f16[1,2,3,8], %k: f16[1,2,3,8]) {
   %y = attention(%q, %k, %k) : f16[1,2,3,8]{0,1,3,2}
   return %y
 }""",
-        "an attention's result must lie side by side",
+        "an attention's result must be contiguous",
     ),
     "attention from the middle of 16 bytes": (
         """graph "b" (%x: f16[1,2,3,12], %k: f16[1,2,3,8]) {
@@ -135,7 +135,7 @@ REFUSED = {
   %y = attention(%q, %k, %k)
   return %y
 }""",
-        "begins inside of 16 bytes",
+        "its first element is not aligned to 16 bytes",
     ),
     "attention that feeds another op": (
         """graph "b" (%q: f16[1,2,3,8], %k: f16[1,2,3,8]) {
@@ -151,7 +151,7 @@ REFUSED = {
   %z = slice(%y) {starts=[0,0], sizes=[2,8], steps=[1,1]}
   return %z
 }""",
-        "of which the rest is not stored",
+        "whose rest is not stored",
     ),
     "four dims that do not merge": (
         """graph "b" (%x: f32[2,3,4,5], %y: f32[2,1,4,1]) {

@@ -85,8 +85,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "import_ceil_mode",
         "importer",
         "frontends/onnx/ops/pooling.py",
-        "pads, tuple(dilations), bool(ceil_mode)",
-        "pads, tuple(dilations), False",
+        "op = MaxPool(*attributes.resolved(x), bool(ceil_mode))",
+        "op = MaxPool(*attributes.resolved(x), False)",
         "ceil_mode is lost",
     ),
     _m(
@@ -377,8 +377,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "views_rows_up",
         "move_views",
         "passes/layout/compose_views.py",
-        "turned = graph.add(Transpose(perm), x, before=node)",
-        "turned = graph.add(Transpose((*reversed(perm[:-1]), perm[-1])), x, before=node)",
+        "transposed = graph.add(Transpose(perm), x, before=node)",
+        "transposed = graph.add(Transpose((*reversed(perm[:-1]), perm[-1])), x, before=node)",
         "a linear layer whose result is transposed reads its rows in another order",
     ),
     _m(
@@ -620,8 +620,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "order_mended_backwards",
         "partition",
         "passes/partition/convexity.py",
-        "for v, place in zip((*before, *inside, *behind), places, strict=True):",
-        "for v, place in zip((*inside, *before, *behind), places, strict=True):",
+        "for v, place in zip((*before, *inside, *after), places, strict=True):",
+        "for v, place in zip((*inside, *before, *after), places, strict=True):",
         "after a merge the order no longer respects what comes before",
     ),
     _m(
@@ -677,8 +677,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "lower_elu_alpha",
         "lowering",
         "lowering/pointwise.py",
-        "    if alpha == 1.0:\n        steps = Steps",
-        "    if alpha:\n        steps = Steps",
+        "    if alpha == 1.0:\n        steps = CallWriter",
+        "    if alpha:\n        steps = CallWriter",
         "elu's alpha is lost",
     ),
     _m(

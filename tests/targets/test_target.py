@@ -126,3 +126,9 @@ def test_where_there_is_no_gpu_none_is_woken(driver: Driver, monkeypatch: pytest
     with device.woken("auto"):
         pass
     assert not driver.held
+
+
+def test_figures_come_from_the_device_properties() -> None:
+    h200 = load("h200")
+    assert (h200.processors, h200.shared_memory_bytes, h200.l2_bytes) == (132, 232448, 60 << 20)
+    assert load("t4").processors == 40

@@ -17,7 +17,7 @@ from fusec.passes.rewriting.rewriter import rewrite
 from fusec.reference import evaluate
 from fusec.testing.case import Case
 from fusec.testing.generators.arrays import STYLES, draw_array, draw_feeds
-from fusec.testing.generators.graph_builder import Builder, Unfit
+from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 from fusec.testing.generators.motifs import MOTIFS
 from fusec.testing.generators.motifs.rewrite_rules import EQUATIONS, equation
 from fusec.testing.generators.operations import DRAWS
@@ -101,7 +101,7 @@ def test_every_equation_is_given_something_to_match(rule: Rule, monkeypatch: pyt
 
     @st.composite
     def one(draw: st.DrawFn) -> Graph:
-        builder = Builder(draw)
+        builder = RandomGraph(draw)
         builder.input(TensorType((2, 3, 4), DType.F32))
         try:
             equation(builder)
@@ -125,7 +125,7 @@ def test_every_motif_can_be_built() -> None:
 
     @st.composite
     def one(draw: st.DrawFn) -> str:
-        builder = Builder(draw)
+        builder = RandomGraph(draw)
         builder.input(TensorType((2, 4, 4, 4), DType.F32))
         builder.pointwise("relu", builder.values[0])
         motif = builder.pick(tuple(MOTIFS))

@@ -16,8 +16,7 @@ from fusec.gpu.cudnn.partition_oracles import CudnnJudge, asks_cudnn
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
 from fusec.lowering import virtual_rounding
-from fusec.lowering.dim_folding import VIEWS
-from fusec.ops import Cast, Conv, ConvTranspose, ConvWgrad, Pointwise
+from fusec.ops import STRIDED_VIEWS, Cast, Conv, ConvTranspose, ConvWgrad, Pointwise
 from fusec.passes.partition import Oracle
 from fusec.passes.partition.equivalent_spellings import REWRITES
 from fusec.plans.verdict import Legal, Refused
@@ -78,7 +77,7 @@ def explain(
 def _step(index: int, step: Partition, library: str = "") -> Step:
     verdict = step.verdict
     fused = step.kind is Kind.CUDNN
-    inside = [e for e in virtual_rounding.edges(step.nodes) if e.kept != virtual_rounding.OWN] if fused else []
+    inside = [e for e in virtual_rounding.value_uses(step.nodes) if e.rounding != virtual_rounding.OWN] if fused else []
     read = list(inputs_of(step.nodes)) if step.kind is not Kind.VIEW else []
     written = step.outputs if step.kind is not Kind.VIEW else ()
     return Step(
@@ -98,10 +97,10 @@ def _step(index: int, step: Partition, library: str = "") -> Step:
     )
 
 
-def _edge(edge: virtual_rounding.Edge) -> Edge:
+def _edge(edge: virtual_rounding.ValueUse) -> Edge:
     value, maker = edge.value, edge.value.node
     assert maker is not None
-    return Edge(value.name, display_name(maker), display_name(edge.user), value.type.dtype.value, edge.kept)
+    return Edge(value.name, display_name(maker), display_name(edge.user), value.type.dtype.value, edge.rounding)
 
 
 def _spelling_words(name: str) -> str:
@@ -122,7 +121,7 @@ def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Oracle | None
     node = min(step.nodes, key=lambda n: isinstance(n.op, (Pointwise, Cast)))
     name, places = display_name(node), (_origin(step.nodes),)
     if node.op.name in WITHOUT:
-        ours = COPIES if isinstance(node.op, VIEWS) else WITHOUT[node.op.name]
+        ours = COPIES if isinstance(node.op, STRIDED_VIEWS) else WITHOUT[node.op.name]
         return Decline(name, name, "lower", "", "", ours, places), None
     alone = next((r for r in refusals if r.nodes == (node,)), None)
     if alone is None and judge is not None:

@@ -13,7 +13,7 @@ from itertools import islice
 from fusec.diagnostics.refusal_core.reduce import smaller_bodies
 from fusec.diagnostics.refusal_core.variants import Change, variants
 from fusec.ir import Constant, Graph
-from fusec.lower_cudnn import ANCHORS
+from fusec.ops import ANCHORS
 from fusec.passes.partition import Oracle, canonical_key, spellings
 from fusec.plans.verdict import Legal, Refused, Verdict
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fusec.diagnostics.refusal_core.rebuild import bypassed, with_dtype, with_outputs, with_sizes
 from fusec.ir import Constant, DType, Graph, Node, Value
-from fusec.lower_cudnn import ANCHORS
+from fusec.ops import ANCHORS
 from fusec.schedule.program import display_name
 
 SMALL = (1, 2, 8)  # what a dim is reduced to; 8 where cuDNN wants 16-byte alignment

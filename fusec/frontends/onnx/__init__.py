@@ -1,1 +1,1 @@
-"""The ONNX front end: `load.py` reads a model; one file per op family says what its ops mean."""
+"""The ONNX front end: `load.py` reads a model; one file per op family imports its ops."""

@@ -1,4 +1,4 @@
-"""`python -m fusec.frontends.onnx`: the ops of ONNX and what becomes of each, as Markdown (docs/onnx.md holds it)."""
+"""Print a Markdown table of all ONNX ops and their import (`python -m fusec.frontends.onnx`), for docs/onnx.md."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fusec.frontends.onnx.movement import data_dependent
 from fusec.frontends.onnx.standard import has_body
 from fusec.frontends.onnx.tables import REVIEWED_OPSET, SEQUENCES, TABLE
 
-# Why an op is not imported.
-WHY_NOT: Mapping[str, str] = {
+# Ops that fusec does not import, with the reason.
+NOT_IMPORTED: Mapping[str, str] = {
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"), "strings"),
     **dict.fromkeys(("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"), "random numbers"),
     **dict.fromkeys(("RandomUniform", "RandomUniformLike"), "random numbers"),
@@ -22,7 +22,7 @@ WHY_NOT: Mapping[str, str] = {
 
 
 def schemas() -> dict[str, defs.OpSchema]:
-    """The newest version of every op of the default domain that is still in use."""
+    """Return the newest version of every op of the default domain that is not deprecated, by name."""
     newest: dict[str, defs.OpSchema] = {}
     for schema in defs.get_all_schemas():
         if schema.domain == "" and not schema.deprecated and schema.since_version <= REVIEWED_OPSET:
@@ -30,12 +30,12 @@ def schemas() -> dict[str, defs.OpSchema]:
     return dict(sorted(newest.items()))
 
 
-def ways() -> dict[str, str]:
-    """How each op is imported; empty if it is not."""
+def imports() -> dict[str, str]:
+    """Describe the import of each op in a few words; empty for an op that is not imported."""
     folded = {name for name, _ in data_dependent.TABLE} - {"Compress"}
     found: dict[str, str] = {}
     for name, schema in schemas().items():
-        if name in WHY_NOT:
+        if name in NOT_IMPORTED:
             found[name] = ""
         elif not any(op == name for op, _ in TABLE):
             found[name] = "by its definition" if has_body(schema) else ""
@@ -49,11 +49,11 @@ def ways() -> dict[str, str]:
 
 
 def markdown() -> str:
-    """One row an op."""
+    """Return the table, one row for each op."""
     lines = ["| Op | Versions from | Imported |", "|---|---|---|"]
-    for name, way in ways().items():
+    for name, imported in imports().items():
         since = ", ".join(str(v) for op, v in TABLE if op == name)
-        lines.append(f"| {name} | {since} | {way or f'no: {WHY_NOT[name]}'} |")
+        lines.append(f"| {name} | {since} | {imported or f'no: {NOT_IMPORTED[name]}'} |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
-"""Compare the values of a graph with what the model declares of their names.
+"""Compare values of the graph with the types that the model declares for them.
 
-Exporters leave stale annotations in models, so a wrong one of a computed value is no reason to refuse the model.
+A wrong annotation of a computed value gives a warning only, because exporters leave stale annotations in models.
 """
 
 from __future__ import annotations
@@ -8,43 +8,44 @@ from __future__ import annotations
 from onnx import ValueInfoProto
 
 from fusec.errors import VerifyError
-from fusec.frontends.onnx.emit import Emitter, Held, TensorList
+from fusec.frontends.onnx.emit import Emitter, ModelValue, TensorList
 from fusec.frontends.onnx.inputs import tensor_type
 from fusec.frontends.onnx.scope import Scope
 from fusec.ir import DType, Value
 from fusec.ops.spec import require
 
-STALE = "fusec goes by the types it infers, not by stale annotations"
+STALE = "fusec uses the types that it infers instead of these annotations"
 
 
-def check(scope: Scope, name: str, value: Held, emit: Emitter) -> None:
-    """Compare a value with the declarations of its name; note an annotation that is wrong.
+def check(scope: Scope, name: str, value: ModelValue, emit: Emitter) -> None:
+    """Compare a value with the declared type of its name, and note a wrong annotation.
 
-    Callers rely on the type of an input and on the element type of an output: VerifyError if one of these is wrong.
+    Raises VerifyError: when the type of an input or the element type of an output is wrong, since callers rely on
+    them.
     """
     given = scope.inputs.get(name)
     if given is not None:
-        said, _ = _difference(given, value)
-        require(not said, said)
+        difference, _ = _difference(given, value)
+        require(not difference, difference)
     annotation = scope.annotations.get(name)
     if annotation is None:
         return
     strict = name in scope.outputs
     try:
-        said, dtype = _difference(annotation, value)
+        difference, dtype = _difference(annotation, value)
     except VerifyError as error:
         if strict or isinstance(value, TensorList):
             raise
-        said, dtype = f"{name!r}: {error}", None
+        difference, dtype = f"{name!r}: {error}", None
     else:
         wrong = isinstance(value, Value) and dtype is not None and dtype is not value.type.dtype
-        require(not (strict and wrong), said)
-    if said:
-        emit.note(STALE, said)
+        require(not (strict and wrong), difference)
+    if difference:
+        emit.note(STALE, difference)
 
 
-def _difference(declared: ValueInfoProto, value: Held) -> tuple[str, DType | None]:
-    """What differs ("" for nothing) and the element type declared; symbolic dims agree with all sizes."""
+def _difference(declared: ValueInfoProto, value: ModelValue) -> tuple[str, DType | None]:
+    """Describe the difference ("" for none), and return the declared element type. Symbolic dims match all sizes."""
     kind, name = declared.type.WhichOneof("value"), declared.name
     if not kind:
         return "", None

@@ -1,4 +1,4 @@
-"""Attributes of a node as Python values, held against the op's schema in the installed onnx."""
+"""Read the attributes of a node as Python values, and check them against the op's schema in the installed onnx."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ _KINDS = AttributeProto.AttributeType
 
 
 def attributes(node: NodeProto, schema: defs.OpSchema, tensors: Tensors) -> dict[str, Any]:
-    """Names to values (int, float, str, tuples of them, Literal); VerifyError for what the op does not take."""
+    """Return the values of a node's attributes by name: int, float, str, tuples of these, Literal or GraphProto.
+
+    Raises VerifyError: when the op lacks an attribute, or its type is wrong, or a required one is missing.
+    """
     values: dict[str, Any] = {}
     for attribute in node.attribute:
         name = attribute.name
         require(name in schema.attributes, f"has no attribute {name!r} (version {schema.since_version} of the op)")
         require(name not in values, f"attribute {name!r} is given twice")
-        require(not attribute.ref_attr_name, f"attribute {name!r} refers to one of a function, outside of any")
+        require(not attribute.ref_attr_name, f"attribute {name!r} refers to a function's, but the node is in none")
         wanted = str(schema.attributes[name].type).rpartition(".")[2]  # AttrType.INTS
         given = _KINDS.Name(attribute.type)
         require(given == wanted, f"attribute {name!r} is of type {given.lower()}, not {wanted.lower()}")

@@ -1,6 +1,6 @@
-"""What an ONNX op's function builds with: emits ops into the graph, folding small constants on the spot.
+"""Emit ops into the graph for the functions that import ONNX ops, and fold small constants immediately.
 
-Shapes are concrete, so what a model computes only to name a shape becomes a constant here.
+All shapes are concrete, so computations of shapes become constants here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fusec.ops.spec import require
 if TYPE_CHECKING:
     from onnx import GraphProto
 
-FOLD_RESULT_ELEMENTS = 4096  # larger constants are left to the folding pass
+FOLD_RESULT_ELEMENTS = 4096  # the folding pass folds larger constants
 FOLD_OPERAND_ELEMENTS = 1 << 16
-MAX_UNROLLED = 100_000  # nodes made of loops: a larger graph is no use to anybody
+MAX_UNROLLED = 100_000  # nodes of unrolled loops; larger graphs would take too long to compile
 
 
 class HostValueError(VerifyError):
-    """`value` decides shapes or control flow, and is computed at run time."""
+    """A value that decides shapes or control flow is computed at run time."""
 
     def __init__(self, message: str, value: Value):
         super().__init__(message)
@@ -36,39 +36,44 @@ class HostValueError(VerifyError):
 
 @dataclass(frozen=True, eq=False)
 class TensorList:
-    """A sequence of tensors: its length is known, so it is resolved during import."""
+    """A sequence of tensors. Its length is known, so no sequence is left after the import."""
 
     items: tuple[Value, ...]
-    dtype: DType | None = None  # of an empty one
+    dtype: DType | None = None  # of an empty sequence
 
 
-Held = Value | TensorList  # what a name of the model stands for
-Results = Held | tuple[Held, ...]
+ModelValue = Value | TensorList  # a tensor or a sequence, by one name of the model
+Results = ModelValue | tuple[ModelValue, ...]
 OpFunction = Callable[..., Results]
 Table = dict[tuple[str, int], OpFunction]
 
 
 class Emitter:
-    """Builds the graph, node by node of the model; `begin` names the node being imported.
+    """Builder of the graph during the import of a model; `begin` names the node that is imported.
 
-    `outputs` says how many results that node declares (Split cuts into as many).
+    outputs: number of results that the node declares (Split makes that many parts).
+    notes: messages for the user, each with the places that it is about.
     """
 
     def __init__(self, graph: Graph, opset: int, reserved: frozenset[str]):
         self.graph = graph
         self.opset = opset
         self.outputs = 1
-        self.subgraph: Callable[[GraphProto, Sequence[Held]], list[Held]] = _no_body
-        self._reserved = reserved  # names the model uses: no intermediate may take one
+        self.subgraph: Callable[[GraphProto, Sequence[ModelValue]], list[ModelValue]] = _no_body
+        self._reserved = reserved  # names of the model, which no intermediate value may have
         self._origin: tuple[str, ...] = ()
         self._name = ""
         self._fresh: set[Value] = set()
-        self.notes: dict[str, dict[str, None]] = {}  # what a user should know of the import -> where it was met
+        self.notes: dict[str, dict[str, None]] = {}
         self.unrolled = 0
         self._loops = 0
 
     def begin(self, origin: str, outputs: Sequence[str], inner: bool = False) -> None:
-        """`inner`: the node is part of the body of another, which stays in progress and is the origin."""
+        """Start the import of a node.
+
+        origin: name of the node. The origin of new nodes, unless `inner`.
+        inner: the node belongs to the body of another node, which stays the origin.
+        """
         self._name = next((name for name in outputs if name), origin)
         self.outputs = len(outputs)
         if not inner:
@@ -77,18 +82,18 @@ class Emitter:
 
     @property
     def name(self) -> str:
-        """What the current node's first result is called."""
+        """Return the name of the current node's first result."""
         return self._name
 
     def state(self) -> tuple[str, int, int]:
-        """What `begin` sets and an inner node changes."""
+        """Return the state that `begin` of an inner node changes, for `restore`."""
         return self._name, self.outputs, self.opset
 
     def restore(self, state: tuple[str, int, int]) -> None:
         self._name, self.outputs, self.opset = state
 
     def bind(self, value: Value, name: str) -> None:
-        """Give a result of the current node its name in the model; one that was there before keeps its own."""
+        """Give a result of the current node its name in the model. An older value keeps its name."""
         if value not in self._fresh:
             return
         self._fresh.discard(value)
@@ -97,12 +102,12 @@ class Emitter:
             value.literal.label = value.name
 
     def note(self, what: str, where: str = "") -> None:
-        """Tell the user, once a model, what was done and at which places; default: at the current node."""
+        """Note something for the user, and its place (by default the current node). Each note is shown once a model."""
         self.notes.setdefault(what, {})[where or f"node {self._origin[0]!r}"] = None
 
     @contextmanager
     def unrolling(self) -> Generator[None]:
-        """Count the nodes made within, which a small file can ask for in any number."""
+        """Count the nodes made within, because a small file can ask for any number of them."""
         self._loops += 1
         try:
             yield
@@ -110,7 +115,7 @@ class Emitter:
             self._loops -= 1
 
     def require_room(self, more: int = 0) -> None:
-        """VerifyError if loops have made too many nodes, `more` included."""
+        """Check the number of unrolled nodes, including `more`. Raises VerifyError: when it exceeds MAX_UNROLLED."""
         require(self.unrolled + more <= MAX_UNROLLED, f"the model unrolls to more than {MAX_UNROLLED} nodes")
 
     def _insert(self, op: Op, operands: Sequence[Value], names: Sequence[str]) -> Node:
@@ -121,12 +126,12 @@ class Emitter:
     # emitting ----------------------------------------------------------------------------------------
 
     def __call__(self, op: Op, *operands: Value) -> Value:
-        """Apply an op with one result."""
+        """Apply an op that has one result."""
         (value,) = self.many(op, *operands)
         return value
 
     def many(self, op: Op, *operands: Value) -> tuple[Value, ...]:
-        """Apply an op; VerifyError with the reason alone if it refuses the operands."""
+        """Apply an op and return all its results. Raises VerifyError: when it refuses the operands."""
         types = op.infer(*(v.type for v in operands))
         literals = [v.literal for v in operands]
         known = [literal for literal in literals if literal is not None]
@@ -148,31 +153,31 @@ class Emitter:
         return node.results
 
     def constant(self, array: Any) -> Value:
-        """A constant of the array's own dtype."""
+        """Make a constant of the array's own dtype."""
         return self.literal(Literal.of(array))
 
     def scalar(self, number: float, like: Value) -> Value:
-        """A rank-0 constant of the dtype of `like`."""
-        with np.errstate(all="ignore"):  # beyond the dtype's range it is infinite, as a computed one would be
+        """Make a constant of rank 0 of the dtype of `like`."""
+        with np.errstate(all="ignore"):  # a number out of range becomes infinite, as it would at run time
             return self.constant(np.asarray(number).astype(like.type.dtype.numpy))
 
     def full(self, type: TensorType, element: np.ndarray[Any, Any]) -> Value:
-        """A constant repeating one element: its payload takes no memory until something copies it."""
+        """Make a constant that repeats one element. Its payload takes no memory until something copies it."""
         scalar = element.reshape(())
         return self.computed(type, lambda: np.broadcast_to(scalar, type.shape))
 
     def computed(self, type: TensorType, load: Callable[[], Array]) -> Value:
-        """A constant that is computed when first read: its size is checked before it takes memory."""
+        """Make a constant that is computed at its first read. Its size is checked before it takes memory."""
         require_constant(type)
         return self.literal(Literal(type, load))
 
     def indexed(self, shape: Sequence[int], values: Callable[[Array], Any], dtype: DType = DType.I64) -> Value:
-        """A constant with `values` of the indices 0, 1, … of its elements in row-major order."""
+        """Make a constant whose elements are `values` of their row-major indices 0, 1, …"""
         type = TensorType(tuple(shape), dtype)
         return self.computed(type, lambda: by_blocks(type, values))
 
     def literal(self, literal: Literal, name: str = "") -> Value:
-        """A constant holding the literal; a name of the model's is given, others are made up."""
+        """Make a constant of a literal. `name`: its name in the model; without one, a new name is made."""
         node = self._insert(Constant(literal), (), [name or self._hint("constant")])
         literal.label = literal.label or node.result.name
         if not name:
@@ -186,7 +191,7 @@ class Emitter:
         return value if value.type.shape == tuple(shape) else self(Reshape(tuple(shape)), value)
 
     def window(self, value: Value, axis: int, start: int, size: int) -> Value:
-        """`size` elements of a dim, from `start` on."""
+        """Slice `size` elements of a dim, from `start` on."""
         shape = value.type.shape
         if start == 0 and size == shape[axis]:
             return value
@@ -194,10 +199,13 @@ class Emitter:
         starts = tuple(start if i == axis and size else 0 for i in range(len(shape)))
         return self(Slice(starts, sizes, (1,) * len(shape)), value)
 
-    # reading what must be known at import ------------------------------------------------------------
+    # reading values that must be known at import ------------------------------------------------------------
 
     def array(self, value: Value, what: str) -> np.ndarray[Any, Any]:
-        """The payload of an operand that decides shapes; VerifyError if it is computed at run time."""
+        """Return the payload of an operand that decides shapes. `what` names it in messages.
+
+        Raises HostValueError: when it is computed at run time.
+        """
         literal = value.literal
         if literal is None:
             raise HostValueError(
@@ -207,13 +215,13 @@ class Emitter:
         return literal.array
 
     def ints(self, value: Value, what: str) -> tuple[int, ...]:
-        """The payload of an integer operand of rank 0 or 1."""
+        """Return the payload of an integer operand of rank 0 or 1."""
         require(value.type.dtype.is_int, f"{what} must be integers, not {value.type.dtype.value}")
         require(value.type.rank <= 1, f"{what} must be a list, not of shape {list(value.type.shape)}")
         return tuple(int(i) for i in self.array(value, what).reshape(-1))
 
     def number(self, value: Value, what: str) -> float:
-        """The payload of a one-element operand."""
+        """Return the payload of an operand of one element."""
         require(value.type.size == 1, f"{what} must be one number, not of shape {list(value.type.shape)}")
         return self.array(value, what).reshape(-1)[0].item()
 
@@ -224,12 +232,12 @@ class Emitter:
         return hint
 
 
-def _no_body(body: GraphProto, given: Sequence[Held]) -> list[Held]:
-    raise VerifyError("has a body, where none can be imported")
+def _no_body(body: GraphProto, given: Sequence[ModelValue]) -> list[ModelValue]:
+    raise VerifyError("has a body, which cannot be imported here")
 
 
 def _evaluated(op: Op, arrays: list[Array], types: Sequence[TensorType]) -> list[Array]:
-    """The op's results by its reference; whatever NumPy refuses is a refusal of the model."""
+    """Compute the results of an op of constants with its NumPy reference. Raises VerifyError: when NumPy fails."""
     try:
         with np.errstate(all="ignore"):
             results = op.reference(np, *arrays)
@@ -239,7 +247,7 @@ def _evaluated(op: Op, arrays: list[Array], types: Sequence[TensorType]) -> list
 
 
 def axes_of(axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Axes in ascending order, none negative; VerifyError for one out of range or given twice."""
+    """Sort axes and make them non-negative. Raises VerifyError: when one is out of range or given twice."""
     for axis in axes:
         require(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
     positive = tuple(sorted(axis % rank for axis in axes))

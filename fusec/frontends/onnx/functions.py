@@ -1,4 +1,4 @@
-"""Model-local functions are inlined before anything else looks at the model, unless that could not end well."""
+"""Inline the functions of a model, after checks for recursion, for size and for opsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Key = tuple[str, str, str]
 
 
 def inlined(model: ModelProto, file: str) -> ModelProto:
-    """The model with every call replaced by the function's nodes; ModelError for recursion or an explosion."""
+    """Replace every call of a function by the function's nodes.
+
+    Raises ModelError: when a function calls itself, or the result would have more than _MAX_NODES nodes.
+    """
     bodies: dict[Key, list[NodeProto]] = {}
     for function in model.functions:
         key = _key_of(function)
@@ -40,7 +43,7 @@ def inlined(model: ModelProto, file: str) -> ModelProto:
 
 
 def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """The nodes, and those of the bodies among their attributes."""
+    """Iterate over nodes and the nodes of their bodies."""
     for node in nodes:
         yield node
         for body in graphs_of(node):
@@ -48,16 +51,16 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def _check_opsets(model: ModelProto, called: Container[Key], file: str) -> None:
-    """onnx leaves a function alone that is written in another opset than the model: say so instead."""
+    """Check that called functions have the opsets of the model, because onnx silently inlines no others."""
     versions = {entry.domain: entry.version for entry in model.opset_import}
     for function in model.functions:
         name = printable(f"{function.domain}.{function.name}")
         for entry in function.opset_import if _key_of(function) in called else ():
-            ours = versions.get(entry.domain, entry.version)
-            if ours != entry.version:
+            own = versions.get(entry.domain, entry.version)
+            if own != entry.version:
                 raise ModelError(
                     f"{file}: function {name} is written in opset {entry.version} of domain {entry.domain!r}, "
-                    f"the model in {ours}: convert one of them with onnx.version_converter"
+                    f"the model in {own}: convert one of them with onnx.version_converter"
                 )
 
 
@@ -70,7 +73,10 @@ def _key(node: NodeProto) -> Key:
 
 
 def _measure(root: Key, bodies: dict[Key, list[NodeProto]], sizes: dict[Key, int], file: str) -> None:
-    """Nodes each function comes to when all it calls is inlined; depth first without Python's recursion."""
+    """Count the nodes of a function after inlining its calls, and write the count to `sizes`.
+
+    The search is depth first with an explicit stack, because calls can be nested deeper than Python's recursion limit.
+    """
     stack, open_ = [root], set[Key]()
     while stack:
         key = stack[-1]

@@ -1,6 +1,6 @@
-"""The nodes of a model into a Graph, one by one, each in the scope of names it can see.
+"""Import the nodes of a model into a Graph, one by one, each in the scope of the names that it can see.
 
-Bodies of If, Loop and Scan, and ops the standard defines as functions of others, are imported in scopes of their own.
+Bodies of If, Loop and Scan have their own scopes, as have ops that the standard defines as functions of other ops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs
 from fusec.errors import ModelError, SizeError, VerifyError
 from fusec.frontends.onnx.annotations import check
 from fusec.frontends.onnx.attributes import attributes
-from fusec.frontends.onnx.emit import Emitter, Held, HostValueError, OpFunction, TensorList
+from fusec.frontends.onnx.emit import Emitter, HostValueError, ModelValue, OpFunction, TensorList
 from fusec.frontends.onnx.inputs import input_types
 from fusec.frontends.onnx.scope import Scope, live_nodes, reads, scope_of, without
 from fusec.frontends.onnx.standard import body_of
@@ -35,13 +35,21 @@ Bound = Literal | np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]
 
 
 class InputsNeededError(ModelError):
-    """The model's shapes or control flow depend on the values of its inputs, named in `inputs`."""
+    """Shapes or control flow of the model depend on the values of the inputs named in `inputs`."""
 
     inputs: frozenset[str] = frozenset()
 
 
 class Importer:
-    """One import: the graph made so far, and the problems met."""
+    """One import: the graph so far, and the problems found.
+
+    source: graph of the model, without functions.
+    opsets: version of each domain.
+    folder: folder of external data, or None.
+    file: name of the model in messages.
+    weights: initializers that an earlier import read; this import adds those that it reads.
+    noted: notes of earlier imports of the model, which are not shown again.
+    """
 
     def __init__(
         self,
@@ -54,7 +62,7 @@ class Importer:
     ):
         self.source = source
         self.weights = weights
-        self.noted = noted  # what the user was told of this model before
+        self.noted = noted
         self.file = file
         self.graph = Graph(source.name or "main")
         self.tensors = Tensors(folder)
@@ -73,7 +81,15 @@ class Importer:
         shapes: Mapping[str, Sequence[int]],
         bound: Mapping[str, Bound],
     ) -> tuple[Graph, dict[str, int]]:
-        """The graph, and the length of each output that is a sequence; ModelError for all that is wrong at once."""
+        """Import the nodes. Returns the graph, and the length of each output that is a sequence.
+
+        order: indices of the nodes to import, in order.
+        names: name of each node.
+        shapes: shapes of inputs, by name.
+        bound: values of inputs, by name.
+
+        Raises ModelError: one error that lists all problems. InputsNeededError if values of inputs would solve some.
+        """
         scope = self.scope
         for name, type in input_types(self.source, shapes, self.file, frozenset(bound)).items():
             scope.values[name] = self.graph.add_input(name, type)
@@ -81,7 +97,7 @@ class Importer:
         for index in order:
             node = self.source.node[index]
             for name in filter(None, node.input):
-                self._value(scope, name)  # an initializer that cannot be read is noted now
+                self._value(scope, name)  # reads initializers, and notes a problem with one here
             if any(n in scope.failed for n in node.input):
                 scope.failed.update(node.output)
                 continue
@@ -116,7 +132,7 @@ class Importer:
         return self.graph, lengths
 
     def _warn(self) -> None:
-        """Warn of what was noted, unless another import of this model has."""
+        """Warn the user of the notes that no earlier import of this model has shown."""
         for what, places in self.emit.notes.items():
             if what not in self.noted:
                 self.noted.add(what)
@@ -126,8 +142,8 @@ class Importer:
         for name, given in bound.items():
             try:
                 if isinstance(given, np.ndarray | Literal):
-                    held = given if isinstance(given, Literal) else Literal.of(given)
-                    value = self.emit.literal(held, name)
+                    literal = given if isinstance(given, Literal) else Literal.of(given)
+                    value = self.emit.literal(literal, name)
                     check(self.scope, name, value, self.emit)
                     self.scope.values[name] = value
                 else:
@@ -155,7 +171,7 @@ class Importer:
         self.emit.require_room()
         operands = [self._value(scope, n) if n else None for n in node.input]
         for given, value in zip(node.input, operands, strict=True):
-            require(not given or value is not None, f"its input {given!r} is nowhere defined")
+            require(not given or value is not None, f"its input {given!r} is not defined anywhere")
         results = self._results(scope, node, name, operands)
         for output, value in zip(node.output, results, strict=False):
             if output:
@@ -164,7 +180,9 @@ class Importer:
                 check(scope, output, value, self.emit)
                 scope.values[output] = value
 
-    def _results(self, scope: Scope, node: NodeProto, name: str, operands: list[Held | None]) -> tuple[Held, ...]:
+    def _results(
+        self, scope: Scope, node: NodeProto, name: str, operands: list[ModelValue | None]
+    ) -> tuple[ModelValue, ...]:
         domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
         opset = scope.opsets.get(domain, 0)
         found = function_of(node.op_type, opset, domain)
@@ -197,7 +215,7 @@ class Importer:
 
     @contextmanager
     def _within(self, scope: Scope, name: str, outputs: Sequence[str]) -> Generator[None]:
-        """The emitter told which node it builds for, and afterwards told again of the one around it."""
+        """Make the emitter build for a node, and restore the outer node afterwards."""
         emit = self.emit
         outer = emit.state()
         before, self.scope = self.scope, scope
@@ -214,15 +232,15 @@ class Importer:
 
     # bodies ------------------------------------------------------------------------------------------
 
-    def _subgraph(self, body: GraphProto, given: Sequence[Held]) -> list[Held]:
-        """The results of a body of the current node, its inputs given by position."""
+    def _subgraph(self, body: GraphProto, given: Sequence[ModelValue]) -> list[ModelValue]:
+        """Import a body of the current node and return its results. `given`: values of its inputs, by position."""
         outer = self.scope
         require(len(body.input) == len(given), f"its body takes {len(body.input)} inputs, not {len(given)}")
         scope = scope_of(body, outer.opsets, frozenset(v.name for v in body.output))
         scope.outer = outer
         scope.prefix = f"{self.emit.name}/"
-        for value, held in zip(body.input, given, strict=True):
-            scope.values[value.name] = held
+        for declared, value in zip(body.input, given, strict=True):
+            scope.values[declared.name] = value
         return self._inner(scope, body.node, node_names(body), [v.name for v in body.output])
 
     def _by_definition(
@@ -230,11 +248,11 @@ class Importer:
         scope: Scope,
         node: NodeProto,
         name: str,
-        operands: list[Held | None],
+        operands: list[ModelValue | None],
         schema: defs.OpSchema,
         opset: int,
-    ) -> tuple[Held, ...]:
-        """The op as the standard itself defines it: by a function of other ops."""
+    ) -> tuple[ModelValue, ...]:
+        """Import an op by the function of other ops that the standard defines for it."""
         attributes(node, schema, self.tensors)
         body = body_of(node, schema, opset, [_type_proto(v) for v in operands])
         if body is None:
@@ -242,9 +260,9 @@ class Importer:
             raise VerifyError(f"op {printable(node.op_type)} ({where}) is not supported")
         opsets = {**scope.opsets, **{entry.domain: entry.version for entry in body.opset_import}}
         inner = Scope(opsets, f"{scope.prefix}{name}/", read=reads(body, frozenset(body.output)))
-        for given, held in zip(body.input, operands, strict=False):
-            if held is not None:
-                inner.values[given] = held
+        for given, value in zip(body.input, operands, strict=False):
+            if value is not None:
+                inner.values[given] = value
         absent = {n for n in body.input if n not in inner.values}
         nodes = [without(absent, n) for n in body.node]
         wanted = [n for n, given in zip(body.output, node.output, strict=False) if given]
@@ -253,13 +271,13 @@ class Importer:
             made = dict(zip(wanted, self._inner(inner, nodes, _names(nodes), wanted), strict=True))
         count = len(node.output)
         require(count <= len(body.output), f"has {count} outputs, the op gives {len(body.output)}")
-        # an output without a name stands for nothing: any value will do
+        # nothing reads an output without a name, so any value can stand for it
         return tuple(made.get(n) or next(iter(made.values())) for n in body.output[:count])
 
     def _inner(
         self, scope: Scope, nodes: Iterable[NodeProto], names: Sequence[str], outputs: Sequence[str]
-    ) -> list[Held]:
-        """Import the nodes of a body; a refusal names the inner node."""
+    ) -> list[ModelValue]:
+        """Import the nodes of a body and return its outputs. Errors name the inner node."""
         members = list(zip(names, nodes, strict=True))
         require(self.depth < MAX_DEPTH, f"bodies within bodies, {MAX_DEPTH} deep")
         refused = unsupported(members, scope.opset, scope.opsets)
@@ -272,10 +290,10 @@ class Importer:
                     self._inner_node(scope, node, name)
         finally:
             self.depth -= 1
-        results: list[Held] = []
+        results: list[ModelValue] = []
         for name in outputs:
             value = self._value(scope, name)
-            require(value is not None, f"the output {name!r} of its body is nowhere defined")
+            require(value is not None, f"the output {name!r} of its body is not defined anywhere")
             assert value is not None
             results.append(value)
         return results
@@ -292,8 +310,8 @@ class Importer:
 
     # names -------------------------------------------------------------------------------------------
 
-    def _value(self, scope: Scope, name: str) -> Held | None:
-        """The value of that name; initializers enter the graph when first read."""
+    def _value(self, scope: Scope, name: str) -> ModelValue | None:
+        """Return the value of a name, None if it has none. Initializers enter the graph at their first read."""
         if name in scope.values or name in scope.failed:
             return scope.values.get(name)
         if name not in scope.dense and name not in scope.sparse:
@@ -312,12 +330,12 @@ class Importer:
         return value
 
     def _literal(self, scope: Scope, name: str) -> Literal:
-        """An initializer; one of the model itself that was read before is the very same literal."""
+        """Read an initializer. All imports of the model share one literal for each of its own initializers."""
         known = self.weights.get(name) if scope.outer is None else None
         if known is not None:
             return known
-        held = scope.dense.get(name)
-        literal = self.tensors.literal(held) if held is not None else self.tensors.sparse(scope.sparse[name])
+        dense = scope.dense.get(name)
+        literal = self.tensors.literal(dense) if dense is not None else self.tensors.sparse(scope.sparse[name])
         if scope.outer is None:
             self.weights[name] = literal
         return literal
@@ -328,7 +346,7 @@ def _names(nodes: Iterable[NodeProto]) -> list[str]:
 
 
 def _inputs_above(value: Value) -> set[str]:
-    """Names of the graph inputs a value is computed from."""
+    """Return the names of the graph inputs that a value is computed from."""
     seen, stack, names = {value}, [value], set[str]()
     while stack:
         current = stack.pop()
@@ -342,7 +360,7 @@ def _inputs_above(value: Value) -> set[str]:
     return names
 
 
-def _type_proto(value: Held | None) -> TypeProto:
+def _type_proto(value: ModelValue | None) -> TypeProto:
     proto = TypeProto()
     if isinstance(value, TensorList):
         proto.sequence_type.elem_type.tensor_type.elem_type = (
@@ -356,8 +374,8 @@ def _type_proto(value: Held | None) -> TypeProto:
     return proto
 
 
-def _check_present(function: OpFunction, operands: Sequence[Held | None]) -> None:
-    """VerifyError if an operand was left out that the op cannot do without."""
+def _check_present(function: OpFunction, operands: Sequence[ModelValue | None]) -> None:
+    """Check that all required operands are given. Raises VerifyError: when one is missing."""
     required = _required(function)
     for index, operand in enumerate(operands):
         present = operand is not None or not required[min(index, len(required) - 1)]
@@ -366,6 +384,6 @@ def _check_present(function: OpFunction, operands: Sequence[Held | None]) -> Non
 
 @cache
 def _required(function: OpFunction) -> tuple[bool, ...]:
-    """Of each parameter behind the emitter, whether it has to be given; the last stands for all that follow."""
+    """Return for each parameter after the emitter if it is required. The last entry holds for all further operands."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return tuple(p.kind is p.VAR_POSITIONAL or p.default is p.empty for p in parameters)

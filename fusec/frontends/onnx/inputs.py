@@ -1,4 +1,4 @@
-"""Concrete types of the model's inputs: declared dims, and symbolic ones bound by the shapes that were given."""
+"""Compute concrete types of the model's inputs from declared dims and from the shapes that the caller gives."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ Dims = list[int | str]  # a size, or the name of a symbolic dim ("" if it has no
 def input_types(
     graph: GraphProto, shapes: Mapping[str, Sequence[int]], file: str, given: frozenset[str] = frozenset()
 ) -> dict[str, TensorType]:
-    """Type of each input the caller must give; one ModelError for all that is wrong.
+    """Return the type of each input that the caller passes at run time.
 
-    Initializers are none, nor are the inputs in `given`, whose values are.
+    Initializers, and the inputs in `given`, have values already and are left out.
+
+    Raises ModelError: one error that lists everything wrong with the inputs and the shapes.
     """
-    held = {*constants(graph), *given}
+    valued = {*constants(graph), *given}
     problems: list[str] = []
     dtypes: dict[str, DType] = {}
     declared: dict[str, Dims | None] = {}
     for value in graph.input:
-        if value.name in held:
+        if value.name in valued:
             continue
         try:
             dtypes[value.name], declared[value.name] = tensor_type(value)
@@ -59,9 +61,11 @@ def _known(dims: Sequence[int | str] | None, bound: Mapping[str, int]) -> Dims |
 
 
 def tensor_type(value: ValueInfoProto, *, negative: bool = False) -> tuple[DType, Dims | None]:
-    """Dtype and dims a value declares (None: no shape at all); VerifyError if it is no tensor fusec knows.
+    """Return the dtype and the dims that a value declares; dims are None if it declares no shape.
 
-    negative: a dim below 0 stands for an unknown one, as exporters write it of results.
+    negative: read a dim below 0 as unknown, because exporters write such dims for results.
+
+    Raises VerifyError: when the value is not a tensor or fusec lacks its element type.
     """
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
@@ -86,7 +90,7 @@ def _dims(tensor: TypeProto.Tensor, negative: bool) -> Dims:
 def _bind(
     declared: Mapping[str, Dims | None], shapes: Mapping[str, Sequence[int]], problems: list[str]
 ) -> dict[str, int]:
-    """Sizes of the named symbolic dims; what does not agree goes to `problems`."""
+    """Return the sizes of the named symbolic dims, and append contradictions to `problems`."""
     bound: dict[str, tuple[int, str]] = {}
     for name, shape in shapes.items():
         dims = declared[name]

@@ -1,4 +1,4 @@
-"""Limit what an import computes: a small file can ask for a constant of any size."""
+"""Limit the size of constants that an import computes, because a small file can ask for any size."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _BLOCK = 1 << 20
 
 
 def require_constant(type: TensorType, what: str = "a constant") -> None:
-    """SizeError if a constant of that type is larger than the limit."""
+    """Check the size of a constant. Raises SizeError: when it exceeds MAX_CONSTANT_BYTES."""
     if type.nbytes > MAX_CONSTANT_BYTES:
         raise SizeError(type, type.nbytes, MAX_CONSTANT_BYTES, what)
 
 
 def by_blocks(type: TensorType, values: Callable[[Array], Any]) -> Array:
-    """Fill an array with `values` of the indices 0, 1, … of its elements in row-major order.
+    """Fill an array with `values` of the row-major indices 0, 1, … of its elements.
 
-    `values` sees a block of indices at a time, so that only the array itself takes much memory.
+    `values` is called with one block of indices at a time, so that only the array itself takes much memory.
     """
     flat = np.empty(type.size, type.dtype.numpy)
     with np.errstate(all="ignore"):

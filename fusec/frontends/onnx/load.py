@@ -1,4 +1,4 @@
-"""An ONNX model into a Graph: check the header, inline functions, order the nodes, import them one by one."""
+"""Load an ONNX model as a Graph: check the header, inline functions, sort the nodes, import them one by one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,21 @@ from fusec.ir import DType, Graph, Literal
 
 
 def load_onnx(
-    model: ModelProto | Sound,
+    model: ModelProto | CheckedModel,
     shapes: Mapping[str, Sequence[int]],
     file: str,
     folder: Path | None,
     bound: Mapping[str, Bound] | None = None,
     weights: MutableMapping[str, Literal] | None = None,
 ) -> Graph:
-    """The graph of a model; `file` names it in messages, `folder` is where its external data may lie, `bound` gives
-    values to some of its inputs. weights: initializers that were read before; those read now are added."""
+    """Load the graph of a model whose outputs are tensors.
+
+    shapes: shapes by input name.
+    file: name of the model in messages.
+    folder: folder of its external data, None if it has none.
+    bound: values of some inputs, which become constants.
+    weights: initializers that an earlier load read; this load adds those that it reads.
+    """
     graph, lengths = load_bound(model, shapes, bound or {}, file, folder, weights)
     if lengths:
         raise ModelError(f"{file}: output {next(iter(lengths))!r} is a sequence of tensors, not a tensor")
@@ -37,40 +43,44 @@ def load_onnx(
 
 
 def load_bound(
-    model: ModelProto | Sound,
+    model: ModelProto | CheckedModel,
     shapes: Mapping[str, Sequence[int]],
     bound: Mapping[str, Bound],
     file: str,
     folder: Path | None = None,
     weights: MutableMapping[str, Literal] | None = None,
 ) -> tuple[Graph, dict[str, int]]:
-    """The graph with the inputs in `bound` made constants, and the length of each output that is a sequence.
+    """Load the graph of a model, and the length of each output that is a sequence.
 
-    The tensors of a sequence are outputs of the graph named `name[0]`, `name[1]`, …
+    The tensors of a sequence are outputs of the graph named `name[0]`, `name[1]`, … Parameters as in `load_onnx`.
     """
-    sound = model if isinstance(model, Sound) else checked(model, file)
-    importer = Importer(sound.graph, sound.opsets, folder, file, {} if weights is None else weights, sound.noted)
-    return importer.run(sound.order, sound.names, shapes, bound)
+    known = model if isinstance(model, CheckedModel) else check_model(model, file)
+    importer = Importer(known.graph, known.opsets, folder, file, {} if weights is None else weights, known.noted)
+    return importer.run(known.order, known.names, shapes, bound)
 
 
 @dataclass(frozen=True)
-class Sound:
-    """A model's graph without functions, found to be well-formed and of known ops: what each node is called, and in
-    which order they are imported. It holds for all shapes."""
+class CheckedModel:
+    """A model's graph that is well-formed, has known ops and no functions. It is valid for all input shapes.
+
+    names: name of each node of the graph.
+    order: indices of the nodes to import, in order.
+    noted: notes that the user has seen, because each is shown once for all shapes.
+    """
 
     graph: GraphProto
     opsets: Mapping[str, int]
     names: Sequence[str]
     order: Sequence[int]
-    noted: set[str] = field(default_factory=set[str])  # what the user was told: once, for whatever shapes
+    noted: set[str] = field(default_factory=set[str])
 
 
-def checked(model: ModelProto, file: str) -> Sound:
-    """The model as it is imported; ModelError for all that is wrong with it."""
+def check_model(model: ModelProto, file: str) -> CheckedModel:
+    """Check a model and prepare it for import. Raises ModelError: when anything is wrong with it."""
     if not isinstance(model, ModelProto):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise ModelError(f"a model is a path, bytes, a ModelProto or a Graph, not {type(model).__name__}")
     if bad := next((text for text in _texts(model) if not isinstance(text, str)), None):
-        raise ModelError(f"{file}: is no sound ONNX model: the name {bad!r} in it is not UTF-8")
+        raise ModelError(f"{file}: is not a valid ONNX model: the name {bad!r} in it is not UTF-8")
     model = _modern(model, file)
     opsets = _opsets(model, file)
     opset = opsets.get("", 0)
@@ -84,21 +94,21 @@ def checked(model: ModelProto, file: str) -> Sound:
     if refused:
         raise report(file, [f"{line} - not supported" for line in refused])
     for domain, version in added.items():
-        warnings.warn(f"{file}: does not import domain {domain!r}: version {version} of its ops is taken", stacklevel=2)
-    return Sound(source, opsets, names, order)
+        warnings.warn(f"{file}: does not import domain {domain!r}: fusec uses version {version} of it", stacklevel=2)
+    return CheckedModel(source, opsets, names, order)
 
 
 def _unimported(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> list[str]:
-    """Domains of known ops that the nodes or their bodies use and the model does not import."""
+    """List domains of known ops that nodes or their bodies use but the model does not import."""
     used = {node.domain for node in all_nodes(nodes)}
     return sorted(used.intersection(newest_versions()).difference(opsets))
 
 
-Port = tuple[str, DType | None, tuple[int | str, ...] | None]  # name, dtype and dims, as far as they are declared
+Port = tuple[str, DType | None, tuple[int | str, ...] | None]  # name, dtype and dims; None if not declared
 
 
 def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
-    """The inputs a caller gives and the outputs; ModelError for one that is no tensor."""
+    """Return the declared inputs (without initializers) and outputs. Raises ModelError: when one is not a tensor."""
     problems: list[str] = []
 
     def port(kind: str, value: ValueInfoProto) -> Port:
@@ -111,8 +121,8 @@ def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
             return value.name, None, None
         return value.name, dtype, None if dims is None else tuple(dims)
 
-    held = constants(model.graph)
-    inputs = [port("input", value) for value in model.graph.input if value.name not in held]
+    initializers = constants(model.graph)
+    inputs = [port("input", value) for value in model.graph.input if value.name not in initializers]
     outputs = [port("output", value) for value in model.graph.output]
     if problems:
         raise report(file, problems)
@@ -120,7 +130,7 @@ def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
 
 
 def decoded(data: bytes, file: str) -> ModelProto:
-    """The message in the bytes; ModelError if there is none."""
+    """Decode a protobuf message. Raises ModelError: when the bytes are empty or not an ONNX model."""
     if not data:
         raise ModelError(f"{file}: is empty")
     try:
@@ -130,7 +140,7 @@ def decoded(data: bytes, file: str) -> ModelProto:
 
 
 def _texts(model: ModelProto) -> Iterable[str | bytes]:
-    """Every name fusec reads in the model; protobuf hands out bytes for those that are not UTF-8."""
+    """Iterate over all names in the model. A name that is not UTF-8 is bytes, since protobuf cannot decode it."""
     yield from _graph_texts(model.graph)
     for function in model.functions:
         yield from (function.name, function.domain, *function.input, *function.output)
@@ -159,7 +169,7 @@ def _node_texts(nodes: Iterable[NodeProto]) -> Iterable[str | bytes]:
 
 
 def _opsets(model: ModelProto, file: str) -> dict[str, int]:
-    """Domain to version, after a look at the header."""
+    """Check the header and return the opset version of each domain."""
     if not model.HasField("graph") or not model.ir_version:
         raise ModelError(f"{file}: is no ONNX model: it has no {'IR version' if model.HasField('graph') else 'graph'}")
     if model.ir_version > onnx.IR_VERSION:
@@ -186,7 +196,7 @@ def _opsets(model: ModelProto, file: str) -> dict[str, int]:
 
 
 def _modern(model: ModelProto, file: str) -> ModelProto:
-    """The model in OLDEST_OPSET if it is older, converted by onnx; ModelError where that cannot be done."""
+    """Convert a model older than OLDEST_OPSET with onnx's converter. Raises ModelError: when onnx cannot."""
     versions = [e.version for e in model.opset_import if e.domain in DEFAULT_DOMAINS]
     if not versions or not model.HasField("graph") or max(versions) >= OLDEST_OPSET:
         return model
@@ -199,7 +209,7 @@ def _modern(model: ModelProto, file: str) -> ModelProto:
 
 
 def _slopes_by_channel(model: ModelProto, file: str) -> ModelProto:
-    """PRelu's slopes in the shape that opset 7 broadcasts: before, a list of them was one for each channel."""
+    """Reshape the slopes of PRelu for opset 7, because a list of slopes was one per channel before."""
     if all(node.op_type != "PRelu" for node in model.graph.node):
         return model
     changed = shape_inference.infer_shapes(model)

@@ -1,4 +1,4 @@
-"""The names that one graph of a model defines, reads and needs; an inner graph sees those of the outer one too."""
+"""Track the names that one graph of a model defines and reads. An inner graph also sees those of the outer graph."""
 
 from __future__ import annotations
 
@@ -7,25 +7,35 @@ from dataclasses import dataclass, field
 
 from onnx import FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
-from fusec.frontends.onnx.emit import Held
+from fusec.frontends.onnx.emit import ModelValue
 from fusec.frontends.onnx.structure import captured
 
 
 @dataclass
 class Scope:
-    """The names one graph defines; an inner graph sees those of the outer one too."""
+    """Names that one graph defines, with their values.
+
+    opsets: version of each domain.
+    prefix: put before the names of the graph's values and nodes.
+    outer: scope of the outer graph, whose names this graph also sees.
+    values: values that are imported already.
+    dense, sparse: initializers.
+    annotations: declared types of all names but inputs.
+    read: names that nodes or outputs of the graph read.
+    failed: names that have no value because of a problem that is already noted.
+    """
 
     opsets: Mapping[str, int]
     prefix: str = ""
     outer: Scope | None = None
-    values: dict[str, Held] = field(default_factory=dict[str, Held])
+    values: dict[str, ModelValue] = field(default_factory=dict[str, ModelValue])
     dense: Mapping[str, TensorProto] = field(default_factory=dict[str, TensorProto])
     sparse: Mapping[str, SparseTensorProto] = field(default_factory=dict[str, SparseTensorProto])
     inputs: Mapping[str, ValueInfoProto] = field(default_factory=dict[str, ValueInfoProto])
-    annotations: Mapping[str, ValueInfoProto] = field(default_factory=dict[str, ValueInfoProto])  # of all other names
+    annotations: Mapping[str, ValueInfoProto] = field(default_factory=dict[str, ValueInfoProto])
     outputs: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
-    failed: set[str] = field(default_factory=set[str])  # missing because of a problem already noted
+    failed: set[str] = field(default_factory=set[str])
 
     @property
     def opset(self) -> int:
@@ -33,7 +43,7 @@ class Scope:
 
 
 def scope_of(graph: GraphProto, opsets: Mapping[str, int], outputs: frozenset[str]) -> Scope:
-    """What a graph of the model defines before any of its nodes is imported."""
+    """Make the scope of a graph before its nodes are imported."""
     return Scope(
         opsets,
         dense={t.name: t for t in graph.initializer},
@@ -46,26 +56,26 @@ def scope_of(graph: GraphProto, opsets: Mapping[str, int], outputs: frozenset[st
 
 
 def reads(graph: GraphProto | FunctionProto, outputs: frozenset[str]) -> frozenset[str]:
-    """The names that its nodes or its outputs read."""
+    """Return the names that nodes or outputs of a graph read."""
     return outputs | {n for node in graph.node for n in node.input}
 
 
 def without(absent: set[str], node: NodeProto) -> NodeProto:
-    """The node with those operands left out that the call leaves out."""
+    """Remove operands that the call of the function leaves out."""
     if not absent.intersection(node.input):
         return node
     changed = NodeProto()
     changed.CopyFrom(node)
-    kept = ["" if n in absent else n for n in node.input]
-    while kept and not kept[-1]:
-        kept.pop()
+    operands = ["" if n in absent else n for n in node.input]
+    while operands and not operands[-1]:
+        operands.pop()
     del changed.input[:]
-    changed.input.extend(kept)
+    changed.input.extend(operands)
     return changed
 
 
 def live_nodes(members: Sequence[tuple[str, NodeProto]], outputs: Sequence[str]) -> set[int]:
-    """Indices of the nodes an output depends on; a node with bodies of its own may read any name."""
+    """Return the indices of the nodes that an output depends on. Bodies of a node may read further names."""
     wanted, live = set(outputs), set[int]()
     for index in range(len(members) - 1, -1, -1):
         node = members[index][1]

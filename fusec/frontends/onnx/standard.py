@@ -1,6 +1,6 @@
-"""What the standard itself says of an op it defines as a function of other ops: the body, for one node."""
+"""Read the function body that the ONNX standard defines for an op."""
 
-# The stubs of onnx lack what its schemas know of function bodies.
+# The stubs of onnx lack the members of schemas that are about function bodies.
 # pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from fusec.system.printable import printable
 
 
 def has_body(schema: defs.OpSchema) -> bool:
-    """Whether the standard defines the op by others."""
+    """Tell if the standard defines the op by other ops."""
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def body_of(node: NodeProto, schema: defs.OpSchema, opset: int, types: Sequence[TypeProto]) -> FunctionProto | None:
-    """The op's body with the node's attributes filled in; None if the standard gives none."""
+    """Return the op's body with the attributes of the node filled in; None if the standard has no body."""
     text = _static(schema, opset) or _dependent(node, schema, opset, types)
     if not text:
         return None
@@ -63,19 +63,19 @@ def _dependent(node: NodeProto, schema: defs.OpSchema, opset: int, types: Sequen
 
 
 def _fill(node: NodeProto, given: Mapping[str, AttributeProto]) -> None:
-    """Put the attributes of the call where the body refers to them; those not given are left out."""
-    kept: list[AttributeProto] = []
+    """Replace references to attributes of the call by their values, and remove references to attributes not given."""
+    filled: list[AttributeProto] = []
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             for graph in (attribute.g, *attribute.graphs):
                 for inner in graph.node:
                     _fill(inner, given)
-            kept.append(attribute)
+            filled.append(attribute)
         elif attribute.ref_attr_name in given:
             copy = AttributeProto()
             copy.CopyFrom(given[attribute.ref_attr_name])
             copy.name = attribute.name
-            kept.append(copy)
-    copies = [AttributeProto.FromString(a.SerializeToString()) for a in kept]
+            filled.append(copy)
+    copies = [AttributeProto.FromString(a.SerializeToString()) for a in filled]
     del node.attribute[:]
     node.attribute.extend(copies)

@@ -1,4 +1,4 @@
-"""Is the model's graph sound: every name defined once, nothing missing, no cycle? Then: in which order?"""
+"""Check a model's graph (each name defined once, none missing, no cycle), and sort its nodes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fusec.errors import ModelError
 from fusec.ir import quote_string
 from fusec.system.printable import printable
 
-_SHOWN = 8  # problems listed in full
+_SHOWN = 8  # problems that a message lists; further ones are counted
 GRAPHS = frozenset({AttributeProto.GRAPH, AttributeProto.GRAPHS})
 
 
 def bodies(node: NodeProto) -> Iterable[GraphProto]:
-    """The graphs among a node's attributes: the bodies of control flow."""
+    """Iterate over the graphs among a node's attributes: the bodies of control flow."""
     for attribute in node.attribute:
         if attribute.type in GRAPHS:
             yield from (attribute.g, *attribute.graphs)
 
 
 def captured(node: NodeProto) -> set[str]:
-    """Names the bodies of a node may read from outside."""
+    """Return the names that the bodies of a node may read from the outer graph."""
     found: set[str] = set()
     for graph in bodies(node):
         for inner in graph.node:
@@ -34,12 +34,12 @@ def captured(node: NodeProto) -> set[str]:
 
 
 def abridged(items: Sequence[str], shown: int = 4) -> str:
-    """The first items, and how many more there are."""
+    """Join the first items, and the number of further ones."""
     return ", ".join(items[:shown]) + (f" and {len(items) - shown} more" if len(items) > shown else "")
 
 
 def report(file: str, problems: Sequence[str]) -> ModelError:
-    """One error for all the problems found."""
+    """Make one error of all problems found."""
     if len(problems) == 1:
         return ModelError(f"{file}: {problems[0]}")
     lines = [f"  {problem}" for problem in problems[:_SHOWN]]
@@ -49,17 +49,20 @@ def report(file: str, problems: Sequence[str]) -> ModelError:
 
 
 def node_names(graph: GraphProto) -> list[str]:
-    """What each node is called in messages and in `origin`: its name, or its op and index."""
+    """Name each node for messages and for `origin`: its own name, or its op and index."""
     return [node.name or f"{node.op_type}_{index}" for index, node in enumerate(graph.node)]
 
 
 def constants(graph: GraphProto) -> list[str]:
-    """Names of the initializers, dense and sparse."""
+    """List the names of the initializers, dense and sparse."""
     return [t.name for t in graph.initializer] + [t.values.name for t in graph.sparse_initializer]
 
 
 def ordered(graph: GraphProto, file: str) -> list[int]:
-    """Indices of the nodes some output depends on, each after what it reads; ModelError for a broken graph."""
+    """Return the indices of the nodes that an output depends on, each after the nodes that it reads.
+
+    Raises ModelError: when a name is missing or defined twice, or the graph has a cycle or no output.
+    """
     names = node_names(graph)
     problems = [*_definitions(graph, names), *_uses(graph, names)]
     if not graph.output:
@@ -86,7 +89,7 @@ def ordered(graph: GraphProto, file: str) -> list[int]:
 
 
 def _definitions(graph: GraphProto, names: Sequence[str]) -> Iterable[str]:
-    """What is wrong with the names the graph defines: each may be defined once."""
+    """Iterate over the problems with the names that the graph defines."""
     inputs: set[str] = set()
     for value in graph.input:
         if not value.name:
@@ -120,7 +123,7 @@ def _definitions(graph: GraphProto, names: Sequence[str]) -> Iterable[str]:
 
 
 def _uses(graph: GraphProto, names: Sequence[str]) -> Iterable[str]:
-    """Names that are read but nowhere defined."""
+    """Iterate over the problems with names that are read but not defined."""
     known = {v.name for v in graph.input} | set(constants(graph))
     known.update(name for node in graph.node for name in node.output)
     for name, node in zip(names, graph.node, strict=True):
@@ -136,7 +139,7 @@ def _uses(graph: GraphProto, names: Sequence[str]) -> Iterable[str]:
 
 
 def _sorted(reads: Sequence[set[int]]) -> list[int]:
-    """Indices in an order where each follows what it reads; the given order is kept where it can be."""
+    """Sort nodes topologically, and otherwise by index. Nodes on a cycle, and their readers, are left out."""
     readers: list[list[int]] = [[] for _ in reads]
     for index, sources in enumerate(reads):
         for source in sources:
@@ -155,7 +158,7 @@ def _sorted(reads: Sequence[set[int]]) -> list[int]:
 
 
 def _on_cycle(reads: Sequence[set[int]], done: set[int]) -> int:
-    """A node on a cycle: walking back from a stuck node through stuck ones must come round."""
+    """Find a node on a cycle: from a node left out, follow such nodes backwards until one repeats."""
     index = next(i for i in range(len(reads)) if i not in done)
     seen: set[int] = set()
     while index not in seen:

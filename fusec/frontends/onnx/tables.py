@@ -1,4 +1,4 @@
-"""Every ONNX op fusec imports: TABLE; and for what is not in it, the message that names it all at once."""
+"""List the ONNX ops that fusec imports (TABLE), and describe those of a model that it cannot import."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from fusec.frontends.onnx.structure import abridged
 from fusec.system.printable import printable
 
 OLDEST_OPSET = 7
-REVIEWED_OPSET = 28  # what versions of ops after this one mean, nobody has looked at
+REVIEWED_OPSET = 28  # newest opset whose op versions were compared with TABLE
 DEFAULT_DOMAINS = ("", "ai.onnx")
-# Ops that models use below the opset that has them, since onnxruntime takes them in any.
+# Ops that models use in older opsets than the one that defines them, because onnxruntime accepts them in any.
 _IN_ANY_OPSET = {"LayerNormalization": 17}
 MICROSOFT = "com.microsoft"
-# Ops of that domain that mean what ONNX's op of the same name means in this version.
+# Ops of that domain that are equal to ONNX's op of the same name in this version.
 _MICROSOFT = {
     "DequantizeLinear": 21,
     "GatherND": 11,
@@ -70,13 +70,13 @@ TABLE: Table = {
 }
 
 
-# Ops that take or give sequences of tensors: (domain, op).
+# Ops with a sequence of tensors as an operand or result: (domain, op).
 SEQUENCES = frozenset({("", op) for op in ("Identity", "If", "Loop", *(name for name, _ in sequence.TABLE))})
 
 
 @cache
 def schema_of(op: str, opset: int, domain: str = "") -> defs.OpSchema | None:
-    """The schema the installed onnx has for an op, if it has one."""
+    """Return the schema of an op in the installed onnx, None if it has none."""
     try:
         return defs.get_schema(op, opset, domain)
     except defs.SchemaError:
@@ -85,7 +85,7 @@ def schema_of(op: str, opset: int, domain: str = "") -> defs.OpSchema | None:
 
 @cache
 def newest_versions() -> Mapping[str, int]:
-    """The newest version of each domain, but the default one, that has ops fusec may know."""
+    """Return the newest version of each domain of known ops, except the default one."""
     versions = {MICROSOFT: 1}
     for schema in defs.get_all_schemas():
         if schema.domain not in DEFAULT_DOMAINS:
@@ -95,7 +95,7 @@ def newest_versions() -> Mapping[str, int]:
 
 @cache
 def function_of(op: str, opset: int, domain: str = "") -> tuple[OpFunction, defs.OpSchema] | None:
-    """The function of the newest version in TABLE up to `opset`, and the schema of that op; None if there is none."""
+    """Return the function of an op's newest version in TABLE up to `opset`, and its schema; None if it has none."""
     if domain == MICROSOFT and op in _MICROSOFT:
         opset = _MICROSOFT[op]
     elif domain:
@@ -111,7 +111,12 @@ def function_of(op: str, opset: int, domain: str = "") -> tuple[OpFunction, defs
 
 
 def unsupported(nodes: Iterable[tuple[str, NodeProto]], opset: int, opsets: Mapping[str, int]) -> list[str]:
-    """One line for each op among the (name, node) that cannot be imported, with the nodes that use it."""
+    """Describe each op that cannot be imported in one line, with the nodes that use it.
+
+    nodes: pairs of a node's name and the node.
+    opset: version of the default domain.
+    opsets: version of each domain.
+    """
     found: dict[tuple[str, str], list[str]] = {}
     for name, node in nodes:
         if not _supported(node, opset, opsets):
@@ -124,7 +129,7 @@ def unsupported(nodes: Iterable[tuple[str, NodeProto]], opset: int, opsets: Mapp
 
 
 def _supported(node: NodeProto, opset: int, opsets: Mapping[str, int]) -> bool:
-    """Whether fusec has a function for the op, or the standard a definition by others."""
+    """Tell if fusec has a function for the op, or the standard defines it by other ops."""
     domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
     version = opsets.get(domain, 0) if domain else opset
     if function_of(node.op_type, version, domain) is not None:

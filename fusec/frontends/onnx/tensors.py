@@ -1,6 +1,6 @@
-"""TensorProto to Literal: inline bytes, typed fields, sparse tensors, and external data read lazily.
+"""Read TensorProtos as Literals: inline bytes, typed fields, sparse tensors, and external data (read lazily).
 
-External data must lie inside the model's folder: nothing outside is opened, whatever the model says.
+For security, external data must be inside the model's folder: fusec opens no file elsewhere.
 """
 
 from __future__ import annotations
@@ -15,37 +15,13 @@ import numpy as np
 from onnx import SparseTensorProto, TensorProto
 
 from fusec.errors import ModelError, VerifyError
+from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.onnx.limits import require_constant
 from fusec.ir import DType, Literal, TensorType
 from fusec.ops.spec import require
 
-DTYPES: dict[int, DType] = {
-    TensorProto.FLOAT: DType.F32,
-    TensorProto.DOUBLE: DType.F64,
-    TensorProto.FLOAT16: DType.F16,
-    TensorProto.BFLOAT16: DType.BF16,
-    TensorProto.INT64: DType.I64,
-    TensorProto.INT32: DType.I32,
-    TensorProto.INT16: DType.I16,
-    TensorProto.INT8: DType.I8,
-    TensorProto.UINT64: DType.U64,
-    TensorProto.UINT32: DType.U32,
-    TensorProto.UINT16: DType.U16,
-    TensorProto.UINT8: DType.U8,
-    TensorProto.BOOL: DType.BOOL,
-    TensorProto.FLOAT8E4M3FN: DType.F8E4M3,
-    TensorProto.FLOAT8E4M3FNUZ: DType.F8E4M3FNUZ,
-    TensorProto.FLOAT8E5M2: DType.F8E5M2,
-    TensorProto.FLOAT8E5M2FNUZ: DType.F8E5M2FNUZ,
-    TensorProto.FLOAT8E8M0: DType.F8E8M0,
-    TensorProto.FLOAT4E2M1: DType.F4E2M1,
-    TensorProto.INT4: DType.I4,
-    TensorProto.UINT4: DType.U4,
-    TensorProto.INT2: DType.I2,
-    TensorProto.UINT2: DType.U2,
-}
-ELEMENT_TYPES = {dtype: number for number, dtype in DTYPES.items()}
-# where a tensor without raw_data keeps its elements; all other types are packed in int32_data
+DTYPES: dict[int, DType] = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
+# the field that has the elements of a tensor without raw_data; all other types are packed in int32_data
 _FIELDS = {
     DType.F32: "float_data",
     DType.F64: "double_data",
@@ -57,7 +33,7 @@ _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"
 
 
 def dtype_of(element_type: int) -> DType:
-    """The DType of ONNX's element type; VerifyError names one fusec does not have."""
+    """Return the DType of an ONNX element type. Raises VerifyError: when fusec lacks it."""
     if element_type in DTYPES:
         return DTYPES[element_type]
     known = element_type in TensorProto.DataType.values()
@@ -66,20 +42,20 @@ def dtype_of(element_type: int) -> DType:
 
 
 def shape_of(dims: Sequence[int]) -> tuple[int, ...]:
-    """Dims as a shape; VerifyError for a negative one."""
+    """Convert dims to a shape. Raises VerifyError: when one is negative."""
     require(all(d >= 0 for d in dims), f"negative dimension in shape {list(dims)}")
     return tuple(dims)
 
 
 class Tensors:
-    """Turns the tensors of one model into literals; `folder` is where its external data may lie."""
+    """Reader of the tensors of one model. `folder`: folder of its external data, or None."""
 
     def __init__(self, folder: Path | None):
         self._folder = folder
         self._maps: dict[Path, mmap.mmap] = {}  # one map a file: each holds a file descriptor
 
     def literal(self, tensor: TensorProto) -> Literal:
-        """VerifyError if the data does not fit the type the tensor declares."""
+        """Read a tensor. Raises VerifyError: when its data does not fit its declared type."""
         type = TensorType(shape_of(tensor.dims), dtype_of(tensor.data_type))
         require(not tensor.HasField("segment"), "segmented tensors are not supported")
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -89,7 +65,10 @@ class Tensors:
         return Literal(type, lambda: array, tensor.name)
 
     def sparse(self, tensor: SparseTensorProto) -> Literal:
-        """A dense literal; values and indices are checked now, the dense array is made when first read."""
+        """Read a sparse tensor as a dense literal.
+
+        Values and indices are checked now. The dense array is made when it is first read.
+        """
         type = TensorType(shape_of(tensor.dims), dtype_of(tensor.values.data_type))
         require_constant(type, "the dense form of a sparse tensor,")
         values = self.literal(tensor.values).array.reshape(-1)
@@ -98,12 +77,12 @@ class Tensors:
         count = values.shape[0]
         if indices.shape == (count, type.rank) and indices.ndim == 2:
             inside = bool(((indices >= 0) & (indices < np.array(type.shape, np.int64))).all())
-            require(inside, f"an index of a sparse tensor lies outside {list(type.shape)}")
+            require(inside, f"an index of a sparse tensor is outside {list(type.shape)}")
             flat = indices @ np.array(type.strides, np.int64)
         else:
             require(indices.shape == (count,), f"sparse tensor of {count} values, indices {list(indices.shape)}")
             inside = bool(((indices >= 0) & (indices < type.size)).all())
-            require(inside, f"an index of a sparse tensor lies outside its {type.size} elements")
+            require(inside, f"an index of a sparse tensor is outside its {type.size} elements")
             flat = indices
 
         def dense() -> np.ndarray[Any, Any]:
@@ -155,9 +134,9 @@ class Tensors:
 
 
 def _inside(folder: Path, location: str) -> Path:
-    """The external file, if it is a regular one that really lies inside `folder`."""
+    """Return the path of external data. Raises VerifyError: when it is not a regular file inside `folder`."""
     relative = Path(location)
-    outside = f"external data {location!r} lies outside the model's folder"
+    outside = f"external data {location!r} is outside the model's folder"
     require(bool(location) and "\0" not in location, f"external data at the location {location!r}")
     require(not relative.is_absolute() and ".." not in relative.parts, outside)
     root = folder.resolve()
@@ -180,14 +159,17 @@ def _number(text: str, what: str) -> int:
 
 
 def _require_one_field(tensor: TensorProto) -> None:
-    """VerifyError if the elements are given twice: the two need not agree, and readers differ in which they take."""
+    """Check that only one field has elements, because two could differ and readers use different ones.
+
+    Raises VerifyError: when two fields have elements.
+    """
     fields = [name for name in _TYPED if getattr(tensor, name)]
     fields += ["raw_data"] if tensor.HasField("raw_data") else []
     require(len(fields) <= 1, f"holds its elements twice, in {' and '.join(fields)}: keep one of them")
 
 
 def _packed(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
-    """The elements of a narrow type, of which ONNX packs two or four into a byte."""
+    """Unpack the elements of a narrow type. ONNX packs two of 4 bits or four of 2 bits into a byte."""
     bits = 8 if type.dtype.itemsize == 1 and type.dtype.value.startswith("f8") else 4 if "4" in type.dtype.value else 2
     if tensor.HasField("raw_data"):
         codes = np.frombuffer(tensor.raw_data, np.uint8)
@@ -207,7 +189,7 @@ def _packed(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
 
 
 def _inline(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
-    """A read-only array of the elements the message itself holds."""
+    """Return a read-only array of the elements in the message itself."""
     if tensor.HasField("raw_data"):
         raw = tensor.raw_data
         require(len(raw) == type.nbytes, f"{type} takes {type.nbytes} bytes, its data has {len(raw)}")

@@ -1,21 +1,42 @@
-"""Attributes of sliding windows, shared by convolutions and pools: one entry per dim, pads made explicit."""
+"""Read the window attributes of convolutions and pools: one entry per dim, and explicit pads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fusec.ir import Value
 from fusec.ops.spec import require
 
 
+@dataclass(frozen=True)
+class WindowAttributes:
+    """Window attributes of a pool, as the model gives them. Empty ones have their defaults."""
+
+    kernel_shape: Sequence[int]
+    strides: Sequence[int]
+    dilations: Sequence[int]
+    pads: Sequence[int]
+    auto_pad: str
+
+    def resolved(self, x: Value) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return window, strides, pads and dilations for the image x, as the IR's pools take them."""
+        n = spatial_dims(x)
+        window = tuple(self.kernel_shape)
+        require(len(window) == n, f"kernel_shape needs {n} entries, not {len(window)}")
+        strides, dilations = per_dim("strides", self.strides, n, 1), per_dim("dilations", self.dilations, n, 1)
+        pads = explicit_pads(self.auto_pad, self.pads, x.type.shape[2:], window, strides, dilations)
+        return window, strides, pads, dilations
+
+
 def spatial_dims(x: Value) -> int:
-    """How many spatial dims x[N, C, …] has."""
+    """Count the spatial dims of x[N, C, …]."""
     require(3 <= x.type.rank <= 5, f"takes 1 to 3 spatial dims, x has shape {list(x.type.shape)}")
     return x.type.rank - 2
 
 
 def per_dim(name: str, given: Sequence[int], count: int, default: int) -> tuple[int, ...]:
-    """The attribute with `count` entries; the default if it was left out."""
+    """Return an attribute with `count` entries; `default` for each if the model leaves it out."""
     require(len(given) in (0, count), f"{name} needs {count} entries, not {len(given)}")
     return tuple(given) or (default,) * count
 
@@ -28,7 +49,7 @@ def explicit_pads(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> tuple[int, ...]:
-    """All the starts, then all the ends. SAME_*: as many windows as strides fit the input, rounded up."""
+    """Return the pads: all starts, then all ends. With SAME_*, the output has ceil(input / stride) elements."""
     n = len(spatial)
     check_auto_pad(auto_pad)
     if auto_pad == "NOTSET":
@@ -49,6 +70,6 @@ def check_auto_pad(auto_pad: str) -> None:
 
 
 def distribute(totals: Sequence[int], *, upper: bool) -> tuple[int, ...]:
-    """Padding halved between start and end; of an odd total the end gets one more if `upper`, else the start."""
+    """Halve padding between start and end. For an odd total, the end gets one more if `upper`, else the start."""
     starts = [t // 2 if upper else t - t // 2 for t in totals]
     return (*starts, *(t - s for t, s in zip(totals, starts, strict=True)))

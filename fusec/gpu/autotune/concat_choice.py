@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fusec.gpu.autotune.step_candidates import ConcatChoice, step_key
 from fusec.ir import Graph
-from fusec.passes.partition.concat_in_place import Family, apart, joined
+from fusec.passes.partition.concat_in_place import ConcatGroup, joined, restore_copies
 from fusec.schedule.program import Kind, Partition, Program
 
 TimeSteps = Callable[[Graph, Sequence[Partition]], Sequence[float]]  # microseconds of steps, each as it is fastest
@@ -27,18 +27,18 @@ def keep_faster_concats(program: Program, times_us: TimeSteps) -> Program:
     graph = program.graph
     types = {value: value.type for family in families for value in family.types}
     in_place = _sums_us(graph, [_writers(program, family) for family in families], times_us)
-    copied = apart(program, families)
+    copied = restore_copies(program, families)
     with_copies = [[*_writers(copied, family), *_copies(copied, family)] for family in families]
     copied_us = _sums_us(graph, with_copies, times_us)
     for value, type in types.items():
         graph.set_type(value, type)
     slower = [f for f, a, b in zip(families, in_place, copied_us, strict=True) if a > b]
-    return apart(program, slower) if slower else program
+    return restore_copies(program, slower) if slower else program
 
 
-def concats_in_place(program: Program) -> dict[str, list[Family]]:
+def concats_in_place(program: Program) -> dict[str, list[ConcatGroup]]:
     """Group the concats in place by what they and the steps that write their operands compute."""
-    found: dict[str, list[Family]] = {}
+    found: dict[str, list[ConcatGroup]] = {}
     for family in joined(program):
         operands = family.types.keys()
         steps = [s for s in program.steps if s.nodes[0] in family.concats or not operands.isdisjoint(s.outputs)]
@@ -46,7 +46,7 @@ def concats_in_place(program: Program) -> dict[str, list[Family]]:
     return found
 
 
-def concat_choices(before: Mapping[str, Sequence[Family]], program: Program) -> dict[str, ConcatChoice]:
+def concat_choices(before: Mapping[str, Sequence[ConcatGroup]], program: Program) -> dict[str, ConcatChoice]:
     """Tell which of the groups that were in place before are in place in a program."""
     in_place = {node for family in joined(program) for node in family.concats}
     found: dict[str, ConcatChoice] = {}
@@ -59,15 +59,15 @@ def concat_choices(before: Mapping[str, Sequence[Family]], program: Program) -> 
 def copy_concats(program: Program, keys: Collection[str]) -> Program:
     """Replace the concats of these groups by copies; types in the program's graph change."""
     wanted = [family for key, group in concats_in_place(program).items() if key in keys for family in group]
-    return apart(program, wanted) if wanted else program
+    return restore_copies(program, wanted) if wanted else program
 
 
-def _writers(program: Program, family: Family) -> list[Partition]:
+def _writers(program: Program, family: ConcatGroup) -> list[Partition]:
     operands = family.types.keys()
     return [step for step in program.steps if step.nodes[0] not in family.concats and operands & set(step.outputs)]
 
 
-def _copies(program: Program, family: Family) -> list[Partition]:
+def _copies(program: Program, family: ConcatGroup) -> list[Partition]:
     return [step for step in program.steps if step.kind is Kind.KERNEL and step.nodes[0] in family.concats]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusec.gpu.kernels.codegen.pointwise_code import takes
-from fusec.gpu.kernels.convolution.depthwise import is_for, with_mean
-from fusec.gpu.kernels.convolution.squeeze_excite import chained, is_small_product
-from fusec.gpu.kernels.convolution.thin_product import parted
+from fusec.gpu.kernels.codegen.pointwise_code import can_generate
+from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise
+from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
+from fusec.gpu.kernels.convolution.thin_product import match_product
 from fusec.ir import Node
 from fusec.ops import Conv, MatMul, Reduce
 
@@ -21,23 +21,29 @@ def is_joint_work(nodes: Sequence[Node]) -> bool:
     if len(products) != 1:
         return len(products) > 1
     prologue = nodes[: products[0]]
-    return any(isinstance(node.op, Reduce) for node in nodes) if not prologue else all(takes(node) for node in prologue)
+    return (
+        any(isinstance(node.op, Reduce) for node in nodes)
+        if not prologue
+        else all(can_generate(node) for node in prologue)
+    )
 
 
 def may_begin(nodes: Sequence[Node]) -> bool:
     """Return True if nodes may be the beginning of such a group."""
     first = nodes[0]
-    if takes(first):
+    if can_generate(first):
         product = next((node for node in nodes if isinstance(node.op, (Conv, MatMul))), None)
         if product is None:
-            return all(takes(node) for node in nodes)
-        part = parted(nodes, product) if all(takes(node) or node is product for node in nodes) else None
-        return part is not None and bool(part.before) and part.fits
+            return all(can_generate(node) for node in nodes)
+        part = match_product(nodes, product) if all(can_generate(node) or node is product for node in nodes) else None
+        return part is not None and bool(part.prologue) and part.fits
     if is_small_product(first):
-        return chained(nodes, 1) is not None
+        return match_layers(nodes, 1) is not None
     if not isinstance(first.op, Conv):
         return False
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), None)
     if at is None:
-        return is_for(nodes, [first.result])
-    return bool(with_mean(nodes[: at + 1], [])) and (at + 1 == len(nodes) or chained(nodes[at + 1 :], 0) is not None)
+        return is_depthwise(nodes, [first.result])
+    return bool(depthwise_with_mean(nodes[: at + 1], [])) and (
+        at + 1 == len(nodes) or match_layers(nodes[at + 1 :], 0) is not None
+    )

@@ -20,7 +20,7 @@ from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.ops import Cast, ChannelSums, Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise, Reduce
 from fusec.passes.partition.cost_model import is_depthwise, is_fast
-from fusec.passes.partition.equivalent_spellings import quicker, spelled, spellings
+from fusec.passes.partition.equivalent_spellings import faster_spellings, spelled, spellings
 from fusec.passes.partition.verdict_cache import canonical_key
 from fusec.plans.plan_record import Part
 from fusec.schedule.aliasing import is_view
@@ -109,7 +109,7 @@ def candidates(graph: Graph, step: Partition, level: str) -> list[Candidate]:
     if step.kind is Kind.KERNEL:
         return [*found, *_unfused(graph, step.nodes, level)]
     found += [(other,) for other in _spelled(graph, step.nodes) if other.spelling != step.spelling]
-    found += [(Partition(step.nodes, Kind.CUDNN, body, n),) for n, body in quicker(body_of(graph, step.nodes))]
+    found += [(Partition(step.nodes, Kind.CUDNN, body, n),) for n, body in faster_spellings(body_of(graph, step.nodes))]
     found += [(whole,) for whole in _kernel(graph, step.nodes)]
     if level == "full" or _slow_when_fused(step):
         for first, second in _splits(_products_first(step.nodes)):

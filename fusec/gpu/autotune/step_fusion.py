@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from fusec.gpu.autotune import fusion_proposals
 from fusec.gpu.kernels import find
-from fusec.gpu.kernels.codegen.pointwise_code import takes
+from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.ir import Node
 from fusec.passes.partition import ordered
 from fusec.passes.partition.convexity import SEARCH_LIMIT, Wiring
@@ -124,7 +124,7 @@ class _Groups:
         """Return True if a group may be fused: it runs as kernels or as pointwise steps of cuDNN."""
         steps = [self.steps[i] for i in self.members[number]]
         return all(
-            step.kind is Kind.KERNEL or (step.kind is Kind.CUDNN and all(takes(node) for node in step.nodes))
+            step.kind is Kind.KERNEL or (step.kind is Kind.CUDNN and all(can_generate(node) for node in step.nodes))
             for step in steps
         )
 
@@ -155,7 +155,7 @@ class _Groups:
         """Return True if the second would compute small results of the first many times."""
         made = max(v.type.size for node in first for v in node.results)
         space = max(v.type.size for node in second for v in node.results)
-        return space > MAX_REPEATED_ELEMENTS and made * 4 < space and all(takes(node) for node in first)
+        return space > MAX_REPEATED_ELEMENTS and made * 4 < space and all(can_generate(node) for node in first)
 
     def _has_detour(self, start: int, end: int) -> bool:
         """Return True if a path leads from one group to another through a third."""

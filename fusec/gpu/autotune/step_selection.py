@@ -39,7 +39,7 @@ from fusec.gpu.kernels import Kernel
 from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 from fusec.gpu.launch.stream_calls import out_of_memory
 from fusec.ir import Graph
-from fusec.passes.partition.concat_in_place import Family
+from fusec.passes.partition.concat_in_place import ConcatGroup
 from fusec.plans.plan_record import Part
 from fusec.schedule.memory_plan import plan_memory
 from fusec.schedule.program import Kind, Partition, Program
@@ -122,7 +122,7 @@ class StepSelector:
         return program
 
     def _with_concats(
-        self, program: Program, concats: Mapping[str, Sequence[Family]], launch_us: float, times_us: TimeSteps
+        self, program: Program, concats: Mapping[str, Sequence[ConcatGroup]], launch_us: float, times_us: TimeSteps
     ) -> Program:
         """Replace concats in place by copies where those are faster, by the cache or by time."""
         known = {key: self._cache.step_choice(key, launch_us) for key in concats}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fusec.gpu.autotune.concat_choice import TimeSteps
 from fusec.gpu.autotune.step_candidates import PRODUCTS, StepChoice, step_key
-from fusec.gpu.kernels.codegen.pointwise_code import takes
+from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.ir import Node
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums, LayerNormBackward
 from fusec.plans.plan_record import Part
@@ -114,7 +114,7 @@ def _has_epilogue(step: Partition) -> bool:
     """Return True if the last op follows a product and the kernel of a norm could run it."""
     if not any(isinstance(node.op, PRODUCTS) for node in step.nodes[:-1]):
         return False
-    return _ends_in_sums(step) or (len(step.outputs) == 1 and takes(step.nodes[-1]))
+    return _ends_in_sums(step) or (len(step.outputs) == 1 and can_generate(step.nodes[-1]))
 
 
 def _ends_in_sums(step: Partition) -> bool:
@@ -124,6 +124,6 @@ def _ends_in_sums(step: Partition) -> bool:
 def _prologue_length(step: Partition) -> int:
     """Count the pointwise ops before the only product; 0 if there are several products or other ops."""
     products: Sequence[int] = [i for i, node in enumerate(step.nodes) if isinstance(node.op, PRODUCTS)]
-    if len(products) != 1 or not all(takes(node) for node in step.nodes[: products[0]]):
+    if len(products) != 1 or not all(can_generate(node) for node in step.nodes[: products[0]]):
         return 0
     return products[0]

@@ -1,6 +1,6 @@
-"""cuBLASLt: algorithms of a product, and one of them as a plan to run.
+"""List cuBLASLt's algorithms for a product, and run one of them as a plan.
 
-The library is installed with cuDNN; where it is not, `Blas.open` gives None, and nothing else changes.
+The library is installed with cuDNN. Where it is not, `Blas.open` returns None, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _KNOBS = (  # cublasLtMatmulAlgoConfigAttributes_t, in order: what names an algo
 
 @cache
 def version() -> str:
-    """Of the library; empty if there is none. It is loaded for that only where it was not installed as a package."""
+    """Return the library's version, empty without one; it is loaded only if it was not installed as a package."""
     for package in PACKAGES:
         try:
             return importlib.metadata.version(package)
@@ -71,18 +71,18 @@ def version() -> str:
 
 
 def competitor() -> str:
-    """Which cuBLASLt competes, for the keys of remembered plans; empty if none does."""
+    """Return the library's name and version for cache keys; empty if it is not available."""
     return f"cublaslt {version()}" if version() else ""
 
 
 def is_algorithm(blob: bytes) -> bool:
-    """Whether a serialized plan is an algorithm of this library."""
+    """Return True if a serialized plan is an algorithm of this library."""
     return blob.startswith(_MAGIC)
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One that cuBLASLt offers for a product."""
+    """Algorithm that cuBLASLt offers for a product."""
 
     knobs: Knobs
     workspace_bytes: int
@@ -90,12 +90,12 @@ class Algorithm:
 
     @property
     def blob(self) -> bytes:
-        """The algorithm serialized: as plain numbers, good for the version of the library it came from."""
+        """Serialize the algorithm as plain numbers, valid for the version of the library that offered it."""
         return _MAGIC + np.array([self.workspace_bytes, *self.data.tolist()], "<u8").tobytes()
 
     @classmethod
     def of(cls, blob: bytes) -> Algorithm:
-        """Inverse of `blob`, but for the knobs. ExecutionError for anything else."""
+        """Read an algorithm from its blob, without the knobs. Raises ExecutionError for other data."""
         if len(blob) != len(_MAGIC) + 8 * (1 + ALGORITHM_WORDS) or not is_algorithm(blob):
             raise ExecutionError("not an algorithm of cuBLASLt")
         numbers = np.frombuffer(blob[len(_MAGIC) :], "<u8").astype(np.uint64)
@@ -103,8 +103,10 @@ class Algorithm:
 
 
 class Blas:
-    """The library on the current device; plans run on the stream whose address `stream` gives when they are run. It is
-    loaded when first needed."""
+    """cuBLASLt on the current device, loaded when first needed.
+
+    stream: returns the address of the stream that a plan runs on
+    """
 
     def __init__(self, stream: Callable[[], int]):
         self.stream = stream
@@ -112,12 +114,12 @@ class Blas:
 
     @classmethod
     def open(cls, stream: Callable[[], int]) -> Blas | None:
-        """The library, if there is one."""
+        """Return the library; None if it is not installed."""
         return cls(stream) if version() else None
 
     @cached_property
     def lt(self) -> Library:
-        """Its functions."""
+        """Load the library's functions."""
         return bindings.load()
 
     @cached_property
@@ -128,7 +130,7 @@ class Blas:
 
     @cached_property
     def loads(self) -> bool:
-        """Whether the library can be used; a warning if it is there and cannot."""
+        """Return True if the library loads; warn if it is installed and does not."""
         try:
             return bool(self.handle)
         except (BlasError, ImportError, OSError, RuntimeError) as error:  # RuntimeError: of the finder
@@ -136,7 +138,7 @@ class Blas:
         return False
 
     def offers(self, graph: CudnnGraph) -> list[Choice]:
-        """The algorithms for a graph, in the library's order, as choices; none if it is no product."""
+        """List the algorithms for a graph as choices, in the library's order; none if the graph is no product."""
         product = product_of(graph)
         if product is None or not self.loads:
             return []
@@ -145,7 +147,7 @@ class Blas:
         return [Choice(BLAS, found.knobs, found.workspace_bytes) for found in self._found[graph.key]]
 
     def build(self, graph: CudnnGraph, choice: Choice) -> BlasPlan:
-        """One of the offers, ready to run. ExecutionError if it is none."""
+        """Build a plan from an offer. Raises ExecutionError when the library does not offer it."""
         self.offers(graph)
         product = product_of(graph)
         found = next((a for a in self._found.get(graph.key, ()) if a.knobs == choice.knobs), None)
@@ -154,7 +156,7 @@ class Blas:
         return BlasPlan(self, product, found)
 
     def revive(self, graph: CudnnGraph, blob: bytes) -> BlasPlan:
-        """A plan from its algorithm, serialized. ExecutionError if it does not fit; only for a blob that is trusted."""
+        """Read a plan from a serialized algorithm that is trusted. Raises ExecutionError when it does not fit."""
         product, algorithm = product_of(graph), Algorithm.of(blob)
         if product is None:
             raise ExecutionError(f"cuBLASLt does not run\n{graph}")
@@ -186,7 +188,7 @@ class Blas:
             layouts = (call.a, call.b, call.c, call.d)
             try:
                 lt.matmul_algo_get_heuristic(self.handle, call.operation, *layouts, preference, COUNT, *where)
-            except BlasError:  # its word for: nothing fits
+            except BlasError:  # the status for "no algorithm fits"
                 return []
         finally:
             lt.matmul_preference_destroy(preference)
@@ -210,7 +212,7 @@ class Blas:
 
 
 class Descriptors:
-    """What cuBLASLt is told of a product: the operation and the layouts of its matrices, freed with this object."""
+    """cuBLASLt's descriptors of a product: the operation and the layouts of its matrices, freed with this object."""
 
     def __init__(self, lt: Library, product: Product):
         self._lt = lt
@@ -231,7 +233,7 @@ class Descriptors:
         self.c = self.d if product.c is None else self._layout(product.c, product.batch)
 
     def bias_at(self, address: int) -> None:
-        """Where the bias lies."""
+        """Set the address of the bias."""
         self._tell(MatmulDescAttribute.BIAS_POINTER, np.uint64(address))
 
     def _tell(self, name: int, value: Any) -> None:
@@ -248,7 +250,7 @@ class Descriptors:
 
 
 class BlasPlan:
-    """An algorithm for a product, to be run as a cuDNN plan is: it neither allocates nor waits."""
+    """Algorithm for a product, run as a cuDNN plan is; it neither allocates nor waits."""
 
     def __init__(self, blas: Blas, product: Product, algorithm: Algorithm):
         self._blas, self._lt = blas, blas.lt
@@ -259,7 +261,7 @@ class BlasPlan:
         self.blob = algorithm.blob
 
     def check(self) -> None:
-        """ExecutionError unless the library takes the algorithm for the product."""
+        """Raise ExecutionError unless the library accepts the algorithm for the product."""
         call, result = self._call, np.zeros(1, RESULT)
         layouts = (call.a, call.b, call.c, call.d)
         algorithm = self._algorithm.data.ctypes.data
@@ -271,7 +273,7 @@ class BlasPlan:
             raise ExecutionError("cuBLASLt wants more workspace for the algorithm than it did")
 
     def addresses(self, buffers: Mapping[int, int]) -> dict[int, int]:
-        """What `execute` takes: device addresses by uid."""
+        """Return what `execute` takes: device addresses by uid."""
         return dict(buffers)
 
     def execute(self, addresses: Mapping[int, int], workspace: int, handle: Any) -> None:

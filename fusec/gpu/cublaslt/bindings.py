@@ -1,4 +1,4 @@
-"""cuBLASLt's functions, called by ctypes as its header declares them (cublasLt.h, alike in CUDA 12 and 13).
+"""Call cuBLASLt's functions by ctypes, as its header declares them (cublasLt.h, the same in CUDA 12 and 13).
 
 Handles, descriptors and addresses are plain numbers. The library is found as CuPy finds it, by cuda-pathfinder.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class BlasError(Exception):
-    """What the library calls a status other than success."""
+    """Status of the library other than success."""
 
 
 class MatmulDescAttribute(IntEnum):
@@ -79,7 +79,7 @@ _FUNCTIONS: dict[str, Sequence[Any]] = {
 
 
 class Library:
-    """The functions; each raises BlasError unless it succeeds. OSError if there is no such library at `path`."""
+    """Functions of the library at a path; each raises BlasError unless it succeeds. OSError without it."""
 
     def __init__(self, path: str):
         self._library = ctypes.CDLL(path)
@@ -191,10 +191,10 @@ class Library:
 
 
 def load() -> Library:
-    """The library of this process. ImportError, OSError or RuntimeError if there is none."""
+    """Load the library that CuPy finds. Raises ImportError, OSError or RuntimeError if there is none."""
     from cuda import pathfinder  # which comes with CuPy
 
     path = pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path
     if path is None:
-        raise OSError("it is not known where libcublasLt lies")
+        raise OSError("cuda-pathfinder found no path of libcublasLt")
     return Library(path)

@@ -1,4 +1,4 @@
-"""Matrix products that cuDNN declines (true fp32, unusual strides), as calls of cuBLASLt that a CUDA graph can hold.
+"""Run matrix products that cuDNN refuses (true fp32, unusual strides) by cuBLASLt, in calls that can be captured.
 
 Without it they run through CuPy, whose calls of cuBLAS cannot be captured.
 """
@@ -29,7 +29,7 @@ TYPES = (DType.F32, DType.F16)  # that CuPy computes with, too
 
 @dataclass(frozen=True, eq=False)
 class LoneProduct:
-    """A step of one product and the plan that runs it."""
+    """Step of one product and the plan that runs it."""
 
     step: Partition
     lowered: Lowered
@@ -38,8 +38,12 @@ class LoneProduct:
     def bound(
         self, memory: Memory, workspace: Array | None, of_lane: Callable[[], Array | None] = lambda: None
     ) -> Callable[[], None]:
-        """What runs it over the memory of the step's values, on the current stream: neither allocates nor waits.
-        of_lane: scratch memory in place of `workspace`, where the step is captured beside others."""
+        """Return a function that runs the product over the step's values on the current stream.
+
+        It neither allocates nor waits.
+
+        of_lane: returns the workspace of the stream that the step is captured on, where there are several
+        """
         values = inputs_of(self.step.nodes)
         named = {v.name: v for v in (*values, *self.step.outputs)}
         buffers: dict[int, Array] = {}
@@ -50,17 +54,17 @@ class LoneProduct:
             buffers[binding.uid] = memory(value, binding.type)
         addresses = self.plan.addresses({uid: array.data.ptr for uid, array in buffers.items()})
         scratch = 0 if workspace is None else workspace.data.ptr
-        kept = (workspace, *buffers.values())  # alive as long as what runs over them
+        held = (workspace, *buffers.values())  # `run` holds them, because it has only their addresses
 
         def run() -> None:
-            assert kept
+            assert held
             lane = of_lane()
             self.plan.execute(addresses, scratch if lane is None else lane.data.ptr, None)
 
         return run
 
     def is_right(self) -> bool:
-        """Whether it computes what the reference does, on random data, over an output that was poisoned."""
+        """Compare the product with the reference on random data, over an output that was poisoned."""
         (node,), held = self.step.nodes, dict[Value, Array]()
 
         def memory(value: Value, type: TensorType) -> Array:
@@ -80,14 +84,16 @@ class LoneProduct:
 
 
 def lone_product(blas: Blas, step: Partition, known: dict[str, list[Choice]]) -> LoneProduct | None:
-    """The step as a call of cuBLASLt, by the first algorithm offered that is right; None if there is none. known: by
-    graph, what was found of steps that compute the same."""
+    """Return a step as a call of cuBLASLt, by the first algorithm that is right; None if there is none.
+
+    known: algorithms found right before, by graph; it is added to
+    """
     if len(step.nodes) != 1 or not isinstance(step.nodes[0].op, MatMul):
         return None
     if step.nodes[0].result.type.dtype not in TYPES:
         return None
     try:
-        # for all that this is no graph for cuDNN, it describes the product; without tensor cores, as the reference
+        # cuDNN refuses this graph, but it describes the product; without tensor cores, as the reference
         lowered = lower(step.body, tensor_cores=False, for_cudnn=False)
     except LoweringError:
         return None

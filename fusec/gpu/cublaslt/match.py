@@ -1,6 +1,6 @@
-"""Which cuDNN graphs are one call of cuBLASLt, act(alpha A·B + C + bias), and which matrices it reads and writes.
+"""Match cuDNN graphs that are one call of cuBLASLt: act(alpha A·B + C + bias).
 
-Nothing of CUDA is needed here: a graph is data, and so is the call.
+This module needs no CUDA, because a graph and a call are plain data.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 CONVOLUTIONS = ("conv_fprop", "conv_dgrad", "conv_wgrad")
-# cuBLASLt's gelu is the tanh form; the erf form is a kernel behind it
+# cuBLASLt's gelu is the one with tanh; the one with erf runs as a kernel after it
+Epilogue = tuple[float, CudnnTensor | None, CudnnTensor | None, str]  # alpha, residual, bias, activation
 ACTIVATIONS = {"relu": "relu", "gelu_approx_tanh": "gelu"}
 
 
 @dataclass(frozen=True)
 class Matrices:
-    """A stack of matrices in memory, column by column: `ld` elements from one column to the next, `step` from one
-    matrix to the next (0: it is one for all)."""
+    """Stack of matrices stored by columns.
+
+    ld: elements from one column to the next; step: from one matrix to the next, 0 if one serves all
+    """
 
     uid: int
     dtype: DType
@@ -33,8 +36,10 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Product:
-    """d = activation(alpha op(a) op(b) + c + bias) for each matrix of the stack; the bias is a column, added to every
-    column of d, which is the transpose of what the graph calls its result where that is stored row by row."""
+    """Call d = activation(alpha op(a) op(b) + c + bias) for each matrix of a stack.
+
+    The bias is added to every column of d. Where the graph's result is stored by rows, d is its transpose.
+    """
 
     a: Matrices
     b: Matrices
@@ -46,12 +51,14 @@ class Product:
     c: Matrices | None = None
     bias: int | None = None  # its uid
     activation: str = ""
-    tf32: bool = False  # whether operands in fp32 may be rounded
+    tf32: bool = False  # operands in fp32 may be rounded to tf32
 
 
 def product_of(graph: CudnnGraph) -> Product | None:
-    """The graph as one call of cuBLASLt; None if it is not one. Nothing is rounded that the graph does not round: sums
-    are in fp32, and so is all that follows, up to the one result."""
+    """Return the graph as one call of cuBLASLt; None if it is not one.
+
+    The call rounds where the graph does: sums and epilogue are in fp32 up to the one result.
+    """
     if not graph.calls or len(graph.outputs) != 1 or any(0 in t.dims for t in graph.tensors):
         return None
     anchor, *epilogue = graph.calls
@@ -60,10 +67,10 @@ def product_of(graph: CudnnGraph) -> Product | None:
         return None
     if anchor.op not in ("matmul", *CONVOLUTIONS) or anchor.compute is not DType.F32:
         return None
-    parts = _epilogue(graph, anchor.outputs[0], epilogue)
-    if parts is None:
+    epilogue_parts = _epilogue(graph, anchor.outputs[0], epilogue)
+    if epilogue_parts is None:
         return None
-    alpha, residual, bias, activation = parts
+    _, residual, bias, _ = epilogue_parts
     left, right = (graph.tensor(uid) for uid in anchor.inputs)
     (result,) = graph.outputs
     types = left.dtype in DTYPES and left.dtype is right.dtype and result.dtype in (left.dtype, DType.F32)
@@ -72,7 +79,7 @@ def product_of(graph: CudnnGraph) -> Product | None:
     if left.virtual or right.virtual:  # made by a prologue
         return None
     found: tuple[_Stack | None, _Stack | None, _Stack | None]
-    if anchor.op == "conv_wgrad":  # filters by channels: the loss turned, times the image
+    if anchor.op == "conv_wgrad":  # filters by channels: the transposed loss times the image
         loss = _stacked(right, True)
         found = None if loss is None else loss.transposed, _stacked(left, True), _filters(result).transposed
     elif anchor.op == "conv_dgrad":
@@ -86,12 +93,12 @@ def product_of(graph: CudnnGraph) -> Product | None:
         return None
     tf32 = graph.tensor_cores and left.dtype is DType.F32
     a, b, d = (stack for stack in found if stack is not None)
-    return _as_columns(a, b, d, c, bias, alpha, activation, tf32)
+    return _as_columns(a, b, d, c, epilogue_parts, tf32)
 
 
 @dataclass(frozen=True)
 class _Stack:
-    """Dims [batch, rows, columns] and strides of a tensor."""
+    """Tensor with dims [batch, rows, columns] and its strides."""
 
     tensor: CudnnTensor
     dims: tuple[int, int, int]
@@ -103,7 +110,7 @@ class _Stack:
         return _Stack(self.tensor, (n, columns, rows), (step, right, down))
 
     def by_columns(self) -> Matrices | None:
-        """As stored column by column; None if it is not."""
+        """Return the matrices if they are stored by columns; else None."""
         (n, rows, columns), (step, down, right) = self.dims, self.strides
         ld = right if columns > 1 else max(rows, 1)
         if (down != 1 and rows > 1) or ld < rows:
@@ -111,12 +118,12 @@ class _Stack:
         return Matrices(self.tensor.uid, self.tensor.dtype, rows, columns, ld, step if n > 1 else 0)
 
     def operand(self) -> tuple[Matrices, bool] | None:
-        """As stored, and whether that is its transpose."""
+        """Return the matrices as stored, and True if those are transposed."""
         straight = self.by_columns()
         if straight is not None:
             return straight, False
-        turned = self.transposed.by_columns()
-        return None if turned is None else (turned, True)
+        transposed = self.transposed.by_columns()
+        return None if transposed is None else (transposed, True)
 
 
 def _as_columns(
@@ -124,12 +131,11 @@ def _as_columns(
     b: _Stack,
     d: _Stack,
     c: _Stack | None,
-    bias: CudnnTensor | None,
-    alpha: float,
-    activation: str,
+    epilogue: Epilogue,
     tf32: bool,
 ) -> Product | None:
-    """The call; a result stored row by row is the transposed product, which a bias of one row asks for."""
+    """Return the call; a result stored by rows is computed as the transposed product, as a bias of one row needs."""
+    alpha, _, bias, activation = epilogue
     stored = d.transposed.by_columns()
     if stored is not None:
         left, right = b.transposed.operand(), a.transposed.operand()
@@ -159,11 +165,8 @@ def _as_columns(
     )
 
 
-Epilogue = tuple[float, CudnnTensor | None, CudnnTensor | None, str]  # alpha, residual, bias, activation
-
-
 def _epilogue(graph: CudnnGraph, uid: int, calls: list[CudnnCall]) -> Epilogue | None:
-    """What follows the product, if each op takes what the one before it gives and stands where cuBLASLt has it."""
+    """Return the epilogue of a product if cuBLASLt has its ops, in this order; else None."""
     alpha, activation = 1.0, ""
     residual: CudnnTensor | None = None
     bias: CudnnTensor | None = None
@@ -196,7 +199,7 @@ def _epilogue(graph: CudnnGraph, uid: int, calls: list[CudnnCall]) -> Epilogue |
 
 
 def _is_row(tensor: CudnnTensor, result: CudnnTensor) -> bool:
-    """Whether a tensor holds a number for each column of a result (channel of an image), side by side."""
+    """Return True if a tensor holds one number for each column of a result (channel of an image), contiguous."""
     axis = 2 if len(result.dims) == 3 else 1
     if tensor.dims[axis] != result.dims[axis] or math.prod(tensor.dims) != tensor.dims[axis]:
         return False
@@ -204,7 +207,7 @@ def _is_row(tensor: CudnnTensor, result: CudnnTensor) -> bool:
 
 
 def _stacked(tensor: CudnnTensor, image: bool = False) -> _Stack | None:
-    """A matmul's tensor as it is; an image as one matrix with a row for each pixel, if those are evenly apart."""
+    """View a matmul's tensor as it is, and an image as a matrix with a row per pixel, if pixels are evenly spaced."""
     if not image:
         if len(tensor.dims) != 3 or len(tensor.strides) != 3:
             return None
@@ -221,12 +224,12 @@ def _stacked(tensor: CudnnTensor, image: bool = False) -> _Stack | None:
 
 
 def _filters(tensor: CudnnTensor) -> _Stack:
-    """Filters of one pixel as a matrix [channels, filters]."""
+    """View filters of one pixel as a matrix [channels, filters]."""
     return _Stack(tensor, (1, tensor.dims[1], tensor.dims[0]), (0, tensor.strides[1], tensor.strides[0]))
 
 
 def _is_pixelwise(graph: CudnnGraph, call: CudnnCall) -> bool:
-    """Whether a convolution is a product of pixels and filters: of one pixel each, none left out, no groups."""
+    """Return True if a convolution is a matrix product: filters of one pixel, stride 1, no padding, no groups."""
     first, second, result = (graph.tensor(uid) for uid in (*call.inputs, *call.outputs))
     image, weight, loss = {
         "conv_fprop": (first, second, result),

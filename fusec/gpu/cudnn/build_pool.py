@@ -1,7 +1,7 @@
-"""What is compiled in the processes that cuDNN was asked in, while this one goes on: plans at run time, and kernels.
+"""Build plans and compile kernels in worker processes.
 
-Such a build takes most of a second (benchmarks/builds.py) and holds Python's lock, so threads would not help. A plan
-comes back as cuDNN serialized it, and is read in milliseconds.
+A plan that is compiled at run time takes most of a second (benchmarks/builds.py) and holds Python's lock, so threads
+would not help. A worker returns the plan serialized, and this process reads it in milliseconds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import Choice, Knobs
 from fusec.plans.verdict import Plan
 
-LEAST = 3  # plans: fewer are built here before a process is up
+LEAST = 3  # plans worth a worker: fewer are built here before a worker is up
 
 Order = tuple[str, int, Knobs]  # a graph's key, and the plan's engine and knobs
-Answer = bytes | Exception | None  # a plan; why there is none; or that it has to be built here
+Answer = bytes | Exception | None  # a serialized plan, the reason why there is none, or None: build it here
 
 
 class Workers(Protocol):
-    """Processes that build plans: an `Oracle` for this machine's GPU."""
+    """Worker processes that build plans: an `Oracle` for this machine's GPU."""
 
     built: dict[str, tuple[Plan, bytes]]
 
@@ -39,24 +39,25 @@ class Workers(Protocol):
 
 
 class BuildPool:
-    """Has plans built by a crew, several at once.
+    """Pool of workers that build several plans at the same time.
 
-    deterministic: plans that cuDNN says give other bits from run to run do not build. ends: the crew's processes end
-    when all is chosen: each has a context on the device.
+    deterministic: plans that cuDNN marks as not deterministic do not build
+    ends: end the workers when all plans are chosen, because each holds a CUDA context
     """
 
-    def __init__(self, crew: Workers, deterministic: bool = False, ends: bool = False):
-        self._crew, self._limit, self._deterministic, self._ends = crew, crew.workers, deterministic, ends
+    def __init__(self, workers: Workers, deterministic: bool = False, ends: bool = False):
+        self._workers, self._limit = workers, workers.workers
+        self._deterministic, self._ends = deterministic, ends
         self._changed = threading.Condition()
         self._waiting: dict[Order, CudnnGraph] = {}  # in this order
-        self._kernels: list[Launch] = []  # behind these
+        self._kernels: list[Launch] = []  # after these
         self._begun: set[Order] = set()
         self._answers: dict[Order, Answer] = {}
         self._threads = 0
-        self._failed = ""  # why no process starts, until that was told
+        self._failed = ""  # why no worker starts, until the user was warned
 
     def expect(self, orders: Sequence[tuple[CudnnGraph, Choice]]) -> None:
-        """What will be asked for, in this order; what was expected before and is not begun is forgotten."""
+        """Announce the plans to build, in order; they replace those announced before that are not begun."""
         with self._changed:
             wanted = {(graph.key, *choice.identity): graph for graph, choice in orders}
             there = {*self._begun, *self._answers, *self._built()}
@@ -66,8 +67,10 @@ class BuildPool:
             self._begin()
 
     def expect_kernels(self, launches: Sequence[Launch]) -> None:
-        """Which kernels this process will compile, by CuPy, which then finds them on disk; none is waited for. What was
-        said before and is not begun is forgotten."""
+        """Announce kernels that this process will compile, so that CuPy finds them on disk.
+
+        They replace those announced before that are not begun. Nobody waits for them.
+        """
         with self._changed:
             self._kernels = list(launches) if self._limit and (self._threads or len(launches) >= LEAST) else []
             self._begin()
@@ -78,43 +81,44 @@ class BuildPool:
             threading.Thread(target=self._work, name="fusec-builder", daemon=True).start()
 
     def plan(self, graph: CudnnGraph, choice: Choice) -> bytes | None:
-        """The plan, serialized, as soon as it is built; None if it was not expected or has to be built here.
-        ExecutionError if it killed the process that built it."""
+        """Wait for a plan and return it serialized; None if it was not announced, or must be built here.
+
+        Raises ExecutionError when the plan killed the worker that built it.
+        """
         order = (graph.key, *choice.identity)
         with self._changed:
             if (built := self._built().get(order)) is not None:
                 return built
-            if order in self._waiting:  # it is its turn
+            if order in self._waiting:  # build it next
                 self._waiting = {order: self._waiting.pop(order), **self._waiting}
             while order in self._waiting or order in self._begun:
                 self._changed.wait()
             answer = self._answers.pop(order, None)
             failed, self._failed = self._failed, ""
         if failed:
-            warnings.warn(f"plans are compiled one after the other, no process for that starts: {failed}", stacklevel=2)
+            warnings.warn(f"plans are compiled one after the other, because no worker starts: {failed}", stacklevel=2)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def close(self) -> None:
-        """What is not begun is forgotten, and processes end if they shall; when something is expected again, others
-        start."""
+        """Drop what is not begun, and end the workers if they are to end; later announcements start new ones."""
         with self._changed:
             self._waiting.clear()
             self._kernels.clear()
             self._answers.clear()
         if self._ends:
-            self._crew.built.clear()
-            # each takes a tenth of a second, for which nobody waits
-            threading.Thread(target=self._crew.close, name="fusec-builders-end", daemon=True).start()
+            self._workers.built.clear()
+            # in a thread, because ending a worker takes a tenth of a second
+            threading.Thread(target=self._workers.close, name="fusec-builders-end", daemon=True).start()
 
     def _built(self) -> dict[Order, bytes]:
-        """What was built to find out whether cuDNN takes a graph."""
-        found = {} if self._deterministic else self._crew.built
+        """Return the plans that were built to judge graphs."""
+        found = {} if self._deterministic else self._workers.built
         return {(key, plan.engine, plan.knobs): blob for key, (plan, blob) in found.items()}
 
     def _work(self) -> None:
-        """Have compiled what is waiting, one after the other, until nothing is."""
+        """Build what is waiting, one after the other, until nothing is."""
         while (task := self._next()) is not None:
             if isinstance(task, Launch):
                 self._compile(task)
@@ -123,11 +127,11 @@ class BuildPool:
             answer: Answer = None
             try:
                 answer = self._answer(order, graph)
-            except EndedError:  # the crew was closed: nobody waits for this one
+            except EndedError:  # the workers were closed: nobody waits for this plan
                 pass
             except TargetError as error:
                 self._give_up(str(error))
-            except RuntimeError as error:  # a defect of ours, which whoever asked is told
+            except RuntimeError as error:  # a defect of fusec, raised where the plan is asked for
                 answer = error
             finally:
                 with self._changed:
@@ -138,12 +142,12 @@ class BuildPool:
     def _compile(self, launch: Launch) -> None:
         try:
             own = {"meets": launch.meets, "architecture": launch.architecture}
-            self._crew.exchange({"kernel": launch.source, "entry": launch.entry, **own})
+            self._workers.exchange({"kernel": launch.source, "entry": launch.entry, **own})
         except EndedError:
             pass
         except TargetError as error:
             self._give_up(str(error))
-        except RuntimeError:  # whoever launches it compiles it, too, and is told
+        except RuntimeError:  # the launcher compiles it again, and reports the error
             with self._changed:
                 self._kernels.clear()
 
@@ -167,9 +171,9 @@ class BuildPool:
     def _answer(self, order: Order, graph: CudnnGraph) -> Answer:
         _, engine, knobs = order
         question = {"graph": graph.to_json(), "choice": Choice(engine, knobs).to_json(), "all_sizes": False}
-        answer, _ = self._crew.exchange({**question, "deterministic": self._deterministic})
+        answer, _ = self._workers.exchange({**question, "deterministic": self._deterministic})
         if isinstance(answer, WorkerDeath):
             return ExecutionError(answer.words) if answer.by_own_fault else None
         if "blob" not in answer or Choice.from_json(answer["choice"]).identity != (engine, knobs):
-            return None  # why, it says here
+            return None  # built here, it says why
         return base64.b64decode(answer["blob"])

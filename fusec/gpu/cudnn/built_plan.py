@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class BuiltPlan:
-    """A plan's frontend graph, which owns it, and its place there. `blob`: what it was read from, if it was."""
+    """Plan of a frontend graph, which owns it, at an index. blob: the serialized form that it was read from, if any."""
 
     pygraph: Any
     index: int
@@ -20,7 +20,7 @@ class BuiltPlan:
     blob: bytes | None = None
 
     def addresses(self, buffers: Mapping[int, int]) -> dict[int, int]:
-        """What `execute` takes: device addresses by uid, and host addresses of numbers passed by value."""
+        """Return what `execute` takes: device addresses by uid, and host addresses of scalars passed by value."""
         return {**buffers, **{uid: scalar.ctypes.data for uid, scalar in self.scalars.items()}}
 
     def execute(self, addresses: dict[int, int], workspace: int, handle: Any) -> None:

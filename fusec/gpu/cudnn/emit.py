@@ -1,4 +1,4 @@
-"""CudnnGraph to cudnn.pygraph, call by call, with every uid, dim and stride given explicitly."""
+"""Build a cudnn.pygraph from a CudnnGraph, call by call, with explicit uids, dims and strides."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ POINTWISE: dict[str, int] = {
 
 
 def kernel_cache() -> Any:
-    """Where cuDNN keeps what it compiles at run time, for graphs that differ in their sizes alone."""
+    """Create the cache of kernels that cuDNN compiles for graphs that differ in their sizes alone."""
     return cudnn.create_kernel_cache()
 
 
 def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None, kernels: Any = None) -> Any:
-    """The frontend graph, not validated yet: for the device of `handle`, or devicelessly for `target`.
+    """Build the frontend graph, not validated yet, for the device of `handle`, or without a device for `target`.
 
-    kernels: a `kernel_cache`; with it cuDNN is told that sizes may change, and offers only engines that can do so.
+    kernels: a `kernel_cache`; with it cuDNN offers only engines that allow other sizes
 
-    Scalars by value are inputs by uid: `execute` wants a host address for each. LoweringError for what the
-    frontend has no words for.
+    Scalars by value are inputs by uid; `execute` needs a host address for each.
+
+    Raises LoweringError for an op or type that the frontend lacks.
     """
     for tensor in graph.tensors:
         if tensor.dtype not in DTYPES:

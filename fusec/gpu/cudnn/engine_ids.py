@@ -12,5 +12,5 @@ PYTHON_ENGINES = 10_000  # from here on the engines are the frontend's own, not 
 
 
 def knobs_of(knobs: Mapping[Any, Any]) -> dict[int, int]:
-    """A plan's knobs as numbers, as hazards and verdicts name them."""
+    """Return a plan's knobs as plain numbers."""
     return {int(k): int(v) for k, v in knobs.items()}

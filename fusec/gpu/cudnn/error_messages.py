@@ -1,4 +1,4 @@
-"""What cuDNN's nested refusals say: for each engine, the first reason it gave; the lines after it are its callers."""
+"""Shorten cuDNN's nested refusals to the first reason of each engine; the lines after it name its callers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _WARNING = re.compile(
 )
 _FINALIZE = re.compile(r"failed with message: (.*?), and code: (CUDNN_STATUS_\w+)", re.DOTALL)
 _STATUS = re.compile(r"CUDNN_STATUS_[A-Z][A-Z_]*[A-Z]")
-_OTHER_GPU = "_ARCH_MISMATCH"  # an engine of another generation: no news about the graph
+_OTHER_GPU = "_ARCH_MISMATCH"  # an engine of another GPU generation, which says nothing about the graph
 _NEEDS_DEVICE = ("cuKernelGetFunction", "EXECUTION_FAILED_CUDART")
 
 
 def reason_of(error: BaseException) -> tuple[str, str]:
-    """(status code, the informative lines of cuDNN's message, short)."""
+    """Return the status code of cuDNN's message and its informative lines, shortened."""
     text = str(error)
     code, message = _engines(text) or _finalize(text) or _plain(error)
     if any(mark in text for mark in _NEEDS_DEVICE):
@@ -25,7 +25,7 @@ def reason_of(error: BaseException) -> tuple[str, str]:
 
 
 def _engines(text: str) -> tuple[str, str] | None:
-    """The reasons of engines one by one, equal ones together, those of other GPU generations left out."""
+    """Return the reasons of engines, equal ones joined, without engines of other GPU generations."""
     _, *parts = _ENGINE.split(text)
     causes: dict[tuple[str, str], list[str]] = {}
     for engine, body in zip(parts[::2], parts[1::2], strict=True):

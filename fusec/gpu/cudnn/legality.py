@@ -1,7 +1,7 @@
-"""Ask the real cuDNN whether graphs are legal for a target: in child processes, with a memory.
+"""Ask the real cuDNN in worker processes if graphs are legal for a target, and store the verdicts.
 
-cuDNN runs in workers so that a graph that kills it is a refusal, not the end of this process, and so that
-several cores can answer (it holds Python's lock while it plans).
+cuDNN runs in workers, because then a graph that kills it is a refusal, not the end of this process. Several workers use
+several cores, because cuDNN holds Python's lock while it plans.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.targets.target import Target
 
-SCHEMA = 10  # of remembered answers: raise it when their meaning changes
+SCHEMA = 10  # of stored verdicts: raise it when their meaning changes
 MAX_WORKERS = 8
 SHARE_BYTES = 4 << 30  # of a GPU's memory for each process that has a context there, which takes half of one
-WRITE_S = 0.2  # answers that come within are written together
-# These tell of the machine at that moment, not of the graph.
+WRITE_S = 0.2  # verdicts that arrive within this time are stored together
+# Codes that describe the state of the machine, not the graph.
 PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
 
-# The smallest graph that only a runtime-compiled engine takes: it must be legal, or those engines do not
-# come up on this machine and every answer would be poorer than the truth.
+# The smallest graph that only a runtime-compiled engine runs. If it is refused, those engines do not work on this
+# machine, and verdicts would be wrong.
 PROBE = CudnnGraph(
     (CudnnTensor(1, (1, 8, 64), (512, 64, 1), DType.F16), CudnnTensor(2, (1, 8, 64), (512, 64, 1), DType.F16)),
     (CudnnCall("pointwise", (1,), (2,), "relu"),),
@@ -49,16 +49,19 @@ PROBE = CudnnGraph(
 
 
 class Oracle:
-    """Verdicts on graphs for one target. `device` asks this machine's GPU instead of the description.
+    """Worker processes that judge graphs for one target.
 
-    Answers are remembered in memory and in `store`, by graph, target and the versions of cuDNN, its
-    frontend and NVRTC. Raises TargetError if a piece that honest answers need is missing.
+    Verdicts are stored in memory and in `store`, by graph, target and the versions of cuDNN, its frontend and NVRTC.
 
-    kin: a graph is legal, too, if cuDNN offers a plan that it built for the same in other sizes. It costs milliseconds
-    instead of a compilation, and is remembered in memory alone. hand_over: `built` holds cuDNN's first plan of each
-    graph that was asked about, where it was built, as it is and serialized. sizes: what is legal is legal, too, with
-    dims that are larger or smaller by one factor, of at most this, as they are with another batch size; nothing is
-    asked. It is remembered in memory alone, and not believed of what is `doubted`.
+    workers: the most processes; default: see `most_workers`
+    device: ask this machine's GPU instead of the target's description
+    kin: a graph is also legal if cuDNN offers a plan that was built for it in other sizes. That takes milliseconds
+        instead of a compilation. Such verdicts stay in memory.
+    hand_over: `built` holds cuDNN's first plan of each graph that was asked about, with its serialized form
+    sizes: a graph is also legal, without asking, if a legal one differs in size by at most this factor. Such verdicts
+        stay in memory, and `doubt` takes one back.
+
+    Raises TargetError when a part is missing that correct verdicts need.
     """
 
     def __init__(
@@ -74,33 +77,33 @@ class Oracle:
     ):
         self.target = target
         self.device = device
-        self.asked = 0  # graphs put to cuDNN in earnest
+        self.asked = 0  # graphs that cuDNN was asked about
         self._kin = kin
         self._hand_over = hand_over
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
-        self._built: dict[Hashable, set[Identity]] = {}  # plans, by what graphs of all sizes have in common
+        self._built: dict[Hashable, set[Identity]] = {}  # plans, by `CudnnGraph.kin`, which similar graphs share
         self._store = store if store is not None else Store()
         self._limit = workers or most_workers(target if device else None)
         self._memory: dict[str, Verdict] = {}
         self._environment = _environment(target, device)
         self._lock = threading.Lock()
         self._proven = False
-        self._relatives = SimilarGraphs() if sizes else None
-        self._farthest = sizes
-        self._believed: dict[str, CudnnGraph] = {}  # by key of a graph that was not asked about: of whom it is believed
-        self._doubted: set[str] = set()
+        self._similar = SimilarGraphs() if sizes else None
+        self._max_factor = sizes
+        self._assumed: dict[str, CudnnGraph] = {}  # by key of a graph assumed to be legal: the similar one
+        self._asked_again: set[str] = set()
         self._all: list[WorkerProcess] = []
         self._new: list[WorkerProcess] = []  # not up yet
         self._idle: list[WorkerProcess] = []
         self._starting = 0
-        self._coming = self._waiting = 0  # workers that nobody has asked for yet, and who waits for one
+        self._coming = self._waiting = 0  # workers that start unasked, and threads that wait for one
         self._ended = 0  # how often
         self._turn = threading.Condition(self._lock)
-        # ends the workers when this object or the interpreter goes, whichever is first
+        # ends the workers with this object or the interpreter
         self._finalizer = weakref.finalize(self, WorkerProcess.close_all, self._all, self._new)
 
     def judge(self, graphs: Sequence[CudnnGraph], progress: Callable[[int, int], None] | None = None) -> list[Verdict]:
-        """One verdict per graph, in order; equal graphs are asked once. `progress` is told (done, to ask)."""
+        """Return one verdict per graph, in order; equal graphs are asked once. `progress` is told (done, to ask)."""
         new = {g.key: g for g in graphs if g.key not in self._memory}
         for key, graph in list(new.items()):
             hazard = deadly(graph) or misread(graph)
@@ -113,14 +116,14 @@ class Oracle:
                 self._memory[graph_key] = decode(json.loads(text))
                 del new[graph_key]
         for key, graph in list(new.items()):
-            if self._believe(graph):
+            if self._assume(graph):
                 del new[key]
         if new:
             self.start(len(new))
             self._prove_once()
             before = 0
             for some in self._rounds(list(new.values())):
-                if self._kin:  # from what was remembered on disk, and from the round before
+                if self._kin:  # from verdicts stored on disk, and from the round before
                     for graph in graphs:
                         self._learn(graph)
                 self._ask(some, progress, before, len(new))
@@ -128,9 +131,9 @@ class Oracle:
         for graph in graphs:
             if self._kin:
                 self._learn(graph)
-            asked = graph.key not in self._believed
-            if self._relatives is not None and asked and isinstance(self._memory[graph.key], Legal):
-                self._relatives.add(graph)
+            asked = graph.key not in self._assumed
+            if self._similar is not None and asked and isinstance(self._memory[graph.key], Legal):
+                self._similar.add(graph)
         return [self._memory[g.key] for g in graphs]
 
     def _rounds(self, graphs: list[CudnnGraph]) -> list[list[CudnnGraph]]:
@@ -143,34 +146,34 @@ class Oracle:
             rounds[firsts[graph.kin] != graph.key].append(graph)
         return [some for some in rounds if some]
 
-    def _believe(self, graph: CudnnGraph) -> bool:
-        """Whether a graph is legal since it is in another size."""
-        known = None if self._relatives is None or graph.key in self._doubted else self._relatives.of(graph)
-        if known is None or not 1 / self._farthest <= factor(known, graph) <= self._farthest:
+    def _assume(self, graph: CudnnGraph) -> bool:
+        """Assume that a graph is legal because a similar one is; False if there is none."""
+        known = None if self._similar is None or graph.key in self._asked_again else self._similar.of(graph)
+        if known is None or not 1 / self._max_factor <= factor(known, graph) <= self._max_factor:
             return False
         verdict = self._memory[known.key]
         if not isinstance(verdict, Legal):
             return False
         self._memory[graph.key] = Legal(tuple(replace(plan, built=False) for plan in verdict.plans))
-        self._believed[graph.key] = known
+        self._assumed[graph.key] = known
         return True
 
     def relative(self, graph: CudnnGraph) -> CudnnGraph | None:
-        """The graph in another size of which it is believed that this one is legal; None if it was asked about."""
-        return self._believed.get(graph.key)
+        """Return the similar graph because of which this one is assumed to be legal; None if cuDNN was asked."""
+        return self._assumed.get(graph.key)
 
     def plans(self, graph: CudnnGraph) -> tuple[Plan, ...]:
-        """What cuDNN offers for a graph that was judged, perhaps in another size."""
+        """Return the plans that cuDNN offers for a graph that was judged, or for a similar one."""
         verdict = self._memory.get(graph.key)
         return verdict.plans if isinstance(verdict, Legal) else ()
 
     def doubt(self, graph: CudnnGraph) -> None:
-        """Ask about a graph the next time, though it was believed to be legal."""
-        self._doubted.add(graph.key)
-        self._believed.pop(graph.key, None)
+        """Ask cuDNN about a graph the next time, although it was assumed to be legal."""
+        self._asked_again.add(graph.key)
+        self._assumed.pop(graph.key, None)
         self._memory.pop(graph.key, None)
-        if self._relatives is not None:
-            self._relatives.remove(graph)
+        if self._similar is not None:
+            self._similar.remove(graph)
 
     def _learn(self, graph: CudnnGraph) -> None:
         verdict = self._memory.get(graph.key)
@@ -180,8 +183,10 @@ class Oracle:
                 self._built.setdefault(graph.kin, set()).update(built)
 
     def prove(self) -> dict[str, Any]:
-        """Put the smallest graph that needs a runtime-compiled engine to a worker, whatever is remembered.
-        The versions the worker found; TargetError if such engines do not come up."""
+        """Ask a worker about the smallest graph that needs a runtime-compiled engine, and return its library versions.
+
+        Raises TargetError when such engines do not work here.
+        """
         worker = self._take()
         self._give_back(worker)
         verdict = self._put(PROBE)
@@ -194,7 +199,7 @@ class Oracle:
         return worker.versions
 
     def _prove_once(self) -> None:
-        """Once per environment: see `prove`."""
+        """Call `prove` once per environment."""
         if not self._proven and not self._store.get([self._entry(PROBE.key)]):
             self.prove()
         self._proven = True
@@ -217,7 +222,7 @@ class Oracle:
                 if progress is not None:
                     progress(before + len(graphs) - len(left), count)
         except BaseException:
-            # an error or Ctrl-C: what is under way ends with its worker, the rest is not begun
+            # an error or Ctrl-C: questions in progress end with their worker, the others are not asked
             pool.shutdown(wait=False, cancel_futures=True)
             self.close()
             raise
@@ -226,15 +231,17 @@ class Oracle:
             pool.shutdown()
 
     def _remember(self, verdicts: Mapping[CudnnGraph, Verdict]) -> None:
-        """In memory always; on disk what the graph alone decides."""
+        """Store verdicts in memory, and on disk those that depend on the graph alone."""
         self._memory |= {graph.key: verdict for graph, verdict in verdicts.items()}
         lasting = {g: v for g, v in verdicts.items() if _lasts(v)}
         if lasting:
             self._store.put({self._entry(g.key): json.dumps(encode(v)) for g, v in lasting.items()})
 
     def _put(self, graph: CudnnGraph, ended: int | None = None) -> Verdict:
-        """Ask a worker. One that dies is asked again, fresh: what killed it may have come before.
-        ended: how often the oracle was closed before the question, if that was not just now."""
+        """Ask a worker; if it dies, ask a new one, because an earlier graph may have damaged the first.
+
+        ended: how often the oracle had been closed when the question was made; default: now
+        """
         with self._lock:
             self.asked += 1
             ended = self._ended if ended is None else ended
@@ -248,7 +255,7 @@ class Oracle:
             proven = self._built.get(graph.kin, ()) if self._kin else ()
             try:
                 answer = worker.ask(graph, proven, self._hand_over)
-            except RuntimeError:  # ours, not the worker's
+            except RuntimeError:  # a defect of fusec, not of the worker
                 self._give_back(worker)
                 raise
             if not isinstance(answer, WorkerDeath):
@@ -257,7 +264,7 @@ class Oracle:
                 self._give_back(worker)
                 return answer
             died.append(answer)
-            if not self._lose(worker):  # the oracle ended it: nobody waits for this answer
+            if not self._lose(worker):  # the oracle ended it: nobody waits for this verdict
                 break
             if answer.timeout:
                 break
@@ -267,8 +274,10 @@ class Oracle:
     def exchange(
         self, question: dict[str, Any], worker: WorkerProcess | None = None
     ) -> tuple[dict[str, Any] | WorkerDeath, WorkerProcess]:
-        """Put a question to a worker, to that one if one is named, and who answered. RuntimeError for a defect of
-        fusec's there, EndedError if the oracle is closed meanwhile."""
+        """Ask a worker, a given one or any, and return its answer and the worker.
+
+        Raises RuntimeError for a defect of fusec in the worker, EndedError when the oracle is closed meanwhile.
+        """
         asked = self._take(worker)
         answer = asked.exchange(question)
         if isinstance(answer, WorkerDeath):
@@ -281,11 +290,11 @@ class Oracle:
 
     @property
     def workers(self) -> int:
-        """How many there are at most."""
+        """Return the most workers that may run."""
         return self._limit
 
     def start(self, count: int | None = None) -> None:
-        """Start so many workers, or all, side by side, and wait for none: each takes a second or more."""
+        """Start workers, all by default, without waiting for them, because each takes a second or more."""
         with self._turn:
             wanted = self._limit if count is None else min(self._limit, count)
             missing = max(0, wanted - len(self._all) - self._starting)
@@ -297,7 +306,7 @@ class Oracle:
 
     def _come_up(self, ended: int) -> None:
         try:
-            with contextlib.suppress(TargetError):  # whoever waits for it starts another, and is told
+            with contextlib.suppress(TargetError):  # who waits for a worker starts another, and gets the error
                 self._give_back(self._started(ended))
         finally:
             with self._turn:
@@ -305,7 +314,7 @@ class Oracle:
                 self._turn.notify_all()
 
     def _started(self, ended: int) -> WorkerProcess:
-        """A new worker, counted in `_starting` until it is up. Until then, too, `close` ends it."""
+        """Start a worker and wait until it is up; it counts in `_starting`, and `close` ends it, too."""
         worker: WorkerProcess | None = None
         try:
             with self._turn:
@@ -328,8 +337,10 @@ class Oracle:
         return worker
 
     def _take(self, wanted: WorkerProcess | None = None, ended: int | None = None) -> WorkerProcess:
-        """The worker wanted, as soon as it is idle; else an idle one, or a new one as long as there are few.
-        EndedError if the oracle is closed meanwhile, or was since it had been `ended` times."""
+        """Take the worker wanted, when it is idle; else any idle one, or a new one while fewer than the limit run.
+
+        Raises EndedError when the oracle is closed meanwhile, or was closed since it had been `ended` times.
+        """
         with self._turn:
             ended = self._ended if ended is None else ended
             while True:
@@ -356,7 +367,7 @@ class Oracle:
             self._turn.notify_all()
 
     def _lose(self, worker: WorkerProcess) -> bool:
-        """Let go of a worker that died; False if the oracle ended it."""
+        """Remove a worker that died; False if the oracle ended it."""
         with self._turn:
             there = worker in self._all
             if there:
@@ -377,7 +388,7 @@ class Oracle:
             self._all.clear()
             self._new.clear()
             self._turn.notify_all()
-        WorkerProcess.close_all(ended)  # without the lock, which a thread that loses its worker takes
+        WorkerProcess.close_all(ended)  # without the lock, because a thread that loses its worker takes it
 
     def __enter__(self) -> Oracle:
         return self
@@ -387,8 +398,10 @@ class Oracle:
 
 
 def most_workers(here: Target | None = None) -> int:
-    """Processes that cuDNN is asked in, at most: `FUSEC_WORKERS`, else as many as this process has cores, up to 8, and
-    on a GPU as many as there is room for. TargetError if that is no number."""
+    """Return the most worker processes: `FUSEC_WORKERS`, else one per core, at most 8, and on a GPU as memory allows.
+
+    Raises TargetError when `FUSEC_WORKERS` is not a number of 1 or more.
+    """
     given = os.environ.get("FUSEC_WORKERS", "")
     if not given:
         cores = min(len(os.sched_getaffinity(0)), MAX_WORKERS)
@@ -399,14 +412,14 @@ def most_workers(here: Target | None = None) -> int:
 
 
 def _lasts(verdict: Verdict) -> bool:
-    """Whether an answer is the graph's own, and holds another time."""
+    """Return True if a verdict depends on the graph alone, and holds the next time."""
     if isinstance(verdict, Legal):
         return any(plan.built for plan in verdict.plans)
     return verdict.code not in PASSING and not verdict.code.startswith("FUSEC_")
 
 
 def _environment(target: Target, device: bool) -> str:
-    """What an answer depends on besides the graph, as a digest; no wheel is loaded for it."""
+    """Return a digest of what a verdict depends on besides the graph; no wheel is loaded for it."""
     versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *_nvrtc_versions()]
     text = json.dumps([SCHEMA, target.digest, device, versions])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -420,5 +433,5 @@ def _version(package: str) -> str:
 
 
 def _nvrtc_versions() -> list[str]:
-    """The builtins carry major and minor in their file's name."""
+    """Return the file names of NVRTC's libraries; the name of the builtins holds major and minor version."""
     return [Path(library).name for library in nvrtc_libraries()]

@@ -1,7 +1,6 @@
-"""A child process that puts graphs to cuDNN: JSON lines in, one verdict a line out.
+"""Answer questions about cuDNN in a worker process: one JSON question a line in, one JSON answer a line out.
 
-`main(TARGET, device)` is its whole life. If cuDNN kills this process, the parent reads the end of the
-stream and takes it for a refusal.
+`main(TARGET, device)` runs the worker. If cuDNN kills it, the parent reads the end of the stream, which is a refusal.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from fusec.errors import FusecError, LoweringError
 from fusec.gpu.cudnn.deviceless import INSTALL, bring_up, check_nvrtc, load_nvrtc
 from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, Identity, knobs_of
 from fusec.gpu.cudnn.error_messages import reason_of
+from fusec.gpu.cudnn.plan_worker import PlanBuilder
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict
@@ -26,7 +26,7 @@ from fusec.targets.target import Target, load
 
 
 class Judge:
-    """Asks cuDNN about graphs: devicelessly for a target, or on this machine's GPU."""
+    """Judge that asks cuDNN: without a device for a target, or on this machine's GPU."""
 
     def __init__(self, target: Target, device: bool):
         import cudnn  # only after the driver and NVRTC are loaded
@@ -35,12 +35,13 @@ class Judge:
         self.target = target
         self.handle: Any = cudnn.create_handle() if device else None
         self.hands_over = False
-        self.blob = b""  # then cuDNN's first plan of the last graph, serialized, if that was built
+        self.blob = b""  # cuDNN's first plan of the last graph, serialized, if it was built and `hands_over` is set
 
     def judge(self, graph: CudnnGraph, proven: Collection[Identity] = ()) -> Verdict:
-        """Legal with the plans offered, at least one of them built; or refused, with stage and reason. proven: plans
-        that were built for this graph in other sizes; one of them among those that would have to be compiled is
-        enough."""
+        """Judge a graph: legal with the plans offered, if one of them builds; else refused, with stage and reason.
+
+        proven: plans that were built for this graph in other sizes; if one of them is offered, none is compiled
+        """
         from fusec.gpu.cudnn.emit import emit
 
         cudnn, self.blob = self.cudnn, b""
@@ -106,16 +107,16 @@ class Judge:
         return Legal(tuple(plans))
 
     def _serialized(self, g: Any, index: int) -> bytes:
-        """A plan that was built; nothing of one that cuDNN cannot serialize."""
+        """Serialize a plan that was built; empty if cuDNN cannot."""
         try:
-            g.build_plan_at_index(index)  # this selects it, and takes no time
+            g.build_plan_at_index(index)  # selects the plan, which is built already
             return bytes(g.serialize())
         except (self.cudnn.cudnnGraphNotSupportedError, RuntimeError):
             return b""
 
 
 def encode(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as JSON data."""
+    """Return a verdict as JSON data."""
     if isinstance(verdict, Refused):
         return {"refused": [verdict.stage, verdict.code, verdict.message]}
     return {
@@ -126,7 +127,7 @@ def encode(verdict: Verdict) -> dict[str, Any]:
 
 
 def decode(data: dict[str, Any]) -> Verdict:
-    """Inverse of `encode`; ValueError for other data, as a file may hold that was changed."""
+    """Read a verdict from JSON data. Raises ValueError for other data, as in a damaged file."""
     if "refused" in data:
         stage, code, message = data["refused"]
         if not all(isinstance(text, str) for text in (stage, code, message)):
@@ -136,7 +137,7 @@ def decode(data: dict[str, Any]) -> Verdict:
 
 
 def _plan(engine: Any, knobs: Any, precompiled: Any, workspace_bytes: Any = 0, built: Any = False) -> Plan:
-    """A plan of a verdict, of the types it is declared with."""
+    """Read a plan of a verdict. Raises ValueError for values of other types."""
     pairs = tuple((k, v) for k, v in knobs)
     whole = [engine, workspace_bytes, *(number for pair in pairs for number in pair)]
     if any(type(number) is not int for number in whole) or any(type(flag) is not bool for flag in (precompiled, built)):
@@ -145,17 +146,15 @@ def _plan(engine: Any, knobs: Any, precompiled: Any, workspace_bytes: Any = 0, b
 
 
 def main(name: str, device: bool) -> int:
-    """Say hello with the versions, then judge graphs until the input ends: see `serve`."""
+    """Judge graphs, build plans and compile kernels until the input ends: see `serve`."""
 
     def begin(target: Target) -> tuple[Any, Answer]:
-        from fusec.gpu.cudnn.plan_worker import PlanBuilder  # which imports this
-
         judge = Judge(target, device)
-        maker = PlanBuilder(judge.cudnn, judge.handle, target)
+        builder = PlanBuilder(judge.cudnn, judge.handle, target)
 
         def respond(question: dict[str, Any]) -> dict[str, Any]:
             if "all_sizes" in question:
-                return maker.answer(question)
+                return builder.answer(question)
             if "kernel" in question:
                 return _compiled(question)
             proven = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question.get("proven", ())}
@@ -169,7 +168,7 @@ def main(name: str, device: bool) -> int:
 
 
 def _compiled(question: dict[str, Any]) -> dict[str, Any]:
-    """Have CuPy compile a kernel and keep it on disk; whoever launches it is told if the compiler refuses it."""
+    """Compile a kernel with CuPy, which stores it on disk; its launch reports a compiler error."""
     import cupy  # which only who asks for kernels needs
 
     from fusec.gpu.launch.kernel_launcher import function_of, is_here  # needs cupy
@@ -187,10 +186,12 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def serve(name: str, device: bool, begin: Callable[[Target], tuple[Any, Answer]]) -> int:
-    """The life of a worker. `begin` gets cuDNN brought up: it returns the module, and what answers.
+    """Run a worker until its input ends.
 
-    One JSON object a line: `ready` or `failed` first, then for each question an answer, or `defect`
-    with a traceback: what is not cuDNN's word is no verdict.
+    begin: called once cuDNN can be imported; returns the cudnn module and the function that answers a question
+
+    Each line is one JSON object: first `ready` or `failed`, then an answer to each question, or `defect` with a
+    traceback for an error of fusec, which is no verdict.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends the input
     out = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
@@ -210,7 +211,7 @@ def serve(name: str, device: bool, begin: Callable[[Target], tuple[Any, Answer]]
     for line in sys.stdin:
         try:
             answer = respond(json.loads(line))
-        except Exception:  # noqa: BLE001  # handed on whole; the parent raises it
+        except Exception:  # noqa: BLE001  # the parent raises it, with this traceback
             answer = {"defect": traceback.format_exc()}
         out.write(json.dumps(answer) + "\n")
     return 0

@@ -12,7 +12,7 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import deadly, misread
 from fusec.passes.partition import Oracle as Judge
 from fusec.passes.partition import canonical_key
-from fusec.passes.partition.strict_rounding import AsSource
+from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.plans.verdict import PROPOSED, Refused, Verdict
 
 
@@ -86,5 +86,5 @@ def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
 
 def asks_cudnn(judge: Judge | None) -> bool:
     """Say whether a program's verdicts are cuDNN's; None is the judge of a program that was compiled elsewhere."""
-    inner = judge.oracle if isinstance(judge, AsSource) else judge
+    inner = judge.oracle if isinstance(judge, StrictRounding) else judge
     return not isinstance(inner, (RulesJudge, NoJudge))

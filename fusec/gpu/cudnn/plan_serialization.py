@@ -1,7 +1,7 @@
-"""Serialized plans for a described GPU, made in child processes: no GPU and no driver are needed.
+"""Build and serialize plans for a described GPU in worker processes, without a GPU or driver.
 
-A plan so made was deserialized and run on an H200. cuDNN leaves some engines out of what it offers
-devicelessly, so the best plan is the device's to choose: several are made for each graph.
+Such a plan was read and run on an H200. Without a device cuDNN does not offer some engines. So several plans are built
+for each graph, and the device chooses the best.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ def serialize(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, tuple[Entry, ...]]:
-    """For each graph, by its key, plans built and serialized for the target: those of `choices` (by key),
-    else the first `count` that cuDNN offers and builds, without those of `skip` (such as quarantined ones).
-    A named plan of an engine that comes up on the device alone (DEVICE_ONLY), or of cuBLASLt, has no blob.
+    """Build and serialize plans of graphs for a target, by graph key.
 
-    Raises TargetError if cuDNN does not come up, builds no plan of a graph, or not one that was named.
+    choices: the plans to build, by key; others get the first `count` plans that cuDNN offers and builds
+    skip: plans not to build, by key, such as those in quarantine
+
+    A named plan of an engine that needs a device (DEVICE_ONLY), or of cuBLASLt, has no blob.
+
+    Raises TargetError when cuDNN does not load, builds no plan of a graph, or does not build a named plan.
     """
     questions: dict[str, dict[str, Any]] = {}
     by_key = {graph.key: graph for graph in graphs}
@@ -63,7 +66,7 @@ def serialize(
     lock, ended = threading.Lock(), threading.Event()
 
     def start() -> WorkerProcess:
-        with lock:  # listed before it is up: whoever ends all sees it, or it is not started
+        with lock:  # listed before it is up, so that it is ended with the others
             if ended.is_set():
                 raise EndedError
             worker = WorkerProcess(target, False, _MODULE)
@@ -99,8 +102,10 @@ def serialize(
 
 
 class Tries:
-    """Whether cuDNN builds a plan for the target, in its list or not; one process answers all questions.
-    TargetError if cuDNN does not come up."""
+    """Test if cuDNN builds a plan for the target, in its list or not; one process answers all questions.
+
+    Raises TargetError when cuDNN does not load.
+    """
 
     def __init__(self, target: Target):
         self._target = target
@@ -122,9 +127,9 @@ class Tries:
 
 
 def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:
-    """Let cuDNN read a serialized plan for the target, without a GPU; its workspace in bytes.
+    """Read a serialized plan for the target without a GPU, and return its workspace in bytes.
 
-    ExecutionError if cuDNN does not take it. Only for a blob that is trusted.
+    Only for a blob that is trusted. Raises ExecutionError when cuDNN does not accept it.
     """
     worker = WorkerProcess(target, False, _MODULE)
     try:
@@ -136,10 +141,10 @@ def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:
 
 
 def revive(blob: bytes, handle: Any) -> Any:
-    """A serialized plan on this machine's GPU, as a frontend graph to execute by uid, in less than a millisecond where
-    it is precompiled: `graph.execute(addresses, workspace, handle)`, `graph.get_workspace_size()`.
+    """Read a serialized plan on this machine's GPU, as a frontend graph that executes by uid.
 
-    ExecutionError if cuDNN does not take it. Only for a blob that is trusted: it holds machine code.
+    A precompiled plan is read in less than a millisecond. Only for a blob that is trusted, because it holds machine
+    code. Raises ExecutionError when cuDNN does not accept it.
     """
     import cudnn  # present wherever there is a handle
     import cupy
@@ -147,13 +152,13 @@ def revive(blob: bytes, handle: Any) -> Any:
     declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
     properties = _properties(cudnn.backend_version(), int(cupy.cuda.runtime.getDevice()))
     if properties is not None:
-        # Read for a handle, a plan is run once within a capture that is thrown away, over memory allocated for it,
-        # which takes several times as long as all the rest. Read for the device it is not.
+        # Reading for a handle runs the plan once within a capture that is thrown away, which takes several times as
+        # long as the rest. Reading for the device does not.
         graph = cudnn.pygraph(device_property=properties)
         try:
             graph.deserialize(list(blob))
             return graph
-        except declined:  # perhaps it can be read for the handle; else that says what is wrong with it
+        except declined:  # reading for the handle may work, or tells what is wrong
             pass
     graph = cudnn.pygraph()
     try:
@@ -165,7 +170,7 @@ def revive(blob: bytes, handle: Any) -> Any:
 
 @cache
 def _properties(version: int, device: int) -> Any:
-    """What cuDNN knows of a GPU without a handle; None for a cuDNN that does not read plans so."""
+    """Return cuDNN's description of a GPU; None for a version that does not read plans by it."""
     import cudnn  # as above
 
     return cudnn.create_device_properties(device) if version >= READS_WITHOUT_HANDLE else None
@@ -192,8 +197,8 @@ def _entry(data: Mapping[str, Any]) -> Entry:
 # the child's side ----------------------------------------------------------------------------------
 
 
-class _Builder:
-    """Builds and serializes plans for a target, or reads one back."""
+class _Serializer:
+    """Builder that serializes plans for a target, and reads one back."""
 
     def __init__(self, target: Target):
         import cudnn  # only after the driver and NVRTC are loaded
@@ -231,12 +236,12 @@ class _Builder:
         offered = {self._identity(g, i): i for i in range(g.get_execution_plan_count())}
         entries: list[dict[str, Any]] = []
         for choice in named:
-            if choice.engine == BLAS:  # another library's, which has no word without a device
+            if choice.engine == BLAS:  # cuBLASLt does not run without a device
                 entries.append({"choice": choice.to_json(), "blob": None})
                 continue
             try:
                 index = offered.get(choice.identity)
-                if index is None:  # not in its list devicelessly, but perhaps it builds
+                if index is None:  # not in its list without a device, but it may build
                     g.create_execution_plan(choice.engine, {self.cudnn.knob_type(k): v for k, v in choice.knobs})
                     index = g.get_execution_plan_count() - 1
                 entries.append(self._built(g, index, choice))
@@ -274,16 +279,16 @@ class _Builder:
 
     @staticmethod
     def _built(g: Any, index: int, choice: Choice) -> dict[str, Any]:
-        g.build_plan_at_index(index)  # which selects it: `serialize` writes the plan selected
+        g.build_plan_at_index(index)  # also selects it for `serialize`
         choice = replace(choice, workspace_bytes=int(g.get_workspace_size_plan_at_index(index)))
         return {"choice": choice.to_json(), "blob": base64.b64encode(bytes(g.serialize())).decode()}
 
 
 def main(name: str, device: bool) -> int:
-    """The life of a child: see `worker.serve`."""
+    """Run a worker that serializes plans: see `legality_worker.serve`."""
 
     def begin(target: Target) -> tuple[Any, Answer]:
-        builder = _Builder(target)
+        builder = _Serializer(target)
         return builder.cudnn, builder.answer
 
     return serve(name, device, begin)

@@ -1,4 +1,4 @@
-"""The worker's side of plans for a new size: build the plan named, or cuDNN's first, and hand it over serialized."""
+"""Build plans in a worker process, and return them serialized."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fusec.targets.target import Target
 
 
 class PlanBuilder:
-    """Builds plans on this machine's GPU, or devicelessly for a target, and keeps what was compiled for all sizes."""
+    """Builder of plans on this machine's GPU, or without a device for a target; it holds kernels for all sizes."""
 
     def __init__(self, cudnn: Any, handle: Any, target: Target):
         self._cudnn, self._handle, self._target = cudnn, handle, target
@@ -26,30 +26,34 @@ class PlanBuilder:
         self._declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The plan as JSON data, with how long it took to build, or why there is none. if_compiled: none, too, if the
-        one named is precompiled."""
+        """Answer with a plan as JSON data and its build time in seconds, or with the reason why there is none.
+
+        With `if_compiled` there is also none if the named plan is precompiled.
+        """
         data, graph = question["choice"], CudnnGraph.from_json(question["graph"])
         named = None if data is None else Choice.from_json(data)
         try:
             if named is not None and question.get("if_compiled") and self._is_precompiled(graph, named):
                 return {"failed": "it is precompiled"}
-            return self.made(graph, named, question["all_sizes"], bool(question.get("deterministic")))
+            return self.build(graph, named, question["all_sizes"], bool(question.get("deterministic")))
         except LoweringError as error:
             return {"failed": str(error)}
         except self._declined as error:
             return {"failed": ": ".join(reason_of(error))}
 
-    def made(
+    def build(
         self, graph: CudnnGraph, named: Choice | None, all_sizes: bool, deterministic: bool = False
     ) -> dict[str, Any]:
-        """The plan named, without asking which there are; where that fails, the first of cuDNN's that builds.
-        deterministic: none that cuDNN says gives other bits from run to run."""
+        """Build the named plan without listing plans; where that fails, the first of cuDNN's list that builds.
+
+        deterministic: no plan that cuDNN marks as not deterministic
+        """
         if named is not None and wrong_plan(graph, named.engine, dict(named.knobs)) is None:
             try:
                 g = self._begun(graph, all_sizes)
                 g.create_execution_plan(named.engine, {self._cudnn.knob_type(k): v for k, v in named.knobs})
                 return self._built(g, graph, g.get_execution_plan_count() - 1, named, deterministic)
-            except self._declined:  # also where the frontend has no word for a knob that cuDNN names
+            except self._declined:  # also where the frontend does not know a knob of cuDNN
                 pass
         g = self._begun(graph, all_sizes)
         g.create_execution_plans([self._cudnn.heur_mode.A, self._cudnn.heur_mode.FALLBACK])
@@ -81,7 +85,7 @@ class PlanBuilder:
 
     @staticmethod
     def _offered(g: Any, graph: CudnnGraph, first: Choice | None) -> Iterator[tuple[int, Choice]]:
-        """cuDNN's plans by their places, in its order, the one named before the others."""
+        """Yield the index and choice of each plan that cuDNN offers, in its order, `first` before the others."""
         found: list[tuple[int, Choice]] = []
         for index in range(g.get_execution_plan_count()):
             engine, knobs = g.get_engine_and_knobs_at_index(index)
@@ -94,10 +98,10 @@ class PlanBuilder:
     def _built(self, g: Any, graph: CudnnGraph, index: int, choice: Choice, deterministic: bool) -> dict[str, Any]:
         left_out = {"TENSOR_CORE": not graph.tensor_cores, "NONDETERMINISTIC": deterministic}
         notes = [getattr(self._cudnn.numerical_note, name) for name, out in left_out.items() if out]
-        if notes:  # takes effect now
+        if notes:  # takes effect when a plan is built
             g.deselect_numeric_notes(notes)
         start = time.perf_counter()
-        g.build_plan_at_index(index)  # which selects it: `serialize` writes the plan selected
+        g.build_plan_at_index(index)  # also selects it for `serialize`
         seconds = time.perf_counter() - start
         choice = replace(choice, workspace_bytes=int(g.get_workspace_size_plan_at_index(index)))
         blob = base64.b64encode(bytes(g.serialize())).decode()

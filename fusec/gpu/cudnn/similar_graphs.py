@@ -1,4 +1,4 @@
-"""Which of the graphs known so far is this one, in another size? What cuDNN said of that is believed of this one."""
+"""Find graphs that differ in their sizes alone, because cuDNN's answer for one holds for the others."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 
 
 class SimilarGraphs:
-    """Graphs, and for another one that of them which it is in another size, if any: the same but for dims that are all
-    larger, or all smaller, by one factor, as those are that a batch size is part of."""
+    """Set of graphs in which a similar graph can be looked up.
+
+    Two graphs are similar if some dims differ by one common factor, as with another batch size, and nothing else does.
+    """
 
     def __init__(self) -> None:
         self._by_kin: dict[Hashable, dict[str, CudnnGraph]] = {}
 
     def add(self, graph: CudnnGraph) -> None:
-        """Know a graph from now on."""
         self._by_kin.setdefault(graph.kin, {})[graph.key] = graph
 
     def remove(self, graph: CudnnGraph) -> None:
-        """Know it no more."""
         self._by_kin.get(graph.kin, {}).pop(graph.key, None)
 
     def of(self, graph: CudnnGraph) -> CudnnGraph | None:
-        """The known graph with the fewest dims that are others, of these the one nearest in size; None if there is
-        none."""
+        """Return the similar graph with the fewest changed dims, of these the nearest in size; None without one."""
         found: list[tuple[int, float, str]] = []
         known = self._by_kin.get(graph.kin, {})
         for key, other in known.items():
@@ -35,12 +34,12 @@ class SimilarGraphs:
 
 
 def factor(known: CudnnGraph, graph: CudnnGraph) -> float:
-    """How many times as large a relative's dims are."""
+    """Return by how much the dims of a graph exceed those of a similar graph."""
     return _changes(known, graph)[1]
 
 
 def _changes(known: CudnnGraph, graph: CudnnGraph) -> tuple[int, float]:
-    """How many dims are others, and by which factor; none if by several. Of graphs that have `kin` in common."""
+    """Count the changed dims and return their common factor; no dims if factors differ. The graphs have one `kin`."""
     count, new, old = 0, 0, 1
     for before, after in zip(known.tensors, graph.tensors, strict=True):
         if before.dims != after.dims:

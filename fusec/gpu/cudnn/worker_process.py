@@ -1,4 +1,4 @@
-"""The parent's side of a worker: start it, ask it, and say how it ended."""
+"""Start a worker process, ask it, and tell how it ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fusec.system import parent_death
 from fusec.targets.target import Target
 
 TIMEOUT_S = 300.0  # far above what the longest graphs take to build (benchmarks/builds.py)
-# Ends a library brings about itself; any other signal came from outside.
+# Signals that a library causes itself; other signals come from outside.
 OWN_FAULT = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 # Settings of the user's shell that change what cuDNN offers, and are no part of the question.
 _NOT_PASSED_ON = ("NVIDIA_TF32_OVERRIDE", "CUDNN_FRONTEND_ENABLE_FROST_ENGINES")
@@ -38,7 +38,7 @@ _START = (
 
 @dataclass(frozen=True)
 class WorkerDeath:
-    """A worker ended, or was ended for its silence, instead of answering."""
+    """End of a worker that did not answer: it died, or it was killed after a timeout."""
 
     words: str
     signal: str = ""
@@ -47,16 +47,16 @@ class WorkerDeath:
 
 
 class EndedError(TargetError):
-    """The workers were closed while a question waited for one: nobody waits for its answer."""
+    """Error for a question whose workers were closed, so that nobody waits for its answer."""
 
     def __init__(self) -> None:
         super().__init__("the cuDNN workers were ended meanwhile")
 
 
 class WorkerProcess:
-    """One child process and its pipes, running `main` of a module.
+    """Child process that runs `main` of a module, and its pipes.
 
-    It is started here, and asked after `wait_ready`. Any thread may `close` it, also before it is ready.
+    The constructor starts it; it can be asked after `wait_ready`. Any thread may `close` it, also before it is ready.
     """
 
     def __init__(self, target: Target, device: bool, module: str = "fusec.gpu.cudnn.legality_worker"):
@@ -72,15 +72,17 @@ class WorkerProcess:
             pass_fds=[handle],
             text=True,
         )
-        # whoever reads the pipes: a pipe that is closed while a thread waits for it never wakes that thread
+        # held while the pipes are read, because closing a pipe never wakes a thread that reads it
         self._reading = threading.Lock()
         self._ended = False
         self.versions: dict[str, Any] = {}
         self.blob = b""
 
     def wait_ready(self) -> None:
-        """Wait until cuDNN is up there. TargetError if it cannot come up, naming what is missing; EndedError if it is
-        closed meanwhile."""
+        """Wait until cuDNN is loaded in the worker.
+
+        Raises TargetError when it does not load, naming what is missing; EndedError when it is closed meanwhile.
+        """
         with self._reading:
             line = self._line()
             hello = json.loads(line) if line.endswith("\n") else {}
@@ -99,8 +101,13 @@ class WorkerProcess:
     def ask(
         self, graph: CudnnGraph, proven: Collection[Identity] = (), hand_over: bool = False
     ) -> Verdict | WorkerDeath:
-        """The verdict. proven: see `legality_worker.Judge`. hand_over: `blob` is cuDNN's first plan then, serialized,
-        if it was built. RuntimeError for a defect of fusec in the worker: no answer."""
+        """Ask for the verdict on a graph.
+
+        proven: see `legality_worker.Judge.judge`
+        hand_over: set `blob` to cuDNN's first plan, serialized, if it was built
+
+        Raises RuntimeError for a defect of fusec in the worker.
+        """
         answer = self.exchange({**graph.to_json(), "proven": sorted(proven), "hand_over": hand_over})
         if isinstance(answer, WorkerDeath):
             return answer
@@ -110,7 +117,7 @@ class WorkerProcess:
         return decode(answer)
 
     def exchange(self, question: dict[str, Any]) -> dict[str, Any] | WorkerDeath:
-        """One question and its answer, both JSON."""
+        """Send a question and return its answer, both JSON."""
         assert self._process.stdin is not None
         with self._reading:
             line = ""
@@ -122,7 +129,7 @@ class WorkerProcess:
             return json.loads(line) if line.endswith("\n") else self._death()
 
     def _line(self) -> str:
-        """One line within TIMEOUT_S, else the empty string; what comes before the end of the process if it ends."""
+        """Read one line; empty after TIMEOUT_S, and incomplete if the process ends."""
         assert self._process.stdout is not None
         if self._process.stdout.closed:
             return ""
@@ -150,20 +157,20 @@ class WorkerProcess:
         return lines[-1][-300:] if lines else "it said nothing"
 
     def close(self) -> None:
-        """End the process and collect it; safe to call twice, and while another thread waits for an answer."""
+        """Kill the process and wait for its end; safe to call twice, and while another thread waits for an answer."""
         self._ended = True
         self._process.kill()
         with self._reading:  # a thread that waits reads the end of the output first
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):  # what was not sent is of no use to anyone
+                    with contextlib.suppress(BrokenPipeError):  # unsent input is of no use
                         pipe.close()
             self._errors.close()
 
     @staticmethod
     def close_all(*lists: list[WorkerProcess]) -> None:
-        """End all of these lists, which are empty then; they die side by side."""
+        """Kill all workers of these lists, then wait for each; the lists are empty afterwards."""
         ended = [workers.pop() for workers in lists for _ in range(len(workers))]
         for worker in ended:
             worker._ended = True

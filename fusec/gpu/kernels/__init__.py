@@ -1,6 +1,6 @@
-"""Kernels for what cuDNN lacks or does badly: FAMILIES, a tuple one can read; `find` asks them in turn.
+"""Find the CUDA kernel of fusec that runs a step, where cuDNN lacks an op or is slower.
 
-A family looks at a step's nodes and gives a `Kernel` (data: CUDA C and how to launch it), or None if it is not for it.
+Each kernel family looks at the nodes of a step. It returns a `Kernel` (CUDA C and how to launch it) or None.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fusec.ir import Node, Value
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
     attention_forward.attention,
-    multi_tensor.lists,  # before pointwise, which would write each tensor's work out
+    multi_tensor.lists,  # before pointwise, because that writes a piece of source for each tensor
     pointwise.pointwise,
-    instance_norm.instance,  # before rows, whose kernel it has among its others
-    row_reduction.rows,  # before pooling, since a pool over everything is a reduction
+    instance_norm.instance,  # before rows, because its variants include theirs
+    row_reduction.rows,  # before pooling, because a pool over all of an image is a reduction
     batch_norm.channels,
     layer_norm_backward.row_backward,
     pool_forward.pooling,
     max_pool_backward.pool_backward,
     depthwise.depthwise,
     squeeze_excite.gate,
-    split_k.few_pixels,  # before thin products, which it has among its others
+    split_k.few_pixels,  # before thin products, because its variants include theirs
     thin_product.thin_product,
-    few_channels.few_channels,  # before sampled, which takes the fourth channel by itself
+    few_channels.few_channels,  # before sampled, because that would run the pad to four channels alone
     few_filters.few_filters,
     gather_resize.sampled,
     integer_product.integer_product,
@@ -48,8 +48,14 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel that runs these nodes (in graph order) and stores these of their results; None if there is none. It is
-    written once: steps are looked at again whenever a program is arranged, prepared and bound."""
+    """Return the kernel that runs these nodes and stores `outputs`; None if no family has one.
+
+    The answer is stored with the graph, because a step is looked at each time its program is arranged, prepared or
+    bound.
+
+    nodes: in graph order.
+    outputs: the results of the nodes that other steps, or the caller, read.
+    """
     written, work = nodes[0].graph.found, (find, *nodes, *outputs)
     if work not in written:
         written[work] = next((k for family in FAMILIES if (k := family(nodes, outputs)) is not None), None)

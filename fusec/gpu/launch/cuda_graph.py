@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: one behind the other on one stream, or side by side on several where that is faster."""
+"""Capture steps as CUDA graphs, in order on one stream, or on several streams where that is faster."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ TURNS = 9  # of steps in order and side by side, to find out which is faster
 
 @dataclass
 class Launch:
-    """What runs a step by launches over known memory. workspace_bytes: of cuDNN's scratch memory, of which each lane
-    has its own. shares_scratch: it uses that of fusec's kernels, of which there is one. is_kernel: `run` takes arrays
-    to use in place of some, by address."""
+    """Function that launches a step over bound memory.
+
+    workspace_bytes: size of cuDNN's workspace, of which each stream has its own
+    shares_scratch: it uses the one scratch buffer of fusec's kernels
+    is_kernel: `run` takes arrays to use in place of bound ones, by address
+    """
 
     run: Callable[..., None]
     workspace_bytes: int = 0
@@ -35,7 +38,7 @@ class Launch:
 
 
 class OnLane(Protocol):
-    """Makes plans run on another stream with other scratch memory (None: their own)."""
+    """Context in which plans run on another stream with another workspace (None: their own)."""
 
     def __call__(self, stream: Any, workspace: Any | None) -> AbstractContextManager[None]: ...
 
@@ -43,7 +46,7 @@ class OnLane(Protocol):
 def in_order(
     streams: Streams, runs: Sequence[Callable[[], None]], scratch: Callable[[], AbstractContextManager[None]]
 ) -> Replay:
-    """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""
+    """Capture steps in order; a step that cannot be captured runs between two CUDA graphs."""
     parts: list[Any] = []
     reasons: list[str] = []
     start = 0
@@ -64,7 +67,7 @@ def in_order(
 def _captured(
     stream: Any, runs: Sequence[Callable[[], None]], start: int, scratch: Callable[[], AbstractContextManager[None]]
 ) -> tuple[Any, int, str]:
-    """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured, and why."""
+    """Capture one CUDA graph from a step on; return it, the first step that is not in it, and the reason."""
     end, reason = len(runs), ""
     while start < end:
         stream.synchronize()
@@ -95,8 +98,10 @@ def or_side_by_side(
     on_lane: OnLane,
     time_us: Callable[[Callable[[], None], int], list[float]] | None,
 ) -> Replay:
-    """The runs in order, as they are recorded already, or side by side, if that can be and takes less time. Without
-    `time_us` it is known which is faster: side by side."""
+    """Capture the steps on several streams, and return the faster of that and `ordered`.
+
+    time_us: times a run; without it several streams are used where they can be
+    """
     if not ordered.at_once:
         return ordered
     if any(w is not None and not isinstance(run, Launch) for w, run in zip(waits, runs, strict=True)):
@@ -130,8 +135,10 @@ def or_side_by_side(
 def side_by_side(
     streams: Streams, runs: Sequence[Launch], waits: Waits, lanes: Sequence[int], on_lane: OnLane
 ) -> Replay | str:
-    """The runs as one CUDA graph, each in its lane (-1: nothing to do) behind what it waits for; why not, if they
-    cannot be captured so."""
+    """Capture the steps as one CUDA graph, each on its stream (-1: nothing to do) after the steps that it waits for.
+
+    Returns the reason if that fails.
+    """
     count = max(lanes) + 1
     others = [cupy.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
     needs = [1] * count

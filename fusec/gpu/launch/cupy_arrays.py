@@ -1,4 +1,4 @@
-"""CuPy, for those above this folder that hold arrays on the device but launch nothing."""
+"""Give access to CuPy to modules that hold arrays on the device but launch nothing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ cupy: Any = _cupy
 
 
 def borrowed(array: Any, dtype: np.dtype[Any]) -> Array:
-    """What DLPack shares, its elements read as another type of their size; ordered after its maker's stream."""
+    """View an array shared by DLPack as another type of the same size, ordered after its producer's stream."""
     held = cupy.from_dlpack(array)
     return held if held.dtype == dtype else held.view(dtype)
 
 
 @dataclass(frozen=True)
 class _Foreign:
-    """A stream of another library, as CUDA's stream protocol has it."""
+    """Stream of another library, by CUDA's stream protocol."""
 
     pointer: int
 
@@ -31,5 +31,5 @@ class _Foreign:
 
 
 def on_stream(pointer: int) -> AbstractContextManager[Any]:
-    """Another library's stream as the current one."""
+    """Make a stream of another library the current one."""
     return cupy.cuda.Stream.from_external(_Foreign(pointer))

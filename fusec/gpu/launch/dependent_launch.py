@@ -1,5 +1,7 @@
-"""Launches that may begin before the one in front has ended (Hopper and later): they wait for it themselves, when they
-need what it wrote. CuPy's own launches say nothing of this, so the driver is called."""
+"""Launch kernels that may begin before the launch before them ends (dependent launch, Hopper and later).
+
+Such a kernel waits itself before it reads what the other wrote. CuPy cannot launch so, so the driver is called.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class Config(ctypes.Structure):
 
 @cache
 def driver() -> Any:
-    """What launches with attributes; None if the driver is too old for it, or the GPU."""
+    """Return the driver's launch function with attributes; None if the driver or the GPU is too old."""
     if int(cupy.cuda.Device().compute_capability) < 90:
         return None
     try:
@@ -102,7 +104,7 @@ class DependentFunction:
 
 
 def _passed(argument: Any) -> ctypes.c_uint32 | ctypes.c_uint64:
-    """Where an array lies, or a number."""
+    """Return the address of an array, or a number, as a launch argument."""
     if isinstance(argument, cupy.ndarray):
         return ctypes.c_uint64(argument.data.ptr)
     return (ctypes.c_uint32 if argument.itemsize == 4 else ctypes.c_uint64)(int(argument))

@@ -1,4 +1,4 @@
-"""Kernels on the GPU: compiled by NVRTC through CuPy, which keeps what it compiled, and launched over bound memory."""
+"""Compile kernels by NVRTC through CuPy, which caches them on disk, and launch them over bound memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fusec.ir import Array, TensorType, Value
 from fusec.system.compile_timer import spent_on
 
 OPTIONS = ("--std=c++17",)
-VOTERS = 2  # ways of a kernel that the fastest is compared with, until one agrees
+VOTERS = 2  # variants of a kernel that the fastest is compared with, until one agrees
 LEAST_DOORS = 1 << 14  # numbers, so that the memory stays the same one
 NUMBERS = {"u32": np.uint32, "u64": np.uint64}
 Memory = Callable[[Value, TensorType], Array]  # a value's flat buffer, constants in the order of the type
 
 
 class Launcher:
-    """Compiles each source once. Kernels launched one after the other on one stream share scratch memory."""
+    """Launcher that compiles each source once. Kernels launched in order on one stream share scratch memory."""
 
     def __init__(self) -> None:
         self._functions: dict[str, Any] = {}
@@ -42,17 +42,20 @@ class Launcher:
         self._times_us: dict[str, list[float]] = {}  # of them all
 
     def fastest(self, kernel: Kernel) -> Kernel:
-        """The kernel, or that of its others which was found to be the fastest."""
+        """Return the fastest variant of a kernel; the kernel itself before variants were timed."""
         return (kernel, *kernel.others)[self._fastest.get(kernel.key, 0)] if kernel.others else kernel
 
     def is_measured(self, kernel: Kernel) -> bool:
-        """Whether it is known which is the fastest."""
+        """Return True if the variants of a kernel were timed."""
         return kernel.key in self._fastest
 
     @spent_on("kernels are timed")
     def measure(self, kernel: Kernel, time_us: Callable[[Callable[[], None]], float]) -> float:
-        """The least time of a kernel and its others, of which the fastest is taken from now on; one that computes
-        something else than the others is not, with a warning. Infinite if none is left: the kernel does not run."""
+        """Time the variants of a kernel, use the fastest from now on, and return its time.
+
+        A variant whose results differ from the others is not used, with a warning. The time is infinite if no variant
+        runs.
+        """
         every, samples = variants_of(kernel), Samples()
         times = [time_us(self.bind(each, samples.memory)) if self.runs(each) else math.inf for each in every]
         self._times_us[kernel.key] = times
@@ -61,7 +64,7 @@ class Launcher:
             if len(live) == 1 or self._has_company(every, place, live, samples):
                 break
             warnings.warn(
-                f"a way to run {kernel.name} computes something else than others, it is not used", stacklevel=2
+                f"a variant of {kernel.name} computes other results than the others, so it is not used", stacklevel=2
             )
             times[place] = math.inf
         if live and min(times) == math.inf:
@@ -70,22 +73,22 @@ class Launcher:
         return min(times)
 
     def _has_company(self, every: Sequence[Kernel], place: int, live: Sequence[int], samples: Samples) -> bool:
-        """Whether one of two other ways computes the same."""
+        """Return True if one of two other variants computes the same."""
         others = [other for other in live if other != place][:VOTERS]
         return any(self.agree(every[place], every[other], samples) for other in others)
 
     def agree(self, one: Kernel, other: Kernel, samples: Samples | None = None) -> bool:
-        """Whether two kernels compute the same of random data, into memory that was poisoned before."""
+        """Return True if two kernels compute the same from random data, into memory that was poisoned before."""
         samples = samples or Samples()
         results = [samples.results(way, self.bind(way, samples.memory)) for way in (one, other)]
         return kernels_apart(*results) <= TOLERANCE
 
     def times_us(self, kernel: Kernel) -> Sequence[float]:
-        """Of a kernel and its others, if they were measured here."""
+        """Return the times of a kernel's variants, if they were timed in this process."""
         return self._times_us.get(kernel.key, ())
 
     def take(self, kernel: Kernel, key: str) -> bool:
-        """Take the kernel or that of its others which has this key from now on; False if none has."""
+        """Use the variant of this key from now on; False if the kernel has none."""
         keys = [way.key for way in variants_of(kernel)]
         if key in keys:
             self._fastest[kernel.key] = keys.index(key)
@@ -93,7 +96,7 @@ class Launcher:
 
     @spent_on("kernels are compiled")
     def compile(self, kernels: Iterable[Kernel]) -> None:
-        """Compile what is not compiled yet, several sources at once; a warning for what the compiler refuses."""
+        """Compile kernels that are not compiled yet, several at a time; warn about those that NVRTC refuses."""
         missing = self.missing(kernels)
         if not missing:
             return
@@ -109,7 +112,7 @@ class Launcher:
                     self._functions[launch.entry] = made
 
     def missing(self, kernels: Iterable[Kernel]) -> list[tuple[Kernel, Launch]]:
-        """Launches of kernels, each as it is fastest, that were not compiled yet."""
+        """List the launches of kernels, each as its fastest variant, that are not compiled yet."""
         wanted = {launch.entry: (kernel, launch) for kernel in map(self.fastest, kernels) for launch in kernel.launches}
         return [item for entry, item in wanted.items() if entry not in self._functions and entry not in self._refused]
 
@@ -127,8 +130,10 @@ class Launcher:
         return self.runs(kernel)
 
     def bind(self, kernel: Kernel, memory: Memory) -> Callable[..., None]:
-        """What launches a kernel that compiles on the current stream: neither allocates nor waits. It takes arrays to
-        use in place of some that it was bound to, by their addresses."""
+        """Return a function that launches a kernel on the current stream; it neither allocates nor waits.
+
+        The function takes arrays to use in place of bound ones, by their addresses.
+        """
         kernel = self.fastest(kernel)
         self.compile([kernel])
         if kernel.scratch_bytes and (self._scratch is None or self._scratch.size < kernel.scratch_bytes):
@@ -169,7 +174,7 @@ class Launcher:
 
 
 def variants_of(kernel: Kernel) -> tuple[Kernel, ...]:
-    """The kernel by itself, and its others."""
+    """Return the variants of a kernel, itself first."""
     return (replace(kernel, others=()), *kernel.others)
 
 

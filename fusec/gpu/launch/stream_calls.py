@@ -13,7 +13,7 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.ir import Array, TensorType
-from fusec.lowering.packing import empty, lies, turned, unpack
+from fusec.lowering.packing import empty, is_packed_as, to_logical, unpack
 
 ALIGNMENT_BYTES = 16  # of what kernels read in vectors
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
@@ -157,7 +157,7 @@ def feeder(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Array
     target = int(buffer.data.ptr) if nbytes else 0
 
     def feed(array: Array) -> None:
-        direct = array.strides == strides or lies(array, type)
+        direct = array.strides == strides or is_packed_as(array, type)
         if isinstance(array, cupy.ndarray):
             if not direct:
                 place[...] = array
@@ -180,12 +180,12 @@ def fetcher(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Arra
 
     def new() -> Array:
         if dtype.kind == "V":  # bfloat16, which CuPy views but does not make
-            return turned(cupy.empty(nbytes, cupy.uint8).view(dtype).reshape(shape), type.order)
-        return turned(cupy.empty(shape, dtype), type.order)
+            return to_logical(cupy.empty(nbytes, cupy.uint8).view(dtype).reshape(shape), type.order)
+        return to_logical(cupy.empty(shape, dtype), type.order)
 
     def fetch(into: Array | None, host: bool) -> Array:
         held: Array = into if into is not None else empty(np, type) if host else new()
-        direct = held.strides == strides or lies(held, type)
+        direct = held.strides == strides or is_packed_as(held, type)
         if isinstance(held, cupy.ndarray):
             if not direct:
                 held[...] = place

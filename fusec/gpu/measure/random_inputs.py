@@ -1,7 +1,7 @@
-"""Data to time and compare plans and kernels on: random numbers, and how far two results lie apart.
+"""Draw random data to time and compare plans and kernels on, and measure the distance of two results.
 
-Numbers are drawn on the host, once, and what is small is compared there: on a machine where nothing was compiled yet,
-CuPy's own kernels for that take longer than the rest of loading a model.
+Numbers are drawn once on the host, and small results are compared there. Where CuPy's kernels are not compiled yet,
+they would take longer than the rest of loading a model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOST_BYTES = 1 << 22  # of a result that is compared on the host
 
 
 def random_data(tensor: CudnnTensor) -> Array:
-    """Bytes of normal numbers, filters scaled to about unit gain; small integers and coin flips for other types."""
+    """Draw normal numbers as bytes, filters scaled to about unit gain; small integers and booleans for other types."""
     size = max(extent(tensor), 1)
     gain = 0
     if tensor.dtype.is_float and len(tensor.dims) >= 4 and tensor.dims[0] > 1:
@@ -44,7 +44,7 @@ def random_data(tensor: CudnnTensor) -> Array:
 
 @cache
 def _numbers(dtype: DType, gain: int) -> np.ndarray[Any, Any]:
-    """Twice PERIOD numbers of a type over 2^gain, as bytes."""
+    """Draw PERIOD numbers of a type, divided by 2^gain, twice in a row, as bytes."""
     rng = np.random.default_rng(7)
     if dtype is DType.BOOL:
         drawn = rng.random(PERIOD) < 0.5
@@ -56,19 +56,21 @@ def _numbers(dtype: DType, gain: int) -> np.ndarray[Any, Any]:
 
 
 def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]) -> float:
-    """The largest relative L2 distance of results, given as bytes; NaN if one has a NaN or infinity that the other
-    has not."""
+    """Return the largest relative L2 distance of results, given as bytes.
+
+    It is NaN if one has a NaN or infinity where the other has none.
+    """
     return _worst(_apart(tensor.dtype, raw, want[tensor]) for tensor, raw in got.items())
 
 
 class Samples:
-    """Memory of their own for kernels that do the same: what they read is drawn once, constants are as they are."""
+    """Memory for the variants of a kernel, with random inputs that are drawn once, and the kernel's constants."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[Value, TensorType], Array] = {}
 
     def memory(self, value: Value, type: TensorType) -> Array:
-        """The flat buffer of a value, constants in the order of the type."""
+        """Return the flat buffer of a value; constants are stored in the order of the type."""
         if (value, type) not in self._held:
             literal = value.literal
             drawn = random_array(type) if literal is None else cupy.asarray(pack(np, literal.array, type))
@@ -76,7 +78,7 @@ class Samples:
         return self._held[value, type]
 
     def results(self, kernel: Kernel, run: Callable[[], None]) -> dict[Value, Array]:
-        """What a kernel bound to this memory leaves where it writes, which is poisoned before."""
+        """Run a kernel bound to this memory and return its results, in memory that was poisoned before."""
         written = {value: self.memory(value, value.type) for value in kernel.written}
         for buffer in written.values():
             buffer.view(np.uint8)[...] = 0xFF
@@ -85,13 +87,13 @@ class Samples:
 
 
 def kernels_apart(got: Mapping[Value, Array], want: Mapping[Value, Array]) -> float:
-    """As `distance`, of what kernels left."""
+    """Return the largest relative L2 distance of kernels' results: see `distance`."""
     pairs = ((value.type.dtype, raw.view(np.uint8), want[value].view(np.uint8)) for value, raw in got.items())
     return _worst(_apart(*pair) for pair in pairs)
 
 
 def random_array(type: TensorType) -> Array:
-    """The flat buffer of a value: normal numbers, or zeros and ones of other types."""
+    """Draw the flat buffer of a value: normal numbers, or zeros and ones for other types."""
     size = max(type.span, 1)
     if type.dtype is DType.BOOL or type.dtype.is_int:
         return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
@@ -129,7 +131,7 @@ def _distance(xp: Any, got: Array, want: Array) -> float:
 
 
 def as_float64(raw: Array, dtype: DType) -> Array:
-    """Bytes of a dtype as numbers."""
+    """View bytes as numbers of a dtype, in float64."""
     if dtype is DType.BF16:
         xp: Any = np if type(raw) is np.ndarray else cupy
         return (raw.view(xp.uint16).astype(xp.uint32) << 16).view(xp.float32).astype(xp.float64)

@@ -1,4 +1,4 @@
-"""How long work takes on the device, by events; it starts when all of it is queued."""
+"""Time work on the device by CUDA events; it starts when all of it is queued."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusec.errors import ExecutionError
 
 SHUT_US = 500.0  # after which a gate opens by itself: to queue work may wait for the device, to load a kernel say
 TRIES = 3
-WARM_RUNS = 4  # behind each other, each of which finds in the cache what it reads
+WARM_RUNS = 4  # consecutive runs, whose operands are in the L2 cache
 
 # The host opens it by a number in its own memory, which the device reads anew each time.
 SOURCE = """
@@ -30,7 +30,7 @@ extern "C" __global__ void fusec_gate(const volatile unsigned* opened, unsigned 
 
 
 class Gate:
-    """Work queued on the current stream behind `shut` waits until `open`, or for `SHUT_US`."""
+    """Kernel that holds back the work queued after `shut` until `open`, or for `SHUT_US`."""
 
     def __init__(self) -> None:
         self._kernel = cupy.RawModule(code=SOURCE, backend="nvrtc").get_function("fusec_gate")
@@ -48,7 +48,7 @@ class Gate:
 
 
 class Stopwatch:
-    """Times what is queued on a stream."""
+    """Timer of work on a stream."""
 
     def __init__(self, stream: Any):
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
@@ -57,21 +57,28 @@ class Stopwatch:
 
     @cached_property
     def _gate(self) -> Gate:
-        """Made when something is timed: a program that is only loaded does without."""
+        """Created when something is timed, because a program that is only loaded needs none."""
         return Gate()
 
     def within_us(self, run: Callable[[], None], footprint_bytes: int, whole: bool = False) -> float:
-        """Microseconds of one run as it would go within a model that touches so much: where that is more than the
-        second-level cache holds, operands come from memory when their turn comes. whole: the run is all of the model,
-        and leaves in the cache what it leaves."""
+        """Time one run as within a model, in microseconds.
+
+        footprint_bytes: memory that the model touches; beyond the size of the L2 cache, the cache is emptied before the
+            run, because operands come from memory then
+        whole: the run is the whole model, so the cache is left as it is
+        """
         if footprint_bytes > self._cache_bytes:
             return self.us(run, swept=not whole)
         return self.us(run, WARM_RUNS)
 
     def us(self, run: Callable[[], None], runs: int = 1, swept: bool = False) -> float:
-        """Microseconds of one run, of so many queued at once. swept: nothing of what they read is in the cache before
-        the first. The least of some times if this process was kept from queueing them, which the device may have
-        waited for. ExecutionError if the device fails."""
+        """Time one run of `runs` queued together, in microseconds.
+
+        swept: empty the L2 cache before the first run
+
+        If queueing was slow, the device may have waited for it, so the runs are timed again and the least time counts.
+        Raises ExecutionError when the device fails.
+        """
         least_us = float("inf")
         for _ in range(TRIES):
             start, stop = cupy.cuda.Event(), cupy.cuda.Event()

@@ -1,4 +1,4 @@
-"""What was tuned by measuring for one size, as decisions for another whose program is cut alike."""
+"""Transfer the choices made for one input shape to another, whose program has the same steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fusec.schedule.program import Kind, Partition, Program
 
 @dataclass(frozen=True, eq=False)
 class TransferredChoices:
-    """A program as it runs, what was tuned of it, and for the keys of kernels those of the ones to take."""
+    """Program with transferred choices applied, the choices, and the variant of each kernel, by key."""
 
     program: Program
     tuned: TunedChoices
@@ -31,10 +31,11 @@ class TransferredChoices:
 
 
 def transfer(tuned: TunedChoices, ran: Program, program: Program, as_source: bool) -> TransferredChoices | None:
-    """The program in the forms of another size, step by step; types of its graph change where concats are copies there.
-    None if it is not cut into the same steps.
+    """Apply the choices of another input shape to a program; None if it does not have the same steps.
 
-    tuned: of the other size, which ran as `ran`.
+    Types in the program's graph change where a choice makes a concat a copy.
+
+    tuned: the choices of the other input shape, whose program ran as `ran`
     """
     types = {value: value.type for value in program.graph.values()}
     transferred = _transferred(tuned, ran, program, as_source)
@@ -49,48 +50,52 @@ def _transferred(tuned: TunedChoices, ran: Program, program: Program, as_source:
     if len(concats) != len(tuned.concats):
         return None
     before = zip(concats, tuned.concats.values(), strict=True)
-    partitioned = copy_concats(program, {work for work, each in before if not each.in_place})
+    partitioned = copy_concats(program, {key for key, each in before if not each.in_place})
     pairs = _pairs(_first(tuned.partitioned, as_source), _first(partitioned, as_source))
     if pairs is None:
         return None
-    forms: dict[str, tuple[Part, ...]] = {}
+    choices: dict[str, tuple[Part, ...]] = {}
     for old, new in pairs:
         if has_candidates(new):
-            form = tuned.steps.get(step_key(tuned.partitioned.graph, old))
-            if form is not None:
-                forms[step_key(partitioned.graph, new)] = tuple(form)
+            choice = tuned.steps.get(step_key(tuned.partitioned.graph, old))
+            if choice is not None:
+                choices[step_key(partitioned.graph, new)] = tuple(choice)
     try:
-        arranged = apply_choices(partitioned, forms, as_source)
-    except ValueError:  # a kernel that there is not for this size
+        arranged = apply_choices(partitioned, choices, as_source)
+    except ValueError:  # no kernel runs this input shape
         return None
     same = _pairs(ran, arranged)
     if same is None:
         return None
-    ways = dict(way for old, new in same if new.kind is Kind.KERNEL and (way := _way(tuned, old, new)) is not None)
+    variants = dict(
+        pair for old, new in same if new.kind is Kind.KERNEL and (pair := _variant(tuned, old, new)) is not None
+    )
     for _, new in pairs:
-        work = step_key(partitioned.graph, new)
-        if work in forms or can_run_as_kernel(new):
-            forms[work] = _own_kernels(partitioned, new, forms.get(work, (Part(0, "cudnn", new.spelling),)))
-    arranged = apply_choices(partitioned, forms, as_source)
+        key = step_key(partitioned.graph, new)
+        if key in choices or can_run_as_kernel(new):
+            choices[key] = _own_kernels(partitioned, new, choices.get(key, (Part(0, "cudnn", new.spelling),)))
+    arranged = apply_choices(partitioned, choices, as_source)
     where = concat_choices(concats, partitioned)
-    return TransferredChoices(arranged, TunedChoices(partitioned, forms, ways, where, tuned.side_by_side), ways)
+    return TransferredChoices(
+        arranged, TunedChoices(partitioned, choices, variants, where, tuned.side_by_side), variants
+    )
 
 
-def _own_kernels(program: Program, step: Partition, form: tuple[Part, ...]) -> tuple[Part, ...]:
-    """A form whose pointwise parts are kernels of fusec's, which cuDNN would compile for each size."""
-    if any(part.runs == "ops" for part in form):
-        return form
-    made = zip(form, steps_of_choice(program.graph, step, form), strict=True)
+def _own_kernels(program: Program, step: Partition, choice: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Run the pointwise steps of a choice as kernels, because cuDNN would compile them for each input shape."""
+    if any(part.runs == "ops" for part in choice):
+        return choice
+    made = zip(choice, steps_of_choice(program.graph, step, choice), strict=True)
     return tuple(Part(part.nodes, "kernel") if can_run_as_kernel(each) else part for part, each in made)
 
 
 def _first(program: Program, as_source: bool) -> Program:
-    """The program whose steps are given forms: see `forms.apply_choices`."""
+    """Return the program to whose steps the choices belong: see `step_candidates.apply_choices`."""
     return program if as_source else fuse_steps(program, products=True)
 
 
 def _pairs(old: Program, new: Program) -> list[tuple[Partition, Partition]] | None:
-    """The steps of both in order, if they are the same."""
+    """Pair the steps of two programs; None if they differ."""
     if len(old.steps) != len(new.steps):
         return None
     pairs = list(zip(old.steps, new.steps, strict=True))
@@ -101,8 +106,8 @@ def _work(step: Partition) -> tuple[Kind, list[str]]:
     return step.kind, [node.op.name for node in step.nodes]
 
 
-def _way(tuned: TunedChoices, old: Partition, new: Partition) -> tuple[str, str] | None:
-    """The key of a step's kernel, and of that one of its kind which was the fastest in the other size."""
+def _variant(tuned: TunedChoices, old: Partition, new: Partition) -> tuple[str, str] | None:
+    """Return the key of a step's kernel, and of its variant that was fastest for the other input shape."""
     first, second = (kernels.find(step.nodes, step.outputs) for step in (old, new))
     if first is None or second is None or first.key not in tuned.variants:
         return None
@@ -114,4 +119,4 @@ def _way(tuned: TunedChoices, old: Partition, new: Partition) -> tuple[str, str]
 
 
 def _keys(kernel: Kernel) -> list[str]:
-    return [way.key for way in (kernel, *kernel.others)]
+    return [variant.key for variant in (kernel, *kernel.others)]

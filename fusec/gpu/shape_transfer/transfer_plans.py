@@ -1,7 +1,7 @@
-"""Plans of a model's graphs in a new size, made from those of the sizes before: no heuristics, nothing compiled twice.
+"""Build plans for a new input shape from the plans of shapes before, without cuDNN's heuristics.
 
-What has to be compiled at run time is compiled once more for all sizes, beside the first program's calls, where cuDNN
-has an engine for that; from then on a plan for another size is ready in milliseconds.
+A plan that is compiled at run time is compiled once more for all input shapes, while the first program runs, if cuDNN
+has an engine for that. From then on a plan for another shape is ready in milliseconds.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from fusec.gpu.cudnn.worker_process import WorkerDeath, WorkerProcess
 from fusec.lowering.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.plans.plan_record import BLAS, Choice, Entry
 
-# So many times as large or small a graph takes over another's plan; beyond, cuDNN is asked for its first.
+# A plan is transferred to a graph that is at most this many times larger or smaller; others get cuDNN's first plan.
 NEAR = 4
-SIZES = 8  # of a graph that are remembered, the first ones: others are near one of them, or far from all
-QUICK_S = 0.1  # what is compiled within that time is compiled for each size: that runs faster than what is for all
-Ready = tuple[WorkerProcess, Choice]  # who compiled for all sizes, and the plan that takes it
+SIZES = 8  # sizes of a graph that are stored, the first ones; others are near one of them, or far from all
+QUICK_S = 0.1  # a kernel that compiles within this time is compiled for each size, because it runs faster then
+Ready = tuple[WorkerProcess, Choice]  # the worker that compiled for all sizes, and the plan for that kernel
 
 
 class SizePlans:
-    """Makes plans by the workers of an oracle, after those that programs of other sizes run."""
+    """Plans of programs for several input shapes, and the workers of an oracle that build more."""
 
     def __init__(self, oracle: Oracle):
         self._oracle = oracle
-        self._relatives = SimilarGraphs()
+        self._similar = SimilarGraphs()
         self._choices: dict[str, Choice] = {}  # by key of a graph, that of its first size
         self._first: dict[str, str] = {}  # of a graph, the key in its first size
         self._ready: dict[str, Future[Ready | None]] = {}  # by that key
@@ -40,15 +40,17 @@ class SizePlans:
         self._prefetched: dict[str, Future[Entry | None]] = {}  # by key of a graph
 
     def learn(self, sizes: tuple[int, ...], graphs: Iterable[CudnnGraph], choices: Mapping[str, Choice]) -> None:
-        """Learn which plans a program runs, of which sizes of the model. What was compiled at run time for the first
-        is compiled for all from now on, in threads that nobody waits for; they also start who makes the plans of the
-        next."""
+        """Store the plans that a program runs, and the sizes of the model's inputs.
+
+        Plans of the first program that were compiled at run time are compiled for all sizes, in threads that nobody
+        waits for. The workers for later plans are started, too.
+        """
         if not self._first:
-            _beside(self._oracle.start)
+            _in_background(self._oracle.start)
         for graph in graphs:
             if graph.key in self._first:
                 continue
-            known = self._relatives.of(graph)
+            known = self._similar.of(graph)
             first = graph.key if known is None else self._first[known.key]
             ran = self._ran.setdefault(first, [])
             if len(ran) == SIZES:
@@ -56,15 +58,18 @@ class SizePlans:
             ran.append((sizes, graph))
             self._first[graph.key] = first
             self._choices[graph.key] = self._choices.get(first, choices[graph.key])
-            self._relatives.add(graph)
+            self._similar.add(graph)
             if first == graph.key and not self._precompiled(graph):
-                self._ready[first] = _beside(
+                self._ready[first] = _in_background(
                     lambda graph=graph: self._for_all_sizes(graph), lambda graph=graph: self._compare(graph)
                 )
 
     def prefetch(self, sizes: tuple[int, ...], wanted: Callable[[dict[str, CudnnGraph]], Iterable[str]]) -> None:
-        """Begin to make the plans that a program of these sizes will need before it is known that it does: two others
-        tell which those are, and of one it can be guessed. wanted: those of them, by key, that are not there already.
+        """Start building the plans that a program of these sizes will probably need.
+
+        Two earlier programs tell its graphs; from one they are guessed.
+
+        wanted: selects the graphs without a stored plan, by key
         """
         self._give_up()
         made_here = [ran for first, ran in self._ran.items() if self._choices[first].engine != BLAS]
@@ -72,25 +77,27 @@ class SizePlans:
         new = {graph.key: graph for graph in graphs if graph is not None and graph.key not in self._first}
         chosen = [new[key] for key in wanted(new)]
         if chosen:
-            pool = ThreadPoolExecutor(min(self._oracle.workers, len(chosen)), thread_name_prefix="fusec-foreseen")
+            pool = ThreadPoolExecutor(min(self._oracle.workers, len(chosen)), thread_name_prefix="fusec-prefetch")
             self._prefetched = {graph.key: pool.submit(self._made, graph) for graph in chosen}
             pool.shutdown(wait=False)
 
-    def named(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
-        """The plans that graphs of sizes near these take, by key."""
+    def choices_near(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
+        """Return the choices of similar graphs of near sizes, by key."""
         found = {graph.key: self._named(graph) for graph in graphs}
         return {key: choice for key, choice in found.items() if choice is not None}
 
     def _named(self, graph: CudnnGraph) -> Choice | None:
-        known = self._relatives.of(graph)
+        known = self._similar.of(graph)
         near = known is not None and 1 / NEAR <= factor(known, graph) <= NEAR
         return self._choices[known.key] if known is not None and near else None
 
-    def of(self, graphs: Iterable[CudnnGraph]) -> Iterator[tuple[CudnnGraph, Entry | None]]:
-        """Plans of those graphs that are known in another size, as they are ready; None for one of which none builds
-        though the oracle believes it to be legal."""
-        believed = self._oracle.relative
-        known = [g for g in graphs if self._relatives.of(g) is not None or believed(g) is not None]
+    def plans_for(self, graphs: Iterable[CudnnGraph]) -> Iterator[tuple[CudnnGraph, Entry | None]]:
+        """Yield plans of graphs that are known in another size, as they are ready.
+
+        The plan is None if none builds although the oracle assumed that the graph is legal.
+        """
+        assumed = self._oracle.relative
+        known = [g for g in graphs if self._similar.of(g) is not None or assumed(g) is not None]
         wanted = [g for g in known if (choice := self._named(g)) is None or choice.engine != BLAS]
         if not wanted:
             return
@@ -100,17 +107,17 @@ class SizePlans:
             making = {begun[graph] or pool.submit(self._made, graph): graph for graph in wanted}
             for future in as_completed(making):
                 graph, entry = making[future], future.result()
-                if entry is not None or believed(graph) is not None:
+                if entry is not None or assumed(graph) is not None:
                     yield graph, entry
 
     def _give_up(self) -> None:
-        """What was foreseen and did not come."""
+        """Cancel prefetched plans that nobody asked for."""
         for future in self._prefetched.values():
             future.cancel()
         self._prefetched = {}
 
     def _made(self, graph: CudnnGraph) -> Entry | None:
-        known = self._relatives.of(graph)
+        known = self._similar.of(graph)
         if known is None:
             return self._asked(graph, None, False)
         waiting = self._ready.get(self._first[known.key])
@@ -127,7 +134,7 @@ class SizePlans:
         return None if answer is None else (worker, Choice.from_json(answer["choice"]))
 
     def _compare(self, graph: CudnnGraph) -> None:
-        """Let go of what was compiled for all sizes, if another size is compiled as quickly: that is the faster one."""
+        """Drop the kernel for all sizes if another size compiles quickly, because a kernel for one size runs faster."""
         other = guessed((1,), graph, (2,))
         answer = None if other is None else self._answer(other, self._choices[graph.key], False)[0]
         if answer is not None and answer["seconds"] < QUICK_S:
@@ -147,14 +154,14 @@ class SizePlans:
         worker: WorkerProcess | None = None,
         if_compiled: bool = False,
     ) -> tuple[dict[str, Any] | None, WorkerProcess]:
-        """What a worker says, if it is a plan, and who said it: see `plan_worker.PlanBuilder`."""
+        """Ask a worker for a plan, and return its answer, None without a plan, and the worker."""
         question: dict[str, Any] = {"graph": graph.to_json(), "all_sizes": all_sizes, "if_compiled": if_compiled}
         question["choice"] = None if choice is None else choice.to_json()
         answer, asked = self._oracle.exchange(question, worker)
         return (None if isinstance(answer, WorkerDeath) or "blob" not in answer else answer), asked
 
     def _precompiled(self, graph: CudnnGraph) -> bool:
-        """Whether the plan that was taken is known to be there for all sizes."""
+        """Return True if the plan in use needs no compilation for another size."""
         taken = self._choices[graph.key]
         offered = {(plan.engine, plan.knobs): plan.precompiled for plan in self._oracle.plans(graph)}
         return taken.engine == BLAS or offered.get(taken.identity, False)
@@ -163,8 +170,7 @@ class SizePlans:
 def between(
     one: tuple[tuple[int, ...], CudnnGraph], other: tuple[tuple[int, ...], CudnnGraph], sizes: tuple[int, ...]
 ) -> CudnnGraph | None:
-    """A graph as it would be in these sizes of the model, if all numbers in it grow evenly from one to another; None
-    if these do not."""
+    """Extrapolate a graph to other sizes of the model from two; None if its numbers do not grow evenly."""
     changes = [(a, b, size) for a, b, size in zip(one[0], other[0], sizes, strict=True) if a != b or size != a]
     steps = {Fraction(size - a, b - a) for a, b, size in changes if a != b}
     if len(steps) != 1 or any(a == b for a, b, _ in changes):
@@ -180,8 +186,10 @@ def between(
 
 
 def guessed(was: tuple[int, ...], graph: CudnnGraph, sizes: tuple[int, ...]) -> CudnnGraph | None:
-    """A graph as it would be in other sizes of the model, if one of these changes and is a part of the outermost dim;
-    None if that would be no whole number."""
+    """Guess a graph for other sizes of the model, whose outermost dim grows by one factor.
+
+    Returns None if several sizes change, or the dim would not be a whole number.
+    """
     factors = {Fraction(b, a) for a, b in zip(was, sizes, strict=True) if a != b and a}
     if len(factors) != 1 or not graph.outputs:
         return None
@@ -201,20 +209,19 @@ def guessed(was: tuple[int, ...], graph: CudnnGraph, sizes: tuple[int, ...]) -> 
 
 
 def _on(first: tuple[int, ...], second: tuple[int, ...], step: Fraction) -> tuple[int, ...] | None:
-    """As many steps further from one to the other; None if it comes to no whole numbers."""
+    """Go `step` times the way from one to the other; None if the results are not whole numbers."""
     numbers = [a + (b - a) * step for a, b in zip(first, second, strict=True)]
     return None if any(n.denominator > 1 for n in numbers) else tuple(map(int, numbers))
 
 
-def _beside(work: Callable[[], Any], then: Callable[[], None] = lambda: None) -> Future[Any]:
-    """What work comes to, done in a thread that does not keep the process from ending; then, if it is something, the
-    other."""
+def _in_background(task: Callable[[], Any], then: Callable[[], None] = lambda: None) -> Future[Any]:
+    """Run a task in a daemon thread, and then another one if the first returns something."""
     future: Future[Any] = Future()
 
     def run() -> None:
         try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # raised where the result is wanted
+            future.set_result(task())
+        except BaseException as error:  # noqa: BLE001  # raised where the result is read
             future.set_exception(error)
             return
         if future.result() is not None:

@@ -1,4 +1,4 @@
-"""Gradients of attention summed in a fixed order, the same bits every time, where that was asked for."""
+"""Sum the gradients of attention in a fixed order, for the same bits every time, where the caller asked for that."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fusec.passes.base import Options
 
 
 @dataclass(frozen=True)
-class OrderGradients:
-    """See the module."""
+class DeterministicAttention:
+    """Set `ordered` on gradients of attention; the pass has no options."""
 
     name: ClassVar[str] = "order_gradients"
 

@@ -1,4 +1,4 @@
-"""Attention as products and a softmax again, for the places where no engine takes it as one."""
+"""Expand attention into products and a softmax, for attention that no engine runs as one step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusec.ir import DType, Graph, Node, Op, Value
+from fusec.ir import HALVES, DType, Graph, Node, Op, Value
 from fusec.ops import (
     Attention,
     AttentionBackward,
@@ -26,8 +26,10 @@ from fusec.passes.rewriting.rewriter import erase_unused
 
 
 def expand(graph: Graph, names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Write out the attention nodes whose results have these names; for each, the values that stand for it now:
-    scores, weights and result, the last under the name it had."""
+    """Expand the attention nodes whose results have these names.
+
+    Returns for each name the values that replace it: scores, weights and result. The result keeps its name.
+    """
     made: dict[str, tuple[str, ...]] = {}
     for node in list(graph.nodes):
         if not isinstance(node.op, (Attention, AttentionTrain, AttentionBackward)) or node.results[0].name not in names:
@@ -52,7 +54,7 @@ def expand(graph: Graph, names: Collection[str]) -> Mapping[str, tuple[str, ...]
 
 @dataclass
 class _Maker:
-    """Puts nodes in front of one that they stand for."""
+    """Inserts nodes before the node that they replace."""
 
     graph: Graph
     node: Node
@@ -74,7 +76,7 @@ class _Maker:
         return product, weights, self.make(MatMul(), weights, v)
 
     def train(self, op: AttentionTrain) -> tuple[tuple[Value, ...], Value]:
-        """As without sums, and these beside."""
+        """Expand as without sums, and add the sums."""
         q, k, v, *bias = self.node.operands
         k, v = self.repeated(k, q), self.repeated(v, q)
         product, scores = self.scores(q, k, bias, op.scale, op.causal)
@@ -87,21 +89,21 @@ class _Maker:
         shared, narrow = k, dy.type.dtype
         k, v = self.repeated(k, q), self.repeated(v, q)
         _, scores = self.scores(q, k, bias, op.scale, op.causal)
-        make, turned = self.make, Transpose((0, 1, 3, 2))
+        make, swapped = self.make, Transpose((0, 1, 3, 2))
         weights = make(pw("exp"), make(pw("sub"), self.wide(scores), sums))
         along = make(Reduce("sum", (3,)), make(pw("mul"), self.wide(dy), self.wide(y)))
-        slopes = make(pw("sub"), self.wide(make(MatMul(), dy, make(turned, v))), along)
+        slopes = make(pw("sub"), self.wide(make(MatMul(), dy, make(swapped, v))), along)
         slopes = make(pw("mul"), make(pw("mul"), weights, slopes), self.number(op.scale, weights))
         if weights.type.dtype is not narrow:
             weights, slopes = (make(Cast(narrow), x) for x in (weights, slopes))
         dq = make(MatMul(), slopes, k)
-        dk, dv = make(MatMul(), make(turned, slopes), q), make(MatMul(), make(turned, weights), dy)
+        dk, dv = make(MatMul(), make(swapped, slopes), q), make(MatMul(), make(swapped, weights), dy)
         return dq, self.summed(dk, shared), self.summed(dv, shared)
 
     def scores(
         self, q: Value, k: Value, bias: Sequence[Value], scale: float, causal: bool, hides: bool = False
     ) -> tuple[Value, Value]:
-        """The bare product, and the scores."""
+        """Return the bare product, and the scores."""
         make = self.make
         product = make(MatMul(), q, make(Transpose((0, 1, 3, 2)), k))
         scores = product if scale == 1.0 else make(pw("mul"), product, self.number(scale, product))
@@ -116,10 +118,10 @@ class _Maker:
         return product, scores
 
     def wide(self, x: Value) -> Value:
-        return self.make(Cast(DType.F32), x) if x.type.dtype in (DType.F16, DType.BF16) else x
+        return self.make(Cast(DType.F32), x) if x.type.dtype in HALVES else x
 
     def repeated(self, x: Value, q: Value) -> Value:
-        """Each head of keys or values as often as heads of queries share it."""
+        """Repeat each head of keys or values for the heads of queries that share it."""
         batch, groups, rows, columns = x.type.shape
         heads = q.type.shape[1]
         if groups == heads:
@@ -129,7 +131,7 @@ class _Maker:
         return self.make(Reshape((batch, heads, rows, columns)), each)
 
     def summed(self, x: Value, shared: Value) -> Value:
-        """The gradient of heads that were repeated."""
+        """Sum the gradient of repeated heads."""
         batch, heads, rows, columns = x.type.shape
         groups = shared.type.shape[1]
         if groups == heads:

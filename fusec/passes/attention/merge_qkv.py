@@ -1,7 +1,7 @@
-"""One product for the queries, keys and values that are projected from the same tensor.
+"""Merge the projections of queries, keys and values from one tensor into one product.
 
-Their weights stand side by side; attention reads its parts of the result by strides. What else could read a part
-would have to copy it, so only what goes to attention alone is merged.
+Their weights are concatenated, and attention reads slices of the result by strides. Only projections that attention
+alone reads are merged, because another reader would have to copy its slice.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from fusec.ir import Array, DType, Graph, Literal, Node, TensorType, Value
+from fusec.ir import HALVES, Array, Graph, Literal, Node, TensorType, Value
 from fusec.ops import Attention, MatMul, Reshape, Slice, Transpose, pw
 from fusec.passes.base import Options
 from fusec.passes.rewriting.affine_ops import single_use
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import substitute
 
-ALIGNED = 8  # columns: the parts begin on 16 bytes, as the kernels of attention want
-HALVES = (DType.F16, DType.BF16)
+ALIGNED = 8  # columns: slices begin on 16 bytes, as attention kernels need
 
 
 @dataclass(frozen=True)
-class Branch:
+class Projection:
     """A product by a constant, perhaps a constant bias, and the value that then goes to attention."""
 
     product: Node
@@ -34,13 +33,13 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class MergeSiblings:
-    """Products of one tensor that go to attention become one."""
+class MergeProjections:
+    """Merge products of one tensor that go to attention."""
 
     name: ClassVar[str] = "merge_siblings"
 
     def run(self, graph: Graph, options: Options) -> None:
-        siblings: dict[tuple[Value, TensorType], list[Branch]] = {}
+        siblings: dict[tuple[Value, TensorType], list[Projection]] = {}
         for node in graph.nodes:
             if isinstance(node.op, MatMul) and (branch := _branch(node)) is not None:
                 rows = TensorType(node.result.type.shape[:-1], node.result.type.dtype)
@@ -50,13 +49,13 @@ class MergeSiblings:
                 _merge(graph, branches)
 
 
-def _branch(product: Node) -> Branch | None:
-    found = linear(product)
-    return found if found is not None and goes_to_attention(found.end) else None
+def _branch(product: Node) -> Projection | None:
+    found = as_projection(product)
+    return found if found is not None and feeds_only_attention(found.end) else None
 
 
-def linear(product: Node) -> Branch | None:
-    """A product in 16 bits by a constant whose columns can stand beside others, with its bias if it has one."""
+def as_projection(product: Node) -> Projection | None:
+    """Return a 16-bit product by a constant of aligned columns, with its bias if it has one; else None."""
     x, w = product.operands
     columns = product.result.type.shape[-1]
     if w.literal is None or w.type.rank != 2 or x.literal is not None or x.type.dtype not in HALVES:
@@ -71,11 +70,11 @@ def linear(product: Node) -> Branch | None:
         if not vector or user.result.type.shape != end.type.shape:
             return None
         end, bias = user.result, b.literal
-    return Branch(product, w.literal, bias, end)
+    return Projection(product, w.literal, bias, end)
 
 
-def goes_to_attention(value: Value) -> bool:
-    """Whether all that is done with a value is to view it, once, as heads of an attention."""
+def feeds_only_attention(value: Value) -> bool:
+    """Return True if a value is only viewed, once, as heads of an attention."""
     while single_use(value):
         ((user, place),) = value.uses
         if isinstance(user.op, Attention):
@@ -86,13 +85,13 @@ def goes_to_attention(value: Value) -> bool:
     return False
 
 
-def together(graph: Graph, branches: Sequence[Branch]) -> Value:
-    """The results of the branches, which share an operand, side by side."""
+def merged_product(graph: Graph, branches: Sequence[Projection]) -> Value:
+    """Insert one product for projections of one operand; return their concatenated results."""
     first = branches[0].product
     x, dtype = first.operands[0], first.result.type.dtype
     sizes = [b.weight.type.shape[1] for b in branches]
     wide = TensorType((branches[0].weight.type.shape[0], sum(sizes)), dtype)
-    weights = derive(graph, first, wide, [b.weight for b in branches], _beside, branches[0].weight)
+    weights = derive(graph, first, wide, [b.weight for b in branches], _in_columns, branches[0].weight)
     origin = [o for b in branches for o in b.product.origin]
     total = graph.insert(MatMul(), [x, weights], before=first, origin=origin).result
     if any(b.bias is not None for b in branches):
@@ -102,8 +101,8 @@ def together(graph: Graph, branches: Sequence[Branch]) -> Value:
     return total
 
 
-def _merge(graph: Graph, branches: Sequence[Branch]) -> None:
-    total = together(graph, branches)
+def _merge(graph: Graph, branches: Sequence[Projection]) -> None:
+    total = merged_product(graph, branches)
     sizes = [b.weight.type.shape[1] for b in branches]
     start, shape = 0, total.type.shape
     for branch, size in zip(branches, sizes, strict=True):
@@ -114,7 +113,7 @@ def _merge(graph: Graph, branches: Sequence[Branch]) -> None:
         start += size
 
 
-def _beside(*weights: Array) -> Array:
+def _in_columns(*weights: Array) -> Array:
     return np.concatenate(weights, axis=1)
 
 

@@ -1,6 +1,7 @@
-"""One product for queries, keys and values, of which the former two are turned by position, and one rotary for both.
+"""Merge the projections of queries, keys and values where a rotary embedding follows, and merge both rotary ops.
 
-Its kernel reads its part of the product by strides, and attention the parts of what it wrote, and the values.
+The rotary kernel reads its slice of the product by strides. Attention reads slices of the kernel's result, and values
+from the product.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import ClassVar
 
 from fusec.ir import Graph, Node, Value
 from fusec.ops import Attention, MatMul, Reshape, Rotary, Slice, Transpose
-from fusec.passes.attention.merge_qkv import Branch, linear, together
+from fusec.passes.attention.merge_qkv import Projection, as_projection, merged_product
 from fusec.passes.base import Options
 from fusec.passes.rewriting.affine_ops import single_use
 from fusec.passes.rewriting.rewriter import substitute
@@ -20,15 +21,15 @@ HEADS_FIRST = (0, 2, 1, 3)
 
 @dataclass(frozen=True)
 class _Heads:
-    """A linear layer whose columns are seen as heads: [batch, heads, rows, features]."""
+    """A linear layer whose columns are viewed as heads: [batch, heads, rows, features]."""
 
-    branch: Branch
+    branch: Projection
     value: Value
 
 
 @dataclass(frozen=True)
-class MergeTurned:
-    """Products of one tensor that go to attention, two of them through a rotary embedding, become one."""
+class MergeRotaryProjections:
+    """Merge products of one tensor that go to attention, two of them through a rotary embedding."""
 
     name: ClassVar[str] = "merge_turned"
 
@@ -40,10 +41,10 @@ class MergeTurned:
 
 def _merge(graph: Graph, attention: Node) -> None:
     q, k, v = attention.operands[:3]
-    turned = [value.node for value in (q, k)]
-    if not all(node is not None and isinstance(node.op, Rotary) and single_use(node.result) for node in turned):
+    rotary = [value.node for value in (q, k)]
+    if not all(node is not None and isinstance(node.op, Rotary) and single_use(node.result) for node in rotary):
         return
-    first, second = (node for node in turned if node is not None)
+    first, second = (node for node in rotary if node is not None)
     heads = [_heads(value) for value in (first.operands[0], second.operands[0], v)]
     if first.operands[1:] != second.operands[1:] or not all(_for_any_head(angle) for angle in first.operands[1:]):
         return
@@ -54,7 +55,7 @@ def _merge(graph: Graph, attention: Node) -> None:
     branches = [each.branch for each in known]
     if branches[0].product.result.type.shape != (batch, rows, counts[0] * size):
         return
-    total = together(graph, branches)
+    total = merged_product(graph, branches)
     packed = graph.add(Reshape((batch, rows, sum(counts), size)), total, before=attention)
     angles = [graph.add(Reshape(_by_row(angle.type.shape)), angle, before=attention) for angle in first.operands[1:]]
 
@@ -62,26 +63,26 @@ def _merge(graph: Graph, attention: Node) -> None:
         heads = Slice((0, 0, start, 0), (batch, rows, count, size), (1,) * 4)
         return graph.add(heads, value, before=attention)
 
-    def turned_heads(value: Value, start: int, count: int) -> Value:
+    def heads_first(value: Value, start: int, count: int) -> Value:
         return graph.add(Transpose(HEADS_FIRST), part(value, start, count), before=attention)
 
     of_q, of_k, of_v = counts
     origin = (*first.origin, *second.origin)
     both = graph.insert(Rotary(), [part(packed, 0, of_q + of_k), *angles], before=attention, origin=origin).result
-    substitute(graph, first.result, turned_heads(both, 0, of_q), fresh=True)
-    substitute(graph, second.result, turned_heads(both, of_q, of_k), fresh=True)
-    substitute(graph, known[2].value, turned_heads(packed, of_q + of_k, of_v), fresh=True)
+    substitute(graph, first.result, heads_first(both, 0, of_q), fresh=True)
+    substitute(graph, second.result, heads_first(both, of_q, of_k), fresh=True)
+    substitute(graph, known[2].value, heads_first(packed, of_q + of_k, of_v), fresh=True)
 
 
 def _by_row(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of angles [1, rows, features], or without the 1, seen as [rows, 1, features]."""
+    """Return [rows, 1, features] for angles [1, rows, features], or without the 1."""
     if len(shape) < 2:
         return shape
     return (*shape[:-3], shape[-2], 1, shape[-1])
 
 
 def _heads(value: Value) -> _Heads | None:
-    """A value that is transpose(reshape(linear layer)), each used here alone."""
+    """Match transpose(reshape(linear layer)), where nothing else reads any of these; None if it does not match."""
     turn = value.node
     if turn is None or not isinstance(turn.op, Transpose) or turn.op.perm != HEADS_FIRST or not single_use(value):
         return None
@@ -94,12 +95,12 @@ def _heads(value: Value) -> _Heads | None:
     product = end.node
     if product.op.name == "add":
         product = next((o.node for o in product.operands if o.node is not None and isinstance(o.node.op, MatMul)), None)
-    branch = linear(product) if product is not None and isinstance(product.op, MatMul) else None
+    branch = as_projection(product) if product is not None and isinstance(product.op, MatMul) else None
     return _Heads(branch, value) if branch is not None and branch.end is end else None
 
 
 def _source(heads: _Heads) -> tuple[Value, int, int, int]:
-    """What has to be the same: the operand, and all but how many heads there are."""
+    """Return the operand and dims that mergeable projections share: all but the number of heads."""
     batch, _, rows, size = heads.value.type.shape
     return heads.branch.product.operands[0], batch, rows, size
 

@@ -1,7 +1,8 @@
-"""Views around the backward half of attention, so that a packed projection is read and its gradient written in place.
+"""Give attention's backward half views of its own, to read a packed projection and write its gradient in place.
 
-A step takes in the parts and turns between a projection and its heads only if nothing else reads them; the forward
-half reads the same, so the backward one gets its own. And its results are joined before they are turned, not after.
+A step contains the slices and transposes between a projection and its heads only if nothing else reads them. The
+forward half reads the same ones, so the backward half gets copies. Its results are concatenated before they are
+transposed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from fusec.passes.rewriting.rewriter import substitute
 
 
 @dataclass(frozen=True)
-class OwnViews:
-    """See the module."""
+class DuplicateBackwardViews:
+    """Duplicate views before attention's gradients; the pass has no options."""
 
     name: ClassVar[str] = "own_views"
 
@@ -33,7 +34,7 @@ class OwnViews:
 
 
 def _own(graph: Graph, value: Value, reader: Node, copies: dict[Node, Node]) -> Value:
-    """The value by views of the reader's own, as far as they go."""
+    """Return the value by views that only this reader uses."""
     view = value.node
     if view is None or not isinstance(view.op, (Reshape, Slice, Split, Transpose)):
         return value
@@ -47,8 +48,10 @@ def _own(graph: Graph, value: Value, reader: Node, copies: dict[Node, Node]) -> 
 
 
 def _join_heads(graph: Graph, node: Node, op: Concat) -> None:
-    """concat(reshape(transpose(x)), …) of columns = reshape(transpose(concat(x, …))) of heads, for gradients of
-    attention."""
+    """Rewrite a concat of columns to a concat of heads, for gradients of attention.
+
+    concat(reshape(transpose(x)), …) = reshape(transpose(concat(x, …))).
+    """
     heads = [_heads(value) for value in node.operands]
     shape = node.result.type.shape
     if op.axis % len(shape) != len(shape) - 1 or any(x is None for x in heads):
@@ -57,20 +60,22 @@ def _join_heads(graph: Graph, node: Node, op: Concat) -> None:
     if len({(x.type.shape[0], *x.type.shape[2:]) for x in found}) != 1:
         return
     joined = graph.insert(Concat(1), found, before=node, origin=node.origin).result
-    turned = graph.insert(Transpose(_TURN), [joined], before=node, origin=node.origin).result
-    substitute(graph, node.result, graph.insert(Reshape(shape), [turned], before=node).result, fresh=True)
+    transposed = graph.insert(Transpose(_HEADS_FIRST), [joined], before=node, origin=node.origin).result
+    substitute(graph, node.result, graph.insert(Reshape(shape), [transposed], before=node).result, fresh=True)
 
 
-_TURN = (0, 2, 1, 3)
+_HEADS_FIRST = (0, 2, 1, 3)
 
 
 def _heads(value: Value) -> Value | None:
-    """The gradient [B, H, S, D] that a value [B, S, H D] views, and nothing else does."""
+    """Return the gradient [B, H, S, D] that a value [B, S, H D] views, if nothing else reads it."""
     flat = value.node
     if flat is None or not isinstance(flat.op, Reshape) or not single_use(value):
         return None
     turn = flat.operands[0].node
-    if turn is None or not isinstance(turn.op, Transpose) or turn.op.perm != _TURN or not single_use(turn.result):
+    if turn is None or not isinstance(turn.op, Transpose) or not single_use(turn.result):
+        return None
+    if turn.op.perm != _HEADS_FIRST:
         return None
     (x,) = turn.operands
     batch, heads, rows, features = x.type.shape

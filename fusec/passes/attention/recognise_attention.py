@@ -1,24 +1,22 @@
-"""Find the attention a model spells out, where cuDNN may have an engine for it: in 16 bits."""
+"""Recognise attention spelled as products and a softmax, in 16 bits, where cuDNN may have an engine for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusec.ir import DType, Graph, Node, Value, positions
+from fusec.ir import HALVES, Graph, Node, Value, positions
 from fusec.ops import Attention, AttentionTrain
 from fusec.passes.base import Options
 from fusec.passes.rewriting.rewriter import Local, Rewriter, rewrite
 from fusec.passes.rules.attention import RULES, attention
 
-HALVES = (DType.F16, DType.BF16)
-
 
 @dataclass(frozen=True)
-class Attend:
-    """Attention spelt out in products and a softmax, where it is or will be stored in 16 bits.
+class RecogniseAttention:
+    """Replace products and a softmax by attention where they are, or will be, stored in 16 bits.
 
-    In fp32 it stays as it is: its products then go to engines of true fp32.
+    In fp32 they stay, because their products then run on engines of true fp32.
     """
 
     name: ClassVar[str] = "attend"
@@ -34,7 +32,7 @@ class Attend:
 
 
 def _keep_sums(graph: Graph) -> None:
-    """Where a gradient has attention computed once more for its sums, the forward half computes it with them."""
+    """Merge the forward attention with the one that a gradient computes for its sums."""
     joined_already: set[Node] = set()
     for node in list(graph.nodes):
         op, operands = node.op, node.operands

@@ -1,7 +1,7 @@
-"""One spelling for what has many, so that later rules need one pattern each.
+"""Bring equivalent spellings into one form, so that later rules need one pattern each.
 
-Constants stand on the right; x - c is x + (-c); x / c is x * (1/c) where that is as exact; limits are
-clip and relu; x / sqrt(y) is x * rsqrt(y).
+Constants are on the right; x - c is x + (-c); x / c is x * (1/c) where that is as exact; limits are clip and relu;
+x / sqrt(y) is x * rsqrt(y).
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ def _divide_by_constant(graph: Graph, node: Node) -> Value | None:
 
 
 def _has_reciprocal(divisor: Literal) -> bool:
-    """Whether multiplying by 1/c is as good as dividing: half a unit in the last place of the result
-    with 24 bits or more; exact with fewer."""
+    """Return True if multiplying by 1/c is as good as dividing.
+
+    The error is half a unit in the last place of the result with 24 bits or more; with fewer bits it must be exact.
+    """
     dtype = divisor.type.dtype
     if not dtype.is_float or divisor.type.nbytes > EAGER_BYTES:
         return False
@@ -252,7 +254,7 @@ RULES: tuple[Rewriter, ...] = (
 
 @dataclass(frozen=True)
 class Canonicalise:
-    """One spelling for what has many."""
+    """Bring equivalent spellings into one form."""
 
     name: ClassVar[str] = "canonicalise"
     rules: ClassVar[tuple[Rewriter, ...]] = RULES

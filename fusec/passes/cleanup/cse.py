@@ -1,4 +1,4 @@
-"""Compute equal things once: the same op with the same attributes on the same values."""
+"""Merge equal nodes: the same op with the same attributes on the same values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 
 
 @dataclass(frozen=True)
-class MergeEqual:
+class EliminateCommonSubexpressions:
     """Compute equal things once (common subexpression elimination)."""
 
     name: ClassVar[str] = "cse"
@@ -40,6 +40,6 @@ def _key(node: Node) -> Hashable:
 
 
 def _attributes(op: Op) -> Hashable:
-    """The op told apart by the sign of zero too: clip(min=0.0) is not clip(min=-0.0)."""
+    """Return a key of the op that tells zeros apart by sign: clip(min=0.0) is not clip(min=-0.0)."""
     signs = tuple(str(v) for v in op.attributes.values() if isinstance(v, float) and v == 0.0)
     return (op, signs)

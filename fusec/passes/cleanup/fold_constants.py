@@ -1,6 +1,6 @@
-"""Compute what depends on constants alone: small results at once, large ones when first needed.
+"""Compute what depends on constants alone: small results immediately, large ones when first needed.
 
-Memory stays in proportion to the model's own constants: what would grow beyond that is left in the graph.
+Memory stays in proportion to the model's own constants. A result that would grow beyond that stays in the graph.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _foldable(node: Node) -> bool:
     if isinstance(node.op, Constant) or not node.operands or any(v.literal is None for v in node.operands):
         return False
     result, given = sum(v.type.nbytes for v in node.results), sum(v.type.nbytes for v in node.operands)
-    largest = max(v.type.nbytes for v in node.operands)  # a weight may exceed the limit, and is turned all the same
+    largest = max(v.type.nbytes for v in node.operands)  # a weight may exceed the limit, and is transposed all the same
     return result <= min(max(largest, MAX_CONSTANT_BYTES), max(EAGER_BYTES, GROWTH * given))
 
 
@@ -62,7 +62,7 @@ def _fold(graph: Graph, node: Node) -> list[Node]:
 
 
 class _Result:
-    """One result of an op, computed from its operands' arrays."""
+    """Computes one result of an op from its operands' arrays."""
 
     def __init__(self, op: Op, index: int, name: str):
         self.op = op

@@ -1,6 +1,6 @@
-"""Remove what does nothing: identities, reshapes of reshapes, full slices, casts to the own type.
+"""Remove ops without effect: identities, reshapes of reshapes, full slices, casts to the own type.
 
-x + 0 = x loses the sign of a zero, nothing else; x * 0 is left alone, since it is NaN where x is not finite.
+x + 0 = x loses only the sign of a zero. x * 0 stays, because it is NaN where x is not finite.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def _if_same_type(node: Node, value: Value) -> Value | None:
 
 
 def _all_equal(value: Value, number: float) -> bool:
-    """Whether a small constant holds that number everywhere."""
+    """Return True if a small constant holds that number everywhere."""
     literal = value.literal
     return literal is not None and literal.type.nbytes <= EAGER_BYTES and bool((literal.array == number).all())
 
 
 def made_by(value: Value, *names: str) -> Op | None:
-    """The op that makes a value, if it is one of those named."""
+    """Return the op that computes a value, if it is one of those named."""
     return value.node.op if value.node is not None and value.node.op.name in names else None
 
 
 def only_operand(value: Value) -> Value:
-    """The operand of the one-operand node that makes a value."""
+    """Return the operand of the one-operand node that computes a value."""
     assert value.node is not None
     return value.node.operands[0]
 
@@ -256,7 +256,7 @@ RULES: tuple[Rewriter, ...] = (
 
 @dataclass(frozen=True)
 class Simplify:
-    """Remove what does nothing."""
+    """Remove ops without effect."""
 
     name: ClassVar[str] = "simplify"
     rules: ClassVar[tuple[Rewriter, ...]] = RULES

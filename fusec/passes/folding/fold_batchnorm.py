@@ -1,7 +1,7 @@
-"""Inference BatchNorm into the weights of the convolution or matrix product before it, plus a bias.
+"""Fold inference BatchNorm into the weights of the convolution or matmul before it, plus a bias.
 
-Elsewhere it becomes a multiplication and an addition of per-channel constants, which later passes can
-move. The factor scale/sqrt(var + epsilon) is computed in float64; weights are rounded once.
+Elsewhere it becomes a multiplication and an addition of per-channel constants, which later passes can move. The factor
+scale/sqrt(var + epsilon) is computed in float64; weights are rounded once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Vector = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class FoldBatchNorm:
-    """BatchNorm into convolutions, transposed convolutions and matrix products, else into mul and add."""
+    """Fold BatchNorm into convolutions, transposed convolutions and matmuls, else into mul and add."""
 
     name: ClassVar[str] = "fold_batchnorm"
 
@@ -34,7 +34,7 @@ class FoldBatchNorm:
 
 
 def _line(op: BatchNorm, node: Node) -> tuple[Vector, Vector] | None:
-    """(factor, shift) of y = x * factor + shift, per channel; None if not constant or not finite."""
+    """Return (factor, shift) of y = x * factor + shift, per channel; None if not constant or not finite."""
     literals = [v.literal for v in node.operands[1:]]
     known = [literal for literal in literals if isinstance(literal, Literal)]
     if len(known) < 4:
@@ -48,7 +48,7 @@ def _line(op: BatchNorm, node: Node) -> tuple[Vector, Vector] | None:
 
 
 def _fold(graph: Graph, node: Node, factor: Vector, shift: Vector) -> Value:
-    """The value that replaces the BatchNorm `node`."""
+    """Build the value that replaces the BatchNorm `node`."""
     x = node.operands[0]
     linear, bias = x, None
     if x.node is not None and x.node.op.name == "add" and single_use(x):

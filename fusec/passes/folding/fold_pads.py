@@ -1,7 +1,7 @@
-"""Explicit padding into the padding of the convolution or pooling that follows.
+"""Fold explicit padding into the padding of the convolution or pooling that follows.
 
-Zeros before a convolution; zeros before an average that counts its padding; minus infinity before a
-maximum, or zeros where what is padded is never negative.
+Zeros fold into a convolution, and into an average that counts its padding. Minus infinity folds into a maximum; so do
+zeros where the padded value is never negative.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from fusec.passes.rewriting.value_facts import never_negative
 
 
 def _spatial_padding(node: Node) -> tuple[Value, Pad, tuple[int, ...]]:
-    """(x, pad, spatial pads) of the Pad that only this node uses, if it pads spatial dims with a constant."""
+    """Return (x, pad, spatial pads) of the Pad that only this node uses.
+
+    Raises NoMatch: when it does not pad spatial dims with a constant.
+    """
     padded = node.operands[0]
     pad = padded.node.op if padded.node is not None else None
     if padded.node is None or not isinstance(pad, Pad):
@@ -80,7 +83,10 @@ def _pad_into_maximum(graph: Graph, node: Node) -> Value | None:
 
 
 def _require_small(op: AvgPool | MaxPool, pads: Sequence[int]) -> None:
-    """A pool takes pads smaller than its window; ceil_mode counts windows from where padding starts."""
+    """Check that a pool's pads are smaller than its window, and that it counts no windows by ceil_mode.
+
+    Raises NoMatch: otherwise; ceil_mode counts windows from where padding starts.
+    """
     if op.ceil_mode:
         raise NoMatch("with ceil_mode the number of windows would change")
     reach = [d * (k - 1) + 1 for k, d in zip(op.window, op.dilations, strict=True)]
@@ -93,7 +99,7 @@ RULES: tuple[Rewriter, ...] = (_pad_into_conv, _pad_into_average, _pad_into_maxi
 
 @dataclass(frozen=True)
 class FoldPads:
-    """Explicit padding into the convolution or pooling that follows."""
+    """Fold explicit padding into the convolution or pooling that follows."""
 
     name: ClassVar[str] = "fold_pads"
     rules: ClassVar[tuple[Rewriter, ...]] = RULES

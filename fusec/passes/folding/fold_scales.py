@@ -1,7 +1,7 @@
-"""Constant factors into the weights beside them, constant addends into one.
+"""Fold constant factors into the weights next to them, and constant addends into one.
 
-What is folded into weights is computed in float64 and rounded once; sums and products of constants are
-reassociated, which is exact up to rounding. Integers are left alone.
+Folded weights are computed in float64 and rounded once. Sums and products of constants are reassociated, which is
+exact up to rounding. Integers stay as they are.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _shift_before(graph: Graph, node: Node) -> Value | None:
     if w.literal is None or not _made_once(shifted, "add"):
         return None
     x, b = cast(Node, shifted.node).operands
-    # a bias beside its own convolution costs nothing where it is
+    # a bias next to its own convolution costs nothing there
     if x.type != shifted.type or _is_linear(x) or (isinstance(node.op, Conv) and any(node.op.pads)):
         return None
     axis = _input_axis(node.op, x.type)
@@ -111,7 +111,7 @@ def _shift_before(graph: Graph, node: Node) -> Value | None:
 
 
 class _Through:
-    """What a linear op makes of the same vector of channels everywhere."""
+    """Computes the result of a linear op on the same vector of channels everywhere."""
 
     def __init__(self, op: Op, vector: np.ndarray[Any, Any]):
         self.op = op
@@ -129,7 +129,7 @@ class _Through:
 
 
 def _output_shape(node: Node) -> tuple[int, ...] | None:
-    """Shape of a per-channel constant beside the node's result."""
+    """Return the shape of a per-channel constant for the node's result."""
     rank, channels = node.result.type.rank, node.operands[1].type.shape
     if isinstance(node.op, MatMul):
         return (channels[-1],) if len(channels) == 2 else None
@@ -137,17 +137,17 @@ def _output_shape(node: Node) -> tuple[int, ...] | None:
 
 
 def _input_axis(op: Op, x: TensorType) -> int:
-    """The dim of x an op sums over."""
+    """Return the dim of x that an op sums over."""
     return x.rank - 1 if isinstance(op, MatMul) else 1
 
 
 def _made_once(value: Value, name: str) -> bool:
-    """Whether a floating-point value is made by that op and used once."""
+    """Return True if that op computes a floating-point value that is used once."""
     return value.node is not None and value.node.op.name == name and single_use(value) and value.type.dtype.is_float
 
 
 def _is_linear(value: Value) -> bool:
-    """Whether a value is a convolution or product by a constant, used once."""
+    """Return True for a convolution or product by a constant, used once."""
     node = value.node
     if node is None or not isinstance(node.op, Conv | ConvTranspose | MatMul) or not single_use(value):
         return False
@@ -155,7 +155,7 @@ def _is_linear(value: Value) -> bool:
 
 
 def _scaled(graph: Graph, y: Value, f: Value, before: Node) -> Value | None:
-    """y * f with the factor in the weights of the linear node that makes y."""
+    """Return y * f with the factor in the weights of the linear node that computes y."""
     node = y.node
     assert node is not None
     rank = y.type.rank
@@ -168,7 +168,7 @@ def _scaled(graph: Graph, y: Value, f: Value, before: Node) -> Value | None:
 
 
 def _combined(graph: Graph, compute: Any, a: Value, b: Value, before: Node) -> Value | None:
-    """The constant a + b or a * b; None if it would be larger than both, overflow, or be no float."""
+    """Return the constant a + b or a * b; None if it would be larger than both, overflow, or be no float."""
     if a.literal is None or b.literal is None or not a.type.dtype.is_float:
         return None
     try:
@@ -201,7 +201,7 @@ RULES: tuple[Rewriter, ...] = (
 
 @dataclass(frozen=True)
 class FoldScales:
-    """Constant factors into the weights beside them, constant addends into one."""
+    """Fold constant factors into the weights next to them, and constant addends into one."""
 
     name: ClassVar[str] = "fold_scales"
     rules: ClassVar[tuple[Rewriter, ...]] = RULES

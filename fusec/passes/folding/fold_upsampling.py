@@ -1,7 +1,7 @@
-"""Convolutions over images whose pixels were copied side by side, as transposed convolutions over the images.
+"""Replace convolutions over nearest-upsampled images by transposed convolutions over the images.
 
-A window over copies sees few pixels, some of them several times: 3 by 3 taps over pixels copied twice each way are 2 by
-2 for each of four results, and the copies are never made.
+A window over repeated pixels sees few distinct pixels. 3 by 3 taps over pixels repeated twice each way become 2 by 2
+taps for each of four results, and the upsampled image is never stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
 
 
 def copies(node: Node) -> tuple[int, ...] | None:
-    """How often a resize puts each pixel side by side along the spatial dims; None if it does otherwise."""
+    """Return how often a resize repeats each pixel along the spatial dims; None for any other resize."""
     op = node.op
     if not isinstance(op, Resize) or op.mode != "nearest":
         return None
@@ -76,8 +76,8 @@ RULES: tuple[Rewriter, ...] = (_uncopied,)
 
 
 @dataclass(frozen=True)
-class Upsampled:
-    """See the module."""
+class FoldUpsampling:
+    """Fold nearest upsampling into convolutions; the pass has no options."""
 
     name: ClassVar[str] = "upsampled"
     rules: ClassVar[tuple[Rewriter, ...]] = RULES

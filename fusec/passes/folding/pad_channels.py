@@ -1,6 +1,6 @@
-"""A fourth channel of zeros for images of three: tensor cores take channels by fours.
+"""Pad images of three channels with a fourth of zeros, because tensor cores take channels in fours.
 
-What that is worth for the first layer of ResNet-50, benchmarks/choices.py measures.
+benchmarks/choices.py measures the gain for the first layer of ResNet-50.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
 
 WIDER = Pad((0, 0, 0, 0, 0, 1, 0, 0))
-_ENOUGH_ELEMENTS = 1 << 16  # of an image; the kernel that adds the channel costs a launch
+_ENOUGH_ELEMENTS = 1 << 16  # of an image, because the kernel that adds the channel costs a launch
 
 
 @local("conv", equation="conv(x, w) = conv(pad(x), pad(w)), channels padded from 3 to 4 with zeros")
@@ -28,11 +28,11 @@ def _fourth_channel(graph: Graph, node: Node) -> Value | None:
     if not isinstance(op, Conv) or not _is_image(x, op.groups):
         raise NoMatch("no image of three channels", x)
     if not _pays(x, w.type.shape[2:]):
-        raise NoMatch("it would not pay", x)
+        raise NoMatch("too small an image to gain from it", x)
     if literal is None and not _overlap_of(w.type.shape[2:], op.strides):
         raise NoMatch("the filters are not constant, and patches are a matrix product's", w)
     wide = graph.insert(WIDER, [x], before=node).result
-    if literal is None:  # state, say: a small tensor is padded with each call
+    if literal is None:  # a parameter that is state, for example: a small tensor is padded with each call
         filters = graph.insert(WIDER, [w], before=node).result
         return graph.insert(op, [wide, filters], before=node, types=[node.result.type]).result
 
@@ -52,7 +52,7 @@ def _fourth_gradient(graph: Graph, node: Node) -> Value | None:
     if not isinstance(op, ConvWgrad) or not _is_image(x, op.groups):
         raise NoMatch("no image of three channels", x)
     if not _pays(x, op.window) or not _overlap_of(op.window, op.strides):
-        raise NoMatch("it would not pay", x)
+        raise NoMatch("too small an image to gain from it", x)
     wide = graph.insert(WIDER, [x], before=node).result
     filters = graph.insert(op, [wide, dy], before=node).result
     return graph.insert(Slice((0,) * 4, shape, (1,) * 4), [filters], before=node, types=[node.result.type]).result
@@ -63,7 +63,7 @@ def _is_image(x: Value, groups: int) -> bool:
 
 
 def _overlap_of(window: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Measured for those of ResNets alone: side by side, they are the business of `patches`."""
+    """Return True if windows overlap, as measured for ResNets; the patches pass handles the others."""
     return any(k > s for k, s in zip(window, strides, strict=True))
 
 
@@ -75,8 +75,8 @@ RULES: tuple[Rewriter, ...] = (_fourth_channel, _fourth_gradient)
 
 
 @dataclass(frozen=True)
-class WidenChannels:
-    """See the module."""
+class PadChannels:
+    """Pad channels from three to four; the pass has no options."""
 
     name: ClassVar[str] = "widen_channels"
     rules: ClassVar[tuple[Rewriter, ...]] = RULES

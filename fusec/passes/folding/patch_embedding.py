@@ -1,7 +1,7 @@
-"""Convolutions that cut an image of few channels into patches, as matrix products of the patches.
+"""Replace convolutions whose windows are patches of an image of few channels by matmuls of the patches.
 
-Tensor cores take channels by eights, so a convolution of three leaves most of them idle; a product sums over the whole
-patch. What that is worth for the first layer of ViT-B/16, benchmarks/choices.py measures.
+Tensor cores take channels in eights, so a convolution of three leaves most of them idle. A matmul sums over the whole
+patch. benchmarks/choices.py measures the gain for the first layer of ViT-B/16.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import numpy as np
 from fusec.ir import Array, Graph, Node, TensorType, Value, channels_last
 from fusec.ops import Cast, Conv, MatMul, Reshape, Transpose, pw
 from fusec.passes.base import Options
-from fusec.passes.layout.io_layout import enter
+from fusec.passes.layout.io_layout import set_input_orders
 from fusec.passes.rewriting.affine_ops import single_use
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
 
-_FEW_CHANNELS = 4  # tensor cores are fed by eights: less, and a convolution leaves most of them idle
+_FEW_CHANNELS = 4  # tensor cores take channels in eights, so a convolution of fewer leaves most of them idle
 _ENOUGH_TAPS = 32  # of the matrix product
-_ENOUGH_ELEMENTS = 1 << 16  # of the image; one more launch has to be paid
+_ENOUGH_ELEMENTS = 1 << 16  # of the image, because there is one more launch
 
 
 def _turned(weight: Array) -> Array:
-    """Filters as the columns of a matrix."""
+    """Reshape filters to the columns of a matrix."""
     return np.ascontiguousarray(weight.reshape(weight.shape[0], -1).T)
 
 
 def _turned_last(weight: Array) -> Array:
-    """The same for patches whose channels are last."""
+    """Reshape filters to columns for patches whose channels are last."""
     return _turned(weight.transpose(0, 2, 3, 1))
 
 
-def _lies_last(value: Value) -> bool:
-    """Whether an image is given channels last: what a patch is read from is then whole pixels, side by side."""
+def _is_channels_last(value: Value) -> bool:
+    """Return True if the caller gives an image channels last, so that a patch is read by whole pixels."""
     while value.node is not None and isinstance(value.node.op, Cast):
         value = value.node.operands[0]
     return value.node is None and value.type.order == channels_last(4)
@@ -53,16 +53,18 @@ def _cut_into_patches(graph: Graph, node: Node) -> Value | None:
         raise NoMatch("the filters are not constant", w)
     (n, c, high, wide), (filters, _, *window) = x.type.shape, w.type.shape
     if tuple(window) != op.strides or any(op.pads) or set(op.dilations) != {1} or high % window[0] or wide % window[1]:
-        raise NoMatch("its windows are not side by side", conv.result)
+        raise NoMatch("its windows are no patches", conv.result)
     taps = c * math.prod(window)
     if x.type.dtype.itemsize != 2 or x.type.size < _ENOUGH_ELEMENTS or taps < _ENOUGH_TAPS:
-        raise NoMatch("it would not pay", x)
+        raise NoMatch("too small to gain from it", x)
     user = node.result.users[0] if single_use(node.result) else None
-    if user is None or not isinstance(user.op, (Reshape, Transpose)):  # other ops are better fused with a convolution
-        raise NoMatch("what follows wants no rows", node.result)
+    if user is None or not isinstance(
+        user.op, (Reshape, Transpose)
+    ):  # because a convolution fuses better with other ops
+        raise NoMatch("the next op does not read rows", node.result)
     rows, columns = high // window[0], wide // window[1]
     cut = graph.insert(Reshape((n, c, rows, window[0], columns, window[1])), [x], before=node).result
-    last = _lies_last(x)
+    last = _is_channels_last(x)
     gathered = graph.insert(Transpose((0, 2, 4, 3, 5, 1) if last else (0, 2, 4, 1, 3, 5)), [cut], before=node).result
     patches = graph.insert(Reshape((n, rows * columns, taps)), [gathered], before=node).result
 
@@ -77,10 +79,13 @@ def _cut_into_patches(graph: Graph, node: Node) -> Value | None:
 
 
 def _parts(node: Node) -> tuple[Node, Value | None]:
-    """A convolution and what is added to each of its filters: of its own node nothing, if that follows."""
+    """Return a convolution and the bias that is added to its result, if there is one.
+
+    Raises NoMatch: at a convolution whose bias follows, because the rule then matches at the bias.
+    """
     if node.op.name == "conv":
         if single_use(node.result) and _is_bias(node.result.users[0], node.result):
-            raise NoMatch("its bias comes with it", node.result)
+            raise NoMatch("its bias follows, where the rule matches instead", node.result)
         return node, None
     for value, bias in (node.operands, node.operands[::-1]):
         if value.node is not None and isinstance(value.node.op, Conv) and single_use(value) and _is_bias(node, value):
@@ -89,7 +94,7 @@ def _parts(node: Node) -> tuple[Node, Value | None]:
 
 
 def _is_bias(node: Node, value: Value) -> bool:
-    """Whether a node adds to a value one number for each of its channels."""
+    """Return True if a node adds one number per channel to a value."""
     if node.op.name != "add" or len(set(node.operands)) != 2:
         return False
     other = next(v for v in node.operands if v is not value)
@@ -101,12 +106,12 @@ RULES: tuple[Rewriter, ...] = (_cut_into_patches,)
 
 
 @dataclass(frozen=True)
-class Patches:
-    """See the module."""
+class PatchEmbedding:
+    """Replace patch convolutions by matmuls; the pass has no options."""
 
     name: ClassVar[str] = "patches"
     rules: ClassVar[tuple[Rewriter, ...]] = RULES
 
     def run(self, graph: Graph, options: Options) -> None:
-        enter(graph, options)
+        set_input_orders(graph, options)
         rewrite(graph, RULES, options.disable)

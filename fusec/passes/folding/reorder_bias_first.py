@@ -1,6 +1,6 @@
 """Order the terms of a sum as cuDNN fuses them: convolution, then bias, then residual.
 
-Reassociating a sum is exact up to rounding; integers are left alone.
+Reassociating a sum is exact up to rounding; integers stay as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _is_linear(value: Value) -> bool:
 
 
 def _is_biased(value: Value) -> bool:
-    """Whether a value is a convolution or product plus a constant, used once."""
+    """Return True for a convolution or product plus a constant, used once."""
     node = value.node
     if node is None or node.op.name != "add" or not single_use(value):
         return False
@@ -56,8 +56,8 @@ RULES: tuple[Rewriter, ...] = (_bias_before_residual, merge_constants, _linear_f
 
 
 @dataclass(frozen=True)
-class OrderSums:
-    """The terms of a sum in the order cuDNN fuses them."""
+class ReorderBiasFirst:
+    """Order the terms of a sum as cuDNN fuses them."""
 
     name: ClassVar[str] = "order_sums"
     rules: ClassVar[tuple[Rewriter, ...]] = RULES

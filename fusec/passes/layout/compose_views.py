@@ -1,6 +1,6 @@
-"""Chains of transposes and reshapes: two transposes with a reshape between become one, over the dims that both move.
+"""Join two transposes with a reshape between them into one, and move transposes of rows past linear layers.
 
-A linear layer passes a transposition of its rows on, where another one stands on its other side.
+A transpose of rows moves to the side of a linear layer where another transpose is, so that the two can cancel.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ Shape = tuple[int, ...]
 
 
 def common_dims(a: Shape, b: Shape) -> tuple[list[Shape], list[Shape]]:
-    """The parts into which the dims of two shapes of one size split, the same for both, in the same order.
+    """Split the dims of two shapes of one size into parts that are the same for both, in the same order.
 
-    Dims of 1 have no part. NoMatch if a dim of one ends inside a dim of the other that it does not divide."""
+    Dims of 1 have no part.
+
+    Raises NoMatch: when a dim of one ends inside a dim of the other that it does not divide.
+    """
     if 0 in a or 0 in b:
         raise NoMatch("empty")
     ends = sorted({*_ends(a), *_ends(b)})
@@ -31,7 +34,7 @@ def common_dims(a: Shape, b: Shape) -> tuple[list[Shape], list[Shape]]:
 
 
 def _ends(shape: Shape) -> list[int]:
-    """How many elements lie within each dim and all that are inside of it."""
+    """Count the elements within each dim and all dims inside it."""
     return [math.prod(shape[i:]) for i in range(len(shape) + 1)]
 
 
@@ -46,7 +49,7 @@ def _parts(shape: Shape, ends: Sequence[int]) -> list[Shape]:
 
 @local("transpose", equation="transpose(reshape(transpose(x, p), s), q) = reshape(transpose(reshape(x, t), r), u)")
 def one_transpose(graph: Graph, node: Node) -> Value | None:
-    """Both permute the same parts of dims, of which a reshape only makes other groups."""
+    """Join transposes that permute the same parts of dims; a reshape between them only regroups these."""
     between = node.operands[0].node
     if between is None or not isinstance(between.op, Reshape) or not single_use(between.result):
         raise NoMatch("no reshape, or used elsewhere too", node.operands[0])
@@ -57,7 +60,7 @@ def one_transpose(graph: Graph, node: Node) -> Value | None:
     if x.type.order or node.result.type.order or x.literal is not None:
         raise NoMatch("a memory order is chosen, or a constant", x)
     inner, outer = common_dims(first.result.type.shape, between.result.type.shape)
-    # parts by name: where each stands in x, in what is between, and in the end
+    # parts by number: their places in x, between the transposes, and at the end
     names = iter(range(sum(map(len, inner))))
     before = [tuple((next(names), size) for size in parts) for parts in inner]
     names = iter(range(sum(map(len, outer))))
@@ -81,14 +84,14 @@ def _reshaped(graph: Graph, value: Value, shape: Shape, before: Node) -> Value:
 
 @local("matmul", equation="matmul(transpose(x, p), w) = transpose(matmul(x, w), p) where rows move, w a matrix")
 def _turned_rows_down(graph: Graph, node: Node) -> Value | None:
-    """Where what follows is transposed too."""
+    """Move a transpose of rows after the layer, where the layer's result is transposed too."""
     rows, w = node.operands
     if w.type.rank != 2 or rows.node is None or not isinstance(rows.node.op, Transpose) or not single_use(rows):
         raise NoMatch("not transposed, used elsewhere too, or not by a matrix", rows)
     (x,), perm = rows.node.operands, rows.node.op.perm
     if x.literal is not None or perm[-1:] != (len(perm) - 1,) or x.type.order or rows.type.order:
         raise NoMatch("a constant, or not rows alone", rows)
-    if not _turned_below(_behind_bias(node.result)):
+    if not _transposed_later(_after_bias(node.result)):
         raise NoMatch("what follows is not transposed", node.result)
     product = graph.insert(node.op, [x, w], before=node).result
     return graph.insert(Transpose(perm), [product], before=node, types=[node.result.type]).result
@@ -96,11 +99,11 @@ def _turned_rows_down(graph: Graph, node: Node) -> Value | None:
 
 @local("transpose", equation="transpose(matmul(x, w) + b, p) = matmul(transpose(x, p), w) + b where rows move, b a row")
 def _turned_rows_up(graph: Graph, node: Node) -> Value | None:
-    """Where the layer's operand is transposed already, and nothing that follows is."""
+    """Move a transpose of rows before the layer, where its operand is transposed and nothing after it is."""
     perm, value = cast(Transpose, node.op).perm, node.operands[0]
     if perm[-1:] != (len(perm) - 1,) or value.node is None or not single_use(value):
         raise NoMatch("not rows alone, or used elsewhere too", value)
-    if _turned_below(_behind_bias(node.result)):  # the other rule moved it here
+    if _transposed_later(_after_bias(node.result)):  # the other rule moved it here
         raise NoMatch("transposed again", node.result)
     bias: Node | None = None
     if value.node.op.name == "add" and (sums := _without_bias(value.node)) is not None:
@@ -109,27 +112,27 @@ def _turned_rows_up(graph: Graph, node: Node) -> Value | None:
     if product is None or not isinstance(product.op, MatMul) or not single_use(value):
         raise NoMatch("no linear layer", value)
     x, w = product.operands
-    if w.type.rank != 2 or len(perm) != x.type.rank or value.type.order or not _turned_above(x):
+    if w.type.rank != 2 or len(perm) != x.type.rank or value.type.order or not _transposed_before(x):
         raise NoMatch("not by a matrix, or its operand is not transposed", x)
-    turned = graph.add(Transpose(perm), x, before=node)
-    result = graph.insert(product.op, [turned, w], before=node, origin=product.origin).result
+    transposed = graph.add(Transpose(perm), x, before=node)
+    result = graph.insert(product.op, [transposed, w], before=node, origin=product.origin).result
     if bias is not None:
         operands = [result if v is value else v for v in bias.operands]
         result = graph.insert(bias.op, operands, before=node, origin=bias.origin).result
     return result
 
 
-def rows_behind(value: Value) -> Shape:
-    """The leading dims into which the rows of a linear layer are reshaped, behind its bias; () if they are not."""
-    end = _behind_bias(value)
+def rows_after(value: Value) -> Shape:
+    """Return the leading dims into which a linear layer's rows are reshaped after its bias; () if they are not."""
+    end = _after_bias(value)
     if single_use(end) and isinstance(end.users[0].op, Reshape):
         shape = end.users[0].op.shape
         return shape[:-1] if shape[-1:] == value.type.shape[-1:] else ()
     return ()
 
 
-def _behind_bias(value: Value) -> Value:
-    """The sum of a value and a constant row, if that is what it is used for."""
+def _after_bias(value: Value) -> Value:
+    """Return the sum of a value and a constant row, if that is the value's only use; else the value."""
     if single_use(value):
         (user,) = value.users
         if user.op.name == "add" and _without_bias(user) is value:
@@ -138,7 +141,7 @@ def _behind_bias(value: Value) -> Value:
 
 
 def _without_bias(node: Node) -> Value | None:
-    """The operand of a sum to which a constant row is added."""
+    """Return the operand of a sum to which a constant row is added."""
     for x, b in (node.operands, node.operands[::-1]):
         row = b.literal is not None and b.type.shape[-1:] == (b.type.size,)
         if row and x.literal is None and x.type.shape == node.result.type.shape:
@@ -146,8 +149,8 @@ def _without_bias(node: Node) -> Value | None:
     return None
 
 
-def _turned_below(value: Value) -> bool:
-    """Whether a value is used once, in a chain of reshapes and transposes with a transpose in it."""
+def _transposed_later(value: Value) -> bool:
+    """Return True if a value is used once, by a sequence of reshapes and transposes with a transpose in it."""
     while single_use(value):
         (user,) = value.users
         if isinstance(user.op, Transpose):
@@ -158,8 +161,8 @@ def _turned_below(value: Value) -> bool:
     return False
 
 
-def _turned_above(value: Value) -> bool:
-    """Whether a value used once is made by such a chain."""
+def _transposed_before(value: Value) -> bool:
+    """Return True if such a sequence computes a value that is used once."""
     while single_use(value) and value.node is not None:
         if isinstance(value.node.op, Transpose):
             return True

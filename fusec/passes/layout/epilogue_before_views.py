@@ -1,7 +1,7 @@
-"""Pointwise ops over views of what a product makes, before the views: there they are its epilogue.
+"""Move pointwise ops before the views of a product's result, where they can become its epilogue.
 
-f(view(x), y) = view(f(x, unview(y))), where the views are free both ways as tensors lie: a residual that lies channels
-last beside rows of features. Behind the layout, which says how they lie.
+f(view(x), y) = view(f(x, unview(y))), where the views copy nothing in either direction: a residual stored channels
+last next to rows of features, for example. The pass runs after the layout, because that decides the memory orders.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fusec.ir import Graph, Node, TensorType, Value
-from fusec.ops import Conv, ConvTranspose, MatMul, Pointwise, Reshape, Transpose
+from fusec.ops import LINEAR_OPS, Pointwise, Reshape, Transpose
 from fusec.passes.base import Options
-from fusec.passes.layout.io_layout import settled
+from fusec.passes.layout.io_layout import normal_order
 from fusec.passes.rewriting.affine_ops import single_use
 from fusec.passes.rewriting.rewriter import substitute
 from fusec.schedule.aliasing import is_view, operand_order, same_storage
 
-PRODUCTS = (Conv, ConvTranspose, MatMul)
-
 
 @dataclass(frozen=True)
-class ViewsBehind:
-    """See the module."""
+class EpilogueBeforeViews:
+    """Move pointwise ops before views of a product; the pass has no options."""
 
     name: ClassVar[str] = "views_behind"
 
@@ -36,7 +34,7 @@ class ViewsBehind:
 
 
 def _moved(graph: Graph, node: Node, value: Value) -> bool:
-    """Whether the op came before the views that one of its operands is."""
+    """Move the op before the views of one of its operands; return False if that cannot be done."""
     views = _views(value)
     if not views or node.operands.count(value) > 1:
         return False
@@ -60,7 +58,7 @@ def _moved(graph: Graph, node: Node, value: Value) -> bool:
 
 
 def _views(value: Value) -> list[Node]:
-    """The reshapes and transposes that a value is by, the last first, if nothing else reads them and none copies."""
+    """List the reshapes and transposes that make a value, the last first, if none copies or has another reader."""
     views: list[Node] = []
     while (node := value.node) is not None and isinstance(node.op, (Reshape, Transpose)):
         if not single_use(value) or not is_view(node):
@@ -71,9 +69,9 @@ def _views(value: Value) -> list[Node]:
 
 
 def _is_product(value: Value) -> bool:
-    """Whether a value is a product, or what pointwise ops make of one that nothing else reads."""
+    """Return True for a product, or for pointwise ops on one that nothing else reads."""
     node = value.node
-    if node is None or isinstance(node.op, PRODUCTS):
+    if node is None or isinstance(node.op, LINEAR_OPS):
         return node is not None
     return isinstance(node.op, Pointwise) and any(single_use(v) and _is_product(v) for v in node.operands)
 
@@ -83,7 +81,7 @@ def _is_number(value: Value, beside: Value) -> bool:
 
 
 def _unviewed(value: Value, views: Sequence[Node]) -> list[TensorType] | None:
-    """The types of a value by the inverses of views, if these are free and it then lies as what was viewed does."""
+    """Return the types of a value by the inverse views, if these are free and end in the source's memory order."""
     type, source = value.type, views[-1].operands[0].type
     if type.shape != views[0].result.type.shape or type.within:
         return None
@@ -94,7 +92,7 @@ def _unviewed(value: Value, views: Sequence[Node]) -> list[TensorType] | None:
             return None
         shape = view.operands[0].type.shape
         type = replace(type, shape=shape, order=())
-        type = type.with_order(settled(type, order))
+        type = type.with_order(normal_order(type, order))
         found.append(type)
     return found if same_storage(type.shape, type.order, source.order) else None
 

@@ -1,6 +1,7 @@
-"""The memory orders of inputs and outputs: row-major, unless the caller chose channels last.
+"""Choose the memory orders of inputs and outputs: row-major, unless the caller chose channels last.
 
-`Layout` goes by them and puts copies where they are best; `keep` sees to what it left, as where it was left out.
+`AssignLayout` follows them and puts copies where they cost least. `insert_edge_copies` adds copies at the edges for
+inputs and outputs that it left in another order, such as where that pass is disabled.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ IMAGES = (4, 5)  # of what has channels, for all that is known
 
 
 def chosen(graph: Graph, wanted: bool | Collection[str], state: Mapping[str, str]) -> Orders:
-    """The orders of the inputs and outputs that shall lie channels last: those named, or all images if True.
+    """List the inputs and outputs to store channels last: the named ones, or all images if True.
 
-    FusecError for a name that is no input or output, is state, or has no channels.
+    Raises FusecError: for a name that is no input or output, is state, or has no channels.
     """
     types: dict[str, list[TensorType]] = {}
     for name, value in (
@@ -38,7 +39,7 @@ def chosen(graph: Graph, wanted: bool | Collection[str], state: Mapping[str, str
     require_known(types, found)
     for name in found:
         if name in held:
-            raise FusecError(f"channels_last: {quote(name)} is state, which is kept in an order of fusec's own")
+            raise FusecError(f"channels_last: {quote(name)} is state, whose memory order fusec chooses")
         for type in types[name]:
             if type.rank not in RANKS:
                 raise FusecError(
@@ -48,49 +49,52 @@ def chosen(graph: Graph, wanted: bool | Collection[str], state: Mapping[str, str
 
 
 def names(wanted: Collection[str]) -> list[str]:
-    """One name, or several."""
+    """Return one name, or several, as a list without duplicates."""
     return list(dict.fromkeys(names_of("channels_last", wanted)))
 
 
 def require_known(known: Collection[str], wanted: Collection[str]) -> None:
-    """FusecError for a name that is none of the model's inputs and outputs."""
+    """Check that each name is an input or output of the model.
+
+    Raises FusecError: for the first name that is not.
+    """
     for name in wanted:
         if name not in known:
             named = ", ".join(map(quote, known))
             raise FusecError(f"channels_last: {quote(name)} is no input or output of the model; those are {named}")
 
 
-def settled(type: TensorType, order: Order) -> Order:
-    """The order to write down: row-major wherever the dims that are not 1 lie so."""
+def normal_order(type: TensorType, order: Order) -> Order:
+    """Return the order to record: row-major wherever dims other than 1 are stored so."""
     return () if same_storage(type.shape, order, ()) else order
 
 
-def enter(graph: Graph, options: Options) -> None:
-    """Let inputs lie as the caller chose."""
+def set_input_orders(graph: Graph, options: Options) -> None:
+    """Give inputs the memory orders that the caller chose."""
     chosen = dict(options.orders)
     for value in graph.inputs:
         if value.name in chosen:
-            graph.set_type(value, value.type.with_order(settled(value.type, chosen[value.name])))
+            graph.set_type(value, value.type.with_order(normal_order(value.type, chosen[value.name])))
 
 
 def returned(graph: Graph, options: Options) -> list[Order]:
-    """In which order each output shall lie; one that replaces state, as that does."""
+    """List the memory order of each output; an output that replaces state has the order of that state."""
     chosen, inputs = dict(options.orders), {v.name: v for v in graph.inputs}
     replaced = {output: inputs[name].type.order for name, output in options.state if name in inputs}
     return [
-        replaced.get(name, settled(value.type, chosen.get(name, ())))
+        replaced.get(name, normal_order(value.type, chosen.get(name, ())))
         for name, value in zip(graph.output_names, graph.outputs, strict=True)
     ]
 
 
-def keep(graph: Graph, options: Options) -> None:
-    """Copies at the edges of a graph whose inputs and outputs do not lie as the caller chose."""
+def insert_edge_copies(graph: Graph, options: Options) -> None:
+    """Copy inputs and outputs that are not stored as the caller chose."""
     chosen = dict(options.orders)
     copies: dict[tuple[Value, Order], Value] = {}
     for value in graph.inputs:
         own = value.type.order
-        wanted = settled(value.type, chosen.get(value.name, own))
-        if wanted == settled(value.type, own):
+        wanted = normal_order(value.type, chosen.get(value.name, own))
+        if wanted == normal_order(value.type, own):
             continue
         graph.set_type(value, value.type.with_order(wanted))
         if value.uses:
@@ -102,8 +106,8 @@ def keep(graph: Graph, options: Options) -> None:
                     graph.set_input(user, index, copy.result)
     last = graph.return_node
     for index, (name, value) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
-        order = settled(value.type, chosen.get(name, value.type.order))
-        if order == settled(value.type, value.type.order):
+        order = normal_order(value.type, chosen.get(name, value.type.order))
+        if order == normal_order(value.type, value.type.order):
             continue
         if (value, order) not in copies:
             copies[value, order] = graph.insert(Relayout(order), [value], before=last, names=(value.name,)).result

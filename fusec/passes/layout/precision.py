@@ -1,7 +1,7 @@
-"""Store floating-point tensors in the precision asked for; casts stand only at the graph's edges.
+"""Store floating-point tensors in the precision asked for, with casts only at the graph's edges.
 
-With fp16 or bf16 every fp32 (and fp64) tensor inside becomes that type, constants once and for all, and
-inputs and outputs keep the types of the model's interface. With fp32 and tf32 the model's types stay.
+With fp16 or bf16 every fp32 (and fp64) tensor inside becomes that type, constants at compile time. Inputs and outputs
+keep the types of the model's interface. With fp32 and tf32 the model's types stay.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fusec.ops import AttentionBackward, AttentionTrain, BatchNormBySums, Cast, 
 from fusec.passes.base import Options
 
 _WIDE = (DType.F64, DType.F32)
-ENDLESS = 1e30  # from here on a finite constant stands for an infinity, in masks
-# which results are sums, and which operands are made for them
+INFINITE_FROM = 1e30  # a mask's finite constant from here on means infinity
+# results that are sums, and operands that expect such sums
 SUMS: Mapping[type[Op], tuple[int, ...]] = {AttentionTrain: (1,), ChannelSums: (0, 1)}
 READS_SUMS: Mapping[type[Op], tuple[int, ...]] = {AttentionBackward: (5,), BatchNormBySums: (3, 4)}
 
 
 @dataclass(frozen=True)
 class Precision:
-    """See the module; the storage type is the pipeline's option."""
+    """Store tensors in `Options.storage`; the pass has no options of its own."""
 
     name: ClassVar[str] = "precision"
 
@@ -67,34 +67,36 @@ class Precision:
 
 
 def _keep_wide(graph: Graph, sums: Value, storage: DType) -> None:
-    """The sums of attention, and of channels, are f32 beside 16 bits; what is not made for them reads them narrowed."""
+    """Keep sums of attention and of channels in f32; readers that are not made for f32 get them rounded."""
     assert sums.node is not None
     readers = [(n, i) for n, i in sums.uses if i not in READS_SUMS.get(type(n.op), ())]
     graph.set_type(sums, sums.type.with_dtype(DType.F32))
     if readers:
-        narrow = graph.insert(Cast(storage), [sums], before=_behind(graph, sums.node)).result
+        narrow = graph.insert(Cast(storage), [sums], before=_next_node(graph, sums.node)).result
         for node, index in readers:
             graph.set_input(node, index, narrow)
 
 
 def _widen_sums(graph: Graph, node: Node) -> None:
-    """Sums that an op reads are of the type of what they were taken from, or f32."""
+    """Cast sums that an op reads to f32, unless they have the type of their source."""
     for place in READS_SUMS.get(type(node.op), ()):
         sums = node.operands[place]
         if sums.type.dtype not in (DType.F32, node.operands[0].type.dtype):
             graph.set_input(node, place, graph.add(Cast(DType.F32), sums, before=node))
 
 
-def _behind(graph: Graph, node: Node) -> Node:
-    """The node after one in the graph's order."""
+def _next_node(graph: Graph, node: Node) -> Node:
+    """Return the node after one in the graph's order."""
     nodes = list(graph.nodes)
     place = nodes.index(node) + 1
     return nodes[place] if place < len(nodes) else graph.return_node
 
 
 def _narrow_input(graph: Graph, value: Value, storage: DType, before: Node) -> None:
-    """One cast for all users, but the return, casts, and what reads sums of f32: those read the input itself and lose
-    nothing."""
+    """Insert one cast of an input for all its users.
+
+    The return, casts, and readers of f32 sums read the input itself and lose nothing.
+    """
     users = [
         (n, i)
         for n, i in value.uses
@@ -110,16 +112,18 @@ def _narrow_input(graph: Graph, value: Value, storage: DType, before: Node) -> N
 
 
 def _narrow(literal: Literal, storage: DType, name: str) -> Literal:
-    """The literal in the storage type, converted when it is first read. What is finite stays so: a mask's least number
-    becomes that of the storage type, and hides as much, where an infinity would make rows of NaN. A warning where
-    numbers are lost that may have been meant."""
+    """Convert the literal to the storage type when it is first read.
+
+    Finite numbers stay finite: a mask's lowest number becomes the lowest of the storage type and hides as much, where
+    an infinity would make rows of NaN. A warning tells of lost numbers that may have been meant.
+    """
 
     def load() -> np.ndarray[Any, Any]:
         wide, most = literal.array, ml_dtypes.finfo(storage.numpy).max
         with np.errstate(over="ignore"):
             narrow = wide.astype(storage.numpy)
         beyond = np.isfinite(wide) & np.isinf(narrow)
-        lost = int((beyond & (np.abs(wide) < ENDLESS)).sum())
+        lost = int((beyond & (np.abs(wide) < INFINITE_FROM)).sum())
         if lost:
             warnings.warn(
                 f"constant {name!r}: {lost} of {wide.size} elements are out of {storage.value}'s range and became its "

@@ -1,7 +1,7 @@
 """Move transposes and reshapes down past pointwise ops and linear layers, until two meet and cancel.
 
-What stood between a convolution (or matrix product) and its bias, activation or residual is then behind
-them. Only views whose result is used once move: nothing is computed twice.
+A view between a convolution (or matmul) and its bias, activation or residual then comes after them. Only views whose
+result is used once move, so nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fusec.ops.pointwise import CLASSES
 from fusec.passes.base import Options
 from fusec.passes.cleanup.simplify import reshape_of_reshape, transpose_of_transpose
 from fusec.passes.layout.compose_views import RULES as CHAINS
-from fusec.passes.layout.compose_views import rows_behind
+from fusec.passes.layout.compose_views import rows_after
 from fusec.passes.rewriting.affine_ops import single_use
 from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
 
@@ -40,7 +40,10 @@ def _transpose_down(graph: Graph, node: Node) -> Value | None:
 
 
 def _shared_perm(node: Node) -> tuple[int, ...]:
-    """The permutation of every operand that is no constant; NoMatch if they differ or are used elsewhere."""
+    """Return the permutation of every operand that is no constant.
+
+    Raises NoMatch: when permutations differ, or a transpose is used elsewhere too.
+    """
     perms: set[tuple[int, ...]] = set()
     for v in node.operands:
         if v.literal is not None:
@@ -48,7 +51,7 @@ def _shared_perm(node: Node) -> tuple[int, ...]:
         if v.node is None or not isinstance(v.node.op, Transpose):
             raise NoMatch("not transposed", v)
         if v.node.operands[0].literal is not None:
-            raise NoMatch("a transposed constant: folded, not moved", v)
+            raise NoMatch("a transposed constant, which is folded, not moved", v)
         if any(user is not node for user in v.users):
             raise NoMatch("used elsewhere too", v)
         perms.add(v.node.op.perm)
@@ -61,7 +64,7 @@ def _shared_perm(node: Node) -> tuple[int, ...]:
 
 
 def _permuted(op: Op, perm: Sequence[int]) -> Op:
-    """The op as it is on the operand before the transpose; result dim i is operand dim perm[i]."""
+    """Rewrite the op for the operand before the transpose; result dim i is operand dim perm[i]."""
     rank = len(perm)
     inverse = sorted(range(rank), key=lambda i: perm[i])
 
@@ -83,7 +86,7 @@ def _permuted(op: Op, perm: Sequence[int]) -> Op:
 
 
 def _before_transpose(graph: Graph, value: Value, perm: Sequence[int], before: Node) -> Value:
-    """The operand of a transpose; a constant is transposed back (and folded later)."""
+    """Return the operand of a transpose; a constant is transposed back (and folded later)."""
     if value.node is not None and isinstance(value.node.op, Transpose):
         return value.node.operands[0]
     if value.type.rank <= 1 and (value.type.size == 1 or perm[-1] == len(perm) - 1):
@@ -108,7 +111,10 @@ def _reshape_down(graph: Graph, node: Node) -> Value | None:
 
 
 def _first_reshaped(node: Node) -> Value:
-    """The operand of the reshape to pass; NoMatch if there is none, or an operand that cannot be reshaped back."""
+    """Return the operand of the reshape to move past.
+
+    Raises NoMatch: when there is none, or an operand that cannot be reshaped back.
+    """
     result = node.result.type
     for v in node.operands:
         if _movable(v, node) and v.type.shape == result.shape:
@@ -132,14 +138,14 @@ def _movable(value: Value, node: Node) -> bool:
 
 
 def _whole_or_number(value: Value, node: Node) -> bool:
-    """A reshape's result of the whole shape, or one number."""
+    """Return True for a reshape's result of the whole shape, or one number."""
     if value.literal is not None:
         return value.type.size == 1
     return value.type.shape == node.result.type.shape and _movable(value, node)
 
 
 def _row(value: Value, length: int) -> bool:
-    """A constant that varies along the last dim only."""
+    """Return True for a constant that varies along the last dim only."""
     return value.literal is not None and value.type.shape[-1:] == (length,) and value.type.size == length
 
 
@@ -155,7 +161,7 @@ def _before_reshape(graph: Graph, value: Value, shape: tuple[int, ...], before: 
 
 @local("matmul", equation="matmul(reshape(x), w) = reshape(matmul(x, w)) where rows alone are reshaped, w a matrix")
 def _rows_down(graph: Graph, node: Node) -> Value | None:
-    """A linear layer on rows that were put in one dim: whatever follows then meets its own shape."""
+    """Move a reshape that merges rows after a linear layer, so that later ops meet their own shape."""
     rows, w = node.operands
     if rows.node is None or not isinstance(rows.node.op, Reshape) or w.type.rank != 2:
         raise NoMatch("not reshaped, or not by a matrix", rows)
@@ -169,8 +175,8 @@ def _rows_down(graph: Graph, node: Node) -> Value | None:
 
 
 def _rows_apart(graph: Graph, node: Node, x: Value) -> Value:
-    """The rows as they were before they were put in one dim beside columns that were too; so they are wanted."""
-    lead, columns = rows_behind(node.result), node.operands[0].type.shape[-1]
+    """Reshape x to the rows that the layer's readers want, where columns were merged too."""
+    lead, columns = rows_after(node.result), node.operands[0].type.shape[-1]
     split = len(lead) < x.type.rank and lead == x.type.shape[: len(lead)] and math.prod(lead) * columns == x.type.size
     if len(lead) < 2 or not split or lead == node.result.type.shape[:-1]:
         raise NoMatch("not rows alone", node.operands[0])
@@ -188,8 +194,8 @@ RULES: tuple[Rewriter, ...] = (
 
 
 @dataclass(frozen=True)
-class MoveViews:
-    """Transposes and reshapes down past pointwise ops, so that pairs cancel."""
+class SinkViews:
+    """Move transposes and reshapes down past pointwise ops, so that pairs cancel."""
 
     name: ClassVar[str] = "move_views"
     rules: ClassVar[tuple[Rewriter, ...]] = RULES

@@ -1,4 +1,4 @@
-"""What is done where cuDNN declines attention as one step: it is written out, and the graph cut again."""
+"""Expand attention that cuDNN refused into products and a softmax, and partition the graph again."""
 
 from __future__ import annotations
 
@@ -6,28 +6,33 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fusec.ir import Graph
-from fusec.passes import FINISH
+from fusec.ops import ATTENTION_OPS
+from fusec.passes import LATE_PASSES
 from fusec.passes.attention.expand_attention import expand
 from fusec.passes.base import Options, run
-from fusec.passes.partition.candidates import ATTENTIONS
 from fusec.passes.partition.oracle import Oracle
 from fusec.plans.verdict import Refused
 from fusec.schedule.program import Kind, Program, Refusal
 
-Cut = Callable[[Graph], Program]
+Partitioner = Callable[[Graph], Program]
 
 
-def settle(program: Program, unlaid: Callable[[], Graph], cut: Cut, oracle: Oracle, options: Options) -> Program:
-    """The program as it is, or, if attention was left to a kernel, that of the same graph with it written out.
+def expand_refused_attention(
+    program: Program, early: Callable[[], Graph], split: Partitioner, oracle: Oracle, options: Options
+) -> Program:
+    """Expand attention that was left to a kernel, and partition again; without any, return the program.
 
-    unlaid: makes the graph once more as it was before what FINISH does. cut: the partitioner.
+    cuDNN has no engine for such attention, but it has engines for its products.
+
+    early: makes the graph again, as it was before LATE_PASSES
+    split: partitions a graph
     """
-    left = [s for s in program.steps if s.kind is Kind.KERNEL and isinstance(s.nodes[0].op, ATTENTIONS)]
+    left = [s for s in program.steps if s.kind is Kind.KERNEL and isinstance(s.nodes[0].op, ATTENTION_OPS)]
     if not left:
         return program
-    graph = unlaid()
+    graph = early()
     written = expand(graph, {step.nodes[0].results[0].name for step in left})
-    again = cut(run(FINISH, graph, options))
+    again = split(run(LATE_PASSES, graph, options))
     made = {v.name: v.node for v in again.graph.values() if v.node is not None}
     refusals: list[Refusal] = []
     for step, verdict in zip(left, oracle.judge([step.body for step in left]), strict=True):

@@ -1,7 +1,7 @@
-"""What is put forward to cuDNN: around an anchor (or among pointwise ops alone) the largest convex set.
+"""Propose candidate partitions: the largest convex set of nodes around an anchor, or among pointwise ops.
 
-A candidate lists nodes in the order they joined, so each of its beginnings is convex too and may be
-asked for when the whole is refused. These rules only propose; measured facts behind them are cited.
+A candidate lists its nodes in the order they joined. Each prefix of that list is convex too, so a prefix can be
+proposed when the whole is refused. The rules only propose, because cuDNN decides what is legal.
 """
 
 from __future__ import annotations
@@ -11,45 +11,39 @@ from dataclasses import dataclass, field
 
 from fusec.ir import Node, Op, TensorType, Value
 from fusec.ops import (
-    Attention,
-    AttentionBackward,
-    AttentionTrain,
+    ATTENTION_OPS,
+    EPILOGUE_ANCHORS,
+    STRIDED_VIEWS,
     BatchNormBackward,
     BatchNormBySums,
     BatchNormTrain,
     Cast,
     ChannelSums,
     Conv,
-    ConvTranspose,
-    ConvWgrad,
-    InstanceNorm,
-    LayerNorm,
     LayerNormBackward,
     MatMul,
     Pointwise,
     Reduce,
-    Relayout,
-    Reshape,
-    RmsNorm,
     Slice,
     Split,
-    Transpose,
 )
 from fusec.passes.partition.convexity import Condensation, Wiring
 from fusec.schedule.aliasing import is_view
 
-EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm)
-ATTENTIONS: tuple[type[Op], ...] = (Attention, AttentionTrain, AttentionBackward)
-ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, *ATTENTIONS, Reduce)
-STRIDED: tuple[type[Op], ...] = (Reshape, Transpose, Relayout, Slice, Split)
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
-# What takes the pointwise ops behind it: these in their kernels (fusec.gpu.kernels).
-OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain, BatchNormBySums, BatchNormBackward, LayerNormBackward)
+# Ops that take the pointwise ops after them; norms in training do so in their kernels (fusec.gpu.kernels).
+EPILOGUE_OWNERS: tuple[type[Op], ...] = (
+    *EPILOGUE_ANCHORS,
+    BatchNormTrain,
+    BatchNormBySums,
+    BatchNormBackward,
+    LayerNormBackward,
+)
 
 # Build time grows faster than length (benchmarks/builds.py).
 MAX_POINTWISE = 24
-# A prologue is one chain. Scale, bias, relu was measured; two scales and biases in a row (a BatchNorm and
-# the affine layer some exporters put behind it) are put to cuDNN too.
+# A prologue is one sequence of ops. Scale, bias, relu was measured. Two scales and biases in a row (a BatchNorm and
+# the affine layer that some exporters add after it) are proposed too.
 MAX_PROLOGUE = 5
 # A convolution's prologue: cast, relu, swish and per-channel scale and bias build on sm_90; scaling by an
 # (N,C,1,1) tensor is offered but does not build, and a prologue on the weight is refused.
@@ -60,10 +54,10 @@ MATMUL_PROLOGUE = frozenset({"cast", "relu", "swish", "mul", "relu_backward"})
 
 @dataclass
 class Candidate:
-    """Nodes by number in the order they joined; `blocked` are neighbours that would close a cycle.
+    """Node numbers in the order they joined.
 
-    The first `core` nodes are a candidate likelier to be accepted than the whole: the anchor with what
-    follows it, without what comes before it.
+    The first `core` nodes are the anchor and its epilogue, without the prologue. cuDNN accepts them more often than
+    the whole. `blocked` are neighbours that would close a cycle.
     """
 
     nodes: list[int]
@@ -72,7 +66,7 @@ class Candidate:
 
 
 class Grower:
-    """Grows candidates among the nodes that are still free."""
+    """Grows candidates from nodes that no step has taken yet."""
 
     def __init__(self, wiring: Wiring, condensation: Condensation, free: list[bool]):
         self.wiring = wiring
@@ -84,30 +78,32 @@ class Grower:
         self.owned = self._owned()
 
     def _owned(self) -> list[bool]:
-        """Whether a pointwise node can be an epilogue of some anchor, or join the kernel of a norm in
-        training: it then is no other's prologue, since an epilogue costs nothing and keeps the precompiled engines."""
+        """Tell for each node if it can be the epilogue of an anchor, or join a kernel of a norm in training.
+
+        Such a node is never a prologue, because an epilogue costs nothing and keeps the precompiled engines.
+        """
         nodes, owned = self.wiring.nodes, list[bool]()
         for i in range(len(nodes)):
             fed = (p for p in self.wiring.preds[i] if self.type[p].shape == self.type[i].shape)
-            owned.append(self.pointwise[i] and any(owned[p] or isinstance(nodes[p].op, OWNERS) for p in fed))
+            owned.append(self.pointwise[i] and any(owned[p] or isinstance(nodes[p].op, EPILOGUE_OWNERS) for p in fed))
         return owned
 
     def reset(self, condensation: Condensation, free: list[bool]) -> None:
-        """Start over with nothing merged."""
+        """Start again with no node merged."""
         self.condensation, self.free = condensation, free
 
     def around(self, anchor: int) -> Candidate:
-        """Anchor, epilogue, side chains joining it, prologue: the nodes worth most come first."""
+        """Grow a candidate: anchor, epilogue, side branches, prologue. The nodes that save most come first."""
         candidate = Candidate([anchor], core=1)
         op = self.wiring.nodes[anchor].op
         if isinstance(op, Reduce):
-            self._feed(candidate, anchor)
+            self._reduction_prologue(candidate, anchor)
             return candidate
-        if isinstance(op, ATTENTIONS):
-            self._parts(candidate, anchor)
+        if isinstance(op, ATTENTION_OPS):
+            self._strided_operands(candidate, anchor)
             return candidate
         self._epilogue(candidate, anchor)
-        self._sides(candidate)
+        self._side_branches(candidate)
         if isinstance(op, Conv) and len(candidate.nodes) == 1:
             self._statistics(candidate, anchor)
         if isinstance(op, MatMul):
@@ -118,8 +114,10 @@ class Grower:
         return candidate
 
     def cluster(self, seed: int) -> Candidate:
-        """Pointwise ops connected to `seed` that share its iteration space and memory order (a pointwise
-        graph of mixed orders is refused: it would be a transposing copy)."""
+        """Grow a candidate of pointwise ops connected to `seed`, with its shape and memory order.
+
+        cuDNN refuses a pointwise graph of mixed orders, because it would be a transposing copy.
+        """
         candidate = Candidate([seed])
         inside = {seed}
         kind = self.type[seed]
@@ -150,15 +148,17 @@ class Grower:
         return True
 
     def _epilogue(self, candidate: Candidate, anchor: int) -> None:
-        """Pointwise consumers over the anchor's result space, in graph order, so operands that are made
-        inside are there before their users."""
+        """Add pointwise users over the anchor's shape, in graph order.
+
+        Graph order makes sure that operands computed inside the candidate join before their users.
+        """
         inside, kind = {anchor}, self.type[anchor]
         heap = list(self.wiring.succs[anchor])
         heapq.heapify(heap)
         seen = set(heap)
         while heap and len(inside) <= MAX_POINTWISE:
             i = heapq.heappop(heap)
-            if not self._joins(i, kind) or self._is_again(i, inside) or not self._take(candidate, inside, i):
+            if not self._joins(i, kind) or self._is_recomputation(i, inside) or not self._take(candidate, inside, i):
                 continue
             for j in self.wiring.succs[i]:
                 if j not in seen:
@@ -166,20 +166,23 @@ class Grower:
                     heapq.heappush(heap, j)
 
     def _statistics(self, candidate: Candidate, anchor: int) -> None:
-        """Sums of the channels of a convolution's result as it is."""
+        """Add the sums of channels of a convolution's unchanged result."""
         for i in self.wiring.succs[anchor]:
             if self.free[i] and isinstance(self.wiring.nodes[i].op, ChannelSums):
                 self._take(candidate, {anchor}, i)
                 return
 
-    def _is_again(self, i: int, inside: set[int]) -> bool:
-        """Whether what is inside does the same to the same values: then it is done again on purpose, far behind."""
+    def _is_recomputation(self, i: int, inside: set[int]) -> bool:
+        """Return True if a member already computes the same from the same values.
+
+        The rematerialise pass made such a node on purpose, for readers far away.
+        """
         node = self.wiring.nodes[i]
         twins = (self.wiring.nodes[t] for p in self.wiring.preds[i] for t in self.wiring.succs[p] if t in inside)
         return any(twin.op == node.op and twin.operands == node.operands for twin in twins)
 
-    def _sides(self, candidate: Candidate) -> None:
-        """Pointwise chains that feed the epilogue and nothing else."""
+    def _side_branches(self, candidate: Candidate) -> None:
+        """Add pointwise ops whose results only the epilogue reads."""
         inside, kind = set(candidate.nodes), self.type[candidate.nodes[0]]
         for i in candidate.nodes[1:]:
             stack = [i]
@@ -191,25 +194,27 @@ class Grower:
                         stack.append(p)
 
     def _sibling(self, candidate: Candidate, anchor: int) -> None:
-        """Another product of the same rows that the epilogue alone reads, directly or through pointwise ops: the
-        gate of a SwiGLU. Two products that share their first operand are one graph (runtime-compiled)."""
+        """Add another matmul of the same rows that only the epilogue reads, such as the gate of a SwiGLU.
+
+        cuDNN accepts two products that share their first operand as one graph (runtime-compiled).
+        """
         inside, kind = set(candidate.nodes), self.type[anchor]
         rows = self.wiring.nodes[anchor].operands[0]
         for i in candidate.nodes[1:]:
             for p in self.wiring.preds[i]:
-                chain = [] if p in inside else self._up_to_product(p, rows, kind, inside)
-                fits = chain and len(inside) + len(chain) <= MAX_POINTWISE
-                if fits and all(self._take(candidate, inside, c) for c in chain):
+                sequence = [] if p in inside else self._up_to_product(p, rows, kind, inside)
+                fits = sequence and len(inside) + len(sequence) <= MAX_POINTWISE
+                if fits and all(self._take(candidate, inside, c) for c in sequence):
                     return
 
     def _up_to_product(self, i: int, rows: Value, kind: TensorType, inside: set[int]) -> list[int]:
-        """The free nodes from `i` up to a product of the same rows, if each feeds the one below it alone."""
-        chain: list[int] = []
-        while self.free[i] and self.type[i].shape == kind.shape and self._feeds_only(i, {*inside, *chain}):
-            chain.append(i)
+        """List free nodes from `i` up to a matmul of the same rows, if only the next node reads each of them."""
+        sequence: list[int] = []
+        while self.free[i] and self.type[i].shape == kind.shape and self._feeds_only(i, {*inside, *sequence}):
+            sequence.append(i)
             node = self.wiring.nodes[i]
             if isinstance(node.op, MatMul):
-                return chain if node.operands[0] is rows else []
+                return sequence if node.operands[0] is rows else []
             above = [p for p in self.wiring.preds[i] if p not in inside]
             if not self.pointwise[i] or len(above) != 1:
                 return []
@@ -217,7 +222,7 @@ class Grower:
         return []
 
     def _prologue(self, candidate: Candidate, anchor: int) -> None:
-        """One chain above the image of a convolution, or above each operand of a matmul."""
+        """Add one sequence of ops before the image of a convolution, or before each operand of a matmul."""
         node = self.wiring.nodes[anchor]
         is_conv = isinstance(node.op, Conv)
         inside = set(candidate.nodes)
@@ -231,32 +236,37 @@ class Grower:
                     break
                 if not self._take(candidate, inside, i):
                     break
-                chained = [v for v in self.wiring.nodes[i].operands if v.type.shape == kind.shape and v.literal is None]
-                if len(chained) != 1:
+                sources = [v for v in self.wiring.nodes[i].operands if v.type.shape == kind.shape and v.literal is None]
+                if len(sources) != 1:
                     break
-                value = chained[0]
+                value = sources[0]
 
-    def _parts(self, candidate: Candidate, anchor: int) -> None:
-        """Parts of tensors that are no packed tensors themselves, and the views between them and an attention's
-        operands: heads of a projection of queries, keys and values together are read by strides."""
-        chains: set[int] = set()
+    def _strided_operands(self, candidate: Candidate, anchor: int) -> None:
+        """Add slices, and the views between them and an attention's operands.
+
+        Attention reads heads of one projection of queries, keys and values by strides. A packed tensor needs no such
+        view.
+        """
+        views: set[int] = set()
         for value in self.wiring.nodes[anchor].operands:
-            chain: list[int] = []
+            sequence: list[int] = []
             last = 0
-            while (i := self.wiring.producer(value)) is not None and isinstance(self.wiring.nodes[i].op, STRIDED):
-                chain.append(i)
+            while (i := self.wiring.producer(value)) is not None and isinstance(self.wiring.nodes[i].op, STRIDED_VIEWS):
+                sequence.append(i)
                 if isinstance(self.wiring.nodes[i].op, (Slice, Split)) and not is_view(self.wiring.nodes[i]):
-                    last = len(chain)
+                    last = len(sequence)
                 (value,) = self.wiring.nodes[i].operands
-            chains.update(chain[:last])
+            views.update(sequence[:last])
         inside = {anchor}
-        for i in sorted(chains, reverse=True):  # users first
+        for i in sorted(views, reverse=True):  # users first
             if self.free[i] and self._feeds_only(i, inside):
                 self._take(candidate, inside, i)
 
-    def _feed(self, candidate: Candidate, anchor: int) -> None:
-        """Pointwise ops before a reduction; their results may be outputs as well, but the reduced one may
-        not feed another op of the same graph, so nothing follows it."""
+    def _reduction_prologue(self, candidate: Candidate, anchor: int) -> None:
+        """Add pointwise ops before a reduction; their results may be outputs as well.
+
+        Nothing follows a reduction, because its result must not feed another op of the same graph.
+        """
         kind = self.wiring.nodes[anchor].operands[0].type
         inside = {anchor}
         heap = [-p for p in self.wiring.preds[anchor]]

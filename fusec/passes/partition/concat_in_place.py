@@ -1,6 +1,6 @@
-"""Concats without copies: what is joined is computed into its part of the result, where cuDNN's strides allow it.
+"""Compute the operands of a concat directly into their parts of its result, where cuDNN's strides allow it.
 
-A step then writes (and others read) a tensor within a larger one: rows with gaps between them, or a block of it.
+A step then writes, and others read, a tensor within a larger one: rows with gaps between them, or a block of it.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ from fusec.schedule.program import Kind, Partition, Program, body_of
 
 ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor, and the widest load of a kernel
 # Shorter rows would share sectors of the L2 cache. Convolutions that write rows with gaps are a little slower, too: on
-# a GPU both ways are timed (benchmarks/choices.py).
+# a GPU both variants are timed (benchmarks/choices.py).
 MIN_ROW_BYTES = 64
 MAX_ELEMENTS = 1 << 31  # kernels compute with 32 bits
 
 
 @dataclass
-class Family:
-    """What lies in one piece of memory: types of its parts, and the concats that are then no work."""
+class ConcatGroup:
+    """Values that share the memory of one tensor: the types of the parts, and the concats that become views."""
 
     types: dict[Value, TensorType]
     concats: set[Node]
 
 
 def concat_in_place(program: Program, oracle: Oracle, options: Options, min_row_bytes: int = MIN_ROW_BYTES) -> Program:
-    """The program with concats that are no work wherever all that they join can be written in place.
+    """Turn concats into views wherever all of their operands can be written in place.
 
-    min_row_bytes: of what is written between gaps, for the sake of speed.
-    Types of the program's graph change, nothing else does. Where cuDNN refuses one of the steps that write or read
-    such parts, or has slower engines for it, concats stay as they are.
+    Only types of the program's graph change. A concat stays a copy if cuDNN refuses a step that writes or reads such a
+    part, or has only slower engines for it.
+
+    min_row_bytes: shortest row to write between gaps; shorter rows are slow
     """
-    families = [] if CONCAT_IN_PLACE in options.disable else _families(program, min_row_bytes)
+    groups = [] if CONCAT_IN_PLACE in options.disable else _groups(program, min_row_bytes)
     graph = program.graph
-    while families:
-        moved = {value: type for family in families for value, type in family.types.items()}
-        joined = {node for family in families for node in family.concats}
+    while groups:
+        moved = {value: type for group in groups for value, type in group.types.items()}
+        joined = {node for group in groups for node in group.concats}
         before = {value: value.type for value in moved}
         for value, type in moved.items():
             graph.set_type(value, type)
@@ -58,19 +59,19 @@ def concat_in_place(program: Program, oracle: Oracle, options: Options, min_row_
             return placed
         for value, type in before.items():
             graph.set_type(value, type)
-        families = [family for family in families if wrong.isdisjoint(family.types)]
+        groups = [group for group in groups if wrong.isdisjoint(group.types)]
     return program
 
 
-def _families(program: Program, min_row_bytes: int) -> list[Family]:
-    """What could lie in one piece of memory each: the operands of a concat, and what joins the first of them, too."""
+def _groups(program: Program, min_row_bytes: int) -> list[ConcatGroup]:
+    """Find groups of values that could share memory: the operands of a concat, and operands of those in turn."""
 
     def fits(value: Value, whole: TensorType, axis: int, start: int) -> bool:
         return _fits(program, value, whole, axis, start, min_row_bytes)
 
-    found: dict[Value, Family] = {}
-    place: dict[Value, tuple[Value, int, int]] = {}  # in which whole, along which axis, and where it begins
-    for step in reversed(program.steps):  # the longest first, of which others are parts
+    found: dict[Value, ConcatGroup] = {}
+    place: dict[Value, tuple[Value, int, int]] = {}  # the larger tensor, the axis, and the first index there
+    for step in reversed(program.steps):  # the longest concat first, because others are parts of it
         node = step.nodes[0]
         if step.kind is not Kind.KERNEL or len(step.nodes) > 1 or not isinstance(node.op, Concat):
             continue
@@ -82,7 +83,7 @@ def _families(program: Program, min_row_bytes: int) -> list[Family]:
         if not any(v in place for v in parts):
             if all(fits(v, joined.type, axis, at) for v, at in zip(parts, starts, strict=True)):
                 place |= {v: (joined, axis, at) for v, at in zip(parts, starts, strict=True)}
-                found[joined] = Family({v: replace(v.type, within=joined.type.shape) for v in parts}, {node})
+                found[joined] = ConcatGroup({v: replace(v.type, within=joined.type.shape) for v in parts}, {node})
         elif all(v in place for v in parts):
             whole, along, base = place[parts[0]]
             follow = all(place[v] == (whole, axis, base + at) for v, at in zip(parts, starts, strict=True))
@@ -94,7 +95,7 @@ def _families(program: Program, min_row_bytes: int) -> list[Family]:
 
 
 def _fits(program: Program, value: Value, whole: TensorType, axis: int, start: int, min_row_bytes: int) -> bool:
-    """Whether a value can lie in a part of something larger, from `start` along an axis."""
+    """Return True if a value can be part of a larger tensor, from `start` along an axis."""
     type, itemsize = value.type, value.type.dtype.itemsize
     if value.node is None or value.literal is not None or value in program.graph.outputs or not type.size:
         return False
@@ -111,8 +112,10 @@ def _fits(program: Program, value: Value, whole: TensorType, axis: int, start: i
 def _restated(
     graph: Graph, steps: Sequence[Partition], joined: Collection[Node], oracle: Oracle
 ) -> dict[Partition, Partition]:
-    """Steps with the types that their values have now. Left out are those that cuDNN declines so, or runs slower:
-    without the precompiled engines they had."""
+    """Give steps the types that their values have now.
+
+    Steps that cuDNN refuses are left out, and so are steps that lose their precompiled engines.
+    """
     found: dict[Partition, Partition] = {}
     asked: list[tuple[Partition, Partition]] = []
     for step in steps:
@@ -129,34 +132,37 @@ def _restated(
     return found
 
 
-def joined(program: Program) -> list[Family]:
-    """What lies in one piece of memory each, in a program with concats in place."""
-    found: dict[Value, Family] = {}
+def joined(program: Program) -> list[ConcatGroup]:
+    """Find the groups of values that share memory in a program with concats in place."""
+    found: dict[Value, ConcatGroup] = {}
     whole: dict[Value, Value] = {}
     for step in reversed(program.steps):
         node = step.nodes[0]
         if step.kind is not Kind.VIEW or not isinstance(node.op, Concat):
             continue
         root = whole.get(node.operands[0], node.result)
-        family = found.setdefault(root, Family({}, set()))
-        family.concats.add(node)
+        group = found.setdefault(root, ConcatGroup({}, set()))
+        group.concats.add(node)
         whole |= dict.fromkeys(node.operands, root)
-        family.types |= {v: v.type for v in (*node.operands, *((node.result,) if node.result.type.within else ()))}
+        group.types |= {v: v.type for v in (*node.operands, *((node.result,) if node.result.type.within else ()))}
     return list(found.values())
 
 
-def apart(program: Program, families: Sequence[Family]) -> Program:
-    """The program with these concats as copies again, of tensors that are packed; and others that a step of theirs
-    reads or writes, too, since those steps were never asked for so."""
-    left, gone = joined(program), {v for family in families for v in family.types}
+def restore_copies(program: Program, groups: Sequence[ConcatGroup]) -> Program:
+    """Turn the concats of these groups back into copies, of packed tensors.
+
+    Other groups that the changed steps read or write are restored too, because cuDNN never judged those steps
+    that way.
+    """
+    left, gone = joined(program), {v for group in groups for v in group.types}
     while True:
         touched = [s for s in program.steps if s.kind is not Kind.VIEW and not gone.isdisjoint((*s.inputs, *s.outputs))]
-        beside = {v for step in touched for v in (*step.inputs, *step.outputs)} - gone
-        more = {v for family in left if not beside.isdisjoint(family.types) for v in family.types} - gone
+        neighbours = {v for step in touched for v in (*step.inputs, *step.outputs)} - gone
+        more = {v for group in left if not neighbours.isdisjoint(group.types) for v in group.types} - gone
         if not more:
             break
         gone |= more
-    copies = {node for family in left if not gone.isdisjoint(family.types) for node in family.concats}
+    copies = {node for group in left if not gone.isdisjoint(group.types) for node in group.concats}
     graph = program.graph
     for value in gone:
         graph.set_type(value, replace(value.type, within=()))

@@ -1,7 +1,7 @@
-"""What a step costs, in microseconds: bytes over bandwidth or operations over peak, and a launch.
+"""Model the time of a step in microseconds: bytes over bandwidth or operations over peak, and a launch.
 
-A model, for choosing between covers of the same nodes; where a GPU is at hand, measured times replace it.
-Each penalty is a measurement, named beside it; benchmarks/penalties.py makes it anew.
+The model compares covers of the same nodes. On a GPU, measured times replace it. Each penalty is a measurement, named
+next to it; benchmarks/penalties.py repeats them.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ DEPTHWISE_FUSED = 3.68 / 0.280
 # 32x64x56x56, 1x1 to 256, residual, bias, relu: best precompiled plan 0.0446 ms, without those 0.0511 ms.
 RUNTIME_COMPILED = 0.0511 / 0.0446
 # The generic precompiled engine: offered for relu6, sigmoid, tanh, elu after a bias, and slower than the
-# runtime-compiled ones offered beside it.
+# runtime-compiled ones offered with it.
 GENERIC_ENGINE = 0
 _PEAKS = {DType.F16: "fp16", DType.BF16: "bf16"}
 
 
 def step_us(nodes: Sequence[Node], target: Target, verdict: Legal | None = None) -> float:
-    """Modelled time of one step; without a verdict, as if the best engines took it."""
+    """Return the modelled time of one step; without a verdict, as if the best engines ran it."""
     return limit_us(nodes, target) * penalty(nodes, verdict) + target.launch_us
 
 
 def limit_us(nodes: Sequence[Node], target: Target) -> float:
-    """What a step takes at least: the time of its bytes or of its operations, whichever is more."""
+    """Return the roofline time of a step: of its bytes or of its operations, whichever is more."""
     moved = sum(v.type.nbytes for v in (*inputs_of(nodes), *outputs_of(nodes)))
     work = sum(map(flops, nodes))
     peak = target.flops[_precision(nodes)]
@@ -48,37 +48,38 @@ def limit_us(nodes: Sequence[Node], target: Target) -> float:
 
 
 def _precision(nodes: Sequence[Node]) -> str:
-    """Whose peak applies: that of the 16-bit type a product reads. Everything else counts as fp32; that
-    tf32 may be allowed is not seen here, and matters to products alone."""
+    """Name the peak rate that applies: of the 16-bit type that a product reads, else fp32.
+
+    The model does not know if tf32 is allowed. That matters to products alone.
+    """
     product = next((n for n in nodes if flops(n)), nodes[0])
     return _PEAKS.get(product.operands[0].type.dtype, "fp32")
 
 
 def penalty(nodes: Sequence[Node], verdict: Legal | None = None) -> float:
-    """How much longer than its roofline a step takes, compared with the best engines for its anchor."""
+    """Return the ratio of a step's time to its roofline, relative to the best engines for its anchor."""
     conv = next((n for n in nodes if isinstance(n.op, (Conv, ConvTranspose))), None)
     if conv is None or len(nodes) == 1:
         return 1.0
     if is_depthwise(conv):
         return DEPTHWISE_FUSED
     if isinstance(nodes[-1].op, ChannelSums) and verdict is not None and not is_fast(verdict):
-        return DEPTHWISE_FUSED  # the generic engine alone there, too: not measured, and not hoped for
+        return DEPTHWISE_FUSED  # not measured; assumed as slow, because only the generic engine is offered there too
     return RUNTIME_COMPILED if verdict is not None and not is_fast(verdict) else 1.0
 
 
 def is_fast(verdict: Legal) -> bool:
-    """Say whether a precompiled engine other than the generic one is offered; assumed where cuDNN was not asked."""
+    """Return True if cuDNN offers a precompiled engine other than the generic one, or was not asked."""
     return not verdict.plans or any(p.precompiled and p.engine != GENERIC_ENGINE for p in verdict.plans)
 
 
 def is_depthwise(node: Node) -> bool:
-    """Whether each channel is convolved for itself."""
+    """Return True if a convolution has one group per channel."""
     return isinstance(node.op, (Conv, ConvTranspose)) and node.op.groups == node.operands[0].type.shape[1] > 1
 
 
 def flops(node: Node) -> int:
-    """Multiplications and additions of a product; what pointwise ops add is hidden behind it or behind the
-    memory traffic."""
+    """Count multiplications and additions of a product; pointwise ops count 0, because memory traffic hides them."""
     size = sum(v.type.size for v in node.results)
     if isinstance(node.op, Conv):
         return 2 * size * math.prod(node.operands[1].type.shape[1:])

@@ -1,7 +1,7 @@
-"""Equivalent spellings of a candidate: cuDNN's precompiled engines match one order of operations only.
+"""Rewrite a candidate into equivalent spellings, because a precompiled engine matches one order of operations only.
 
-Each is a function from a body to a new body, or None where it does not apply. Inputs and outputs stay;
-meaning stays up to rounding. Plans offered for 8x64x28x28, 3x3, 64 filters are cited (P precompiled).
+Each function maps a body to a new body, or to None where it does not apply. Inputs and outputs stay; meaning stays
+up to rounding. Plans named here are those offered for 8x64x28x28, 3x3, 64 filters (P39: precompiled engine 39).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from fusec.ir import Constant, DType, Graph, Literal, Node, TensorType, Value, channels_last
+from fusec.ir import HALVES, Constant, DType, Graph, Literal, Node, TensorType, Value, channels_last
 from fusec.ops import Cast, Conv, ConvTranspose, MatMul, Pointwise, Reshape, pw
 from fusec.passes.partition.tanh_spelling import gelu_by_tanh, swish_by_tanh
 
@@ -84,15 +84,17 @@ def zero_bias(body: Graph) -> Graph | None:
 
 
 def io_dtype(body: Graph) -> Graph | None:
-    """conv -> cast to f32 -> pointwise with f32 constants -> cast back: everything in the I/O dtype, which
-    a fused body computes in f32 all the same. A bias in f32 beside 16-bit data is P0."""
+    """conv -> cast to f32 -> pointwise with f32 constants -> cast back: compute everything in the I/O dtype.
+
+    A fused body computes in f32 all the same. With a bias in f32 next to 16-bit data, only P0 is offered.
+    """
     graph = body.clone()
     conv = _convolution(graph)
     up = _only_user(conv.result) if conv else None
     if conv is None or up is None or not isinstance(up.op, Cast) or up.op.to is not DType.F32:
         return None
     narrow = conv.result.type.dtype
-    if narrow not in (DType.F16, DType.BF16):
+    if narrow not in HALVES:
         return None
     inside: dict[Node, None] = {up: None}
     downs: list[Node] = []
@@ -121,8 +123,10 @@ def io_dtype(body: Graph) -> Graph | None:
 
 
 def as_convolution(body: Graph) -> Graph | None:
-    """x[…, K] @ constant w[K, N] as a 1x1 convolution over [rows, K, 1, 1]: P37 with bias and relu, no
-    compile time, and the only true-fp32 product (every matmul engine rounds fp32 to tf32)."""
+    """x[…, K] @ constant w[K, N] as a 1x1 convolution over [rows, K, 1, 1]: P37 with bias and relu.
+
+    It needs no compile time. It is the only true-fp32 product, because every matmul engine rounds fp32 to tf32.
+    """
     graph = body.clone()
     products = [n for n in graph.nodes if isinstance(n.op, MatMul)]
     if len(products) != 1:
@@ -148,7 +152,7 @@ def as_convolution(body: Graph) -> Graph | None:
     mapped: dict[Value, Value] = {}
 
     def place(value: Value, before: Node, wide: int) -> Value | None:
-        """The value over [rows, columns, 1, 1]; None if it broadcasts along part of the rows."""
+        """Reshape the value to [rows, columns, 1, 1]; None if it broadcasts along part of the rows."""
         if value in mapped:
             return mapped[value]
         if value.scalar() is not None and value.type.rank <= 4:
@@ -190,7 +194,7 @@ FOR_ENGINES: Mapping[str, Rewrite] = {
     "conv_operand_first": conv_operand_first,
     "zero_bias": zero_bias,
 }
-FOR_SPEED: Mapping[str, Rewrite] = {  # worth a try where times are measured
+FOR_SPEED: Mapping[str, Rewrite] = {  # tried where times are measured
     "gelu_by_tanh": gelu_by_tanh,
     "swish_by_tanh": swish_by_tanh,
 }
@@ -198,10 +202,10 @@ REWRITES: Mapping[str, Rewrite] = {**FOR_ENGINES, **FOR_SPEED}
 
 
 def spellings(body: Graph) -> list[tuple[tuple[str, ...], Graph]]:
-    """Every spelling worth asking for, precompiled engines hoped for first, the body as it is last."""
+    """List the spellings to ask cuDNN for: the one for precompiled engines first, the body as it is last."""
     names: list[str] = []
     current = body
-    for name in FOR_ENGINES:  # in this order: each brings about the form the next looks for
+    for name in FOR_ENGINES:  # in this order, because each makes the pattern that the next looks for
         changed = spelled(current, name)
         if changed is not None:
             names.append(name)
@@ -209,8 +213,8 @@ def spellings(body: Graph) -> list[tuple[tuple[str, ...], Graph]]:
     return [(tuple(names), current), ((), body)] if names else [((), body)]
 
 
-def quicker(body: Graph) -> list[tuple[tuple[str, ...], Graph]]:
-    """Spellings that no engine asks for and that may be faster, behind each of the others."""
+def faster_spellings(body: Graph) -> list[tuple[tuple[str, ...], Graph]]:
+    """List spellings that engines do not need but may run faster, derived from each of the others."""
     found: list[tuple[tuple[str, ...], Graph]] = []
     for names, other in spellings(body):
         for name in FOR_SPEED:
@@ -221,7 +225,7 @@ def quicker(body: Graph) -> list[tuple[tuple[str, ...], Graph]]:
 
 
 def respell(body: Graph, names: tuple[str, ...]) -> Graph:
-    """The body rewritten by the spellings named, which apply to it."""
+    """Rewrite the body by the named spellings, which must apply to it."""
     for name in names:
         changed = spelled(body, name)
         assert changed is not None, f"spelling {name} does not apply"
@@ -230,8 +234,10 @@ def respell(body: Graph, names: tuple[str, ...]) -> Graph:
 
 
 def spelled(body: Graph, name: str) -> Graph | None:
-    """The body in one spelling more, with its outputs still within the larger tensors they are parts of; None if the
-    spelling does not apply, or there is none of that name."""
+    """Rewrite the body by one more spelling; None if it does not apply, or there is none of that name.
+
+    Outputs keep the larger tensors they are part of.
+    """
     changed = REWRITES[name](body) if name in REWRITES else None
     if changed is not None:
         for before, after in zip(body.outputs, changed.outputs, strict=True):
@@ -246,18 +252,18 @@ def _convolution(graph: Graph) -> Node | None:
 
 
 def _only_user(value: Value) -> Node | None:
-    """The one node that uses a value, if it is neither an output nor used twice."""
+    """Return the one node that uses a value; None if the value is an output or used twice."""
     users = value.users
     return users[0] if len(value.uses) == 1 and users[0].results else None
 
 
 def _finishes(value: Value) -> bool:
-    """Whether nothing follows but an activation that a precompiled engine knows."""
+    """Return True if nothing follows but an activation that a precompiled engine knows."""
     user = _only_user(value)
     if user is not None and user.op.name in PRECOMPILED_ACTIVATIONS:
         value = user.result
     while (user := _only_user(value)) is not None and isinstance(user.op, Reshape):
-        value = user.result  # the way back from a convolution's dims to those of the product it stands for
+        value = user.result  # from a convolution's dims back to those of the product it replaces
     return user is None and len(value.uses) == 1
 
 
@@ -272,7 +278,7 @@ def _other(add: Node, value: Value) -> Value:
 
 
 def _is_bias(value: Value, result: Value) -> bool:
-    """A constant with one number per channel."""
+    """Return True for a constant with one number per channel."""
     rank, shape = result.type.rank, value.type.shape
     padded = (1,) * (rank - len(shape)) + shape
     wanted = tuple(d if i == 1 else 1 for i, d in enumerate(result.type.shape))
@@ -284,7 +290,7 @@ def _is_residual(value: Value, result: Value) -> bool:
 
 
 def _swap(graph: Graph, old: Node, new: Value) -> Graph:
-    """Let `new` stand for the old node's result, and drop what is no longer used."""
+    """Replace the old node's result by `new`, and remove dead nodes."""
     graph.replace(old.result, new)
     graph.prune()
     return graph
@@ -309,7 +315,7 @@ def _reshaped(graph: Graph, value: Value, shape: tuple[int, ...], before: Node) 
 
 
 def _as_filters(graph: Graph, w: Value, before: Node) -> Value:
-    """w[…, K, N] as filters [N, K, 1, 1]."""
+    """Reshape w[…, K, N] to filters [N, K, 1, 1]."""
     literal = w.literal
     assert literal is not None
     k, n = w.type.shape[-2:]
@@ -325,7 +331,7 @@ def _as_filters(graph: Graph, w: Value, before: Node) -> Value:
 
 
 def _upstream(product: Node) -> set[Node]:
-    """The computing nodes a product depends on."""
+    """Collect the computing nodes that a product depends on."""
     found: set[Node] = set()
     stack = [product]
     while stack:

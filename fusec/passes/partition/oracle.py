@@ -1,4 +1,7 @@
-"""Who says whether a candidate partition is legal: cuDNN in earnest, a recording or a rule in tests."""
+"""Protocol of oracles, which judge if a candidate partition is legal.
+
+An oracle asks cuDNN, or in tests a recording or a rule.
+"""
 
 from __future__ import annotations
 
@@ -13,5 +16,8 @@ class Oracle(Protocol):
     """Judges bodies of candidate partitions (see program.Partition.body)."""
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
-        """One verdict per body, in order. A defect (no compiler library, no worker) is an exception."""
+        """Return one verdict per body, in order.
+
+        A defect (no compiler library, no worker) is an exception, never a verdict.
+        """
         ...

@@ -1,17 +1,17 @@
-"""An oracle that declines what keeps a value in fp32 which the model rounds to its storage type."""
+"""Refuse candidates that keep a value in fp32 where the model rounds it to its storage type."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fusec.ir import Graph, quote
-from fusec.lowering.virtual_rounding import WIDE, edges
+from fusec.lowering.virtual_rounding import WIDE, value_uses
 from fusec.passes.partition.oracle import Oracle
 from fusec.plans.verdict import Refused, Verdict
 
 
-class AsSource:
-    """Asks another oracle about the bodies in which every value is rounded where the model rounds it."""
+class StrictRounding:
+    """An oracle that asks another oracle only about bodies that round every value where the model does."""
 
     def __init__(self, oracle: Oracle):
         self.oracle = oracle
@@ -24,7 +24,7 @@ class AsSource:
 
 
 def _unrounded(body: Graph) -> Refused | None:
-    wide = next((edge for edge in edges(list(body.nodes)) if edge.kept == WIDE), None)
+    wide = next((use for use in value_uses(list(body.nodes)) if use.rounding == WIDE), None)
     if wide is None:
         return None
     value = wide.value

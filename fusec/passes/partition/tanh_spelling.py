@@ -1,7 +1,7 @@
-"""gelu and swish behind a matrix product as x/2 + x/2 tanh(z): engines have tanh in hardware, erf takes them as long as
-half the product, and a sigmoid is an exponential and a division.
+"""Spell gelu and swish after a matmul as x/2 + x/2 tanh(z), because engines have tanh in hardware.
 
-Phi(x) = (1 + tanh(x p(x²))) / 2 with a polynomial p, in 16 bits: off by a fifth of a unit in the last place.
+erf takes half as long as the whole product, and a sigmoid is an exponential and a division. Phi(x) is
+(1 + tanh(x p(x²))) / 2 with a polynomial p. In 16 bits it is off by a fifth of a unit in the last place.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fusec.ir import DType, Graph, Node, Value
+from fusec.ir import HALVES, DType, Graph, Node, Value
 from fusec.lowering.dim_folding import trace
 from fusec.ops import Cast, MatMul, pw
 
-# Of twice p, fitted to the logarithm of Phi(x) / Phi(-x) for |x| <= 6.5; beyond it p keeps growing, and tanh is 1.
+# Coefficients of twice p, fitted to the logarithm of Phi(x) / Phi(-x) for |x| <= 6.5;
+# beyond it p keeps growing, and tanh is 1.
 COEFFICIENTS = (
     1.5954993302055027,
     0.07306069403043067,
@@ -31,7 +32,7 @@ Op = Callable[..., Value]
 
 
 def gelu_by_tanh(body: Graph) -> Graph | None:
-    """gelu(x) -> x/2 + x/2 * tanh(x * p(x * x)) behind a product, in 16 bits."""
+    """gelu(x) -> x/2 + x/2 * tanh(x * p(x * x)) after a matmul, in 16 bits."""
 
     def argument(node: Node, x: Value, half: Value, op: Op, number: Number) -> Value:
         square = op("mul", x, x)
@@ -45,7 +46,7 @@ def gelu_by_tanh(body: Graph) -> Graph | None:
 
 
 def swish_by_tanh(body: Graph) -> Graph | None:
-    """swish(x) = x * sigmoid(b x) -> x/2 + x/2 * tanh(x b/2) behind a product, in 16 bits."""
+    """swish(x) = x * sigmoid(b x) -> x/2 + x/2 * tanh(x b/2) after a matmul, in 16 bits."""
 
     def argument(node: Node, x: Value, half: Value, op: Op, number: Number) -> Value:
         beta = float(node.op.attributes["beta"])
@@ -55,7 +56,10 @@ def swish_by_tanh(body: Graph) -> Graph | None:
 
 
 def _by_tanh(body: Graph, name: str, argument: Callable[[Node, Value, Value, Op, Number], Value]) -> Graph | None:
-    """argument: what tanh is taken of, before it is limited."""
+    """Rewrite every op of that name; None if there is none.
+
+    argument: builds the operand of tanh, before it is limited
+    """
     graph = body.clone()
     found = [node for node in graph.nodes if node.op.name == name and _is_wanted(node)]
     if not found or not any(isinstance(node.op, MatMul) for node in graph.nodes):
@@ -67,10 +71,13 @@ def _by_tanh(body: Graph, name: str, argument: Callable[[Node, Value, Value, Op,
 
 
 def _is_wanted(node: Node) -> bool:
-    """In 16 bits, of something computed in the step: what is read from memory is a prologue, or a kernel's."""
+    """Return True for an op in 16 bits on a value computed in the step.
+
+    On a value read from memory it would be a prologue, or a kernel's.
+    """
     (x,) = node.operands
     root = trace(x).root
-    return x.type.dtype in (DType.F16, DType.BF16) and root.node is not None and root.literal is None
+    return x.type.dtype in HALVES and root.node is not None and root.literal is None
 
 
 def _spell(graph: Graph, node: Node, argument: Callable[[Node, Value, Value, Op, Number], Value]) -> None:

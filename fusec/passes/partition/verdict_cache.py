@@ -1,4 +1,4 @@
-"""What the oracle has said so far, so that equal bodies are judged once however often they occur."""
+"""Remember the oracle's verdicts, so that equal bodies are judged once however often they occur."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from fusec.passes.partition.oracle import Oracle
 from fusec.plans.verdict import Legal, Refused, Verdict
 from fusec.schedule.program import body_of
 
-BATCH = 32  # bodies handed over at once: enough to keep every worker busy, few enough to show progress
+BATCH = 32  # bodies per request: enough to keep every worker busy, few enough to show progress
 
 Spelled = tuple[tuple[str, ...], str]  # names of the spellings, canonical key of the body
 
 
 def canonical_key(body: Graph) -> str:
-    """Equal for bodies that mean the same work: ops, attributes, types and wiring; names are left out,
-    and so is the content of constants, but for single numbers (an op's parameters, as it were)."""
+    """Return a text that is equal for bodies that compute the same: ops, attributes, types and wiring.
+
+    Names are left out, and so is the content of constants. Single numbers count, because they act as parameters of
+    ops.
+    """
     number: dict[Value, int] = {v: i for i, v in enumerate(body.inputs)}
     parts = [f"({', '.join(str(v.type) for v in body.inputs)})"]
     for node in body.nodes:
@@ -43,28 +46,28 @@ def _operand(value: Value, number: dict[Value, int]) -> str:
 
 
 @dataclass
-class Answer:
-    """The state of one candidate: its spellings in order, and the best that is known."""
+class CandidateVerdicts:
+    """Spellings of one candidate in order, and the verdicts known so far."""
 
     spelled: list[Spelled]
     known: dict[str, Verdict] = field(repr=False)  # shared by all: verdict by canonical key
 
     @property
     def legal(self) -> tuple[tuple[str, ...], Legal] | None:
-        """The spelling to use: the first with fast precompiled engines, else the first accepted."""
+        """Return the spelling to use: the first with fast precompiled engines, else the first accepted."""
         accepted = [(names, v) for names, key in self.spelled if isinstance(v := self.known.get(key), Legal)]
         return next((a for a in accepted if is_fast(a[1])), accepted[0] if accepted else None)
 
     @property
     def refused(self) -> Refused | None:
-        """The reason (for the body as it is, which is spelled last) once every spelling is declined."""
+        """Return the reason once every spelling is refused: that of the body as it is, which comes last."""
         verdicts = [self.known.get(key) for _, key in self.spelled]
         last = verdicts[-1]
         return last if isinstance(last, Refused) and all(isinstance(v, Refused) for v in verdicts) else None
 
     @property
     def unasked(self) -> list[str]:
-        """What to ask next: the best spelling first, and the rest only if it did not reach a fast engine."""
+        """List what to ask next: the best spelling first; the rest only if that has no fast engine."""
         first = self.spelled[0][1]
         if first not in self.known:
             return [first]
@@ -74,8 +77,8 @@ class Answer:
         return [key for _, key in self.spelled if key not in self.known]
 
 
-class Answers:
-    """Asks the oracle in waves and remembers."""
+class VerdictCache:
+    """Asks the oracle in batches and remembers its verdicts."""
 
     def __init__(self, graph: Graph, oracle: Oracle, progress: Callable[[int, int], None] | None):
         self.graph = graph
@@ -84,10 +87,10 @@ class Answers:
         self.known: dict[str, Verdict] = {}
         self.bodies: dict[str, Graph] = {}  # one body for each canonical key not yet judged
         self.waiting: dict[str, None] = {}
-        self._answers: dict[object, Answer] = {}
+        self._answers: dict[object, CandidateVerdicts] = {}
 
-    def of(self, nodes: Sequence[Node], key: object) -> Answer:
-        """The answer for nodes in graph order; `key` is equal for nodes whose bodies are equal."""
+    def of(self, nodes: Sequence[Node], key: object) -> CandidateVerdicts:
+        """Return the verdicts for nodes in graph order; `key` is equal for nodes whose bodies are equal."""
         answer = self._answers.get(key)
         if answer is None:
             spelled: list[Spelled] = []
@@ -96,15 +99,15 @@ class Answers:
                 spelled.append((names, text))
                 if text not in self.known:
                     self.bodies.setdefault(text, body)
-            answer = self._answers[key] = Answer(spelled, self.known)
+            answer = self._answers[key] = CandidateVerdicts(spelled, self.known)
         return answer
 
-    def want(self, answer: Answer) -> None:
-        """Put what the answer lacks into the next wave."""
+    def want(self, answer: CandidateVerdicts) -> None:
+        """Put the missing verdicts into the next batch."""
         self.waiting.update(dict.fromkeys(answer.unasked))
 
     def ask(self) -> bool:
-        """Judge what is waiting; False if there was nothing."""
+        """Judge what is waiting; return False if there was nothing."""
         wave = list(self.waiting)
         self.waiting.clear()
         for start in range(0, len(wave), BATCH):

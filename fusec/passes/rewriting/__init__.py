@@ -1,1 +1,1 @@
-"""Match patterns in a graph and replace them; know facts about values."""
+"""Match patterns in a graph and replace them, and derive facts about values."""

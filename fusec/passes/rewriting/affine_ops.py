@@ -1,6 +1,6 @@
-"""Convolution, transposed convolution and matrix product by a constant, with their channels scaled.
+"""Scale the channels of a convolution, transposed convolution or matmul through its constant weight.
 
-Weights are never changed in place: one that is shared keeps its other uses.
+Weights are never changed in place, so a shared weight keeps its other uses.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ def single_use(value: Value) -> bool:
 
 
 def scale_outputs(graph: Graph, node: Node, factor: Vector, axis: int, before: Node) -> Value | None:
-    """The node's result times `factor` along `axis`, the factor being put into its constant weight.
-
-    None if no weight takes it.
-    """
+    """Multiply the node's result by `factor` along `axis` through its constant weight; None if no weight takes it."""
     place = weight_place(node, axis)
     if place is None:
         return None
@@ -46,9 +43,9 @@ def scale_outputs(graph: Graph, node: Node, factor: Vector, axis: int, before: N
 
 
 def scale_inputs(graph: Graph, node: Node, x: Value, factor: Vector, before: Node) -> Value | None:
-    """The node on x * factor (per input channel; a matrix product's last dim), as the node on `x`.
+    """Rewrite the node on x * factor (per input channel; a matmul's last dim) as the node on `x`.
 
-    None if its weight does not take the factor.
+    Returns None if its weight does not take the factor.
     """
     op, weight = node.op, node.operands[1]
     rank = weight.type.rank
@@ -69,7 +66,7 @@ def scale_inputs(graph: Graph, node: Node, x: Value, factor: Vector, before: Nod
 
 
 def weight_place(node: Node, axis: int) -> int | None:
-    """Which operand is a constant that varies with dim `axis` of the result; None if none does."""
+    """Return the index of the constant operand that varies with dim `axis` of the result; None if none does."""
     op, rank = node.op, node.result.type.rank
     if isinstance(op, Conv | ConvTranspose):
         return 1 if axis == 1 and node.operands[1].literal is not None else None
@@ -79,7 +76,7 @@ def weight_place(node: Node, axis: int) -> int | None:
 
 
 def _transposed_filters(op: ConvTranspose, weight: Value, factor: Vector) -> Vector:
-    """The factor of output channels, shaped for a weight [C, K/groups, window…]."""
+    """Shape the factor of output channels for a weight [C, K/groups, window…]."""
     channels, per_group = weight.type.shape[:2]
     shape = (op.groups, channels // op.groups, per_group)
     spread = np.broadcast_to(factor.reshape(op.groups, 1, per_group), shape)
@@ -87,7 +84,7 @@ def _transposed_filters(op: ConvTranspose, weight: Value, factor: Vector) -> Vec
 
 
 def _scaled(graph: Graph, weight: Value, factor: Vector, before: Node) -> Value | None:
-    """The constant weight times the factor; None if one of its numbers would overflow."""
+    """Multiply the constant weight by the factor; None if one of its numbers would overflow."""
     assert weight.literal is not None
     scaling = _Scaled(factor)
     if overflows(weight.type, [weight.literal], scaling):
@@ -96,7 +93,7 @@ def _scaled(graph: Graph, weight: Value, factor: Vector, before: Node) -> Value 
 
 
 class _Scaled:
-    """A weight times a factor, in float64, rounded once."""
+    """Multiplies a weight by a factor in float64, and rounds once."""
 
     def __init__(self, factor: Vector):
         self.factor = factor

@@ -1,4 +1,4 @@
-"""Constants made from constants: small ones at once, large ones when their data is first asked for."""
+"""Derive constants from constants: small ones immediately, large ones when their data is first needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EAGER_BYTES = 1 << 16  # shapes, scalars and per-channel vectors: cheaper comput
 
 
 class Derived(Literal):
-    """A literal made of others; `base` is the label of the one its name comes from."""
+    """A literal computed from others; `base` is the label of the literal it is named after."""
 
     __slots__ = ("base",)
 
@@ -31,11 +31,11 @@ def derive(
     compute: Callable[..., Array],
     name: str | Literal,
 ) -> Value:
-    """A constant of `type`, `compute`d from the arrays of `sources` and rounded once to its dtype.
+    """Insert a constant of `type`, computed from the arrays of `sources` and rounded once to its dtype.
 
-    It is named after the source given as `name` (w.folded), or by `name` itself; never like the source,
-    whose data it does not hold. The same of the same sources has the same `key`, if `compute` is a function of a module
-    or says by a `key` of its own what it does.
+    It is named after the source given as `name` (w.folded), or by `name` itself. Its name differs from the source's,
+    because its data does. Equal computations of equal sources have an equal `key`, if `compute` is a module's function
+    or has a `key` attribute of its own.
     """
     base = name if isinstance(name, str) else name.base if isinstance(name, Derived) else name.label
     key = (_key(compute), type, *(s.key for s in sources))
@@ -50,10 +50,10 @@ def derive(
 
 
 def overflows(type: TensorType, sources: Sequence[Literal], compute: Callable[..., Array]) -> bool:
-    """Tell whether `derive` would make an infinity or NaN of finite numbers.
+    """Return True if `derive` would make an infinity or NaN of finite numbers.
 
-    An infinite weight times zero is NaN, where the spelling in the model is a number or overflows to its own side.
-    Large constants are not looked at: that would read a model's weights while it is compiled.
+    An infinite weight times zero is NaN, where the model's own spelling gives a number or overflows elsewhere. Large
+    constants are not checked, because that would read a model's weights during compilation.
     """
     if max([type.nbytes, *(s.type.nbytes for s in sources)]) > EAGER_BYTES:
         return False
@@ -63,7 +63,7 @@ def overflows(type: TensorType, sources: Sequence[Literal], compute: Callable[..
 
 
 def _key(compute: Callable[..., Array]) -> Hashable:
-    """What another computation of the same has, too; of a function with variables of its own it is not known."""
+    """Return a key that equal computations share; a function with variables of its own has none."""
     known = getattr(compute, "key", None)
     if known is not None:
         return type(compute), known
@@ -71,13 +71,13 @@ def _key(compute: Callable[..., Array]) -> Hashable:
 
 
 def contents(array: Array) -> Hashable:
-    """Equal for arrays that are the same, bit by bit."""
+    """Return a key that is equal for arrays of equal bits."""
     data = np.ascontiguousarray(array)
     return data.shape, data.dtype.str, hashlib.sha256(data.view(np.uint8).reshape(-1).data).digest()
 
 
 class _Once:
-    """The loader of a derived literal; lets go of its sources once they have been used."""
+    """Loader of a derived literal; drops its sources once they have been used."""
 
     def __init__(self, type: TensorType, sources: tuple[Literal, ...], compute: Callable[..., Array]):
         self.type = type
@@ -94,19 +94,21 @@ class _Once:
 
 
 def wide(literal: Literal) -> np.ndarray[Any, Any]:
-    """The payload in float64."""
+    """Return the payload in float64."""
     return literal.array.astype(np.float64)
 
 
 def product(weight: Array, factor: Array) -> Array:
-    """weight * factor in float64, rounded once to the weight's dtype, without a float64 copy of it all."""
+    """Multiply in float64, rounded once to the weight's dtype, without a float64 copy of the whole weight."""
     result = np.empty(np.broadcast_shapes(weight.shape, factor.shape), weight.dtype)
     return np.multiply(weight, factor, out=result, dtype=np.float64, casting="unsafe")
 
 
 def per_channel(value: Value, shape: Sequence[int], axis: int) -> np.ndarray[Any, Any] | None:
-    """A constant that varies along one axis at most of what it broadcasts to, as a float64 vector
-    along that axis; None if it is no constant or varies otherwise."""
+    """Return a constant that varies along one axis at most as a float64 vector along that axis.
+
+    Returns None if it is no constant or varies along another axis.
+    """
     literal = value.literal
     if literal is None or not literal.type.dtype.is_float or literal.type.rank > len(shape):
         return None
@@ -117,10 +119,10 @@ def per_channel(value: Value, shape: Sequence[int], axis: int) -> np.ndarray[Any
 
 
 def along(vector: Array, rank: int, axis: int) -> Array:
-    """A vector shaped to broadcast along `axis` of a tensor of that rank."""
+    """Reshape a vector to broadcast along `axis` of a tensor of that rank."""
     return vector.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
 def channel_constant(graph: Graph, before: Node, vector: Array, like: TensorType, axis: int, name: str) -> Value:
-    """A constant of `like`'s dtype and rank that holds `vector` along `axis`: [1, C, 1, 1] beside an image."""
+    """Insert a constant of `like`'s dtype and rank that holds `vector` along `axis`: [1, C, 1, 1] for an image."""
     return graph.constant(along(vector, like.rank, axis).astype(like.dtype.numpy), name, before=before)

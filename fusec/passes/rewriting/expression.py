@@ -1,7 +1,7 @@
-"""What both sides of a rule are written in: ops applied to leaves, numbers and attributes.
+"""Terms of which both sides of a rule are made: ops applied to leaves, numbers and attributes.
 
-A rule's function is called once with an `Ops` and one leaf per parameter; what it returns is matched,
-built, printed and tested without running the function again.
+A rule's function is called once, with an `Ops` and one leaf per parameter. Its result is matched, built, printed and
+tested without another call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Symbol:
 
 
 def call(text: str, function: Callable[..., Any], *arguments: Symbol) -> Symbol:
-    """A symbol computed by a function; `text` is its name in the printed rule."""
+    """Make a symbol computed by a function; `text` is its name in the printed rule."""
     shown = f"{text}({', '.join(a.text for a in arguments)})"
     return Symbol(shown, lambda known: function(*(a.value(known) for a in arguments)))
 
@@ -67,7 +67,7 @@ def _combine(sign: str, compute: Callable[[Any, Any], Any], a: Symbol | float, b
 
 
 def symbol(value: Symbol | float) -> Symbol:
-    """A number as a symbol."""
+    """Wrap a number as a symbol."""
     return value if isinstance(value, Symbol) else Symbol(show_number(value), lambda _: value)
 
 
@@ -103,7 +103,7 @@ class Apply:
     attributes: Mapping[str, Any]
 
     def build(self, known: Known) -> Op:
-        """The op with its symbols replaced by what the match found."""
+        """Build the op, with symbols replaced by the matched values."""
         values = {k: v.value(known) if isinstance(v, Symbol) else v for k, v in self.attributes.items()}
         return self.op(**values)
 
@@ -136,17 +136,17 @@ class Ops:
         return apply
 
     def full(self, shape: Symbol, fill: float) -> Full:
-        """A constant of that shape, `fill` everywhere."""
+        """Make a constant of that shape, `fill` everywhere."""
         return Full(shape, fill)
 
 
 def term(operand: Operand) -> Term:
-    """An operand as written: numbers and symbols stand for one-element constants."""
+    """Convert an operand to a term; numbers and symbols become one-element constants."""
     return operand if isinstance(operand, Tensor | Number | Full | Apply) else Number(symbol(operand))
 
 
-def walk(root: Term) -> Iterator[Term]:
-    """Every term below and including `root`, operands first, each once."""
+def subterms(root: Term) -> Iterator[Term]:
+    """Yield every term below and including `root`, operands first, each once."""
     seen: set[Term] = set()
 
     def visit(item: Term) -> Iterator[Term]:
@@ -162,9 +162,9 @@ def walk(root: Term) -> Iterator[Term]:
 
 
 def show(root: Term) -> str:
-    """A side of a rule as text; what occurs twice is named first: `d = sub(x, m); mul(d, d)`."""
+    """Print a side of a rule; a repeated term is named first: `d = sub(x, m); mul(d, d)`."""
     uses: dict[Term, int] = {}
-    terms = list(walk(root))
+    terms = list(subterms(root))
     for item in terms:
         for operand in item.operands if isinstance(item, Apply) else ():
             uses[operand] = uses.get(operand, 0) + 1
@@ -194,6 +194,6 @@ def show(root: Term) -> str:
 
 
 def show_number(value: float) -> str:
-    """A number, with the usual name where it has one."""
+    """Print a number, with its usual name where it has one."""
     named = {math.sqrt(0.5): "sqrt(1/2)", math.sqrt(2.0): "sqrt(2)", math.sqrt(2.0 / math.pi): "sqrt(2/pi)"}
     return named.get(value, f"{value:g}")

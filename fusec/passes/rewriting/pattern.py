@@ -1,4 +1,4 @@
-"""Rules as equations: traced from a function, matched, built, printed, and explained when they miss.
+"""Define rules as equations: trace them from a function, match, build, print, and explain near misses.
 
 @rule
 def gelu_erf(p: Ops, x: Tensor) -> Sides:
@@ -17,13 +17,25 @@ import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.ir import Constant, DType, Graph, Literal, Node, TensorType, Value
-from fusec.passes.rewriting.expression import Apply, Full, Number, Operand, Ops, Symbol, Tensor, Term, show, term, walk
+from fusec.passes.rewriting.expression import (
+    Apply,
+    Full,
+    Number,
+    Operand,
+    Ops,
+    Symbol,
+    Tensor,
+    Term,
+    show,
+    subterms,
+    term,
+)
 from fusec.passes.rewriting.rewriter import NoMatch, rewrite, use_count
 
 TOLERANCE = 1e-5  # relative; models spell sqrt(2) as 1.4142135, 1.41421 and worse
 
 Sides = tuple[Apply, Operand]
-# How a parameter is annotated says what it stands for.
+# The annotation of a parameter says what it matches.
 Scalar = Symbol  # the number of a one-element constant
 Attribute = Symbol  # any value of an attribute
 Weight = Tensor  # any constant
@@ -31,7 +43,7 @@ Weight = Tensor  # any constant
 
 @dataclass
 class Match:
-    """What a pattern found: values by parameter name, numbers and attributes by theirs."""
+    """Values, numbers and attributes that a pattern matched, by parameter name."""
 
     root: Node
     values: dict[str, Value] = field(default_factory=dict[str, Value])
@@ -41,14 +53,14 @@ class Match:
         return self.values[name]
 
     def require(self, condition: bool, reason: str, name: str = "") -> None:
-        """NoMatch unless the condition holds."""
+        """Raise NoMatch unless the condition holds."""
         if not condition:
             raise NoMatch(reason, self.values.get(name))
 
 
 @dataclass(frozen=True)
 class Miss:
-    """How near a rule came: `matched` of `size` ops, and what stopped it at `value`."""
+    """The nearest miss of a rule: `matched` of `size` ops, and the reason at `value`."""
 
     rule: str
     root: str
@@ -80,21 +92,21 @@ class Rule:
 
     @property
     def roots(self) -> frozenset[str]:
-        # a product with a number is also spelt as a quotient
+        # a product with a number may also be spelled as a quotient
         extra = {"div"} if self.pattern.op.name == "mul" and _number_at(self.pattern) is not None else set[str]()
         return frozenset({self.pattern.op.name, *extra})
 
     @property
     def size(self) -> int:
-        """Number of ops in the pattern."""
-        return sum(isinstance(item, Apply) for item in walk(self.pattern))
+        """Count the ops in the pattern."""
+        return sum(isinstance(item, Apply) for item in subterms(self.pattern))
 
     def apply(self, graph: Graph, node: Node) -> Value | None:
         match = self.match(node)
         return None if match is None else self._build(graph, match)
 
     def match(self, node: Node, misses: list[Miss] | None = None) -> Match | None:
-        """The first way the pattern matches at `node`; misses are noted if a list is given."""
+        """Return the first match of the pattern at `node`; collect misses if a list is given."""
         attempt = _Attempt(self, node, misses)
         for _ in attempt.at(self.pattern, node.results[0]):
             match = Match(node, attempt.values(), dict(attempt.known))
@@ -120,7 +132,7 @@ class Rule:
             raise NoMatch(f"the replacement is {found}, not {match.root.result.type}", match.root.result)
 
     def _infer(self, item: Term, match: Match, memo: dict[Term, TensorType]) -> TensorType:
-        """The type of a term of the replacement, without building it."""
+        """Infer the type of a term of the replacement, without building it."""
         if item not in memo:
             if isinstance(item, Apply):
                 dtype = _dtype(item, match)
@@ -147,7 +159,7 @@ class Rule:
 
 
 class _Attempt:
-    """One try at a place: terms bound to values, undone on the way back."""
+    """One attempt to match at a node: terms bound to values, and unbound when it backtracks."""
 
     def __init__(self, rule: Rule, root: Node, misses: list[Miss] | None):
         self.rule = rule
@@ -167,7 +179,7 @@ class _Attempt:
         self.misses.append(Miss(self.rule.name, self.root.results[0].name, matched, self.rule.size, reason, place))
 
     def at(self, item: Term, value: Value) -> Iterator[None]:
-        """Every way `item` matches `value`."""
+        """Yield once for every match of `item` with `value`."""
         held = self.bound.get(item)
         if held is not None:
             if held is value:
@@ -224,7 +236,7 @@ class _Attempt:
             del self.known[name]
 
     def quotient(self, item: Apply, place: int, node: Node) -> Iterator[None]:
-        """x / c where the pattern says x * (1/c)."""
+        """Match x / c where the pattern has x * (1/c)."""
         wanted, (x, divisor) = item.operands[place], node.operands
         scalar = divisor.scalar()
         if not isinstance(wanted, Number) or not scalar or not divisor.type.dtype.is_float:
@@ -258,19 +270,19 @@ class _Attempt:
 
 
 def same_number(found: float, wanted: float, dtype: DType) -> bool:
-    """Whether a number stored as `dtype` is meant to be `wanted`."""
+    """Return True if a number stored as `dtype` stands for `wanted`."""
     if found == wanted or math.isinf(wanted) or math.isinf(found):  # no number is near infinity
         return found == wanted
     return abs(found - wanted) <= max(TOLERANCE, dtype.epsilon) * abs(wanted)
 
 
 def as_written(found: float, dtype: DType) -> float:
-    """A number of f32 as its author wrote it: 1e-05, not 9.999999747378752e-06; the same once rounded."""
+    """Return an f32 number as its author wrote it: 1e-05, not 9.999999747378752e-06; the same once rounded."""
     return float(str(np.float32(found))) if dtype is DType.F32 else found
 
 
 def _number_at(item: Apply) -> int | None:
-    """Which of two operands is a number, if just one is."""
+    """Return the place of the only number among two operands; None without one."""
     places = [i for i, o in enumerate(item.operands) if isinstance(o, Number)]
     return places[0] if len(places) == 1 and len(item.operands) == 2 else None
 
@@ -280,15 +292,15 @@ def _is_new(item: Term) -> bool:
 
 
 def _dtype(item: Apply, match: Match) -> DType:
-    """The dtype of numbers beside other operands: that of the first leaf below, or else the root's."""
-    leaves = (match.values[t.name].type.dtype for t in walk(item) if isinstance(t, Tensor))
+    """Return the dtype of numbers next to other operands: that of the first leaf below, or else the root's."""
+    leaves = (match.values[t.name].type.dtype for t in subterms(item) if isinstance(t, Tensor))
     return next(leaves, match.root.result.type.dtype)
 
 
 def instantiate(
     graph: Graph, item: Term, values: Mapping[str, Value], known: Mapping[str, Any], before: Node | None = None
 ) -> Value:
-    """Build a term over the given leaves, new nodes inserted before `before`."""
+    """Build a term over the given leaves; new nodes are inserted before `before`."""
     made: dict[Term, Value] = {}
 
     def build(item: Term, dtype: DType) -> Value:
@@ -296,7 +308,7 @@ def instantiate(
             return values[item.name]
         if item not in made:
             if isinstance(item, Apply):
-                below = (values[t.name].type.dtype for t in walk(item) if isinstance(t, Tensor))
+                below = (values[t.name].type.dtype for t in subterms(item) if isinstance(t, Tensor))
                 inner = next(below, dtype)
                 operands = [build(o, inner) for o in item.operands]
                 made[item] = graph.insert(item.build(known), operands, before=before).results[0]
@@ -333,8 +345,9 @@ def rule(
 ) -> Rule | Callable[[Callable[..., Sides]], Rule]:
     """Make a rule of a function from `Ops` and leaves to (pattern, replacement).
 
-    `where` raises NoMatch; `dtypes` is float, or any where the equation holds for integers too;
-    `sample` gives shapes, numbers and attributes the equation can be tried with.
+    where: raises NoMatch where the rule does not apply
+    dtypes: `float`, or `any` where the equation holds for integers too
+    sample: shapes, numbers and attributes to try the equation with
     """
 
     def trace(function: Callable[..., Sides]) -> Rule:
@@ -355,7 +368,7 @@ def _leaf(name: str, kind: str) -> Tensor | Symbol:
 
 
 def nearest_misses(graph: Graph, rules: Sequence[Rule]) -> list[Miss]:
-    """For each rule that matches nowhere, the place it came nearest to matching (two ops or more)."""
+    """Find for each rule that matches nowhere its nearest miss (of two ops or more)."""
     best: dict[str, Miss] = {}
     matched: set[str] = set()
     for node in graph.nodes:

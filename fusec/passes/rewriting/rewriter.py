@@ -1,7 +1,7 @@
 """Apply rules all over a graph: sweeps in graph order until nothing matches, linear in the graph's size.
 
-A rule is indexed by the ops its root may be. Whatever falls out of use by a rewrite is erased at once,
-and the node that replaces it takes over its origin.
+Rules are indexed by the ops of their roots. A rewrite erases unused nodes immediately, and the replacement takes over
+their origin.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_SWEEPS = 8  # a rewrite upstream may open one downstream of it only in the s
 
 
 class NoMatch(Exception):  # noqa: N818 - no error: the usual outcome
-    """Why a rule does not apply, and the value that prevents it."""
+    """The reason why a rule does not apply, and the value that prevents it."""
 
     def __init__(self, reason: str, value: Value | None = None):
         super().__init__(reason)
@@ -26,32 +26,32 @@ class NoMatch(Exception):  # noqa: N818 - no error: the usual outcome
 
 
 class Rewriter(Protocol):
-    """A rule: what it may start from, and what replaces it."""
+    """Protocol of rules: the ops a rule may start from, and the replacement."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def equation(self) -> str:
-        """What equals what, for people."""
+        """Return the equation, for people."""
         ...
 
     @property
     def roots(self) -> frozenset[str]:
-        """Names of the ops a match ends in."""
+        """Return the names of ops that a match ends in."""
         ...
 
     def apply(self, graph: Graph, node: Node) -> Value | None:
-        """The value to use for `node.result` instead (new nodes inserted before `node`), or None.
+        """Return the value to use for `node.result` instead (new nodes inserted before `node`), or None.
 
-        NoMatch does the same as None and says why.
+        NoMatch means None, with a reason.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Local:
-    """A rule written by hand, for what a pattern cannot say."""
+    """A rule written by hand, for rewrites that a pattern cannot express."""
 
     name: str
     equation: str
@@ -72,7 +72,7 @@ def local(*roots: str, equation: str) -> Callable[[Callable[[Graph, Node], Value
 
 
 def rewrite(graph: Graph, rules: Sequence[Rewriter], disable: Collection[str] = ()) -> dict[str, int]:
-    """Apply the rules (earlier ones first at a node) until none matches; how often each did."""
+    """Apply the rules (earlier ones first at a node) until none matches; return how often each did."""
     index: dict[str, list[Rewriter]] = {}
     for rule in rules:
         for root in rule.roots if rule.name not in disable else ():
@@ -114,7 +114,7 @@ def _sweep(graph: Graph, index: dict[str, list[Rewriter]], fired: dict[str, int]
 
 
 def _unknown(value: Value, known: set[Node]) -> list[Node]:
-    """The nodes behind a value that are not known yet, in dependency order."""
+    """List new nodes that a value depends on, in dependency order."""
     found: dict[Node, None] = {}
 
     def visit(node: Node | None) -> None:
@@ -129,9 +129,9 @@ def _unknown(value: Value, known: set[Node]) -> list[Node]:
 
 
 def substitute(graph: Graph, old: Value, new: Value, fresh: bool = False) -> set[Node]:
-    """Use `new` for `old` everywhere and erase what is of no use any more; returns what was erased.
+    """Use `new` for `old` everywhere and erase unused nodes; return the erased ones.
 
-    `new` takes over the origin of everything erased, and if it is `fresh`, the name of `old`.
+    `new` takes over the origin of all erased nodes, and if it is `fresh`, the name of `old`.
     """
     if not old.type.same_value_type(new.type):
         raise VerifyError(f"{new!r} cannot replace {old!r}")
@@ -148,7 +148,7 @@ def substitute(graph: Graph, old: Value, new: Value, fresh: bool = False) -> set
 
 
 def erase_unused(graph: Graph, node: Node) -> list[Node]:
-    """Erase `node` if nothing uses it, then what only it used; returns what went, operands first."""
+    """Erase `node` if nothing uses it, then what only it used; return the erased nodes, operands first."""
     erased: dict[Node, None] = {}
     waiting = [node]
     while waiting:
@@ -163,5 +163,5 @@ def erase_unused(graph: Graph, node: Node) -> list[Node]:
 
 
 def use_count(value: Value) -> int:
-    """How many operands are this value. `len(value.uses)` copies: quadratic where thousands share a constant."""
+    """Count the uses of a value. `len(value.uses)` copies, which is quadratic where thousands share a constant."""
     return len(value._uses)  # pyright: ignore[reportPrivateUsage] - counted without a copy

@@ -1,4 +1,4 @@
-"""What can be said of a value without computing it: whether it can be negative."""
+"""Derive facts about a value without computing it: if it can be negative."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CLOSED = frozenset({"add", "mul", "div", "min"})  # of operands that are never 
 
 
 def never_negative(value: Value, depth: int = DEPTH) -> bool:
-    """Whether every element is NaN or at least zero (of either sign)."""
+    """Return True if every element is NaN or at least zero (of either sign)."""
     if value.literal is not None:
         return value.literal.type.nbytes <= EAGER_BYTES and bool((value.literal.array >= 0).all())
     node = value.node

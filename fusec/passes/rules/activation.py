@@ -1,4 +1,4 @@
-"""Activations as frameworks spell them out, after canonicalisation (x / c is x * (1/c), limits are clip)."""
+"""Rules for activations as frameworks spell them, after canonicalisation (x / c is x * (1/c), limits are clip)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusec.passes.rewriting.rewriter import Rewriter
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
-# gelu: three ways to halve, and for the tanh form three ways to write the polynomial ---------------------
+# gelu: several spellings of the half, and of the polynomial of the tanh variant ---------------------
 
 _Outer = Callable[[Ops, Tensor, Apply], Apply]
 _HALVED: dict[str, _Outer] = {

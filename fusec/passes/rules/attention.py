@@ -1,7 +1,7 @@
-"""Scaled dot-product attention as exporters spell it: two products, a softmax between them, scale and mask anywhere.
+"""Recognise scaled dot-product attention as exporters spell it: two products and a softmax between them.
 
-Written by hand: the scale may stand on queries, keys or scores, the mask inside or outside of it, and reshapes,
-transposes, casts and repeated heads between any two of them.
+The rule is written by hand, because the scale may be on queries, keys or scores, the mask inside or outside of it, and
+reshapes, transposes, casts and repeated heads between any two of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MASK_BYTES = 1 << 26  # constant masks are looked into up to this size
 
 @dataclass(frozen=True)
 class _Term:
-    """What is added to the scores: factor * value, and the scores' leading dims there."""
+    """An addend of the scores: factor * value, and the leading dims of the scores at that place."""
 
     value: Value
     factor: float
@@ -42,13 +42,13 @@ class _Scores:
     product: Node
     factor: float = 1.0
     terms: list[_Term] = field(default_factory=list[_Term])
-    hidden: list[tuple[_Term, bool]] = field(default_factory=list[tuple[_Term, bool]])  # mask, the side kept
+    hidden: list[tuple[_Term, bool]] = field(default_factory=list[tuple[_Term, bool]])  # mask, the side that is shown
     leads: list[Shape] = field(default_factory=list[Shape])
 
 
 @dataclass(frozen=True)
 class _Operand:
-    """A matrix of each head behind views: `value`, transposed if `swapped`, times `factor`, each head repeated."""
+    """A matrix of each head without its views: `value`, transposed if `swapped`, times `factor`, each head repeated."""
 
     value: Value
     swapped: bool = False
@@ -85,7 +85,7 @@ def attention(graph: Graph, node: Node) -> Value | None:
 
 
 class _Maker:
-    """Inserts nodes before another, and takes them back."""
+    """Inserts nodes before another, and can remove them again."""
 
     def __init__(self, graph: Graph, before: Node):
         self.graph = graph
@@ -123,7 +123,7 @@ def _made_by(value: Value) -> Node:
 
 
 def _softmax(weights: Value, user: Node) -> tuple[Node, bool]:
-    """The softmax behind weights, and whether rows that are NaN become zero on the way."""
+    """Find the softmax that computes weights; tell if rows of NaN become zero on the way."""
     users, guarded = (user,), False
     while True:
         node = _made_by(weights)
@@ -141,7 +141,7 @@ def _softmax(weights: Value, user: Node) -> tuple[Node, bool]:
 
 
 def _unguarded(node: Node) -> Value:
-    """The weights in where(is_nan(weights), 0, weights)."""
+    """Return the weights in where(is_nan(weights), 0, weights)."""
     condition, zero, weights = node.operands
     test = condition.node
     if test is None or test.op.name != "is_nan" or test.operands[0] is not weights or zero.scalar() != 0:
@@ -151,17 +151,17 @@ def _unguarded(node: Node) -> Value:
 
 
 def _view(node: Node) -> Value:
-    """What a cast between floats, or a reshape that keeps rows and columns, hands on."""
+    """Return the operand of a cast between floats, or of a reshape that keeps rows and columns."""
     if isinstance(node.op, (Cast, Reshape)):
         (source,) = node.operands
         floats = isinstance(node.op, Reshape) or (source.type.dtype.is_float and node.op.to.is_float)
         if floats and source.type.shape[-2:] == node.result.type.shape[-2:]:
             return source
-    raise NoMatch(f"{node.op.name} is in the way", node.results[0])
+    raise NoMatch(f"{node.op.name} between the scores and the softmax is not a view", node.results[0])
 
 
 def _scores(value: Value, user: Node, factor: float) -> _Scores:
-    """What the softmax is taken of, `factor` times `value`, as product, scale and mask."""
+    """Match the softmax's operand, `factor` times `value`, as product, scale and mask."""
     node = _made_by(value)
     _alone(value, user)
     lead = value.type.shape[:-2]
@@ -183,7 +183,7 @@ def _scores(value: Value, user: Node, factor: float) -> _Scores:
 
 
 def _scaled(node: Node) -> tuple[Value, float]:
-    """x and c of x * c or x / c."""
+    """Return x and c of x * c or x / c."""
     a, b = node.operands
     x, c = (b, a) if a.literal is not None and node.op.name == "mul" else (a, b)
     number = c.scalar()
@@ -193,7 +193,7 @@ def _scaled(node: Node) -> tuple[Value, float]:
 
 
 def _either(node: Node, factor: float, lead: Shape) -> _Scores:
-    """A sum: one term is the scores."""
+    """Match a sum, one of whose terms is the scores."""
     reason: NoMatch | None = None
     for x, b in (node.operands, node.operands[::-1]):
         try:
@@ -210,7 +210,7 @@ def _either(node: Node, factor: float, lead: Shape) -> _Scores:
 
 
 def _where(node: Node, factor: float, lead: Shape) -> _Scores:
-    """Scores where a mask allows them, else -infinity, or what leaves as little if something else is shown."""
+    """Match scores where a mask allows them, else -infinity, or a number as low if the mask shows some key."""
     mask, x, y = node.operands
     keeps = x.literal is None
     kept, other = (x, y) if keeps else (y, x)
@@ -225,12 +225,12 @@ def _where(node: Node, factor: float, lead: Shape) -> _Scores:
 
 
 def _lowest(value: Value) -> float:
-    """What hides a score beside others, in the type of a value."""
+    """Return the number, in the type of a value, that hides a score next to others."""
     return max(NEVER, float(ml_dtypes.finfo(value.type.dtype.numpy).min))
 
 
 def _shows_some(mask: Value, keeps: bool) -> bool:
-    """Whether a mask is known to leave each query some key."""
+    """Return True if a mask is known to leave each query some key."""
     array = _known(mask)
     return array is not None and bool((np.atleast_1d(array) == keeps).any(axis=-1).all())
 
@@ -239,7 +239,7 @@ def _shows_some(mask: Value, keeps: bool) -> bool:
 
 
 def _operand(value: Value, scaled: bool) -> _Operand:
-    """The operand of a product with views of its heads taken away."""
+    """Remove the views of heads from the operand of a product."""
     found = _Operand(value)
     while True:
         node = found.value.node
@@ -264,13 +264,13 @@ def _operand(value: Value, scaled: bool) -> _Operand:
 
 
 def _repeats(node: Node) -> bool:
-    """Whether [B, G, 1, rows, columns] is expanded along its third dim only."""
+    """Return True if [B, G, 1, rows, columns] is expanded along its third dim only."""
     source, shape = node.operands[0].type.shape, node.result.type.shape
     return len(source) == len(shape) == 5 and source[2] == 1 and (*source[:2], *source[3:]) == (*shape[:2], *shape[3:])
 
 
 def _heads(leads: list[Shape], query: _Operand, key: _Operand) -> tuple[int, int]:
-    """Batch and heads: the leading dims of the scores wherever there are two of them, else those of the query."""
+    """Return batch and heads: the scores' leading dims wherever there are two of them, else the query's."""
     total = math.prod(leads[-1])
     if key.repeats > 1:
         batch, groups = key.value.type.shape[:2]
@@ -283,7 +283,7 @@ def _heads(leads: list[Shape], query: _Operand, key: _Operand) -> tuple[int, int
 
 
 def _placed(make: _Maker, operand: _Operand, lead: tuple[int, int]) -> Value:
-    """The operand as [batch, heads, rows, columns]."""
+    """Reshape the operand to [batch, heads, rows, columns]."""
     value, shape = operand.value, operand.value.type.shape
     if math.prod(shape[:-2]) != math.prod(lead) or (operand.repeats > 1 and shape[:2] != lead):
         raise NoMatch(f"{list(shape)} is no matrix for each of {lead[0]} times {lead[1]} heads", value)
@@ -297,7 +297,7 @@ def _placed(make: _Maker, operand: _Operand, lead: tuple[int, int]) -> Value:
 
 
 def _bias(make: _Maker, scores: _Scores, lead: tuple[int, int]) -> tuple[Value | None, bool]:
-    """All that is added to the scores, as one value, and whether its -infinities hide them."""
+    """Add up all addends of the scores; tell if their -infinities hide scores."""
     dtype = scores.product.result.type.dtype
     total: Value | None = None
     for term in scores.terms:
@@ -316,7 +316,7 @@ def _bias(make: _Maker, scores: _Scores, lead: tuple[int, int]) -> tuple[Value |
 
 
 def _beside(make: _Maker, term: _Term, lead: tuple[int, int]) -> Value:
-    """A value that broadcasts with the scores, made to do so with the scores of four dims."""
+    """Reshape a value that broadcasts with the scores to broadcast with the scores of four dims."""
     value, shape = term.value, term.value.type.shape
     if term.lead == lead or len(shape) <= 2:
         return value
@@ -334,9 +334,10 @@ def _is_finite(value: Value) -> bool:
 
 
 def _causal(make: _Maker, bias: Value | None) -> tuple[Value | None, bool, bool]:
-    """The mask that is left; whether the rest says that no query sees a later key; whether it leaves each one some.
+    """Split a causal mask off a bias.
 
-    What a constant adds to hide a key becomes -infinity: that survives a smaller storage type.
+    Returns the remaining mask, True if the mask was causal, and True if it leaves each query some key. A constant that
+    hides a key becomes -infinity, because that survives a smaller storage type.
     """
     array = None if bias is None else _known(bias)
     if bias is None or array is None:
@@ -358,7 +359,7 @@ def _causal(make: _Maker, bias: Value | None) -> tuple[Value | None, bool, bool]
 
 
 def _known(value: Value, depth: int = 3) -> Array | None:
-    """The array of a constant, or of what was just made of constants; None of anything else, or if it is large."""
+    """Return the array of a constant, or of new nodes on constants; None for other values, or large ones."""
     if value.type.nbytes > MASK_BYTES or depth == 0:
         return None
     if value.literal is not None:
@@ -371,7 +372,7 @@ def _known(value: Value, depth: int = 3) -> Array | None:
 
 
 class _WithInfinity:
-    """-infinity for numbers that low."""
+    """Replaces numbers that low by -infinity."""
 
     def __init__(self, lowest: float):
         self.lowest = lowest

@@ -1,16 +1,15 @@
-"""Casts that exporters put around what computes in fp32 anyway, or through integers that floats hold as well."""
+"""Remove casts around ops that compute in fp32 anyway, and casts through integers whose values floats hold."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fusec.ir import DType, Graph, Node, Value
+from fusec.ir import HALVES, DType, Graph, Node, Value
 from fusec.ops import Cast, GroupNorm, InstanceNorm, LayerNorm, RmsNorm, Softmax, pw
 from fusec.passes.rewriting.affine_ops import single_use
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local
 
-HALVES = (DType.F16, DType.BF16)
 WIDE = (LayerNorm, RmsNorm, GroupNorm, InstanceNorm, Softmax)  # of 16 bits: computed in fp32, rounded once
 SMALL = (DType.I8, DType.U8, DType.I16, DType.U16)  # fp32 holds all their numbers
 
@@ -19,7 +18,7 @@ SMALL = (DType.I8, DType.U8, DType.I16, DType.U16)  # fp32 holds all their numbe
     "cast", equation="cast(norm(cast(x, f32), s), f16) = norm(x, cast(s, f16)) for norms and softmax, s exact in f16"
 )
 def norm_between_casts(graph: Graph, node: Node) -> Value | None:
-    """Rounded once at the end either way."""
+    """Drop the casts, because the result is rounded once at the end in both spellings."""
     outer, (y,) = node.op, node.operands
     inner = y.node
     assert isinstance(outer, Cast)
@@ -33,7 +32,7 @@ def norm_between_casts(graph: Graph, node: Node) -> Value | None:
 
 
 def _narrow(value: Value, dtype: DType) -> Value | None:
-    """What was widened to become the value, or a constant that 16 bits hold as well."""
+    """Return the value before it was widened, or a constant that 16 bits hold exactly."""
     node, literal = value.node, value.literal
     if literal is not None and literal.type.nbytes <= EAGER_BYTES:
         with np.errstate(over="ignore"):
@@ -46,7 +45,7 @@ def _narrow(value: Value, dtype: DType) -> Value | None:
 
 @local("cast", equation="cast(cast(clip(round(x) + z), i8), f32) = clip(round(x) + z) within the integer's range")
 def through_integers(graph: Graph, node: Node) -> Value | None:
-    """What was quantised and is dequantised at once: whole numbers in range are the same in fp32."""
+    """Drop quantisation that is undone immediately: whole numbers in range are the same in fp32."""
     whole = node.operands[0].node
     if not _is_cast(node, DType.F32) or whole is None or not isinstance(whole.op, Cast) or whole.op.to not in SMALL:
         return None
@@ -68,7 +67,7 @@ def _is_cast(node: Node, to: DType) -> bool:
 
 
 def _is_whole(value: Value) -> bool:
-    """Whether every finite element is a whole number: rounded, and perhaps a whole number added."""
+    """Return True if every finite element is a whole number: rounded, and perhaps a whole number added."""
     node = value.node
     if node is None:
         return False
@@ -84,7 +83,7 @@ def _whole_numbers(array: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) ->
 
 @local("add", equation="clip(round(x) + z, a, b) - z = clip(round(x), a - z, b - z) for a whole number z")
 def zero_point_and_back(graph: Graph, node: Node) -> Value | None:
-    """A zero point added before the limits and taken away behind them moves the limits."""
+    """Move the limits by a zero point that is added before them and subtracted after them."""
     y, back = node.operands
     clip = y.node
     if clip is None or clip.op.name != "clip" or not single_use(y) or y.type.dtype is not DType.F32:

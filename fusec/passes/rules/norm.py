@@ -1,4 +1,4 @@
-"""Normalisations and softmax as frameworks spell them out, and the scale and bias that belong to them."""
+"""Rules for norms and softmax as frameworks spell them, and for their scale and bias."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusec.passes.rewriting.rewriter import Rewriter
 
 
 def _trailing(m: Match) -> None:
-    """`axes` are all the dims from some axis on; tells the replacement `axis` and their `shape`."""
+    """Check that `axes` are all dims from some axis on; give the replacement `axis` and their `shape`."""
     rank, axes = m["x"].type.rank, m.known["axes"]
     m.require(axes == tuple(range(rank - len(axes), rank)), f"axes {list(axes)} are not trailing", "x")
     m.require(len(axes) < rank, "normalises the whole tensor", "x")
@@ -62,7 +62,7 @@ def rms_norm_spelt(p: Ops, x: Tensor, axes: Attribute, eps: Scalar, axis: Attrib
 
 
 def _fits_trailing(m: Match) -> None:
-    """The weight varies along the normalised dims only; tells the replacement its `shape` there."""
+    """Check that the weight varies along the normalised dims only; give the replacement its `shape` there."""
     x, f = m["x"].type, m["f"].type
     axis = m.known["axis"] % x.rank
     own = (1,) * (x.rank - f.rank) + f.shape
@@ -99,7 +99,7 @@ def rms_norm_scale(p: Ops, x: Tensor, s: Tensor, f: Weight, axis: Attribute, eps
 
 
 def _per_channel(m: Match) -> None:
-    """The weight varies along channels only; tells the replacement its `shape` as a vector."""
+    """Check that the weight varies along channels only; give the replacement its `shape` as a vector."""
     x, f = m["x"].type, m["f"].type
     own = (1,) * (x.rank - f.rank) + f.shape
     fits = f.rank <= x.rank and all(d == 1 for i, d in enumerate(own) if i != 1)
@@ -153,14 +153,14 @@ def group_norm_bias(
 
 
 def _groups_of_channels(m: Match) -> None:
-    """x is viewed as [N, groups, …] and back; the norm of the groups has no scale and bias of its own."""
+    """Check that x is viewed as [N, groups, …] and back, and that the groups' norm has no scale and bias."""
     x = m["x"].type
     m.require(m.known["back"] == x.shape, f"goes on as {list(m.known['back'])}", "x")
     _require_groups(m)
 
 
 def _groups_in_a_row(m: Match) -> None:
-    """The same, where it goes on by its channels, but with the dims behind them in another shape."""
+    """Check the same, where the view back keeps the channels and gives the dims after them another shape."""
     x, back = m["x"].type, m.known["back"]
     m.require(back != x.shape and len(back) >= 3 and back[:2] == x.shape[:2], f"goes on as {list(back)}", "x")
     _require_groups(m)

@@ -1,4 +1,4 @@
-"""Find the activations, normalisations and softmax a model spells out in smaller ops."""
+"""Recognise activations, norms and softmax that are spelled as smaller ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RULES: tuple[Rewriter, ...] = (*norm.RULES, *activation.RULES, *rotary.RULES, *c
 
 @dataclass(frozen=True)
 class Recognise:
-    """Activations, normalisations and softmax that are spelt out in smaller ops."""
+    """Recognise activations, norms and softmax that are spelled as smaller ops."""
 
     name: ClassVar[str] = "recognise"
     rules: ClassVar[tuple[Rewriter, ...]] = RULES

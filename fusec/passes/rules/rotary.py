@@ -1,4 +1,4 @@
-"""Rotary position embedding as exporters spell it: the halves of each row turned against each other."""
+"""Rules for rotary position embeddings as exporters spell them: rotated halves of each row, times cos and sin."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The gradient of a relu behind a batch norm in training is taken by the norm's own backward: from the operand, which
-it reads anyway, it sees where the relu was open. So the relu's result need not be read once more.
+"""Take the gradient of a relu after a batch norm in the norm's own backward op, which can recompute the relu's mask.
 
-A convolution's gradient in front then needs no epilogue, and keeps its precompiled engines.
+The norm reads its operand anyway, and from it sees where the relu was open. So the relu's result need not be read
+again, and the gradient of a convolution before needs no epilogue and keeps its precompiled engines.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusec.ir import Graph, Node, Value
-from fusec.lowering.virtual_rounding import HALVES
+from fusec.ir import HALVES, Graph, Node, Value
 from fusec.ops import BatchNormBackward, BatchNormTrain, Pointwise
 from fusec.passes.base import Options
 
 
 @dataclass(frozen=True)
-class MaskByNorm:
-    """See the module."""
+class ReluMaskFromNorm:
+    """Move relu's gradient into the norm's backward op; the pass has no options."""
 
     name: ClassVar[str] = "mask_by_norm"
 
@@ -32,7 +31,7 @@ def _masked(graph: Graph, node: Node) -> None:
     norm = mean.node
     if norm is None or not isinstance(norm.op, BatchNormTrain) or norm.results[1:] != (mean, inverse):
         return
-    if norm.operands[:2] != (x, scale) or scale.type.dtype in HALVES:  # rounded statistics gave another result
+    if norm.operands[:2] != (x, scale) or scale.type.dtype in HALVES:  # rounded statistics would give another mask
         return
     gradient = loss.node
     if gradient is None or not _is(gradient, "relu_backward") or loss.users != [node]:

@@ -1,7 +1,7 @@
-"""Compute again what is cheap rather than keep it: values that a training step's backward half reads long after they
-were made, and that pointwise ops can make anew from what is kept anyway.
+"""Recompute cheap values instead of storing them for the backward half of a training step.
 
-Only where there is state, that is in training: an inference graph has no such gap.
+Such a value is read long after it was computed, and pointwise ops can recompute it from values that are stored anyway.
+The pass runs only where there is state, that is in training, because an inference graph has no such gap.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from fusec.ir import Constant, Graph, Node, Value, positions
 from fusec.ops import Cast, Pointwise
 from fusec.passes.base import Options
 
-# Ops that cost no more than the memory traffic they save; the others (exp, tanh, erf…) keep a unit of the GPU busy
-# that is slower than memory only in long chains, so a chain may be so many nodes long, and no longer.
+# Most ops cost no more than the memory traffic they save. Others (exp, tanh, erf…) use a unit of the GPU that is
+# slower than memory only in long sequences, so the number of recomputed nodes is limited.
 MAX_CHAIN = 4
-MIN_BYTES = 1 << 12  # below, nothing is gained
+MIN_BYTES = 1 << 12  # below this nothing is gained
 
 
 @dataclass(frozen=True)
 class Rematerialise:
-    """`gap`: how far apart, as a share of the graph, a value's making and its use must be."""
+    """`gap`: shortest distance between a value's computation and its use, as a share of the graph."""
 
     gap: float = 0.25
     name: ClassVar[str] = "rematerialise"
@@ -42,7 +42,7 @@ class Rematerialise:
                 groups.setdefault(frozenset(r for r in roots if r not in kept), {})[value] = chain
         chosen: dict[Value, list[Node]] = {}
         for roots, values in groups.items():
-            # what is kept instead must be less than what need not be kept
+            # values stored instead must take less memory than those that need no storage any more
             if sum(r.type.nbytes for r in roots) < sum(v.type.nbytes for v in values):
                 chosen |= values
         copies: dict[Value, Value] = {}
@@ -55,12 +55,12 @@ Uses = list[tuple[Node, int]]
 
 
 def _late(graph: Graph, place: Mapping[Node, int], far: int) -> dict[Value, Uses]:
-    """Results that are read at least so many nodes behind, with these uses in the order of the graph."""
+    """Find results that are read at least `far` nodes later, with these uses in graph order."""
     found: dict[Value, Uses] = {}
     for node in graph.nodes:
         for value in node.results if not isinstance(node.op, Constant) else ():
             if isinstance(node.op, Cast) and node.operands[0] in graph.inputs:
-                continue  # a parameter in fewer bits: all of them are cast by one kernel, once
+                continue  # one kernel casts all parameters, once
             uses = [(user, i) for user, i in value.uses if user is not graph.return_node]
             uses = [(user, i) for user, i in uses if place[user] - place[node] >= far]
             if uses:
@@ -73,7 +73,7 @@ def _cheap(value: Value) -> bool:
 
 
 def _chain(value: Value, place: Mapping[Node, int]) -> tuple[list[Node], list[Value]] | None:
-    """The pointwise nodes that make a value, first to last, and what they start from; None if they are too many."""
+    """Return the pointwise nodes that compute a value, and their sources; None if they are too many."""
     nodes: dict[Node, None] = {}
     roots: dict[Value, None] = {}
     stack = [value]
@@ -93,7 +93,7 @@ def _chain(value: Value, place: Mapping[Node, int]) -> tuple[list[Node], list[Va
 
 
 def _again(graph: Graph, value: Value, chain: list[Node], before: Node, copies: dict[Value, Value]) -> Value:
-    """The value made once more, before the first node that reads it late; later ones share that."""
+    """Recompute the value before the first node that reads it late; later readers share that copy."""
     for node in chain:
         result = node.result
         if result not in copies:

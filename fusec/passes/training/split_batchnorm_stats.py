@@ -1,5 +1,7 @@
-"""The statistics of a batch norm in training as ops of their own where a convolution makes its image: cuDNN may take
-them with the convolution (genstats), and the norm then reads its image once. Kernels do both as they do the norm.
+"""Split the statistics off a batch norm in training where a convolution computes its image.
+
+cuDNN may then compute them with the convolution (genstats), and the norm reads its image once. Kernels run the two ops
+as fast as the norm.
 """
 
 from __future__ import annotations
@@ -7,20 +9,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusec.ir import Graph, Node, channels_last
-from fusec.lowering.virtual_rounding import HALVES
+from fusec.ir import HALVES, Graph, Node, channels_last
 from fusec.ops import BatchNormBySums, BatchNormTrain, ChannelSums, Conv
 from fusec.passes.base import Options
+from fusec.targets.target import DEFAULT, Target, load
 
-# What the norm's one launch keeps on chip, or finds in the second-level cache once more, it hardly reads twice
-# (fusec.gpu.kernels.norm.batch_norm_resident). Beyond that an H200 gains; up to it, the convolution's only engine for
-# sums loses more than the norm gains (benchmarks/results/channel_sums.json).
-KEPT_BYTES = (132 * 224 << 10) + (24 << 20)
+RESERVED_BYTES = 3 << 10  # of a block's shared memory, which the norm does not use for elements
+L2_SHARE = 2 / 5  # of the second-level cache, in which the norm still finds elements that it read before
+
+
+def kept_bytes(target: Target) -> int:
+    """Return the size of an image that the norm's one launch hardly reads twice.
+
+    The launch keeps the image on the chip, or finds it in the second-level cache (fusec.gpu.kernels.norm.
+    batch_norm_resident). Above this size an H200 gains from the split. Below it, the convolution's only engine for sums
+    loses more than the norm gains (benchmarks/results/channel_sums.json).
+    """
+    on_chip = target.processors * (target.shared_memory_bytes - RESERVED_BYTES)
+    return on_chip + int(target.l2_bytes * L2_SHARE)
+
+
+KEPT_BYTES = kept_bytes(load(DEFAULT))  # passes do not know the target; measured on the default one alone
 
 
 @dataclass(frozen=True)
-class SumsInFront:
-    """See the module."""
+class SplitBatchNormStats:
+    """Split statistics off batch norms; the pass has no options."""
 
     name: ClassVar[str] = "sums_in_front"
 
@@ -31,8 +45,11 @@ class SumsInFront:
 
 
 def _gains(node: Node) -> bool:
-    """In 16 bits alone: there an element's own rounding is more than what is lost with a variance by sums of squares,
-    for means of up to hundreds of deviations."""
+    """Return True for large 16-bit images of a convolution.
+
+    In 16 bits an element's own rounding exceeds the error of a variance by sums of squares, for means of up to
+    hundreds of deviations.
+    """
     x = node.operands[0]
     maker = x.node
     if maker is None or not isinstance(maker.op, Conv) or maker.op.groups != 1 or x.type.dtype not in HALVES:

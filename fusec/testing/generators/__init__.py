@@ -1,1 +1,1 @@
-"""Generate random graphs, arrays and Hypothesis examples, and encode them."""
+"""Generate random graphs and arrays with Hypothesis."""

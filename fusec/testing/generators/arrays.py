@@ -1,4 +1,4 @@
-"""Random tensors on which a wrong answer shows: exact small integers, normals, extremes, ties, NaN and infinity."""
+"""Draw random tensors that reveal wrong results: exact small integers, normals, extremes, ties, NaN and infinity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Draw = Callable[[np.random.Generator, tuple[int, ...], DType], Array]
 
 
 def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
-    """Sparse integers from -3 to 3: sums and products of a few hundred are exact in every format."""
+    """Draw sparse integers from -3 to 3: sums and products of a few hundred are exact in every format."""
     return rng.integers(-3, 4, shape) * (rng.random(shape) < 0.6)
 
 
@@ -24,23 +24,23 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> A
 
 
 def _positive(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
-    """Away from zero, so that quotients, roots and logarithms are tame."""
+    """Draw numbers away from zero, so that quotients, roots and logarithms are not large."""
     return rng.uniform(0.5, 2.0, shape)
 
 
 def _ties(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
-    """Halves, signed zeros among them: equal operands, values on a kink, quotients that round half to even."""
+    """Draw multiples of 0.5 and signed zeros: equal operands, kinks of functions, quotients that round half to even."""
     return rng.integers(-4, 5, shape) * 0.5 * rng.choice([-1.0, 1.0], shape)
 
 
 def _wide(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
-    """Magnitudes from 1e-3 to 1e3 (1e-2 to 30 in half precision), so that functions saturate."""
+    """Draw magnitudes from 1e-3 to 1e3 (1e-2 to 30 in half precision), so that functions saturate."""
     reach = 3.0 if dtype not in (DType.F16, DType.BF16) else 1.5
     return 10.0 ** rng.uniform(-reach, reach, shape) * rng.choice([-1.0, 1.0], shape)
 
 
 def _special(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
-    """Small integers with NaN, infinities and signed zeros strewn in."""
+    """Draw small integers, with NaN, infinities and signed zeros among them."""
     plain = _integers(rng, shape, dtype).astype(np.float64)
     odd = rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0, 0.0]), shape)
     return np.where(rng.random(shape) < 0.15, odd, plain)
@@ -57,7 +57,7 @@ STYLES: Mapping[str, Draw] = {
 
 
 def draw_array(rng: np.random.Generator, type: TensorType, style: str) -> Array:
-    """An array of the type: floats by the style, integers -3 to 3 (0 to 3 unsigned), fair bools."""
+    """Draw an array: floats of the style, integers from -3 to 3 (unsigned from 0 to 3), or bools."""
     if type.dtype is DType.BOOL:
         return rng.random(type.shape) < 0.5
     if type.dtype.is_int:
@@ -67,8 +67,11 @@ def draw_array(rng: np.random.Generator, type: TensorType, style: str) -> Array:
 
 
 def draw_feeds(graph: Graph, seed: int, style: str) -> dict[str, Array]:
-    """An array for every input of the graph, by name. Indices of a gather stay inside what they index,
-    negative ones among them; no NaN or infinity where one would be cast to an integer, which is undefined."""
+    """Draw an array for each input of the graph, by name.
+
+    Indices of a gather are in range, with negative ones among them. A graph with a cast to integers gets no NaN or
+    infinity, because such casts are undefined.
+    """
     rng = np.random.default_rng(seed)
     if style == "special" and any(isinstance(n.op, Cast) and n.op.to.is_int for n in graph.nodes):
         style = "ties"

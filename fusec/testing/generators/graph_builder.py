@@ -1,4 +1,4 @@
-"""A graph that grows by drawn choices: where values, constants and broadcast forms come from."""
+"""Build a random graph from drawn choices: values, constants, and operands that broadcast."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fusec.testing.generators.arrays import draw_array
 T = TypeVar("T")
 Shape = tuple[int, ...]
 
-MAX_ELEMENTS = 1200  # of one value: enough for every rule, little enough for thousands of graphs a minute
+MAX_ELEMENTS = 1200  # of one value: enough for every rule, and few enough for thousands of graphs a minute
 MAX_INPUTS = 6
 NUMBERS = (1.0, 0.0, -1.0, 0.5, 2.0, 3.0, 6.0, 1 / 6, -0.0, 0.1)
 CONSTANT_STYLES = ("integers", "normal", "normal", "number", "positive", "ties")
 
 
-class Unfit(Exception):  # noqa: N818 - no error: another choice is made
-    """What was drawn does not fit the values there are."""
+class Unfit(Exception):  # noqa: N818 - not an error: the caller makes another choice
+    """A choice does not fit the values of the graph."""
 
 
 @cache
@@ -34,7 +34,7 @@ def _below(count: int) -> st.SearchStrategy[int]:
 
 
 class Choices:
-    """Draws from Hypothesis, the simplest choice first, so that shrinking goes there."""
+    """Source of random choices from Hypothesis. The simplest choice comes first, because shrinking leads to it."""
 
     def __init__(self, draw: st.DrawFn):
         self._draw = draw
@@ -49,7 +49,7 @@ class Choices:
         return options[self.below(len(options))]
 
     def chance(self, percent: int) -> bool:
-        """True in so many of a hundred; shrinks to False."""
+        """Return True with a probability of `percent` / 100. Shrinks to False."""
         return self.below(100) >= 100 - percent
 
     def permutation(self, count: int) -> tuple[int, ...]:
@@ -57,10 +57,13 @@ class Choices:
         return tuple(left.pop(self.below(len(left))) for _ in range(count))
 
 
-class Builder(Choices):
-    """A graph under construction, with the choices that make it.
+class RandomGraph(Choices):
+    """A random graph under construction, with the choices that make it.
 
-    `dtype` is the float most values have, `exact` says that all constants are small integers.
+    dtype: floating-point type of most values.
+    exact: all constants are small integers.
+    values: inputs and results, in the order they were made.
+    focus: operand of the next op, if it fits.
     """
 
     def __init__(self, draw: st.DrawFn, dtype: DType = DType.F32):
@@ -70,14 +73,14 @@ class Builder(Choices):
         self.exact = self.chance(25)
         self._seed = self.below(1 << 16)
         self._constants: list[Value] = []
-        self.values: list[Value] = []  # inputs and results, in the order they were made
-        self.focus: Value | None = None  # what the next op is about, if it fits
+        self.values: list[Value] = []
+        self.focus: Value | None = None
         self.most_elements = MAX_ELEMENTS  # of one value
 
     # nodes ---------------------------------------------------------------------------------------
 
     def insert(self, op: Op, *operands: Value) -> Node:
-        """Add a node; Unfit if the op refuses the operands, or a result is too large."""
+        """Add a node. Raises Unfit: when the op refuses the operands, or a result is too large."""
         try:
             types = op.infer(*(v.type for v in operands))
         except VerifyError as error:
@@ -89,7 +92,7 @@ class Builder(Choices):
         return node
 
     def add(self, op: Op, *operands: Value) -> Value:
-        """`insert` for an op with one result; operands of a commutative one come in either order."""
+        """Add an op with one result. The operands of a commutative op are in random order."""
         if op.commutative and self.chance(40):
             operands = operands[::-1]
         return self.insert(op, *operands).results[0]
@@ -97,7 +100,7 @@ class Builder(Choices):
     def pointwise(self, name: str, *operands: Value, **attributes: float) -> Value:
         return self.add(pw(name, **attributes), *operands)
 
-    # where operands come from --------------------------------------------------------------------
+    # operands ------------------------------------------------------------------------------------
 
     def input(self, type: TensorType) -> Value:
         value = self.graph.add_input(f"x{len(self.graph.inputs)}", type)
@@ -105,7 +108,7 @@ class Builder(Choices):
         return value
 
     def order(self, rank: int) -> tuple[int, ...]:
-        """A memory order: row-major mostly, else channels last or any other."""
+        """Draw a layout: mostly row-major, else channels last or any other."""
         if rank < 2 or not self.chance(15):
             return ()
         if rank >= 3 and self.chance(50):
@@ -113,11 +116,11 @@ class Builder(Choices):
         return self.permutation(rank)
 
     def constant(self, shape: Shape, dtype: DType | None = None, style: str = "") -> Value:
-        """A constant; now and then one that is there already."""
+        """Draw a constant; sometimes an existing one of the type."""
         type = TensorType(shape, dtype or self.dtype)
-        alike = [v for v in self._constants if v.type.same_value_type(type)]
-        if alike and not style and self.chance(30):
-            return self.pick(alike)
+        existing = [v for v in self._constants if v.type.same_value_type(type)]
+        if existing and not style and self.chance(30):
+            return self.pick(existing)
         self._seed += 1
         rng = np.random.default_rng(self._seed)
         style = style or ("integers" if self.exact else self.pick(CONSTANT_STYLES))
@@ -134,7 +137,7 @@ class Builder(Choices):
         return value
 
     def some(self, fits: Callable[[TensorType], bool] = lambda t: True) -> Value:
-        """A value that fits: the one in focus, else most likely a recent one; Unfit if there is none."""
+        """Draw a value that fits: the focus, else most likely a recent one. Raises Unfit: when there is none."""
         if self.focus is not None and fits(self.focus.type):
             return self.focus
         found = [v for v in reversed(self.values) if fits(v.type)]
@@ -143,7 +146,7 @@ class Builder(Choices):
         return self.pick(found[:4] if self.chance(75) else found)
 
     def float_value(self, low: int = 0, high: int = 7) -> Value:
-        """A value of the graph's float type and a rank in the range; cast or made if there is none."""
+        """Draw a value of the graph's float type with a rank in the range; cast or make one if there is none."""
 
         def fits(type: TensorType) -> bool:
             return type.dtype is self.dtype and low <= type.rank <= high
@@ -156,68 +159,68 @@ class Builder(Choices):
             return self.fresh(TensorType(self.shape(low, max(low, min(high, 4))), self.dtype))
 
     def image(self, low: int = 3, high: int = 5) -> Value:
-        """A float value with batch, channel and spatial dims, none of them empty."""
+        """Draw a float value with batch, channel and spatial dims, none of them empty."""
         value = self.float_value(low, high)
         if value.type.size == 0:
             raise Unfit("an empty image")
         return value
 
     def fresh(self, type: TensorType) -> Value:
-        """A new input, or a constant once there are many inputs."""
+        """Make a new input, or a constant; always a constant if there are many inputs."""
         if len(self.graph.inputs) < MAX_INPUTS and not self.chance(30):
             return self.input(type.with_order(self.order(type.rank)))
         return self.constant(type.shape, type.dtype)
 
     def like(self, value: Value) -> Value:
-        """A value of the same shape and dtype: one there is, or a new one."""
+        """Draw an existing or a new value of the same shape and dtype."""
         same = [v for v in reversed(self.values) if v.type.same_value_type(value.type)]
         return self.fresh(value.type) if not same or self.chance(35) else self.pick(same[:5])
 
-    def beside(self, value: Value) -> Value:
-        """An operand that broadcasts with a value: in every form, constant or computed."""
+    def broadcastable(self, value: Value) -> Value:
+        """Draw an operand that broadcasts with a value: constant or computed, of any such shape."""
         type = value.type
-        form = self.below(10)
-        if form <= 2:
+        kind = self.below(10)
+        if kind <= 2:
             return self.like(value)
-        if form <= 4:
-            return self.constant(self.part(type.shape), type.dtype)
-        if form == 5:
+        if kind <= 4:
+            return self.constant(self.broadcast_shape(type.shape), type.dtype)
+        if kind == 5:
             return self.constant(self.pick([(), (1,)]), type.dtype, "number")
-        if form == 6 and type.rank >= 2:
+        if kind == 6 and type.rank >= 2:
             channels = (type.shape[1], *(1 for _ in type.shape[2:]))
             return self.constant(self.pick([channels, (1, *channels)]), type.dtype)
-        if form == 7:
-            shape = self.part(type.shape)
+        if kind == 7:
+            shape = self.broadcast_shape(type.shape)
             found = [v for v in self.values if v.type.shape == shape and v.type.dtype is type.dtype]
             return self.pick(found) if found else self.fresh(TensorType(shape, type.dtype))
-        if form == 8 and type.dtype.is_float and type.rank and type.size:
+        if kind == 8 and type.dtype.is_float and type.rank and type.size:
             axes = tuple(sorted({self.below(type.rank) for _ in range(2)}))
             return self.add(Reduce(self.pick(["mean", "max", "sum"]), axes), value)
-        if form == 9 and 1 in type.shape:  # the other side is the wider one
+        if kind == 9 and 1 in type.shape:  # the new operand is the larger one
             return self.fresh(TensorType(tuple(self.pick([d, 2, 3]) if d == 1 else d for d in type.shape), type.dtype))
-        return self.fresh(TensorType(self.part(type.shape), type.dtype))
+        return self.fresh(TensorType(self.broadcast_shape(type.shape), type.dtype))
 
-    def part(self, shape: Shape) -> Shape:
-        """A shape that broadcasts to this one: some dims 1, some leading ones left out."""
-        kept = tuple(d if self.chance(60) else 1 for d in shape)
-        leading = next((i for i, d in enumerate(kept) if d != 1), len(kept))
-        return kept[self.below(leading + 1) :] if leading else kept
+    def broadcast_shape(self, shape: Shape) -> Shape:
+        """Draw a shape that broadcasts to this one: some dims are 1, and some leading ones are left out."""
+        dims = tuple(d if self.chance(60) else 1 for d in shape)
+        leading = next((i for i, d in enumerate(dims) if d != 1), len(dims))
+        return dims[self.below(leading + 1) :] if leading else dims
 
     def mask(self, value: Value) -> Value:
-        """Bools that broadcast with a value."""
+        """Draw bools that broadcast with a value."""
         kind = self.below(4)
         same = [v for v in self.values if v.type.dtype is DType.BOOL and v.type.shape == value.type.shape]
         if kind == 0 and same:
             return self.pick(same)
         if kind == 1 or not value.type.dtype.is_float:
-            return self.fresh(TensorType(self.part(value.type.shape), DType.BOOL))
-        other = self.beside(value) if kind == 2 else self.constant((), value.type.dtype, "number")
+            return self.fresh(TensorType(self.broadcast_shape(value.type.shape), DType.BOOL))
+        other = self.broadcastable(value) if kind == 2 else self.constant((), value.type.dtype, "number")
         return self.pointwise(self.pick(["cmp_gt", "cmp_lt", "cmp_ge", "cmp_le", "cmp_eq", "cmp_neq"]), value, other)
 
     # shapes and ranges ---------------------------------------------------------------------------
 
     def shape(self, low: int = 0, high: int = 5) -> Shape:
-        """Small dims, odd ones and ones among them, seldom an empty one."""
+        """Draw a shape of small dims, with odd numbers and 1 among them; rarely an empty dim."""
         rank = self.between(low, high)
         dims = tuple(self.pick([2, 3, 1, 4, 5, 8]) for _ in range(rank))
         if rank and self.chance(3):
@@ -227,22 +230,22 @@ class Builder(Choices):
         return dims
 
     def image_shape(self, spatial: int = 0) -> Shape:
-        """Batch, channels and 1 to 3 (mostly 2) spatial dims."""
+        """Draw a shape of batch, channels and 1 to 3 (mostly 2) spatial dims."""
         spatial = spatial or self.pick([2, 2, 2, 2, 1, 3])
         side = [4, 3, 5, 1, 2, 6, 8] if spatial < 3 else [2, 3, 1]
         return (self.pick([1, 2, 3]), self.pick([4, 8, 3, 1, 2, 6]), *(self.pick(side) for _ in range(spatial)))
 
     def bounded(self, value: Value, low: float, high: float) -> Value:
-        """The value limited to an interval, so that what follows is defined and tame; seldom as it is."""
+        """Clip a value to an interval, so that later results are defined and not large; rarely leave it as it is."""
         if self.chance(8):
             return value
         return self.pointwise("clip", value, min=low, max=high)
 
     def away_from_zero(self, value: Value) -> Value:
-        """A positive value made of another, or a constant beside it."""
+        """Draw a positive value: computed from another, or a constant that broadcasts with it."""
         kind = self.below(4)
         if kind == 0:
-            return self.constant(self.part(value.type.shape), value.type.dtype, "positive")
+            return self.constant(self.broadcast_shape(value.type.shape), value.type.dtype, "positive")
         if kind == 1:
             return self.pointwise("sigmoid", value)
         if kind == 2:
@@ -259,7 +262,7 @@ class Builder(Choices):
     # the end -------------------------------------------------------------------------------------
 
     def finish(self, escaping: int = 8) -> Graph:
-        """Close the graph: what nothing uses is an output, and some inner values are too (`escaping` of 100)."""
+        """Set the outputs: values that nothing uses, and some used ones. `escaping`: their percentage."""
         made = [v for v in self.values if v.node is not None]
         outputs = [v for v in made if not v.uses or self.chance(escaping)]
         if not outputs:
@@ -276,4 +279,4 @@ class Builder(Choices):
         return self.graph
 
 
-Draw = Callable[[Builder], None]  # adds to the graph
+Draw = Callable[[RandomGraph], None]  # adds to the graph

@@ -17,13 +17,13 @@ import numpy as np
 
 from fusec.execution.compilation import Compiled
 from fusec.ir import Constant, DType, Graph, Literal, Value, print_graph
-from fusec.passes import PIPELINE, UNLAID
+from fusec.passes import EARLY_PASSES, PIPELINE
 from fusec.passes.base import Options, Pass, run
-from fusec.passes.layout.io_layout import keep
+from fusec.passes.layout.io_layout import insert_edge_copies
 from fusec.passes.partition import partition
-from fusec.passes.partition.attention_fallback import settle
+from fusec.passes.partition.attention_fallback import expand_refused_attention
 from fusec.passes.partition.concat_in_place import concat_in_place
-from fusec.passes.partition.strict_rounding import AsSource
+from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.reference import evaluate, evaluate_node
 from fusec.schedule.program import Partition, Program
 from fusec.targets.target import load
@@ -133,17 +133,17 @@ def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Co
         with quiet():
             optimised = run(PIPELINE, graph.clone(), options)
     target, asked = load(case.target), JUDGES[case.judge](case)
-    judge = AsSource(asked) if options.as_source else asked
+    judge = StrictRounding(asked) if options.as_source else asked
 
     def unlaid() -> Graph:
         with quiet():
-            return run(UNLAID, graph.clone(), options)
+            return run(EARLY_PASSES, graph.clone(), options)
 
     def cut(graph: Graph) -> Program:
-        keep(graph, options)
+        insert_edge_copies(graph, options)
         return partition(graph, judge, target)
 
-    program = settle(cut(optimised), unlaid, cut, judge, options)
+    program = expand_refused_attention(cut(optimised), unlaid, cut, judge, options)
     program = concat_in_place(program, judge, options, min_row_bytes=1)  # graphs are small
     return Compiled(graph, program, target, options, judge)
 

@@ -12,7 +12,7 @@ from functools import cache
 from fusec.gpu.cudnn.legality import Oracle as CudnnOracle
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge, OfflineJudge
 from fusec.ir import Constant, Graph
-from fusec.passes.partition.candidates import ANCHORS
+from fusec.ops import ANCHORS
 from fusec.passes.partition.oracle import Oracle
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.schedule.aliasing import is_view

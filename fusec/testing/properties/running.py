@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fusec.ir import Graph, Value, quote
-from fusec.lowering.packing import lies, unpack
+from fusec.lowering.packing import is_packed_as, unpack
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.schedule.aliasing import same_storage
 from fusec.testing.case import Case, MismatchError, Property
@@ -40,7 +40,7 @@ def executable_agrees(graph: Graph, case: Case = CASE) -> None:
         if array.dtype != value.type.dtype.numpy or array.shape != value.type.shape:
             raise MismatchError(f"output {quote(spec.name)} is {array.dtype}{list(array.shape)}, not {value.type}")
         wanted = chosen.get(spec.name, ())
-        if not (lies(array, value.type.with_order(wanted)) and same_storage(spec.shape, spec.order, wanted)):
+        if not (is_packed_as(array, value.type.with_order(wanted)) and same_storage(spec.shape, spec.order, wanted)):
             raise MismatchError(f"output {quote(spec.name)} does not lie in the order {wanted}")
     same_bits(names, again, got, "run a second time")
     same_bits(names, turned, got, "run on inputs that are strided views")

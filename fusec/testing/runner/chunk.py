@@ -1,6 +1,6 @@
-"""A chunk of examples: one Hypothesis test over all properties; what fails is shrunk, reduced, told once.
+"""Run a chunk of examples: one Hypothesis test of all properties, which shrinks and reports new failures.
 
-What is like a finding already known is reduced alone, without Hypothesis, and after a few of them counted.
+A failure like a known finding is reduced without Hypothesis. After a few such failures, they are only counted.
 """
 
 from __future__ import annotations
@@ -29,33 +29,38 @@ from fusec.testing.runner.shrink import digest, reduce, reduce_case, weight
 from fusec.testing.runner.task import Task
 
 REPORT_S = 0.5
-DUPLICATES = 2  # of one finding, reduced by one worker; more are counted
-KINDS = 3  # of failures of one property, shrunk by Hypothesis in one worker
-SEEDS = (0, 1, 2)  # of the inputs a smaller graph is tried on, beside those it was found with
-WAITING = 3  # failures like a known one, kept for reduction from one chunk
+DUPLICATES = 2  # failures of one finding that a worker reduces; further ones are counted
+KINDS = 3  # kinds of failures of one property that Hypothesis shrinks in a worker
+SEEDS = (0, 1, 2)  # seeds of inputs for smaller graphs, in addition to the seed of the failure
+WAITING = 3  # failures like a known one that wait for reduction at the end of a chunk
 
 
 class StopError(BaseException):
-    """The parent wants no more examples. No Exception: neither Hypothesis nor a property takes it for a failure."""
+    """The parent wants no more examples. Not an Exception, so that neither Hypothesis nor a property catches it."""
 
 
 class _FoundError(Exception):
-    """The one exception Hypothesis sees: to it all failures of a hunt are the same."""
+    """A failure, for Hypothesis: one type for all, so that it treats all failures of a hunt as the same bug."""
 
 
 class _EnoughError(BaseException):
-    """Time for shrinking is up: the way out of Hypothesis, which would try on."""
+    """The time for shrinking is over. Not an Exception, so that Hypothesis stops."""
 
 
 @dataclass
 class Counts:
-    """What happened since the last report."""
+    """Counts since the last report.
+
+    shrinking: examples that ran in order to shrink and reduce.
+    properties: number of runs, skips and failures of each property, and seconds.
+    again: failures that match a known finding, by its signature.
+    """
 
     examples: int = 0
     nodes: int = 0
-    shrinking: int = 0  # examples run to shrink and reduce
-    properties: dict[str, list[float]] = field(default_factory=dict[str, "list[float]"])  # runs, skips, failures, s
-    again: Counter[str] = field(default_factory=Counter[str])  # failures taken for a known finding, by signature
+    shrinking: int = 0
+    properties: dict[str, list[float]] = field(default_factory=dict[str, "list[float]"])
+    again: Counter[str] = field(default_factory=Counter[str])
     coverage: Coverage = field(default_factory=Coverage)
 
     def to_json(self) -> dict[str, Any]:
@@ -64,21 +69,31 @@ class Counts:
 
 @dataclass
 class _Hunt:
-    """One failure, followed through Hypothesis' shrinking."""
+    """One failure while Hypothesis shrinks it.
+
+    end: time at which shrinking stops.
+    best: smallest example that fails so far.
+    failing: keys of all examples that failed.
+    nodes: number of ops of the first example.
+    """
 
     property: Property
     failure: Failure
     end: float
-    best: tuple[Graph, Case, Failure]  # the lightest that fails
+    best: tuple[Graph, Case, Failure]
     failing: set[str]
     nodes: int
 
 
-Watch = Callable[[int, Graph, Case], None]  # a property is about to run: its number, and on what
+Watch = Callable[[int, Graph, Case], None]  # called before a property runs: its number (-1 after it), and the example
 
 
 class Chunks:
-    """Runs chunks. `tell` takes messages for the parent, `watch` is told what is about to run."""
+    """Runner of chunks.
+
+    tell: sends a message to the parent.
+    watch: called before and after each property.
+    """
 
     def __init__(self, task: Task, tell: Callable[[dict[str, Any]], None], watch: Watch | None = None):
         self.task = task
@@ -88,32 +103,32 @@ class Chunks:
         self.graphs = strategy_of(task.graphs)
         self.cases = strategy_of(task.cases)
         self.stopping = False
-        self.without: set[str] = set()  # properties that are not to run any more
-        self.counts_so_far = 0  # examples
+        self.without: set[str] = set()  # properties that do not run any more
+        self.counts_so_far = 0  # examples of this process
         self.counts = Counts()
-        self.observed: Coverage | None = None  # where the compiler's own counters go, while examples are generated
+        self.observed: Coverage | None = None  # coverage for `instrument`, while examples are generated
         self._reported = time.monotonic()
-        self._kinds: dict[str, set[str]] = {}  # by property: failures that Hypothesis has shrunk, here or elsewhere
+        self._kinds: dict[str, set[str]] = {}  # by property: kinds of failures that any worker has shrunk
         self._known: list[tuple[str, str, Counter[str], str]] = []  # property, kind, ops, signature
-        self._reduced: Counter[str] = Counter()  # by signature, here
+        self._reduced: Counter[str] = Counter()  # by signature: failures that this worker has reduced
         self._waiting: list[tuple[Property, Graph, Case, Failure]] = []
         self._chunk = 0
 
-    # what the parent says ------------------------------------------------------------------------
+    # messages of the parent ----------------------------------------------------------------------
 
     def met(self, property: str, kind: str) -> None:
-        """Another worker is at a failure of this kind."""
+        """Record that another worker shrinks a failure of this kind."""
         self._kinds.setdefault(property, set()).add(kind)
 
     def know(self, property: str, kind: str, ops: Mapping[str, int], signature: str) -> None:
-        """There is a finding: what contains its ops and fails alike is taken for the same."""
+        """Record a finding. A failure of the same kind whose graph has all its ops counts as the same finding."""
         self.met(property, kind)
         self._known.append((property, kind, Counter(ops), signature))
 
     # chunks ----------------------------------------------------------------------------------------
 
     def run(self, index: int, count: int) -> int:
-        """Run a chunk; how many examples it had. StopError if `stopping` was set."""
+        """Run a chunk and return its number of examples. Raises StopError: when `stopping` is set."""
         self._chunk = index
         left, part, total = count, 0, 0
         while left > 0:
@@ -132,7 +147,7 @@ class Chunks:
         return total
 
     def _part(self, seed: int, count: int) -> _Hunt | None:
-        """Examples until one fails in a new way, shrunk; None if all went well."""
+        """Run examples until one fails in a new way, and shrink it. Returns None if all examples pass."""
         hunts: list[_Hunt] = []
 
         @hypothesis.seed(seed)
@@ -158,7 +173,7 @@ class Chunks:
         return hunts[0] if hunts else None
 
     def _generate(self, hunts: list[_Hunt], graph: Graph, case: Case) -> bool:
-        """Run all properties on a new example; True at a failure of a new kind."""
+        """Run all properties on a new example. Returns True if one fails in a new way."""
         if self.stopping:
             raise StopError
         counts = self.counts
@@ -184,7 +199,7 @@ class Chunks:
                     break
         finally:
             self.observed = None
-        self._report_now_and_then()
+        self._report_if_due()
         return found
 
     def _timed(self, number: int, property: Property, graph: Graph, case: Case) -> Failure | None:
@@ -210,7 +225,7 @@ class Chunks:
                 self.watch(-1, graph, case)
 
     def _is_new(self, property: Property, graph: Graph, case: Case, failure: Failure) -> bool:
-        """Whether Hypothesis shall shrink it. What is like a known finding waits, or is only counted."""
+        """Tell if Hypothesis should shrink a failure. One like a known finding waits for reduction, or is counted."""
         kinds = self._kinds.get(property.name, set())
         if failure.kind not in kinds and len(kinds) < KINDS:
             return True
@@ -224,7 +239,7 @@ class Chunks:
         return False
 
     def _same(self, property: str, failure: Failure, ops: Counter[str]) -> str:
-        """The signature of a known finding that the failure may well be."""
+        """Return the signature of a known finding that the failure matches, or ""."""
         for name, kind, known, found in self._known:
             if name == property and kind == failure.kind and known <= ops:
                 return found
@@ -233,7 +248,10 @@ class Chunks:
     # shrinking -------------------------------------------------------------------------------------
 
     def _shrink(self, hunt: _Hunt, graph: Graph, case: Case) -> bool:
-        """Whether the example fails as the hunted one does; once it did it always does, or Hypothesis cries flaky."""
+        """Tell if an example fails like the first one.
+
+        The answer for an example never changes, because Hypothesis would otherwise report a flaky test.
+        """
         if self.stopping or time.monotonic() > hunt.end:
             raise _EnoughError
         key = _key(graph, case)
@@ -248,9 +266,9 @@ class Chunks:
         return True
 
     def _like(self, property: Property, wanted: Failure, graph: Graph, case: Case) -> Failure | None:
-        """The failure of an example, if it is like the wanted one."""
+        """Return the failure of an example if it is like the wanted one."""
         self.counts.shrinking += 1
-        self._report_now_and_then()
+        self._report_if_due()
         try:
             failure = self._attempt(self.properties.index(property), property, graph, case)
         except SkippedError:
@@ -261,7 +279,7 @@ class Chunks:
         self._tell(hunt.property, *self._minimal(hunt.property, *hunt.best), hunt.nodes)
 
     def _reduce(self, property: Property, graph: Graph, case: Case, failure: Failure) -> None:
-        """A failure of a known kind: may be one of the known findings, or another."""
+        """Reduce a failure of a known kind, unless it matches a finding that was reduced often enough."""
         same = self._same(property.name, failure, ops_of(graph))
         if same and self._reduced[same] >= DUPLICATES:
             self.counts.again[same] += 1
@@ -270,27 +288,27 @@ class Chunks:
         self._tell(property, *self._minimal(property, graph, case, failure), nodes)
 
     def _minimal(self, property: Property, graph: Graph, case: Case, failure: Failure) -> tuple[Graph, Case, Failure]:
-        """The example made plainer: its case, then its graph (on other data, if need be), then the case again."""
-        best, held = failure, case
+        """Reduce an example: its case, then its graph (with other input data, if needed), then the case again."""
+        best, best_case = failure, case
         patience = time.monotonic() + self.task.reduce_s / 4
 
         def fails(graph: Graph, case: Case) -> bool:
-            nonlocal best, held
+            nonlocal best, best_case
             if self.stopping and time.monotonic() > patience:
                 return False
             found = self._like(property, failure, graph, case)
             if found is not None:
-                best, held = found, case
+                best, best_case = found, case
             return found is not None
 
-        def fails_somehow(graph: Graph) -> bool:
-            """Another graph draws other inputs: what fails on one array in three is tried on some."""
-            return any(fails(graph, replace(held, seed=seed)) for seed in dict.fromkeys((held.seed, *SEEDS)))
+        def fails_with_some_seed(graph: Graph) -> bool:
+            """Try several seeds, because a smaller graph draws other inputs, and some failures depend on them."""
+            return any(fails(graph, replace(best_case, seed=seed)) for seed in dict.fromkeys((best_case.seed, *SEEDS)))
 
         reduce_case(case, lambda simpler: fails(graph, simpler))
-        graph = reduce(graph, fails_somehow, self.task.reduce_s)
-        reduce_case(held, lambda simpler: fails(graph, simpler))
-        return graph, held, best
+        graph = reduce(graph, fails_with_some_seed, self.task.reduce_s)
+        reduce_case(best_case, lambda simpler: fails(graph, simpler))
+        return graph, best_case, best
 
     def _tell(self, property: Property, graph: Graph, case: Case, failure: Failure, nodes: int) -> None:
         origin = {"seed": self.task.seed, "chunk": self._chunk, "hash_seed": self.task.hash_seed, "nodes": nodes}
@@ -301,12 +319,12 @@ class Chunks:
 
     # reports ---------------------------------------------------------------------------------------
 
-    def _report_now_and_then(self) -> None:
+    def _report_if_due(self) -> None:
         if time.monotonic() - self._reported > REPORT_S:
             self.report()
 
     def report(self) -> None:
-        """Tell what was done since the last time."""
+        """Send the counts since the last report to the parent."""
         counts, self.counts = self.counts, Counts()
         if self.observed is not None:
             self.observed = self.counts.coverage

@@ -1,6 +1,6 @@
-"""What was exercised: counters of ops, attributes, types, rules and partitions, and the holes among them.
+"""Count the ops, attributes, types, rules and partitions that the fuzzer has exercised, and find the holes.
 
-Counters merge, and are plain data; `instrument.py` fills those that the compiler itself has to tell.
+Counters can be merged and are plain data. `instrument.py` counts events inside the compiler.
 """
 
 from __future__ import annotations
@@ -57,16 +57,19 @@ FEATURES = (
     "broadcast",
     "empty tensor",
 )
-_SHOWN = 24  # entries of a section that has no list of what it ought to hold
+_SHOWN = 24  # entries shown of a section of `OPEN`
 
 
 class Coverage:
-    """Counters by section: `ops`, `attributes`, `dtypes`, `ranks`, `orders`, `features`, `styles`, `precisions`,
-    `judges`, `disabled`, `passes`, `rules`, `steps`, `partitions`, `spellings`, `calls`, and `kernels`: families of
-    fusec's own that ran on a GPU."""
+    """Counters by section.
+
+    Sections: `ops`, `attributes`, `dtypes`, `ranks`, `orders`, `features`, `styles`, `precisions`, `judges`,
+    `disabled`, `passes`, `rules`, `steps`, `partitions`, `spellings`, `calls`, and `kernels` (kernel families that
+    ran on a GPU).
+    """
 
     def __init__(self, sections: Mapping[str, Mapping[str, int]] | None = None):
-        self.sections: dict[str, Counter[str]] = {name: Counter(held) for name, held in (sections or {}).items()}
+        self.sections: dict[str, Counter[str]] = {name: Counter(counts) for name, counts in (sections or {}).items()}
 
     def add(self, section: str, key: str, count: int = 1) -> None:
         self.sections.setdefault(section, Counter())[key] += count
@@ -76,7 +79,7 @@ class Coverage:
             self.sections.setdefault(section, Counter()).update(counts)
 
     def observe(self, graph: Graph, case: Case) -> None:
-        """Count what a graph is made of, and the case."""
+        """Count the ops, types and features of a graph, and the options of a case."""
         ops, attributes = self._of("ops"), self._of("attributes")
         for node in graph.nodes:
             if not isinstance(node.op, Constant):
@@ -100,7 +103,7 @@ class Coverage:
         return self.sections.setdefault(section, Counter())
 
     def holes(self) -> dict[str, list[str]]:
-        """What ought to occur and has not, by section."""
+        """List the expected entries that have not occurred, by section."""
         found: dict[str, list[str]] = {}
         for section, wanted in expected().items():
             missing = [key for key in wanted if not self.sections.get(section, {}).get(key)]
@@ -116,7 +119,7 @@ class Coverage:
         return cls(data)
 
     def __str__(self) -> str:
-        """The holes, then a table for each section, the rare first."""
+        """Format the holes, and a table for each section, rare entries first."""
         holes = self.holes()
         lines = ["holes" if holes else "no holes"]
         lines += [line for section, keys in holes.items() for line in _wrapped(section, keys)]
@@ -133,12 +136,12 @@ class Coverage:
         return "\n".join(lines)
 
 
-OPEN = frozenset({"partitions", "calls", "attributes"})  # sections of many entries: only the frequent are shown
+OPEN = frozenset({"partitions", "calls", "attributes"})  # sections with many entries, of which frequent ones are shown
 
 
 @functools.cache
 def expected() -> dict[str, tuple[str, ...]]:
-    """What ought to occur, by section."""
+    """Return the entries that should occur, by section."""
     return {
         "ops": tuple(op.name for op in ALL),
         "attributes": tuple(key for op in ALL for key in _expected_attributes(op)),
@@ -175,7 +178,7 @@ def _expected_attributes(op: type[Op]) -> Iterator[str]:
 
 @functools.lru_cache(4096)
 def _attributes(op: Op) -> tuple[str, ...]:
-    """The op's attributes with the kind of value each has: a hundred pads are one kind."""
+    """Describe each attribute of an op by the kind of its value, so that different pads count as one kind."""
     found: list[str] = []
     for item in fields(cast("Any", op)):
         kind = _kind(item.name, getattr(op, item.name), item.default)
@@ -218,11 +221,11 @@ def _order(order: tuple[int, ...]) -> str:
 
 
 def _features(graph: Graph) -> Iterator[str]:
-    """Shapes of wiring that mistakes are made in."""
+    """Find structures of a graph that compilers often get wrong."""
     outputs = graph.outputs
     if len(outputs) > 1:
         yield "several outputs"
-    above: dict[Value, set[Value]] = {}  # forks a value descends from
+    forks: dict[Value, set[Value]] = {}  # values with several readers that a value depends on
     for value in graph.values():
         if value.type.size == 0:
             yield "empty tensor"
@@ -231,24 +234,24 @@ def _features(graph: Graph) -> Iterator[str]:
         if value.literal is not None and len(value.users) > 1:
             yield "shared constant"
     for node in graph.nodes:
-        ways = [
-            {v, *above.get(v, set())} if len(v.users) > 1 else above.get(v, set())
+        of_operands = [
+            {v, *forks.get(v, set())} if len(v.users) > 1 else forks.get(v, set())
             for v in dict.fromkeys(node.operands)
             if v.literal is None
         ]
-        if _meets(ways):
+        if _overlap(of_operands):
             yield "diamond"
         for result in node.results:
-            above[result] = set().union(*ways)
+            forks[result] = set().union(*of_operands)
         if _broadcasts(node):
             yield "broadcast"
     if any(user is not graph.return_node for v in outputs if v.node is not None for user in v.users):
         yield "output used inside"
 
 
-def _meets(ways: list[set[Value]]) -> bool:
-    """Whether two operands descend from one fork."""
-    return any(ways[i] & ways[j] for i in range(len(ways)) for j in range(i))
+def _overlap(forks: list[set[Value]]) -> bool:
+    """Tell if two operands depend on the same fork."""
+    return any(forks[i] & forks[j] for i in range(len(forks)) for j in range(i))
 
 
 def _broadcasts(node: Node) -> bool:
@@ -257,7 +260,7 @@ def _broadcasts(node: Node) -> bool:
 
 
 def _wrapped(title: str, words: list[str], width: int = 118) -> list[str]:
-    """`  title  a, b, c` on lines of bounded length."""
+    """Format `  title  a, b, c` in lines of at most `width` characters."""
     lines: list[str] = []
     line = f"  {title:11}"
     for index, word in enumerate(words):

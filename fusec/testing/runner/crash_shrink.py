@@ -1,10 +1,11 @@
-"""What a worker died of, made smaller: each try runs in a process of its own, which may die of it again."""
+"""Shrink an example that killed a worker. Each attempt runs in its own process, because it can die again."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,34 @@ from fusec.testing.runner.shrink import reduce, reduce_case
 from fusec.testing.runner.worker_process import Prober
 
 SECONDS = 60.0
-HANG_S = 10.0  # a hang is waited for so long while it is being reduced
+HANG_S = 10.0  # time limit of one attempt while a hang is reduced
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A property that killed its process or hung, with the example (as `example_codec.encode` gives it)."""
+
+    property: str
+    example: Mapping[str, Any]
+    failure: Failure
+    origin: Mapping[str, Any]
 
 
 class CrashReducer:
-    """Reduces one death in a thread, saves it in `folder`, and hands its summary to `told`."""
+    """Reducer of one crash, in a thread. It saves the finding in `folder` and passes its summary to `told`.
 
-    def __init__(
-        self,
-        property: str,
-        example: Mapping[str, Any],
-        failure: Failure,
-        origin: Mapping[str, Any],
-        hang_s: float,
-        folder: Path,
-        told: Callable[[dict[str, Any]], None],
-    ):
-        self.property = property
-        self.failure = failure
-        self.origin = origin
+    hurried: finish with the best example so far.
+    """
+
+    def __init__(self, crash: Crash, hang_s: float, folder: Path, told: Callable[[dict[str, Any]], None]):
+        self.property = crash.property
+        self.failure = crash.failure
+        self.origin = crash.origin
         self.folder = folder
-        self.hurried = False  # take what there is
+        self.hurried = False
         self._closed = False
-        self._graph, self._case = decode(example)
-        self._prober = Prober(property, min(hang_s, HANG_S) if failure.how == HUNG else hang_s)
+        self._graph, self._case = decode(crash.example)
+        self._prober = Prober(crash.property, min(hang_s, HANG_S) if crash.failure.how == HUNG else hang_s)
         self._told = told
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -62,10 +67,10 @@ class CrashReducer:
             if self.hurried or time.monotonic() > end:
                 return False
             failure = self._prober.check(graph, case)
-            alike = failure is not None and failure.like(self.failure)
-            if failure is not None and alike and not self._closed:
+            same = failure is not None and failure.like(self.failure)
+            if failure is not None and same and not self._closed:
                 best[0] = failure
-            return alike
+            return same
 
         graph, case = self._graph, self._case
         graph = reduce(graph, lambda smaller: fails(smaller, case), SECONDS)
@@ -73,7 +78,7 @@ class CrashReducer:
         return graph, case, best[0]
 
     def close(self) -> None:
-        """End it without a result."""
+        """Stop the thread without a result."""
         self.hurried = self._closed = True
         self._prober.end()
         self._thread.join(timeout=10)

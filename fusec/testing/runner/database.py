@@ -1,6 +1,6 @@
-"""What was fuzzed before: chunks done, findings still open. One folder, shared by any number of processes.
+"""Store finished chunks and open findings of all fuzzing runs in one folder, which processes can share.
 
-SQLite's journal survives kill -9; a chunk whose process died undone is handed out again.
+SQLite's journal survives kill -9. A chunk whose process died is given to another process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusec.plans import sqlite_cache
 from fusec.system.untrusted import read_json
 from fusec.testing.finding_folder import copy
 
-BUSY_S = 60.0  # how long to wait for another process that writes
+BUSY_S = 60.0  # time to wait for another process that writes
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS chunks"
     " (run TEXT, number INTEGER, owner INTEGER, examples INTEGER, done REAL, PRIMARY KEY (run, number))",
@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Open:
-    """A finding not yet known to be fixed: a folder in the database's own keeping."""
+    """A finding that is not fixed yet, with its folder in the database."""
 
     signature: str
     folder: Path
@@ -40,18 +40,18 @@ class Open:
     count: int
 
     def summary(self) -> dict[str, Any]:
-        """What a report says of it: property, ops, how it failed."""
+        """Read the fields that a report shows: property, ops, how it failed."""
         data = read_json((self.folder / "finding.json").read_text(encoding="utf-8"))
         return {name: data[name] for name in ("property", "ops", "how", "doubt")}
 
 
 def default_folder() -> Path:
-    """The database of those who name none, in fusec's cache folder."""
+    """Return the folder of the default database, in fusec's cache folder."""
     return sqlite_cache.folder() / "fuzz"
 
 
 class State:
-    """The database in `folder`. FusecError naming it if it cannot be used."""
+    """Database in a folder. Its methods raise FusecError with the path when the database cannot be used."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -63,14 +63,14 @@ class State:
         self._do(lambda db: [db.execute(table) for table in _SCHEMA])
 
     def forget(self) -> None:
-        """Begin anew: no chunk is done, no finding open."""
+        """Delete all chunks and findings."""
         self._do(lambda db: [db.execute(f"DELETE FROM {table}") for table in ("chunks", "findings")])
         shutil.rmtree(self.folder / "open", ignore_errors=True)
 
     # chunks ----------------------------------------------------------------------------------------
 
     def claim(self, run: str) -> int:
-        """The number of a chunk to do: one whose owner died over it, else the next."""
+        """Reserve a chunk and return its number: one whose process died, else the next."""
 
         def take(db: sqlite3.Connection) -> int:
             undone = db.execute("SELECT number, owner FROM chunks WHERE run = ? AND done IS NULL", (run,)).fetchall()
@@ -84,50 +84,50 @@ class State:
         return self._do(take)
 
     def finish(self, run: str, number: int, examples: int) -> None:
-        """A chunk is done."""
+        """Mark a chunk as done."""
         row = (examples, time.time(), run, number)
         self._do(lambda db: db.execute("UPDATE chunks SET examples = ?, done = ? WHERE run = ? AND number = ?", row))
 
     def release(self, run: str, number: int) -> None:
-        """A chunk was not begun after all."""
+        """Give back a chunk that was not started."""
         query = "DELETE FROM chunks WHERE run = ? AND number = ? AND done IS NULL"
         self._do(lambda db: db.execute(query, (run, number)))
 
     def examples(self, run: str) -> int:
-        """How many examples were run, this time and before."""
+        """Count the examples of this and earlier runs."""
         query = "SELECT SUM(examples) FROM chunks WHERE run = ?"
         return int(self._do(lambda db: db.execute(query, (run,)).fetchone()[0]) or 0)
 
     # findings --------------------------------------------------------------------------------------
 
     def open_findings(self) -> list[Open]:
-        """The findings to try again, oldest first; one whose folder was removed is forgotten."""
+        """List the open findings, oldest first. One whose folder was removed is dropped."""
         query = "SELECT signature, folder, property, count FROM findings ORDER BY found, signature"
         rows = self._do(lambda db: db.execute(query).fetchall())
-        held = [
+        listed = [
             Open(signature, self.folder / "open" / folder, property, count)
             for signature, folder, property, count in rows
         ]
-        for finding in held:
+        for finding in listed:
             if not (finding.folder / "finding.json").exists():
                 self.drop(finding.signature)
-        return [finding for finding in held if (finding.folder / "finding.json").exists()]
+        return [finding for finding in listed if (finding.folder / "finding.json").exists()]
 
     def add(self, signature: str, property: str, made: Path) -> Path:
-        """Keep a copy of a finding's folder until it is fixed."""
-        kept = copy(made, self.folder / "open")
-        row = (signature, kept.name, property, time.time())
+        """Store a copy of a finding's folder until it is fixed, and return its path."""
+        stored = copy(made, self.folder / "open")
+        row = (signature, stored.name, property, time.time())
         self._do(lambda db: db.execute("INSERT OR REPLACE INTO findings VALUES (?, ?, ?, 1, ?)", row))
-        return kept
+        return stored
 
     def rename(self, old: str, new: str) -> None:
-        """A finding fails in other words now."""
+        """Change the signature of a finding that now fails in another way."""
         if old != new:
             query = "UPDATE OR REPLACE findings SET signature = ? WHERE signature = ?"
             self._do(lambda db: db.execute(query, (new, old)))
 
     def drop(self, signature: str) -> None:
-        """A finding is fixed, or gone."""
+        """Delete a finding that is fixed, or whose folder is missing."""
         query = "SELECT folder FROM findings WHERE signature = ?"
         rows = self._do(lambda db: db.execute(query, (signature,)).fetchall())
         self._do(lambda db: db.execute("DELETE FROM findings WHERE signature = ?", (signature,)))
@@ -137,7 +137,7 @@ class State:
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)) as db:
-                db.execute("BEGIN IMMEDIATE")  # reading and writing are one: two processes never claim one chunk
+                db.execute("BEGIN IMMEDIATE")  # locks reads too, so that two processes never claim the same chunk
                 try:
                     result = action(db)
                 except BaseException:

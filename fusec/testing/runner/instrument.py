@@ -1,6 +1,6 @@
-"""Coverage that only the compiler can tell: passes and rules that fired, steps, calls and kernels that ran.
+"""Count passes and rules that fired, and steps, calls and kernels that ran, as coverage.
 
-Its functions are wrapped from outside, in a fuzzing process only; nothing in the compiler knows of it.
+A fuzzing process wraps the compiler's functions from outside, so the compiler has no code for it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ _State = list[tuple[object, tuple[Value, ...], tuple[TensorType, ...]]]
 
 
 def observe(current: Current) -> None:
-    """From now on count into what `current` gives, for the rest of this process; nothing while it gives None."""
+    """Wrap the compiler's functions for the rest of this process.
+
+    current: returns the coverage to count into, or None to count nothing.
+    """
     rules_of = {name: {rule.name for rule in known} for name, known in rules().items()}
-    running: list[str] = []  # the pass under way: rules are counted under its name
+    running: list[str] = []  # names of the passes that run, under which rules are counted
     _passes(current, running)
     _rules(current, running, rules_of)
     _steps(current)
@@ -54,7 +57,7 @@ def _passes(current: Current, running: list[str]) -> None:
 
 
 def _state(graph: Graph) -> _State:
-    """Equal if nothing was changed."""
+    """Return a state of the graph that differs after any change."""
     return [(n.op, n.operands, tuple(v.type for v in n.results)) for n in (*graph.nodes, graph.return_node)]
 
 
@@ -68,7 +71,7 @@ def _rules(current: Current, running: list[str], rules_of: dict[str, set[str]]) 
         counters = current()
         step = running[-1] if running else ""
         for name, count in fired.items() if counters is not None else ():
-            # outside the pipeline: a property that tries one rule
+            # a rule that a property runs outside the pipeline counts for the pass that has it
             owner = step if name in rules_of.get(step, ()) else next((s for s, k in rules_of.items() if name in k), "")
             if owner and count > before.get(name, 0):
                 cast("Coverage", counters).add("rules", f"{owner}.{name}", count - before.get(name, 0))

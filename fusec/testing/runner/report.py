@@ -1,4 +1,4 @@
-"""What a run of the fuzzer did: counts, findings, coverage; as text and as JSON."""
+"""Report a run of the fuzzer (counts, findings, coverage) as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fusec.testing.runner.coverage import Coverage
 
 
 def short(property: str) -> str:
-    """A user's property without the folders on the way to it."""
+    """Shorten the name of a user's property by the folders of its file."""
     place, sign, function = property.rpartition(":")
     return f"{Path(place).name}{sign}{function}"
 
 
 @dataclass
 class PropertyCount:
-    """How one property did: `skips` are examples it does not apply to."""
+    """Counts of one property. `skips`: examples that it does not apply to."""
 
     runs: int = 0
     skips: int = 0
@@ -33,13 +33,17 @@ class PropertyCount:
 
     @property
     def ms(self) -> float:
-        """Milliseconds a run."""
+        """Return the mean time of a run in milliseconds."""
         return 1e3 * self.seconds / self.runs if self.runs else 0.0
 
 
 @dataclass
 class Found:
-    """A finding: its folder, what fails and how often it was met; `old`: it was open in the database."""
+    """A finding of the report.
+
+    count: number of failures that match it.
+    old: it was open in the database before the run.
+    """
 
     folder: str
     property: str
@@ -59,8 +63,13 @@ class Found:
 
 @dataclass
 class Report:
-    """The whole run. `findings` are mismatches with the reference, errors, deaths and hangs; `doubts` are
-    mismatches that only a weaker oracle speaks of. `left_out`: properties that did not run, with the reason."""
+    """Report of a run.
+
+    examples_before: examples of earlier runs with this seed and these properties, from the database.
+    findings: mismatches with the reference, errors, crashes and hangs.
+    doubts: mismatches that only a weaker check reports.
+    left_out: properties that did not run, with the reason.
+    """
 
     seed: int
     target: str
@@ -68,7 +77,7 @@ class Report:
     workers: int = 0
     seconds: float = 0.0
     examples: int = 0
-    examples_before: int = 0  # with this seed and these properties, as the database knows
+    examples_before: int = 0
     nodes: int = 0
     shrinking: int = 0
     findings: list[Found] = field(default_factory=list[Found])
@@ -88,7 +97,7 @@ class Report:
 
     @property
     def line(self) -> str:
-        """How it goes, in one line."""
+        """Return the progress of the run in one line."""
         found = f"{len(self.findings)} findings, {len(self.doubts)} doubts"
         return f"{self.examples} examples, {self.per_second:.1f}/s, {found}"
 
@@ -127,7 +136,7 @@ class Report:
         ]
         lines += [f"not run: {name}: {reason}" for name, reason in self.left_out.items()]
         lines += [f"fixed: {folder}" for folder in self.fixed]
-        for title, held in (("finding", self.findings), ("doubt", self.doubts)):
-            lines += [f"{title}  {found}" for found in held]
+        for title, entries in (("finding", self.findings), ("doubt", self.doubts)):
+            lines += [f"{title}  {found}" for found in entries]
         lines.append(f"{len(self.findings)} findings, {len(self.doubts)} doubts")
         return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""A smaller graph that fails alike: outputs, ops, inputs, sizes, attributes and constants are taken away.
+"""Shrink a graph that fails: remove outputs and ops, and simplify inputs, sizes, attributes and constants.
 
-Deterministic, and monotone: each step weighs less than the one before, so a reduction ends. `core_search`
-does the same for refusals of cuDNN; what rebuilds a graph in other sizes and types is shared with it.
+Shrinking is deterministic. It ends, because the weight of the graph decreases with each step.
+`refusal_core` does the same for refusals of cuDNN, and shares the code that changes sizes and types.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fusec.ir import Constant, DType, Graph, Literal, Node, Op, TensorType, Valu
 from fusec.testing.case import Case
 
 SECONDS = 20.0
-SMALL = (1, 2, 3)  # what a size is reduced to
+SMALL = (1, 2, 3)  # sizes to try for each dim
 
 
 def reduce(graph: Graph, fails: Callable[[Graph], bool], seconds: float = SECONDS) -> Graph:
-    """The smallest graph found, within the time, on which `fails` holds as it does on `graph`."""
+    """Return the smallest graph found within the time for which `fails` is true. `graph`: one that fails."""
     end = time.monotonic() + seconds
     seen = {digest(graph)}
     least = weight(graph)
@@ -49,7 +49,7 @@ def reduce(graph: Graph, fails: Callable[[Graph], bool], seconds: float = SECOND
 
 
 def renamed(graph: Graph) -> Graph:
-    """The graph under short names, so that equal reductions print alike."""
+    """Copy a graph with short names, so that equal results print the same text."""
     copy = Graph("fuzz")
     made = {v: copy.add_input(f"x{i}", v.type) for i, v in enumerate(graph.inputs)}
     for number, node in enumerate(graph.nodes):
@@ -64,7 +64,7 @@ def renamed(graph: Graph) -> Graph:
 
 
 def reduce_case(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """The case with each thing plain that need not be otherwise."""
+    """Set each option of a case to its simplest value, if the case still fails."""
     plain: dict[str, Any] = {
         "precision": "fp32",
         "judge": "lowers",
@@ -83,7 +83,7 @@ def reduce_case(case: Case, fails: Callable[[Case], bool]) -> Case:
 
 
 def digest(graph: Graph) -> str:
-    """Equal for graphs that print alike and have the same constants."""
+    """Hash the text and the constants of a graph."""
     sha = hashlib.sha256(print_graph(graph).encode())
     for node in graph.nodes:
         if isinstance(node.op, Constant):
@@ -92,7 +92,7 @@ def digest(graph: Graph) -> str:
 
 
 def weight(graph: Graph) -> tuple[int, ...]:
-    """What counts against a graph, the most important first."""
+    """Return numbers that measure a graph's complexity, the most important first."""
     computed = [n for n in graph.nodes if not isinstance(n.op, Constant)]
     constants = [n.op.literal for n in graph.nodes if isinstance(n.op, Constant)]
     values = list(graph.values())
@@ -109,20 +109,20 @@ def weight(graph: Graph) -> tuple[int, ...]:
 
 
 def _built(candidates: Callable[[Graph], Iterator[Graph | None]], graph: Graph) -> Iterator[Graph]:
-    """The candidates that can be built."""
+    """Iterate over the candidates that can be built."""
     made = candidates(graph)
     while True:
         try:
             candidate = next(made)
         except StopIteration:
             return
-        except Exception:  # noqa: BLE001  # the fault that is sought may be in what a candidate is built with
+        except Exception:  # noqa: BLE001  # because the bug can be in the code that builds a candidate
             return
         if candidate is not None:
             yield candidate
 
 
-# what is taken away, the largest bites first ------------------------------------------------------
+# stages, those that remove most first -------------------------------------------------------------
 
 
 def _fewer_outputs(graph: Graph) -> Iterator[Graph | None]:
@@ -134,8 +134,8 @@ def _fewer_outputs(graph: Graph) -> Iterator[Graph | None]:
             yield rebuilt(graph, outputs[:i] + outputs[i + 1 :], names[:i] + names[i + 1 :])
 
 
-def _up_to(graph: Graph) -> Iterator[Graph | None]:
-    """Only what makes one value; else without an op that nothing but the outputs use."""
+def _fewer_ops(graph: Graph) -> Iterator[Graph | None]:
+    """Make each value the only output; then remove each op that only outputs use."""
     for node in graph.nodes:
         if not isinstance(node.op, Constant):
             for value in node.results:
@@ -143,22 +143,22 @@ def _up_to(graph: Graph) -> Iterator[Graph | None]:
     outputs = graph.outputs
     for node in reversed(list(graph.nodes)):
         if all(user is graph.return_node for value in node.results for user in value.users):
-            kept = [v for v in outputs if v.node is not node]
-            yield rebuilt(graph, list(dict.fromkeys((*kept, *node.operands))))
+            others = [v for v in outputs if v.node is not node]
+            yield rebuilt(graph, list(dict.fromkeys((*others, *node.operands))))
 
 
-def _cut(graph: Graph) -> Iterator[Graph | None]:
-    """A value, or all of a node, given from outside; the latest first, that takes the most."""
+def _as_inputs(graph: Graph) -> Iterator[Graph | None]:
+    """Replace results of a node by inputs, late nodes first, because that removes most."""
     for node in reversed(list(graph.nodes)):
         if not isinstance(node.op, Constant):
-            yield rebuilt(graph, cut=node.results)
+            yield rebuilt(graph, inputs=node.results)
             if len(node.results) > 1:
                 for value in node.results:
-                    yield rebuilt(graph, cut=[value])
+                    yield rebuilt(graph, inputs=[value])
 
 
 def _bypass(graph: Graph) -> Iterator[Graph | None]:
-    """An operand in place of the result."""
+    """Replace the result of a node by one of its operands."""
     for node in reversed(list(graph.nodes)):
         for value in node.results:
             for operand in dict.fromkeys(node.operands):
@@ -167,7 +167,7 @@ def _bypass(graph: Graph) -> Iterator[Graph | None]:
 
 
 def _fewer_leaves(graph: Graph) -> Iterator[Graph | None]:
-    """Without inputs that are not used; one input or constant for two of a type."""
+    """Remove unused inputs; then replace an input or constant by an earlier one of the same type."""
     yield rebuilt(graph)
     leaves = [*graph.inputs, *(n.result for n in graph.nodes if isinstance(n.op, Constant))]
     for i, value in enumerate(leaves):
@@ -188,7 +188,7 @@ def _smaller_sizes(graph: Graph) -> Iterator[Graph | None]:
 
 
 def _smaller_leaves(graph: Graph) -> Iterator[Graph | None]:
-    """One dim of one input or constant, where no other has to follow."""
+    """Reduce one dim of one input or constant, if no other value has to change with it."""
     leaves = [*graph.inputs, *(n.result for n in graph.nodes if isinstance(n.op, Constant))]
     for value in leaves:
         for dim, size in enumerate(value.type.shape):
@@ -198,7 +198,7 @@ def _smaller_leaves(graph: Graph) -> Iterator[Graph | None]:
                     try:
                         yield rebuilt(graph, types={value: TensorType(shape, value.type.dtype, value.type.order)})
                     except FusecError:
-                        continue  # another has to
+                        continue  # another value would have to change too
 
 
 def _plain_types(graph: Graph) -> Iterator[Graph | None]:
@@ -219,7 +219,7 @@ def _plain_attributes(graph: Graph) -> Iterator[Graph | None]:
             try:
                 yield rebuilt(graph, ops={node: changed})
             except FusecError:
-                continue  # the op does not take it here
+                continue  # the op refuses this attribute here
 
 
 def _plain_constants(graph: Graph) -> Iterator[Graph | None]:
@@ -232,8 +232,8 @@ def _plain_constants(graph: Graph) -> Iterator[Graph | None]:
 
 STAGES: tuple[Callable[[Graph], Iterator[Graph | None]], ...] = (
     _fewer_outputs,
-    _up_to,
-    _cut,
+    _fewer_ops,
+    _as_inputs,
     _bypass,
     _fewer_leaves,
     _plain_attributes,
@@ -249,14 +249,18 @@ def rebuilt(
     outputs: Sequence[Value] | None = None,
     names: Sequence[str] | None = None,
     *,
-    cut: Collection[Value] = (),
+    inputs: Collection[Value] = (),
     instead: Mapping[Value, Value] | None = None,
     ops: Mapping[Node, Op] | None = None,
     types: Mapping[Value, TensorType] | None = None,
 ) -> Graph:
-    """A copy with what `outputs` (all of them by default) need, and nothing else: values in `cut` are
-    inputs, those in `instead` give way to earlier ones, nodes in `ops` have another op, inputs and constants
-    in `types` another, smaller type (in both cases all else is inferred)."""
+    """Copy the part of a graph that some outputs need (by default all outputs), with changes.
+
+    inputs: values that become inputs.
+    instead: values to replace by earlier ones.
+    ops: nodes that get another op. All types are then inferred again.
+    types: inputs and constants that get a smaller type. All other types are then inferred again.
+    """
     if outputs is None:
         outputs, names = graph.outputs, graph.output_names
     swap, changed, retyped = instead or {}, dict(ops or {}), types or {}
@@ -273,7 +277,7 @@ def rebuilt(
     waiting = [source(v) for v in outputs]
     while waiting:
         value = waiting.pop()
-        if value in cut or value.node is None:
+        if value in inputs or value.node is None:
             read.add(value)
         elif value.node not in needed:
             needed.add(value.node)
@@ -292,18 +296,18 @@ def rebuilt(
             origin=node.origin,
         )
         for old, new in zip(node.results, twin.results, strict=True):
-            made.setdefault(old, new)  # one that is cut stays an input, though its node is there for the others
+            made.setdefault(old, new)  # a value in `inputs` stays an input, even if other results need its node
             if new.type.same_value_type(old.type):
                 copy.set_type(new, old.type)
     copy.set_outputs([made[source(v)] for v in outputs], names)
     return copy
 
 
-# what is plain ------------------------------------------------------------------------------------
+# simple values ------------------------------------------------------------------------------------
 
 
 def _unusual(op: Op) -> list[tuple[str, Any]]:
-    """The attributes that have a plainer value, with that: a default, or ones and zeros for windows."""
+    """List the attributes that have a simpler value, with that value: the default, or ones or zeros for windows."""
     found: list[tuple[str, Any]] = []
     ones, zeros = ("strides", "dilations", "steps"), ("pads", "output_padding", "starts")
     for item in fields(cast("Any", op)):
@@ -320,7 +324,7 @@ def _unusual(op: Op) -> list[tuple[str, Any]]:
 
 
 def _intricacy(literal: Literal) -> int:
-    """0 for zeros, up to 4 for numbers of any kind."""
+    """Rate the complexity of a constant from 0 (zeros or empty) to 4 (any numbers)."""
     array = literal.array
     if array.size and np.all(array == array.reshape(-1)[0]):
         first = float(array.reshape(-1)[0])

@@ -1,6 +1,6 @@
-"""The parent of a run: chunks to worker processes, their counts and findings into one report.
+"""Run the fuzzer: give chunks to worker processes, and collect their counts and findings in one report.
 
-A worker that dies or hangs is replaced, and what it was at is a finding (`crash_shrink.py` reduces it).
+A worker that dies or hangs is replaced. Its example becomes a finding, which `crash_shrink.py` reduces.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from fusec.testing.failure import Failure
 from fusec.testing.finding_folder import copy
 from fusec.testing.resolve import version_of
 from fusec.testing.runner.coverage import Coverage
-from fusec.testing.runner.crash_shrink import CrashReducer
+from fusec.testing.runner.crash_shrink import Crash, CrashReducer
 from fusec.testing.runner.database import Open, State
 from fusec.testing.runner.report import Found, PropertyCount, Report
 from fusec.testing.runner.task import Task
 from fusec.testing.runner.worker import read_current
 from fusec.testing.runner.worker_process import Child, Inbox
 
-CHUNK = 25  # examples: few enough to stop soon; a number, so that examples depend on the seed alone
+CHUNK = 25  # examples of a chunk: few, so that a run stops soon; fixed, so that examples depend on the seed only
 TICK_S = 0.25
-STOP_S = 30.0  # beyond `shrink_s`: for what is being shrunk once no more examples are wanted
-SILENCE_S = 60.0  # beyond `hang_s`, after which a worker that says nothing is ended
-LOST_MAX = 5  # workers that die before they run anything
-CRASHES = 2  # deaths of one property that are reduced
-DEATHS = 5  # of one property, after which it is left out: each costs a process, and a hang its time
+STOP_S = 30.0  # time after `shrink_s` for workers to finish shrinking once the run stops
+SILENCE_S = 60.0  # time after `hang_s` until a silent worker is killed
+LOST_MAX = 5  # workers that may die before they run a property
+CRASHES = 2  # crashes of one property that are reduced
+DEATHS = 5  # crashes after which a property is left out, because each costs a process or a timeout
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The arguments of a run, settled."""
+    """Arguments of a fuzzing run, with all defaults filled in."""
 
     properties: tuple[str, ...]
     seconds: float | None
@@ -56,27 +56,44 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """What the database knows chunks by: all that decides what example a number stands for."""
+        """Return the database key of the run's chunks: a hash of everything that determines their examples."""
         parts = [self.seed, sorted(self.properties), self.target, self.graphs, self.cases]
         return hashlib.sha256(json.dumps([*parts, version_of((self.graphs, self.cases))]).encode()).hexdigest()[:24]
 
 
 @dataclass
 class _Seat:
-    """A place for a worker: the process of the moment and what it is at."""
+    """A slot for a worker: its current process and job.
+
+    gone: the process died while the run was stopping, so it was not replaced.
+    ran: counted examples of the current chunk.
+    total: counted examples of the current process.
+    """
 
     number: int
     hash_seed: int
     child: Child
     ready: bool = False
-    gone: bool = False  # it died when no more was wanted, and nobody took its place
+    gone: bool = False
     job: dict[str, Any] | None = None
-    ran: int = 0  # examples of its chunk that are counted
-    total: int = 0  # and of this process
+    ran: int = 0
+    total: int = 0
 
 
 @dataclass
 class Run:
+    """A fuzzing run in progress.
+
+    handed: examples given to workers.
+    lost: workers that died before they ran a property.
+    replays: folders of open findings to run again.
+    open: open findings of the database, by folder.
+    known: findings of this run, by signature.
+    told: messages for workers that start later.
+    crashes: crashes that are being reduced.
+    deaths, reduced: crashes of each property, and those of them that were reduced.
+    """
+
     plan: Plan
     state: State
     report: Report
@@ -86,20 +103,20 @@ class Run:
     seats: list[_Seat] = field(default_factory=list[_Seat])
     stopping: bool = False
     stopped_at: float = float("inf")
-    handed: int = 0  # examples
-    lost: int = 0  # workers that died before they ran anything
+    handed: int = 0
+    lost: int = 0
     replays: deque[Path] = field(default_factory=deque[Path])
-    open: dict[str, Open] = field(default_factory=dict[str, Open])  # by folder
-    known: dict[str, Found] = field(default_factory=dict[str, Found])  # by signature
-    told: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # for a worker that starts late
-    crashes: list[CrashReducer] = field(default_factory=list[CrashReducer])  # at work
-    deaths: Counter[str] = field(default_factory=Counter[str])  # by property
-    reduced: Counter[str] = field(default_factory=Counter[str])  # deaths reduced, by property
+    open: dict[str, Open] = field(default_factory=dict[str, Open])
+    known: dict[str, Found] = field(default_factory=dict[str, Found])
+    told: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    crashes: list[CrashReducer] = field(default_factory=list[CrashReducer])
+    deaths: Counter[str] = field(default_factory=Counter[str])
+    reduced: Counter[str] = field(default_factory=Counter[str])
     key: str = ""
     start: float = 0.0
 
     def go(self) -> None:
-        """Until the budget is spent and every worker at rest."""
+        """Run until the budget is used and all workers are idle."""
         self.start = time.monotonic()
         self.key = self.plan.key
         self.report.examples_before = self.state.examples(self.key)
@@ -115,15 +132,15 @@ class Run:
             self._hand_out()
             if self._idle():
                 break
-            self._hear()
-            self._look_at_the_clock()
+            self._receive()
+            self._check_time()
             self.report.seconds = time.monotonic() - self.start
             self.progress(self.report)
         self.report.seconds = time.monotonic() - self.start
         self.progress(self.report)
 
     def close(self) -> None:
-        """End the workers. Chunks they were at are handed out again another time."""
+        """End the workers and release their chunks, so that a later run does them."""
         for crash in self.crashes:
             crash.close()
         for seat in self.seats:
@@ -192,7 +209,8 @@ class Run:
     def _spent(self) -> bool:
         return not self.replays and self.plan.examples is not None and self.handed >= self.plan.examples
 
-    def _look_at_the_clock(self) -> None:
+    def _check_time(self) -> None:
+        """Stop the run at its limits, and kill workers that are silent for too long."""
         now = time.monotonic()
         over = self.plan.seconds is not None and now - self.start > self.plan.seconds
         if (over or len(self.report.findings) >= self.plan.max_findings) and not self.stopping:
@@ -207,11 +225,12 @@ class Run:
             late = now - self.stopped_at > STOP_S + self.plan.shrink_s
             busy = not seat.gone and (seat.job is not None or not seat.ready)
             if busy and (silent > self.plan.hang_s + SILENCE_S or late):
-                self._bury(seat, silent)
+                self._replace(seat, silent)
 
     # messages --------------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
+        """Handle one message of a worker or of a crash reducer."""
         try:
             child, message = self.inbox.get(timeout=TICK_S)
         except queue.Empty:
@@ -223,9 +242,9 @@ class Run:
             return
         seat = next((s for s in self.seats if s.child is child and not s.gone), None)
         if seat is None:
-            return  # of one that was replaced
+            return  # the worker was replaced
         if message is None:
-            self._bury(seat)
+            self._replace(seat)
         elif "ready" in message:
             seat.ready = True
         elif "counts" in message:
@@ -260,48 +279,48 @@ class Run:
         report.coverage.merge(Coverage.from_json(counts["coverage"]))
 
     def _found(self, told: dict[str, Any], child: Child | None = None) -> None:
-        """A finding in the staging folder: a new one is kept, one that is known is counted."""
+        """Store a new finding of the staging folder, or count a known one."""
         made, signature = Path(told["folder"]), told["signature"]
         if signature in self.known:
             self.known[signature].count += 1
         else:
-            kept = self.state.add(signature, told["property"], made)
-            self._keep(kept, told, old=False)
+            stored = self.state.add(signature, told["property"], made)
+            self._add_to_report(stored, told, old=False)
             self._tell_others({"know": [told["property"], told["kind"], told["ops"], signature]}, child)
         shutil.rmtree(made, ignore_errors=True)
 
-    def _keep(self, kept: Path, told: dict[str, Any], old: bool) -> None:
-        shown = copy(kept, self.plan.findings)
+    def _add_to_report(self, stored: Path, told: dict[str, Any], old: bool) -> None:
+        shown = copy(stored, self.plan.findings)
         names = ("property", "message", "how", "ops", "signature", "doubt")
         found = Found(str(shown), **{name: told[name] for name in names}, old=old)
         self.known[found.signature] = found
         (self.report.doubts if found.doubt else self.report.findings).append(found)
 
     def _replayed(self, folder: Path, told: dict[str, Any]) -> None:
-        """An open finding was run again: it is fixed, or a finding of this run, as it fails now."""
+        """Handle the result of an open finding that ran again: it is fixed, or becomes a finding of this run."""
         opened = self.open[str(folder)]
         signature = told.get("signature") or opened.signature
         if not told["message"]:
             self.state.drop(opened.signature)
             self.report.fixed.append(folder.name)
-        elif signature in self.known:  # two that have become one
+        elif signature in self.known:  # two findings that now fail in the same way
             self.known[signature].count += 1
             self.state.drop(opened.signature)
         else:
             self.state.rename(opened.signature, signature)
             data = {"how": "", "ops": {}, "doubt": False, **opened.summary(), **told, "signature": signature}
-            self._keep(folder, data, old=True)
+            self._add_to_report(folder, data, old=True)
             kind = signature.split(" | ", 2)[2]
             self._tell_others({"know": [opened.property, kind, data["ops"], signature]})
 
-    # deaths ----------------------------------------------------------------------------------------
+    # crashes ---------------------------------------------------------------------------------------
 
-    def _bury(self, seat: _Seat, silent_s: float | None = None) -> None:
-        """A worker died, or is ended for its silence: what it was at is a finding, another takes its place."""
+    def _replace(self, seat: _Seat, silent_s: float | None = None) -> None:
+        """Replace a worker that died, and make a finding of its example. `silent_s`: kill it, since it was silent."""
         failure = seat.child.death(silent_s)
         job, seat.job = seat.job, None
         current = read_current(self._current(seat.number))
-        words = seat.child.last_words()
+        words = seat.child.last_line()
         seat.child.close()
         if current is None or job is None:
             self.lost += 1
@@ -310,7 +329,7 @@ class Run:
         elif "replay" in job:
             self._replayed(Path(job["replay"]), {"message": failure.message, "how": failure.how})
         else:
-            unreported = current[1] - seat.total  # it died before it could
+            unreported = current[1] - seat.total  # examples since the worker's last report
             seat.ran += unreported
             self.report.examples += unreported
             self._crash(current, failure, seat, int(job["chunk"]))
@@ -325,7 +344,7 @@ class Run:
             seat.child, seat.ready, seat.total = self._spawn(seat.number, seat.hash_seed), False, 0
 
     def _crash(self, current: tuple[int, int, dict[str, Any]], failure: Failure, seat: _Seat, number: int) -> None:
-        """A property ended its process: reduced beside the run, since every try may cost a process."""
+        """Count a crash of a property, and start to reduce it in a thread, because each attempt can cost a process."""
         name = self.plan.properties[current[0]]
         self.report.properties.setdefault(name, PropertyCount()).failures += 1
         self.deaths[name] += 1
@@ -340,8 +359,7 @@ class Run:
         self.reduced[name] += 1
         origin = {"seed": self.plan.seed, "chunk": number, "hash_seed": seat.hash_seed}
         folder = self.scratch / f"crashes-{sum(self.reduced.values())}"
-        crash = CrashReducer(
-            name, current[2], failure, origin, self.plan.hang_s, folder, lambda told: self.inbox.put((None, told))
-        )
-        crash.hurried = self.stopping
-        self.crashes.append(crash)
+        crash = Crash(name, current[2], failure, origin)
+        reducer = CrashReducer(crash, self.plan.hang_s, folder, lambda told: self.inbox.put((None, told)))
+        reducer.hurried = self.stopping
+        self.crashes.append(reducer)

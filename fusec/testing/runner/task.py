@@ -1,4 +1,4 @@
-"""What every worker of a run is told, once."""
+"""Describe the task that every worker of a run gets at its start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from fusec.testing.resolve import CASES, GRAPHS
 
 @dataclass(frozen=True)
 class Task:
-    """`staging`: the folder for findings. `current`: the file that holds the example under way."""
+    """Task of a worker.
+
+    staging: folder for findings.
+    current: file of the current example.
+    """
 
     properties: tuple[str, ...]
     seed: int

@@ -1,7 +1,7 @@
-"""A child process that runs chunks of examples: JSON lines in, JSON lines out; it ends when its input does.
+"""Run chunks of examples in a child process: JSON lines in, JSON lines out, until the input ends.
 
-What runs is kept in a file, so that the parent knows on which example a process died; a property that
-never returns ends the process after `Task.hang_s`.
+The current example is written to a file, so that the parent knows the example on which the process died.
+A property that runs longer than `Task.hang_s` ends the process.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from fusec.testing.runner.task import Task
 
 TICK_S = 0.5
 HUNG_STATUS = 86
-_HEAD = 16  # bytes of the first line of the file that holds the example under way
+_HEAD = 16  # bytes of the first line of the file of the current example
 
 
 class Pipe:
-    """The way to the parent: whole lines, from any thread."""
+    """Pipe to the parent that any thread can write whole lines to."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         self._lock = threading.Lock()
-        os.dup2(2, 1)  # whatever a library prints must not break the protocol
+        os.dup2(2, 1)  # stdout becomes stderr, so that prints of libraries do not break the protocol
 
     def tell(self, message: dict[str, Any]) -> None:
         with self._lock:
@@ -48,9 +48,10 @@ class Pipe:
 
 
 class Current:
-    """The example under way, in a file that outlives the process, and since when it runs.
+    """The current example, in a file that remains after the process dies.
 
-    The first line: the number of the property that runs (-1 between two), and of examples the process has had.
+    First line of the file: number of the running property (-1 for none), and number of examples of the process.
+    since: time at which the property started, None if none runs.
     """
 
     def __init__(self, path: Path | None = None):
@@ -70,8 +71,10 @@ class Current:
 
 
 def read_current(path: Path) -> tuple[int, int, dict[str, Any]] | None:
-    """The number of the property that was running, of examples so far, and the example, as `encode` gives it;
-    None if no property was."""
+    """Read the file of a `Current`. Returns None if no property was running.
+
+    Else returns the number of the property, the number of examples so far, and the encoded example.
+    """
     try:
         head, _, data = path.read_bytes().partition(b"\n")
         number, examples = map(int, head.split())
@@ -81,12 +84,12 @@ def read_current(path: Path) -> tuple[int, int, dict[str, Any]] | None:
 
 
 class Worker:
-    """Reads commands in a thread, does the work in the main one, watches its time in a third."""
+    """Worker: one thread reads commands, the main thread runs them, and a third one checks the time limit."""
 
     def __init__(self, pipe: Pipe):
         self.pipe = pipe
         self.jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.chunks: Any = None  # of type Chunks; its module needs Hypothesis, which a replay does without
+        self.chunks: Any = None  # of type Chunks, whose module needs Hypothesis; a replay does not need it
         self.current = Current()
         self.hang_s = float("inf")
 
@@ -103,7 +106,7 @@ class Worker:
                 self.chunks.met(*message["met"])
             else:
                 self.jobs.put(message)
-        os._exit(0)  # the parent is gone, or wants no more; what is under way is of no use to anyone
+        os._exit(0)  # the parent is gone or has closed the pipe, so nobody needs the current result
 
     def watch(self) -> None:
         while True:
@@ -132,15 +135,15 @@ class Worker:
         from fusec.testing.runner.chunk import Chunks  # needs Hypothesis
         from fusec.testing.runner.instrument import observe
 
-        held = Task.from_json(task)
-        self.current = Current(Path(held.current))
-        self.hang_s = held.hang_s
+        given = Task.from_json(task)
+        self.current = Current(Path(given.current))
+        self.hang_s = given.hang_s
         current = self.current
 
         def watch(number: int, graph: Graph, case: Case) -> None:
             current.watch(number, graph, case, chunks.counts_so_far)
 
-        chunks = Chunks(held, self.pipe.tell, watch)
+        chunks = Chunks(given, self.pipe.tell, watch)
         observe(lambda: chunks.observed)
         self.chunks = chunks
         self.pipe.tell({"ready": True})
@@ -174,7 +177,7 @@ class Worker:
         )
 
     def _check(self, message: dict[str, Any]) -> None:
-        """Run one property on one example; only whether and how it failed is told."""
+        """Run one property on one example, and send its failure or None."""
         graph, case = decode(message["example"])
         property = property_of(message["check"])
         self.hang_s = message["hang_s"]
@@ -196,8 +199,8 @@ class Worker:
 
 
 def main() -> None:
-    """Serve until the input ends. A defect of fusec or of a user's strategy is told as it is."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends the input
+    """Run commands until the input ends. Unexpected exceptions are sent to the parent with their traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # because the parent handles Ctrl-C and closes the input
     pipe = Pipe()
     worker = Worker(pipe)
     for serve in (worker.listen, worker.watch):
@@ -206,9 +209,9 @@ def main() -> None:
         worker.work()
     except FusecError as error:
         pipe.tell({"failed": str(error)})
-    except Exception:  # noqa: BLE001  # handed on whole; the parent raises it
+    except Exception:  # noqa: BLE001  # sent with its traceback; the parent raises it
         pipe.tell({"defect": traceback.format_exc()})
-    os._exit(1)  # without waiting for the thread that reads
+    os._exit(1)  # does not wait for the thread that reads the input
 
 
 if __name__ == "__main__":

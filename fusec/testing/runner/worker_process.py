@@ -1,4 +1,4 @@
-"""The parent's side of a worker: start it, tell it, hear it in one queue with the others, say how it ended."""
+"""Control a worker from its parent: start it, send and receive messages, and describe its end."""
 
 from __future__ import annotations
 
@@ -25,21 +25,25 @@ from fusec.testing.finding_folder import Finding
 from fusec.testing.runner.database import default_folder
 from fusec.testing.runner.worker import HUNG_STATUS
 
-CHECK_S = 60.0  # a finding that hangs is run again for so long
-# the same import path as here, so that the very same fusec, and a user's own modules, are found
+CHECK_S = 60.0  # time limit when a finding runs again
+# the worker gets the import path of this process, so that it finds the same fusec and the user's modules
 _START = (
     "import sys; sys.path[:] = {path!r}; from fusec.system.parent_death import hold; hold({handle}); "
     "from fusec.testing.runner.worker import main; main()"
 )
-# one process a core: libraries that start threads of their own would have them fight
+# one thread per library, because each core already has one process
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-# who speaks (None: a thread of the parent), and what (None: the child's output has ended)
+# sender (None: a thread of the parent) and message (None: the output of the child has ended)
 Inbox = queue.SimpleQueue["tuple[Child | None, dict[str, Any] | None]"]
 
 
 class Child:
-    """One worker process. What it says comes into `inbox`; `heard` is when it last said something."""
+    """One worker process. Its messages come to `inbox`.
+
+    heard: time of its last message.
+    hung: stack at which it hung, if it reported that.
+    """
 
     def __init__(self, inbox: Inbox, hash_seed: int = 0):
         env = {**os.environ, "PYTHONHASHSEED": str(hash_seed), **{k: os.environ.get(k, "1") for k in _ONE_THREAD}}
@@ -57,7 +61,7 @@ class Child:
             encoding="utf-8",
         )
         self.heard = time.monotonic()
-        self.hung = ""  # where it was, if it said that it hung
+        self.hung = ""
         self._inbox = inbox
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -67,9 +71,9 @@ class Child:
         return self._process.pid
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Send a message; one that is gone does not hear it, and its end is in the inbox."""
+        """Send a message. A dead process ignores it, since its end is reported in the inbox."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: it was closed meanwhile
+        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: the pipe is closed
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
 
@@ -77,17 +81,17 @@ class Child:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if not line.endswith("\n"):
-                break  # it died while it wrote
+                break  # the process died while it wrote this line
             self.heard = time.monotonic()
             message = json.loads(line)
             if "hung" in message:
-                self.hung = message["hung"] or "it did not say where"
+                self.hung = message["hung"] or "unknown stack"
             else:
                 self._inbox.put((self, message))
         self._inbox.put((self, None))
 
     def death(self, silent_s: float | None = None) -> Failure:
-        """How the process ended, once it has; `silent_s`: it was ended for its silence."""
+        """Wait for the end of the process and describe it. `silent_s`: kill it first, since it was silent so long."""
         if silent_s is not None:
             self._process.kill()
             return Failure(HUNG, "Hang", f"the process was silent for {silent_s:.0f} s")
@@ -96,33 +100,33 @@ class Child:
             return Failure(HUNG, "Hang", "the property did not return in time", traceback=self.hung)
         if code < 0:
             name = signal.Signals(-code).name
-            return Failure(DIED, name, f"the process was killed by {name}: {self.last_words()}")
-        return Failure(DIED, "exit", f"the process ended with status {code}: {self.last_words()}")
+            return Failure(DIED, name, f"the process was killed by {name}: {self.last_line()}")
+        return Failure(DIED, "exit", f"the process ended with status {code}: {self.last_line()}")
 
     def kill(self) -> None:
         self._process.kill()
 
-    def last_words(self) -> str:
-        """The last line on its stderr."""
+    def last_line(self) -> str:
+        """Return the last line of its stderr."""
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 4000))
         lines = [line.strip() for line in self._errors if line.strip()]
-        return lines[-1][-300:] if lines else "it said nothing"
+        return lines[-1][-300:] if lines else "it wrote nothing to stderr"
 
     def close(self) -> None:
-        """End the process and collect it; safe to call twice."""
+        """Kill the process and free its resources. Safe to call twice."""
         self._process.kill()
         self._process.wait()
         self._reader.join(timeout=5)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # what was not sent is of no use to anyone
+                with contextlib.suppress(BrokenPipeError):  # unsent messages can be lost, since the process is dead
                     pipe.close()
         self._errors.close()
 
 
 class Prober:
-    """Runs a property on examples in a process of its own, which may die of it; a new one follows."""
+    """Runner of a property in its own process. A new process replaces one that dies."""
 
     def __init__(self, property: str, hang_s: float):
         self.property = property
@@ -131,7 +135,7 @@ class Prober:
         self._child: Child | None = None
 
     def check(self, graph: Graph, case: Case) -> Failure | None:
-        """How the property fails on the example, None if it holds."""
+        """Run the property on an example. Returns its failure, or None if it holds."""
         if self._child is None:
             self._child = Child(self._inbox)
         self._child.tell({"check": self.property, "example": encode(graph, case), "hang_s": self.hang_s})
@@ -151,21 +155,21 @@ class Prober:
         return failure
 
     def end(self) -> None:
-        """End the process from another thread than the one that checks: that one sees it die."""
+        """Kill the process from another thread. `check` then sees its death."""
         child = self._child
         if child is not None:
             child.kill()
 
     def close(self) -> None:
-        """End the process and collect it."""
+        """Kill the process and free its resources."""
         if self._child is not None:
             self._child.close()
             self._child = None
-            self._inbox = queue.SimpleQueue()  # what the last one still said is not for the next
+            self._inbox = queue.SimpleQueue()  # drops late messages of the old process
 
 
 def check_apart(finding: Finding, hang_s: float = CHECK_S) -> Failure | None:
-    """Run a finding's property in a process of its own."""
+    """Run a finding's property in its own process."""
     prober = Prober(finding.property, hang_s)
     try:
         return prober.check(finding.graph, finding.case)

@@ -123,7 +123,7 @@ def test_what_runs_only_at_run_time_is_refused_by_name() -> None:
     c = info("c", [], TensorProto.BOOL)
     refused = {
         "the condition must be known": [node("If", ["c"], ["y"], name="n", **branches)],
-        "what NonZero looks at must be known": [node("NonZero", ["x"], ["y"], name="n")],
+        "the operand of NonZero must be known": [node("NonZero", ["x"], ["y"], name="n")],
         "op RandomNormalLike (opset 21)": [node("RandomNormalLike", ["x"], ["y"], name="n")],
         "op Optional (opset 21)": [node("Optional", ["x"], ["y"], name="n")],
     }

@@ -10,7 +10,7 @@ from onnx_suite.suite import RECORD, counts
 
 from benchmarks.onnx_suite import table
 from benchmarks.tables_of_costs import read
-from fusec.frontends.onnx.__main__ import WHY_NOT, markdown, schemas, ways
+from fusec.frontends.onnx.__main__ import NOT_IMPORTED, imports, markdown, schemas
 
 DOC = Path(__file__).parents[3] / "docs" / "onnx.md"
 
@@ -43,5 +43,5 @@ def test_what_is_generated_is_what_the_code_gives(
 
 
 def test_every_op_that_is_not_imported_has_a_reason() -> None:
-    assert {name for name, way in ways().items() if not way} == set(WHY_NOT)
-    assert set(WHY_NOT) <= set(schemas())
+    assert {name for name, way in imports().items() if not way} == set(NOT_IMPORTED)
+    assert set(NOT_IMPORTED) <= set(schemas())

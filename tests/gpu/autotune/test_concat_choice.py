@@ -10,7 +10,7 @@ from passes.partition.test_concat_in_place import BLOCK, LAST, check, joins, pla
 
 from fusec.gpu.autotune.concat_choice import keep_faster_concats
 from fusec.ir import Graph
-from fusec.passes.partition.concat_in_place import apart, joined
+from fusec.passes.partition.concat_in_place import joined, restore_copies
 from fusec.schedule.memory_plan import plan_memory
 from fusec.schedule.program import Partition
 
@@ -64,13 +64,13 @@ def test_what_a_step_has_in_common_goes_with_it(rng: np.random.Generator) -> Non
         "d": ["d", "e"],
         "g": ["g", "h"],
     }
-    left = apart(program, [concats_in_place["g"]])
+    left = restore_copies(program, [concats_in_place["g"]])
     assert joins(left) == ["c view", "f view", "i kernel"]
     plan_memory(left)
     check(left, LINKED, rng)
     program = place(LINKED)
     (first,) = (f for f in joined(program) if any(v.name == "a" for v in f.types))
-    gone = apart(program, [first])
+    gone = restore_copies(program, [first])
     assert joins(gone)[0] == "c kernel"
     check(gone, LINKED, rng)
 

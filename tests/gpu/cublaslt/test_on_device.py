@@ -17,7 +17,7 @@ from fusec.ir import DType, Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.simulator import simulate
-from fusec.passes.partition.equivalent_spellings import quicker
+from fusec.passes.partition.equivalent_spellings import faster_spellings
 from fusec.plans.plan_cache import PlanStore
 from fusec.reference import evaluate
 from fusec.text import parse
@@ -145,7 +145,7 @@ GELU_BODY = """graph "g" (%x: T[64,64], %w: T[64,64]) {
 def test_gelu_by_tanh_is_gelu_near_and_far(dtype: DType, tmp_path: Path) -> None:
     from fusec.gpu.backend import CudnnBackend
 
-    ((_, spelled),) = quicker(parse(GELU_BODY.replace("T", dtype.value)))
+    ((_, spelled),) = faster_spellings(parse(GELU_BODY.replace("T", dtype.value)))
     lowered = lower(spelled)
     backend = CudnnBackend("full", store=PlanStore(tmp_path))
     (result,) = lowered.graph.outputs

@@ -20,7 +20,7 @@ from fusec.ir import Graph
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.passes.training import split_batchnorm_stats
-from fusec.passes.training.split_batchnorm_stats import SumsInFront
+from fusec.passes.training.split_batchnorm_stats import SplitBatchNormStats
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Partition
 from fusec.targets.target import load
@@ -37,7 +37,7 @@ WITH, APART = ["conv+channel_sums", "batch_norm_by_sums+relu"], ["conv", "channe
 
 def split() -> Graph:
     graph = parse(TEXT)
-    SumsInFront().run(graph, Options())
+    SplitBatchNormStats().run(graph, Options())
     return graph
 
 

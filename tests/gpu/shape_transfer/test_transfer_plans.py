@@ -43,7 +43,7 @@ def first(oracle: Oracle, graphs: list[CudnnGraph]) -> dict[str, Choice]:
 
 
 def made(plans: SizePlans, graphs: list[CudnnGraph]) -> dict[str, Entry]:
-    found = {graph.key: entry for graph, entry in plans.of(graphs)}
+    found = {graph.key: entry for graph, entry in plans.plans_for(graphs)}
     assert None not in found.values()
     return found  # type: ignore[return-value]  # as just asserted
 
@@ -161,7 +161,7 @@ def test_other_libraries_plans_are_named_and_built_where_they_run(oracle: Oracle
     near, far = batch(READY, 16), batch(READY, 256)
     oracle.judge([near, far])
     assert made(plans, [near]) == {}
-    assert plans.named([near, far]) == {near.key: Choice(BLAS, ((1, 2),))}
+    assert plans.choices_near([near, far]) == {near.key: Choice(BLAS, ((1, 2),))}
     assert made(plans, [far])[far.key].choice.engine != BLAS
     assert plans._ready == {}
 
@@ -206,9 +206,9 @@ def test_nothing_that_dies_is_believed(oracle: Oracle, monkeypatch: pytest.Monke
     other = batch(READY, 9)
     oracle.judge([other])
     monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: (WorkerDeath("gone"), worker))
-    assert list(plans.of([other])) == [(other, None)]
+    assert list(plans.plans_for([other])) == [(other, None)]
     monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: ({"failed": "no"}, worker))
-    assert list(plans.of([other])) == [(other, None)]
+    assert list(plans.plans_for([other])) == [(other, None)]
     assert transfer_plans.NEAR == 4
 
 
@@ -265,8 +265,8 @@ def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
         graph = batch(READY, size)
         plans.learn((size,), [graph], {graph.key: choices[READY.key]})
     assert len(plans._first) == len(plans._choices) == transfer_plans.SIZES
-    assert plans.named([batch(READY, 60)]) == {batch(READY, 60).key: choices[READY.key]}
-    assert plans.named([batch(READY, 61)]) == {}
+    assert plans.choices_near([batch(READY, 60)]) == {batch(READY, 60).key: choices[READY.key]}
+    assert plans.choices_near([batch(READY, 61)]) == {}
 
 
 def test_only_missing_workers_are_started(tmp_path: Path) -> None:

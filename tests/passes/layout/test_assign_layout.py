@@ -33,7 +33,7 @@ from fusec.ops import (
     pw,
 )
 from fusec.passes.base import Options, run
-from fusec.passes.layout.assign_layout import Layout, tied_operands
+from fusec.passes.layout.assign_layout import AssignLayout, tied_operands
 from fusec.reference import evaluate
 from fusec.schedule.aliasing import is_view, same_storage, view_offset
 from fusec.text import parse
@@ -42,7 +42,7 @@ LOWERED = (Pointwise, Cast, InstanceNorm)
 
 
 def laid_out(graph: Graph) -> Graph:
-    return run((Layout(),), graph, Options())
+    return run((AssignLayout(),), graph, Options())
 
 
 def copying(graph: Graph) -> list[str]:
@@ -254,7 +254,7 @@ def test_ten_thousand_nodes_in_three_seconds() -> None:
     graph.set_outputs([value])
     assert len(list(graph.nodes)) > 10_000
     start = time.process_time()
-    Layout().run(graph, Options())
+    AssignLayout().run(graph, Options())
     assert time.process_time() - start < 3
     assert_one_order(graph)
 
@@ -300,6 +300,6 @@ def test_wide_graphs_take_linear_time(build: Any, monkeypatch: pytest.MonkeyPatc
     for count in (400, 1600):
         graph = build(count)
         made = 0
-        Layout().run(graph, Options())
+        AssignLayout().run(graph, Options())
         work.append(made)
     assert work[1] < 5 * work[0]

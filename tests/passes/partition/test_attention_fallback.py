@@ -9,12 +9,12 @@ from passes.partition.oracles import RUNTIME, AcceptAll
 
 from fusec.ir import DType, Graph, TensorType
 from fusec.ops import Attention
-from fusec.passes import UNLAID
+from fusec.passes import EARLY_PASSES
 from fusec.passes.attention.expand_attention import expand
 from fusec.passes.base import Options, run
-from fusec.passes.layout.assign_layout import Layout
+from fusec.passes.layout.assign_layout import AssignLayout
 from fusec.passes.partition import partition
-from fusec.passes.partition.attention_fallback import settle
+from fusec.passes.partition.attention_fallback import expand_refused_attention
 from fusec.plans.verdict import Refused, Verdict
 from fusec.reference import evaluate
 from fusec.schedule.program import Program
@@ -46,9 +46,9 @@ def settled(oracle: AcceptAll) -> tuple[Graph, Program, Program]:
     def cut(graph: Graph) -> Program:
         return partition(graph, oracle, load("h200"))
 
-    unlaid = run(UNLAID, source.clone(), options)
-    first = cut(run((Layout(),), unlaid.clone(), options))
-    return source, first, settle(first, lambda: unlaid.clone(), cut, oracle, options)
+    unlaid = run(EARLY_PASSES, source.clone(), options)
+    first = cut(run((AssignLayout(),), unlaid.clone(), options))
+    return source, first, expand_refused_attention(first, lambda: unlaid.clone(), cut, oracle, options)
 
 
 def test_what_is_declined_is_written_out_and_the_rest_stays(rng: np.random.Generator) -> None:

@@ -13,7 +13,7 @@ from scipy.special import ndtr
 
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Cast, Conv, MatMul, pw
-from fusec.passes.partition.equivalent_spellings import REWRITES, quicker, respell, spellings
+from fusec.passes.partition.equivalent_spellings import REWRITES, faster_spellings, respell, spellings
 from fusec.passes.partition.tanh_spelling import LIMIT
 from fusec.reference import evaluate
 from fusec.text import parse
@@ -228,7 +228,7 @@ def gelu_body(dtype: str, count: int = 1, more: str = "%r = gelu(%m)") -> Graph:
 def test_gelu_without_erf_is_gelu_up_to_rounding(dtype: DType) -> None:
     x = np.arange(1 << 16, dtype=np.uint16).view(dtype.numpy)
     x = x[np.isfinite(x.astype(np.float32))].reshape(-1, 1)
-    ((names, spelled),) = quicker(gelu_body(dtype.value, len(x)))
+    ((names, spelled),) = faster_spellings(gelu_body(dtype.value, len(x)))
     assert names == ("gelu_by_tanh",)
     with np.errstate(over="ignore"):
         (got,) = evaluate(spelled, {"x": x, "z": x}).values()
@@ -242,7 +242,7 @@ def test_gelu_without_erf_is_gelu_up_to_rounding(dtype: DType) -> None:
 def test_gelu_without_erf_stays_within_what_exponentials_hold() -> None:
     """An engine may make tanh of exponentials, which overflow where NumPy's tanh is 1."""
     x = np.array([[-65504.0], [-40.0], [-1.0], [0.0], [1.0], [40.0], [65504.0]], np.float16)
-    ((_, spelled),) = quicker(gelu_body("f16", len(x)))
+    ((_, spelled),) = faster_spellings(gelu_body("f16", len(x)))
     (tanh,) = (node for node in spelled.nodes if node.op.name == "tanh")
     spelled.set_outputs(tanh.operands, ["z"])
     with np.errstate(over="ignore"):
@@ -252,13 +252,13 @@ def test_gelu_without_erf_stays_within_what_exponentials_hold() -> None:
 
 
 def test_gelu_keeps_erf_where_that_costs_nothing_or_is_exact() -> None:
-    assert quicker(gelu_body("f32")) == []
-    assert quicker(gelu_body("f16", more="%r = gelu_tanh(%m)")) == []
-    assert quicker(gelu_body("f16", more="%g = gelu(%z)\n  %r = add(%g, %m)")) == []
+    assert faster_spellings(gelu_body("f32")) == []
+    assert faster_spellings(gelu_body("f16", more="%r = gelu_tanh(%m)")) == []
+    assert faster_spellings(gelu_body("f16", more="%g = gelu(%z)\n  %r = add(%g, %m)")) == []
     assert all(name != "gelu_by_tanh" for names, _ in spellings(gelu_body("f16")) for name in names)
     body = gelu_body("f16", more="%g = gelu(%m)\n  %r = add(%g, %z)")
-    assert {names[-1] for names, _ in quicker(body)} == {"gelu_by_tanh"}
-    for names, spelled in quicker(body):
+    assert {names[-1] for names, _ in faster_spellings(body)} == {"gelu_by_tanh"}
+    for names, spelled in faster_spellings(body):
         spelled.verify()
         assert str(respell(body, names)) == str(spelled)
         assert [v.type for v in spelled.outputs] == [v.type for v in body.outputs]

@@ -9,10 +9,10 @@ from passes.partition.oracles import AcceptAll
 from fusec import driver
 from fusec.errors import FusecError
 from fusec.ir import Graph, Value
-from fusec.lowering.virtual_rounding import OWN, ROUNDED, SAME, WIDE, edges
+from fusec.lowering.virtual_rounding import OWN, ROUNDED, SAME, WIDE, value_uses
 from fusec.passes import REROUNDING, names
 from fusec.passes.partition import partition
-from fusec.passes.partition.strict_rounding import AsSource
+from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.plans.verdict import Refused
 from fusec.reference import evaluate_node
 from fusec.targets.target import load
@@ -37,13 +37,15 @@ KEPT = {
 @pytest.mark.parametrize("body", KEPT)
 def test_what_becomes_of_a_value_between_two_ops(body: str) -> None:
     graph = parse(f"{HEAD} {{\n{body}\n  return %b\n}}")
-    assert [(e.value.name, e.user.result.name, e.kept) for e in edges(list(graph.nodes))] == [("a", "b", KEPT[body])]
+    assert [(e.value.name, e.user.result.name, e.rounding) for e in value_uses(list(graph.nodes))] == [
+        ("a", "b", KEPT[body])
+    ]
 
 
 def test_only_what_keeps_the_rounding_is_asked_about() -> None:
     bodies = [parse(f"{HEAD} {{\n{body}\n  return %b\n}}") for body in KEPT]
     inner = AcceptAll()
-    verdicts = AsSource(inner).judge(bodies)
+    verdicts = StrictRounding(inner).judge(bodies)
     wide = [kept == WIDE for kept in KEPT.values()]
     assert [isinstance(v, Refused) for v in verdicts] == wide
     assert len(inner.asked) == wide.count(False)
@@ -53,7 +55,7 @@ def test_only_what_keeps_the_rounding_is_asked_about() -> None:
 
 def test_the_longest_step_that_keeps_the_rounding_is_taken() -> None:
     graph = parse(f"{HEAD} {{\n  %a = matmul(%x, %y)\n  %b = relu(%a)\n  %c = gelu(%b)\n  return %c\n}}")
-    program = partition(graph, AsSource(AcceptAll()), load("h200"))
+    program = partition(graph, StrictRounding(AcceptAll()), load("h200"))
     assert [step.signature for step in program.steps] == ["matmul+relu", "gelu"]
     assert any(isinstance(r.reason, Refused) and r.reason.code == "FUSEC_ROUNDING" for r in program.refusals)
 

@@ -6,7 +6,7 @@ import pytest
 
 from fusec.passes.base import Options
 from fusec.passes.training import split_batchnorm_stats
-from fusec.passes.training.split_batchnorm_stats import SumsInFront
+from fusec.passes.training.split_batchnorm_stats import SplitBatchNormStats
 from fusec.text import parse
 
 LAST = "{0,2,3,1}"
@@ -22,7 +22,7 @@ def ops(dtype: str = "f16", order: str = LAST, groups: int = 1, made: str = CONV
   return %y, %m, %i
 }}""")
     before = [v.type for v in graph.outputs]
-    SumsInFront().run(graph, Options())
+    SplitBatchNormStats().run(graph, Options())
     graph.verify()
     assert [v.type for v in graph.outputs] == before
     return [node.op.name for node in graph.nodes]

@@ -22,12 +22,12 @@ from fusec.execution import backend
 from fusec.execution import step_binding as steps
 from fusec.graph import printer
 from fusec.ir import Constant, DType, Graph, Node, Value
-from fusec.lowering.pointwise import Steps
+from fusec.lowering.pointwise import CallWriter
 from fusec.lowering.simulator import simulate
 from fusec.ops import Cast, Softmax, pw
 from fusec.passes.base import Options
 from fusec.passes.cleanup.simplify import Simplify
-from fusec.passes.folding.reorder_bias_first import OrderSums
+from fusec.passes.folding.reorder_bias_first import ReorderBiasFirst
 from fusec.passes.partition.equivalent_spellings import FOR_ENGINES, REWRITES
 from fusec.passes.rewriting.rewriter import local
 from fusec.schedule import memory_plan
@@ -166,7 +166,7 @@ def test_constants_of_one_label_survive_text() -> None:
 
 
 def test_a_pass_that_changes_the_meaning_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OrderSums, "run", dropping_bias)
+    monkeypatch.setattr(ReorderBiasFirst, "run", dropping_bias)
     fails(passes_keep_meaning, example(), match="pass order_sums: r differs")
     fails(pipeline_keeps_meaning, example(), match="the pipeline: r differs")
 
@@ -188,7 +188,7 @@ def test_a_pass_that_changes_the_interface_shows(monkeypatch: pytest.MonkeyPatch
         if graph.outputs[0].type.dtype is DType.F32:
             graph.set_outputs([graph.add(Cast(DType.F16), v) for v in graph.outputs], graph.output_names)
 
-    monkeypatch.setattr(OrderSums, "run", narrowing)
+    monkeypatch.setattr(ReorderBiasFirst, "run", narrowing)
     fails(passes_keep_meaning, example(), match=r"pass order_sums: output r is f16\[2,8,5,5\] instead of f32")
 
 
@@ -219,8 +219,8 @@ def test_rules_are_tried_where_their_pass_meets_them(monkeypatch: pytest.MonkeyP
         met.append(node.op.name)
         return None
 
-    monkeypatch.setattr(OrderSums, "rules", (look,))
-    monkeypatch.setattr(OrderSums, "run", lambda self, graph, options: graph.rename(graph.outputs[0], "other"))
+    monkeypatch.setattr(ReorderBiasFirst, "rules", (look,))
+    monkeypatch.setattr(ReorderBiasFirst, "run", lambda self, graph, options: graph.rename(graph.outputs[0], "other"))
     rules_keep_meaning(graph)
     assert met == ["relu"]
 
@@ -240,7 +240,7 @@ def test_a_pass_of_ones_own_is_tried_in_any_form() -> None:
 
     keeps_meaning(example(), nothing)
     keeps_meaning(example(), tanh_by_sigmoid)
-    keeps_meaning(example(), [nothing, OrderSums(), tanh_by_sigmoid], Case(style="wide"))
+    keeps_meaning(example(), [nothing, ReorderBiasFirst(), tanh_by_sigmoid], Case(style="wide"))
     for step, name in ((wrong, "wrong"), (Own(), "own"), (relu_is_nothing, "relu_is_nothing")):
         with pytest.raises(MismatchError, match=f"^{name}: "):
             keeps_meaning(example(), step)
@@ -338,7 +338,7 @@ def test_a_key_that_two_graphs_share_shows(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def as_abs(builder: Any, node: Node) -> None:
-    steps = Steps(builder, node)
+    steps = CallWriter(builder, node)
     steps.last("abs", *steps.operands)
 
 

@@ -1,1 +1,1 @@
-"""Import ONNX ops that move, pick and resample elements: one file per op family."""
+"""Import ONNX ops that move, select and resample elements: one file per op family."""

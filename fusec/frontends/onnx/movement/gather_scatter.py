@@ -1,4 +1,4 @@
-"""What the ops mean that find, pick and place elements by index: ArgMax, TopK, Gather*, Scatter*, OneHot, CumSum…"""
+"""Import ops that find, gather and scatter elements by index: ArgMax, TopK, Gather*, Scatter*, OneHot, CumSum…"""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fusec.ops.spec import broadcast, normalize_axis, require
 
 
 def along(g: Emitter, count: int, axis: int, rank: int) -> Value:
-    """0, 1, … along one axis of `rank`."""
+    """Make a constant of `rank` dims with 0, 1, … along one axis."""
     return g.indexed([count if i == axis else 1 for i in range(rank)], lambda i: i)
 
 
 def _places_of(g: Emitter, shape: Sequence[int], strides: Sequence[int]) -> Value:
-    """The place in memory of each index of `shape`, which may have dims of 1 that no stride is for."""
+    """Make a constant of the memory offset of each index of `shape`. Dims of size 1 can have any stride."""
 
     def places(index: Array) -> Array:
         return sum((at * step for at, step in zip(np.unravel_index(index, shape), strides, strict=True)), index * 0)
@@ -30,7 +30,7 @@ def _places_of(g: Emitter, shape: Sequence[int], strides: Sequence[int]) -> Valu
 
 
 def from_front(g: Emitter, indices: Value, size: Value | int) -> Value:
-    """Indices as i64, negative ones counted from the end of a dim of that size."""
+    """Cast indices to i64, and count negative ones from the end of a dim of that size."""
     require(indices.type.dtype.is_int, f"indices are {indices.type.dtype.value}, not integers")
     at = g.cast(indices, DType.I64)
     end = size if isinstance(size, Value) else g.constant(np.array(size, np.int64))
@@ -41,7 +41,10 @@ def from_front(g: Emitter, indices: Value, size: Value | int) -> Value:
 
 
 def first_of(g: Emitter, x: Value, axis: int, kind: str, last: bool = False) -> Value:
-    """Index of the first (or last) maximum or minimum along an axis, kept as 1; the first NaN beats all."""
+    """Find the index of the first (or last) maximum or minimum along an axis. NaN counts as the extreme.
+
+    The result has size 1 along the axis.
+    """
     size = x.type.shape[axis]
     require(size > 0, f"{kind} over an empty dim")
     if x.type.dtype is DType.BOOL:
@@ -101,11 +104,11 @@ def top_k(g: Emitter, x: Value, k: Value, /, *, axis: int = -1, largest: int = 1
     return g.many(TopK(int(g.number(k, "K")), normalize_axis(axis, x.type.rank), bool(largest)), x)
 
 
-# picking and placing -----------------------------------------------------------------------------------------
+# gather and scatter ------------------------------------------------------------------------------------------
 
 
 def _element_places(g: Emitter, x: Value, indices: Value, axis: int) -> Value:
-    """For each index its place in x laid out flat, the other coordinates being the index's own."""
+    """Convert indices along an axis to indices in x flattened. The other coordinates are those of the index itself."""
     rank, shape = x.type.rank, indices.type.shape
     require(indices.type.rank == rank, f"indices have rank {indices.type.rank}, x {rank}")
     for d, (n, m) in enumerate(zip(shape, x.type.shape, strict=True)):
@@ -122,7 +125,10 @@ def gather_elements(g: Emitter, x: Value, indices: Value, /, *, axis: int = 0) -
 
 
 def _rows(g: Emitter, x: Value, indices: Value, batch: int) -> tuple[Value, int]:
-    """Which row each index tuple names, when the dims it covers are laid out flat; how many dims those are."""
+    """Convert index tuples to rows of x with its first dims flattened. Also returns the number of these dims.
+
+    batch: number of leading dims that x and indices share.
+    """
     shape = x.type.shape
     require(indices.type.rank >= 1, "indices are a scalar")
     depth = indices.type.shape[-1]
@@ -183,7 +189,7 @@ def scatter_nd(g: Emitter, x: Value, indices: Value, updates: Value, /, *, reduc
 def tensor_scatter(
     g: Emitter, cache: Value, update: Value, starts: Value | None = None, /, *, axis: int = -2, mode: str = "linear"
 ) -> Value:
-    """The update goes to each image's own place of the cache; `circular` goes on at the front."""
+    """Import TensorScatter: write the update of each image at the start given for it. `circular` wraps around."""
     axis = normalize_axis(axis, cache.type.rank)
     require(mode in ("linear", "circular"), f"knows no mode {mode!r}")
     require(axis > 0, "axis 0 is the batch")
@@ -199,7 +205,7 @@ def tensor_scatter(
 
 
 def spread(g: Emitter, x: Value, shape: Sequence[int]) -> Value:
-    """x broadcast to a shape."""
+    """Broadcast x to a shape."""
     require(broadcast([x.type.shape, tuple(shape)]) == tuple(shape), f"{x.type} does not expand to {list(shape)}")
     return x if x.type.shape == tuple(shape) else g(Expand(tuple(shape)), x)
 
@@ -210,7 +216,7 @@ def reverse_sequence(g: Emitter, x: Value, lengths: Value, /, *, batch_axis: int
 
 
 def reversed_in_time(g: Emitter, x: Value, lengths: Value, time: int) -> Value:
-    """The first `lengths[b]` steps of each sequence b in the opposite order, the rest as they are."""
+    """Reverse the first `lengths[b]` steps of each sequence b. The other steps stay in place."""
     rank, shape = x.type.rank, x.type.shape
     require(rank >= 2, f"takes [steps, batch, …], not {list(shape)}")
     step = along(g, shape[time], time, rank)
@@ -222,7 +228,7 @@ def reversed_in_time(g: Emitter, x: Value, lengths: Value, time: int) -> Value:
 
 
 def one_hot(g: Emitter, indices: Value, depth: Value, values: Value, /, *, axis: int = -1) -> Value:
-    """Where the index lies outside the depth, all is off."""
+    """Import OneHot. An index out of range gives the "off" value everywhere."""
     count = int(g.number(depth, "depth"))
     require(values.type.shape == (2,), f"values has shape {list(values.type.shape)}, not [2]")
     rank = indices.type.rank + 1
@@ -242,11 +248,11 @@ def trilu(g: Emitter, x: Value, k: Value | None = None, /, *, upper: int = 1) ->
     shift = 0 if k is None else int(g.number(k, "k"))
     width = x.type.shape[-1]
 
-    def kept(index: Array) -> Array:
+    def inside(index: Array) -> Array:
         offset = index % width - index // width
         return offset >= shift if upper else offset <= shift
 
-    return g(pw("where"), g.indexed(x.type.shape[-2:], kept, DType.BOOL), x, g.scalar(0, x))
+    return g(pw("where"), g.indexed(x.type.shape[-2:], inside, DType.BOOL), x, g.scalar(0, x))
 
 
 def eye_like(g: Emitter, x: Value, /, *, dtype: int = 0, k: int = 0) -> Value:

@@ -1,4 +1,4 @@
-"""What the ops mean that join, cut, pad and pick: Concat, Split, Slice, Pad, Gather."""
+"""Import Concat, Split, Slice, Pad and Gather."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ def split(
 
 
 def _split(g: Emitter, x: Value, axis: int, sizes: Sequence[int], *, even: bool) -> tuple[Value, ...]:
-    """Without sizes: equal parts, one an output; from version 18 on the last may be smaller."""
+    """Split x into one part for each output of the node.
+
+    sizes: empty for equal parts.
+    even: the last part may not be smaller, as in versions before 18.
+    """
     axis = normalize_axis(axis, x.type.rank)
     dim = x.type.shape[axis]
     if not sizes:
@@ -66,7 +70,7 @@ def slice_10(
 def _slice(
     g: Emitter, x: Value, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
 ) -> Value:
-    """Clamp out-of-range bounds as Python's slices do, but one: backwards, a start below the first element is that."""
+    """Clamp bounds out of range as Python's slices do, except that a start before index 0 is 0 for negative steps."""
     shape = x.type.shape
     require(
         len(starts) == len(ends) == len(axes) == len(steps),
@@ -105,7 +109,7 @@ def pad(
 
 
 def _pad(g: Emitter, x: Value, pads: Sequence[int], axes: Sequence[int], mode: str, value: float) -> Value:
-    """Negative pads cut first, then the others add."""
+    """Remove elements for negative pads first, then add padding for the others."""
     rank = x.type.rank
     require(len(pads) == 2 * len(axes), f"{len(pads)} pads for {len(axes)} axes")
     axes_of(axes, rank)
@@ -114,7 +118,7 @@ def _pad(g: Emitter, x: Value, pads: Sequence[int], axes: Sequence[int], mode: s
         starts[axis], ends[axis] = pads[i], pads[i + len(axes)]
     if any(p < 0 for p in pads):
         sizes = tuple(d + min(s, 0) + min(e, 0) for d, s, e in zip(x.type.shape, starts, ends, strict=True))
-        require(all(s >= 0 for s in sizes), f"pads {list(pads)} cut more than x of shape {list(x.type.shape)} has")
+        require(all(s >= 0 for s in sizes), f"pads {list(pads)} remove more than x of shape {list(x.type.shape)} has")
         x = g(Slice(tuple(max(-s, 0) if d else 0 for s, d in zip(starts, sizes, strict=True)), sizes, (1,) * rank), x)
         starts, ends = [max(s, 0) for s in starts], [max(e, 0) for e in ends]
     if not any(starts) and not any(ends):

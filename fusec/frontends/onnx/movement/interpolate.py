@@ -1,4 +1,4 @@
-"""Resize beyond the IR's own op (cubic, antialiased, cropped): add up weighted elements of a window, dim by dim."""
+"""Import resizes that the IR's op lacks (cubic, antialiased, cropped), as weighted sums of windows, dim by dim."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ ROUNDINGS: dict[str, Callable[[float], float]] = {
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How to interpolate: ONNX's attributes of Resize."""
+class Interpolation:
+    """Interpolation attributes of ONNX's Resize."""
 
     mode: str
     coordinates: str
     rounding: str
-    antialias: bool
-    cubic_a: float
-    exclude_outside: bool
-    fill: float
+    antialias: bool = False
+    cubic_a: float = -0.75
+    exclude_outside: bool = False
+    fill: float = 0.0
 
 
 def interpolated(
@@ -48,9 +48,9 @@ def interpolated(
     sizes: Sequence[int],
     scales: Sequence[float],
     crop: Sequence[tuple[float, float]],
-    how: Manner,
+    how: Interpolation,
 ) -> Value:
-    """x resized dim by dim; `crop` has the start and end of each dim, for tf_crop_and_resize."""
+    """Resize x dim by dim. `crop`: start and end of each dim as fractions of it, for tf_crop_and_resize."""
     require(how.coordinates in COORDINATES, f"knows no coordinate_transformation_mode {how.coordinates!r}")
     require(how.rounding in ROUNDINGS, f"knows no nearest_mode {how.rounding!r}")
     require(how.mode in ("nearest", "linear", "cubic"), f"knows no mode {how.mode!r}")
@@ -61,7 +61,7 @@ def interpolated(
     outside: list[np.ndarray[Any, np.dtype[np.bool_]]] = []
     shape = x.type.shape
     for dim, (n, count, scale) in enumerate(zip(shape, sizes, scales, strict=True)):
-        weights = 1 if how.mode == "nearest" else n  # of each of the coordinates, which are a list of Python's numbers
+        weights = 1 if how.mode == "nearest" else n  # for each coordinate; coordinates are a list of Python numbers
         require_constant(TensorType((count, max(weights, 16)), DType.F64), f"the weights that resize dim {dim},")
         at = _coordinates(n, count, scale, crop[dim], how.coordinates)
         beyond = np.array([how.coordinates == "tf_crop_and_resize" and not 0 <= c <= n - 1 for c in at])
@@ -72,7 +72,7 @@ def interpolated(
     x = g.cast(x, own)
     if not any(o.any() for o in outside):
         return x
-    require_constant(TensorType(tuple(sizes), DType.BOOL), "the mask of what lies outside,")
+    require_constant(TensorType(tuple(sizes), DType.BOOL), "the mask of elements outside the image,")
     mask = np.zeros(sizes, bool)
     for part in outside:
         mask |= part
@@ -80,7 +80,7 @@ def interpolated(
 
 
 def _coordinates(n: int, count: int, scale: float, crop: tuple[float, float], kind: str) -> list[float]:
-    """The input coordinate of each output index."""
+    """Compute the input coordinate of each output index."""
     whole = range(count)
     if kind == "asymmetric":
         return [i / scale for i in whole]
@@ -99,14 +99,14 @@ def _coordinates(n: int, count: int, scale: float, crop: tuple[float, float], ki
     return [shift + (i + 0.5) / scale - 0.5 for i in whole]
 
 
-def _along(g: Emitter, x: Value, dim: int, at: Sequence[float], scale: float, how: Manner) -> Value:
+def _along(g: Emitter, x: Value, dim: int, at: Sequence[float], scale: float, how: Interpolation) -> Value:
     n = x.type.shape[dim]
     if how.mode == "nearest":
         picked = [min(max(int(ROUNDINGS[how.rounding](c)), 0), n - 1) for c in at]
         return g(Gather(dim), x, g.constant(np.array(picked, np.int64)))
     windows = [_window(c, n, min(scale, 1.0) if how.antialias else 1.0, how) for c in at]
     taps = max(len(places) for places, _ in windows)
-    # a shorter window repeats its first place: no other element may be read, since zero times NaN is NaN
+    # a shorter window repeats its first index with weight 0: any other element could be NaN, and 0 * NaN is NaN
     indices = np.array([np.append(p, [p[0]] * (taps - len(p))) for p, _ in windows], np.int64)
     weights = np.array([np.append(w, [0.0] * (taps - len(w))) for _, w in windows])
     shape = (*weights.shape, *[1] * (x.type.rank - dim - 1))
@@ -115,8 +115,8 @@ def _along(g: Emitter, x: Value, dim: int, at: Sequence[float], scale: float, ho
     return g(Reduce("sum", (dim + 1,), False), weighed)
 
 
-def _window(at: float, n: int, scale: float, how: Manner) -> tuple[Places, Weights]:
-    """Places of input elements and what each contributes; `scale` below 1 widens the filter."""
+def _window(at: float, n: int, scale: float, how: Interpolation) -> tuple[Places, Weights]:
+    """Return indices and weights of the input elements for one coordinate. A `scale` below 1 widens the filter."""
     reach = (1.0 if how.mode == "linear" else 2.0) / scale
     places = np.arange(math.floor(at - reach) + 1, math.floor(at + reach) + 1)
     distance = np.abs(places - at) * scale

@@ -1,4 +1,4 @@
-"""What Resize and Upsample mean: nearest and linear, by scales or by sizes."""
+"""Import Resize and Upsample, by scales or by sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table, axes_of
-from fusec.frontends.onnx.movement.interpolate import COORDINATES, Manner, interpolated
+from fusec.frontends.onnx.movement.interpolate import COORDINATES, Interpolation, interpolated
 from fusec.ir import Value
 from fusec.ops import Resize
 from fusec.ops.spec import require
@@ -27,21 +27,25 @@ def resize_10(g: Emitter, x: Value, scales: Value, /, *, mode: str = "nearest") 
 
 
 def _upsample(g: Emitter, x: Value, scales: Sequence[float], mode: str, down: str) -> Value:
-    """Coordinates are x/scale. Nearest rounds down; Resize-10 rounds up the dims it shrinks, as onnxruntime does."""
+    """Resize with coordinates x / scale. Nearest rounds down, but `down` is the rounding of dims that shrink.
+
+    Resize-10 rounds these up, as onnxruntime does.
+    """
     _check_scales(x, scales)
+    how = Interpolation(mode, "asymmetric", "floor")
     mixed = mode == "nearest" and down != "floor" and any(s < 1 for s in scales)
     if not mixed:
-        return _resized(g, x, scales, _sizes(x, scales), mode, "asymmetric", "floor")
+        return _resized(g, x, scales, _sizes(x, scales), how)
     shrunk = [min(s, 1.0) for s in scales]
-    x = _resized(g, x, shrunk, _sizes(x, shrunk), mode, "asymmetric", down)
+    x = _resized(g, x, shrunk, _sizes(x, shrunk), Interpolation(mode, "asymmetric", down))
     grown = [max(s, 1.0) for s in scales]
-    return _resized(g, x, grown, _sizes(x, grown), mode, "asymmetric", "floor")
+    return _resized(g, x, grown, _sizes(x, grown), how)
 
 
 def resize(
     g: Emitter,
     x: Value,
-    roi: Value | None = None,  # read by tf_crop_and_resize only
+    roi: Value | None = None,  # used by tf_crop_and_resize only
     scales: Value | None = None,
     sizes: Value | None = None,
     /,
@@ -50,13 +54,13 @@ def resize(
     axes: Sequence[int] = (),
     coordinate_transformation_mode: str = "half_pixel",
     cubic_coeff_a: float = -0.75,
-    exclude_outside: int = 0,  # about cubic only
+    exclude_outside: int = 0,  # used by cubic only
     extrapolation_value: float = 0.0,
     keep_aspect_ratio_policy: str = "stretch",
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Value:
-    how = Manner(
+    how = Interpolation(
         mode,
         coordinate_transformation_mode,
         nearest_mode,
@@ -96,18 +100,20 @@ def _chosen(
     scales: Sequence[float],
     sizes: Sequence[int],
     crop: Sequence[tuple[float, float]],
-    how: Manner,
+    how: Interpolation,
 ) -> Value:
-    """The IR's resize where it has this one; else weighted sums along each dim."""
+    """Use the IR's resize op if it has this interpolation, else weighted sums along each dim."""
     known = how.mode in ("nearest", "linear") and how.coordinates in COORDINATES[:5] and not how.antialias
     if known:
-        return _resized(g, x, scales, sizes, how.mode, how.coordinates, how.rounding)
+        return _resized(g, x, scales, sizes, how)
     require(all(s >= 1 for s in sizes) and x.type.size > 0, f"resize {list(x.type.shape)} to {list(sizes)}")
     return interpolated(g, x, sizes, scales, crop, how)
 
 
-def _crop(g: Emitter, roi: Value | None, dims: Sequence[int], x: Value, how: Manner) -> list[tuple[float, float]]:
-    """Start and end of each dim, as fractions of it."""
+def _crop(
+    g: Emitter, roi: Value | None, dims: Sequence[int], x: Value, how: Interpolation
+) -> list[tuple[float, float]]:
+    """Return start and end of each dim, as fractions of it."""
     crop = [(0.0, 1.0)] * x.type.rank
     if how.coordinates != "tf_crop_and_resize":
         return crop
@@ -120,7 +126,7 @@ def _crop(g: Emitter, roi: Value | None, dims: Sequence[int], x: Value, how: Man
 
 
 def _spread(values: Sequence[float], dims: Sequence[int], x: Value, default: float) -> list[float]:
-    """One value a dim, from one for each of `dims`."""
+    """Return one value for each dim of x: those in `values` for `dims`, else the default."""
     require(len(values) == len(dims), f"{len(values)} scales for {len(dims)} dims")
     spread = [default] * x.type.rank
     for value, dim in zip(values, dims, strict=True):
@@ -139,19 +145,17 @@ def _check_scales(x: Value, scales: Sequence[float]) -> None:
 
 
 def _sizes(x: Value, scales: Sequence[float]) -> list[int]:
-    """Rounded down after a product in f32, where 0.7 * 10 is 7."""
+    """Multiply sizes by scales, and round down. The product is in f32, because there 0.7 * 10 is exactly 7."""
     with np.errstate(over="ignore"):
         products = [float(np.float32(d) * np.float32(s)) for d, s in zip(x.type.shape, scales, strict=True)]
     require(all(map(math.isfinite, products)), f"scales {list(scales)} of {list(x.type.shape)}")
     return [math.floor(p) for p in products]
 
 
-def _resized(
-    g: Emitter, x: Value, scales: Sequence[float], sizes: Sequence[int], mode: str, coordinates: str, rounding: str
-) -> Value:
+def _resized(g: Emitter, x: Value, scales: Sequence[float], sizes: Sequence[int], how: Interpolation) -> Value:
     if tuple(sizes) == x.type.shape and all(s == 1.0 for s in scales):
         return x
-    return g(Resize(tuple(sizes), tuple(scales), mode, coordinates, rounding), x)
+    return g(Resize(tuple(sizes), tuple(scales), how.mode, how.coordinates, how.rounding), x)
 
 
 TABLE: Table = {

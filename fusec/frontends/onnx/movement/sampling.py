@@ -1,10 +1,11 @@
-"""What the ops mean that read images between their pixels: GridSample, RoiAlign, DeformConv; and Col2Im."""
+"""Import ops that read images between their pixels (GridSample, RoiAlign, DeformConv), and Col2Im."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,10 +17,41 @@ from fusec.ops import Gather, MatMul, Reduce, Scatter, Transpose, pw
 from fusec.ops.spec import require
 
 _MAX_BINS = 4096
+Taps = Sequence[tuple[Value, Value]]  # coordinates along one dim with their weights
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Pixels of a batch of images, as rows.
+
+    rows: [images * pixels, C].
+    base: index of the first row of each image; broadcasts with the coordinates.
+    shape: spatial dims of an image.
+    """
+
+    rows: Value
+    base: Value
+    shape: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Bins:
+    """Attributes of RoiAlign.
+
+    counts: number of bins in height and width.
+    samples: number of samples along each dim of a bin.
+    scale, shift: a region is multiplied by `scale`, then reduced by `shift`, to get pixel coordinates.
+    """
+
+    mode: str
+    counts: tuple[int, int]
+    samples: int
+    scale: float
+    shift: float
 
 
 def _limited(g: Emitter, at: Value, n: int) -> Value:
-    """Within 0..n-1; NaN at 0, so that it indexes something."""
+    """Clip coordinates to 0..n-1, and replace NaN by 0, so that they are valid indices."""
     at = g(pw("where"), g(pw("is_nan"), at), g.scalar(0, at), at)
     return g(pw("clip", min=0.0, max=float(n - 1)), at)
 
@@ -28,48 +60,47 @@ def _inside(g: Emitter, at: Value, n: int) -> Value:
     return g(pw("logical_and"), g(pw("cmp_ge"), at, g.scalar(0, at)), g(pw("cmp_le"), at, g.scalar(n - 1, at)))
 
 
-def _pixels(g: Emitter, rows: Value, base: Value, at: Sequence[Value], shape: Sequence[int], zeros: bool) -> Value:
-    """rows[P, C] at integer coordinates (floats, one a dim); out of range it is 0 if `zeros`, else the border."""
-    place, within = base, None
-    strides = TensorType(tuple(shape), DType.BOOL).strides
-    for coordinate, n, stride in zip(at, shape, strides, strict=True):
+def _pixels(g: Emitter, images: _Images, at: Sequence[Value], zeros: bool) -> Value:
+    """Read pixels at integer coordinates (as floats, one tensor for each dim).
+
+    zeros: pixels out of range are 0; else they are those of the border.
+    """
+    place, within = images.base, None
+    strides = TensorType(tuple(images.shape), DType.BOOL).strides
+    for coordinate, n, stride in zip(at, images.shape, strides, strict=True):
         index = g.cast(_limited(g, coordinate, n), DType.I64)
         place = g(pw("add"), place, g(pw("mul"), index, g.scalar(stride, index)))
         inside = _inside(g, coordinate, n)
         within = inside if within is None else g(pw("logical_and"), within, inside)
-    read = g(Gather(0), rows, place)
+    read = g(Gather(0), images.rows, place)
     if not zeros or within is None:
         return read
     return g(pw("where"), g.reshape(within, (*within.type.shape, 1)), read, g.scalar(0, read))
 
 
 def _rows(g: Emitter, x: Value) -> Value:
-    """[N, C, spatial…] as [N*pixels, C]."""
+    """Reshape [N, C, spatial…] to [N*pixels, C]."""
     n, c, *spatial = x.type.shape
     flat = g.reshape(x, (n, c, math.prod(spatial)))
     return g.reshape(g(Transpose((0, 2, 1)), flat), (n * math.prod(spatial), c))
 
 
-def linear(g: Emitter, rows: Value, base: Value, at: Sequence[Value], shape: Sequence[int]) -> Value:
-    """Between the nearest pixels; those beyond the border count as 0."""
-    return _mixed(g, rows, base, [_two(g, a) for a in at], shape, True)
-
-
-def _two(g: Emitter, at: Value) -> list[tuple[Value, Value]]:
+def _linear_taps(g: Emitter, at: Value) -> Taps:
+    """Return the two nearest pixels along a dim, with their weights."""
     low = g(pw("floor"), at)
     weight = g(pw("sub"), at, low)
     one = g.scalar(1, at)
     return [(low, g(pw("sub"), one, weight)), (g(pw("add"), low, one), weight)]
 
 
-def _four(g: Emitter, at: Value, a: float = -0.75) -> list[tuple[Value, Value]]:
-    """The four taps of the cubic kernel."""
+def _cubic_taps(g: Emitter, at: Value, a: float = -0.75) -> Taps:
+    """Return the four pixels of the cubic kernel along a dim, with their weights."""
     low = g(pw("floor"), at)
     t = g(pw("sub"), at, low)
     taps: list[tuple[Value, Value]] = []
     for offset in (-1, 0, 1, 2):
         d = g(pw("abs"), g(pw("sub"), t, g.scalar(offset, t)))
-        # the polynomial for distances up to 1, and the one up to 2
+        # `near` is the polynomial for distances up to 1, `far` for distances from 1 to 2
         near = (a + 2, -(a + 3), 0.0, 1.0)
         far = (a, -5 * a, 8 * a, -4 * a)
         weight = g.scalar(0, t)
@@ -79,22 +110,17 @@ def _four(g: Emitter, at: Value, a: float = -0.75) -> list[tuple[Value, Value]]:
     return taps
 
 
-def _mixed(
-    g: Emitter,
-    rows: Value,
-    base: Value,
-    taps: Sequence[Sequence[tuple[Value, Value]]],
-    shape: Sequence[int],
-    zeros: bool,
-    combine: str = "add",
-) -> Value:
-    """The sum (or maximum) over all combinations of taps, one a dim, of pixel times weights."""
+def _interpolated(g: Emitter, images: _Images, taps: Sequence[Taps], zeros: bool, combine: str = "add") -> Value:
+    """Add up (or take the maximum of) pixel times weights, over all combinations of one tap for each dim.
+
+    zeros: pixels out of range are 0; else they are those of the border.
+    """
     total: Value | None = None
     for chosen in itertools.product(*taps):
         weight = chosen[0][1]
         for _, more in chosen[1:]:
             weight = g(pw("mul"), weight, more)
-        pixel = _pixels(g, rows, base, [at for at, _ in chosen], shape, zeros)
+        pixel = _pixels(g, images, [at for at, _ in chosen], zeros)
         part = g(pw("mul"), pixel, g.cast(g.reshape(weight, (*weight.type.shape, 1)), pixel.type.dtype))
         total = part if total is None else g(pw(combine), total, part)
     assert total is not None
@@ -126,7 +152,7 @@ def grid_sample(
     mode: str = "linear",
     padding_mode: str = "zeros",
 ) -> Value:
-    """The grid's last dim has coordinates from -1 to 1, that of the last spatial dim first."""
+    """Import GridSample. The last dim of the grid has coordinates from -1 to 1, the last spatial dim first."""
     n = spatial_dims(x)
     batch, _, *spatial = x.type.shape
     require(mode in ("linear", "nearest", "cubic"), f"knows no mode {mode!r}")
@@ -154,17 +180,18 @@ def grid_sample(
         at = [g(pw("round"), c) for c in at]
         taps = [[(c, g.scalar(1, c))] for c in at]
     elif mode == "linear":
-        taps = [_two(g, c) for c in at]
+        taps = [_linear_taps(g, c) for c in at]
     else:
         taps = [
-            [(_padded(g, c, size, padding_mode, align_corners), w) for c, w in _four(g, coordinate)]
+            [(_padded(g, c, size, padding_mode, align_corners), w) for c, w in _cubic_taps(g, coordinate)]
             for coordinate, size in zip(at, spatial, strict=True)
         ]
-    read = _mixed(g, _rows(g, x), base, taps, spatial, padding_mode == "zeros")
+    read = _interpolated(g, _Images(_rows(g, x), base, spatial), taps, padding_mode == "zeros")
     return g(Transpose((0, n + 1, *range(1, n + 1))), read)
 
 
 def _padded(g: Emitter, at: Value, n: int, mode: str, align_corners: int) -> Value:
+    """Move coordinates out of range into the image, as the padding mode wants."""
     if mode == "zeros":
         return at
     if mode == "border":
@@ -192,7 +219,8 @@ def roi_align_10(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Value:
-    return _roi_align(g, x, rois, batches, mode, (output_height, output_width), sampling_ratio, spatial_scale, 0.0)
+    bins = _Bins(mode, (output_height, output_width), sampling_ratio, spatial_scale, 0.0)
+    return _roi_align(g, x, rois, batches, bins)
 
 
 def roi_align(
@@ -212,32 +240,26 @@ def roi_align(
     known = coordinate_transformation_mode in ("half_pixel", "output_half_pixel")
     require(known, f"knows no coordinate_transformation_mode {coordinate_transformation_mode!r}")
     shift = 0.5 if coordinate_transformation_mode == "half_pixel" else 0.0
-    return _roi_align(g, x, rois, batches, mode, (output_height, output_width), sampling_ratio, spatial_scale, shift)
+    bins = _Bins(mode, (output_height, output_width), sampling_ratio, spatial_scale, shift)
+    return _roi_align(g, x, rois, batches, bins)
 
 
-def _roi_align(
-    g: Emitter,
-    x: Value,
-    rois: Value,
-    batches: Value,
-    mode: str,
-    bins: tuple[int, int],
-    sampling_ratio: int,
-    spatial_scale: float,
-    shift: float,
-) -> Value:
-    """Samples in each bin, averaged or the largest; how many there are must be told by sampling_ratio."""
+def _roi_align(g: Emitter, x: Value, rois: Value, batches: Value, bins: _Bins) -> Value:
+    """Import RoiAlign: the average or the maximum of the samples in each bin.
+
+    Raises VerifyError: when sampling_ratio is 0, because the number of samples would depend on the regions.
+    """
+    mode, (tall, broad), s, shift = bins.mode, bins.counts, bins.samples, bins.shift
     require(mode in ("avg", "max"), f"knows no mode {mode!r}")
     require(x.type.rank == 4 and rois.type.rank == 2 and rois.type.shape[1] == 4, f"rois {rois.type} for {x.type}")
-    require(sampling_ratio > 0, "sampling_ratio=0 is not supported: the number of samples would depend on the rois")
-    count, s = rois.type.shape[0], sampling_ratio
-    most = max(*bins, s)
-    require(min(bins) >= 1 and most <= _MAX_BINS, f"{bins[0]}x{bins[1]} bins of {s}x{s} samples")
+    require(s > 0, "sampling_ratio=0 is not supported: the number of samples would depend on the rois")
+    count = rois.type.shape[0]
+    require(min(tall, broad) >= 1 and max(tall, broad, s) <= _MAX_BINS, f"{tall}x{broad} bins of {s}x{s} samples")
     require(batches.type.shape == (count,), f"batch_indices {batches.type} for {count} rois")
-    scaled = g(pw("sub"), g(pw("mul"), rois, g.scalar(spatial_scale, rois)), g.scalar(shift, rois))
+    scaled = g(pw("sub"), g(pw("mul"), rois, g.scalar(bins.scale, rois)), g.scalar(shift, rois))
     corners = [g.reshape(g.window(scaled, 1, i, 1), (count, 1)) for i in range(4)]  # x1, y1, x2, y2
     at: list[Value] = []
-    for start, end, number in ((corners[1], corners[3], bins[0]), (corners[0], corners[2], bins[1])):
+    for start, end, number in ((corners[1], corners[3], tall), (corners[0], corners[2], broad)):
         length = g(pw("sub"), end, start)
         if not shift:
             length = g(pw("max"), length, g.scalar(1, length))
@@ -245,25 +267,26 @@ def _roi_align(
         fractions = (np.arange(number * s) + 0.5) / (number * s)
         steps = g.constant(fractions.astype(rois.type.dtype.numpy).reshape(1, -1))
         at.append(g(pw("add"), start, g(pw("mul"), length, steps)))
-    rows_at = g.reshape(at[0], (count, bins[0] * s, 1))
-    columns_at = g.reshape(at[1], (count, 1, bins[1] * s))
+    rows_at = g.reshape(at[0], (count, tall * s, 1))
+    columns_at = g.reshape(at[1], (count, 1, broad * s))
     height, width = x.type.shape[2:]
     base = g(pw("mul"), g.cast(batches, DType.I64), g.constant(np.array(height * width, np.int64)))
-    near = [_beyond_by_one(g, c, n) for c, n in ((rows_at, height), (columns_at, width))]
-    taps = [_two(g, _limited(g, c, n)) for c, n in ((rows_at, height), (columns_at, width))]
-    # the standard takes the maximum of what the pixels contribute, not of what is read between them
+    near = [_at_most_one_outside(g, c, n) for c, n in ((rows_at, height), (columns_at, width))]
+    taps = [_linear_taps(g, _limited(g, c, n)) for c, n in ((rows_at, height), (columns_at, width))]
+    # the standard takes the maximum of each pixel times its weight, not of the interpolated samples
     combine = "add" if mode == "avg" else "max"
-    read = _mixed(g, _rows(g, x), g.reshape(base, (count, 1, 1)), taps, (height, width), False, combine)
-    kept = g(pw("logical_and"), near[0], near[1])
-    read = g(pw("where"), g.reshape(kept, (*kept.type.shape, 1)), read, g.scalar(0, read))
+    images = _Images(_rows(g, x), g.reshape(base, (count, 1, 1)), (height, width))
+    read = _interpolated(g, images, taps, False, combine)
+    inside = g(pw("logical_and"), near[0], near[1])
+    read = g(pw("where"), g.reshape(inside, (*inside.type.shape, 1)), read, g.scalar(0, read))
     channels = x.type.shape[1]
-    split = g.reshape(read, (count, bins[0], s, bins[1], s, channels))
+    split = g.reshape(read, (count, tall, s, broad, s, channels))
     pooled = g(Reduce("mean" if mode == "avg" else "max", (2, 4), False), split)
     return g(Transpose((0, 3, 1, 2)), pooled)
 
 
-def _beyond_by_one(g: Emitter, at: Value, n: int) -> Value:
-    """Samples up to one pixel outside read the border, those farther out 0."""
+def _at_most_one_outside(g: Emitter, at: Value, n: int) -> Value:
+    """Tell if coordinates are at most one pixel outside: such samples read the border, others are 0."""
     return g(pw("logical_and"), g(pw("cmp_ge"), at, g.scalar(-1, at)), g(pw("cmp_le"), at, g.scalar(n, at)))
 
 
@@ -283,7 +306,7 @@ def deform_conv(
     pads: Sequence[int] = (),
     strides: Sequence[int] = (),
 ) -> Value:
-    """Each tap of each window reads where its own offset says; then a matrix product as for any convolution."""
+    """Import DeformConv: read each element of each window at its own offset, then multiply by the weights."""
     require(x.type.rank == 4 and w.type.rank == 4, "takes 2 spatial dims")
     batch, channels, *spatial = x.type.shape
     filters, window = w.type.shape[0], w.type.shape[2:]
@@ -305,7 +328,7 @@ def deform_conv(
         shape = [1, 1, *(window[i] if i == d else 1 for i in range(2)), *(out[i] if i == d else 1 for i in range(2))]
 
         def own(index: Array, d: int = d) -> Array:
-            """Where tap `index // out` of window `index % out` reads without an offset."""
+            """Return the coordinate without offset of tap `index // out` of window `index % out`."""
             return index // out[d] * spread[d] + index % out[d] * steps[d] - edges[d]
 
         part = g.reshape(g.window(moved, 4, d, 1), (batch, offset_group, *window, *out))
@@ -314,7 +337,7 @@ def deform_conv(
     grouped = g.reshape(x, (batch * offset_group, per, *spatial))
     pixels = math.prod(spatial)
     first = g.indexed((batch, offset_group, 1, 1, 1, 1), lambda i: i * pixels)
-    read = linear(g, _rows(g, grouped), first, at, spatial)
+    read = _interpolated(g, _Images(_rows(g, grouped), first, spatial), [_linear_taps(g, a) for a in at], True)
     if mask is not None:  # [batch, offset_group, window…, out…, per]
         weight = g.reshape(mask, (batch, offset_group, *window, *out, 1))
         read = g(pw("mul"), read, weight)
@@ -336,7 +359,7 @@ def col2im(
     pads: Sequence[int] = (),
     strides: Sequence[int] = (),
 ) -> Value:
-    """Each column's block is added into the image where it was taken from."""
+    """Import Col2Im: add each column's block to the image at the position of its window."""
     image, block = g.ints(image_shape, "image_shape"), g.ints(block_shape, "block_shape")
     n = len(image)
     require(len(block) == n and x.type.rank == 3, f"blocks {list(block)} of an image {list(image)}, x {x.type}")
@@ -358,7 +381,7 @@ def col2im(
         inside = inside & (at >= 0) & (at < image[d])
         place = place * image[d] + np.clip(at, 0, image[d] - 1)
     size = math.prod(image)
-    targets = np.where(inside, place, size).reshape(-1)  # what lies in the padding goes to a row of its own
+    targets = np.where(inside, place, size).reshape(-1)  # elements in the padding go to an extra row
     channels = rows // taps
     flat = g.reshape(x, (batch * channels, taps * columns))
     zeros = g.full(TensorType((size + 1, batch * channels), x.type.dtype), np.zeros((), x.type.dtype.numpy))

@@ -1,4 +1,4 @@
-"""What the ops mean that give the same elements another shape: Reshape, Transpose, Expand, DepthToSpace…"""
+"""Import ops that change the shape: Reshape, Transpose, Expand, Tile, DepthToSpace…"""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def dropout_7(g: Emitter, x: Value, /, *, ratio: float = 0.5) -> Value:
 def dropout(
     g: Emitter, x: Value, ratio: Value | None = None, training_mode: Value | None = None, /, *, seed: int = 0
 ) -> tuple[Value, ...]:
-    """The second result, the mask, has everything kept. Training drops at random, but for a ratio of 0."""
+    """Import Dropout of inference, which returns x and a mask of ones.
+
+    Raises VerifyError: when training_mode is true and the ratio is not 0, because elements drop at random then.
+    """
     training = training_mode is not None and bool(g.number(training_mode, "training_mode"))
     dropped = 0.5 if ratio is None else g.number(ratio, "the ratio") if training else 0.0
     require(not (training and dropped), "training_mode=true is not supported: it drops at random")
@@ -34,13 +37,12 @@ def dropout(
 
 
 def reshape(g: Emitter, x: Value, shape: Value, /, *, allowzero: int = 0) -> Value:
-    """0 keeps the dim of that place (unless allowzero), one -1 is what is left over."""
+    """Import Reshape. 0 copies the dim of x at that index (unless allowzero); one -1 is computed."""
     wanted = list(g.ints(shape, "the new shape"))
     if not allowzero:
         for i, size in enumerate(wanted):
-            require(
-                size != 0 or i < x.type.rank, f"dim {i} of {wanted} is to be kept, x has shape {list(x.type.shape)}"
-            )
+            copied = f"dim {i} of {wanted} copies that of x, which has shape {list(x.type.shape)}"
+            require(size != 0 or i < x.type.rank, copied)
             wanted[i] = size or x.type.shape[i]
     require(all(size >= -1 for size in wanted), f"negative dimension in the new shape {wanted}")
     require(wanted.count(-1) <= 1, f"more than one -1 in the new shape {wanted}")
@@ -57,8 +59,8 @@ def reshape(g: Emitter, x: Value, shape: Value, /, *, allowzero: int = 0) -> Val
 def flatten(g: Emitter, x: Value, /, *, axis: int = 1) -> Value:
     rank = x.type.rank
     require(-rank <= axis <= rank, f"axis {axis} is out of range for rank {rank}")
-    cut = axis + rank if axis < 0 else axis
-    return g.reshape(x, (math.prod(x.type.shape[:cut]), math.prod(x.type.shape[cut:])))
+    first = axis + rank if axis < 0 else axis
+    return g.reshape(x, (math.prod(x.type.shape[:first]), math.prod(x.type.shape[first:])))
 
 
 def squeeze_1(g: Emitter, x: Value, /, *, axes: Sequence[int] = ()) -> Value:
@@ -71,10 +73,10 @@ def squeeze(g: Emitter, x: Value, axes: Value | None = None, /) -> Value:
 
 def _squeeze(g: Emitter, x: Value, axes: Sequence[int] | None) -> Value:
     shape = x.type.shape
-    gone = [i for i, d in enumerate(shape) if d == 1] if axes is None else axes_of(axes, len(shape))
-    for axis in gone:
+    removed = [i for i, d in enumerate(shape) if d == 1] if axes is None else axes_of(axes, len(shape))
+    for axis in removed:
         require(shape[axis] == 1, f"dim {axis} of {list(shape)} is not 1")
-    return g.reshape(x, [d for i, d in enumerate(shape) if i not in gone])
+    return g.reshape(x, [d for i, d in enumerate(shape) if i not in removed])
 
 
 def unsqueeze_1(g: Emitter, x: Value, /, *, axes: Sequence[int]) -> Value:
@@ -93,7 +95,7 @@ def transpose(g: Emitter, x: Value, /, *, perm: Sequence[int] = ()) -> Value:
 
 
 def expand(g: Emitter, x: Value, shape: Value, /) -> Value:
-    """Both sides broadcast: a 1 in the shape keeps the operand's dim."""
+    """Import Expand. x and the shape broadcast with each other, so a 1 in the shape has the dim of x."""
     wanted = g.ints(shape, "the shape")
     require(all(d >= 0 for d in wanted), f"negative dimension in {list(wanted)}")
     target = broadcast([x.type.shape, wanted])
@@ -101,8 +103,10 @@ def expand(g: Emitter, x: Value, shape: Value, /) -> Value:
 
 
 def tile(g: Emitter, x: Value, repeats: Value, /) -> Value:
-    """Each dim d that is repeated becomes (1, d), is expanded to (count, d) and joined again; a dim of 1 is expanded as
-    it is, so that repeated heads are seen for what they are."""
+    """Import Tile: reshape each repeated dim d to (1, d), expand it to (count, d), and reshape to count * d.
+
+    A dim of size 1 is expanded directly, so that later passes recognise the repeated heads of attention.
+    """
     counts = g.ints(repeats, "repeats")
     shape = x.type.shape
     require(len(counts) == len(shape), f"{len(counts)} repeats for {len(shape)} dims")

@@ -1,4 +1,4 @@
-"""What the ops mean whose result is known at import: Constant, ConstantOfShape, Shape, Size, Range."""
+"""Import ops whose result is known at import: Constant, ConstantOfShape, Shape, Size, Range."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def size(g: Emitter, x: Value, /) -> Value:
 
 
 def range_(g: Emitter, start: Value, limit: Value, delta: Value, /, *, stash_type: int = 1) -> Value:
-    """start, start + delta, … up to but not including limit."""
+    """Import Range: start, start + delta, … up to but not including limit."""
     dtype = start.type.dtype
     for operand in (limit, delta):
         require(operand.type.dtype is dtype, f"operands differ in dtype: {dtype.value}, {operand.type.dtype.value}")

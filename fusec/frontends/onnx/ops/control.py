@@ -1,4 +1,4 @@
-"""What control flow means: a branch is chosen and a loop unrolled at import, so both must be known by then."""
+"""Import control flow: choose the branch of If, and unroll Loop and Scan. Conditions must be known at import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import GraphProto
 
-from fusec.frontends.onnx.emit import Emitter, Held, Table, TensorList
+from fusec.frontends.onnx.emit import Emitter, ModelValue, Table, TensorList
 from fusec.ir import Value
 from fusec.ops import Concat
 from fusec.ops.spec import normalize_axis, require
@@ -15,35 +15,39 @@ from fusec.ops.spec import normalize_axis, require
 MAX_TRIPS = 4096
 
 
-def if_(g: Emitter, condition: Value, /, *, then_branch: GraphProto, else_branch: GraphProto) -> tuple[Held, ...]:
+def if_(g: Emitter, condition: Value, /, *, then_branch: GraphProto, else_branch: GraphProto) -> tuple[ModelValue, ...]:
     chosen = then_branch if g.number(condition, "the condition") else else_branch
     return tuple(g.subgraph(chosen, ()))
 
 
 def loop(
-    g: Emitter, trips: Value | None = None, condition: Value | None = None, /, *carried: Held | None, body: GraphProto
-) -> tuple[Held, ...]:
-    """The body once for each trip; what it scans out is stacked."""
+    g: Emitter,
+    trips: Value | None = None,
+    condition: Value | None = None,
+    /,
+    *carried: ModelValue | None,
+    body: GraphProto,
+) -> tuple[ModelValue, ...]:
+    """Import Loop: the body once for each trip. Its scan outputs are stacked."""
     count = None if trips is None else int(g.number(trips, "the number of trips"))
     running = condition is None or bool(g.number(condition, "the condition"))
     require(all(v is not None for v in carried), "a carried value is missing")
-    held: list[Held] = [v for v in carried if v is not None]
-    scanned: list[list[Value]] = [[] for _ in range(g.outputs - len(held))]
+    state: list[ModelValue] = [v for v in carried if v is not None]
+    scanned: list[list[Value]] = [[] for _ in range(g.outputs - len(state))]
     trip = 0
     while running and (count is None or trip < count):
         require(trip < MAX_TRIPS, f"more than {MAX_TRIPS} trips")
         with g.unrolling():
-            results = g.subgraph(body, [g.constant(np.array(trip, np.int64)), g.constant(np.array(True)), *held])
-        kept, outputs = results[1 : 1 + len(held)], results[1 + len(held) :]
-        # without a condition to begin with the body's own still ends the loop
+            results = g.subgraph(body, [g.constant(np.array(trip, np.int64)), g.constant(np.array(True)), *state])
+        state, outputs = results[1 : 1 + len(state)], results[1 + len(state) :]
+        # the body's condition ends the loop, even if the node has no condition
         running = bool(g.number(tensor(results[0]), "the condition"))
-        held = kept
         require(len(outputs) >= len(scanned), f"its body gives {len(outputs)} scan outputs, the node {len(scanned)}")
         for items, output in zip(scanned, outputs, strict=False):
             items.append(tensor(output))
         trip += 1
     require(not scanned or trip > 0, "a loop of no trips has scan outputs of unknown shape")
-    return (*held, *(stacked(g, items, 0) for items in scanned))
+    return (*state, *(stacked(g, items, 0) for items in scanned))
 
 
 def scan_8(
@@ -54,14 +58,14 @@ def scan_8(
     body: GraphProto,
     num_scan_inputs: int,
     directions: Sequence[int] = (),
-) -> tuple[Held, ...]:
-    """Version 8 has a batch dim before the dim it scans along: the same for each image, joined again."""
+) -> tuple[ModelValue, ...]:
+    """Import Scan of version 8, which has a batch dim first: scan each image of the batch and stack the results."""
     require(lengths is None, "sequence lengths are not supported")
     values = [v for v in given if v is not None]
     require(len(values) == len(given) > 0, "an input is missing")
     batch = values[0].type.shape[0]
     require(batch > 0, "an empty batch")
-    rows: list[tuple[Held, ...]] = []
+    rows: list[tuple[ModelValue, ...]] = []
     for i in range(batch):
         one = [row(g, v, 0, i) for v in values]
         rows.append(scan_9(g, *one, body=body, num_scan_inputs=num_scan_inputs, scan_input_directions=directions))
@@ -78,10 +82,10 @@ def scan_9(
     scan_input_directions: Sequence[int] = (),
     scan_output_axes: Sequence[int] = (),
     scan_output_directions: Sequence[int] = (),
-) -> tuple[Held, ...]:
+) -> tuple[ModelValue, ...]:
     require(1 <= num_scan_inputs <= len(given), f"num_scan_inputs is {num_scan_inputs}")
     states = len(given) - num_scan_inputs
-    held: list[Held] = list(given[:states])
+    state: list[ModelValue] = list(given[:states])
     inputs = given[states:]
     axes = list(scan_input_axes) or [0] * len(inputs)
     backward = list(scan_input_directions) or [0] * len(inputs)
@@ -97,8 +101,8 @@ def scan_9(
         at = [count - 1 - trip if d else trip for d in backward]
         with g.unrolling():
             slices = [row(g, v, a, i) for v, a, i in zip(inputs, axes, at, strict=True)]
-            results = g.subgraph(body, [*held, *slices])
-        held = results[:states]
+            results = g.subgraph(body, [*state, *slices])
+        state = results[:states]
         require(len(results) - states >= outputs, f"its body gives {len(results) - states} scan outputs, not {outputs}")
         for items, output in zip(scanned, results[states:], strict=False):
             items.append(tensor(output))
@@ -108,23 +112,23 @@ def scan_9(
         stacked(g, items[::-1] if d else items, normalize_axis(a, items[0].type.rank + 1))
         for items, a, d in zip(scanned, out_axes, out_backward, strict=False)
     ]
-    return (*held, *joined)
+    return (*state, *joined)
 
 
-def tensor(held: Held) -> Value:
-    """A value that has to be a tensor."""
-    require(isinstance(held, Value), "a sequence where a tensor is needed")
-    assert not isinstance(held, TensorList)
-    return held
+def tensor(value: ModelValue) -> Value:
+    """Return a value that is a tensor. Raises VerifyError: when it is a sequence."""
+    require(isinstance(value, Value), "a sequence where a tensor is needed")
+    assert not isinstance(value, TensorList)
+    return value
 
 
 def row(g: Emitter, x: Value, axis: int, index: int) -> Value:
-    """x[…, index, …] without that dim."""
+    """Return x[…, index, …] without the dim `axis`."""
     return g.reshape(g.window(x, axis, index, 1), (*x.type.shape[:axis], *x.type.shape[axis + 1 :]))
 
 
 def stacked(g: Emitter, items: Sequence[Value], axis: int) -> Value:
-    """The tensors joined along a new dim."""
+    """Join tensors along a new dim."""
     shape = items[0].type.shape
     wide = [g.reshape(v, (*v.type.shape[:axis], 1, *v.type.shape[axis:])) for v in items]
     require(all(v.type.shape == shape for v in items), "tensors of different shapes do not stack")

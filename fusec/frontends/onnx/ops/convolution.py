@@ -1,4 +1,4 @@
-"""What Conv and ConvTranspose mean; a bias becomes an add."""
+"""Import Conv and ConvTranspose. A bias becomes an add."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def conv_transpose(
             s * (i - 1) + o + d * (k - 1) + 1
             for i, k, s, d, o in zip(x.type.shape[2:], window, strides, dilations, extra, strict=True)
         ]
-        # a larger output than the windows reach ends in zeros
+        # an output larger than the windows reach is filled with zeros at the end
         extra = tuple(o + max(0, a - b) for o, a, b in zip(extra, wanted, natural, strict=True))
         totals = [max(0, b - a) for a, b in zip(wanted, natural, strict=True)]
         pads = distribute(totals, upper=auto_pad == "SAME_UPPER")

@@ -1,4 +1,4 @@
-"""What Einsum means: operands multiplied two at a time, each product a batched matmul between transposes."""
+"""Import Einsum: multiply two operands at a time, by a batched matmul between transposes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _parsed(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
 
 
 def _without_repeats(g: Emitter, x: Value, term: Labels) -> tuple[Value, Labels]:
-    """The diagonal along labels that an operand has twice."""
+    """Take the diagonal along labels that an operand has twice."""
     for label in dict.fromkeys(term):
         while term.count(label) > 1:
             first, second = [i for i, c in enumerate(term) if c == label][:2]
@@ -76,7 +76,11 @@ def _without_repeats(g: Emitter, x: Value, term: Labels) -> tuple[Value, Labels]
 
 
 def _product(g: Emitter, x: Value, a: Labels, y: Value, b: Labels, later: set[str]) -> tuple[Value, Labels]:
-    """Both summed over what nothing else reads, then multiplied over what they share."""
+    """Multiply two operands: sum each over labels that nothing else has, then contract the labels that both have.
+
+    a, b: labels of x and y.
+    later: labels that other operands or the result have.
+    """
     x, a = _summed(g, x, a, {c for c in a if c not in b and c not in later})
     y, b = _summed(g, y, b, {c for c in b if c not in a and c not in later})
     shared = [c for c in a if c in b]
@@ -107,11 +111,11 @@ def _aligned(g: Emitter, x: Value, term: Labels, union: Labels) -> Value:
     return g.reshape(x, [next(sizes) if c in term else 1 for c in union])
 
 
-def _summed(g: Emitter, x: Value, term: Labels, gone: set[str]) -> tuple[Value, Labels]:
-    if not gone:
+def _summed(g: Emitter, x: Value, term: Labels, summed: set[str]) -> tuple[Value, Labels]:
+    if not summed:
         return x, term
-    axes = tuple(i for i, c in enumerate(term) if c in gone)
-    return g(Reduce("sum", axes, False), x), tuple(c for c in term if c not in gone)
+    axes = tuple(i for i, c in enumerate(term) if c in summed)
+    return g(Reduce("sum", axes, False), x), tuple(c for c in term if c not in summed)
 
 
 def _arranged(g: Emitter, x: Value, term: Labels, result: Labels) -> Value:

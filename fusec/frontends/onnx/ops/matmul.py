@@ -1,4 +1,4 @@
-"""What MatMul and Gemm mean: transposes, scales and the bias become ops of their own."""
+"""Import MatMul and Gemm. Transposes, scales and the bias become separate ops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fusec.ops.spec import broadcast, require
 
 
 def matmul(g: Emitter, a: Value, b: Value, /) -> Value:
-    """As numpy.matmul: a vector is a row on the left, a column on the right, and that dim goes again."""
+    """Import MatMul, as numpy.matmul: a vector gets a dim for the product, which the result lacks."""
     require(a.type.rank >= 1 and b.type.rank >= 1, "takes no scalars")
     left = a if a.type.rank > 1 else g.reshape(a, (1, *a.type.shape))
     right = b if b.type.rank > 1 else g.reshape(b, (*b.type.shape, 1))

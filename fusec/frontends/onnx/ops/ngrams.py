@@ -1,4 +1,4 @@
-"""What TfIdfVectorizer means for integers: how often each n-gram of a pool occurs in a row, some tokens skipped."""
+"""Import TfIdfVectorizer for integers: count the n-grams of a pool in each row, with up to some tokens skipped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def tf_idf(
     pool_strings: Sequence[str] = (),
     weights: Sequence[float] = (),
 ) -> Value:
-    """`ngram_counts` says where in the pool the n-grams of each length start, `ngram_indexes` where each is counted."""
+    """Import TfIdfVectorizer.
+
+    ngram_counts: for each length, index in the pool of its first n-gram.
+    ngram_indexes: for each n-gram, index in the result of its count.
+    """
     require(not pool_strings, "strings are not supported")
     require(x.type.dtype.is_int and x.type.rank in (1, 2), f"takes rows of integers, not {x.type}")
     require(mode in ("TF", "IDF", "TFIDF"), f"knows no mode {mode!r}")
@@ -41,24 +45,24 @@ def tf_idf(
     tokens = g.cast(x, DType.I64)
     counted: list[Value] = []
     places: list[int] = []
-    passed = 0
+    read = 0
     for length, (first, end) in enumerate(zip(ngram_counts, ends, strict=True), 1):
         require(0 <= first <= end <= len(pool_int64s) and (end - first) % length == 0, f"ngram_counts {ngram_counts}")
         grams = np.array(pool_int64s[first:end], np.int64).reshape(-1, length)
-        indexes = ngram_indexes[passed : passed + len(grams)]
+        indexes = ngram_indexes[read : read + len(grams)]
         require(len(indexes) == len(grams), f"{len(ngram_indexes)} ngram_indexes for the pool")
-        passed += len(grams)
+        read += len(grams)
         if len(grams) and min_gram_length <= length <= max_gram_length:
             counted.append(_occurrences(g, tokens, grams, max_skip_count if length > 1 else 0))
             places += indexes
     size = max(ngram_indexes, default=-1) + 1
     require(size > 0 and min(ngram_indexes) >= 0, f"ngram_indexes {list(ngram_indexes)}")
     none = g.full(TensorType((*lead, 1), DType.F32), np.zeros((), np.float32))
-    together = g(Concat(len(lead)), *counted, none)
+    joined = g(Concat(len(lead)), *counted, none)
     require_constant(TensorType((size,), DType.I64))
     source = np.full(size, len(places), np.int64)
     source[places] = np.arange(len(places))
-    counts = g(Gather(len(lead)), together, g.constant(source))
+    counts = g(Gather(len(lead)), joined, g.constant(source))
     if mode == "TF":
         return counts
     require(len(weights) in (0, len(ngram_indexes)), f"{len(weights)} weights for {len(ngram_indexes)} n-grams")
@@ -74,7 +78,7 @@ def tf_idf(
 def _occurrences(
     g: Emitter, tokens: Value, grams: np.ndarray[tuple[int, ...], np.dtype[np.int64]], skips: int
 ) -> Value:
-    """[…, grams]: how often each occurs, with every distance between its tokens from 1 to `skips` + 1."""
+    """Count each n-gram in each row, with distances between its tokens from 1 to `skips` + 1. Returns [row…, grams]."""
     *lead, count = tokens.type.shape
     length = grams.shape[1]
     total = g.full(TensorType((*lead, len(grams)), DType.F32), np.zeros((), np.float32))

@@ -1,4 +1,4 @@
-"""What the normalisations mean, softmax among them."""
+"""Import normalisations and softmax."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def batch_norm(
     /,
     *,
     epsilon: float = 1e-5,
-    momentum: float = 0.9,  # about the training outputs only
+    momentum: float = 0.9,  # used by training outputs only
     spatial: int = 1,
     training_mode: int = 0,
 ) -> Value | tuple[Value, ...]:
@@ -42,17 +42,21 @@ def batch_norm(
     require(training_mode == 0 or g.opset >= 14, "training_mode=1 is not supported before opset 14")
     dtype = x.type.dtype
     if training_mode:
-        return _trained(g, x, scale, bias, mean, var, epsilon, momentum)
-    # from version 15 on the parameters may be wider than x: then all is computed in the wider type
+        return _training_batch_norm(g, x, (scale, bias, mean, var), epsilon, momentum)
+    # from version 15 on, parameters may be wider than x; the widest type is then used for all
     wide = max((v.type.dtype for v in (x, scale, bias, mean, var)), key=lambda d: d.itemsize)
     y = g(BatchNorm(epsilon), *(g.cast(v, wide) for v in (x, scale, bias, mean, var)))
     return g.cast(y, dtype)
 
 
-def _trained(
-    g: Emitter, x: Value, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float, momentum: float
+def _training_batch_norm(
+    g: Emitter, x: Value, parameters: tuple[Value, Value, Value, Value], epsilon: float, momentum: float
 ) -> tuple[Value, ...]:
-    """By the batch's own mean and variance; the running ones move towards them."""
+    """Normalise by the mean and variance of the batch, and move the running mean and variance towards them.
+
+    parameters: scale, bias, running mean and running variance.
+    """
+    scale, bias, mean, var = parameters
     require(x.type.rank >= 2, f"needs a channel dim, x has shape {list(x.type.shape)}")
     axes = (0, *range(2, x.type.rank))
     wide = g.cast(x, mean.type.dtype)
@@ -63,8 +67,8 @@ def _trained(
     y = g(BatchNorm(epsilon), wide, g.cast(scale, wide.type.dtype), g.cast(bias, wide.type.dtype), *own)
 
     def moved(running: Value, now: Value) -> Value:
-        kept = g(pw("mul"), running, g.scalar(momentum, running))
-        return g(pw("add"), kept, g(pw("mul"), g.cast(now, running.type.dtype), g.scalar(1 - momentum, running)))
+        old = g(pw("mul"), running, g.scalar(momentum, running))
+        return g(pw("add"), old, g(pw("mul"), g.cast(now, running.type.dtype), g.scalar(1 - momentum, running)))
 
     return g.cast(y, x.type.dtype), moved(mean, own[0]), moved(var, own[1])
 
@@ -76,7 +80,7 @@ def instance_norm(g: Emitter, x: Value, scale: Value, bias: Value, /, *, epsilon
 def group_norm_18(
     g: Emitter, x: Value, scale: Value, bias: Value, /, *, num_groups: int, epsilon: float = 1e-5
 ) -> Value:
-    """Version 18 has one scale and bias a group, version 21 one a channel."""
+    """Import GroupNormalization of version 18, which has one scale and bias per group (version 21: per channel)."""
     require(x.type.rank >= 2, f"needs a channel dim, x has shape {list(x.type.shape)}")
     channels = x.type.shape[1]
     require(
@@ -117,9 +121,9 @@ def layer_norm(
     epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> Value | tuple[Value, ...]:
-    """The results after the first are the mean and the inverse deviation, in f32.
+    """Import LayerNormalization. Its second and third results are the mean and the inverse deviation, in f32.
 
-    Exporters of half precision leave parameters narrower than the data: all is computed in the wider type.
+    If parameters and data have different types, the wider type is used for all.
     """
     _check_stash(stash_type)
     axis = normalize_axis(axis, x.type.rank)
@@ -144,7 +148,10 @@ def layer_norm(
 def _mixed_layer_norm(
     g: Emitter, x: Value, scale: Value, bias: Value | None, axis: int, epsilon: float
 ) -> Value | tuple[Value, ...]:
-    """Parameters of another type than the data, which the standard does not allow."""
+    """Import a LayerNormalization whose parameters have another type than the data.
+
+    The standard does not allow it, but exporters of half precision write it.
+    """
     dtypes = {v.type.dtype for v in (x, scale, bias) if v is not None}
     require(all(d.is_float for d in dtypes), f"takes floats, not {', '.join(sorted(d.value for d in dtypes))}")
     g.note("LayerNormalization has parameters of another type than its data; its result has the type of the data")
@@ -171,7 +178,7 @@ def _check_stash(stash_type: int) -> None:
 
 
 def _trailing(g: Emitter, v: Value, axis: int, x: Value) -> Value | None:
-    """The parameter over the dims axis… alone; None if it varies along a dim before them."""
+    """Reshape a parameter to the dims from `axis` on; None if it varies along an earlier dim."""
     extra = v.type.rank - (x.type.rank - axis)
     if extra <= 0:
         return v
@@ -190,7 +197,7 @@ def mean_variance_norm(g: Emitter, x: Value, /, *, axes: Sequence[int] = (0, 2, 
 
 
 def lp_norm(g: Emitter, x: Value, /, *, axis: int = -1, p: int = 2) -> Value:
-    """Where the norm is zero so is x: the denominator there only has to be something else."""
+    """Import LpNormalization. Where the norm is zero x is zero, so the result is x / 1 there."""
     require(p in (1, 2), f"p={p} is not supported, only 1 and 2")
     norm = g(Reduce(f"l{p}", (normalize_axis(axis, x.type.rank),)), x)
     zero = g(pw("cmp_eq"), norm, g.scalar(0, x))
@@ -202,14 +209,14 @@ def lrn(g: Emitter, x: Value, /, *, size: int, alpha: float = 0.0001, beta: floa
 
 
 def _flat(log: bool) -> OpFunction:
-    """Before version 13 the operand counts as a matrix, cut at `axis`, and rows are normalised."""
+    """Import softmax of versions before 13: flatten the operand to a matrix at `axis` and normalise its rows."""
 
     def emit(g: Emitter, x: Value, /, *, axis: int = 1) -> Value:
         shape = x.type.shape
         require(-len(shape) <= axis <= len(shape), f"axis {axis} is out of range for rank {len(shape)}")
         axis = axis + len(shape) if axis < 0 else axis
         rows, columns = math.prod(shape[:axis]), math.prod(shape[axis:])
-        if axis < len(shape) and shape[axis] == columns:  # nothing behind it to be normalised along
+        if axis < len(shape) and shape[axis] == columns:  # all later dims are 1
             return g(Softmax(axis, log), x)
         return g.reshape(g(Softmax(1, log), g.reshape(x, (rows, columns))), shape)
 

@@ -1,4 +1,4 @@
-"""What the pointwise ONNX ops mean: arithmetic, activations, comparisons, logic, casts."""
+"""Import pointwise ops: arithmetic, activations, comparisons, logic, casts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def clip_6(g: Emitter, x: Value, /, *, max: float = 3.40282347e38, min: float = 
 
 
 def clip(g: Emitter, x: Value, low: Value | None = None, high: Value | None = None, /) -> Value:
-    """A bound that is NaN bounds nothing, as onnxruntime has it; the text of ONNX says nothing of it."""
+    """Import Clip. A bound of NaN has no effect, as in onnxruntime; the ONNX standard does not define it."""
     for bound in (low, high):
         require(bound is None or bound.type.size == 1, "a bound must be a single number")
         require(bound is None or bound.type.dtype is x.type.dtype, f"a bound differs in dtype from {x!r}")
@@ -116,16 +116,16 @@ def clip(g: Emitter, x: Value, low: Value | None = None, high: Value | None = No
     return x if high is None else g(pw("min"), x, _bound(g, high, math.inf))
 
 
-def _bound(g: Emitter, bound: Value, nothing: float) -> Value:
-    """A bound that is computed, as a scalar; `nothing` in place of NaN."""
+def _bound(g: Emitter, bound: Value, no_bound: float) -> Value:
+    """Reshape a computed bound to a scalar, and replace NaN by `no_bound`."""
     bound = g.reshape(bound, ())
     if not bound.type.dtype.is_float:
         return bound
-    return g(pw("where"), g(pw("is_nan"), bound), g.scalar(nothing, bound), bound)
+    return g(pw("where"), g(pw("is_nan"), bound), g.scalar(no_bound, bound), bound)
 
 
 def _clip(g: Emitter, x: Value, low: float, high: float) -> Value:
-    """Bounds no value of the dtype goes beyond are dropped, so that relu and clip to a max look the same everywhere."""
+    """Clip to known bounds. Bounds at the largest float become infinite, so that later passes recognise relu."""
     low, high = (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
     if x.type.dtype.is_float:
         largest = float(np.finfo(np.float32).max)
@@ -140,7 +140,10 @@ def mod(g: Emitter, a: Value, b: Value, /, *, fmod: int = 0) -> Value:
 
 
 def power(g: Emitter, base: Value, exponent: Value, /) -> Value:
-    """The result has the base's dtype; integers are raised in f64 unless the exponent is known not to be negative."""
+    """Import Pow. The result has the dtype of the base.
+
+    Integers are computed in f64, unless the exponents are known and none is negative.
+    """
     dtype = base.type.dtype
     if dtype.is_float:
         return g(pw("pow"), base, g.cast(exponent, dtype))
@@ -159,7 +162,10 @@ def is_inf(g: Emitter, x: Value, /, *, detect_negative: int = 1, detect_positive
 
 
 def where(g: Emitter, condition: Value, x: Value, y: Value, /) -> Value:
-    """A condition known to be the same everywhere is no choice: what the standard guards, most models never meet."""
+    """Import Where. A constant condition with equal elements chooses x or y at import.
+
+    Function bodies of the standard have such conditions for special cases that most models do not use.
+    """
     literal = condition.literal
     if literal is not None and 0 < literal.type.size <= FOLD_OPERAND_ELEMENTS and x.type.dtype is y.type.dtype:
         chosen = x if literal.array.all() else y
@@ -182,7 +188,7 @@ def cast_like(g: Emitter, x: Value, target: Value, /, *, saturate: int = 1, roun
 
 
 def converted(g: Emitter, x: Value, to: DType, saturate: bool = True, round_mode: str = "up") -> Value:
-    """A cast; beyond the range of an 8-bit float lies its greatest value if `saturate`, else NaN or infinity."""
+    """Cast x. A number out of range of an 8-bit float becomes its largest value if `saturate`, else NaN or infinity."""
     if x.type.dtype is to:
         return x
     if not to.is_narrow or to.is_narrow_int:
@@ -192,13 +198,13 @@ def converted(g: Emitter, x: Value, to: DType, saturate: bool = True, round_mode
         return g.cast(_power_of_two(g, g.cast(wide, DType.F32), saturate, round_mode), to)
     if saturate:
         largest = float(ml_dtypes.finfo(to.numpy).max)
-        # NaN stays NaN, which a clip on a GPU may turn into a bound (docs/hazards.md)
+        # NaN has to stay NaN, but a clip on a GPU can replace it by a bound (docs/hazards.md)
         wide = g(pw("where"), g(pw("is_nan"), wide), wide, g(pw("clip", min=-largest, max=largest), wide))
     return g.cast(wide, to)
 
 
 def _power_of_two(g: Emitter, x: Value, saturate: bool, round_mode: str) -> Value:
-    """The power of two an e8m0 number holds: rounded up, down or to the nearest (of halves up)."""
+    """Round x to a power of two, as e8m0 stores it: up, down, or to the nearest (ties up)."""
     require(round_mode in ("up", "down", "nearest"), f"knows no round_mode {round_mode!r}")
     exponent = g(pw("div"), g(pw("log"), g.cast(x, DType.F64)), g.constant(np.array(math.log(2.0))))
     nearest = g(pw("round"), exponent)

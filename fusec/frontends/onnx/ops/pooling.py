@@ -1,4 +1,4 @@
-"""What the pools mean; a global pool is a reduction over the spatial dims."""
+"""Import pools. A global pool becomes a reduction over the spatial dims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table
 from fusec.frontends.onnx.limits import require_constant
-from fusec.frontends.onnx.window_attributes import explicit_pads, per_dim, spatial_dims
+from fusec.frontends.onnx.window_attributes import WindowAttributes, per_dim, spatial_dims
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import AvgPool, Conv, Gather, MaxPool, Pad, Reduce, Scatter, pw
 from fusec.ops.spec import require
@@ -28,8 +28,9 @@ def max_pool(
     storage_order: int = 0,
     strides: Sequence[int] = (),
 ) -> Value | tuple[Value, ...]:
-    """The second result has the place of each maximum in x laid out flat (columns first if `storage_order`)."""
-    op = MaxPool(*_window(x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides))
+    """Import MaxPool. Its second result has the index of each maximum in x flattened (column-major if requested)."""
+    attributes = WindowAttributes(kernel_shape, strides, dilations, pads, auto_pad)
+    op = MaxPool(*attributes.resolved(x), bool(ceil_mode))
     y = g(op, x)
     return y if g.outputs == 1 else (y, _places(g, op, x, y, storage_order))
 
@@ -37,7 +38,7 @@ def max_pool(
 def _places(g: Emitter, op: MaxPool, x: Value, y: Value, storage_order: int) -> Value:
     n, spatial = x.type.rank - 2, x.type.shape[2:]
     size = math.prod(spatial)
-    # reading the windows takes an index for each tap of each of them
+    # the gather of the windows has an index for each element of each window
     require_constant(TensorType((*op.window, *y.type.shape[2:]), DType.I64), "the places of the maxima,")
     require_constant(TensorType(op.padded(spatial), DType.I64), "the places of the maxima,")
     at = np.arange(size, dtype=np.int64).reshape(1, 1, *spatial)
@@ -45,9 +46,9 @@ def _places(g: Emitter, op: MaxPool, x: Value, y: Value, storage_order: int) -> 
     taps = math.prod(windows.shape[2 : 2 + n])
     taken = windows.reshape(taps, -1)
     flat = g.reshape(x, (*x.type.shape[:2], size))
-    held = g(Gather(2), flat, g.constant(np.minimum(taken, size - 1)))
+    read = g(Gather(2), flat, g.constant(np.minimum(taken, size - 1)))
     best = g.reshape(y, (*y.type.shape[:2], 1, math.prod(y.type.shape[2:])))
-    found = g(pw("logical_and"), g(pw("cmp_eq"), held, best), g.constant(taken < size))
+    found = g(pw("logical_and"), g(pw("cmp_eq"), read, best), g.constant(taken < size))
     first = g(Reduce("min", (2,), False), g(pw("where"), found, g.constant(taken), g.constant(np.array(size))))
     if storage_order:
         order = np.arange(size, dtype=np.int64).reshape(spatial[::-1]).transpose(tuple(reversed(range(n)))).reshape(-1)
@@ -69,24 +70,8 @@ def average_pool(
     pads: Sequence[int] = (),
     strides: Sequence[int] = (),
 ) -> Value:
-    window = _window(x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
-    return g(AvgPool(*window, count_include_pad=bool(count_include_pad)), x)
-
-
-def _window(
-    x: Value,
-    kernel_shape: Sequence[int],
-    auto_pad: str,
-    ceil_mode: int,
-    dilations: Sequence[int],
-    pads: Sequence[int],
-    strides: Sequence[int],
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]:
-    n = spatial_dims(x)
-    require(len(kernel_shape) == n, f"kernel_shape needs {n} entries, not {len(kernel_shape)}")
-    strides, dilations = per_dim("strides", strides, n, 1), per_dim("dilations", dilations, n, 1)
-    pads = explicit_pads(auto_pad, pads, x.type.shape[2:], kernel_shape, strides, dilations)
-    return tuple(kernel_shape), tuple(strides), pads, tuple(dilations), bool(ceil_mode)
+    window = WindowAttributes(kernel_shape, strides, dilations, pads, auto_pad).resolved(x)
+    return g(AvgPool(*window, bool(ceil_mode), count_include_pad=bool(count_include_pad)), x)
 
 
 def _over_space(g: Emitter, kind: str, x: Value) -> Value:
@@ -107,12 +92,12 @@ def lp_pool(
     pads: Sequence[int] = (),
     strides: Sequence[int] = (),
 ) -> Value:
-    """The sum of |x|^p over each window, as a convolution of each channel with ones; its p-th root."""
+    """Import LpPool: the p-th root of the sum of |x|^p over each window, by a depthwise convolution with ones."""
     require(p >= 1, f"p is {p}")
-    window = _window(x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
-    shape, steps, edges, spread, _ = window
+    window = WindowAttributes(kernel_shape, strides, dilations, pads, auto_pad).resolved(x)
+    shape, steps, edges, spread = window
     n, channels = len(shape), x.type.shape[1]
-    (pooled,) = MaxPool(*window).infer(x.type)
+    (pooled,) = MaxPool(*window, bool(ceil_mode)).infer(x.type)
     counts = pooled.shape[2:]
     need = [(c - 1) * s + d * (k - 1) + 1 for c, s, d, k in zip(counts, steps, spread, shape, strict=True)]
     ends = [max(e, m - i - b) for e, m, i, b in zip(edges[n:], need, x.type.shape[2:], edges, strict=False)]
@@ -133,7 +118,7 @@ def max_unpool(
     pads: Sequence[int] = (),
     strides: Sequence[int] = (),
 ) -> Value:
-    """Each element goes where its maximum was; the rest is 0."""
+    """Import MaxUnpool: write each element to the index of its maximum, and 0 elsewhere."""
     n = spatial_dims(x)
     steps, edges = per_dim("strides", strides, n, 1), per_dim("pads", pads, 2 * n, 0)
     require(len(kernel_shape) == n, f"kernel_shape needs {n} entries, not {len(kernel_shape)}")
@@ -148,7 +133,7 @@ def max_unpool(
     at = g.cast(g.reshape(places, (places.type.size,)), DType.I64)
     zeros = g.full(TensorType((math.prod(result),), x.type.dtype), np.zeros((), x.type.dtype.numpy))
     y = g.reshape(g(Scatter(), zeros, at, g.reshape(x, (x.type.size,))), result)
-    # the places are those of the natural shape; a larger one given has room at the end
+    # indices are for the natural shape; a larger output_shape is padded at the end
     more = tuple(w - r for w, r in zip(wanted, result, strict=True))
     require(all(m >= 0 for m in more), f"output_shape {list(wanted)} is smaller than {list(result)}")
     return g(Pad((0,) * len(more) + more), y) if any(more) else y

@@ -1,4 +1,4 @@
-"""What the quantised ops mean: scales and zero points spelled out, integer products computed exactly in f64."""
+"""Import quantised ops: scales and zero points become pointwise ops, and integer products are exact in f64."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from fusec.ops.spec import normalize_axis, require
 
 
 def limits(dtype: DType) -> tuple[int, int]:
-    """The least and the greatest value of an integer type."""
+    """Return the smallest and the largest value of an integer type."""
     info = ml_dtypes.iinfo(dtype.numpy) if dtype.is_narrow else np.iinfo(dtype.numpy)
     return int(info.min), int(info.max)
 
 
 def _along(g: Emitter, v: Value, x: Value, axis: int, block: int) -> Value:
-    """A scale or zero point as an operand that broadcasts with x: one for all, a row of them, or one for each block."""
+    """Reshape a scale or zero point so that it broadcasts with x: one number, one per index of `axis`, or per block.
+
+    block: number of elements along `axis` that share an entry of v; 0 for no blocks.
+    """
     if v.type.size == 1 and not block:
         return g.reshape(v, ())
     axis = normalize_axis(axis, x.type.rank)
@@ -63,15 +66,15 @@ def quantize(
 ) -> Value:
     to = zero.type.dtype if zero is not None else dtype_of(output_dtype) if output_dtype else DType.U8
     require(not output_dtype or dtype_of(output_dtype) is to, "output_dtype and the zero point differ")
-    work = dtype_of(precision) if precision else DType.F32
-    quotient = g(pw("div"), g.cast(x, work), _along(g, g.cast(scale, work), x, axis, block_size))
+    computed = dtype_of(precision) if precision else DType.F32
+    quotient = g(pw("div"), g.cast(x, computed), _along(g, g.cast(scale, computed), x, axis, block_size))
     quotient = g.cast(quotient, DType.F32)
     shift = None if zero is None else _along(g, g.cast(zero, DType.F32), x, axis, block_size)
     return rounded(g, quotient, shift, to, bool(saturate))
 
 
 def rounded(g: Emitter, x: Value, zero: Value | None, to: DType, saturate: bool = True) -> Value:
-    """To the nearest integer (or value of an 8-bit float), the zero point added, kept within the type."""
+    """Round x to the nearest integer (or 8-bit float), add the zero point, and clip to the range of type `to`."""
     if to.is_narrow and not to.is_narrow_int:
         y = x if zero is None else g(pw("add"), x, zero)
         return narrowed(g, y, to, saturate)
@@ -84,7 +87,7 @@ def rounded(g: Emitter, x: Value, zero: Value | None, to: DType, saturate: bool 
 
 
 def narrowed(g: Emitter, x: Value, to: DType, saturate: bool) -> Value:
-    """A float as an 8-bit (or smaller) one; what lies beyond its range becomes its greatest value if `saturate`."""
+    """Cast a float to 8 bits or fewer. Numbers out of range become the largest value if `saturate`."""
     if saturate and to.saturates:
         largest = float(ml_dtypes.finfo(to.numpy).max)
         x = g(pw("clip", min=-largest, max=largest), x)
@@ -120,7 +123,7 @@ def dequantize(
 
 
 def _shifted(g: Emitter, x: Value, zero: Value | None, axis: int) -> Value:
-    """x less its zero point, in f64: products of 8-bit integers and their sums are exact there."""
+    """Subtract the zero point from x, in f64, where products of 8-bit integers and their sums are exact."""
     wide = g.cast(x, DType.F64)
     if zero is None:
         return wide

@@ -1,4 +1,4 @@
-"""What RNN, GRU and LSTM mean: unrolled over the steps of the sequence, one direction after the other."""
+"""Import RNN, GRU and LSTM: unroll them over the steps of the sequence, one direction after the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fusec.ops.spec import require
 MAX_STEPS = 4096
 Activation = Callable[[Value], Value]
 
-# Activations and the defaults of their alpha and beta; None where they have none.
+# Activations, with the defaults of their alpha and beta (None if they have none).
 _ACTIVATIONS: dict[str, tuple[float | None, float | None]] = {
     "relu": (None, None),
     "tanh": (None, None),
@@ -60,7 +60,10 @@ def _activations(
     defaults: Sequence[str],
     count: int,
 ) -> list[list[Activation]]:
-    """The functions of each direction; alphas and betas are used up in order by those that take one."""
+    """Return the activation functions of each of `count` directions.
+
+    alphas, betas: in order, for the functions that have an alpha or a beta.
+    """
     each = [n.lower() for n in names] or [n.lower() for n in defaults] * count
     require(len(each) == len(defaults) * count, f"{len(each)} activations, not {len(defaults) * count}")
     given_alphas, given_betas = list(alphas), list(betas)
@@ -77,8 +80,33 @@ def _activations(
 
 
 @dataclass(frozen=True)
+class Operands:
+    """Operands that RNN, GRU and LSTM share: x[T, B, I], w[D, G*H, I], r[D, G*H, H], bias[D, 2*G*H], lengths[B]."""
+
+    x: Value
+    w: Value
+    r: Value
+    b: Value | None
+    lengths: Value | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Attributes that RNN, GRU and LSTM share, and the number of their gates.
+
+    layout: 1 if the batch is the first dim, else 0.
+    hidden: size of a state; 0 to infer it from r.
+    """
+
+    direction: str
+    layout: int
+    hidden: int
+    gates: int
+
+
+@dataclass(frozen=True)
 class Weights:
-    """Those of one direction: x[B, I] @ w[I, G*H] + h[B, H] @ r[H, G*H] + the two halves of the bias."""
+    """Weights of one direction: x[B, I] @ w[I, G*H] + h[B, H] @ r[H, G*H] + the two halves of the bias."""
 
     w: Value
     r: Value
@@ -90,27 +118,21 @@ Step = Callable[[Weights, int, Value, list[Value]], list[Value]]  # (weights, di
 
 
 def _unrolled(
-    g: Emitter,
-    x: Value,
-    w: Value,
-    r: Value,
-    b: Value | None,
-    lengths: Value | None,
-    initial: Sequence[Value | None],
-    direction: str,
-    layout: int,
-    gates: int,
-    hidden: int,
-    step: Step,
+    g: Emitter, operands: Operands, initial: Sequence[Value | None], layer: Layer, step: Step
 ) -> tuple[Value, ...]:
-    """Y, and the last of each state; the first state is what Y has of each step."""
+    """Unroll a layer. Returns Y, which has the first state of each step, and the last value of each state.
+
+    initial: first value of each state; None for zeros.
+    """
+    x, w, r, b, lengths = operands.x, operands.w, operands.r, operands.b, operands.lengths
+    direction, layout, gates = layer.direction, layer.layout, layer.gates
     require(direction in ("forward", "reverse", "bidirectional"), f"knows no direction {direction!r}")
     require(x.type.rank == 3, f"takes [steps, batch, size], not {list(x.type.shape)}")
     if layout:
         x = g(Transpose((1, 0, 2)), x)
     steps, batch, _ = x.type.shape
     count = 2 if direction == "bidirectional" else 1
-    size = hidden or r.type.shape[-1]
+    size = layer.hidden or r.type.shape[-1]
     require(0 < steps <= MAX_STEPS, f"{steps} steps; from 1 to {MAX_STEPS} are supported")
     require(w.type.shape[:2] == (count, gates * size), f"W {w.type} for {count} directions of {gates}x{size}")
     require(r.type.shape == (count, gates * size, size), f"R {r.type} for {count} directions of {gates}x{size}")
@@ -123,7 +145,8 @@ def _unrolled(
     for d in range(count):
         backward = direction == "reverse" or d == 1
         weights = _weights(g, w, r, b, d, gates * size)
-        states = [_start(g, v, d, layout, x, batch, size) for v in initial]
+        zeros = g.full(TensorType((batch, size), x.type.dtype), np.zeros((), x.type.dtype.numpy))
+        states = [zeros if v is None else row(g, v, 1 if layout else 0, d) for v in initial]
         along_time = reversed_in_time(g, x, full if lengths is None else lengths, 0) if backward else x
         made: list[Value] = []
         for t in range(steps):
@@ -131,7 +154,7 @@ def _unrolled(
                 now = step(weights, d, row(g, along_time, 0, t), states)
             if lengths is None:
                 states, y = now, now[0]
-            else:  # a sequence that has ended keeps its states, and gives zeros
+            else:  # after the end of a sequence its states stay, and Y is zero
                 ends = g.reshape(g.cast(lengths, DType.I64), (batch, 1))
                 running = g(pw("cmp_gt"), ends, g.scalar(t, ends))
                 states = [g(pw("where"), running, new, old) for new, old in zip(now, states, strict=True)]
@@ -141,10 +164,10 @@ def _unrolled(
         if backward:
             whole = reversed_in_time(g, whole, full if lengths is None else lengths, 0)
         outputs.append(whole)
-        for held, state in zip(last, states, strict=True):
-            held.append(state)
+        for of_directions, state in zip(last, states, strict=True):
+            of_directions.append(state)
     y = stacked(g, outputs, 1)  # [steps, directions, batch, size]
-    finals = [stacked(g, held, 0) for held in last]
+    finals = [stacked(g, of_directions, 0) for of_directions in last]
     if layout:
         y = g(Transpose((2, 0, 1, 3)), y)
         finals = [g(Transpose((1, 0, 2)), v) for v in finals]
@@ -152,17 +175,11 @@ def _unrolled(
 
 
 def _weights(g: Emitter, w: Value, r: Value, b: Value | None, d: int, width: int) -> Weights:
-    turned = [g(Transpose((1, 0)), row(g, v, 0, d)) for v in (w, r)]
+    transposed = [g(Transpose((1, 0)), row(g, v, 0, d)) for v in (w, r)]
     if b is None:
-        return Weights(turned[0], turned[1], None, None)
+        return Weights(transposed[0], transposed[1], None, None)
     bias = row(g, b, 0, d)
-    return Weights(turned[0], turned[1], g.window(bias, 0, 0, width), g.window(bias, 0, width, width))
-
-
-def _start(g: Emitter, v: Value | None, d: int, layout: int, x: Value, batch: int, size: int) -> Value:
-    if v is None:
-        return g.full(TensorType((batch, size), x.type.dtype), np.zeros((), x.type.dtype.numpy))
-    return row(g, v, 1 if layout else 0, d)
+    return Weights(transposed[0], transposed[1], g.window(bias, 0, 0, width), g.window(bias, 0, width, width))
 
 
 def _clipped(g: Emitter, x: Value, limit: float) -> Value:
@@ -202,7 +219,8 @@ def rnn(
         total = _sum(g, g(MatMul(), now, p.w), g(MatMul(), states[0], p.r), p.w_bias, p.r_bias)
         return [functions[d][0](_clipped(g, total, clip))]
 
-    return _unrolled(g, x, w, r, b, lengths, [initial_h], direction, layout, 1, hidden_size, step)
+    layer = Layer(direction, layout, hidden_size, 1)
+    return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h], layer, step)
 
 
 def gru(
@@ -224,7 +242,7 @@ def gru(
     layout: int = 0,
     linear_before_reset: int = 0,
 ) -> tuple[Value, ...]:
-    """Gates z, r and h, in this order."""
+    """Import GRU. The weights have gates z, r and h, in this order."""
     count, size = (2 if direction == "bidirectional" else 1), hidden_size or r.type.shape[-1]
     functions = _activations(g, activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), count)
 
@@ -244,10 +262,11 @@ def gru(
         else:
             hidden = _sum(g, g(MatMul(), g(pw("mul"), reset, h), last), bias)
         new = outer(_clipped(g, g(pw("add"), part(from_x, 2), hidden), clip))
-        kept = g(pw("mul"), z, h)
-        return [g(pw("add"), g(pw("mul"), g(pw("sub"), g.scalar(1, z), z), new), kept)]
+        old = g(pw("mul"), z, h)
+        return [g(pw("add"), g(pw("mul"), g(pw("sub"), g.scalar(1, z), z), new), old)]
 
-    return _unrolled(g, x, w, r, b, lengths, [initial_h], direction, layout, 3, hidden_size, step)
+    layer = Layer(direction, layout, hidden_size, 3)
+    return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h], layer, step)
 
 
 def lstm(
@@ -271,7 +290,7 @@ def lstm(
     input_forget: int = 0,
     layout: int = 0,
 ) -> tuple[Value, ...]:
-    """Gates i, o, f and c, in this order; peepholes for the first three."""
+    """Import LSTM. The weights have gates i, o, f and c, in this order; peepholes exist for the first three."""
     count, size = (2 if direction == "bidirectional" else 1), hidden_size or r.type.shape[-1]
     functions = _activations(g, activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), count)
 
@@ -292,7 +311,8 @@ def lstm(
         cell = g(pw("add"), g(pw("mul"), f, c), g(pw("mul"), i, middle(_clipped(g, new, clip))))
         return [g(pw("mul"), peep(o, 1, cell), outer(cell)), cell]
 
-    return _unrolled(g, x, w, r, b, lengths, [initial_h, initial_c], direction, layout, 4, hidden_size, step)
+    layer = Layer(direction, layout, hidden_size, 4)
+    return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h, initial_c], layer, step)
 
 
 TABLE: Table = {

@@ -1,4 +1,4 @@
-"""What the reductions mean; axes were an attribute before they became an operand."""
+"""Import reductions. Axes are an attribute in older versions and an operand in newer ones."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _reduce(g: Emitter, kind: str, x: Value, axes: Sequence[int], keepdims: int)
     if kind in ("max", "min") and x.type.dtype is DType.BOOL:  # any, all
         return g.cast(_reduce(g, kind, g.cast(x, DType.U8), axes, keepdims), DType.BOOL)
     if any(x.type.shape[d] == 0 for d in dims) and kind in ("max", "min", "log_sum_exp"):
-        return _of_nothing(g, kind, x, dims, keepdims)
+        return _of_no_elements(g, kind, x, dims, keepdims)
     return g(Reduce(kind, dims, bool(keepdims)), x)
 
 
-def _of_nothing(g: Emitter, kind: str, x: Value, dims: Sequence[int], keepdims: int) -> Value:
-    """The least value there is for a maximum, the greatest for a minimum."""
+def _of_no_elements(g: Emitter, kind: str, x: Value, dims: Sequence[int], keepdims: int) -> Value:
+    """Return the smallest value of the dtype for a maximum of no elements, the largest for a minimum."""
     require(x.type.dtype.is_float or (kind != "log_sum_exp" and x.type.dtype.is_int), f"{kind} of {x.type.dtype.value}")
     shape = [1 if d in dims else n for d, n in enumerate(x.type.shape) if keepdims or d not in dims]
     high = kind == "min"
@@ -47,7 +47,7 @@ def _by_operand(kind: str) -> OpFunction:
         g: Emitter, x: Value, axes: Value | None = None, /, *, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> Value:
         given = () if axes is None else g.ints(axes, "axes")
-        # over no axes only the part of the reduction that is pointwise is left (the square of sum_square)
+        # over no axes, only the pointwise part of the reduction is computed (the square of sum_square)
         every = () if noop_with_empty_axes else range(x.type.rank)
         return _reduce(g, kind, x, given or every, keepdims)
 

@@ -1,4 +1,4 @@
-"""What the ops on sequences of tensors mean: all are resolved during import, since lengths are known."""
+"""Import ops on sequences of tensors. All are resolved at import, because lengths are known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 from onnx import GraphProto
 
-from fusec.frontends.onnx.emit import Emitter, Held, Table, TensorList
+from fusec.frontends.onnx.emit import Emitter, ModelValue, Table, TensorList
 from fusec.frontends.onnx.ops.control import row, stacked, tensor
 from fusec.frontends.onnx.tensors import dtype_of
 from fusec.ir import Value
@@ -15,38 +15,38 @@ from fusec.ops import Concat
 from fusec.ops.spec import normalize_axis, require
 
 
-def sequence_empty(g: Emitter, /, *, dtype: int = 1) -> Held:
+def sequence_empty(g: Emitter, /, *, dtype: int = 1) -> ModelValue:
     return TensorList((), dtype_of(dtype))
 
 
-def sequence_construct(g: Emitter, /, *items: Value) -> Held:
+def sequence_construct(g: Emitter, /, *items: Value) -> ModelValue:
     return TensorList(tuple(items))
 
 
-def sequence_at(g: Emitter, sequence: TensorList, position: Value, /) -> Held:
+def sequence_at(g: Emitter, sequence: TensorList, position: Value, /) -> ModelValue:
     items = _items(sequence)
     return items[_index(g, position, len(items), len(items))]
 
 
-def sequence_length(g: Emitter, sequence: TensorList, /) -> Held:
+def sequence_length(g: Emitter, sequence: TensorList, /) -> ModelValue:
     return g.constant(np.array(len(_items(sequence)), np.int64))
 
 
-def sequence_insert(g: Emitter, sequence: TensorList, item: Value, position: Value | None = None, /) -> Held:
+def sequence_insert(g: Emitter, sequence: TensorList, item: Value, position: Value | None = None, /) -> ModelValue:
     items = list(_items(sequence))
     at = len(items) if position is None else _index(g, position, len(items), len(items) + 1)
     items.insert(at, tensor(item))
     return TensorList(tuple(items))
 
 
-def sequence_erase(g: Emitter, sequence: TensorList, position: Value | None = None, /) -> Held:
+def sequence_erase(g: Emitter, sequence: TensorList, position: Value | None = None, /) -> ModelValue:
     items = list(_items(sequence))
     require(bool(items), "an empty sequence has nothing to erase")
     del items[len(items) - 1 if position is None else _index(g, position, len(items), len(items))]
     return TensorList(tuple(items))
 
 
-def concat_from_sequence(g: Emitter, sequence: TensorList, /, *, axis: int, new_axis: int = 0) -> Held:
+def concat_from_sequence(g: Emitter, sequence: TensorList, /, *, axis: int, new_axis: int = 0) -> ModelValue:
     items = _items(sequence)
     require(bool(items), "an empty sequence cannot be joined")
     rank = items[0].type.rank
@@ -55,7 +55,9 @@ def concat_from_sequence(g: Emitter, sequence: TensorList, /, *, axis: int, new_
     return items[0] if len(items) == 1 else g(Concat(normalize_axis(axis, rank)), *items)
 
 
-def split_to_sequence(g: Emitter, x: Value, split: Value | None = None, /, *, axis: int = 0, keepdims: int = 1) -> Held:
+def split_to_sequence(
+    g: Emitter, x: Value, split: Value | None = None, /, *, axis: int = 0, keepdims: int = 1
+) -> ModelValue:
     axis = normalize_axis(axis, tensor(x).type.rank)
     dim = x.type.shape[axis]
     if split is None:
@@ -77,11 +79,11 @@ def split_to_sequence(g: Emitter, x: Value, split: Value | None = None, /, *, ax
     return TensorList(windows, x.type.dtype)
 
 
-def sequence_map(g: Emitter, sequence: TensorList, /, *more: Held, body: GraphProto) -> tuple[Held, ...]:
+def sequence_map(g: Emitter, sequence: TensorList, /, *more: ModelValue, body: GraphProto) -> tuple[ModelValue, ...]:
     items = _items(sequence)
     results: list[list[Value]] = [[] for _ in range(g.outputs)]
     for i, item in enumerate(items):
-        given: list[Held] = [item]
+        given: list[ModelValue] = [item]
         for other in more:
             if isinstance(other, TensorList):
                 require(len(other.items) == len(items), "sequences of different lengths")
@@ -90,12 +92,12 @@ def sequence_map(g: Emitter, sequence: TensorList, /, *more: Held, body: GraphPr
                 given.append(other)
         with g.unrolling():
             made = g.subgraph(body, given)
-        for held, result in zip(results, made, strict=False):
-            held.append(tensor(result))
+        for items_so_far, result in zip(results, made, strict=False):
+            items_so_far.append(tensor(result))
     return tuple(TensorList(tuple(r)) for r in results)
 
 
-def _items(sequence: Held) -> tuple[Value, ...]:
+def _items(sequence: ModelValue) -> tuple[Value, ...]:
     require(isinstance(sequence, TensorList), "takes a sequence, not a tensor")
     assert isinstance(sequence, TensorList)
     return sequence.items

@@ -1,4 +1,4 @@
-"""What the ops of signal processing mean: Fourier transforms as products with constant matrices; and a determinant."""
+"""Import ops of signal processing (Fourier transforms become products with constant matrices), and Det."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusec.ir import Array, Value
 from fusec.ops import Gather, MatMul, Pad, Transpose, pw
 from fusec.ops.spec import normalize_axis, require
 
-_MAX_LENGTH = 1 << 13  # the matrix has the square of it
+_MAX_LENGTH = 1 << 13  # the matrix has the square of this many elements
 _MAX_DETERMINANT = 4
 
 
@@ -39,26 +39,29 @@ def dft(
 
 
 def _dft(g: Emitter, x: Value, length: Value | None, axis: int, inverse: bool, onesided: bool) -> Value:
-    """x[…, 1 or 2]: real, or real and imaginary parts. One-sided: the first half; its inverse has a real result."""
+    """Transform x[…, 1 or 2], whose last dim has the real part, or the real and the imaginary part.
+
+    onesided: the result has the first half of the frequencies; the inverse takes this half and gives a real signal.
+    """
     rank = x.type.rank
     require(rank >= 2 and x.type.shape[-1] in (1, 2), f"takes […, 1] or […, 2], not {list(x.type.shape)}")
     axis = normalize_axis(axis, rank)
     require(axis != rank - 1, "the last axis has the real and imaginary parts")
-    held = x.type.shape[axis]
+    size = x.type.shape[axis]
     given = None if length is None else int(g.number(length, "dft_length"))
     from_half = onesided and inverse
-    n = given if given is not None else 2 * (held - 1) if from_half else held
+    n = given if given is not None else 2 * (size - 1) if from_half else size
     require(0 < n <= _MAX_LENGTH, f"a transform of {n}; from 1 to {_MAX_LENGTH} are supported")
-    want = n // 2 + 1 if from_half else n
-    x = g.window(x, axis, 0, min(held, want))
-    if held < want:
+    needed = n // 2 + 1 if from_half else n
+    x = g.window(x, axis, 0, min(size, needed))
+    if size < needed:
         pads = [0] * (2 * rank)
-        pads[rank + axis] = want - held
+        pads[rank + axis] = needed - size
         x = g(Pad(tuple(pads)), x)
     if from_half:
 
         def half(part: Array, j: Array, _: Array, k: Array) -> Array:
-            """What is left out is the conjugate of what is there: its terms count twice."""
+            """Count most terms twice, because the missing half is the conjugate of the given one."""
             weight = np.where((j == 0) | (2 * j == n), 1.0, 2.0)
             phase = 2 * math.pi * (j * k) / n
             return weight * np.where(part == 0, np.cos(phase), -np.sin(phase)) / n
@@ -75,16 +78,20 @@ def _dft(g: Emitter, x: Value, length: Value | None, axis: int, inverse: bool, o
     return _product(g, x, axis, (2, n // 2 + 1 if onesided else n), whole)
 
 
-Entries = Callable[[Array, Array, Array, Array], Array]  # (part of x, its place, part of y, its place) -> factors
+Entries = Callable[[Array, Array, Array, Array], Array]  # (part of x, index in x, part of y, index in y) -> factors
 
 
 def _product(g: Emitter, x: Value, axis: int, made: tuple[int, int], entries: Entries) -> Value:
-    """Contract `axis` and the parts with one matrix; `made` has the parts of the result and the length of its axis."""
+    """Multiply `axis` and the last dim of x, together, by one matrix.
+
+    made: number of parts (1 or 2) of the result, and length of its axis.
+    entries: gives the elements of the matrix.
+    """
     rank, parts = x.type.rank, x.type.shape[-1]
     lead = [d for d in range(rank - 1) if d != axis]
-    turned = g(Transpose((*lead, rank - 1, axis)), x) if lead or axis == 0 else x
+    axis_last = g(Transpose((*lead, rank - 1, axis)), x) if lead or axis == 0 else x
     n, (results, out) = x.type.shape[axis], made
-    flat = g.reshape(turned, (math.prod(x.type.shape[d] for d in lead), parts * n))
+    flat = g.reshape(axis_last, (math.prod(x.type.shape[d] for d in lead), parts * n))
 
     def factors(index: Array) -> Array:
         row, column = np.divmod(index, results * out)
@@ -106,7 +113,10 @@ def stft(
     *,
     onesided: int = 1,
 ) -> Value:
-    """Frames of the signal, windowed and transformed: [batch, frames, frequencies, 2]."""
+    """Import STFT: split the signal into frames, multiply by the window and transform.
+
+    Returns [batch, frames, frequencies, 2].
+    """
     if signal.type.rank == 2:
         signal = g.reshape(signal, (*signal.type.shape, 1))
     require(signal.type.rank == 3, f"takes [batch, length, 1 or 2], not {list(signal.type.shape)}")
@@ -127,7 +137,7 @@ def stft(
 def mel_weight_matrix(
     g: Emitter, bins: Value, length: Value, rate: Value, low: Value, high: Value, /, *, output_datatype: int = 1
 ) -> Value:
-    """Triangles evenly spaced on the mel scale, over the frequencies of a transform."""
+    """Import MelWeightMatrix: triangles that are evenly spaced on the mel scale, over the frequencies of a DFT."""
     count, size = int(g.number(bins, "num_mel_bins")), int(g.number(length, "dft_length"))
     frequency = g.number(rate, "sample_rate")
     require(count > 0 and size > 0 and frequency > 0, f"{count} bins over {size} at {frequency}")
@@ -137,7 +147,7 @@ def mel_weight_matrix(
     step = (edges[1] - edges[0]) / (count + 2)
 
     def place(point: Array) -> Array:
-        """The row of the frequency that is so many steps above the lower edge."""
+        """Return the row of the frequency that is `point` steps above the lower edge."""
         return (size + 1) * (700 * (10 ** ((edges[0] + step * point) / 2595) - 1)) // frequency
 
     def weights(index: Array) -> Array:
@@ -151,7 +161,7 @@ def mel_weight_matrix(
 
 
 def det(g: Emitter, x: Value, /) -> Value:
-    """By minors, along the first row: for the small matrices that have a use for it."""
+    """Import Det by minors along the first row, for small matrices only."""
     require(x.type.rank >= 2 and x.type.shape[-1] == x.type.shape[-2], f"takes square matrices, not {x.type}")
     n, rank = x.type.shape[-1], x.type.rank
     require(1 <= n <= _MAX_DETERMINANT, f"of {n}x{n} is not supported, only up to {_MAX_DETERMINANT}")

@@ -1,1 +1,1 @@
-"""Generate the CUDA C that kernels share: pointwise code, indexing, loops, tensor-core tiles."""
+"""Generate the CUDA C that kernel families share: pointwise code, indexing, loops and tensor-core tiles."""

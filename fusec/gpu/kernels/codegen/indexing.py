@@ -1,6 +1,6 @@
-"""How a tensor's elements lie in memory, seen in its own shape or through ops that move no element.
+"""Describe tensors by strides, also through ops that move no element.
 
-Such ops cost a kernel nothing: they are strides of what it reads, or of what it writes.
+Such ops cost a kernel nothing, because they only change the strides of what it reads or writes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from fusec.ir import DType, Node, TensorType, Value
 from fusec.lowering.dim_folding import backward, reshape_strides
 from fusec.ops import Expand, Relayout, Reshape, Slice, Split, Transpose
 
-MOVES = (Relayout, Transpose, Reshape, Expand, Slice, Split)
+VIEW_OPS = (Relayout, Transpose, Reshape, Expand, Slice, Split)
 
 
 @dataclass(frozen=True)
 class View:
-    """Strides and start in elements, as TensorType has the former."""
+    """A shape, with strides and start in elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -27,7 +27,7 @@ class View:
 
     @classmethod
     def of(cls, type: TensorType) -> View:
-        """A tensor as it is stored."""
+        """Return the view of a tensor as it is stored."""
         return cls(type.shape, type.strides, type.dtype)
 
     @property
@@ -35,11 +35,14 @@ class View:
         return len(self.shape)
 
 
-Laid = View | TensorType
+Strided = View | TensorType
 
 
-def forward(node: Node, index: int, view: View) -> View | None:
-    """Result `index` of a node in MOVES, whose operand is seen so; None if elements have to move."""
+def view_of_result(node: Node, index: int, view: View) -> View | None:
+    """Return the view of result `index`, given the view of the operand; None if elements have to move.
+
+    node: one of VIEW_OPS.
+    """
     op, shape = node.op, node.results[index].type.shape
     if isinstance(op, Relayout):
         return view
@@ -61,8 +64,11 @@ def forward(node: Node, index: int, view: View) -> View | None:
         return None
 
 
-def back(node: Node, view: View) -> View | None:
-    """The operand of a node in MOVES, such that its result is stored so; None if elements have to move."""
+def view_of_operand(node: Node, view: View) -> View | None:
+    """Return the view of the operand that gives the result this view; None if elements have to move.
+
+    node: one of VIEW_OPS.
+    """
     if not isinstance(node.op, (Relayout, Transpose, Reshape)):
         return None
     try:
@@ -72,13 +78,15 @@ def back(node: Node, view: View) -> View | None:
 
 
 def source(value: Value, nodes: Sequence[Node]) -> tuple[Value, View] | None:
-    """What a value is a view of and how, through those of the nodes that move nothing; None if it is made otherwise
-    by one of them, or if elements have to move."""
+    """Return the value whose memory holds `value`, and the view of it.
+
+    None if one of `nodes` computes the value, or if elements have to move.
+    """
     node = value.node
     if node is None or node not in nodes:
         return value, View.of(value.type)
-    found = source(node.operands[0], nodes) if isinstance(node.op, MOVES) else None
+    found = source(node.operands[0], nodes) if isinstance(node.op, VIEW_OPS) else None
     if found is None:
         return None
-    view = forward(node, value.index, found[1])
+    view = view_of_result(node, value.index, found[1])
     return None if view is None else (found[0], view)

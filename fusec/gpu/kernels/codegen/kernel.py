@@ -1,7 +1,7 @@
-"""What a kernel is, as data: source, launch and the values it reads and writes; nothing of CUDA is needed to make one.
+"""Kernels as data: source, launches, and the values they read and write. No CUDA is needed to make one.
 
-Sources know arguments by position and shapes as numbers, never names of the model: equal work has equal text. How much
-there is of it is no part of the text (`by_value`): another batch needs no other kernel.
+Sources name arguments by position and contain shapes as numbers, never names of the model. Thus equal computations have
+equal source. Counts that grow with the batch are passed at launch (`by_value`), so another batch needs no other kernel.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from importlib import resources
 from fusec.ir import DType, TensorType, Value
 
 BLOCK = 256
-VECTOR_BYTES = 16  # of one load or store; the memory plan places every value at a multiple of it
+VECTOR_BYTES = 16  # of one load or store; the memory plan aligns every value to it
 MAX_VECTOR = 8  # elements
-CLUSTERS = "sm_90"  # the first architecture that has them
-DOOR = 32  # numbers of 32 bits: none shares a line of the cache with another
+CLUSTERS = "sm_90"  # the first architecture that has thread block clusters
+DOOR = 32  # 32-bit numbers from one barrier counter to the next, so that no two share a cache line
 
 C_TYPES: Mapping[DType, str] = {
     DType.F64: "double",
@@ -39,14 +39,19 @@ HALVES = (DType.F16, DType.BF16)
 
 
 def compute_type(dtype: DType) -> str:
-    """The C type an element is computed in."""
+    """Return the C type that elements of a dtype are computed in."""
     return "float" if dtype in HALVES else C_TYPES[dtype]
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A value's memory; a constant may be wanted in another memory order than the program keeps it in. `value` is
-    None for scratch memory, and for doors (of a type): memory that was zero at first and is left as it was found."""
+    """The memory of a value, or other memory of a launch.
+
+    value: None for scratch memory and for barrier counters.
+    type: the memory order that is wanted, which for a constant may differ from the program's. Barrier counters have a
+        type;
+        they are zero at first, and each launch leaves them as it found them. Scratch memory has none.
+    """
 
     value: Value | None
     type: TensorType | None
@@ -54,12 +59,17 @@ class Argument:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of `grid` blocks of `block` threads, with `resident_bytes` of shared memory beside what the source
-    declares. `parameters` are the C types of the arguments. `meets`: blocks wait for each other, so all of them must be
-    on the GPU at once. `numbers`: what it is given behind the arguments, by value, with their C types. `architecture`:
-    the only one that has its instructions (`sm_90a`), or the first (`sm_90`), if not all of a generation and later
-    do. `cluster`: so many blocks side by side are on the GPU at once, wait for each other and see each other's resident
-    memory. `early`: it may begin before the launch in front has ended, for which it waits by itself."""
+    """One launch of `grid` blocks of `block` threads.
+
+    parameters: the C types of the arguments.
+    resident_bytes: dynamic shared memory of a block.
+    meets: blocks wait for each other, so all must run at the same time (a cooperative launch).
+    numbers: C type and value of what is passed by value after the arguments.
+    architecture: `sm_90` for the first architecture that has the instructions; `sm_90a` for the only one; empty for
+        any.
+    cluster: blocks of a thread block cluster. They run at the same time and access each other's shared memory.
+    early: a dependent launch. It may begin before the launch before it has ended, and waits for that by itself.
+    """
 
     entry: str
     source: str
@@ -76,12 +86,15 @@ class Launch:
 
     @property
     def key(self) -> str:
-        """Equal for equal work."""
+        """A text that is equal for equal launches."""
         return ":".join([self.entry, str(self.grid), *(str(value) for _, value in self.numbers)])
 
 
 def by_value(value: int, long: bool = False) -> str:
-    """A number of 32 bits, or 64, that is given to a kernel when it is launched: in how many parts the work falls."""
+    """Return the placeholder of a number that is passed at launch, of 32 bits or 64 (`long`).
+
+    It keeps counts that depend on the batch out of the source.
+    """
     return f"@{value}{'ull' if long else 'u'}@"
 
 
@@ -90,9 +103,12 @@ _NUMBER = re.compile(r"@(\d+)(u|ull)@")
 
 @dataclass(frozen=True)
 class Kernel:
-    """What runs a step: launches in order (none if there is nothing to write), over `scratch_bytes` of memory that
-    nothing else uses meanwhile. `name` says what it does: `max_pool`. `others` do the same work shared out otherwise
-    among threads: where times are measured, one of them may be faster."""
+    """The launches that run a step, in order; none if there is nothing to write.
+
+    name: what it computes, such as `max_pool`.
+    scratch_bytes: memory that nothing else uses while the kernel runs.
+    others: variants, which compute the same with other launches. Measured times decide among them.
+    """
 
     name: str
     launches: tuple[Launch, ...]
@@ -101,12 +117,12 @@ class Kernel:
 
     @property
     def key(self) -> str:
-        """Equal for equal work."""
+        """A text that is equal for equal kernels."""
         return " ".join(launch.key for launch in self.launches) or "nothing"
 
     @property
     def written(self) -> tuple[Value, ...]:
-        """The values that it writes."""
+        """The values that the kernel writes."""
         named = (pair for launch in self.launches for pair in zip(launch.parameters, launch.arguments, strict=True))
         found = (a.value for c_type, a in named if a.value is not None and not c_type.startswith("const "))
         return tuple(dict.fromkeys(found))
@@ -114,7 +130,7 @@ class Kernel:
 
 @dataclass
 class Arguments:
-    """The arguments of a launch as they come to be used in its source."""
+    """The arguments of a launch, collected while its source is generated."""
 
     names: dict[tuple[Value | None, TensorType | None, bool], str] = field(
         default_factory=dict[tuple[Value | None, TensorType | None, bool], str]
@@ -123,20 +139,23 @@ class Arguments:
     arguments: list[Argument] = field(default_factory=list[Argument])
 
     def read(self, value: Value, type: TensorType | None = None) -> str:
-        """The name of the pointer a value is read through; constants in the order of `type`."""
+        """Return the name of the pointer that a value is read through.
+
+        type: the memory order that a constant is wanted in; default: as it is stored.
+        """
         type = type or value.type
         return self._pointer(value, type, f"const {C_TYPES[type.dtype]}*", "a", False)
 
     def write(self, value: Value) -> str:
-        """The name of the pointer a value is written through."""
+        """Return the name of the pointer that a value is written through."""
         return self._pointer(value, value.type, f"{C_TYPES[value.type.dtype]}*", "r", True)
 
     def scratch(self, c_type: str = "float") -> str:
-        """The name of the pointer to the scratch memory."""
+        """Return the name of the pointer to the scratch memory."""
         return self._pointer(None, None, f"{c_type}*", "s", True)
 
     def doors(self, count: int) -> str:
-        """The name of the pointer to so many doors (`meet`), DOOR numbers apart."""
+        """Return the name of the pointer to `count` barrier counters, DOOR numbers apart (`meet` in prelude.cuh)."""
         return self._pointer(None, TensorType((count * DOOR,), DType.U32), "u32*", "d", True)
 
     def _pointer(self, value: Value | None, type: TensorType | None, c_type: str, prefix: str, written: bool) -> str:
@@ -153,13 +172,18 @@ class Arguments:
         lines: Sequence[str],
         grid: int,
         block: int = BLOCK,
+        *,
         preamble: Sequence[str] = (),
         resident: int = 0,
         cluster: int = 1,
     ) -> Launch:
-        """The launch of a kernel with this body; ENTRY stands for its name, in what comes before it, too. resident:
-        blocks that a multiprocessor is to have room for at least, which bounds the registers of a thread. cluster:
-        of `Launch`."""
+        """Return the launch of a kernel with this body.
+
+        lines: the body; ENTRY in it stands for the kernel's name, in the preamble, too.
+        preamble: lines before the kernel.
+        resident: blocks that a multiprocessor must have room for, which bounds the registers of a thread.
+        cluster: blocks of a thread block cluster.
+        """
         numbers: list[tuple[str, int]] = []
 
         def named(found: re.Match[str]) -> str:
@@ -181,15 +205,15 @@ class Arguments:
 
 
 def prelude() -> str:
-    """What stands before every source."""
+    """Return the CUDA C that every source begins with."""
     return resources.files("fusec.gpu.kernels.codegen").joinpath("prelude.cuh").read_text(encoding="utf-8")
 
 
 def ceil_div(a: int, b: int) -> int:
-    """a/b rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
+    """Return the smallest power of two that is at least n."""
     return 1 << max(0, n - 1).bit_length()

@@ -1,4 +1,4 @@
-"""How threads go through the elements that a plan gives them: the statements before a pass, and around its body."""
+"""Generate the loops in which threads visit the elements that a `RowPlan` gives them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.kernel import by_value, ceil_div, power_of_two
-from fusec.gpu.kernels.codegen.pointwise_code import decoded
-from fusec.gpu.kernels.codegen.row_plan import Plan
+from fusec.gpu.kernels.codegen.pointwise_code import split_index
+from fusec.gpu.kernels.codegen.row_plan import RowPlan
 
-TOGETHER = 8  # columns whose sums a block puts together
-MOST_THREADS = 64  # for one of them
+TOGETHER = 8  # columns whose sums a block combines
+MOST_THREADS = 64  # for one column
 
 
-def begun(plan: Plan, kind: str, backwards: bool = False) -> list[str]:
-    """Which numbers a thread is about, and which elements of them; `shared` is room for what threads put together.
-    backwards: the last chunk first."""
+def thread_setup(plan: RowPlan, kind: str, backwards: bool = False) -> list[str]:
+    """Generate the statements that tell a thread which numbers and elements it handles.
+
+    They also declare `shared`, the memory in which threads combine results.
+
+    backwards: the last chunk comes first.
+    """
     lines: list[str] = []
     if plan.threads > 1 and not (plan.row and plan.threads <= 32):
         lines.append(f"__shared__ {kind} shared[{plan.block * plan.width}];")
@@ -39,22 +43,25 @@ def begun(plan: Plan, kind: str, backwards: bool = False) -> list[str]:
     return lines + coordinates(plan, "at", reduced=False)
 
 
-def coordinates(plan: Plan, index: str, reduced: bool) -> list[str]:
-    """Those along the axes that are reduced, or along the others, from one index over them."""
+def coordinates(plan: RowPlan, index: str, reduced: bool) -> list[str]:
+    """Generate the coordinates along the reduced axes, or along the others, from one index over them."""
     axes = [axis for axis in plan.axes if axis.reduced is reduced]
     if not axes:
         return []
     inner = axes[-1] is plan.axes[-1] and plan.vector > 1
     sizes = [(axis.name, axis.size) for axis in axes]
     if not inner:
-        return decoded(index, sizes)
+        return split_index(index, sizes)
     name, size = sizes[-1]
-    lines = decoded(index, [*sizes[:-1], (f"{name}_pack", size // plan.vector)])
+    lines = split_index(index, [*sizes[:-1], (f"{name}_pack", size // plan.vector)])
     return [*lines, f"const u32 {name} = {name}_pack * {plan.vector}u;"]
 
 
-def loop(plan: Plan, body: Sequence[str], cached: bool = False) -> list[str]:
-    """The body for each turn of a thread, with the coordinates there."""
+def loop(plan: RowPlan, body: Sequence[str], cached: bool = False) -> list[str]:
+    """Generate the loop of a thread over its elements, with their coordinates.
+
+    cached: the loop is unrolled, because its elements stay in registers.
+    """
     if not plan.count:
         return []
     lines = [*coordinates(plan, "r", reduced=True), *body]
@@ -62,7 +69,7 @@ def loop(plan: Plan, body: Sequence[str], cached: bool = False) -> list[str]:
     if cached or plan.unrolled == 1:
         head = ["#pragma unroll"] if cached else []
         return [*head, *_block(f"for (u32 turn = 0; turn < {plan.turns}u; ++turn)", [first, last, *lines])]
-    # no turn but the last asks whether there is an element, so what several read can be asked for at once
+    # Only the last turn checks for the end, because loads of several turns are then issued together.
     whole = [
         f"const u32 full = (end - begin) / {plan.threads}u;",
         f"#pragma unroll {plan.unrolled}",
@@ -78,16 +85,19 @@ def _block(head: str, lines: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Merge:
-    """A launch that puts together what chunks came to, a number in each for each column, in the order of the chunks."""
+class ChunkMerge:
+    """A launch that combines the results of chunks: a number of each chunk for each column, in the order of the chunks.
+
+    given: threads for one column; 0 lets the number of chunks decide.
+    """
 
     columns: int
     chunks: int
-    given: int = 0  # threads for one column, if they are not free
+    given: int = 0
 
     @property
     def threads(self) -> int:
-        """For one column."""
+        """Threads for one column."""
         return self.given or max(32 // TOGETHER, min(MOST_THREADS, power_of_two(self.chunks)))
 
     @property
@@ -98,8 +108,8 @@ class Merge:
     def blocks(self) -> int:
         return ceil_div(self.columns, TOGETHER)
 
-    def begun(self, kind: str, numbers: int) -> list[str]:
-        """Column `c` of thread `t`, and acc0 and on at zero."""
+    def setup(self, kind: str, numbers: int) -> list[str]:
+        """Declare column `c` of thread `t`, and zero acc0, acc1 and so on."""
         zeros = ", ".join(f"acc{n}[1] = {{{kind}(0)}}" for n in range(numbers))
         return [
             f"__shared__ {kind} shared[{self.block}];",
@@ -110,7 +120,7 @@ class Merge:
             f"{kind} {zeros};",
         ]
 
-    def ended(self, numbers: int) -> list[str]:
-        """The sums of the threads, in each of them."""
+    def reduce(self, numbers: int) -> list[str]:
+        """Combine the sums of the threads, so that each thread has the result."""
         each = f"reduce_threads<{self.block}, {self.threads}, {TOGETHER}, 1>"
         return [f"{each}(acc{n}, shared, Add());" for n in range(numbers)]

@@ -1,7 +1,7 @@
-"""How each pointwise op is written in C: the one table, held complete by a test; the meaning is `ops.pointwise`'s.
+"""The C expression of each pointwise op. A test holds the table complete; the meaning is that of `ops.pointwise`.
 
-x, y, z are the operands in the type they are computed in, T that type, and attributes go by their names. Helpers are
-in prelude.cuh.
+x, y, z are the operands in the type they are computed in, T is that type, and attributes have their own names. Helper
+functions are in prelude.cuh.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ FLOAT: Mapping[str, str] = {
     "softplus_backward": "{x} * sigmoid({y})",
     "swish_backward": "swish_gradient({x}, {y}, {beta})",
 }
-# In place of those, where results are rounded to 16 bits: by the GPU's own approximations, right to 18 bits or more.
+# These replace the entries of FLOAT where results are rounded to 16 bits, because the GPU's approximations are faster
+# and exact to 18 bits or more.
 HALF: Mapping[str, str] = {
     "exp": "quick_exp({x})",
     "sigmoid": "quick_sigmoid({x})",
@@ -130,7 +131,7 @@ INTEGER: Mapping[str, str] = {
 
 
 def pattern(op: Pointwise, dtype: DType) -> str | None:
-    """The expression of an op whose last operand is of this type; None if there is none."""
+    """Return the expression of an op whose last operand has this dtype; None if there is none."""
     if dtype in HALVES and op.name in HALF:
         return HALF[op.name]
     own = FLOAT if dtype.is_float else INTEGER if dtype.is_int else {}
@@ -138,7 +139,11 @@ def pattern(op: Pointwise, dtype: DType) -> str | None:
 
 
 def expression(op: Pointwise, dtype: DType, operands: list[str], index: str) -> str:
-    """The op applied to operands given as C; index: where along the axis of a gen_index an element lies."""
+    """Return the C of an op.
+
+    operands: the operands as C.
+    index: the coordinate along the axis of a gen_index.
+    """
     text = pattern(op, dtype)
     assert text is not None, f"{op} of {dtype.value} has no expression"
     names = dict(zip("xyz", operands, strict=False))
@@ -147,7 +152,7 @@ def expression(op: Pointwise, dtype: DType, operands: list[str], index: str) -> 
 
 
 def literal(number: float | int | bool, dtype: DType) -> str:
-    """A number as C of the type that elements of this type are computed in."""
+    """Return a number as C of the type that elements of this dtype are computed in."""
     if dtype is DType.BOOL:
         return "true" if number else "false"
     if not dtype.is_float:
@@ -162,7 +167,7 @@ def literal(number: float | int | bool, dtype: DType) -> str:
 
 
 def _bounds(op: Pointwise, dtype: DType) -> dict[str, str]:
-    """Integers take the nearest bounds inside the interval that their type holds."""
+    """Return the bounds of a clip; integers take the nearest bounds that their type holds."""
     low, high = op.attributes["min"], op.attributes["max"]
     if not dtype.is_float:
         info = np.iinfo(dtype.numpy)

@@ -1,7 +1,9 @@
-"""Pointwise ops as C statements: what a kernel does to each element it reads or is about to write.
+"""Generate C for pointwise ops, applied to each element that a kernel reads or is about to write.
 
-A `Space` says where elements lie; a `Chain` reads operands (several neighbours at once where they lie side by side),
-applies nodes and stores results. Each result is rounded to its own type, so joining steps changes no number.
+A `Space` knows the coordinates of the elements. `PointwiseCode` loads operands, several neighbours in one load where
+they are contiguous, applies nodes and stores results. Each result is rounded to its own type, so fusing steps changes
+no
+number.
 """
 
 from __future__ import annotations
@@ -9,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fusec.gpu.kernels.codegen.indexing import Laid, View
+from fusec.gpu.kernels.codegen.indexing import Strided, View
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, MAX_VECTOR, VECTOR_BYTES, Arguments, compute_type
 from fusec.gpu.kernels.codegen.op_table import expression, literal, pattern
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Pointwise, Relayout
 
-# Results that are an operand, or its negative, and integers: of a type, they are so already.
+# Results that need no rounding, because they are an operand, its negative, or an integer.
 EXACT = frozenset({"identity", "relu", "abs", "neg", "max", "min", "where", "sign", "ceil", "floor", "round"})
 
 
 @dataclass(frozen=True)
 class Space:
-    """Elements of a logical shape: the C expression of each coordinate (None: zero), and `vector` neighbours along
-    dim `along`, whose coordinate is that of the first. `packs`: they may be moved at once where they lie side by
-    side."""
+    """Elements of a logical shape.
+
+    names: the C expression of each coordinate; None is zero.
+    along, vector: a thread handles `vector` neighbours along dim `along`; its coordinate is that of the first.
+    packs: contiguous neighbours are moved by one load or store.
+    """
 
     shape: tuple[int, ...]
     names: tuple[str | None, ...]
@@ -31,9 +36,11 @@ class Space:
     vector: int = 1
     packs: bool = True
 
-    def offset(self, type: Laid) -> str:
-        """Where a tensor that broadcasts to the shape has its (first) element: in 32 bits, where negative strides wrap
-        around on the way, so it is added to a pointer as a whole."""
+    def offset(self, type: Strided) -> str:
+        """Return the offset of the (first) element in a tensor that broadcasts to the shape.
+
+        It is added to a pointer as a whole, because negative strides wrap around in 32 bits.
+        """
         lead = len(self.shape) - type.rank
         terms = [
             f"{self.names[lead + d]} * {stride}" if stride != 1 else f"{self.names[lead + d]}"
@@ -44,23 +51,23 @@ class Space:
             terms.append(str(type.start))
         return " + ".join(terms) or "0"
 
-    def is_pack(self, type: Laid) -> bool:
-        """Whether neighbours in a tensor are moved at once."""
-        return self.packs and self.vector > 1 and self.step(type) == 1
+    def is_pack(self, type: Strided) -> bool:
+        """Tell if neighbours in a tensor are moved by one load or store."""
+        return self.packs and self.vector > 1 and self.stride_along(type) == 1
 
-    def step(self, type: Laid) -> int:
-        """How far apart neighbours lie in a tensor that broadcasts to the shape."""
-        return step(type, len(self.shape), self.along) if self.along >= 0 else 0
+    def stride_along(self, type: Strided) -> int:
+        """Return the distance of neighbours in a tensor that broadcasts to the shape, in elements."""
+        return stride_along(type, len(self.shape), self.along) if self.along >= 0 else 0
 
     def coordinate(self, rank: int, axis: int) -> str:
-        """Along an axis of a tensor of that rank which broadcasts to the shape."""
+        """Return the coordinate along an axis of a tensor of that rank that broadcasts to the shape."""
         dim = len(self.shape) - rank + axis
         name = self.names[dim] or "0"
         return f"({name} + j)" if dim == self.along and self.vector > 1 else name
 
 
-def takes(node: Node) -> bool:
-    """Whether a chain can apply a node."""
+def can_generate(node: Node) -> bool:
+    """Tell if `PointwiseCode` can apply a node."""
     types = (*(v.type.dtype for v in node.operands), *(v.type.dtype for v in node.results))
     if any(dtype not in C_TYPES for dtype in types):
         return False
@@ -70,24 +77,30 @@ def takes(node: Node) -> bool:
 
 
 @dataclass
-class Chain:
-    """Collects statements: `before` the loop over neighbours, `inside` it, and `after`. `known` are values with the
-    C expression of their element `j`. rounds: to the type of each result, not only where it is stored. ahead: what is
-    read as packs is asked for where `before` stands, however far away it is used."""
+class PointwiseCode:
+    """The C statements for a few neighbouring elements.
+
+    prefix: begins the names of the variables.
+    known: the C expression of element `j` of each value.
+    narrowed: the same, in the type that the value is stored in.
+    head, body, tail: statements before, in and after the loop over neighbours.
+    rounds: round each result to its type; else only what is stored.
+    ahead: issue loads where `head` is, however late their values are used.
+    """
 
     space: Space
     arguments: Arguments
     prefix: str = "v"
     known: dict[Value, str] = field(default_factory=dict[Value, str])
-    narrowed: dict[Value, str] = field(default_factory=dict[Value, str])  # known ones as they are stored
-    before: list[str] = field(default_factory=list[str])
-    inside: list[str] = field(default_factory=list[str])
-    after: list[str] = field(default_factory=list[str])
+    narrowed: dict[Value, str] = field(default_factory=dict[Value, str])
+    head: list[str] = field(default_factory=list[str])
+    body: list[str] = field(default_factory=list[str])
+    tail: list[str] = field(default_factory=list[str])
     rounds: bool = True
     ahead: bool = False
 
     def apply(self, node: Node) -> None:
-        """Compute the results of a node; its operands are loaded if they are not known."""
+        """Compute the result of a node. Operands that are not known are loaded."""
         operands = [self.get(v) for v in node.operands]
         result = node.results[0]
         if isinstance(node.op, Relayout):  # another place in memory, the same number
@@ -108,72 +121,79 @@ class Chain:
         self.define(result, text, rounds=node.op.name not in EXACT)
 
     def define(self, value: Value, text: str, rounds: bool = True) -> None:
-        """Make a value known by an expression, rounded to the value's type unless it is so already."""
+        """Set the expression of a value, and round it to the value's type unless `rounds` is false."""
         dtype, name = value.type.dtype, f"{self.prefix}{len(self.known)}"
-        if rounds and self.rounds and dtype in HALVES:  # what is stored is at hand, and not converted back for that
-            self.inside.append(f"const {C_TYPES[dtype]} {name}_stored = narrow<{C_TYPES[dtype]}>({text});")
+        if rounds and self.rounds and dtype in HALVES:  # the stored number is reused, which saves a conversion
+            self.body.append(f"const {C_TYPES[dtype]} {name}_stored = narrow<{C_TYPES[dtype]}>({text});")
             self.narrowed[value] = f"{name}_stored"
             text = f"wide({name}_stored)"
-        self.inside.append(f"const {compute_type(dtype)} {name} = {text};")
+        self.body.append(f"const {compute_type(dtype)} {name} = {text};")
         self.known[value] = name
 
-    def get(self, value: Value, type: Laid | None = None, memory: Value | None = None) -> str:
-        """The element of a value, in the type it is computed in. It is read from its own memory or another's, as the
-        type says if it is not stored as its own."""
+    def get(self, value: Value, type: Strided | None = None, memory: Value | None = None) -> str:
+        """Return the element of a value, in the type it is computed in.
+
+        type: how it is stored, if not as its own type says.
+        memory: the value whose memory is read, if not its own.
+        """
         if value not in self.known:
             self.known[value] = self.load(memory or value, type or value.type)
         return self.known[value]
 
-    def store(self, value: Value, known: Value | None = None, type: Laid | None = None) -> None:
-        """Write a value that is known, or known by the name of another, where `type` says."""
+    def store(self, value: Value, known: Value | None = None, type: Strided | None = None) -> None:
+        """Store a known value.
+
+        known: the value whose expression is stored, if it is another.
+        type: the strides that it is written with, if not its own.
+        """
         c_type, vector, type = C_TYPES[value.type.dtype], self.space.vector, type or value.type
         pointer, at = self.arguments.write(value), self.space.offset(type)
-        text, step = self.as_stored(known or value), self.space.step(type)
+        text, step = self.as_stored(known or value), self.space.stride_along(type)
         if self.space.is_pack(type):
-            pack = f"{pointer}_{len(self.after)}"
-            self.before.append(f"Pack<{c_type}, {vector}> {pack};")
-            self.inside.append(f"{pack}.v[j] = {text};")
-            self.after.append(f"store_pack<{c_type}, {vector}>({pointer} + ({at}), {pack});")
+            pack = f"{pointer}_{len(self.tail)}"
+            self.head.append(f"Pack<{c_type}, {vector}> {pack};")
+            self.body.append(f"{pack}.v[j] = {text};")
+            self.tail.append(f"store_pack<{c_type}, {vector}>({pointer} + ({at}), {pack});")
         else:
-            self.inside.append(f"{pointer}[{at} + j * {step}] = {text};")
+            self.body.append(f"{pointer}[{at} + j * {step}] = {text};")
 
     def as_stored(self, value: Value) -> str:
-        """A known value in the type it is stored in."""
+        """Return a known value in the type it is stored in."""
         return self.narrowed.get(value) or f"narrow<{C_TYPES[value.type.dtype]}>({self.known[value]})"
 
     def lines(self) -> list[str]:
-        """The statements, as a block."""
-        loop = [f"for (int j = 0; j < {self.space.vector}; ++j) {{", *(f"  {line}" for line in self.inside), "}"]
+        """Return the statements, as a block."""
+        loop = [f"for (int j = 0; j < {self.space.vector}; ++j) {{", *(f"  {line}" for line in self.body), "}"]
         if self.space.vector > 1:
             loop.insert(0, "#pragma unroll")
-        return ["{", *(f"  {line}" for line in (*self.before, *loop, *self.after)), "}"]
+        return ["{", *(f"  {line}" for line in (*self.head, *loop, *self.tail)), "}"]
 
-    def load(self, value: Value, type: Laid) -> str:
-        """The element of a value read from memory."""
+    def load(self, value: Value, type: Strided) -> str:
+        """Load the element of a value from memory."""
         number = value.literal.array.reshape(-1)[0] if value.literal is not None and value.type.size == 1 else None
         if number is not None:
             return literal(float(number) if type.dtype.is_float else number.item(), type.dtype)
         c_type, vector = C_TYPES[type.dtype], self.space.vector
-        pointer, at, step = self.arguments.read(value), self.space.offset(type), self.space.step(type)
+        pointer, at, step = self.arguments.read(value), self.space.offset(type), self.space.stride_along(type)
         name = f"{self.prefix}{pointer}_{len(self.known)}"
         if self.space.is_pack(type):
             pack = f"Pack<{c_type}, {vector}>"
             load = "load_pack_here" if self.ahead else "load_pack"
-            self.before.append(f"const {pack} {name} = {load}<{c_type}, {vector}>({pointer} + ({at}));")
+            self.head.append(f"const {pack} {name} = {load}<{c_type}, {vector}>({pointer} + ({at}));")
             return f"wide({name}.v[j])"
         if vector > 1 and step:
             return f"wide({pointer}[{at} + j * {step}])"
-        self.before.append(f"const {compute_type(type.dtype)} {name} = wide({pointer}[{at}]);")
+        self.head.append(f"const {compute_type(type.dtype)} {name} = wide({pointer}[{at}]);")
         return name
 
 
-def stored(text: str, dtype: DType) -> str:
-    """An expression rounded to a storage type, in the type that is computed in."""
+def rounded_to(text: str, dtype: DType) -> str:
+    """Round an expression to a storage type; its C type stays the one that is computed in."""
     return f"rounded<{C_TYPES[dtype]}>({text})" if dtype in HALVES else text
 
 
 def cast(text: str, source: DType, to: DType) -> str:
-    """An element converted to another type, in the types that are computed in; to 16 bits it is not rounded yet."""
+    """Convert an element, in the types that are computed in. A result of 16 bits is not rounded yet."""
     if to is source:
         return text
     if to is DType.BOOL:
@@ -185,9 +205,12 @@ def cast(text: str, source: DType, to: DType) -> str:
     return f"({C_TYPES[to]})({text})"
 
 
-def widest(size: int, types: Sequence[Laid], steps: Sequence[Sequence[int]], exact: bool = True) -> int:
-    """How many neighbours along a dim of that size can be moved at once. steps: for each type how far apart elements
-    lie along the dim and, behind that, along all others. exact: the dim must divide into as many."""
+def widest_vector(size: int, types: Sequence[Strided], steps: Sequence[Sequence[int]], exact: bool = True) -> int:
+    """Return how many neighbours along a dim one load or store can move.
+
+    steps: for each type its stride along the dim, and then its strides along all other dims.
+    exact: the vector must divide `size`.
+    """
     smallest = min((t.dtype.itemsize for t in types), default=1)
     vector = min(MAX_VECTOR, max(1, VECTOR_BYTES // smallest))
     while vector > 1:
@@ -198,29 +221,33 @@ def widest(size: int, types: Sequence[Laid], steps: Sequence[Sequence[int]], exa
     return 1
 
 
-def step(type: Laid, rank: int, dim: int) -> int:
-    """How far apart elements of a tensor lie along a dim of a shape of that rank that it broadcasts to."""
+def stride_along(type: Strided, rank: int, dim: int) -> int:
+    """Return the stride of a tensor along dim `dim` of a shape of rank `rank` that it broadcasts to."""
     own = dim - (rank - type.rank)
     return type.strides[own] if own >= 0 and type.shape[own] != 1 else 0
 
 
-def merged(shape: tuple[int, ...], order: Sequence[int], types: Sequence[Laid]) -> list[list[int]]:
-    """The dims that are not 1 in memory order; together those that all the types walk through as if they were one."""
+def merged_dims(shape: tuple[int, ...], order: Sequence[int], types: Sequence[Strided]) -> list[list[int]]:
+    """Group the dims that are not 1, in memory order; a group acts as one dim in all the types."""
     groups: list[list[int]] = []
     for dim in order or range(len(shape)):
         if shape[dim] == 1:
             continue
         if groups and types:
             outer = groups[-1][-1]
-            if all(step(t, len(shape), outer) == step(t, len(shape), dim) * shape[dim] for t in types):
+            if all(stride_along(t, len(shape), outer) == stride_along(t, len(shape), dim) * shape[dim] for t in types):
                 groups[-1].append(dim)
                 continue
         groups.append([dim])
     return groups
 
 
-def decoded(index: str, sizes: Sequence[tuple[str, int]], wide: bool = False) -> list[str]:
-    """Statements that split an index into coordinates, the innermost last in `sizes`."""
+def split_index(index: str, sizes: Sequence[tuple[str, int]], wide: bool = False) -> list[str]:
+    """Generate the statements that split an index into coordinates.
+
+    sizes: names and sizes, the innermost last.
+    wide: in 64 bits.
+    """
     c_type, suffix = ("u64", "ull") if wide else ("u32", "u")
     lines = [f"{c_type} {index}_rest = {index};"]
     for position, (name, size) in enumerate(reversed(sizes)):

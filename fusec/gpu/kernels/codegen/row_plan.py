@@ -1,4 +1,4 @@
-"""How the elements that a reduction, softmax or norm goes through are shared out among threads."""
+"""Plan how threads share the elements of a reduction, softmax or norm."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusec.gpu.kernels.codegen.indexing import Laid
+from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import BLOCK, ceil_div, power_of_two
-from fusec.gpu.kernels.codegen.pointwise_code import step, widest
+from fusec.gpu.kernels.codegen.pointwise_code import stride_along, widest_vector
 from fusec.ir import Op, TensorType
 from fusec.ops import GroupNorm, LayerNorm, Reduce, RmsNorm, Softmax
 
-CACHED = 32  # elements a thread keeps in registers, rather than to read them once for each pass
-COALESCED_BYTES = 64  # that threads side by side read in one go, at least
+CACHED = 32  # elements that a thread caches in registers; with more, each pass reads them again
+COALESCED_BYTES = 64  # that neighbouring threads read together, at least
 ENOUGH_THREADS = 1 << 17  # to fill the largest GPU
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One loop: coordinate `name` of a logical dim, of which one step is `scale` elements."""
+    """One loop over coordinate `name` of a logical dim.
+
+    scale: elements of the dim for one step of the coordinate.
+    """
 
     name: str
     dim: int
@@ -29,19 +32,33 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How the elements of x are shared out: `threads` for one number (or vector of them), `lanes` of those a block."""
+class RowPlan:
+    """How threads share the elements of x.
 
-    axes: tuple[Axis, ...]  # in memory order
+    A thread reduces to one number, or to a vector of them.
+
+    axes: the loops, in memory order.
+    row: the innermost dim is reduced, so neighbours belong to one number.
+    vector: elements of one load.
+    threads: threads that share one number (or vector of numbers).
+    lanes: numbers (or vectors) that a block handles.
+    count: vectors (rows) or elements (columns) that go into one number.
+    groups: numbers, in vectors unless `row`.
+    chunks: blocks that share one number, because few numbers alone would not fill the GPU.
+    unrolled: turns whose loads are issued together.
+    whole: the size of each chunk, except the last, is a multiple of this.
+    """
+
+    axes: tuple[Axis, ...]
     row: bool
     vector: int
     threads: int
     lanes: int
-    count: int  # of what the threads of one number go through, in vectors
-    groups: int  # of numbers, in vectors
-    chunks: int = 1  # that go to blocks of their own, where there are too few numbers to fill the GPU
-    unrolled: int = 1  # turns whose elements are asked for before the first of them has come
-    whole: int = 1  # what the size of a chunk, the last one's excepted, is a multiple of
+    count: int
+    groups: int
+    chunks: int = 1
+    unrolled: int = 1
+    whole: int = 1
 
     @property
     def along(self) -> int:
@@ -49,16 +66,17 @@ class Plan:
 
     @property
     def each(self) -> int:
-        """What one chunk goes through, in vectors."""
+        """Vectors of a chunk."""
         return ceil_div(ceil_div(self.count, self.chunks), self.whole) * self.whole
 
     @property
     def turns(self) -> int:
+        """Vectors that a thread visits."""
         return ceil_div(self.each, self.threads)
 
     @property
     def blocks(self) -> int:
-        """Of one chunk."""
+        """Blocks of one chunk."""
         return ceil_div(max(self.groups, 1), self.lanes)
 
     @property
@@ -67,7 +85,7 @@ class Plan:
 
     @property
     def width(self) -> int:
-        """Numbers a thread reduces to."""
+        """Numbers that a thread reduces to."""
         return 1 if self.row else self.vector
 
 
@@ -90,21 +108,31 @@ def _axes(op: Op, x: TensorType) -> list[Axis]:
     return [axis for axis in axes if axis.size != 1]
 
 
-def planned(op: Op, x: TensorType, types: Sequence[Laid], block: int, unrolled: int, column: int = BLOCK) -> Plan:
-    """The plan for an op over x; types: of everything that is moved element by element. block: its threads, where
-    there are numbers enough; column: how many of them share a number at most, where neighbours have their own."""
+def plan_rows(
+    op: Op, x: TensorType, types: Sequence[Strided], block: int, unrolled: int, column: int = BLOCK
+) -> RowPlan:
+    """Plan an op over x.
+
+    types: all tensors that are read or written element by element.
+    block: threads of a block, if there are enough numbers.
+    unrolled: turns whose loads are issued together.
+    column: the most threads that share a number, where neighbours have numbers of their own.
+    """
     axes, rank = _axes(op, x), x.rank
     row = not axes or axes[-1].reduced
     vector = 1
     if axes and axes[-1].scale == 1:
         along = axes[-1].dim
-        steps = [[step(t, rank, along), *(step(t, rank, d) for d in range(rank) if d != along)] for t in types]
-        vector = widest(axes[-1].size, types, steps)
+        steps = [
+            [stride_along(t, rank, along), *(stride_along(t, rank, d) for d in range(rank) if d != along)]
+            for t in types
+        ]
+        vector = widest_vector(axes[-1].size, types, steps)
     count = math.prod(a.size for a in axes if a.reduced) // (vector if row else 1)
     groups = math.prod(a.size for a in axes if not a.reduced) // (1 if row else vector)
     if row:
         side_by_side = max(1, COALESCED_BYTES // (vector * x.dtype.itemsize))
-        kept = power_of_two(ceil_div(count, max(1, CACHED // vector)))  # so that registers hold the row
+        kept = power_of_two(ceil_div(count, max(1, CACHED // vector)))  # so that a row fits into registers
         threads = min(BLOCK, max(kept, min(side_by_side, power_of_two(count))))
     else:
         side_by_side = max(1, COALESCED_BYTES // (vector * x.dtype.itemsize))
@@ -112,4 +140,4 @@ def planned(op: Op, x: TensorType, types: Sequence[Laid], block: int, unrolled: 
         wanted = min(power_of_two(ceil_div(count, 8)), power_of_two(ceil_div(ENOUGH_THREADS, max(groups, 1))))
         threads = min(most, wanted, column)
     lanes = max(1, min(block // threads, power_of_two(max(groups, 1))), 32 // threads)
-    return Plan(tuple(axes), row, vector, threads, lanes, count, groups, unrolled=unrolled)
+    return RowPlan(tuple(axes), row, vector, threads, lanes, count, groups, unrolled=unrolled)

@@ -1,23 +1,25 @@
-"""Products of four warps together, which only Hopper has: what a source says of them."""
+"""Generate products of a warpgroup (four warps), which only Hopper has."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from fusec.gpu.kernels.codegen.mma_tiles import nested
+from fusec.gpu.kernels.codegen.mma_tiles import unrolled_loops
 
 ARCHITECTURE = "sm_90a"
 
 
-def changed(name: str, count: int) -> list[str]:
-    """Numbers that a product has written meanwhile."""
-    return nested([("b", count), ("e", 4)], f"pin({name}[b][e]);")
+def pin_numbers(name: str, count: int) -> list[str]:
+    """Tell the compiler that a product has written these numbers."""
+    return unrolled_loops([("b", count), ("e", 4)], f"pin({name}[b][e]);")
 
 
 @cache
 def offset(octets: int) -> int:
-    """How many octets further, beyond whole lines of shared memory, one octet of a row lies than the last one: eight
-    neighbours, of rows of so many octets one behind the other, are then in different banks."""
+    """Return the padding, in octets, after each octet column of a row of `octets` octets in shared memory.
+
+    With it, eight neighbouring octets of consecutive rows are in different banks.
+    """
 
     def worst(step: int) -> int:
         places = [(p % octets * step + p // octets) % 8 for p in range(16 * octets)]
@@ -28,10 +30,13 @@ def offset(octets: int) -> int:
 
 
 def product(kind: str, columns: int, turned: bool = False) -> list[str]:
-    """The function ENTRY_<columns>, `_turned` behind that: d[64][columns] (+)= a[64][16] b[16][columns].
+    """Generate the function ENTRY_<columns>: d[64][columns] (+)= a[64][16] b[16][columns].
 
-    b lies as tiles of 8 x 8 in shared memory, `behind` bytes from a place on, `lead` bytes apart along the depth and
-    `stride` else: transposed, or as it is if `turned`."""
+    b is stored in shared memory as tiles of 8 x 8. They are `lead` bytes apart along the depth and `stride` bytes apart
+    along the columns, and begin `behind` bytes after the pointer.
+
+    turned: each tile is stored with its own rows; else transposed. The function's name then ends with `_turned`.
+    """
     count, name = columns // 2, f"ENTRY_{columns}{'_turned' * turned}"
     sums, words = (", ".join(f"%{i}" for i in span) for span in (range(count), range(count, count + 4)))
     written = ", ".join(f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count))

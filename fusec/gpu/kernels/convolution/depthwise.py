@@ -1,5 +1,8 @@
-"""Depthwise convolution with pointwise ops behind it: a thread computes a strip of results along the last dim for some
-neighbouring channels, so that each column of the image is read once for all the windows of the strip it is in."""
+"""Generate depthwise convolution with an epilogue.
+
+A thread computes a strip of results along the last dim for some neighbouring channels, because each column of the image
+is then read once for all windows of the strip.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, step, takes, widest
-from fusec.gpu.kernels.convolution.depthwise_source import Blocks, Tile
+from fusec.gpu.kernels.codegen.pointwise_code import (
+    PointwiseCode,
+    Space,
+    can_generate,
+    split_index,
+    stride_along,
+    widest_vector,
+)
+from fusec.gpu.kernels.convolution.depthwise_source import DepthwiseSource, DepthwiseTile
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv, Reduce
 from fusec.schedule.program import inputs_of
@@ -16,22 +26,21 @@ from fusec.schedule.program import inputs_of
 STRIP = 4  # results of a thread at most, divided by the stride
 ENOUGH_THREADS = 1 << 17  # to fill the largest GPU; with fewer, strips are shorter
 MAX_STRIP = 8
-MAX_TAPS = 128  # of which each row's are unrolled
-HELD_FILTERS = 128  # numbers that a thread keeps in registers over its turns, at most
-MANY = 1 << 30  # blocks: as many as there is work for, each thread's turn being its only one
-UNROLLED_TAPS = 16  # the rows, too: more are more code than the instruction cache holds
+MAX_TAPS = 128  # because the taps of a row are unrolled
+HELD_FILTERS = 128  # numbers of filters that a thread keeps in registers, at most
+MANY = 1 << 30  # blocks: so many that each thread has one turn
+UNROLLED_TAPS = 16  # rows are unrolled up to this, because the instruction cache holds no more
 
 
 def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for a convolution of each channel for itself and pointwise ops over its result; None if the step is
-    no such thing."""
+    """Return the kernel of a depthwise convolution and its epilogue; None for other steps."""
     conv, rest = nodes[0], nodes[1:]
     if any(isinstance(node.op, Reduce) for node in rest):
         name = "+".join(["depthwise", *(node.op.name for node in rest)])
-        found = with_mean(nodes, [v for v in outputs if v is not nodes[-1].results[0]])
+        found = depthwise_with_mean(nodes, [v for v in outputs if v is not nodes[-1].results[0]])
         kernels = [Kernel(name, blocks.launches(), blocks.scratch_bytes) for blocks in found]
         return replace(kernels[0], others=tuple(kernels[1:])) if kernels else None
-    if not is_for(nodes, outputs):
+    if not is_depthwise(nodes, outputs):
         return None
     y = conv.result
     assert isinstance(conv.op, Conv)
@@ -50,10 +59,10 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     return replace(best, others=tuple(_kernel(nodes, outputs, *other) for other in others))
 
 
-def is_for(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
-    """Whether the nodes are a convolution of each channel for itself and pointwise ops over its result."""
+def is_depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
+    """Tell if the nodes are a depthwise convolution and pointwise ops after it."""
     conv, rest = nodes[0], nodes[1:]
-    if not isinstance(conv.op, Conv) or not all(takes(node) for node in rest):
+    if not isinstance(conv.op, Conv) or not all(can_generate(node) for node in rest):
         return False
     (x, w), y = conv.operands, conv.result
     if conv.op.groups != x.type.shape[1] or w.type.shape[0] != x.type.shape[1]:
@@ -63,12 +72,15 @@ def is_for(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
     return max(x.type.size, y.type.size) < 1 << 31
 
 
-def with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Blocks]:
-    """Ways to compute a depthwise convolution, pointwise ops over its result that store `outputs`, and, the last node,
-    the sum or mean over space of what comes of it; none if the nodes are no such thing."""
+def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[DepthwiseSource]:
+    """Return the variants of a depthwise convolution whose result is also reduced over space.
+
+    nodes: the convolution, its epilogue, and last the sum or mean over space.
+    outputs: results of the epilogue that are stored.
+    """
     conv, *rest, mean = nodes
     op, (summed, *_) = mean.op, mean.operands
-    if not isinstance(conv.op, Conv) or not isinstance(op, Reduce) or not is_for([conv, *rest], outputs):
+    if not isinstance(conv.op, Conv) or not isinstance(op, Reduce) or not is_depthwise([conv, *rest], outputs):
         return []
     x, y = conv.operands[0].type, conv.result.type
     if op.kind not in ("sum", "mean") or op.axes != tuple(range(2, y.rank)) or not y.dtype.is_float or not y.size:
@@ -79,9 +91,21 @@ def with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Blocks]:
     vector = _vector(conv, rest, outputs)
     width, height, strip = y.shape[-1], y.shape[-2] if y.rank > 3 else 1, max(1, STRIP // conv.op.strides[-1])
     half = max(1, vector // 2)
-    tiles = [Tile(vector, strip), Tile(half, strip, blocks=MANY), Tile(vector, strip, blocks=MANY), Tile(vector, 7)]
-    tiles += [Tile(half, 2 * strip, blocks=MANY), Tile(vector, 2), Tile(half, 2, blocks=MANY)]
-    tiles += [Tile(each, s, r, True) for each, s, r in ((half, 4, 1), (half, 2, 2), (half, 7, 1), (vector // 4, 7, 1))]
+    tiles = [
+        DepthwiseTile(vector, strip),
+        DepthwiseTile(half, strip, blocks=MANY),
+        DepthwiseTile(vector, strip, blocks=MANY),
+        DepthwiseTile(vector, 7),
+    ]
+    tiles += [
+        DepthwiseTile(half, 2 * strip, blocks=MANY),
+        DepthwiseTile(vector, 2),
+        DepthwiseTile(half, 2, blocks=MANY),
+    ]
+    tiles += [
+        DepthwiseTile(each, s, r, True)
+        for each, s, r in ((half, 4, 1), (half, 2, 2), (half, 7, 1), (vector // 4, 7, 1))
+    ]
     fitting = [
         tile
         for tile in tiles
@@ -90,22 +114,22 @@ def with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Blocks]:
         and tile.rows <= height
         and taps * tile.vector * tile.held <= HELD_FILTERS
     ]
-    tiles = fitting or [Tile(vector, 1)]
-    return [Blocks(conv, rest, outputs, mean, tile) for tile in dict.fromkeys(tiles)]
+    tiles = fitting or [DepthwiseTile(vector, 1)]
+    return [DepthwiseSource(conv, rest, outputs, mean, tile) for tile in dict.fromkeys(tiles)]
 
 
 def _vector(conv: Node, rest: Sequence[Node], outputs: Sequence[Value]) -> int:
-    """How many neighbouring channels a thread can take."""
+    """Return how many neighbouring channels a thread can handle."""
     x, y = conv.operands[0], conv.result
     read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not y]
     rank = y.type.rank
     types = [*(v.type for v in outputs), x.type, *read]
-    steps = [[step(t, rank, 1), *(step(t, rank, d) for d in range(rank) if d != 1)] for t in types]
-    return widest(y.type.shape[1], types, steps) if y.type.strides[1] == x.type.strides[1] == 1 else 1
+    steps = [[stride_along(t, rank, 1), *(stride_along(t, rank, d) for d in range(rank) if d != 1)] for t in types]
+    return widest_vector(y.type.shape[1], types, steps) if y.type.strides[1] == x.type.strides[1] == 1 else 1
 
 
 def _kernel(nodes: Sequence[Node], outputs: Sequence[Value], vector: int, strip: int) -> Kernel:
-    """Each thread computes so many channels of so many results."""
+    """Return the kernel whose threads compute `strip` results of `vector` channels."""
     conv, rest = nodes[0], nodes[1:]
     filters, y = _stored_filters(conv.operands[1]), conv.result
     rank, width, total = y.type.rank, y.type.shape[-1], y.type.size // vector
@@ -114,21 +138,21 @@ def _kernel(nodes: Sequence[Node], outputs: Sequence[Value], vector: int, strip:
     sizes = [(f"c{d}", y.type.shape[d]) for d in y.type.order or range(rank)]
     counts = {"c1": ("pack", y.type.shape[1] // vector), f"c{rank - 1}": ("strip", strips)}
     lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(threads)}) return;"]
-    lines += decoded("i", [counts.get(name, (name, size)) for name, size in sizes])
+    lines += split_index("i", [counts.get(name, (name, size)) for name, size in sizes])
     lines.append(f"const u32 c1 = pack * {vector}u;")
     arguments = Arguments()
     lines += _sums(conv, filters, vector, strip, arguments)
     names = tuple(f"c{d}" for d in range(rank))
-    chain = Chain(Space(y.type.shape, names, 1, vector), arguments, rounds=False)
-    chain.define(y, "acc[s][j]")
+    code = PointwiseCode(Space(y.type.shape, names, 1, vector), arguments, rounds=False)
+    code.define(y, "acc[s][j]")
     for node in rest:
-        chain.apply(node)
+        code.apply(node)
     for value in outputs:
-        chain.store(value)
+        code.store(value)
     lines += ["#pragma unroll", f"for (int s = 0; s < {strip}; ++s) {{"]
     lines.append(f"  const u32 c{rank - 1} = strip * {strip}u + s;")
     lines.append(f"  if (c{rank - 1} >= {width}u) break;")
-    lines += [*(f"  {line}" for line in chain.lines()), "}"]
+    lines += [*(f"  {line}" for line in code.lines()), "}"]
     return Kernel(_name(rest), (arguments.launch("depthwise", lines, ceil_div(threads, BLOCK)),))
 
 
@@ -137,12 +161,12 @@ def _name(rest: Sequence[Node]) -> str:
 
 
 def _stored_filters(w: Value) -> TensorType:
-    """Constant filters with channels innermost, others as they lie."""
+    """Return the memory order of the filters: constant ones with channels innermost."""
     return w.type if w.literal is None else w.type.with_order((*range(2, w.type.rank), 0, 1))
 
 
 def _sums(conv: Node, filters: TensorType, vector: int, strip: int, arguments: Arguments) -> list[str]:
-    """Statements that leave the sums of products in `acc`."""
+    """Compute the sums of products in `acc`."""
     op, x = conv.op, conv.operands[0].type
     assert isinstance(op, Conv)
     kind, number, n = C_TYPES[x.dtype], compute_type(x.dtype), x.rank - 2

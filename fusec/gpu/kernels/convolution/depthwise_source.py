@@ -1,7 +1,8 @@
-"""Depthwise convolution by blocks that stay with some channels of one image: filters are held in registers, and what is
-written is added up over space on the way (the mean that a squeeze-and-excitation begins with).
+"""Generate depthwise convolution by blocks that keep some channels of one image.
 
-A block's sums go to scratch memory; a small launch puts those of an image together, in the order of the blocks.
+Filters can stay in registers. Results are also summed over space, for the mean that a squeeze-and-excitation begins
+with.
+Blocks store their sums in scratch memory; a small launch merges those of an image in the order of the blocks.
 """
 
 from __future__ import annotations
@@ -11,37 +12,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Launch, ceil_div, compute_type, power_of_two
-from fusec.gpu.kernels.codegen.loops import Merge
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded
+from fusec.gpu.kernels.codegen.loops import ChunkMerge
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv, Reduce
 
-MAX_LANES = 32  # vectors of channels side by side
-FULL_LANES = 8  # that read whole lines of the cache
+MAX_LANES = 32  # neighbouring vectors of channels of a block
+FULL_LANES = 8  # with so many, a block reads whole cache lines
 
 
 @dataclass(frozen=True)
-class Tile:
-    """What a thread computes at a time: `vector` channels of `rows` x `strip` results. `held`: with all its filters in
-    registers, for as many turns as it has; else there is one row. `blocks`: how many there should be, about."""
+class DepthwiseTile:
+    """What a thread computes in one turn: `vector` channels of `rows` x `strip` results.
+
+    held: all filters stay in registers for all turns; otherwise there is one row.
+    blocks: the number of blocks to aim at.
+    """
 
     vector: int
     strip: int
     rows: int = 1
     held: bool = False
-    blocks: int = 1056
+    blocks: int = 8 * PROCESSORS
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
-    """A convolution with pointwise ops `rest` behind it that stores `outputs`, and `mean`: a sum or mean over space."""
+class DepthwiseSource:
+    """A convolution with its epilogue, and perhaps a sum or mean over space.
+
+    rest: the epilogue.
+    outputs: results of the epilogue that are stored.
+    """
 
     conv: Node
     rest: Sequence[Node]
     outputs: Sequence[Value]
     mean: Node | None
-    tile: Tile
+    tile: DepthwiseTile
 
     @property
     def y(self) -> TensorType:
@@ -53,8 +62,10 @@ class Blocks:
 
     @cached_property
     def share(self) -> tuple[int, int]:
-        """Vectors of channels of a block, and threads that share the places of each, a power of two: whole warps, and
-        all blocks with as many channels, if there are such numbers."""
+        """Vectors of channels of a block, and threads that share the places of each (a power of two).
+
+        Whole warps are chosen, and equally many channels for all blocks, if there are such numbers.
+        """
         found: list[tuple[bool, int, int, int]] = []
         for lanes in (n for n in range(1, MAX_LANES + 1) if self.packs % n == 0):
             threads = min(1 << (BLOCK // lanes).bit_length() - 1, max(power_of_two(self.items), 32 // (lanes & -lanes)))
@@ -86,7 +97,7 @@ class Blocks:
 
     @property
     def items(self) -> int:
-        """Of an image and vector."""
+        """Tiles of an image and vector."""
         return math.prod(self.y.shape[2:-2]) * self.bands * self.strips
 
     @property
@@ -96,7 +107,7 @@ class Blocks:
         return ceil_div(self.items, self.each(min(wanted, ceil_div(self.items, self.threads))))
 
     def each(self, chunks: int) -> int:
-        """Of a chunk, all but the last."""
+        """Return the tiles of a chunk; the last one may have fewer."""
         return ceil_div(ceil_div(self.items, chunks), self.threads) * self.threads
 
     @property
@@ -113,12 +124,12 @@ class Blocks:
         return (self.elements(),) if self.mean is None else (self.elements(), self.together())
 
     def elements(self) -> Launch:
-        """Each result, and the sums of blocks."""
+        """Return the launch that computes each result, and the sums of blocks."""
         y, tile, threads, lanes, arguments = self.y, self.tile, self.threads, self.lanes, Arguments()
         n, rank, each = y.shape[0], y.rank, self.each(self.chunks)
         lines = [f"const u32 lane = threadIdx.x % {lanes}u, t = threadIdx.x / {lanes}u;"]
         lines.append("const u32 block = blockIdx.x;")
-        lines += decoded("block", [("chunk", self.chunks), ("c0", n), ("group", self.groups)])
+        lines += split_index("block", [("chunk", self.chunks), ("c0", n), ("group", self.groups)])
         lines.append(f"const u32 pack = group * {lanes}u + lane;")
         if self.packs % lanes:
             lines.append(f"const bool live = pack < {self.packs}u;")
@@ -129,7 +140,7 @@ class Blocks:
             lines.append(f"__shared__ {self.kind} shared[{lanes * threads * tile.vector}];")
             lines.append(f"{self.kind} sum[{tile.vector}];")
             lines.append(f"for (int j = 0; j < {tile.vector}; ++j) sum[j] = 0;")
-        window = Window(self.conv, tile, arguments)
+        window = DepthwiseWindow(self.conv, tile, arguments)
         if tile.held:
             lines += window.filters()
         lines.append(f"const u32 begin = chunk * {each}u;")
@@ -137,16 +148,18 @@ class Blocks:
         lines += ["#pragma unroll 1", f"for (u32 item = begin + t; item < end; item += {threads}u) {{"]
         names = [(f"c{d}", y.shape[d]) for d in range(2, rank - 2)]
         names += [("band", self.bands)] if rank > 3 else []
-        body = decoded("item", [*names, ("strip", self.strips)])
+        body = split_index("item", [*names, ("strip", self.strips)])
         body += window.sums()
-        chain = Chain(Space(y.shape, tuple(f"c{d}" for d in range(rank)), 1, tile.vector), arguments, rounds=False)
-        chain.define(self.conv.result, "acc[r][s][j]")
+        code = PointwiseCode(
+            Space(y.shape, tuple(f"c{d}" for d in range(rank)), 1, tile.vector), arguments, rounds=False
+        )
+        code.define(self.conv.result, "acc[r][s][j]")
         for node in self.rest:
-            chain.apply(node)
+            code.apply(node)
         for value in self.outputs:
-            chain.store(value)
+            code.store(value)
         if self.mean is not None:
-            chain.inside.append(f"if (live) sum[j] += {chain.get(self.mean.operands[0])};")
+            code.body.append(f"if (live) sum[j] += {code.get(self.mean.operands[0])};")
         body += ["#pragma unroll", f"for (int r = 0; r < {tile.rows}; ++r) {{"]
         if rank > 3:
             body.append(f"  const u32 c{rank - 2} = band * {tile.rows}u + r;")
@@ -156,7 +169,7 @@ class Blocks:
         body.append(f"    const u32 c{rank - 1} = strip * {tile.strip}u + s;")
         if y.shape[-1] % tile.strip:
             body.append(f"    if (c{rank - 1} >= {y.shape[-1]}u) break;")
-        body += [*(f"    {line}" for line in chain.lines()), "  }", "}"]
+        body += [*(f"    {line}" for line in code.lines()), "  }", "}"]
         lines += [*(f"  {line}" for line in body), "}"]
         if self.mean is not None:
             pointer = arguments.scratch(self.kind)
@@ -168,36 +181,36 @@ class Blocks:
         return arguments.launch("depthwise", lines, grid, lanes * threads)
 
     def together(self) -> Launch:
-        """The sums of blocks, put together."""
+        """Return the launch that merges the sums of blocks."""
         assert self.mean is not None and isinstance(self.mean.op, Reduce)
         arguments, (n, channels) = Arguments(), self.y.shape[:2]
         pointer = arguments.scratch(f"const {self.kind}")
-        merge = Merge(n * channels, self.chunks)
-        lines = merge.begun(self.kind, 1)
+        merge = ChunkMerge(n * channels, self.chunks)
+        lines = merge.setup(self.kind, 1)
         lines += ["#pragma unroll 4", f"for (u32 s = t; s < {self.chunks}u; s += {merge.threads}u)"]
-        lines += [f"  acc0[0] += {pointer}[s * {n * channels}u + c];", *merge.ended(1)]
-        lines += decoded("c", [("c0", n), ("c1", channels)])
+        lines += [f"  acc0[0] += {pointer}[s * {n * channels}u + c];", *merge.reduce(1)]
+        lines += split_index("c", [("c0", n), ("c1", channels)])
         result = self.mean.result
         names = ("c0", "c1", *[None] * (result.type.rank - 2))
-        chain = Chain(Space(result.type.shape, names), arguments)
-        chain.define(result, self.total("acc0[0]"))
-        chain.store(result)
-        lines += ["if (live && t == 0) {", *(f"  {line}" for line in chain.lines()), "}"]
+        code = PointwiseCode(Space(result.type.shape, names), arguments)
+        code.define(result, self.total("acc0[0]"))
+        code.store(result)
+        lines += ["if (live && t == 0) {", *(f"  {line}" for line in code.lines()), "}"]
         return arguments.launch("depthwise_together", lines, merge.blocks, merge.block)
 
     def total(self, sum: str) -> str:
-        """What is made of the sum over space."""
+        """Turn a sum over space into the result of the reduction."""
         assert self.mean is not None and isinstance(self.mean.op, Reduce)
         count = math.prod(self.y.shape[2:])
         return f"{sum} / {self.kind}({count})" if self.mean.op.kind == "mean" else sum
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class DepthwiseWindow:
     """The sums of products of a tile, and its filters."""
 
     conv: Node
-    tile: Tile
+    tile: DepthwiseTile
     arguments: Arguments
 
     @property
@@ -206,7 +219,7 @@ class Window:
         return w.type if w.literal is None else w.type.with_order((*range(2, w.type.rank), 0, 1))
 
     def filters(self) -> list[str]:
-        """Statements that read the filters into `weight`: all, or those of the row that a loop is at."""
+        """Load the filters into `weight`: all of them, or those of the loop's current row."""
         taps, n, vector = self.taps, self.taps.rank - 2, self.tile.vector
         kind, number = C_TYPES[taps.dtype], compute_type(taps.dtype)
         pointer = self.arguments.read(self.conv.operands[1], taps)
@@ -226,8 +239,10 @@ class Window:
         return lines
 
     def sums(self) -> list[str]:
-        """Statements that leave the sums of products in `acc`: each row of the image is read once for all the rows of
-        the tile that it is in the window of."""
+        """Compute the sums of products in `acc`.
+
+        Each row of the image is read once for all rows of the tile whose windows contain it.
+        """
         op, x, tile, taps = self.conv.op, self.conv.operands[0].type, self.tile, self.taps
         assert isinstance(op, Conv)
         kind, number, n, vector = C_TYPES[x.dtype], compute_type(x.dtype), x.rank - 2, tile.vector

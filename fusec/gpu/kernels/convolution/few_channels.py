@@ -1,7 +1,8 @@
-"""Convolution of an image of up to four channels: tensor cores are fed by sixteens, and cuDNN leaves most of them idle.
+"""Generate convolution of an image of up to four channels.
 
-Here four taps of four channels are one step of a product, whose operand a thread takes from the image as it lies in
-shared memory, eight bytes a tap; the filters stay in registers, and a thread ends up with neighbouring results.
+Tensor cores take channels by sixteens, and cuDNN leaves most of them idle. Here four taps of four channels are one step
+of a product. A thread reads its operand from the image in shared memory, eight bytes a tap. Filters stay in registers,
+and a thread gets neighbouring results.
 """
 
 from __future__ import annotations
@@ -12,29 +13,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
-from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, PROCESSORS, SHARED_BYTES, follows, nested
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, step
+from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow, unrolled_loops
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, stride_along
 from fusec.ir import Node, TensorType, Value, channels_last
 from fusec.ops import Conv, Pad
 
-CHANNELS = 4  # with zeros behind those of the image
+CHANNELS = 4  # those of the image, and zeros
 TAPS = 4  # of one step
-MOST_STEPS = 16  # the filters of a warp are 8 registers a step
+MOST_STEPS = 16  # because the filters of a warp take 8 registers a step
 MOST_FILTERS = 128
 WARPS = 4  # of a block, at least
 BANKS = 16  # of shared memory, eight bytes each
-RESIDENT = 3  # blocks on a processor
+RESIDENT = 3  # blocks on a multiprocessor
 SIZES = ((8, 128), (4, 128), (4, 64), (8, 64), (16, 64), (2, 64))  # rows and columns of a tile of results, about
-BEGUN = 256  # results in whose time a block begins: an estimate
+BEGUN = 256  # the start of a block costs as much as so many results: an estimate
 OTHERS = 4
 
 
 @dataclass(frozen=True)
-class _Stem:
-    """A convolution, what stands before and behind it, and the tile of results that a block computes."""
+class _StemSource:
+    """A convolution with its prologue and epilogue, and the tile of results that a block computes."""
 
-    before: Sequence[Node]
+    prologue: Sequence[Node]
     conv: Node
     rest: Sequence[Node]
     outputs: Sequence[Value]
@@ -48,8 +50,8 @@ class _Stem:
 
     @property
     def source(self) -> Value:
-        """What is read: the image as it is before the fourth channel, if that is added here."""
-        return self.before[0].operands[0] if self.before else self.conv.operands[0]
+        """The value that is read: the image before it is padded to four channels, if that happens here."""
+        return self.prologue[0].operands[0] if self.prologue else self.conv.operands[0]
 
     @property
     def taps(self) -> int:
@@ -61,7 +63,7 @@ class _Stem:
 
     @property
     def wide(self) -> int:
-        """Columns of the product of a warp, by eights."""
+        """Columns of a warp's product, by eights."""
         return 4 if self.conv.result.type.shape[1] % 32 == 0 else 2
 
     @property
@@ -75,20 +77,23 @@ class _Stem:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of the image under a tile of results."""
+        """Rows and columns of the image that a tile of results reads."""
         sizes = zip((self.rows, self.columns), self._window, self.op.strides, self.op.dilations, strict=True)
         high, across = ((size - 1) * stride + (k - 1) * dilation + 1 for size, k, stride, dilation in sizes)
         return high, across
 
     @cached_property
     def pitch(self) -> int:
-        """Pixels from one row of the tile to the next in shared memory, some of them unused: so many that the taps of a
-        step, which may go over the end of a row of the window, lie in different banks."""
+        """Pixels from one row of the tile to the next in shared memory; some of them may be unused.
+
+        It is chosen so that the taps of a step are in different banks, also where they cross the end of a row of the
+        window.
+        """
         stride, (down, right), across = self.op.strides[1], self.op.dilations, self.tile[1]
         taps = [divmod(k if k < self.taps else 0, self._window[1]) for k in range(self.steps * TAPS)]
 
         def turns(pitch: int) -> int:
-            """That reads of all steps take, of half a warp at a time."""
+            """Count the turns of all reads, half a warp at a time."""
             total = 0
             for first in range(0, len(taps), TAPS):
                 own = [a * down * pitch + b * right for a, b in taps[first : first + TAPS]]
@@ -100,10 +105,12 @@ class _Stem:
 
     @property
     def _in_words(self) -> bool:
-        """Whether the three numbers of a pixel lie side by side, as do the pixels: two words hold it, and end where the
-        image does."""
+        """Tell if two words contain a pixel of three contiguous numbers.
+
+        The last word must end where the image does.
+        """
         type, kind = self.source.type, self.conv.operands[0].type.dtype
-        if not isinstance(self.before[0].op, Pad) or type.dtype is not kind or type.within or type.size % 2:
+        if not isinstance(self.prologue[0].op, Pad) or type.dtype is not kind or type.within or type.size % 2:
             return False
         return type.shape[1] == 3 and type.order == channels_last(4)
 
@@ -118,11 +125,11 @@ class _Stem:
 
     @property
     def cost(self) -> float:
-        """Turns of all blocks at once, times what a block does: an estimate, for which way is tried first."""
+        """Estimate the time, which orders the variants: rounds of blocks, times the results of a block."""
         return ceil_div(self.blocks, PROCESSORS * RESIDENT) * (self.rows * self.columns + BEGUN)
 
-    def sized(self, rows: int, columns: int) -> _Stem:
-        """With tiles of about that size that share out the image evenly."""
+    def sized(self, rows: int, columns: int) -> _StemSource:
+        """Return the source with tiles of about that size, which divide the image evenly."""
         _, _, high, across = self.conv.result.type.shape
         return replace(self, rows=min(rows, high), columns=ceil_div(across, ceil_div(across, columns)))
 
@@ -136,15 +143,15 @@ class _Stem:
             f"__shared__ Pack<{kind}, {CHANNELS}> image[{high * self.pitch}];",
             "const u32 warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, eighth = lane / 4u, fourth = lane % 4u;",
             "const u32 block = blockIdx.x;",
-            *decoded("block", [("c0", y.type.shape[0]), ("down", down), ("right", right)]),
+            *split_index("block", [("c0", y.type.shape[0]), ("down", down), ("right", right)]),
             f"const int top = (int)down * {self.rows * self.op.strides[0]} - {self.op.pads[0]};",
             f"const int left = (int)right * {self.columns * self.op.strides[1]} - {self.op.pads[1]};",
-            *self._filters(arguments),
+            *self._load_filters(arguments),
             f"for (u32 i = threadIdx.x; i < {high * across}u; i += {block}u) {{",
             f"const int row = top + (int)(i / {across}u), column = left + (int)(i % {across}u);",
             f"Pack<{kind}, {CHANNELS}> pixel;",
             f"for (int j = 0; j < {CHANNELS}; ++j) pixel.v[j] = {kind}();",
-            *self._pixel(arguments),
+            *self._load_pixel(arguments),
             f"image[i / {across}u * {self.pitch}u + i % {across}u] = pixel;",
             "}",
             "__syncthreads();",
@@ -152,7 +159,7 @@ class _Stem:
         pixels, each = self.rows * self.columns, self.warps // self.groups
         turns = ceil_div(pixels, PIXELS * each)
         lines += ["#pragma unroll 1", f"for (u32 turn = 0; turn < {turns}u; ++turn) {{"]
-        lines += [f"float acc[{self.wide}][4];", *nested([("c", self.wide), ("d", 4)], "acc[c][d] = 0.0f;")]
+        lines += [f"float acc[{self.wide}][4];", *unrolled_loops([("c", self.wide), ("d", 4)], "acc[c][d] = 0.0f;")]
         lines += ["u32 pixel[2], at[2];", "#pragma unroll", "for (int h = 0; h < 2; ++h) {"]
         lines.append(f"pixel[h] = (turn * {each}u + warp / {self.groups}u) * {PIXELS}u + h * 8u + eighth;")
         row, column = f"(p / {self.columns}u * {self.op.strides[0]}u)", f"p % {self.columns}u * {self.op.strides[1]}u"
@@ -161,19 +168,21 @@ class _Stem:
         lines += ["#pragma unroll", f"for (int s = 0; s < {self.steps}; ++s) {{"]
         lines.append("Pack<u32, 2> low = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[0] + offset[s]));")
         lines.append("Pack<u32, 2> high = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[1] + offset[s]));")
-        if self.taps % TAPS:  # what there is no tap for is zero, as an infinity times no filter would be no number
+        if self.taps % TAPS:  # without a tap the pixel is zero, because infinity times zero would be NaN
             beyond = f"s == {self.steps - 1} && fourth >= {self.taps % TAPS}u"
             lines.append(f"if ({beyond}) low.v[0] = low.v[1] = high.v[0] = high.v[1] = 0;")
         words = "low.v[0], high.v[0], low.v[1], high.v[1], tap[s][c].v[0], tap[s][c].v[1]"
-        lines += nested([("c", self.wide)], f"multiply_tile<{kind}>(acc[c], {words});")
-        lines += ["}", *self._finished(arguments), "}"]
-        nodes = (*self.before, conv, *self.rest)
+        lines += unrolled_loops([("c", self.wide)], f"multiply_tile<{kind}>(acc[c], {words});")
+        lines += ["}", *self._finish_pixels(arguments), "}"]
+        nodes = (*self.prologue, conv, *self.rest)
         name = "+".join("few_channels" if node is conv else node.op.name for node in nodes)
         return Kernel(name, (arguments.launch("few_channels", lines, self.blocks, block),))
 
-    def _filters(self, arguments: Arguments) -> list[str]:
-        """Where a thread's tap of each step lies from the first, and that of the warp's filters: of neighbouring
-        results a thread has two of each eight columns, so these are dealt out in turn."""
+    def _load_filters(self, arguments: Arguments) -> list[str]:
+        """Load the warp's filters, and the offset of a thread's tap of each step.
+
+        A thread has two of each eight columns, so filters are dealt out to give it neighbouring results.
+        """
         w, own = self.conv.operands[1], 2 * self.wide
         across = self._window[1]
         stored = w.type if w.literal is None else w.type.with_order(channels_last(4))
@@ -199,12 +208,12 @@ class _Stem:
         lines.append("tap[s][c] = *reinterpret_cast<const Pack<u32, 2>*>(&words);")
         return [*lines, "}", "}"]
 
-    def _pixel(self, arguments: Arguments) -> list[str]:
-        """Read the pixel at a row and column of the image, if there is one."""
+    def _load_pixel(self, arguments: Arguments) -> list[str]:
+        """Load the pixel at a row and column of the image, if it exists."""
         x, source = self.conv.operands[0], self.source
         kind, names = C_TYPES[x.type.dtype], ("c0", None, "(u32)row", "(u32)column")
         lines = [f"if ((u32)row < {x.type.shape[2]}u && (u32)column < {x.type.shape[3]}u) {{"]
-        if not self.before:
+        if not self.prologue:
             pointer = arguments.read(x)
             at = Space(x.type.shape, names).offset(x.type)
             return [*lines, f"pixel = load_pack<{kind}, {CHANNELS}>({pointer} + ({at}));", "}"]
@@ -216,19 +225,19 @@ class _Stem:
             lines.append("both.v[0] = first % 2u ? low >> 16 | high << 16 : low;")
             lines.append("both.v[1] = first % 2u ? high >> 16 : high & 0xffffu;")
             return [*lines, f"pixel = *reinterpret_cast<const Pack<{kind}, {CHANNELS}>*>(&both);", "}"]
-        chain = Chain(Space(source.type.shape, ("c0", "c1", *names[2:])), arguments, "p")
-        for node in self.before:
+        code = PointwiseCode(Space(source.type.shape, ("c0", "c1", *names[2:])), arguments, "p")
+        for node in self.prologue:
             if isinstance(node.op, Pad):
                 value = node.operands[0]
-                chain.get(value)
-                chain.inside.append(f"pixel.v[c1] = {chain.as_stored(value)};")
+                code.get(value)
+                code.body.append(f"pixel.v[c1] = {code.as_stored(value)};")
                 break
-            chain.apply(node)
+            code.apply(node)
         lines += ["#pragma unroll", f"for (u32 c1 = 0; c1 < {source.type.shape[1]}u; ++c1)"]
-        return [*lines, *chain.lines(), "}"]
+        return [*lines, *code.lines(), "}"]
 
-    def _finished(self, arguments: Arguments) -> list[str]:
-        """What becomes of the results of a thread's two pixels."""
+    def _finish_pixels(self, arguments: Arguments) -> list[str]:
+        """Apply the epilogue to the results of a thread's two pixels, and store them."""
         y, own = self.conv.result, 2 * self.wide
         _, _, out_high, out_across = y.type.shape
         lines = ["#pragma unroll", "for (int h = 0; h < 2; ++h) {"]
@@ -237,75 +246,81 @@ class _Stem:
         inside = f"pixel[h] < {self.rows * self.columns}u && c2 < {out_high}u && c3 < {out_across}u"
         lines.append(f"const u32 c1 = warp % {self.groups}u * {self.wide * COLUMNS}u + fourth * {own}u;")
         lines.append(f"if ({inside})")
-        chain = Chain(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, own), arguments)
-        chain.define(y, "acc[j / 2][h * 2 + j % 2]")
+        code = PointwiseCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, own), arguments)
+        code.define(y, "acc[j / 2][h * 2 + j % 2]")
         for node in self.rest:
-            chain.apply(node)
+            code.apply(node)
         for value in self.outputs:
-            chain.store(value)
-        return [*lines, *chain.lines(), "}"]
+            code.store(value)
+        return [*lines, *code.lines(), "}"]
 
 
 def few_channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for a convolution of an image of four channels (the last of which may be added here) and pointwise
-    ops over its result; None if the step is no such thing."""
+    """Return the kernel of a convolution of four channels with its epilogue; None for other steps.
+
+    The fourth channel may be added by a pad before it.
+    """
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, Conv)), None)
     if at is None:
         return None
-    before, conv, rest = nodes[:at], nodes[at], nodes[at + 1 :]
+    prologue, conv, rest = nodes[:at], nodes[at], nodes[at + 1 :]
     op, (x, w), y = conv.op, conv.operands, conv.result
     assert isinstance(op, Conv)
     if x.type.rank != 4 or x.type.dtype not in HALVES or op.groups != 1 or x.type.shape[1] != CHANNELS:
         return None
     if w.type.dtype is not x.type.dtype or y.type.shape[1] % 16 or y.type.shape[1] > MOST_FILTERS or not y.type.size:
         return None
-    if not all(map(follows, rest)) or any(v.type.shape != y.type.shape for v in outputs):
+    if not all(map(can_follow, rest)) or any(v.type.shape != y.type.shape for v in outputs):
         return None
-    if not _reads(before, rest, x):
+    if not _reads(prologue, rest, x):
         return None
-    stem = _Stem(before, conv, rest, outputs)
-    if stem.steps > MOST_STEPS or not _packed(x.type, before) or not _stores(stem):
+    stem = _StemSource(prologue, conv, rest, outputs)
+    if stem.steps > MOST_STEPS or not _packed(x.type, prologue) or not _stores(stem):
         return None
     values = (x, w, y, stem.source, *outputs, *(v for node in rest for v in node.operands))
     if max(v.type.span for v in values) >= 1 << 31:
         return None
-    ways = {(way.rows, way.columns): way for way in (stem.sized(*size) for size in SIZES)}.values()
-    fit = [way for way in ways if way.tile[0] * way.pitch * CHANNELS * x.type.dtype.itemsize <= SHARED_BYTES]
+    variants = {(variant.rows, variant.columns): variant for variant in (stem.sized(*size) for size in SIZES)}.values()
+    fit = [
+        variant
+        for variant in variants
+        if variant.tile[0] * variant.pitch * CHANNELS * x.type.dtype.itemsize <= SHARED_BYTES
+    ]
     if not fit:
         return None
-    best, *others = (way.kernel() for way in sorted(fit, key=lambda way: way.cost)[: 1 + OTHERS])
+    best, *others = (variant.kernel() for variant in sorted(fit, key=lambda variant: variant.cost)[: 1 + OTHERS])
     return replace(best, others=tuple(others))
 
 
-def _reads(before: Sequence[Node], rest: Sequence[Node], x: Value) -> bool:
-    """Whether what stands before a convolution is pointwise work and then a fourth channel of zeros, for it alone."""
-    made = {v for node in before for v in node.results}
+def _reads(prologue: Sequence[Node], rest: Sequence[Node], x: Value) -> bool:
+    """Tell if the prologue is pointwise ops and then a pad by a fourth channel, which only the convolution reads."""
+    made = {v for node in prologue for v in node.results}
     if any(v in made for node in rest for v in node.operands):
         return False
-    pads = [node for node in before if isinstance(node.op, Pad)]
-    if not before:
+    pads = [node for node in prologue if isinstance(node.op, Pad)]
+    if not prologue:
         return True
-    if len(pads) != 1 or not all(follows(node) for node in before if node not in pads):
+    if len(pads) != 1 or not all(can_follow(node) for node in prologue if node not in pads):
         return False
     (pad,) = pads
     op, (source,) = pad.op, pad.operands
     assert isinstance(op, Pad)
     if op.pads != (0, 0, 0, 0, 0, CHANNELS - source.type.shape[1], 0, 0) or (op.mode, op.value) != ("constant", 0.0):
         return False
-    chain = list(before)
-    behind = chain[chain.index(pad) + 1 :]
-    if any(node.op.name != "relayout" for node in behind) or x not in made:
+    code = list(prologue)
+    epilogue = code[code.index(pad) + 1 :]
+    if any(node.op.name != "relayout" for node in epilogue) or x not in made:
         return False
-    return all(v.type.shape == source.type.shape for node in chain[: chain.index(pad)] for v in node.results)
+    return all(v.type.shape == source.type.shape for node in code[: code.index(pad)] for v in node.results)
 
 
-def _packed(type: TensorType, before: Sequence[Node]) -> bool:
-    """Whether the channels of a pixel are read at once."""
-    return bool(before) or (type.strides[1] == 1 and all(type.strides[d] % CHANNELS == 0 for d in (0, 2, 3)))
+def _packed(type: TensorType, prologue: Sequence[Node]) -> bool:
+    """Tell if one load moves the channels of a pixel."""
+    return bool(prologue) or (type.strides[1] == 1 and all(type.strides[d] % CHANNELS == 0 for d in (0, 2, 3)))
 
 
-def _stores(stem: _Stem) -> bool:
-    """Whether a thread's results may be written at once, or one by one."""
+def _stores(stem: _StemSource) -> bool:
+    """Tell if one store can move a thread's results, or if they are stored one by one."""
     own = 2 * stem.wide
     types = [v.type for v in (*stem.outputs, *(v for node in stem.rest for v in node.operands)) if v.type.size != 1]
-    return all(step(t, 4, 1) != 1 or all(step(t, 4, d) % own == 0 for d in (0, 2, 3)) for t in types)
+    return all(stride_along(t, 4, 1) != 1 or all(stride_along(t, 4, d) % own == 0 for d in (0, 2, 3)) for t in types)

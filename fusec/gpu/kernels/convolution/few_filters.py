@@ -1,7 +1,9 @@
-"""Convolution with few filters: cuDNN's tiles are 32 filters wide or more, of which 3 are a waste of tensor cores.
+"""Generate convolution with few filters.
 
-Here the columns of a product are the filters times the taps along a row, and what it gives is added up shifted; a warp
-multiplies a row of the image, read once, by the taps of all the rows of results that it goes into.
+cuDNN's tiles are 32 filters wide or more, so 3 filters waste tensor cores. Here the columns of a product are the
+filters
+times the taps along a row, and the products are summed with shifts. A warp reads a row of the image once and multiplies
+it by the taps of all rows of results that it contributes to.
 """
 
 from __future__ import annotations
@@ -9,29 +11,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
-from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, PROCESSORS, follows, nested
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded
+from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow, unrolled_loops
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
 from fusec.ir import Node, Value
 from fusec.ops import Conv
 
 MOST_FILTERS = 8
-MOST_SUMS = 176  # that a thread holds; it has 255 registers
+MOST_SUMS = 176  # of a thread, because it has 255 registers
 TILES, WARPS = (1, 2, 4), (4, 8)
-# What it costs to read a row, and to begin a block, beside multiplying a row by all its taps: estimates, for the order
-# in which ways are tried.
+# The cost of reading a row, and of starting a block, relative to multiplying a row by all its taps. They are estimates,
+# which only order the variants.
 READ, BEGUN = 0.4, 2.0
-UNROLLED_STEPS = 16  # with no more, only products that are wanted are taken at the ends of a strip
-PADDING = 4  # of a row of sums: those of a warp then lie in as many banks
+UNROLLED_STEPS = 16  # up to this, unneeded products at the ends of a strip are left out
+PADDING = 4  # of a row of sums, so that those of a warp are in different banks
 SHARED_BYTES = 96 << 10  # of a block, at most
 STRIPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 OTHERS = 3
 
 
 @dataclass(frozen=True)
-class Shares:
-    """How a convolution is shared out: blocks of so many warps, each of which takes `tiles` times 16 pixels of a row,
-    down a strip of so many rows of results."""
+class FewFiltersTiling:
+    """How blocks share a convolution.
+
+    warps: warps of a block.
+    tiles: each warp handles 16 times so many pixels of a row.
+    strip: rows of results of a block.
+    """
 
     warps: int
     tiles: int
@@ -44,10 +51,9 @@ class Shares:
 
 
 def few_filters(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for a convolution over an image with at most 8 filters, and pointwise ops over its result; None if
-    the step is no such thing."""
+    """Return the kernel of a convolution with at most 8 filters and its epilogue; None for other steps."""
     conv, rest = nodes[0], nodes[1:]
-    if not isinstance(conv.op, Conv) or not all(map(follows, rest)):
+    if not isinstance(conv.op, Conv) or not all(map(can_follow, rest)):
         return None
     (x, w), y = conv.operands, conv.result
     if x.type.rank != 4 or x.type.dtype not in HALVES or conv.op.groups != 1 or conv.op.strides != (1, 1):
@@ -59,89 +65,89 @@ def few_filters(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | Non
         return None
     if any(v.type.shape != y.type.shape for v in outputs) or max(v.type.span for v in (x, w, y)) >= 1 << 31:
         return None
-    ways = _ways(conv)
-    if not ways:
+    variants = _variants(conv)
+    if not variants:
         return None
-    best, *others = (_Source(conv, rest, outputs, way).kernel() for way in ways)
+    best, *others = (_FewFiltersSource(conv, rest, outputs, variant).kernel() for variant in variants)
     return replace(best, others=tuple(others))
 
 
-def _ways(conv: Node) -> list[Shares]:
-    """What is likely to be fast, the likeliest first; none if sums do not fit into registers."""
+def _variants(conv: Node) -> list[FewFiltersTiling]:
+    """Return the variants, the likely fastest first; none if sums do not fit into registers."""
     op, (x, w), y = conv.op, conv.operands, conv.result
     assert isinstance(op, Conv)
     filters, _, high, wide = w.type.shape
     numbers = ceil_div(wide * filters, COLUMNS)
     if high * numbers * 4 > MOST_SUMS:
         return []
-    taken: list[tuple[float, Shares]] = []
+    taken: list[tuple[float, FewFiltersTiling]] = []
     width, reach = x.type.shape[3], (wide - 1) * op.dilations[1]
     for tiles, warps in ((tiles, warps) for tiles in TILES for warps in WARPS):
-        shares = Shares(warps, tiles, 1)
-        if high * numbers * 4 * tiles > MOST_SUMS or _shared_bytes(conv, shares) > SHARED_BYTES:
+        tiling = FewFiltersTiling(warps, tiles, 1)
+        if high * numbers * 4 * tiles > MOST_SUMS or _shared_bytes(conv, tiling) > SHARED_BYTES:
             continue
-        if width > shares.span and shares.span <= 2 * reach:
+        if width > tiling.span and tiling.span <= 2 * reach:
             continue
-        at_once = max(WARPS) // warps  # registers are enough for one block of the larger size
+        at_once = max(WARPS) // warps  # because registers suffice for one block of the larger size
         for strip in STRIPS:
             down = op.dilations[0] * ceil_div(ceil_div(y.type.shape[2], op.dilations[0]), strip)
-            turns = ceil_div(x.type.shape[0] * _across(conv, shares) * down, PROCESSORS * at_once)
+            turns = ceil_div(x.type.shape[0] * _across(conv, tiling) * down, PROCESSORS * at_once)
             rows = strip + high - 1
             products = strip if rows <= UNROLLED_STEPS else rows
-            cost = turns * at_once * shares.span * (READ * rows + products + BEGUN)
-            taken.append((cost, replace(shares, strip=strip)))
+            cost = turns * at_once * tiling.span * (READ * rows + products + BEGUN)
+            taken.append((cost, replace(tiling, strip=strip)))
             if down <= op.dilations[0]:
                 break
     taken.sort(key=lambda item: item[0])
     firsts: dict[tuple[int, int], None] = {}
-    chosen: list[Shares] = []
-    for _, shares in taken:  # of each width the best strip, then what comes next
-        if (shares.warps, shares.tiles) not in firsts:
-            firsts[shares.warps, shares.tiles] = None
-            chosen.append(shares)
-    rest = [shares for _, shares in taken if shares not in chosen]
+    chosen: list[FewFiltersTiling] = []
+    for _, tiling in taken:  # the best strip of each width first, then the others
+        if (tiling.warps, tiling.tiles) not in firsts:
+            firsts[tiling.warps, tiling.tiles] = None
+            chosen.append(tiling)
+    rest = [tiling for _, tiling in taken if tiling not in chosen]
     return [*chosen, *rest][: 1 + OTHERS]
 
 
-def _across(conv: Node, shares: Shares) -> int:
-    """Blocks side by side in a row: where one holds all of it, what lies beyond its ends is known to be zero."""
+def _across(conv: Node, tiling: FewFiltersTiling) -> int:
+    """Return the blocks for a row. If one block holds all of it, pixels past its ends are known to be zero."""
     op, x, y = conv.op, conv.operands[0], conv.result
     assert isinstance(op, Conv)
-    if x.type.shape[3] <= shares.span:
+    if x.type.shape[3] <= tiling.span:
         return 1
-    return ceil_div(y.type.shape[3], shares.span - (conv.operands[1].type.shape[3] - 1) * op.dilations[1])
+    return ceil_div(y.type.shape[3], tiling.span - (conv.operands[1].type.shape[3] - 1) * op.dilations[1])
 
 
-def _shared_bytes(conv: Node, shares: Shares) -> int:
+def _shared_bytes(conv: Node, tiling: FewFiltersTiling) -> int:
     filters, channels, high, wide = conv.operands[1].type.shape
     numbers = ceil_div(wide * filters, COLUMNS) * COLUMNS
-    return numbers * (high * channels * 2 + 2 * (shares.span + PADDING) * 4)
+    return numbers * (high * channels * 2 + 2 * (tiling.span + PADDING) * 4)
 
 
 @dataclass(frozen=True)
-class _Source:
+class _FewFiltersSource:
     conv: Node
     rest: Sequence[Node]
     outputs: Sequence[Value]
-    shares: Shares
+    tiling: FewFiltersTiling
 
     def kernel(self) -> Kernel:
-        conv, shares = self.conv, self.shares
+        conv, tiling = self.conv, self.tiling
         op, (x, w), y = conv.op, conv.operands, conv.result
         assert isinstance(op, Conv)
         filters, channels, high, wide = w.type.shape
-        across, apart = _across(conv, shares), op.dilations[0]
-        strips = ceil_div(ceil_div(y.type.shape[2], apart), shares.strip)
+        across, apart = _across(conv, tiling), op.dilations[0]
+        strips = ceil_div(ceil_div(y.type.shape[2], apart), tiling.strip)
         grid = x.type.shape[0] * strips * apart * across
         arguments = Arguments()
         image = arguments.read(x)
         stored = w.type if w.literal is None else w.type.with_order((2, 3, 0, 1))
         taps = arguments.read(w, stored)
-        each = 8 if channels % 32 == 0 else 4  # neighbours that a thread reads of a pixel, of four threads side by side
-        whole = across == 1 and x.type.shape[3] <= shares.span
-        out = y.type.shape[3] if whole else shares.span - (wide - 1) * op.dilations[1]
-        tiles, numbers = shares.tiles, ceil_div(wide * filters, COLUMNS)
-        chunks, block, steps = channels // (4 * each), shares.warps * 32, shares.strip + high - 1
+        each = 8 if channels % 32 == 0 else 4  # neighbours of a pixel that a thread reads; four threads share the pixel
+        whole = across == 1 and x.type.shape[3] <= tiling.span
+        out = y.type.shape[3] if whole else tiling.span - (wide - 1) * op.dilations[1]
+        tiles, numbers = tiling.tiles, ceil_div(wide * filters, COLUMNS)
+        chunks, block, steps = channels // (4 * each), tiling.warps * 32, tiling.strip + high - 1
         kind = C_TYPES[x.type.dtype]
         pack = f"Pack<u32, {each // 2}>"
         lines = [
@@ -149,16 +155,16 @@ class _Source:
             "RESIDENT(kept);",
             "const u32 warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, eighth = lane / 4u, fourth = lane % 4u;",
             "const u32 block = blockIdx.x;",
-            *decoded("block", [("c0", x.type.shape[0]), ("strip", strips), ("phase", apart), ("part", across)]),
-            f"const int first = (int)(strip * {shares.strip * apart}u + phase);",
+            *split_index("block", [("c0", x.type.shape[0]), ("strip", strips), ("phase", apart), ("part", across)]),
+            f"const int first = (int)(strip * {tiling.strip * apart}u + phase);",
             f"const int top = first - {op.pads[0]};",
             f"const int begin = (int)part * {out}, left = {0 if whole else f'begin - {op.pads[1]}'};",
         ]
-        lines += self._fill(taps, stored.strides, each, chunks, numbers, block)
-        # `next` is read while `taken` is multiplied
+        lines += self._load_filters(taps, stored.strides, each, chunks, numbers, block)
+        # `next` is loaded while `taken` is multiplied
         lines += [
             f"float acc[{high}][{tiles}][{numbers}][4];",
-            *nested([("a", high), ("b", tiles), ("c", numbers), ("d", 4)], "acc[a][b][c][d] = 0.0f;"),
+            *unrolled_loops([("a", high), ("b", tiles), ("c", numbers), ("d", 4)], "acc[a][b][c][d] = 0.0f;"),
             f"{pack} next[{tiles}][2];",
         ]
         load = self._load(image, each)
@@ -172,12 +178,12 @@ class _Source:
             lines += [f"if (s >= {steps}) break;"]
         lines += ["#pragma unroll", f"for (int chunk = 0; chunk < {chunks}; ++chunk) {{"]
         lines += [f"{pack} taken[{tiles}][2];"]
-        lines += nested([("b", tiles), ("h", 2)], "taken[b][h] = next[b][h];")
+        lines += unrolled_loops([("b", tiles), ("h", 2)], "taken[b][h] = next[b][h];")
         lines += [f"if (chunk + 1 < {chunks}) {{", *load("s", "chunk + 1"), f"}} else if (s + 1 < {steps}) {{"]
         lines += [*load("s + 1", "0"), "}"]
         lines += ["#pragma unroll", f"for (int k = 0; k < {high}; ++k) {{"]
         if short:
-            lines.append(f"if (k > s || s - k >= {shares.strip}) continue;")
+            lines.append(f"if (k > s || s - k >= {tiling.strip}) continue;")
         lines += ["#pragma unroll", f"for (int c = 0; c < {numbers}; ++c) {{"]
         place = f"((k * {chunks} + chunk) * {numbers} + c) * {32 * each} + lane * {each}"
         lines.append(f"const {pack} tap = *reinterpret_cast<const {pack}*>(filters + ({place}));")
@@ -188,19 +194,21 @@ class _Source:
             lines.append(
                 f"multiply_tile<{kind}>(acc[(p + {high} - k) % {high}][b][c], {words}, tap.v[{lower}], tap.v[{upper}]);"
             )
-        lines += ["}", "}", "}", "}", *self._finished(out, whole, numbers, arguments), "}"]
+        lines += ["}", "}", "}", "}", *self._finish_row(out, whole, numbers, arguments), "}"]
         lines += [] if short else ["}"]
         name = "+".join(["few_filters", *(node.op.name for node in self.rest)])
         launch = arguments.launch("few_filters", lines, grid, block)
-        nbytes = 2 * numbers * COLUMNS * (shares.span + PADDING) * 4
+        nbytes = 2 * numbers * COLUMNS * (tiling.span + PADDING) * 4
         return Kernel(name, (replace(launch, resident_bytes=nbytes),))
 
-    def _fill(self, taps: str, strides: tuple[int, ...], each: int, chunks: int, numbers: int, block: int) -> list[str]:
-        """The filters as threads take them: by row, chunk of channels, column of the product and channels."""
+    def _load_filters(
+        self, taps: str, strides: tuple[int, ...], each: int, chunks: int, numbers: int, block: int
+    ) -> list[str]:
+        """Load the filters as threads read them: by row, chunk of channels, column of the product, channels."""
         filters, _, high, wide = self.conv.operands[1].type.shape
         kind, count = C_TYPES[self.conv.operands[1].type.dtype], high * chunks * numbers * COLUMNS * 4
         lines = [f"for (u32 i = threadIdx.x; i < {count}u; i += {block}u) {{"]
-        lines += decoded("i", [("k", high), ("chunk", chunks), ("column", numbers * COLUMNS), ("quarter", 4)])
+        lines += split_index("i", [("k", high), ("chunk", chunks), ("column", numbers * COLUMNS), ("quarter", 4)])
         lines += [f"Pack<{kind}, {each}> tap;", f"for (int j = 0; j < {each}; ++j) tap.v[j] = {kind}();"]
         lines.append(f"if (column < {wide * filters}u) {{")
         f, c, a, b = strides
@@ -215,7 +223,7 @@ class _Source:
         return [*lines, f"*reinterpret_cast<Pack<{kind}, {each}>*>(filters + i * {each}) = tap;", "}"]
 
     def _load(self, image: str, each: int) -> Callable[[str, str], list[str]]:
-        """Statements that read a step's pixels of some channels, zeros where there is none."""
+        """Return a function that loads a step's pixels of some channels; past the image, zeros."""
         op, x = self.conv.op, self.conv.operands[0].type
         assert isinstance(op, Conv)
         n, _, h, w = x.strides
@@ -225,9 +233,9 @@ class _Source:
             return [
                 "{",
                 f"const int row = top + ({step}) * {op.dilations[0]};",
-                *nested(
-                    [("b", self.shares.tiles), ("h", 2)],
-                    f"const u32 pixel = (warp * {self.shares.tiles}u + b) * {PIXELS}u + h * 8u + eighth;",
+                *unrolled_loops(
+                    [("b", self.tiling.tiles), ("h", 2)],
+                    f"const u32 pixel = (warp * {self.tiling.tiles}u + b) * {PIXELS}u + h * 8u + eighth;",
                     "const int column = left + (int)pixel;",
                     f"for (int j = 0; j < {each // 2}; ++j) next[b][h].v[j] = 0;",
                     f"if ((u32)row < {x.shape[2]}u && (u32)column < {x.shape[3]}u)",
@@ -238,35 +246,35 @@ class _Source:
 
         return load
 
-    def _finished(self, out: int, whole: bool, numbers: int, arguments: Arguments) -> list[str]:
-        """The row of results whose sums are complete: those of each tap of a row added up, and what follows."""
-        op, w, y, shares = self.conv.op, self.conv.operands[1], self.conv.result, self.shares
+    def _finish_row(self, out: int, whole: bool, numbers: int, arguments: Arguments) -> list[str]:
+        """Sum the taps of a finished row of results, apply the epilogue, and store it."""
+        op, w, y, tiling = self.conv.op, self.conv.operands[1], self.conv.result, self.tiling
         assert isinstance(op, Conv)
         filters, _, high, wide = w.type.shape
-        # two rows in turn, so that a warp that is ahead multiplies the next one while others still add this one up
-        pitch, width = shares.span + PADDING, numbers * COLUMNS
+        # two rows alternate, so that a fast warp can multiply the next one while others still sum this one
+        pitch, width = tiling.span + PADDING, numbers * COLUMNS
         lines = [f"if (s >= {high - 1}) {{", f"float* sums = reinterpret_cast<float*>(kept) + s % 2 * {pitch * width};"]
         done = f"(p + 1) % {high}"
-        lines += nested(
-            [("b", shares.tiles), ("c", numbers), ("h", 2), ("d", 2)],
-            f"sums[(c * 8 + fourth * 2 + d) * {pitch} + (warp * {shares.tiles} + b) * {PIXELS} + h * 8 + eighth] = "
+        lines += unrolled_loops(
+            [("b", tiling.tiles), ("c", numbers), ("h", 2), ("d", 2)],
+            f"sums[(c * 8 + fourth * 2 + d) * {pitch} + (warp * {tiling.tiles} + b) * {PIXELS} + h * 8 + eighth] = "
             f"acc[{done}][b][c][h * 2 + d];",
         )
         lines += ["__syncthreads();", f"const u32 c2 = (u32)(first + (s - {high - 1}) * {op.dilations[0]});"]
         lines.append(f"if (c2 < {y.type.shape[2]}u)")
-        lines.append(f"for (u32 column = threadIdx.x; column < {out}u; column += {shares.warps * 32}u) {{")
+        lines.append(f"for (u32 column = threadIdx.x; column < {out}u; column += {tiling.warps * 32}u) {{")
         lines += ["const u32 c3 = (u32)begin + column;", f"if (c3 >= {y.type.shape[3]}u) break;"]
-        chain = Chain(Space(y.type.shape, ("c0", "c1", "c2", "c3")), arguments)
-        chain.define(y, "total")
+        code = PointwiseCode(Space(y.type.shape, ("c0", "c1", "c2", "c3")), arguments)
+        code.define(y, "total")
         for node in self.rest:
-            chain.apply(node)
+            code.apply(node)
         for value in self.outputs:
-            chain.store(value)
+            code.store(value)
         lines += ["#pragma unroll", f"for (u32 c1 = 0; c1 < {filters}u; ++c1) {{", "float total = 0.0f;"]
         lines += ["#pragma unroll", f"for (int k = 0; k < {wide}; ++k) {{"]
         lines.append(f"const int at = (int)column + k * {op.dilations[1]}{f' - {op.pads[1]}' if whole else ''};")
-        guard = f"if ((u32)at < {shares.span}u) " if whole else ""
-        lines += [f"{guard}total += sums[(k * {filters} + c1) * {pitch} + at];", "}", *chain.lines(), "}", "}", "}"]
-        # also at the first steps, where it holds what they gave to rows above the strip
-        lines += nested([("b", shares.tiles), ("c", numbers), ("d", 4)], f"acc[{done}][b][c][d] = 0.0f;")
+        guard = f"if ((u32)at < {tiling.span}u) " if whole else ""
+        lines += [f"{guard}total += sums[(k * {filters} + c1) * {pitch} + at];", "}", *code.lines(), "}", "}", "}"]
+        # also in the first steps, whose products belong to rows before the strip
+        lines += unrolled_loops([("b", tiling.tiles), ("c", numbers), ("d", 4)], f"acc[{done}][b][c][d] = 0.0f;")
         return lines

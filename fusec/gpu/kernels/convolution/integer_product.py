@@ -1,7 +1,7 @@
 """Multiply matrices of integers, exactly and modulo the range of their type.
 
 cuDNN and cuBLAS multiply no integers of 32 or 64 bits. Such products are small parts of models (indices, shapes,
-counts), so one thread adds up one element of the result.
+counts), so one thread sums one element of the result.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, takes
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, split_index
 from fusec.ir import Node, Value
 from fusec.ops import MatMul
 
 
 def integer_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """Return the kernel of a matrix product of integers and pointwise ops over it; None if the step is another."""
+    """Return the kernel of a matrix product of integers and its epilogue; None for other steps."""
     product, rest = nodes[0], nodes[1:]
-    if not isinstance(product.op, MatMul) or not product.result.type.dtype.is_int or not all(map(takes, rest)):
+    if not isinstance(product.op, MatMul) or not product.result.type.dtype.is_int or not all(map(can_generate, rest)):
         return None
     (a, b), y = product.operands, product.result
     if any(v.type.shape != y.type.shape for v in outputs):
@@ -41,14 +41,14 @@ def integer_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel |
     lines = [
         f"const {index} i = ({index})blockIdx.x * {BLOCK}u + threadIdx.x;",
         f"if (i >= {by_value(y.type.size, long=True)}) return;",
-        *decoded("i", [(f"c{d}", y.type.shape[d]) for d in dims], big),
+        *split_index("i", [(f"c{d}", y.type.shape[d]) for d in dims], big),
         f"{number} total = 0;",
         f"for ({index} k = 0; k < {depth}u; ++k) total = wrap_add(total, wrap_mul({', '.join(factors)}));",
     ]
-    chain = Chain(Space(y.type.shape, tuple(names)), arguments, known={y: "total"})
+    code = PointwiseCode(Space(y.type.shape, tuple(names)), arguments, known={y: "total"})
     for node in rest:
-        chain.apply(node)
+        code.apply(node)
     for value in outputs:
-        chain.store(value)
-    lines += chain.lines()
+        code.store(value)
+    lines += code.lines()
     return Kernel(name, (arguments.launch("integer_product", lines, ceil_div(y.type.size, BLOCK)),))

@@ -1,6 +1,7 @@
-"""Convolution over few pixels: a handful of blocks would each go through all taps and channels, one after the other.
+"""Generate convolution over few pixels by splitting its channels among blocks (split-K).
 
-Here channels are shared out among blocks, too, until there is one for each processor, and their sums put together.
+Otherwise a few blocks would visit all taps and channels one after the other. Channels are split until each
+multiprocessor has a block; the sums of the parts are then merged.
 """
 
 from __future__ import annotations
@@ -8,32 +9,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import HALVES, Kernel, ceil_div
-from fusec.gpu.kernels.codegen.mma_tiles import PROCESSORS, follows
-from fusec.gpu.kernels.convolution.split_k_source import FewPixelsSource
-from fusec.gpu.kernels.convolution.split_k_tiling import COLUMNS, DEPTH, PACK, ROWS, Shares, along, is_flat
+from fusec.gpu.kernels.codegen.mma_tiles import can_follow
+from fusec.gpu.kernels.convolution.split_k_source import SplitKSource
+from fusec.gpu.kernels.convolution.split_k_tiling import COLUMNS, DEPTH, PACK, ROWS, SplitKTiling, along, is_flat
 from fusec.gpu.kernels.convolution.thin_product import thin_product
 from fusec.ir import Node, Value
 from fusec.ops import Conv
 
 MOST_PIXELS = 4096
-MOST_STEPS = 20  # of a warp: all are written out
-MOST_BLOCKS = 4 * PROCESSORS  # with more, cuDNN's engines are busy, too
+MOST_STEPS = 20  # of a warp, because all are unrolled
+MOST_BLOCKS = 4 * PROCESSORS  # with more, cuDNN's engines fill the GPU, too
 MOST_SPLITS = 8  # blocks of a cluster
-WAYS = ((32, 32, 4, 1), (16, 32, 4, 1), (16, 64, 4, 2))  # a block's pixels, filters, and warps that share each work
+VARIANTS = (
+    (32, 32, 4, 1),
+    (16, 32, 4, 1),
+    (16, 64, 4, 2),
+)  # pixels and filters of a block; warps that share its steps, and its filters
 SHARED_BYTES = 200 << 10
 
 
 def few_pixels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for a convolution over few pixels, and pointwise ops over its result; None if the step is no such
-    thing."""
+    """Return the kernel of a convolution over few pixels and its epilogue; None for other steps."""
     conv, rest = nodes[0], nodes[1:]
-    if not isinstance(conv.op, Conv) or not all(map(follows, rest)) or not _fits(conv):
+    if not isinstance(conv.op, Conv) or not all(map(can_follow, rest)) or not _fits(conv):
         return None
     y = conv.result
     if any(v.type.shape != y.type.shape for v in (*outputs, *(v for node in rest for v in node.results))):
         return None
-    sources = [FewPixelsSource(conv, rest, outputs, way) for way in ways(conv)]
+    sources = [SplitKSource(conv, rest, outputs, variant) for variant in variants(conv)]
     fit = [
         s for s in sources if s.own_steps <= MOST_STEPS and s.resident_bytes <= SHARED_BYTES and s.grid <= MOST_BLOCKS
     ]
@@ -46,7 +51,7 @@ def few_pixels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None
 
 
 def _fits(conv: Node) -> bool:
-    """Whether channels are read by octets, of an image of few pixels."""
+    """Tell if channels are read by octets, from an image of few pixels."""
     op, (x, w), y = conv.op, conv.operands, conv.result
     assert isinstance(op, Conv)
     if x.type.rank != 4 or op.groups != 1 or x.type.dtype not in HALVES or w.type.dtype is not x.type.dtype:
@@ -60,14 +65,17 @@ def _fits(conv: Node) -> bool:
     return x.type.shape[1] % DEPTH == 0 and x.type.strides[1] == 1 and not any(stride % PACK for stride in others)
 
 
-def ways(conv: Node) -> list[Shares]:
-    """What is likely to be fast, the likeliest that any GPU can run first."""
-    found = [_shared(conv, *way) for way in WAYS]
-    return list(dict.fromkeys([found[0], *(replace(way, clusters=way.splits > 1) for way in found)]))
+def variants(conv: Node) -> list[SplitKTiling]:
+    """Return the variants, of which the first runs on any GPU."""
+    found = [_tiling(conv, *variant) for variant in VARIANTS]
+    return list(dict.fromkeys([found[0], *(replace(variant, clusters=variant.splits > 1) for variant in found)]))
 
 
-def _shared(conv: Node, pixels: int, filters: int, deep: int, across: int) -> Shares:
-    """In blocks of so many pixels, filters and warps, channels in so many parts that each processor has one."""
+def _tiling(conv: Node, pixels: int, filters: int, deep: int, across: int) -> SplitKTiling:
+    """Return the tiling of blocks of so many pixels and filters, with a block for each multiprocessor.
+
+    deep, across: warps that share the steps, and the filters.
+    """
     high, wide = _tile(conv, pixels)
     (n, all, down, right), channels = conv.result.type.shape, conv.operands[1].type.shape[1]
     if is_flat(conv):
@@ -75,11 +83,11 @@ def _shared(conv: Node, pixels: int, filters: int, deep: int, across: int) -> Sh
     blocks = n * ceil_div(down, high) * ceil_div(right, wide) * ceil_div(all, filters)
     room = max(1, PROCESSORS // blocks)
     splits = max(n for n in range(1, min(MOST_SPLITS, room) + 1) if channels // DEPTH % n == 0)
-    return Shares(high, wide, filters, splits, deep, across, False)
+    return SplitKTiling(high, wide, filters, splits, deep, across, False)
 
 
 def _tile(conv: Node, pixels: int) -> tuple[int, int]:
-    """Rows and columns of at most so many pixels of a block: few blocks, which read few pixels."""
+    """Return rows and columns of at most `pixels` pixels, so that few blocks read few pixels."""
     op, w, (n, _, high, wide) = conv.op, conv.operands[1], conv.result.type.shape
     assert isinstance(op, Conv)
     if is_flat(conv):

@@ -1,4 +1,4 @@
-"""How a convolution over few pixels is shared out among blocks and threads: see `split_k`."""
+"""Tile a convolution over few pixels among blocks and threads: see `split_k`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from fusec.ir import Node, TensorType
 from fusec.ops import Conv
 
-PACK = 8  # neighbours of a pixel, or filter, or result, that a thread has
-DEPTH = 32  # channels that four threads have so
+PACK = 8  # neighbours of a pixel, filter or result that a thread handles
+DEPTH = 32  # channels that four threads handle
 ROWS, COLUMNS = 16, 8  # of a warp's product: filters, pixels
 
 
 @dataclass(frozen=True)
-class Shares:
-    """How a convolution is shared out. A block has `high` x `wide` pixels (of these octets), `filters`, and one of
-    `splits` parts of the channels; `deep` of its warps share taps and channels, `across` of them filters. Sums of the
-    parts are put together by a cluster of blocks, or through scratch memory (`clusters`)."""
+class SplitKTiling:
+    """How blocks and warps share a convolution.
+
+    high, wide: pixels of a block; `wide` is a multiple of eight.
+    filters: filters of a block.
+    splits: parts of the channels, each for other blocks.
+    deep, across: warps of a block that share taps and channels, and filters.
+    clusters: a cluster of blocks merges the parts; otherwise scratch memory does.
+    """
 
     high: int
     wide: int
@@ -32,7 +37,7 @@ class Shares:
 
     @property
     def tiles(self) -> int:
-        """Products of a warp side by side."""
+        """Products of a warp along the pixels."""
         return self.pixels // COLUMNS
 
     @property
@@ -41,14 +46,18 @@ class Shares:
 
     @property
     def rows(self) -> int:
-        """Products of a warp one below the other."""
+        """Products of a warp along the filters."""
         return self.filters // self.across // ROWS
 
 
 @dataclass(frozen=True)
 class Along:
-    """A dim of the image: where the pixels lie that a tile reads. Result `i` of a tile reads, for tap `k`, the one at
-    `i * apart + k * dilation` of `count`, each `stride` from the next in the image."""
+    """The pixels that a tile reads along a dim of the image.
+
+    For result `i` of a tile and tap `k`, pixel `i * apart + k * dilation` of `count` is read. Pixels are `stride`
+    apart in
+    the image.
+    """
 
     count: int
     apart: int
@@ -57,7 +66,7 @@ class Along:
 
 
 def along(op: Conv, dim: int, window: int, tile: int) -> Along:
-    """Of a tile of that size; a window of one skips what lies between its pixels."""
+    """Return the pixels that a tile reads. A window of one skips the pixels in between."""
     stride, dilation = op.strides[dim], op.dilations[dim]
     if window == 1:
         return Along(tile, 1, 0, stride)
@@ -65,7 +74,7 @@ def along(op: Conv, dim: int, window: int, tile: int) -> Along:
 
 
 def is_flat(conv: Node) -> bool:
-    """Whether a convolution is a product of places by a matrix, whichever way the places lie in images."""
+    """Tell if a convolution is a product of pixels by a matrix, in whichever image the pixels are."""
     op, (x, w) = conv.op, conv.operands
     assert isinstance(op, Conv)
     plain = op.strides == (1, 1) and not any(op.pads) and w.type.shape[2:] == (1, 1)
@@ -73,8 +82,10 @@ def is_flat(conv: Node) -> bool:
 
 
 def fragments(w: TensorType, splits: int) -> TensorType:
-    """Weights as threads multiply them: of 16 filters, by a part of the channels, a tap, and 32 channels, each thread's
-    numbers side by side."""
+    """Return the weights in the order in which threads multiply them.
+
+    The order is: 16 filters, part of the channels, tap, 32 channels; the numbers of a thread are contiguous.
+    """
     filters, channels, high, wide = w.shape
     shape = (filters // ROWS, 2, 8, splits, channels // DEPTH // splits, 4, 2, 2, 2, high, wide)
     return TensorType(shape, w.dtype, (0, 3, 9, 10, 4, 6, 2, 5, 7, 1, 8))

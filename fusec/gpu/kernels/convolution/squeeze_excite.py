@@ -1,6 +1,9 @@
-"""Chains of small products: one vector per sample, its convolutions over a single place or products with a matrix, and
-pointwise ops between, as the gate of a squeeze-and-excitation has them. A block takes a sample, from layer to layer
-through shared memory, with the weights from the cache; cuDNN would launch two to five kernels.
+"""Generate sequences of small products, as in the gate of a squeeze-and-excitation.
+
+Each sample is one vector. The products are 1x1 convolutions of one pixel, or matmuls, with pointwise ops between them.
+A
+block handles a sample: vectors are passed from layer to layer in shared memory, weights are read from the cache. cuDNN
+would launch two to five kernels.
 """
 
 from __future__ import annotations
@@ -10,25 +13,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, MAX_VECTOR, Arguments, Kernel, Launch, ceil_div, compute_type
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, takes
-from fusec.gpu.kernels.convolution.depthwise import with_mean
-from fusec.gpu.kernels.convolution.depthwise_source import Blocks
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate
+from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean
+from fusec.gpu.kernels.convolution.depthwise_source import DepthwiseSource
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv, MatMul, Reduce
 
 THREADS = 512
 WARPS = THREADS // 32
-SIDE_BY_SIDE = 4  # sums of a warp
-SPLITS = (1, 2, 4)  # blocks that share the last layer of a sample; each does the layers before by itself
-MANY_WEIGHT_BYTES = 64 << 10  # which one block takes long to read
-MAX_WEIGHT_BYTES = 1 << 20  # of all layers: each block reads them all
+SIDE_BY_SIDE = 4  # sums that a warp computes together
+SPLITS = (1, 2, 4)  # blocks that share the last layer of a sample; each computes the layers before it
+MANY_WEIGHT_BYTES = 64 << 10  # with more, two blocks share the last layer, because reading takes long
+MAX_WEIGHT_BYTES = 1 << 20  # of all layers, because each block reads them all
 MAX_SHARED_BYTES = 40 << 10  # of vectors between layers
 MIN_SAMPLES, MAX_SAMPLES = 1, 512
 
 
 @dataclass
 class Layer:
-    """A product and the pointwise ops behind it; the first of a chain has none, and pointwise ops alone."""
+    """A product and the pointwise ops after it; the first layer has pointwise ops only."""
 
     product: Node | None
     x: Value
@@ -44,43 +47,43 @@ class Layer:
 
 
 def gate(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for a chain of at least two small products; None if the step is no such thing."""
+    """Return the kernel of at least two small products in sequence; None for other steps."""
     name = "+".join(node.op.name for node in nodes)
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), None)
     if at is not None:
-        return _behind_depthwise(name, nodes[: at + 1], nodes[at + 1 :], outputs)
-    layers = chained(nodes)
+        return _after_depthwise(name, nodes[: at + 1], nodes[at + 1 :], outputs)
+    layers = match_layers(nodes)
     if layers is None:
         return None
     splits = [n for n in SPLITS if n == 1 or not any(v in layer.made for layer in layers[:-1] for v in outputs)]
-    kernels = [Kernel(name, (GateSource(layers, outputs, n).launch(),)) for n in splits]
+    kernels = [Kernel(name, (SqueezeExciteSource(layers, outputs, n).launch(),)) for n in splits]
     return replace(kernels[0], others=tuple(kernels[1:]))
 
 
-def _behind_depthwise(
-    name: str, nodes: Sequence[Node], rest: Sequence[Node], outputs: Sequence[Value]
-) -> Kernel | None:
-    """With the depthwise convolution whose mean over space the chain begins with."""
+def _after_depthwise(name: str, nodes: Sequence[Node], rest: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+    """Return the kernel that includes the depthwise convolution whose mean over space is the first vector."""
     mean, made = nodes[-1].result, {v for node in nodes for v in node.results}
-    layers = chained(rest) if nodes[0].op.name == "conv" else None
+    layers = match_layers(rest) if nodes[0].op.name == "conv" else None
     if layers is None or layers[0].x is not mean:
         return None
-    begin = {*layers[0].nodes, layers[1].product}  # these know the mean, and nothing else of the convolution
+    begin = {*layers[0].nodes, layers[1].product}  # they read the mean, and nothing else of the convolution
     if any(v in made and (v is not mean or node not in begin) for node in rest for v in node.operands):
         return None
     kernels: list[Kernel] = []
     stored = [v for v in outputs if v not in made or v is mean]
     shared = any(v in layer.made for layer in layers[:-1] for v in stored)
     splits = 2 if _weight_bytes(layers) > MANY_WEIGHT_BYTES and not shared else 1
-    for blocks in with_mean(nodes, [v for v in outputs if v in made and v is not mean]):
-        launch = GateSource(layers, stored, splits, blocks).launch()
+    for blocks in depthwise_with_mean(nodes, [v for v in outputs if v in made and v is not mean]):
+        launch = SqueezeExciteSource(layers, stored, splits, blocks).launch()
         kernels.append(Kernel(f"depthwise+{name[5:]}", (blocks.elements(), launch), blocks.scratch_bytes))
     return replace(kernels[0], others=tuple(kernels[1:])) if kernels else None
 
 
-def chained(nodes: Sequence[Node], least: int = 2) -> list[Layer] | None:
-    """The nodes as layers, each with the vector of the one before; None if they are no such chain of at least so many
-    products."""
+def match_layers(nodes: Sequence[Node], least: int = 2) -> list[Layer] | None:
+    """Sort the nodes into layers, each with the vector of the one before; None if they are no such sequence.
+
+    least: the fewest products.
+    """
     layers: list[Layer] = []
     for node in nodes:
         if is_small_product(node):
@@ -90,7 +93,7 @@ def chained(nodes: Sequence[Node], least: int = 2) -> list[Layer] | None:
             if x not in layers[-1].made or any(v in layer.made for layer in layers for v in node.operands[1:]):
                 return None
             layers.append(Layer(node, x))
-        elif not takes(node) or node.op.name == "gen_index":
+        elif not can_generate(node) or node.op.name == "gen_index":
             return None
         elif not layers:
             layers.append(Layer(None, node.operands[0], [node]))
@@ -99,7 +102,9 @@ def chained(nodes: Sequence[Node], least: int = 2) -> list[Layer] | None:
     if sum(layer.product is not None for layer in layers) < least:
         return None
     for number, layer in enumerate(layers):
-        earlier = {v for before in layers[:number] for v in before.made} - {layers[0].x}  # that is read from memory
+        earlier = {v for before in layers[:number] for v in before.made} - {
+            layers[0].x
+        }  # the first vector is read from memory
         if any(v in earlier for node in layer.nodes for v in node.operands):
             return None
         if any(v.type.shape != layer.y.type.shape for node in layer.nodes for v in node.results):
@@ -114,7 +119,7 @@ def _weight_bytes(layers: Sequence[Layer]) -> int:
 
 
 def is_small_product(node: Node) -> bool:
-    """Whether a node takes one vector of each sample to another, by constant weights."""
+    """Tell if a node maps one vector of each sample to another, by constant weights."""
     if not isinstance(node.op, (Conv, MatMul)):
         return False
     x, w = (v.type for v in node.operands)
@@ -127,13 +132,17 @@ def is_small_product(node: Node) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class GateSource:
-    """The launch of a chain; `begin`: what a depthwise convolution left in scratch memory of the first vector."""
+class SqueezeExciteSource:
+    """The launch of a sequence.
+
+    splits: blocks that share the last layer of a sample.
+    begin: the depthwise convolution whose sums in scratch memory give the first vector.
+    """
 
     layers: Sequence[Layer]
     outputs: Sequence[Value]
     splits: int = 1
-    begin: Blocks | None = None
+    begin: DepthwiseSource | None = None
 
     def launch(self) -> Launch:
         arguments = Arguments()
@@ -159,9 +168,9 @@ class GateSource:
         return compute_type(self.layers[0].x.type.dtype)
 
     def _first(self, layer: Layer, x: Value, arguments: Arguments) -> list[str]:
-        """The vector that the first product takes, into shared memory."""
+        """Compute the input of the first product in shared memory."""
         size = layer.x.type.shape[1]
-        chain = Chain(_space(layer.x.type), arguments, "f")
+        code = PointwiseCode(_space(layer.x.type), arguments, "f")
         lines = [f"for (u32 c1 = threadIdx.x; c1 < {size}u; c1 += {THREADS}u) {{"]
         if self.begin is not None:
             blocks, samples = self.begin, layer.x.type.shape[0]
@@ -169,21 +178,21 @@ class GateSource:
             lines += [f"  {blocks.kind} sum = 0;", "  #pragma unroll 8"]
             at = f"(s * {samples}u + c0) * {size}u + c1"
             lines.append(f"  for (u32 s = 0; s < {blocks.chunks}u; ++s) sum += {pointer}[{at}];")
-            chain.define(layer.x, blocks.total("sum"))
-        self._finish(chain, layer, x, "in0[c1]", [v for v in self.outputs if v in layer.made])
-        return [*lines, *(f"  {line}" for line in chain.lines()), "}"]
+            code.define(layer.x, blocks.total("sum"))
+        self._finish(code, layer, x, "in0[c1]", [v for v in self.outputs if v in layer.made])
+        return [*lines, *(f"  {line}" for line in code.lines()), "}"]
 
-    def _finish(self, chain: Chain, layer: Layer, x: Value | None, place: str, outputs: Sequence[Value]) -> None:
-        """Pointwise ops, stores, and what the next layer takes."""
+    def _finish(self, code: PointwiseCode, layer: Layer, x: Value | None, place: str, outputs: Sequence[Value]) -> None:
+        """Apply the pointwise ops of a layer, store its outputs, and pass its vector to the next layer."""
         for node in layer.nodes:
-            chain.apply(node)
+            code.apply(node)
         for value in outputs:
-            chain.store(value)
+            code.store(value)
         if x is not None:
-            chain.inside.append(f"{place} = {chain.get(x)};")
+            code.body.append(f"{place} = {code.get(x)};")
 
     def _across(self, number: int, layer: Layer, x: Value | None, arguments: Arguments) -> list[str]:
-        """A warp adds up the products of a number, and of some others at the same time."""
+        """Multiply by rows: a warp computes a result, and some others at the same time."""
         k, columns = layer.x.type.shape[1], layer.y.type.shape[1]
         weights, step_k, step_o, type = _weights(layer, arguments, inner="k")
         vector = _vector(k, step_k, step_o, max(1, k // 32))
@@ -193,7 +202,7 @@ class GateSource:
         each = min(SIDE_BY_SIDE, ceil_div(own, WARPS))
         kind, c_type = self.kind, C_TYPES[type.dtype]
         lines = [f"const u32 limit = {limit};"]
-        turns = ceil_div(own, WARPS * each)  # of all warps alike, since they shuffle together
+        turns = ceil_div(own, WARPS * each)  # the same for all warps, because they shuffle together
         lines.append(f"for (u32 turn = 0; turn < {turns}u; ++turn) {{")
         lines.append(f"  const u32 first = {begin}turn * {WARPS * each}u + warp;")
         lines += [f"  {kind} acc[{each}];", f"  for (int u = 0; u < {each}; ++u) acc[u] = 0;"]
@@ -207,13 +216,13 @@ class GateSource:
         lines += ["    }", "  }", f"  reduce_threads<{THREADS}, 32, 1, {each}>(acc, ({kind}*)0, Add());"]
         lines += ["  #pragma unroll", f"  for (int u = 0; u < {each}; ++u) {{"]
         lines += [f"    const u32 c1 = first + u * {WARPS}u;", "    if (lane != 0 || c1 >= limit) continue;"]
-        chain = Chain(_space(layer.y.type), arguments, f"g{number}_")
-        chain.define(layer.y, "acc[u]")
-        self._finish(chain, layer, x, f"in{number + 1}[c1]", [v for v in self.outputs if v in layer.made])
-        return [*lines, *(f"    {line}" for line in chain.lines()), "  }", "}"]
+        code = PointwiseCode(_space(layer.y.type), arguments, f"g{number}_")
+        code.define(layer.y, "acc[u]")
+        self._finish(code, layer, x, f"in{number + 1}[c1]", [v for v in self.outputs if v in layer.made])
+        return [*lines, *(f"    {line}" for line in code.lines()), "  }", "}"]
 
     def _down(self, number: int, layer: Layer, x: Value | None, arguments: Arguments) -> list[str]:
-        """A thread adds up the products of some neighbouring numbers."""
+        """Multiply by columns: a thread computes some neighbouring results."""
         k, columns = layer.x.type.shape[1], layer.y.type.shape[1]
         weights, step_k, step_o, type = _weights(layer, arguments, inner="o")
         splits = self.splits if x is None else 1
@@ -232,10 +241,10 @@ class GateSource:
         lines.append(f"    const Pack<{c_type}, {vector}> w = load_pack<{c_type}, {vector}>({at});")
         lines.append(f"    for (int j = 0; j < {vector}; ++j) acc[j] += wide(w.v[j]) * in{number}[k];")
         lines.append("  }")
-        chain = Chain(_space(layer.y.type, vector), arguments, f"g{number}_")
-        chain.define(layer.y, "acc[j]")
-        self._finish(chain, layer, x, f"in{number + 1}[c1 + j]", [v for v in self.outputs if v in layer.made])
-        return [*lines, *(f"  {line}" for line in chain.lines()), "}"]
+        code = PointwiseCode(_space(layer.y.type, vector), arguments, f"g{number}_")
+        code.define(layer.y, "acc[j]")
+        self._finish(code, layer, x, f"in{number + 1}[c1 + j]", [v for v in self.outputs if v in layer.made])
+        return [*lines, *(f"  {line}" for line in code.lines()), "}"]
 
 
 def _space(type: TensorType, vector: int = 1) -> Space:
@@ -243,8 +252,10 @@ def _space(type: TensorType, vector: int = 1) -> Space:
 
 
 def _weights(layer: Layer, arguments: Arguments, inner: str) -> tuple[str, int, int, TensorType]:
-    """The pointer, how far apart weights lie along what is read and what is made, and how they are stored: along
-    `inner` side by side."""
+    """Return pointer, strides along depth and results, and type of the weights.
+
+    inner: the contiguous dim.
+    """
     assert layer.product is not None
     w = layer.product.operands[1]
     is_matrix = isinstance(layer.product.op, MatMul)
@@ -255,7 +266,7 @@ def _weights(layer: Layer, arguments: Arguments, inner: str) -> tuple[str, int, 
 
 
 def _vector(size: int, own: int, other: int, most: int) -> int:
-    """How many weights a thread reads at once: as many as divide what there is, and at most so many."""
+    """Return how many weights one load moves: as many as divide all strides, at most `most`."""
     vector = 1
     while own == 1 and 2 * vector <= min(most, MAX_VECTOR) and size % (2 * vector) == 0 and other % (2 * vector) == 0:
         vector *= 2

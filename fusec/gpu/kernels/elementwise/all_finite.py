@@ -1,4 +1,7 @@
-"""Whether many tensors are finite: each block looks through a part of one of them, then one block at what all found."""
+"""Generate the check that many tensors are finite.
+
+Each block checks a part of a tensor. Then one block combines their answers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from fusec.gpu.kernels.codegen.kernel import (
     ceil_div,
     compute_type,
 )
-from fusec.gpu.kernels.elementwise.multi_tensor import MAX_POINTERS, choice
+from fusec.gpu.kernels.elementwise.multi_tensor import MAX_POINTERS, select_block
 from fusec.ir import DType, Node, Value
 from fusec.ops import AllFinite
 
@@ -23,7 +26,7 @@ PER_THREAD = 64  # elements
 
 
 def finite(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for such a step; None if it is another."""
+    """Return the kernel of an all_finite; None for other steps."""
     if len(nodes) != 1 or not isinstance(nodes[0].op, AllFinite):
         return None
     kinds: dict[DType, list[Value]] = {}
@@ -40,7 +43,7 @@ def finite(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
 
 
 def _look(dtype: DType, values: Sequence[Value], done: int) -> tuple[Launch, int]:
-    """One number per block, 1 where something is not finite, from place `done` of the scratch memory on."""
+    """Return the launch that stores one number per block from place `done` on, 1 where an element is not finite."""
     arguments = Arguments()
     vector = min(MAX_VECTOR, VECTOR_BYTES // dtype.itemsize)
     chunk, c_type, kind = BLOCK * PER_THREAD, C_TYPES[dtype], compute_type(dtype)
@@ -60,7 +63,7 @@ def _look(dtype: DType, values: Sequence[Value], done: int) -> tuple[Launch, int
         f"const {c_type}* m;",
         "u64 size;",
         "u32 b = blockIdx.x;",
-        *choice(leaves, ends),
+        *select_block(leaves, ends),
         "float bad[1] = {0.0f};",
         f"const bool whole = ((u64)b + 1u) * {chunk}u <= size;",
         "if (whole) {  // what several read is asked for at once",

@@ -1,7 +1,7 @@
-"""Resize, gather and pad: each element of the result is one of the operand's, or some weighted, found by coordinates.
+"""Generate resize, gather and pad: each result is an element of the operand, or a weighted sum of some.
 
-Coordinates are computed where the op computes them, at compile time, and stand in the source as tables; pointwise ops
-before and behind are done on the way.
+Coordinates are computed at compile time, by the op itself, and are tables in the source. Pointwise ops before and after
+are fused.
 """
 
 from __future__ import annotations
@@ -14,42 +14,58 @@ import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, step, stored, takes, widest
+from fusec.gpu.kernels.codegen.pointwise_code import (
+    PointwiseCode,
+    Space,
+    can_generate,
+    rounded_to,
+    split_index,
+    stride_along,
+    widest_vector,
+)
 from fusec.ir import DType, Node, Value
 from fusec.ops import Gather, Pad, Relayout, Resize
 from fusec.schedule.program import inputs_of
 
-MAX_TABLE = 1 << 14  # entries; what is longer is computed on another way
+MAX_TABLE = 1 << 14  # entries; the kernel does not run longer ones
 ANCHORS = (Resize, Gather, Pad)
 
 
 @dataclass
 class Sample:
-    """Where the operand's elements are: statements, coordinates by dim (of each corner, with its weight), and the
-    condition under which there is one at all, else `fill`."""
+    """Where the elements of the operand are.
+
+    lines, preamble: statements, and tables before the kernel.
+    names: the coordinate of each dim.
+    linear: dims that are interpolated between coordinates `low` and `high`.
+    guards: by dim, the condition that the element exists; otherwise the result is `fill`.
+    moved: dims of the result whose neighbours are not neighbours in the operand.
+    """
 
     lines: list[str] = field(default_factory=list[str])
     names: list[str] = field(default_factory=list[str])
-    linear: list[int] = field(default_factory=list[int])  # dims between two coordinates, low and high
+    linear: list[int] = field(default_factory=list[int])
     guards: dict[int, str] = field(default_factory=dict[int, str])
     fill: str = ""
     preamble: list[str] = field(default_factory=list[str])
-    moved: set[int] = field(default_factory=set[int])  # dims of the result whose neighbours are not the operand's
+    moved: set[int] = field(default_factory=set[int])
 
 
 def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for such an op with pointwise ops around it; None if the step is no such thing."""
+    """Return the kernel of such an op with pointwise ops around it; None for other steps."""
     anchors = [node for node in nodes if isinstance(node.op, ANCHORS)]
-    if len(anchors) != 1 or not all(takes(n) or isinstance(n.op, Relayout) for n in nodes if n is not anchors[0]):
+    if len(anchors) != 1 or not all(
+        can_generate(n) or isinstance(n.op, Relayout) for n in nodes if n is not anchors[0]
+    ):
         return None
     (anchor,) = anchors
     at = list(nodes).index(anchor)
-    before, behind = nodes[:at], nodes[at + 1 :]
+    prologue, epilogue = nodes[:at], nodes[at + 1 :]
     x, y = anchor.operands[0], anchor.result
-    made = {v for node in before for v in node.results}
-    if any(v in made for node in behind for v in node.operands) or any(v in made for v in anchor.operands[1:]):
+    made = {v for node in prologue for v in node.results}
+    if any(v in made for node in epilogue for v in node.operands) or any(v in made for v in anchor.operands[1:]):
         return None
-    if any(v in made for v in outputs):  # a sample does not visit each of its elements once
+    if any(v in made for v in outputs):  # because each of its elements is visited any number of times
         return None
     if any(v.type.shape != y.type.shape for v in outputs) or x.type.dtype not in C_TYPES:
         return None
@@ -65,15 +81,22 @@ def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     sample = _sample(anchor, arguments)
     if sample is None:
         return None
-    late = [v.type for v in (*outputs, *(v for v in inputs_of(behind) if v is not y and v.type.size != 1))]
-    steps = [[step(t, rank, along), *(step(t, rank, d) for d in range(rank) if d != along)] for t in late]
-    shift = x.type.rank - rank  # a dim behind the gathered one has another number in the operand
+    late = [v.type for v in (*outputs, *(v for v in inputs_of(epilogue) if v is not y and v.type.size != 1))]
+    steps = [
+        [stride_along(t, rank, along), *(stride_along(t, rank, d) for d in range(rank) if d != along)] for t in late
+    ]
+    shift = x.type.rank - rank  # a dim after the gathered one has another number in the operand
     source_along = along if not isinstance(anchor.op, Gather) or along < anchor.op.axis % x.type.rank else along + shift
     packs = along not in sample.moved
-    read = [v.type for v in inputs_of([*before, anchor])[: None if before else 1] if v.type.size != 1] if packs else []
+    read = (
+        [v.type for v in inputs_of([*prologue, anchor])[: None if prologue else 1] if v.type.size != 1] if packs else []
+    )
     own = [(t, x.type.rank) for t in read if t.rank <= x.type.rank]
-    steps += [[step(t, r, source_along), *(step(t, r, d) for d in range(r) if d != source_along)] for t, r in own]
-    vector = widest(y.type.shape[along], [*late, *(t for t, _ in own)], steps) if along >= 0 else 1
+    steps += [
+        [stride_along(t, r, source_along), *(stride_along(t, r, d) for d in range(r) if d != source_along)]
+        for t, r in own
+    ]
+    vector = widest_vector(y.type.shape[along], [*late, *(t for t, _ in own)], steps) if along >= 0 else 1
     if along in sample.moved and along not in sample.guards:
         vector = 1  # neighbours are looked up one by one
     total = y.type.size // vector
@@ -81,32 +104,34 @@ def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(total)}) return;"]
     if dims:
         sizes = [(f"c{d}", y.type.shape[d]) for d in dims[:-1]]
-        lines += decoded("i", [*sizes, ("pack", y.type.shape[along] // vector)])
+        lines += split_index("i", [*sizes, ("pack", y.type.shape[along] // vector)])
         lines.append(f"const u32 c{along} = pack * {vector}u;")
     lines += [f"const u32 c{d} = 0;" for d in range(rank) if d not in dims]
     space = Space(x.type.shape, tuple(sample.names), source_along, vector, packs)
-    lines += _taken(anchor, sample, space, before, arguments)
-    chain = Chain(Space(y.type.shape, names, along, vector), arguments, "w", {y: "taken[j]"})
-    for node in behind:
-        chain.apply(node)
+    lines += _load_elements(anchor, sample, space, prologue, arguments)
+    code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, "w", {y: "taken[j]"})
+    for node in epilogue:
+        code.apply(node)
     for value in outputs:
-        chain.store(value)
-    lines += chain.lines()
+        code.store(value)
+    lines += code.lines()
     return Kernel(name, (arguments.launch(anchor.op.name, lines, ceil_div(total, BLOCK), preamble=sample.preamble),))
 
 
-def _taken(anchor: Node, sample: Sample, space: Space, before: Sequence[Node], arguments: Arguments) -> list[str]:
-    """Statements that leave the elements in `taken`."""
+def _load_elements(
+    anchor: Node, sample: Sample, space: Space, prologue: Sequence[Node], arguments: Arguments
+) -> list[str]:
+    """Load the elements into `taken`."""
     x, y = anchor.operands[0].type, anchor.result.type
     number, vector = compute_type(x.dtype), space.vector
     lines = [*sample.lines, f"{number} taken[{vector}];"]
 
-    def read(corner: Space, target: str) -> Chain:
-        chain = Chain(corner, arguments)
-        for node in before:
-            chain.apply(node)
-        chain.inside.append(f"{target} = {chain.get(anchor.operands[0])};")
-        return chain
+    def read(corner: Space, target: str) -> PointwiseCode:
+        code = PointwiseCode(corner, arguments)
+        for node in prologue:
+            code.apply(node)
+        code.body.append(f"{target} = {code.get(anchor.operands[0])};")
+        return code
 
     if sample.linear:
         corners = 1 << len(sample.linear)
@@ -117,38 +142,38 @@ def _taken(anchor: Node, sample: Sample, space: Space, before: Sequence[Node], a
                 names[dim] = f"{'high' if bits >> place & 1 else 'low'}{dim}"
             around = Space(space.shape, tuple(names), space.along, vector, space.packs)
             lines += read(around, f"corner[{bits}][j]").lines()
-        for place, dim in enumerate(sample.linear):  # one dim after the other, the first one first
+        for place, dim in enumerate(sample.linear):  # dim after dim, in their order
             for bits in range(0, corners, 2 << place):
                 pair = f"corner[{bits}][j] * below{dim} + corner[{bits + (1 << place)}][j] * above{dim}"
                 lines.append(f"for (int j = 0; j < {vector}; ++j) corner[{bits}][j] = {pair};")
-        rounded = stored("corner[0][j]", y.dtype)
+        rounded = rounded_to("corner[0][j]", y.dtype)
         return [*lines, f"for (int j = 0; j < {vector}; ++j) taken[j] = {rounded};"]
-    chain = read(space, "taken[j]")
+    code = read(space, "taken[j]")
     if not sample.guards:
-        return [*lines, *chain.lines()]
+        return [*lines, *code.lines()]
     lines.append(f"for (int j = 0; j < {vector}; ++j) taken[j] = {sample.fill};")
-    apart = space.along in sample.guards and vector > 1  # each neighbour has a condition of its own
+    apart = space.along in sample.guards and vector > 1  # each neighbour has its own condition
     fixed = " && ".join(guard for dim, guard in sample.guards.items() if not (apart and dim == space.along)) or "true"
     if apart:
         guard = sample.guards[space.along].replace(" <", " + j <")
-        chain.inside = [f"if ({guard}) {{", *chain.inside, "}"]
-    return [*lines, f"if ({fixed})", *chain.lines()]
+        code.body = [f"if ({guard}) {{", *code.body, "}"]
+    return [*lines, f"if ({fixed})", *code.lines()]
 
 
 def _sample(anchor: Node, arguments: Arguments) -> Sample | None:
     op, x, y = anchor.op, anchor.operands[0].type, anchor.result.type
     sample = Sample(names=[f"c{d}" for d in range(x.rank)])
     if isinstance(op, Gather):
-        return _gathered(anchor, sample, arguments)
+        return _gather(anchor, sample, arguments)
     for dim in range(x.rank):
         if isinstance(op, Resize):
             if op.sizes[dim] == x.shape[dim] and op.scales[dim] == 1.0:
                 continue
             sample.moved.add(dim)
             if op.mode == "linear":
-                if not _between(op, dim, x.shape[dim], sample, x.dtype):
+                if not _interpolate(op, dim, x.shape[dim], sample, x.dtype):
                     return None
-            elif not _looked_up(op.nearest(np, dim, x.shape[dim]), dim, sample):
+            elif not _look_up(op.nearest(np, dim, x.shape[dim]), dim, sample):
                 return None
         elif isinstance(op, Pad) and (op.pads[dim] or op.pads[x.rank + dim]):
             first, last = op.pads[dim], op.pads[x.rank + dim]
@@ -160,7 +185,7 @@ def _sample(anchor: Node, arguments: Arguments) -> Sample | None:
                 continue
             indices = np.arange(x.shape[dim])
             table: Any = np.pad(indices, (first, last), mode=op.mode)  # type: ignore[call-overload]  # a literal
-            if not _looked_up(table, dim, sample):
+            if not _look_up(table, dim, sample):
                 return None
     if isinstance(op, Pad) and sample.guards:
         value = np.array(op.value).astype(y.dtype.numpy)
@@ -168,8 +193,8 @@ def _sample(anchor: Node, arguments: Arguments) -> Sample | None:
     return sample
 
 
-def _looked_up(table: np.ndarray[Any, Any], dim: int, sample: Sample) -> bool:
-    """One coordinate by a table, or by a division where that gives the same."""
+def _look_up(table: np.ndarray[Any, Any], dim: int, sample: Sample) -> bool:
+    """Compute one coordinate by a table, or by a division if that gives the same; False if the table is too long."""
     indices = np.arange(len(table))
     factor = next((k for k in range(2, 9) if np.array_equal(table, indices // k)), None)
     if factor is not None:
@@ -183,8 +208,8 @@ def _looked_up(table: np.ndarray[Any, Any], dim: int, sample: Sample) -> bool:
     return True
 
 
-def _between(op: Resize, dim: int, size: int, sample: Sample, dtype: DType) -> bool:
-    """Two coordinates and their weights, as the op computes them."""
+def _interpolate(op: Resize, dim: int, size: int, sample: Sample, dtype: DType) -> bool:
+    """Compute two coordinates and their weights, as the op does; False if the tables are too long."""
     if op.sizes[dim] > MAX_TABLE:
         return False
     at = np.clip(op.positions(np, dim, size), 0, size - 1)
@@ -206,8 +231,8 @@ def _table(c_type: str, name: str, entries: Sequence[str]) -> str:
     return f"TABLE {c_type} ENTRY_{name}[{len(entries)}] = {{{', '.join(entries)}}};"
 
 
-def _gathered(anchor: Node, sample: Sample, arguments: Arguments) -> Sample | None:
-    """The coordinate along one dim is read from memory; one that lies outside is taken as the nearest inside."""
+def _gather(anchor: Node, sample: Sample, arguments: Arguments) -> Sample | None:
+    """Read the coordinate along one dim from memory, and clamp it to the operand."""
     assert isinstance(anchor.op, Gather)
     x, indices = anchor.operands[0].type, anchor.operands[1]
     axis, count = anchor.op.axis % x.rank, indices.type.rank

@@ -1,7 +1,7 @@
-"""The same pointwise ops over many tensors in one launch (or a few: a kernel takes no more than so many pointers).
+"""Apply the same pointwise ops to many tensors in one launch.
 
-A block finds out which tensor it works on by comparing its number, the same way for all its threads; the code behind
-that is one member's, with the pointers of whichever it is.
+A block finds its tensor by comparing its number, which is the same for all its threads. The code after that is shared;
+it uses the pointers of that tensor. Too many pointers for one launch are split into several.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from collections.abc import Mapping, Sequence
 
 from fusec.gpu.kernels.codegen.indexing import View
 from fusec.gpu.kernels.codegen.kernel import BLOCK, MAX_VECTOR, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, takes
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate
 from fusec.ir import Node, TensorType, Value
 from fusec.schedule.multi_tensor import Member, alike
 
-MAX_POINTERS = 480  # of a launch, whose parameters are 4 KB at most
-PER_THREAD = 16  # elements: the way to the pointers is short beside their work
+MAX_POINTERS = 480  # of a launch, because its parameters have 4 KB
+PER_THREAD = 16  # elements, so that finding the pointers costs little in comparison
 
 
 class _Local(Arguments):
-    """Pointers of the member at hand: variables, not parameters."""
+    """Pointers of the current tensor: variables, not parameters."""
 
     def _pointer(self, value: Value | None, type: TensorType | None, c_type: str, prefix: str, written: bool) -> str:
         return super()._pointer(value, type, c_type, f"m{prefix}", written)
 
 
 def lists(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for such a step; None if it is another."""
-    found = alike(nodes) if len(nodes) > 1 and all(map(takes, nodes)) else None
+    """Return the kernel of equal pointwise ops over many tensors; None for other steps."""
+    found = alike(nodes) if len(nodes) > 1 and all(map(can_generate, nodes)) else None
     if found is None:
         return None
     found = [member for member in found if member.size]
@@ -45,7 +45,7 @@ def _launch(found: Sequence[Member]) -> Launch:
     local = _Local()
     moved = [v.type.dtype.itemsize for v in (*first.reads, *first.writes) if v.type.size > 1 or first.size == 1]
     vector = min(MAX_VECTOR // 2, VECTOR_BYTES // min(moved))  # more would need too many registers
-    whole, one = _work(first, local, vector), _work(first, local, 1)
+    whole, one = _generate(first, local, vector), _generate(first, local, 1)
     chunk = BLOCK * PER_THREAD
     arguments = Arguments()
     leaves: list[list[str]] = []
@@ -62,7 +62,7 @@ def _launch(found: Sequence[Member]) -> Launch:
         total += ceil_div(member.size, chunk)
         ends.append(total)
     lines = [f"{c_type} {name};" for c_type, name in zip(local.parameters, local.names.values(), strict=True)]
-    lines += ["u32 b = blockIdx.x, size;", *choice(leaves, ends)]
+    lines += ["u32 b = blockIdx.x, size;", *select_block(leaves, ends)]
     lines += [f"for (u32 n = 0; n < {PER_THREAD // vector}u; ++n) {{"]
     lines += [f"  const u32 at = b * {chunk}u + (n * {BLOCK}u + threadIdx.x) * {vector}u;"]
     lines += ["  if (at >= size) return;", f"  if (at + {vector}u <= size) {{", *(f"    {line}" for line in whole)]
@@ -71,36 +71,40 @@ def _launch(found: Sequence[Member]) -> Launch:
     return arguments.launch("lists", lines, total)
 
 
-def _work(member: Member, local: Arguments, vector: int) -> list[str]:
-    """What is done to the elements from `at` on."""
-    chain = Chain(Space((max(2, member.size),), ("at",), 0, vector), local)
+def _generate(member: Member, local: Arguments, vector: int) -> list[str]:
+    """Generate the code for the elements from `at` on."""
+    code = PointwiseCode(Space((max(2, member.size),), ("at",), 0, vector), local)
     views: Mapping[Value, View] = {v: _view(v, member) for v in (*member.reads, *member.writes)}
     for value in member.reads:
-        chain.get(value, views[value])
+        code.get(value, views[value])
     for node in member.nodes:
-        chain.apply(node)
+        code.apply(node)
     for value in member.writes:
-        chain.store(value, type=views[value])
-    return chain.lines()
+        code.store(value, type=views[value])
+    return code.lines()
 
 
 def _view(value: Value, member: Member) -> View:
-    """As it lies in memory, one element behind the other; beside more, one element is for all."""
+    """Return a contiguous view of a value; a value of one element is used for all elements."""
     if value.type.size == 1 and member.size != 1:
         return View((), (), value.type.dtype)
     return View((max(2, member.size),), (1,), value.type.dtype)
 
 
-def choice(leaves: Sequence[list[str]], ends: Sequence[int]) -> list[str]:
-    """Statements that come to the leaf whose block is the one at hand; `ends` are the first blocks behind each."""
+def select_block(leaves: Sequence[list[str]], ends: Sequence[int]) -> list[str]:
+    """Generate a binary search for the current block.
+
+    leaves: the statements of each tensor.
+    ends: the first block after each tensor.
+    """
     if len(leaves) == 1:
         return leaves[0]
     middle = len(leaves) // 2
-    before, behind = choice(leaves[:middle], ends[:middle]), choice(leaves[middle:], ends[middle:])
+    left, right = select_block(leaves[:middle], ends[:middle]), select_block(leaves[middle:], ends[middle:])
     return [
         f"if (blockIdx.x < {ends[middle - 1]}u) {{",
-        *(f"  {line}" for line in before),
+        *(f"  {line}" for line in left),
         "} else {",
-        *(f"  {line}" for line in behind),
+        *(f"  {line}" for line in right),
         "}",
     ]

@@ -1,7 +1,7 @@
-"""Any graph of pointwise ops, casts, and ops that only place elements otherwise, as one kernel.
+"""Run any graph of pointwise ops, casts, and ops that move elements as one kernel.
 
-Results of one shape are computed together, each thread some neighbours of every result; results of other shapes (the
-parts of a split, the operands of a concat) are the work of other blocks of the same launch.
+Results of one shape are computed together; each thread computes some neighbours of every result. Results of other
+shapes, such as the parts of a split or the operands of a concat, are computed by other blocks of the same launch.
 """
 
 from __future__ import annotations
@@ -10,20 +10,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusec.gpu.kernels.codegen.indexing import MOVES, Laid, View, back, source
+from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, Strided, View, source, view_of_operand
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, by_value, ceil_div
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, merged, step, takes, widest
-from fusec.gpu.kernels.elementwise.transpose_tiles import Tile, tiled, transposed
+from fusec.gpu.kernels.codegen.pointwise_code import (
+    PointwiseCode,
+    Space,
+    can_generate,
+    merged_dims,
+    split_index,
+    stride_along,
+    widest_vector,
+)
+from fusec.gpu.kernels.elementwise.transpose_tiles import TransposedDims, tiled, transposed
 from fusec.ir import Node, Value
 from fusec.ops import Concat, Relayout
 from fusec.schedule.program import inputs_of
 
-SMALL = 8  # a dim of so few elements is a thread's, where tensors lie transposed to each other
+SMALL = 8  # a thread handles all of such a small dim, if tensors are transposed to each other
 
 
 @dataclass(frozen=True)
 class Sink:
-    """`value` as computed (or read), to be written as `output`, whose memory is `view` in the value's shape."""
+    """A value that is stored as `output`.
+
+    view: the memory of the output, in the shape of the value.
+    """
 
     value: Value
     output: Value
@@ -32,22 +43,25 @@ class Sink:
 
 @dataclass(frozen=True)
 class Region:
-    """Sinks of one shape, and the nodes and reads they need."""
+    """Sinks of one shape, with the nodes and reads they need.
+
+    reads: for each value that a node reads, the value in memory and its view.
+    """
 
     shape: tuple[int, ...]
     sinks: tuple[Sink, ...]
     nodes: tuple[Node, ...]
-    reads: dict[Value, tuple[Value, View]]  # by the name nodes have for it: memory, and how it is read
+    reads: dict[Value, tuple[Value, View]]
 
     @property
-    def views(self) -> list[Laid]:
-        """Of everything that is moved, what is written first."""
+    def views(self) -> list[Strided]:
+        """Views of all that is moved; what is stored comes first."""
         read = [view for value, view in self.reads.values() if value.type.size != 1]
         return [*(sink.view for sink in self.sinks), *read]
 
 
 def pointwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for such a step; None if it is another."""
+    """Return the kernel of pointwise and moving ops; None for other steps."""
     sinks = _sinks(nodes, outputs)
     if sinks is None:
         return None
@@ -65,7 +79,7 @@ def pointwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         if 0 in region.shape:
             continue
         tile = transposed(region.shape, region.views) if len(made) == 1 else None
-        body, blocks = _work(region, arguments, tile)
+        body, blocks = _generate(region, arguments, tile)
         if len(made) == 1:
             lines += [f"const {_index(region)} b = blockIdx.x;", *body]
         else:
@@ -83,15 +97,15 @@ def _sinks(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Sink] | None
     last = nodes[-1]
     if isinstance(last.op, Concat) and len(nodes) == 1:
         return _parts(last)
-    if not nodes or not all(takes(node) or isinstance(node.op, MOVES) for node in nodes):
+    if not nodes or not all(can_generate(node) or isinstance(node.op, VIEW_OPS) for node in nodes):
         return None
     sinks: list[Sink] = []
     for output in outputs:
         value, view = output, View.of(output.type)
-        while (node := value.node) is not None and node in nodes and isinstance(node.op, MOVES):
+        while (node := value.node) is not None and node in nodes and isinstance(node.op, VIEW_OPS):
             if source(value, nodes) is not None:
                 break
-            before = back(node, view)
+            before = view_of_operand(node, view)
             if before is None:
                 return None
             value, view = node.operands[0], before
@@ -100,7 +114,7 @@ def _sinks(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Sink] | None
 
 
 def _parts(concat: Node) -> list[Sink] | None:
-    """Each operand of a concat is written into its part of the result."""
+    """Return a sink for each operand of a concat, which writes its part of the result."""
     assert isinstance(concat.op, Concat)
     whole, axis, start = View.of(concat.result.type), concat.op.axis % concat.result.type.rank, 0
     sinks: list[Sink] = []
@@ -112,14 +126,14 @@ def _parts(concat: Node) -> list[Sink] | None:
 
 
 def _region(nodes: Sequence[Node], sinks: Sequence[Sink]) -> Region | None:
-    """What the sinks need; None if a node's operand is neither computed nor a view of memory."""
+    """Return what the sinks need; None if an operand is neither computed nor a view of memory."""
     wanted = {sink.value for sink in sinks}
     reads: dict[Value, tuple[Value, View]] = {}
     needed: list[Node] = []
     for node in reversed(nodes):
         if isinstance(node.op, Concat) or not wanted.intersection(node.results):
             continue
-        if takes(node) or (isinstance(node.op, Relayout) and source(node.result, nodes) is None):
+        if can_generate(node) or (isinstance(node.op, Relayout) and source(node.result, nodes) is None):
             needed.insert(0, node)
             wanted |= set(node.operands)
             continue
@@ -140,19 +154,19 @@ def _index(region: Region) -> str:
     return "u64" if big else "u32"
 
 
-def _extent(view: Laid) -> int:
+def _extent(view: Strided) -> int:
     start = view.start if isinstance(view, View) else 0
     return start + sum((d - 1) * abs(s) for d, s in zip(view.shape, view.strides, strict=True))
 
 
-def _work(region: Region, arguments: Arguments, tile: Tile | None) -> tuple[list[str], int]:
-    """Statements of block `b` of a region, and how many blocks it takes."""
+def _generate(region: Region, arguments: Arguments, tile: TransposedDims | None) -> tuple[list[str], int]:
+    """Generate the statements of block `b` of a region; return the number of blocks, too."""
     shape, views, rank = region.shape, region.views, len(region.shape)
     if tile is not None and min(shape[tile.read], shape[tile.written]) > SMALL:
-        return tiled(region.shape, tile, _index(region), lambda space: _chain(region, space, arguments), region.sinks)
-    indexed = any(node.op.name == "gen_index" for node in region.nodes)  # which needs each coordinate for itself
+        return tiled(region.shape, tile, _index(region), lambda space: _code(region, space, arguments), region.sinks)
+    indexed = any(node.op.name == "gen_index" for node in region.nodes)  # it needs each coordinate
     order = sorted((d for d in range(rank) if shape[d] != 1), key=lambda d: -region.sinks[0].view.strides[d])
-    if tile is not None:  # a thread writes all of the small dim, or reads it; its neighbours go along the other
+    if tile is not None:  # a thread handles all of the small dim; neighbouring threads follow the other
         small = min(tile.read, tile.written, key=lambda d: shape[d])
         order = [*(d for d in order if d not in (tile.read, tile.written)), tile.read, tile.written]
         order = [*(d for d in order if d != small), small]
@@ -160,11 +174,11 @@ def _work(region: Region, arguments: Arguments, tile: Tile | None) -> tuple[list
         vector, packs = shape[small], False
         if small == tile.written:
             steps = _steps(views, groups, rank)
-            packs = widest(vector, views, steps) == vector
+            packs = widest_vector(vector, views, steps) == vector
     else:
-        groups = merged(shape, order, [] if indexed else views) or [[rank - 1] if rank else []]
+        groups = merged_dims(shape, order, [] if indexed else views) or [[rank - 1] if rank else []]
         size = math.prod(shape[d] for d in groups[-1])
-        vector, packs = widest(size, views, _steps(views, groups, rank), exact=len(groups) > 1), True
+        vector, packs = widest_vector(size, views, _steps(views, groups, rank), exact=len(groups) > 1), True
     sizes = [math.prod(shape[d] for d in group) for group in groups]
     along = groups[-1][-1] if groups[-1] else -1
     total = ceil_div(sizes[-1], vector) * math.prod(sizes[:-1])
@@ -173,42 +187,41 @@ def _work(region: Region, arguments: Arguments, tile: Tile | None) -> tuple[list
     spaced = tuple(names.get(d) for d in range(rank))
     lines = [f"const {c_type} i = b * {BLOCK}u + threadIdx.x;", f"if (i < {by_value(total, long=True)}) {{"]
     outer = [(f"c{g[-1]}", n) for g, n in zip(groups[:-1], sizes, strict=False)]
-    lines += decoded("i", [*outer, ("pack", ceil_div(sizes[-1], vector))], c_type == "u64")
+    lines += split_index("i", [*outer, ("pack", ceil_div(sizes[-1], vector))], c_type == "u64")
     lines.append(f"const {c_type} {inner} = pack * {vector}u;")
-    whole = _stored(_chain(region, Space(shape, spaced, along, vector, packs), arguments), region.sinks)
+    whole = _store_sinks(_code(region, Space(shape, spaced, along, vector, packs), arguments), region.sinks)
     if sizes[-1] % vector == 0:
         lines += whole
-    else:  # one dim alone: the last thread has fewer elements than the others
-        one = _stored(_chain(region, Space(shape, spaced, along, 1), arguments), region.sinks)
+    else:  # a single dim: the last thread has fewer elements than the others
+        one = _store_sinks(_code(region, Space(shape, spaced, along, 1), arguments), region.sinks)
         lines += [f"if ({inner} + {vector}u <= {sizes[-1]}u) {{", *whole, "} else {"]
         lines += [f"for ({c_type} at = {inner}; at < {sizes[-1]}u; ++at) {{", f"  const {c_type} {inner} = at;"]
         lines += [*(f"  {line}" for line in one), "}", "}"]
     return [*lines, "}"], ceil_div(total, BLOCK)
 
 
-def _steps(views: Sequence[Laid], groups: Sequence[Sequence[int]], rank: int) -> list[list[int]]:
-    """For each tensor how far apart elements lie along the innermost group and, behind that, everything else that a
-    vector has to divide."""
+def _steps(views: Sequence[Strided], groups: Sequence[Sequence[int]], rank: int) -> list[list[int]]:
+    """Return for each tensor its stride along the innermost group, and then all that a vector must divide."""
     inner = groups[-1][-1] if groups[-1] else -1
     rows: list[list[int]] = []
     for view in views:
-        others = [step(view, rank, group[-1]) for group in groups[:-1]]
+        others = [stride_along(view, rank, group[-1]) for group in groups[:-1]]
         start = [view.start] if isinstance(view, View) else []
-        rows.append([step(view, rank, inner) if inner >= 0 else 0, *others, *start])
+        rows.append([stride_along(view, rank, inner) if inner >= 0 else 0, *others, *start])
     return rows
 
 
-def _chain(region: Region, space: Space, arguments: Arguments) -> Chain:
-    """Everything up to the sinks, not stored yet."""
-    chain = Chain(space, arguments)
+def _code(region: Region, space: Space, arguments: Arguments) -> PointwiseCode:
+    """Generate all nodes up to the sinks, which are not stored yet."""
+    code = PointwiseCode(space, arguments)
     for name, (value, view) in region.reads.items():
-        chain.get(name, view, memory=value)
+        code.get(name, view, memory=value)
     for node in region.nodes:
-        chain.apply(node)
-    return chain
+        code.apply(node)
+    return code
 
 
-def _stored(chain: Chain, sinks: Sequence[Sink]) -> list[str]:
+def _store_sinks(code: PointwiseCode, sinks: Sequence[Sink]) -> list[str]:
     for sink in sinks:
-        chain.store(sink.output, sink.value, sink.view)
-    return chain.lines()
+        code.store(sink.output, sink.value, sink.view)
+    return code.lines()

@@ -1,4 +1,4 @@
-"""Tensors that lie transposed to each other: both are touched in rows, through a tile of shared memory."""
+"""Transpose through tiles in shared memory, so that both reads and writes are coalesced."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fusec.gpu.kernels.codegen.indexing import Laid, View
+from fusec.gpu.kernels.codegen.indexing import Strided, View
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, ceil_div
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, step
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, stride_along
 from fusec.ir import Value
 
 SIDE = 32  # of a tile: a warp reads or writes one row
 
 
-class Sunk(Protocol):
-    """A value, the output it is written as, and where."""
+class SinkLike(Protocol):
+    """A value, the output it is stored as, and the view of that."""
 
     @property
     def value(self) -> Value: ...
@@ -26,46 +26,56 @@ class Sunk(Protocol):
 
 
 @dataclass(frozen=True)
-class Tile:
-    """The dims along which what is read, and what is written, has its neighbours."""
+class TransposedDims:
+    """The innermost dims of what is read, and of what is written."""
 
     read: int
     written: int
 
 
-def transposed(shape: tuple[int, ...], views: Sequence[Laid]) -> Tile | None:
-    """The two dims, if the first of the tensors (which is written) and a whole one that is read have different
-    innermost ones; None if all lie alike."""
+def transposed(shape: tuple[int, ...], views: Sequence[Strided]) -> TransposedDims | None:
+    """Return the two dims if tensors have different innermost ones; None otherwise.
+
+    views: of the tensor that is written, and then of those that are read.
+    """
     rank = len(shape)
 
-    def innermost(view: Laid) -> int | None:
-        return next((d for d in range(rank) if shape[d] != 1 and step(view, rank, d) == 1), None)
+    def innermost(view: Strided) -> int | None:
+        return next((d for d in range(rank) if shape[d] != 1 and stride_along(view, rank, d) == 1), None)
 
     written = innermost(views[0])
-    whole = [view for view in views[1:] if all(step(view, rank, d) for d in range(rank) if shape[d] != 1)]
+    whole = [view for view in views[1:] if all(stride_along(view, rank, d) for d in range(rank) if shape[d] != 1)]
     for view in whole:
         read = innermost(view)
         if written is not None and read is not None and read != written:
-            return Tile(read, written)
+            return TransposedDims(read, written)
     return None
 
 
 def tiled(
-    shape: tuple[int, ...], tile: Tile, c_type: str, chain_of: Callable[[Space], Chain], sinks: Sequence[Sunk]
+    shape: tuple[int, ...],
+    tile: TransposedDims,
+    c_type: str,
+    chain_of: Callable[[Space], PointwiseCode],
+    sinks: Sequence[SinkLike],
 ) -> tuple[list[str], int]:
-    """Statements of block `b`, and how many blocks there are: compute along the rows that are read, keep what comes out
-    as it will be stored, then write along the others."""
+    """Generate the statements of block `b`; return the number of blocks, too.
+
+    Results are computed along the rows that are read, stored in the tile, and then written along the other dim.
+    """
     r, w = tile.read, tile.written
     others = [d for d in range(len(shape)) if d not in (r, w) and shape[d] != 1]
     across, down = ceil_div(shape[r], SIDE), ceil_div(shape[w], SIDE)
     names = tuple(f"c{d}" if d in (*others, r, w) else None for d in range(len(shape)))
-    chain = chain_of(Space(shape, names))
-    lines = decoded("b", [*((f"c{d}", shape[d]) for d in others), ("down", down), ("across", across)], c_type == "u64")
+    code = chain_of(Space(shape, names))
+    lines = split_index(
+        "b", [*((f"c{d}", shape[d]) for d in others), ("down", down), ("across", across)], c_type == "u64"
+    )
     lines += ["const u32 column = threadIdx.x % 32u, row = threadIdx.x / 32u;"]
     for number, sink in enumerate(sinks):
         kind = C_TYPES[sink.output.type.dtype]
         lines.append(f"__shared__ {kind} tile{number}[{SIDE}][{SIDE + 1}];")
-        chain.inside.append(f"tile{number}[line][column] = {chain.as_stored(sink.value)};")
+        code.body.append(f"tile{number}[line][column] = {code.as_stored(sink.value)};")
     head = [f"for (u32 line = row; line < {SIDE}u; line += {BLOCK // SIDE}u) {{"]
     read = [f"  const {c_type} c{r} = across * {SIDE}u + column, c{w} = down * {SIDE}u + line;"]
     write = [f"  const {c_type} c{r} = across * {SIDE}u + line, c{w} = down * {SIDE}u + column;"]
@@ -74,7 +84,7 @@ def tiled(
         *head,
         *read,
         guard,
-        *(f"  {line}" for line in chain.lines()),
+        *(f"  {line}" for line in code.lines()),
         "}",
         "__syncthreads();",
         *head,
@@ -82,8 +92,8 @@ def tiled(
         guard,
     ]
     for number, sink in enumerate(sinks):
-        at = chain.space.offset(sink.view)
-        lines.append(f"  {chain.arguments.write(sink.output)}[{at}] = tile{number}[column][line];")
+        at = code.space.offset(sink.view)
+        lines.append(f"  {code.arguments.write(sink.output)}[{at}] = tile{number}[column][line];")
     total = across * down
     for d in others:
         total *= shape[d]

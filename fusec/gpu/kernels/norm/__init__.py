@@ -1,1 +1,1 @@
-"""Generate kernels for norms, softmax and reductions, forward and backward."""
+"""Generate kernels for reductions, softmax and norms, forward and backward."""

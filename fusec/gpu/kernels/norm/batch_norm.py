@@ -1,7 +1,7 @@
-"""Batch norm by the batch's own statistics, and its backward: two passes over the elements, sums of a channel and what
-is made of them, with pointwise ops before and behind, and what becomes of the statistics, on the way.
+"""Generate kernels for batch norm in training and its backward, with pointwise ops around them.
 
-Sums are taken by chunks in an order that does not change from run to run; a small launch puts them together.
+Two passes visit the elements: one sums each channel, one computes results from these sums. Sums are taken by chunks and
+merged by a small launch, in a fixed order, so every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -10,82 +10,92 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusec.gpu.kernels.codegen.channel_parts import Part, parted
-from fusec.gpu.kernels.codegen.indexing import Laid
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
+from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Kernel, ceil_div, power_of_two
-from fusec.gpu.kernels.codegen.pointwise_code import step, takes, widest
-from fusec.gpu.kernels.codegen.row_plan import Axis, Plan
-from fusec.gpu.kernels.norm.batch_norm_resident import WAYS, ResidentSource, shared_out
-from fusec.gpu.kernels.norm.batch_norm_source import BySumsSource, ChannelSource
+from fusec.gpu.kernels.codegen.norm_step import NormStep, match_norm_step
+from fusec.gpu.kernels.codegen.pointwise_code import can_generate, stride_along, widest_vector
+from fusec.gpu.kernels.codegen.row_plan import Axis, RowPlan
+from fusec.gpu.kernels.norm.batch_norm_resident import VARIANTS, BatchNormResident, plan_resident
+from fusec.gpu.kernels.norm.batch_norm_source import BatchNormBySumsSource, BatchNormSource
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums
 from fusec.schedule.program import inputs_of
 
-LANES = 32  # vectors of channels that a block goes through side by side, at most
-SUM_BLOCKS, WRITE_BLOCKS = 528, 1056  # of a pass over a large tensor
-UNROLLED = 4  # turns whose elements are asked for together
-SUM_TURNS, WRITE_TURNS = 8, 4  # of a thread, at least, where there are several chunks
+LANES = 32  # vectors of channels that a block visits together, at most
+SUM_BLOCKS, WRITE_BLOCKS = 4 * PROCESSORS, 8 * PROCESSORS  # of a pass over a large tensor
+UNROLLED = 4  # turns whose loads are issued together
+SUM_TURNS, WRITE_TURNS = 8, 4  # of a thread, at least, if there are several chunks
 
 
 def channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for a batch norm in training or its backward; None if the step is no such thing."""
+    """Return the kernel of a batch norm in training or its backward; None for other steps."""
     if any(node.op.name == "gen_index" for node in nodes):
         return None
-    part = _part(nodes, outputs)
-    if part is None or part.x.type.size >= 1 << 31:
+    step = _match(nodes, outputs)
+    if step is None or step.x.type.size >= 1 << 31:
         return None
-    numbers = part.anchor.operands[len(part.elements) :]
-    read = [v.type for v in inputs_of([*part.before, part.anchor]) if v.type.size != 1 and v not in numbers]
-    early = [v.type for v in part.early]
-    straight = [v for v in part.elements if v.node not in part.before]  # read as they are
-    again = [v.type for v in (*inputs_of(part.again), *straight) if v.type.size != 1 and v not in numbers]
-    behind = [v for v in inputs_of(part.behind) if v is not part.y]
-    written = [v.type for v in (*behind, *part.late) if v.type.size != 1]  # perhaps in another order than x
-    sums = _planned(part.x.type, [*read, *early], SUM_BLOCKS, SUM_TURNS)
-    write = _planned(part.x.type, [*again, *early, *written], WRITE_BLOCKS, WRITE_TURNS)
-    name, source = "+".join(node.op.name for node in nodes), ChannelSource(part, sums, write)
-    if isinstance(part.anchor.op, BatchNormBySums) and not part.unread:
-        if part.early:  # before the sums were taken, somewhere
+    numbers = step.anchor.operands[len(step.elements) :]
+    read = [v.type for v in inputs_of([*step.prologue, step.anchor]) if v.type.size != 1 and v not in numbers]
+    prologue_outputs = [v.type for v in step.prologue_outputs]
+    straight = [v for v in step.elements if v.node not in step.prologue]  # read without a prologue
+    again = [v.type for v in (*inputs_of(step.second_prologue), *straight) if v.type.size != 1 and v not in numbers]
+    epilogue = [v for v in inputs_of(step.epilogue) if v is not step.y]
+    written = [
+        v.type for v in (*epilogue, *step.epilogue_outputs) if v.type.size != 1
+    ]  # perhaps in another memory order than x
+    sums = _plan(step.x.type, [*read, *prologue_outputs], SUM_BLOCKS, SUM_TURNS)
+    write = _plan(step.x.type, [*again, *prologue_outputs, *written], WRITE_BLOCKS, WRITE_TURNS)
+    name, source = "+".join(node.op.name for node in nodes), BatchNormSource(step, sums, write)
+    if isinstance(step.anchor.op, BatchNormBySums) and not step.recomputed:
+        if step.prologue_outputs:  # the sums were taken from them in another step
             return None
-        source = BySumsSource(part, write, write)
+        source = BatchNormBySumsSource(step, write, write)
         return Kernel(name, source.launches(), source.scratch_bytes)
-    common, others = _planned(part.x.type, [*read, *early, *again, *written], 1, 1), dict[str, Kernel]()
-    for threads, unrolled in () if isinstance(part.anchor.op, ChannelSums) else WAYS:
-        plan = shared_out(common, threads)
+    common, others = _plan(step.x.type, [*read, *prologue_outputs, *again, *written], 1, 1), dict[str, Kernel]()
+    for threads, unrolled in () if isinstance(step.anchor.op, ChannelSums) else VARIANTS:
+        plan = plan_resident(common, threads)
         if plan is not None:
-            resident = ResidentSource(part, plan, plan, unrolled)
+            resident = BatchNormResident(step, plan, plan, unrolled)
             other = Kernel(name, resident.launches(), resident.scratch_bytes)
             others[other.key] = other
     return Kernel(name, source.launches(), source.scratch_bytes, tuple(others.values()))
 
 
-def _part(nodes: Sequence[Node], outputs: Sequence[Value]) -> Part | None:
-    """What each node does; channel_sums and the norm by them are one batch norm."""
+def _match(nodes: Sequence[Node], outputs: Sequence[Value]) -> NormStep | None:
+    """Sort the nodes by role. channel_sums and the norm by these sums count as one batch norm."""
     sums = [node for node in nodes if isinstance(node.op, ChannelSums)]
     norms = [node for node in nodes if isinstance(node.op, (BatchNormTrain, BatchNormBySums, BatchNormBackward))]
     if len(nodes) == len(sums) == 1:
-        return Part(sums[0], sums[0].operands, (), (), (), (), (), tuple(outputs))
-    if len(norms) != 1 or not all(takes(node) for node in nodes if node not in (*sums, *norms)):
+        return NormStep(sums[0], sums[0].operands, (), (), (), (), (), tuple(outputs))
+    if len(norms) != 1 or not all(can_generate(node) for node in nodes if node not in (*sums, *norms)):
         return None
     (anchor,) = norms
     if not sums:
-        return parted(nodes, outputs, anchor, 2 if isinstance(anchor.op, BatchNormBackward) else 1)
+        return match_norm_step(nodes, outputs, anchor, 2 if isinstance(anchor.op, BatchNormBackward) else 1)
     results = sums[0].results
     if len(sums) > 1 or sums[0].operands != anchor.operands[:1] or anchor.operands[3:] != results:
         return None
     if any(user is not anchor for value in results for user in value.users):
         return None
-    part = parted([node for node in nodes if node is not sums[0]], outputs, anchor, 1)
-    return None if part is None else replace(part, unread=results)
+    step = match_norm_step([node for node in nodes if node is not sums[0]], outputs, anchor, 1)
+    return None if step is None else replace(step, recomputed=results)
 
 
-def _planned(x: TensorType, types: Sequence[Laid], blocks: int, turns: int) -> Plan:
-    """Who goes through which elements of x for sums over all but the channels; types: of all that is moved."""
+def _plan(x: TensorType, types: Sequence[Strided], blocks: int, turns: int) -> RowPlan:
+    """Plan sums over all dims but the channels.
+
+    types: all tensors that are read or written element by element.
+    blocks: blocks that fill the GPU.
+    turns: the fewest turns of a thread, if there are several chunks.
+    """
     rank = x.rank
     groups: list[list[int]] = []
     for dim in (d for d in x.order or range(rank) if x.shape[d] != 1):
         outer = groups[-1][-1] if groups else 1
-        if 1 not in (dim, outer) and all(step(t, rank, outer) == step(t, rank, dim) * x.shape[dim] for t in types):
+        if 1 not in (dim, outer) and all(
+            stride_along(t, rank, outer) == stride_along(t, rank, dim) * x.shape[dim] for t in types
+        ):
             groups[-1].append(dim)
         else:
             groups.append([dim])
@@ -93,12 +103,12 @@ def _planned(x: TensorType, types: Sequence[Laid], blocks: int, turns: int) -> P
     row, vector = not axes or axes[-1].reduced, 1
     if axes:
         dims = [axis.dim for axis in reversed(axes)]
-        vector = widest(axes[-1].size, types, [[step(t, rank, d) for d in dims] for t in types])
+        vector = widest_vector(axes[-1].size, types, [[stride_along(t, rank, d) for d in dims] for t in types])
     count = math.prod(a.size for a in axes if a.reduced) // (vector if row else 1)
     numbers = math.prod(a.size for a in axes if not a.reduced) // (1 if row else vector)
     lanes = 1 if row else min(LANES, power_of_two(numbers))
     threads = min(BLOCK // lanes, power_of_two(count))
     lanes = max(lanes, 32 // threads)
-    plan = Plan(axes, row, vector, threads, lanes, count, numbers, unrolled=UNROLLED, whole=threads * UNROLLED)
+    plan = RowPlan(axes, row, vector, threads, lanes, count, numbers, unrolled=UNROLLED, whole=threads * UNROLLED)
     plan = replace(plan, chunks=max(1, min(ceil_div(blocks, plan.blocks), count // (threads * turns))))
     return replace(plan, chunks=ceil_div(count, plan.each))

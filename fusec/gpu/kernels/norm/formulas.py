@@ -1,4 +1,4 @@
-"""What reductions, softmax and norms compute, as passes over elements: the meaning is that of fusec.ops."""
+"""Describe reductions, softmax and norms as passes over elements. The meaning is that of fusec.ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from fusec.ops import GroupNorm, InstanceNorm, LayerNorm, Reduce, RmsNorm, Softm
 
 @dataclass(frozen=True)
 class Pass:
-    """Combines `term` of each element e, beginning with `start`; `finish` is applied to what comes out (#)."""
+    """One pass: it combines `term` of each element e, beginning with `start`.
+
+    finish: applied to the combined number, which it calls #.
+    """
 
     combine: str
     start: str
@@ -25,8 +28,15 @@ class Pass:
 
 @dataclass(frozen=True)
 class Formula:
-    """`result` of an element e from what the passes gave (#0, #1) and from parameters (#s, #b), which are read as of
-    the types given; of a reduction, from what the last pass gave (#0) and the first one (#1)."""
+    """The passes of an op, and its result.
+
+    c_type: the type that is computed in.
+    result: of a norm, from element e, the numbers of the passes (#0, #1) and the parameters (#s, #b). Of a reduction,
+        from
+        the last pass (#0) and the first one (#1).
+    parameters: the types that the parameters are read as.
+    merge: how the results of chunks are combined: `plain`, `moments`, or empty if they cannot be.
+    """
 
     c_type: str
     passes: tuple[Pass, ...]
@@ -35,8 +45,12 @@ class Formula:
     merge: str = ""
 
 
-def formula(node: Node, op: Op) -> Formula | None:
-    """The formula of an op, applied as the node applies its own; None if it has none."""
+def formula_of(node: Node, op: Op) -> Formula | None:
+    """Return the formula of an op; None if it has none.
+
+    node: its operands are those that the op is applied to.
+    op: differs from the node's op for a pool that is a reduction.
+    """
     x = node.operands[0].type
     if isinstance(op, Reduce):
         return _reduction(op, x)
@@ -106,5 +120,5 @@ def _smallest(dtype: DType) -> Pass:
 
 
 def _mine(number: int) -> str:
-    """What a pass gave to the element at hand."""
+    """Return the placeholder for the number that a pass gave to the current element."""
     return f"#{number}"

@@ -1,6 +1,6 @@
-"""Instance norm where channels lie innermost: which steps it fits, and the ways to share it out.
+"""Generate instance norm for channels last: select the steps that fit, and their variants.
 
-A max pool of windows side by side, or copies of each pixel side by side, are taken in behind it.
+A max pool of windows that do not overlap, or an upsampling by copies of pixels, may follow in the same kernel.
 """
 
 from __future__ import annotations
@@ -9,32 +9,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.kernel import HALVES, Kernel
-from fusec.gpu.kernels.codegen.pointwise_code import takes
+from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.norm import row_reduction
 from fusec.gpu.kernels.norm.group_norm import merges
-from fusec.gpu.kernels.norm.instance_norm_resident import KeptNorm
+from fusec.gpu.kernels.norm.instance_norm_resident import InstanceNormResident
 from fusec.gpu.kernels.norm.instance_norm_source import BLOCK
 from fusec.ir import DType, Node, Value
 from fusec.ops import InstanceNorm, MaxPool, Resize
 from fusec.passes.folding.fold_upsampling import copies
 from fusec.schedule.program import inputs_of
 
-TURNS = (8, 4)  # of a thread that are asked for together, and that a chunk has at least; the first where unmeasured
-KEPT = (2, 4, 8, 16)  # vectors that a thread keeps in registers, where an image then has room on the GPU
-LARGE, MOST_KEPT = 1024, 8  # threads of a block that has an image for itself, and vectors that each of them keeps
-FEW_PIXELS = 1024  # with fewer, one launch may be as fast: it comes first
+TURNS = (8, 4)  # loads of a thread that are issued together, and the fewest of a chunk; the first is the default
+KEPT = (2, 4, 8, 16)  # vectors that a thread keeps in registers, if an image then fits on the GPU
+LARGE, MOST_KEPT = 1024, 8  # threads of a block that alone handles an image, and vectors that each keeps
+FEW_PIXELS = 1024  # with fewer, the variants with one launch come first, because they may be as fast
 
 
 def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for an instance norm over images with channels innermost, pointwise ops over its result, and perhaps a
-    pool or copies behind these; None if the step is no such thing."""
-    anchor, behind = nodes[0], nodes[1:]
+    """Return the kernel of an instance norm, its epilogue, and perhaps a pool or copies last; None for other steps."""
+    anchor, epilogue = nodes[0], nodes[1:]
     if not isinstance(anchor.op, InstanceNorm):
         return None
-    last = behind[-1] if behind and isinstance(behind[-1].op, (MaxPool, Resize)) else None
-    behind = behind if last is None else behind[:-1]
+    last = epilogue[-1] if epilogue and isinstance(epilogue[-1].op, (MaxPool, Resize)) else None
+    epilogue = epilogue if last is None else epilogue[:-1]
     x, y = anchor.operands[0], anchor.result
-    if x.type.dtype not in (*HALVES, DType.F32) or not x.type.size or not all(takes(node) for node in behind):
+    if x.type.dtype not in (*HALVES, DType.F32) or not x.type.size or not all(can_generate(node) for node in epilogue):
         return None
     window = (1, 1) if last is None else _window(last)
     if last is not None and (
@@ -43,33 +42,33 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return None
     if last is None and any(v.type.shape != y.type.shape for v in outputs):
         return None
-    norm = KeptNorm(anchor, behind, last, window or (1, 1), outputs, TURNS[0])
+    norm = InstanceNormResident(anchor, epilogue, last, window or (1, 1), outputs, TURNS[0])
     if x.type.strides[1] != 1 or x.type.shape[1] % norm.vector or norm.lanes * norm.vector > BLOCK:
         return None
     if last is not None and last.result.type.dtype is not x.type.dtype:
         return None
-    read = [v for v in inputs_of(behind) if v is not y]
+    read = [v for v in inputs_of(epilogue) if v is not y]
     types = [v.type for v in (x, *read, *outputs) if v.type.size != 1]
     whole = types if last is None else types[:-1]
     if any(t.span >= 1 << 31 for t in types) or not all(merges(t, x.type.shape) for t in whole):
         return None
     if any(stride % norm.vector for t in types for stride in t.strides if stride != 1):
         return None
-    if any(node.op.name == "gen_index" for node in behind):
+    if any(node.op.name == "gen_index" for node in epilogue):
         return None
     mine = [replace(norm, turns=turns).kernel() for turns in TURNS]
     found = (replace(norm, turns=turns).resident() for turns in KEPT)
     mine += [kernel for kernel in found if kernel is not None][:2]
-    large = (replace(norm, turns=MOST_KEPT, block=LARGE, most=most).alone() for most in (4, 2, 1))
+    large = (replace(norm, turns=MOST_KEPT, block=LARGE, most=most).one_block() for most in (4, 2, 1))
     mine += [kernel for kernel in large if kernel is not None][:2]
     other = row_reduction.rows(nodes, outputs)
     theirs = [] if other is None else [replace(other, others=()), *other.others]
     best, *others = [*theirs, *mine] if norm.pixels < FEW_PIXELS else [*mine, *theirs[:1]]
-    return replace(best, others=tuple({way.key: way for way in others if way.key != best.key}.values()))
+    return replace(best, others=tuple({variant.key: variant for variant in others if variant.key != best.key}.values()))
 
 
 def _window(node: Node) -> tuple[int, int] | None:
-    """Of a pool whose windows lie side by side, or how often each pixel is copied; None of others."""
+    """Return the window of a pool that does not overlap, or how often each pixel is copied; None for other ops."""
     op, x, y = node.op, node.operands[0].type, node.result.type
     if x.rank != 4 or x.shape[:2] != y.shape[:2] or y.strides[1] != 1:
         return None

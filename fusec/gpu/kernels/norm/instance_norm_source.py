@@ -1,5 +1,7 @@
-"""Sources of instance norms where channels lie innermost, in two launches: sums of chunks of an image, read once; then
-the elements again, by blocks that put their image's sums together while the first of its elements are on their way.
+"""Generate instance norms in two launches, for channels last.
+
+The first sums chunks of an image. The second visits the elements again; its blocks merge the sums of their image while
+the first elements are loaded.
 """
 
 from __future__ import annotations
@@ -8,36 +10,47 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
-from fusec.gpu.kernels.codegen.mma_tiles import nested
+from fusec.gpu.kernels.codegen.mma_tiles import unrolled_loops
 from fusec.gpu.kernels.codegen.op_table import literal
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
 from fusec.ir import DType, Node, Value
 from fusec.ops import InstanceNorm, MaxPool
 
-BLOCK, LANES = 256, 32  # threads; vectors of channels that they go through side by side, at most
-BLOCKS = 1056  # of a launch over a large tensor
+BLOCK, LANES = 256, 32  # threads; vectors of channels that a block visits together, at most
+BLOCKS = 8 * PROCESSORS  # of a launch over a large tensor
 
 
 @dataclass(frozen=True)
-class Share:
-    """`count` units of an image, which blocks share by so many each."""
+class Chunking:
+    """Units of an image that blocks share.
+
+    count: units of an image.
+    each: units of a block.
+    """
 
     count: int
     each: int
 
     @property
-    def chunks(self) -> int:
+    def number(self) -> int:
         return ceil_div(self.count, self.each)
 
 
 @dataclass(frozen=True)
-class Norm:
-    """An instance norm, what is applied to its elements, and perhaps a pool or copies last, of windows of pixels or to
-    them; `turns` of a thread are asked for together."""
+class InstanceNormSource:
+    """An instance norm, its epilogue, and perhaps a pool or copies last.
+
+    last: the pool, or the resize that copies pixels.
+    window: the window of the pool, or how often a pixel is copied.
+    turns: loads of a thread that are issued together.
+    block: threads of a block.
+    most: vectors of channels that a block visits together, at most.
+    """
 
     anchor: Node
-    behind: Sequence[Node]
+    epilogue: Sequence[Node]
     last: Node | None
     window: tuple[int, int]
     outputs: Sequence[Value]
@@ -55,7 +68,7 @@ class Norm:
 
     @property
     def lanes(self) -> int:
-        """Vectors of channels that a block goes through."""
+        """Vectors of channels of a block."""
         packs = self.x.type.shape[1] // self.vector
         return min(self.most, packs & -packs)
 
@@ -66,7 +79,7 @@ class Norm:
 
     @property
     def threads(self) -> int:
-        """Pixels that a block goes through at once."""
+        """Pixels that a block visits together."""
         return self.block // self.lanes
 
     @property
@@ -75,52 +88,55 @@ class Norm:
 
     @property
     def taps(self) -> int:
-        """Pixels that are read for one unit of what is written."""
+        """Pixels that are read for one unit of the result."""
         return math.prod(self.window) if self.last is not None and isinstance(self.last.op, MaxPool) else 1
 
     @property
-    def sums(self) -> Share:
+    def sums(self) -> Chunking:
         return self._shared_out(self.pixels, self.turns)
 
     @property
-    def write(self) -> Share:
+    def write(self) -> Chunking:
         return self._shared_out(self.pixels // self.taps, self.units)
 
     @property
     def units(self) -> int:
-        """That a thread writes in one turn."""
+        """Units that a thread writes in one turn."""
         return max(1, self.turns // self.taps)
 
-    def _shared_out(self, count: int, together: int) -> Share:
+    def _shared_out(self, count: int, together: int) -> Chunking:
         images = self.x.type.shape[0] * self.columns
         turns = max(together, ceil_div(count, self.threads * max(1, BLOCKS // images)))
-        return Share(count, self.threads * ceil_div(turns, together) * together)
+        return Chunking(count, self.threads * ceil_div(turns, together) * together)
 
     @property
     def channels(self) -> int:
         return self.x.type.shape[1]
 
     def kernel(self) -> Kernel:
-        """Two launches: sums of chunks, and the elements."""
-        scratch_bytes = 2 * self.x.type.shape[0] * self.sums.chunks * self.channels * 4
-        return Kernel(self._name, (self._sums(), self._written()), scratch_bytes)
+        """Return the kernel with two launches: sums of chunks, and the elements."""
+        scratch_bytes = 2 * self.x.type.shape[0] * self.sums.number * self.channels * 4
+        return Kernel(self._name, (self._sums(), self._write()), scratch_bytes)
 
     def _space(self, pixel: str) -> Space:
         rank = self.x.type.rank
-        names = ("image", "channel", *(None,) * (rank - 3), pixel)  # the last of merged dims counts for all
+        names = ("image", "channel", *(None,) * (rank - 3), pixel)  # the last spatial dim stands for all of them
         return Space(self.x.type.shape, names, 1, self.vector)
 
-    def _begun(self, share: Share, backwards: bool) -> list[str]:
-        """Which image, channels and pixels a block is about; backwards: the last image first."""
+    def _setup(self, chunks: Chunking, backwards: bool) -> list[str]:
+        """Declare which image, channels and pixels a block handles.
+
+        backwards: the last image comes first.
+        """
         images, v = self.x.type.shape[0], self.vector
         return [
             f"const u32 lane = threadIdx.x % {self.lanes}u, t = threadIdx.x / {self.lanes}u;",
-            f"const u32 place = blockIdx.x / {self.columns}u, chunk = place % {share.chunks}u;",
-            f"const u32 image = {f'{images - 1}u - ' if backwards else ''}place / {share.chunks}u;",
+            f"const u32 place = blockIdx.x / {self.columns}u, chunk = place % {chunks.number}u;",
+            f"const u32 image = {f'{images - 1}u - ' if backwards else ''}place / {chunks.number}u;",
             f"const u32 first_channel = blockIdx.x % {self.columns}u * {self._own}u;",
             f"const u32 channel = first_channel + lane * {v}u;",
-            f"const u32 begin = chunk * {share.each}u;",
-            f"const u32 end = begin + {share.each}u < {share.count}u ? begin + {share.each}u : {share.count}u;",
+            f"const u32 begin = chunk * {chunks.each}u;",
+            f"const u32 end = begin + {chunks.each}u < {chunks.count}u ? begin + {chunks.each}u : {chunks.count}u;",
         ]
 
     @property
@@ -131,8 +147,8 @@ class Norm:
         at = self._space(pixel).offset(self.x.type)
         return f"load_pack<{C_TYPES[self.x.type.dtype]}, {self.vector}>({image} + ({at}))"
 
-    def _taken(self, image: str) -> list[str]:
-        """The next turns of a thread, into `taken`: what lies beyond the end is the first pixel again."""
+    def _load_turns(self, image: str) -> list[str]:
+        """Load the next turns of a thread into `taken`. Past the end it loads the first pixel again."""
         return [
             "#pragma unroll",
             f"for (int i = 0; i < {self.turns}; ++i) {{",
@@ -142,38 +158,48 @@ class Norm:
         ]
 
     def _sums(self) -> Launch:
-        """Of each chunk: its mean, and squares around that."""
+        """Return the launch that stores the mean of each chunk, and squares around it."""
         arguments, v = Arguments(), self.vector
         image, scratch = arguments.read(self.x), arguments.scratch()
-        lines = [self._room, *self._begun(self.sums, False)]
-        lines += self._around(image, "begin")
+        lines = [self._sum_memory, *self._setup(self.sums, False)]
+        lines += self._load_centre(image, "begin")
         lines += [f"for (u32 pixel = begin + t; pixel < end; pixel += {self.threads * self.turns}u) {{"]
-        lines += [f"{self._pack} taken[{self.turns}];", *self._taken(image)]
+        lines += [f"{self._pack} taken[{self.turns}];", *self._load_turns(image)]
         lines += ["#pragma unroll", f"for (int i = 0; i < {self.turns}; ++i) {{"]
         lines += [f"const bool live = pixel + i * {self.threads}u < end;"]
-        lines += [*nested([("j", v)], *self._added("taken[i].v[j]")), "}", "}"]
-        lines += self._handed_over(scratch, self.sums.chunks, "float(end - begin)")
-        grid = self.x.type.shape[0] * self.sums.chunks * self.columns
+        lines += [*unrolled_loops([("j", v)], *self._accumulate("taken[i].v[j]")), "}", "}"]
+        lines += self._store_chunk(scratch, self.sums.number, "float(end - begin)")
+        grid = self.x.type.shape[0] * self.sums.number * self.columns
         return arguments.launch("instance_sums", lines, grid, self.block)
 
-    def _written(self) -> Launch:
+    def _write(self) -> Launch:
         arguments = Arguments()
         image, scratch = arguments.read(self.x), arguments.scratch("const float")
-        lines = [self._merging, *self._begun(self.write, True)]
-        lines += [f"{self._pack} taken[{self.units}][{self.taps}];", "u32 unit = begin + t;", *self._windows(image)]
-        lines += self._merged(self.sums, f"blockIdx.x % {self.columns}u", lambda at: f"{scratch}[{at}]")
+        lines = [self._merge_memory, *self._setup(self.write, True)]
+        lines += [
+            f"{self._pack} taken[{self.units}][{self.taps}];",
+            "u32 unit = begin + t;",
+            *self._load_windows(image),
+        ]
+        lines += self._merge_chunks(self.sums, f"blockIdx.x % {self.columns}u", lambda at: f"{scratch}[{at}]")
         lines += self._parameters(arguments)
         lines += ["while (unit < end) {", "#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"]
-        lines += [f"const u32 at = unit + i * {self.threads}u;", "if (at < end) {", *self._stored(arguments), "}", "}"]
+        lines += [
+            f"const u32 at = unit + i * {self.threads}u;",
+            "if (at < end) {",
+            *self._store_unit(arguments),
+            "}",
+            "}",
+        ]
         lines.append(f"unit += {self.threads * self.units}u;")
         if self.write.each > self.threads * self.units:
-            lines += ["if (unit < end) {", *self._windows(image), "}"]
+            lines += ["if (unit < end) {", *self._load_windows(image), "}"]
         lines += ["}"]
-        grid = self.x.type.shape[0] * self.write.chunks * self.columns
+        grid = self.x.type.shape[0] * self.write.number * self.columns
         return arguments.launch("instance_written", lines, grid, self.block)
 
-    def _windows(self, image: str) -> list[str]:
-        """The pixels of the next units of a thread, into `taken`."""
+    def _load_windows(self, image: str) -> list[str]:
+        """Load the pixels of the thread's next units into `taken`."""
         return [
             *("#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"),
             f"const u32 at = unit + i * {self.threads}u, u = at < end ? at : begin;",
@@ -184,61 +210,65 @@ class Norm:
         ]
 
     def _pixel(self, unit: str, tap: str = "k") -> str:
-        """Of a unit the pixel of a tap."""
+        """Return the pixel of a unit that belongs to a tap."""
         if self.taps == 1:
             return unit
         (high, wide), across = self.window, self.x.type.shape[-1]
         row = f"({unit} / {across // wide}u * {high}u + {tap} / {wide}u)"
         return f"{row} * {across}u + {unit} % {across // wide}u * {wide}u + {tap} % {wide}u"
 
-    def _stored(self, arguments: Arguments) -> list[str]:
-        """What becomes of unit `at`, of which the pixels are taken."""
-        chain = Chain(self._space("p"), arguments)
-        y = self.behind[-1].results[0] if self.behind else self.anchor.result
-        chain.define(self.anchor.result, "(wide(taken[i][k].v[j]) - mean[j]) * factor[j] + bias[j]")
-        for node in self.behind:
-            chain.apply(node)
+    def _store_unit(self, arguments: Arguments) -> list[str]:
+        """Compute and store unit `at`, whose pixels are loaded."""
+        code = PointwiseCode(self._space("p"), arguments)
+        y = self.epilogue[-1].results[0] if self.epilogue else self.anchor.result
+        code.define(self.anchor.result, "(wide(taken[i][k].v[j]) - mean[j]) * factor[j] + bias[j]")
+        for node in self.epilogue:
+            code.apply(node)
         if self.last is None:
             for value in self.outputs:
-                chain.store(value)
-            return ["const u32 p = at, k = 0;", *chain.lines()]
+                code.store(value)
+            return ["const u32 p = at, k = 0;", *code.lines()]
         result, kind, v = self.last.result, C_TYPES[y.type.dtype], self.vector
         (high, wide), across = self.window, self.x.type.shape[-1]
         if isinstance(self.last.op, MaxPool):
-            chain.inside.append(f"largest[j] = k == 0 ? {chain.get(y)} : nmax(largest[j], {chain.get(y)});")
+            code.body.append(f"largest[j] = k == 0 ? {code.get(y)} : nmax(largest[j], {code.get(y)});")
             lines = [f"float largest[{v}];", "#pragma unroll", f"for (u32 k = 0; k < {self.taps}u; ++k) {{"]
-            lines += [f"const u32 p = {self._pixel('at')};", *chain.lines(), "}"]
-            pooled = Chain(replace(self._space("at"), shape=result.type.shape), arguments, "w")
+            lines += [f"const u32 p = {self._pixel('at')};", *code.lines(), "}"]
+            pooled = PointwiseCode(replace(self._space("at"), shape=result.type.shape), arguments, "w")
             pooled.known[result] = "largest[j]"
             pooled.store(result)
             return [*lines, *pooled.lines()]
-        chain.inside.append(f"copied.v[j] = {chain.as_stored(y)};")
-        lines = ["const u32 p = at, k = 0;", f"Pack<{kind}, {v}> copied;", *chain.lines()]
+        code.body.append(f"copied.v[j] = {code.as_stored(y)};")
+        lines = ["const u32 p = at, k = 0;", f"Pack<{kind}, {v}> copied;", *code.lines()]
         lines += ["#pragma unroll", f"for (u32 copy = 0; copy < {high * wide}u; ++copy) {{"]
         lines.append(f"const u32 row = at / {across}u * {high}u + copy / {wide}u;")
         lines.append(f"const u32 column = at % {across}u * {wide}u + copy % {wide}u;")
         place = Space(result.type.shape, ("image", "channel", "row", "column")).offset(result.type)
         return [*lines, f"store_pack<{kind}, {v}>({arguments.write(result)} + ({place}), copied);", "}"]
 
-    def _merged(self, share: Share, column: str, part: Callable[[str], str]) -> list[str]:
-        """What the image's chunks came to for the block's channels, put together around the first one's mean: `means`
-        and `factors` of these. part: what is read at a place of the scratch memory."""
+    def _merge_chunks(self, chunks: Chunking, column: str, part: Callable[[str], str]) -> list[str]:
+        """Merge the chunks of the image for the block's channels, around the first chunk's mean.
+
+        The results are `means` and `factors`.
+
+        part: returns the number at a place of the scratch memory.
+        """
         own, c2 = self._own, 2 * self.channels
         slices, taps, rest = (
             self.block // own,
-            self.pixels // share.count,
-            share.count - (share.chunks - 1) * share.each,
+            self.pixels // chunks.count,
+            chunks.count - (chunks.number - 1) * chunks.each,
         )
         total = f"for (u32 w = 0; w < {slices}u; ++w) {{ sum0 += merging[0][w][i]; sum1 += merging[1][w][i]; }}"
         return [
             f"const u32 mine = threadIdx.x % {own}u, slice = threadIdx.x / {own}u;",
-            f"const u32 from = image * {share.chunks * c2}u + {column} * {own}u + mine;",
+            f"const u32 from = image * {chunks.number * c2}u + {column} * {own}u + mine;",
             f"const float first_mean = {part('from')};",
             "float part0 = 0.0f, part1 = 0.0f;",
             "#pragma unroll 8",
-            f"for (u32 c = slice; c < {share.chunks}u; c += {slices}u) {{",
+            f"for (u32 c = slice; c < {chunks.number}u; c += {slices}u) {{",
             f"const float d = {part(f'from + c * {c2}u')} - first_mean;",
-            f"const float count = c == {share.chunks - 1}u ? {rest * taps}.0f : {share.each * taps}.0f;",
+            f"const float count = c == {chunks.number - 1}u ? {rest * taps}.0f : {chunks.each * taps}.0f;",
             "part0 += count * d;",
             f"part1 += {part(f'from + c * {c2}u + {self.channels}u')} + count * d * d;",
             "}",
@@ -247,18 +277,18 @@ class Norm:
             "__syncthreads();",
             f"if (threadIdx.x < {own}u) {{",
             *("const u32 i = threadIdx.x;", "float sum0 = 0.0f, sum1 = 0.0f;", "#pragma unroll", total),
-            *self._concluded("first_mean"),
+            *self._channel_statistics("first_mean"),
             "}",
             "__syncthreads();",
         ]
 
-    def _concluded(self, around: str) -> list[str]:
-        """Mean and factor of channel `i` from its sums around a number."""
+    def _channel_statistics(self, around: str) -> list[str]:
+        """Compute mean and factor of channel `i` from its sums around a number."""
         op = self.anchor.op
         assert isinstance(op, InstanceNorm)
         return [
             f"const float mean = sum0 / {self.pixels}.0f;",
-            # rounding may have left less than nothing; what is no number stays so
+            # rounding may have left a negative number; NaN stays NaN
             "const float squares = sum1 - sum0 * mean, spread = squares < 0.0f ? 0.0f : squares;",
             f"means[i] = {around} + mean;",
             f"const float variance = spread / {self.pixels}.0f;",
@@ -266,13 +296,13 @@ class Norm:
         ]
 
     @property
-    def _merging(self) -> str:
-        """Shared memory for `_merged`, and what it gives."""
+    def _merge_memory(self) -> str:
+        """Shared memory for `_merge_chunks` and its results."""
         own = self._own
         return f"__shared__ float merging[2][{self.block // own}][{own}], means[{own}], factors[{own}];"
 
     def _parameters(self, arguments: Arguments) -> list[str]:
-        """Of a thread's channels mean, factor and bias."""
+        """Load mean, factor and bias of a thread's channels."""
         v, (scales, biases) = self.vector, (arguments.read(value) for value in self.anchor.operands[1:])
         return [
             f"float mean[{v}], factor[{v}], bias[{v}];",
@@ -290,11 +320,11 @@ class Norm:
 
     @property
     def _name(self) -> str:
-        nodes = (self.anchor, *self.behind, *([] if self.last is None else [self.last]))
+        nodes = (self.anchor, *self.epilogue, *([] if self.last is None else [self.last]))
         return "+".join(node.op.name for node in nodes)
 
-    def _around(self, image: str, pixel: str) -> list[str]:
-        """What a chunk's squares are summed around: its first element, if that is a number."""
+    def _load_centre(self, image: str, pixel: str) -> list[str]:
+        """Load the number that a chunk's squares are summed around: its first element, if that is finite."""
         return [
             f"float around[{self.vector}], acc0[{self.vector}], acc1[{self.vector}];",
             f"const {self._pack} first = {self._load(image, pixel)};",
@@ -304,36 +334,36 @@ class Norm:
             "}",
         ]
 
-    def _added(self, element: str) -> list[str]:
-        """One element to the sums, if it is `live`."""
+    def _accumulate(self, element: str) -> list[str]:
+        """Add an element to the sums if it is `live`."""
         return [
             f"const float d = live ? wide({element}) - around[j] : 0.0f;",
             *("acc0[j] += d;", "acc1[j] += d * d;"),
         ]
 
-    def _handed_over(self, scratch: str, chunks: int, count: str) -> list[str]:
-        """A chunk's mean, and squares around that, for the others."""
-        return self._together(
+    def _store_chunk(self, scratch: str, chunks: int, count: str) -> list[str]:
+        """Store a chunk's mean, and squares around it, for other blocks."""
+        return self._merge_warps(
             f"const float mean = sum0 / {count};",
             f"const u32 at = (image * {chunks}u + chunk) * {2 * self.channels}u + first_channel + i;",
             f"{scratch}[at] = centres[i] + mean;",
             f"{scratch}[at + {self.channels}u] = sum1 - sum0 * mean;",
         )
 
-    def _together(self, *then: str) -> list[str]:
-        """The sums of threads: first within warps, then by a thread for each channel, which goes on with them."""
+    def _merge_warps(self, *then: str) -> list[str]:
+        """Merge the sums of threads within warps, then for each channel by one thread, which runs `then`."""
         v, own, warps = self.vector, self._own, self.block // 32
         total = f"for (u32 w = 0; w < {warps}u; ++w) {{ sum0 += sums[w][0][i]; sum1 += sums[w][1][i]; }}"
         return [
             *("#pragma unroll", f"for (int s = 16; s >= {self.lanes}; s /= 2) {{"),
-            *nested(
+            *unrolled_loops(
                 [("j", v)],
                 "acc0[j] += __shfl_xor_sync(0xffffffffu, acc0[j], s);",
                 "acc1[j] += __shfl_xor_sync(0xffffffffu, acc1[j], s);",
             ),
             "}",
             f"if (threadIdx.x % 32u < {self.lanes}u) {{",
-            *nested(
+            *unrolled_loops(
                 [("j", v)],
                 f"sums[threadIdx.x / 32u][0][lane * {v}u + j] = acc0[j];",
                 f"sums[threadIdx.x / 32u][1][lane * {v}u + j] = acc1[j];",
@@ -348,6 +378,6 @@ class Norm:
         ]
 
     @property
-    def _room(self) -> str:
-        """Shared memory for `_handed_over`."""
+    def _sum_memory(self) -> str:
+        """Shared memory for `_merge_warps`."""
         return f"__shared__ float sums[{self.block // 32}][2][{self._own}], centres[{self._own}];"

@@ -1,8 +1,9 @@
-"""The gradients of layer and RMS norm: dx row by row and, on the way, sums over rows for scale and bias; with pointwise
-ops before and behind, sums over rows of what is behind (a bias's gradient), and what becomes of all these sums.
+"""Generate the gradients of layer and RMS norm, with pointwise ops around them.
 
-Some threads share a row and keep it in registers; each adds up its columns over the rows it meets, and a small launch
-puts these sums together, always in the same order. Rows may be copied to the block's own memory ahead of their turn.
+The kernel computes dx row by row. It also sums over rows, for the gradients of scale, bias and a later bias. Some
+threads
+share a row and keep it in registers; each sums its columns over the rows that it visits. A small launch merges these
+sums in a fixed order. Rows may be copied to shared memory before their turn.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusec.gpu.kernels.codegen.channel_parts import Part, parted
-from fusec.gpu.kernels.codegen.indexing import Laid
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
+from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import (
     BLOCK,
     C_TYPES,
@@ -23,76 +24,89 @@ from fusec.gpu.kernels.codegen.kernel import (
     compute_type,
     power_of_two,
 )
-from fusec.gpu.kernels.codegen.loops import TOGETHER, Merge, coordinates
+from fusec.gpu.kernels.codegen.loops import TOGETHER, ChunkMerge, coordinates
+from fusec.gpu.kernels.codegen.norm_step import NormStep, match_norm_step
 from fusec.gpu.kernels.codegen.op_table import literal
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, merged, step, takes, widest
-from fusec.gpu.kernels.codegen.row_plan import Axis, Plan
+from fusec.gpu.kernels.codegen.pointwise_code import (
+    PointwiseCode,
+    Space,
+    can_generate,
+    merged_dims,
+    stride_along,
+    widest_vector,
+)
+from fusec.gpu.kernels.codegen.row_plan import Axis, RowPlan
 from fusec.ir import DType, Node, Value
 from fusec.ops import LayerNormBackward, Reduce
 from fusec.schedule.program import inputs_of
 
-# Numbers of a row that a thread keeps, of each of four kinds, blocks at most (more of these leave more sums to put
-# together), rows that are copied ahead, and whether blocks meet to put the sums together rather than a second launch.
-# Where nothing is measured, the first.
-SHARED_OUT = (
-    (24, 132, 0, False),
-    (16, 264, 0, False),
-    (8, 528, 0, False),
-    (24, 132, 2, False),
-    (24, 132, 2, True),
-    (16, 264, 2, False),
+# Each: numbers of a row that a thread keeps, of each of four kinds; blocks at most (more blocks leave more sums to
+# merge); rows copied ahead; whether blocks wait for each other and merge the sums, which saves the second launch. The
+# first is the default.
+VARIANTS = (
+    (24, PROCESSORS, 0, False),
+    (16, 2 * PROCESSORS, 0, False),
+    (8, 4 * PROCESSORS, 0, False),
+    (24, PROCESSORS, 2, False),
+    (24, PROCESSORS, 2, True),
+    (16, 2 * PROCESSORS, 2, False),
 )
-AHEAD_BYTES = 200 << 10  # for these, of a block
+AHEAD_BYTES = 200 << 10  # shared memory of a block for rows copied ahead
 MOST = 512  # threads for a row
-SHARED_BYTES = 40 << 10  # for the columns of the rows a block is at
+SHARED_BYTES = 40 << 10  # for the column sums of the rows that a block works on
 
 
 def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for a layer_norm_backward with what stands around it; None if the step is no such thing."""
+    """Return the kernel of a layer_norm_backward with nodes around it; None for other steps."""
     anchors = [node for node in nodes if isinstance(node.op, LayerNormBackward)]
     if len(anchors) != 1 or any(node.op.name == "gen_index" for node in nodes):
         return None
     (anchor,) = anchors
     if anchor.op.attributes["axis"] % anchor.operands[1].type.rank == 0:
         return None  # one row: the parameters are as large as x
-    part = parted(nodes, outputs, anchor, 2, lambda node: _adds_rows(node, anchor))
-    if part is None or part.x.type.size >= 1 << 31:
+    step = match_norm_step(nodes, outputs, anchor, 2, lambda node: _is_row_sum(node, anchor))
+    if step is None or step.x.type.size >= 1 << 31:
         return None
-    if not all(takes(node) for node in nodes if node is not anchor and node not in part.sums):
+    if not all(can_generate(node) for node in nodes if node is not anchor and node not in step.sum_nodes):
         return None
-    if any(v.node in part.before for node in part.behind for v in node.operands):
+    if any(v.node in step.prologue for node in step.epilogue for v in node.operands):
         return None
     name, made = "+".join(node.op.name for node in nodes), list[Kernel]()
-    for kept, blocks, ahead, meets in SHARED_OUT:
-        plan = _planned(part, kept)
-        if plan is not None and plan.lanes * _columns_bytes(part) <= SHARED_BYTES:
-            source = _Source(part, plan, blocks, ahead)
+    for kept, blocks, ahead, meets in VARIANTS:
+        plan = _plan(step, kept)
+        if plan is not None and plan.lanes * _columns_bytes(step) <= SHARED_BYTES:
+            source = _LayerNormBackwardSource(step, plan, blocks, ahead)
             if source.is_possible and (not meets or source.may_meet):
-                launches = (source.at_once(),) if meets else (source.rows(), source.columns())
+                launches = (source.one_launch(),) if meets else (source.rows(), source.columns())
                 made.append(Kernel(name, launches, source.scratch_bytes))
     kernels = {kernel.key: kernel for kernel in made}
     return replace(made[0], others=tuple(kernels.values())[1:]) if made else None
 
 
-def _columns_bytes(part: Part) -> int:
-    """Of one number for each column, as it is computed in."""
-    return part.parameters[0].type.size * (8 if part.x.type.dtype is DType.F64 else 4)
+def _columns_bytes(step: NormStep) -> int:
+    """Return the bytes of one number for each column, in the type that is computed in."""
+    return step.parameters[0].type.size * (8 if step.x.type.dtype is DType.F64 else 4)
 
 
-def _adds_rows(node: Node, anchor: Node) -> bool:
-    """Whether a node is a sum over rows, as the gradient of a bias is, whose result has the shape of the scale's."""
+def _is_row_sum(node: Node, anchor: Node) -> bool:
+    """Tell if a node sums over rows to the shape of the scale, as the gradient of a bias does."""
     axis, scale = anchor.op.attributes["axis"] % anchor.operands[1].type.rank, anchor.operands[2].type
     return node.op == Reduce("sum", tuple(range(axis)), False) and node.result.type.shape == scale.shape
 
 
-def _planned(part: Part, kept: int) -> Plan | None:
-    """Who goes through what; None if rows are longer than threads can keep."""
-    x, axis = part.x.type, part.anchor.op.attributes["axis"] % part.x.type.rank
-    read = inputs_of([*part.before, *part.behind])
-    types: list[Laid] = [v.type for v in (*part.elements, *read, *part.early, *part.late) if v.type.size != 1]
+def _plan(step: NormStep, kept: int) -> RowPlan | None:
+    """Plan how threads share rows; None if rows are longer than threads can keep.
+
+    kept: numbers of a row that a thread keeps.
+    """
+    x, axis = step.x.type, step.anchor.op.attributes["axis"] % step.x.type.rank
+    read = inputs_of([*step.prologue, *step.epilogue])
+    types: list[Strided] = [
+        v.type for v in (*step.elements, *read, *step.prologue_outputs, *step.epilogue_outputs) if v.type.size != 1
+    ]
     sizes = [d for d in range(x.rank) if x.shape[d] != 1]
-    leading = merged(x.shape, [d for d in sizes if d < axis], types) if any(d < axis for d in sizes) else []
-    trailing = merged(x.shape, [d for d in sizes if d >= axis], types) if any(d >= axis for d in sizes) else []
+    leading = merged_dims(x.shape, [d for d in sizes if d < axis], types) if any(d < axis for d in sizes) else []
+    trailing = merged_dims(x.shape, [d for d in sizes if d >= axis], types) if any(d >= axis for d in sizes) else []
     axes = tuple(
         Axis(f"c{g[-1]}", g[-1], math.prod(x.shape[d] for d in g), reduced)
         for groups, reduced in ((leading, False), (trailing, True))
@@ -101,45 +115,51 @@ def _planned(part: Part, kept: int) -> Plan | None:
     vector = 1
     if trailing:
         dims = [a.dim for a in reversed(axes)]
-        moved = [part.parameters[0].type, *types]
-        vector = widest(axes[-1].size, moved, [[step(t, x.rank, d) for d in dims] for t in moved])
+        moved = [step.parameters[0].type, *types]
+        vector = widest_vector(axes[-1].size, moved, [[stride_along(t, x.rank, d) for d in dims] for t in moved])
     size = math.prod(x.shape[axis:])
     count = size // vector
     threads = max(32, power_of_two(ceil_div(count, max(1, kept // vector))))
     if threads > MOST:
         return None
     lanes = max(1, BLOCK // threads)
-    return Plan(axes, True, vector, threads, lanes, count, x.size // size)
+    return RowPlan(axes, True, vector, threads, lanes, count, x.size // size)
 
 
 @dataclass(frozen=True)
-class _Source:
-    part: Part
-    plan: Plan
+class _LayerNormBackwardSource:
+    """The launches of a step.
+
+    most: blocks, at most.
+    ahead: rows that are copied before their turn.
+    """
+
+    step: NormStep
+    plan: RowPlan
     most: int
     ahead: int
 
     @property
     def is_possible(self) -> bool:
-        """Whether rows can be copied ahead, if they are to be."""
-        sizes = {self.plan.vector * value.type.dtype.itemsize for value in self._copied}
+        """Tell if rows can be copied before their turn, as far as that is wanted."""
+        sizes = {self.plan.vector * value.type.dtype.itemsize for value in self._copied_values}
         return not self.ahead or (bool(sizes) and sizes <= {4, 8, 16} and self._ahead_bytes <= AHEAD_BYTES)
 
     @property
-    def _copied(self) -> list[Value]:
-        """What is read element by element, several neighbours at once, if rows are copied ahead."""
-        part, read = self.part, list[Value]()
-        for value in (*inputs_of([*part.before, part.anchor]), *inputs_of(part.behind)):
-            if value.type.shape == part.x.type.shape and self._space.is_pack(value.type) and value is not part.y:
+    def _copied_values(self) -> list[Value]:
+        """The values of which rows are copied: those that are read by packs."""
+        step, read = self.step, list[Value]()
+        for value in (*inputs_of([*step.prologue, step.anchor]), *inputs_of(step.epilogue)):
+            if value.type.shape == step.x.type.shape and self._space.is_pack(value.type) and value is not step.y:
                 read.append(value)
         return list(dict.fromkeys(read)) if self.ahead else []
 
     @property
     def _ahead_bytes(self) -> int:
-        return (self.ahead + 1) * sum(self._row_bytes(value) for value in self._copied)
+        return (self.ahead + 1) * sum(self._row_bytes(value) for value in self._copied_values)
 
     def _row_bytes(self, value: Value) -> int:
-        """Of the rows that a block is at."""
+        """Return the bytes of the rows that a block works on."""
         return self.plan.turns * self.plan.block * self.plan.vector * value.type.dtype.itemsize
 
     @property
@@ -156,19 +176,19 @@ class _Source:
         ]
 
     def _place(self, value: Value) -> str:
-        """Where a vector of round `now`, turn `turn` is copied to."""
-        copied, plan = self._copied, self.plan
+        """Return the place that a vector of round `now`, turn `turn` is copied to."""
+        copied, plan = self._copied_values, self.plan
         start = (self.ahead + 1) * sum(self._row_bytes(each) for each in copied[: copied.index(value)])
         pack = f"Pack<{C_TYPES[value.type.dtype]}, {plan.vector}>"
         at = f"(now % {self.ahead + 1}u * {plan.turns}u + turn) * {plan.block}u + threadIdx.x"
         return f"reinterpret_cast<{pack}*>(rows + {start}u)[{at}]"
 
-    def _fetching(self, arguments: Arguments) -> list[str]:
-        """What copies the rows of a round, the first of them at once."""
+    def _define_fetch(self, arguments: Arguments) -> list[str]:
+        """Define the function that copies the rows of a round, and copy the first rounds."""
         if not self.ahead:
             return []
         body: list[str] = []
-        for value in self._copied:
+        for value in self._copied_values:
             nbytes = self.plan.vector * value.type.dtype.itemsize
             source = f"{arguments.read(value)} + ({self._space.offset(value.type)})"
             body.append(f"copy_ahead<{nbytes}>(&{self._place(value)}, {source});")
@@ -183,22 +203,22 @@ class _Source:
             f"for (u32 now = 0; now < {self.ahead}u; ++now) fetch(now);",
         ]
 
-    def _chain(self, arguments: Arguments, prefix: str = "v") -> Chain:
-        """Of the elements of a row; what was copied is read from there."""
-        chain = Chain(self._space, arguments, prefix)
-        for number, value in enumerate(self._copied):
+    def _row_code(self, arguments: Arguments, prefix: str = "v") -> PointwiseCode:
+        """Return the code for elements of a row; copied rows are read from shared memory."""
+        code = PointwiseCode(self._space, arguments, prefix)
+        for number, value in enumerate(self._copied_values):
             pack = f"const Pack<{C_TYPES[value.type.dtype]}, {self.plan.vector}>"
-            chain.before.append(f"{pack} row{number} = {self._place(value)};")
-            chain.known[value] = f"wide(row{number}.v[j])"
-        return chain
+            code.head.append(f"{pack} row{number} = {self._place(value)};")
+            code.known[value] = f"wide(row{number}.v[j])"
+        return code
 
     @property
     def kind(self) -> str:
-        return compute_type(self.part.x.type.dtype)
+        return compute_type(self.step.x.type.dtype)
 
     @property
     def size(self) -> int:
-        return self.part.parameters[0].type.size
+        return self.step.parameters[0].type.size
 
     @property
     def blocks(self) -> int:
@@ -206,96 +226,96 @@ class _Source:
 
     @property
     def sums(self) -> int:
-        return len(self.part.anchor.results) - 1 + len(self.part.sums)
+        return len(self.step.anchor.results) - 1 + len(self.step.sum_nodes)
 
     @property
     def scratch_bytes(self) -> int:
-        """What each block's sums of columns come to."""
+        """Bytes of the column sums of all blocks."""
         return self.sums * self.blocks * self.size * (8 if self.kind == "double" else 4)
 
     @property
     def may_meet(self) -> bool:
-        """Whether each block has columns enough to put together, and all of them at once."""
+        """Tell if blocks can merge the sums themselves: there is a block for all columns."""
         return self._merge(self.plan.block // TOGETHER).blocks <= self.blocks and self.plan.block >= 32
 
-    def _merge(self, threads: int = 0) -> Merge:
-        return Merge(self.size, self.blocks, threads)
+    def _merge(self, threads: int = 0) -> ChunkMerge:
+        return ChunkMerge(self.size, self.blocks, threads)
 
     def rows(self) -> Launch:
-        """Row by row, and what a block's columns come to."""
+        """Return the launch that computes rows and the column sums of each block."""
         arguments = Arguments()
-        return self._launched("norm_backward_rows", self._rows(arguments), arguments)
+        return self._make_launch("norm_backward_rows", self._rows(arguments), arguments)
 
     def columns(self) -> Launch:
-        """The sums over all rows, and what is made of them."""
+        """Return the launch that merges the sums and computes on them."""
         arguments, merge = Arguments(), self._merge()
         return arguments.launch("norm_backward_columns", self._columns(arguments, merge), merge.blocks, merge.block)
 
-    def at_once(self) -> Launch:
-        """Both in one launch, whose blocks meet in between."""
+    def one_launch(self) -> Launch:
+        """Return one launch for both, whose blocks wait for each other in between."""
         arguments, merge = Arguments(), self._merge(self.plan.block // TOGETHER)
         lines = [*self._rows(arguments), f"meet({arguments.doors(1)}, {self.blocks}u);"]
         lines += ["{", *(f"  {line}" for line in self._columns(arguments, merge, met=True)), "}"]
-        return replace(self._launched("norm_backward", lines, arguments), meets=True)
+        return replace(self._make_launch("norm_backward", lines, arguments), meets=True)
 
-    def _launched(self, name: str, lines: Sequence[str], arguments: Arguments) -> Launch:
+    def _make_launch(self, name: str, lines: Sequence[str], arguments: Arguments) -> Launch:
         launch = arguments.launch(name, lines, self.blocks, self.plan.block)
         return replace(launch, resident_bytes=self._ahead_bytes) if self.ahead else launch
 
     def _rows(self, arguments: Arguments) -> list[str]:
-        plan, part, kind = self.plan, self.part, self.kind
-        op = part.anchor.op
+        plan, step, kind = self.plan, self.step, self.kind
+        op = step.anchor.op
         assert isinstance(op, LayerNormBackward)
         epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
         turns, vector, count = plan.turns, plan.vector, f"{kind}({self.size})"
         reduce = f"reduce_threads<{plan.block}, {plan.threads}, 1"
         lines = [f"__shared__ {kind} shared[{plan.block * 3}];"]
         lines.append(f"const u32 t = threadIdx.x % {plan.threads}u, lane = threadIdx.x / {plan.threads}u;")
-        own = ("by_scale", "by_bias")[: len(part.anchor.results) - 1]
-        names = (*own, *(f"by_sum{number}" for number in range(len(part.sums))))
+        own = ("by_scale", "by_bias")[: len(step.anchor.results) - 1]
+        names = (*own, *(f"by_sum{number}" for number in range(len(step.sum_nodes))))
         lines += [f"{kind} {name}[{turns}][{vector}];" for name in names]
         zeros = " ".join(f"{name}[turn][j] = {kind}(0);" for name in names)
         lines.append(f"for (int turn = 0; turn < {turns}; ++turn) for (int j = 0; j < {vector}; ++j) {{ {zeros} }}")
-        lines += self._fetching(arguments)
+        lines += self._define_fetch(arguments)
         lines.append(f"for (u32 now = 0; now < {self.rounds}u; ++now) {{")
         if self.ahead:
             lines += [f"fetch(now + {self.ahead}u);", f"wait_for_copies<{self.ahead}>();"]
         lines += self._row_at("now")
         lines.append(f"{kind} e[{turns}][{vector}], loss[{turns}][{vector}], sum[1] = {{{kind}(0)}};")
-        load = self._chain(arguments)
-        for node in part.before:
+        load = self._row_code(arguments)
+        for node in step.prologue:
             load.apply(node)
-        for value in part.early:  # every lane that is not live repeats what the last one does
+        for value in step.prologue_outputs:  # lanes that are not live repeat the last one's stores
             load.store(value)
-        load.inside.append(f"e[turn][j] = {load.get(part.x)};")
-        load.inside.append(f"loss[turn][j] = {load.get(part.elements[0])};")
+        load.body.append(f"e[turn][j] = {load.get(step.x)};")
+        load.body.append(f"loss[turn][j] = {load.get(step.elements[0])};")
         if op.centred:
-            load.inside.append("sum[0] += e[turn][j];")
+            load.body.append("sum[0] += e[turn][j];")
             lines += [*self._loop(load.lines()), f"{reduce}, 1>(sum, shared, Add());"]
             lines.append(f"const {kind} mean = sum[0] / {count};")
-            load = Chain(self._space, arguments, "s")
-            load.inside.append("e[turn][j] -= mean;")
-        inner = f"loss[turn][j] * {load.get(part.parameters[0])}"
-        load.inside += [f"const {kind} inner = {inner};", "sums[0] += e[turn][j] * e[turn][j];"]
-        load.inside += ["sums[1] += inner * e[turn][j];", *(["sums[2] += inner;"] if op.centred else [])]
+            load = PointwiseCode(self._space, arguments, "s")
+            load.body.append("e[turn][j] -= mean;")
+        inner = f"loss[turn][j] * {load.get(step.parameters[0])}"
+        load.body += [f"const {kind} inner = {inner};", "sums[0] += e[turn][j] * e[turn][j];"]
+        load.body += ["sums[1] += inner * e[turn][j];", *(["sums[2] += inner;"] if op.centred else [])]
         wide = 3 if op.centred else 2
         lines.append(f"{kind} sums[{wide}] = {{{', '.join([f'{kind}(0)'] * wide)}}};")
         lines += [*self._loop(load.lines()), f"{reduce}, {wide}>(sums, shared, Add());"]
         lines.append(f"const {kind} inverse = {kind}(1) / sqrt(sums[0] / {count} + {epsilon});")
         lines.append(f"const {kind} along = sums[1] * inverse / {count};")
-        last = self._chain(arguments, "w")
-        last.inside.append(f"const {kind} normal = e[turn][j] * inverse;")
+        last = self._row_code(arguments, "w")
+        last.body.append(f"const {kind} normal = e[turn][j] * inverse;")
         adds = ["by_scale[turn][j] += loss[turn][j] * normal;", "by_bias[turn][j] += loss[turn][j];"]
-        last.inside += adds[: len(own)]
-        if part.late or part.sums:
+        last.body += adds[: len(own)]
+        if step.epilogue_outputs or step.sum_nodes:
             mean = f" - sums[2] / {count}" if op.centred else ""
-            inner = f"loss[turn][j] * {last.get(part.parameters[0])}"
-            last.define(part.y, f"({inner}{mean} - normal * along) * inverse")
-            for node in part.behind:
+            inner = f"loss[turn][j] * {last.get(step.parameters[0])}"
+            last.define(step.y, f"({inner}{mean} - normal * along) * inverse")
+            for node in step.epilogue:
                 last.apply(node)
-            for number, node in enumerate(part.sums):
-                last.inside.append(f"by_sum{number}[turn][j] += {last.get(node.operands[0])};")
-            for value in part.late:
+            for number, node in enumerate(step.sum_nodes):
+                last.body.append(f"by_sum{number}[turn][j] += {last.get(node.operands[0])};")
+            for value in step.epilogue_outputs:
                 last.store(value)
         lines += ["if (live) {", *self._loop(last.lines()), "}", "}"]
         pointer = arguments.scratch(kind)
@@ -309,7 +329,7 @@ class _Source:
             to = f"columns[lane * {self.size}u + r * {vector}u + j]" if plan.lanes > 1 else f"sums[r * {vector}u + j]"
             lines.append(f"  if (r < {plan.count}u)")
             lines += [f"    for (int j = 0; j < {vector}; ++j) {to} = {name}[turn][j];", "}"]
-            if plan.lanes > 1:  # side by side, the lanes in their order
+            if plan.lanes > 1:  # lanes are added in their order
                 lines += ["__syncthreads();", f"for (u32 c = threadIdx.x; c < {self.size}u; c += {plan.block}u) {{"]
                 lines += [f"  {kind} sum = columns[c];", "  #pragma unroll"]
                 lines.append(f"  for (u32 l = 1; l < {plan.lanes}u; ++l) sum += columns[l * {self.size}u + c];")
@@ -317,36 +337,36 @@ class _Source:
             lines.append("}")
         return lines
 
-    def _columns(self, arguments: Arguments, merge: Merge, met: bool = False) -> list[str]:
-        part, kind, pointer = self.part, self.kind, arguments.scratch(self.kind)
-        lines = merge.begun(kind, self.sums)
+    def _columns(self, arguments: Arguments, merge: ChunkMerge, met: bool = False) -> list[str]:
+        step, kind, pointer = self.step, self.kind, arguments.scratch(self.kind)
+        lines = merge.setup(kind, self.sums)
         lines += ["#pragma unroll 4", f"for (u32 s = t; s < {self.blocks}u; s += {merge.threads}u) {{"]
         for number in range(self.sums):
             at = f"{pointer} + (({number * self.blocks}u + s) * {self.size}u + c)"
             lines.append(f"  acc{number}[0] += {f'across({at})' if met else f'*({at})'};")
-        lines += ["}", *merge.ended(self.sums)]
-        shape = part.parameters[0].type.shape
+        lines += ["}", *merge.reduce(self.sums)]
+        shape = step.parameters[0].type.shape
         names = _places(shape)
         if len(names) > 1:
             lines += [f"const u32 {name} = {text};" for name, text in names if name]
-        chain = Chain(Space(shape, tuple(name or None for name, _ in names)), arguments)
-        for number, value in enumerate((*part.anchor.results[1:], *(node.result for node in part.sums))):
-            chain.define(value, f"acc{number}[0]")
-        for node in part.small:
-            chain.apply(node)
-        for value in part.kept:
-            chain.store(value)
-        return [*lines, "if (live && t == 0) {", *(f"  {line}" for line in chain.lines()), "}"]
+        code = PointwiseCode(Space(shape, tuple(name or None for name, _ in names)), arguments)
+        for number, value in enumerate((*step.anchor.results[1:], *(node.result for node in step.sum_nodes))):
+            code.define(value, f"acc{number}[0]")
+        for node in step.statistics_nodes:
+            code.apply(node)
+        for value in step.statistics:
+            code.store(value)
+        return [*lines, "if (live && t == 0) {", *(f"  {line}" for line in code.lines()), "}"]
 
     @property
     def _space(self) -> Space:
-        names: list[str | None] = [None] * self.part.x.type.rank
+        names: list[str | None] = [None] * self.step.x.type.rank
         for axis in self.plan.axes:
             names[axis.dim] = axis.name
-        return Space(self.part.x.type.shape, tuple(names), self.plan.along, self.plan.vector)
+        return Space(self.step.x.type.shape, tuple(names), self.plan.along, self.plan.vector)
 
     def _loop(self, body: Sequence[str]) -> list[str]:
-        """The body for each vector of the row that the thread keeps."""
+        """Loop over the vectors of the row that a thread keeps."""
         plan = self.plan
         lines = ["#pragma unroll", f"for (int turn = 0; turn < {plan.turns}; ++turn) {{"]
         lines.append(f"  const u32 r = t + turn * {plan.threads}u;")
@@ -356,7 +376,7 @@ class _Source:
 
 
 def _places(shape: tuple[int, ...]) -> list[tuple[str, str]]:
-    """For each dim the name of its coordinate (none of one element) and what it is, of column c."""
+    """Return for each dim the name of its coordinate (empty if its size is 1), and the coordinate of column c."""
     if len(shape) == 1:
         return [("c" if shape[0] != 1 else "", "")]
     return [

@@ -1,5 +1,7 @@
-"""The gradient of max pooling, with pointwise ops behind it: a thread computes as many neighbours as the strides are
-long, from all windows over them, so that nothing is added up by two threads.
+"""Generate the gradient of max pooling, with an epilogue.
+
+A thread computes as many neighbouring elements as the strides are long, from all windows that overlap them. Thus no
+element is summed by two threads, and no atomics are needed.
 """
 
 from __future__ import annotations
@@ -9,18 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, by_value, ceil_div, compute_type
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, step, takes, widest
+from fusec.gpu.kernels.codegen.pointwise_code import (
+    PointwiseCode,
+    Space,
+    can_generate,
+    split_index,
+    stride_along,
+    widest_vector,
+)
 from fusec.ir import Node, Value
 from fusec.ops import MaxPoolBackward
 from fusec.schedule.program import inputs_of
 
-UNROLLED = 256  # taps of all the windows of a thread; larger loops are left to the compiler
-KEPT = 64  # numbers a thread adds up in registers
+UNROLLED = 256  # taps of all windows of a thread; the compiler decides about larger loops
+KEPT = 64  # numbers that a thread sums in registers
 
 
 @dataclass(frozen=True)
 class _Dim:
-    """One spatial dim; a thread's places begin where its last window does, and so many windows reach them."""
+    """One spatial dim.
+
+    size, count: elements of x, and windows.
+    """
 
     size: int
     count: int
@@ -31,17 +43,19 @@ class _Dim:
 
     @property
     def tiles(self) -> int:
+        """Threads along the dim."""
         return (self.size - 1 + self.pad) // self.stride + 1
 
     @property
     def windows(self) -> int:
+        """Windows that overlap the elements of a thread."""
         return self.dilation * (self.window - 1) // self.stride + 1
 
 
 def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for a max_pool_backward and pointwise ops over its result; None if the step is no such thing."""
+    """Return the kernel of a max_pool_backward and its epilogue; None for other steps."""
     pool, rest = nodes[0], nodes[1:]
-    if not isinstance(pool.op, MaxPoolBackward) or not all(takes(node) for node in rest):
+    if not isinstance(pool.op, MaxPoolBackward) or not all(can_generate(node) for node in rest):
         return None
     (dy, x), dx, op = pool.operands, pool.result, pool.op
     if x.type.dtype not in C_TYPES or any(v.type.shape != dx.type.shape for v in outputs):
@@ -58,49 +72,51 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
     read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not dx]
     types = [*(v.type for v in outputs), x.type, dy.type, *read]
     packs = all(t.strides[1] == 1 for t in (x.type, dy.type))
-    steps = [[step(t, rank, 1), *(step(t, rank, d) for d in range(rank) if d != 1)] for t in types]
-    vector = widest(x.type.shape[1], types, steps) if packs else 1
+    steps = [[stride_along(t, rank, 1), *(stride_along(t, rank, d) for d in range(rank) if d != 1)] for t in types]
+    vector = widest_vector(x.type.shape[1], types, steps) if packs else 1
     while vector > 1 and vector * tile > KEPT:
         vector //= 2
     pack = ("pack", x.type.shape[1] // vector)
 
-    def begun(names: Sequence[str], counts: Sequence[int]) -> tuple[list[str], int]:
-        """A thread for each place in space and vector of channels."""
+    def setup(names: Sequence[str], counts: Sequence[int]) -> tuple[list[str], int]:
+        """Declare a thread for each place in space and vector of channels; return the grid, too."""
         sizes = [("c0", x.type.shape[0]), *zip(names, counts, strict=True)]
         sizes = [*sizes, pack] if packs else [sizes[0], pack, *sizes[1:]]
         total = math.prod(size for _, size in sizes)
         lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(total)}) return;"]
-        return [*lines, *decoded("i", sizes), f"const u32 c1 = pack * {vector}u;"], ceil_div(total, BLOCK)
+        return [*lines, *split_index("i", sizes), f"const u32 c1 = pack * {vector}u;"], ceil_div(total, BLOCK)
 
-    # where windows overlap, the place of each one's maximum is found once, rather than by all who look for it
+    # Where windows overlap, a first launch finds the maximum of each, because several threads need it.
     taps = math.prod(op.window)
     index = "u8" if taps < 1 << 8 else "u16"
     apart = math.prod(d.windows for d in dims) > 1 and taps < 1 << 16
     launches: list[Launch] = []
     if apart:
         arguments = Arguments()
-        lines, grid = begun([f"o{d}" for d in range(n)], [d.count for d in dims])
-        lines += [*_largest(x, dims, vector, arguments), f"Pack<{index}, {vector}> kept;"]
+        lines, grid = setup([f"o{d}" for d in range(n)], [d.count for d in dims])
+        lines += [*_find_largest(x, dims, vector, arguments), f"Pack<{index}, {vector}> kept;"]
         lines.append(f"for (int j = 0; j < {vector}; ++j) kept.v[j] = ({index})where[j];")
         place = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(n)))).offset(dy.type)
         lines.append(f"store_pack<{index}, {vector}>({arguments.scratch(index)} + ({place}), kept);")
         launches.append(arguments.launch(f"{op.name}_places", lines, grid))
     arguments = Arguments()
-    lines, grid = begun([f"i{d}" for d in range(n)], [d.tiles for d in dims])
-    lines += _summed(pool, dims, vector, arguments, index if apart else "")
+    lines, grid = setup([f"i{d}" for d in range(n)], [d.tiles for d in dims])
+    lines += _sum_gradients(pool, dims, vector, arguments, index if apart else "")
     unroll = ["#pragma unroll"] if _is_small(dims) else []
     for d, dim in enumerate(dims):
         lines += [*unroll, f"for (int u{d} = 0; u{d} < {dim.stride}; ++u{d}) {{"]
-        lines.append(f"  const u32 c{d + 2} = i{d} * {dim.stride}u + u{d} - {dim.pad}u;")  # below zero it is large
+        lines.append(
+            f"  const u32 c{d + 2} = i{d} * {dim.stride}u + u{d} - {dim.pad}u;"
+        )  # negative numbers wrap to large ones
         lines.append(f"  if (c{d + 2} >= {dim.size}u) continue;")
     space = Space(x.type.shape, tuple(f"c{d}" for d in range(rank)), 1, vector)
-    chain = Chain(space, arguments)
-    chain.define(dx, f"sums[{_place('u', dims, 'stride')}][j]")
+    code = PointwiseCode(space, arguments)
+    code.define(dx, f"sums[{_place('u', dims, 'stride')}][j]")
     for node in rest:
-        chain.apply(node)
+        code.apply(node)
     for value in outputs:
-        chain.store(value)
-    launches.append(arguments.launch(op.name, [*lines, *chain.lines(), *["}"] * n], grid))
+        code.store(value)
+    launches.append(arguments.launch(op.name, [*lines, *code.lines(), *["}"] * n], grid))
     return Kernel(name, tuple(launches), dy.type.size * (1 if index == "u8" else 2) if apart else 0)
 
 
@@ -109,16 +125,18 @@ def _is_small(dims: Sequence[_Dim]) -> bool:
 
 
 def _place(letter: str, dims: Sequence[_Dim], extent: str) -> str:
-    """Where the tap or place at `letter`0, `letter`1… comes in a row of all."""
+    """Return the row-major index of a tap, or element, from its coordinates."""
     text = f"{letter}0"
     for d, dim in enumerate(dims[1:], 1):
         text = f"({text}) * {getattr(dim, extent)} + {letter}{d}"
     return text
 
 
-def _largest(x: Value, dims: Sequence[_Dim], vector: int, arguments: Arguments) -> list[str]:
-    """Statements that leave in `where` which tap of the window at o0, o1… is the first of the largest: NaN is the
-    largest of all, and what is outside the smallest."""
+def _find_largest(x: Value, dims: Sequence[_Dim], vector: int, arguments: Arguments) -> list[str]:
+    """Find the first of the largest taps of the window at o0, o1 and so on, as `where`.
+
+    NaN is the largest of all, and elements outside x are the smallest.
+    """
     kind, number = C_TYPES[x.type.dtype], compute_type(x.type.dtype)
     unroll = ["#pragma unroll"] if _is_small(dims) else []
     lines = [f"{number} best[{vector}]; int where[{vector}];"]
@@ -137,9 +155,11 @@ def _largest(x: Value, dims: Sequence[_Dim], vector: int, arguments: Arguments) 
     return [*lines, "    }", "  }", *["}"] * len(dims)]
 
 
-def _summed(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments, kept: str) -> list[str]:
-    """Statements that leave the thread's gradients in `sums`: each window's goes to the first of its largest taps.
-    kept: the type of that tap's number in scratch memory; empty: it is looked for."""
+def _sum_gradients(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments, kept: str) -> list[str]:
+    """Sum the thread's gradients in `sums`: each window's gradient goes to the first of its largest taps.
+
+    kept: the C type of that tap's number in scratch memory; empty if it has to be found.
+    """
     dy, x = pool.operands
     kind, number, n = C_TYPES[x.type.dtype], compute_type(x.type.dtype), len(dims)
     unroll = ["#pragma unroll"] if _is_small(dims) else []
@@ -155,7 +175,7 @@ def _summed(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments,
         lines.append(f"const Pack<{kept}, {vector}> places = load_pack<{kept}, {vector}>({pointer} + ({at}));")
         where = "places.v[j]"
     else:
-        lines += _largest(x, dims, vector, arguments)
+        lines += _find_largest(x, dims, vector, arguments)
         where = "where[j]"
     pack = f"Pack<{kind}, {vector}>"
     lines.append(f"const {pack} loss = load_pack<{kind}, {vector}>({arguments.read(dy)} + ({at}));")

@@ -1,5 +1,7 @@
-"""Max and average pooling over one to three dims, in any memory order, with pointwise ops behind it: a thread computes
-some neighbours of the result, all of one window where channels lie side by side."""
+"""Generate max and average pooling over one to three dims, in any memory order, with an epilogue.
+
+A thread computes one result, or several neighbouring channels, which have the same window.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,25 @@ import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
-from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, step, takes, widest
+from fusec.gpu.kernels.codegen.pointwise_code import (
+    PointwiseCode,
+    Space,
+    can_generate,
+    split_index,
+    stride_along,
+    widest_vector,
+)
 from fusec.ir import DType, Node, Value
 from fusec.ops import AvgPool, MaxPool
 from fusec.schedule.program import inputs_of
 
-UNROLLED = 64  # taps; a loop around a larger window is left to the compiler
+UNROLLED = 64  # taps; the compiler decides about larger loops
 
 
 def pooling(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel for a pool and pointwise ops over its result; None if the step is no such thing."""
+    """Return the kernel of a pool and its epilogue; None for other steps."""
     pool, rest = nodes[0], nodes[1:]
-    if not isinstance(pool.op, (MaxPool, AvgPool)) or not all(takes(node) for node in rest):
+    if not isinstance(pool.op, (MaxPool, AvgPool)) or not all(can_generate(node) for node in rest):
         return None
     x, y = pool.operands[0], pool.result
     if x.type.dtype not in C_TYPES or any(v.type.shape != y.type.shape for v in outputs):
@@ -34,8 +43,10 @@ def pooling(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not y]
     # neighbours are channels, which have the same window
     types = [*(v.type for v in outputs), x.type, *read] if along == 1 and x.type.strides[1] == 1 else []
-    steps = [[step(t, rank, along), *(step(t, rank, d) for d in range(rank) if d != along)] for t in types]
-    vector = widest(y.type.shape[along], types, steps) if types else 1
+    steps = [
+        [stride_along(t, rank, along), *(stride_along(t, rank, d) for d in range(rank) if d != along)] for t in types
+    ]
+    vector = widest_vector(y.type.shape[along], types, steps) if types else 1
     total = y.type.size // vector
     big = max(x.type.size, y.type.size) >= 1 << 31
     c_type = "u64" if big else "u32"
@@ -44,22 +55,22 @@ def pooling(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         f"if (i >= {by_value(total, long=True)}) return;",
     ]
     sizes = [(f"c{d}", y.type.shape[d]) for d in dims[:-1]]
-    lines += decoded("i", [*sizes, ("pack", y.type.shape[along] // vector)], big)
+    lines += split_index("i", [*sizes, ("pack", y.type.shape[along] // vector)], big)
     lines.append(f"const {c_type} c{along} = pack * {vector}u;")
     names = tuple(f"c{d}" if d in dims else None for d in range(rank))
     arguments = Arguments()
     lines += _windows(pool, names, vector, arguments)
-    chain = Chain(Space(y.type.shape, names, along, vector), arguments, known={y: "pooled[j]"})
+    code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, known={y: "pooled[j]"})
     for node in rest:
-        chain.apply(node)
+        code.apply(node)
     for value in outputs:
-        chain.store(value)
-    lines += chain.lines()
+        code.store(value)
+    lines += code.lines()
     return Kernel(name, (arguments.launch(pool.op.name, lines, ceil_div(total, BLOCK)),))
 
 
 def _windows(pool: Node, names: Sequence[str | None], vector: int, arguments: Arguments) -> list[str]:
-    """Statements that leave the results in `pooled`."""
+    """Compute the results of a thread's window in `pooled`."""
     op, x = pool.op, pool.operands[0].type
     assert isinstance(op, (MaxPool, AvgPool))
     kind, number, n = C_TYPES[x.dtype], compute_type(x.dtype), x.rank - 2

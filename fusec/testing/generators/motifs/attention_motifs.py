@@ -1,4 +1,4 @@
-"""Attention in the forms that exporters give it."""
+"""Draw attention in the spellings that exporters write."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Cast, Expand, MatMul, Reshape, Softmax, Split, Transpose, pw
-from fusec.testing.generators.graph_builder import Builder, Unfit
+from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 
 
-def attention(b: Builder) -> None:
-    """softmax(q k^T * scale [+ mask]) v, in the forms that exporters give it."""
-    if b.chance(20):  # of any rank, one value in several places
+def attention(b: RandomGraph) -> None:
+    """Draw softmax(q k^T * scale [+ mask]) v, in a spelling that exporters write."""
+    if b.chance(20):  # of any rank, with one value possibly in several places
         q = b.float_value(2, 4)
         if q.type.size == 0:
             raise Unfit("no rows")
@@ -47,8 +47,8 @@ def attention(b: Builder) -> None:
         b.add(Reshape((batch, rows, heads * features)), b.add(Transpose((0, 2, 1, 3)), made))
 
 
-def _heads(b: Builder) -> tuple[Value, Value, Value]:
-    """Queries, keys and values by head: projections cut into heads, parts of one projection, shared heads."""
+def _heads(b: RandomGraph) -> tuple[Value, Value, Value]:
+    """Draw queries, keys and values by head: of three projections, of one split projection, or with shared heads."""
     batch, rows, heads, features = b.pick([1, 2]), b.pick([4, 3, 1, 5]), b.pick([2, 1, 4]), b.pick([4, 8, 3])
     x = b.fresh(TensorType((batch, rows, heads * features), b.dtype))
     kind = b.below(4)
@@ -61,34 +61,34 @@ def _heads(b: Builder) -> tuple[Value, Value, Value]:
             parts = [b.pointwise("add", p, b.constant((heads * features,), b.dtype)) for p in parts]
     else:
         parts = [x, b.like(x), b.like(x)]
-    turned = [b.add(Transpose((0, 2, 1, 3)), b.add(Reshape((batch, rows, heads, features)), p)) for p in parts]
+    by_head = [b.add(Transpose((0, 2, 1, 3)), b.add(Reshape((batch, rows, heads, features)), p)) for p in parts]
     if kind == 3:
         shared = [b.fresh(TensorType((batch, 1, rows, features), b.dtype)) for _ in range(2)]
         for i, k in enumerate(shared, 1):
             wide = b.add(Expand((batch, 1, heads, rows, features)), b.add(Reshape((batch, 1, 1, rows, features)), k))
-            turned[i] = b.add(Reshape((batch, heads, rows, features)), wide)
+            by_head[i] = b.add(Reshape((batch, heads, rows, features)), wide)
     if b.chance(25):  # all heads of all images in one dim
-        turned = [b.add(Reshape((batch * heads, rows, features)), t) for t in turned]
-    return turned[0], turned[1], turned[2]
+        by_head = [b.add(Reshape((batch * heads, rows, features)), t) for t in by_head]
+    return by_head[0], by_head[1], by_head[2]
 
 
-def number_like(b: Builder, like: Value, number: float) -> Value:
+def number_like(b: RandomGraph, like: Value, number: float) -> Value:
     return b.graph.constant(np.asarray(number, like.type.dtype.numpy))
 
 
-def _times(b: Builder, x: Value, number: float) -> Value:
+def _times(b: RandomGraph, x: Value, number: float) -> Value:
     return b.pointwise("mul", x, number_like(b, x, number))
 
 
-def _masked(b: Builder, scores: Value) -> Value:
-    """Scores with a mask or bias: added or chosen by, of the whole, of later keys, of any shape."""
+def _masked(b: RandomGraph, scores: Value) -> Value:
+    """Draw a mask or bias of the scores: added or by `where`, of later keys or of any shape; sometimes none."""
     rows, columns = scores.type.shape[-2:]
     later = np.triu(np.full((rows, columns), -np.inf), 1).astype(scores.type.dtype.numpy)
     kind = b.below(6)
     if kind == 0:
         return b.pointwise("add", scores, b.graph.constant(later))
     if kind == 1:
-        return b.pointwise("add", scores, b.beside(scores))
+        return b.pointwise("add", scores, b.broadcastable(scores))
     if kind == 2:
         known, hides = b.chance(50), b.chance(40)  # hides: where it is true
         mask = b.graph.constant((later == 0) != hides) if known else b.mask(scores)

@@ -1,26 +1,26 @@
-"""What tempts a partitioner to err: values that leave a would-be partition, come back to it, or part and meet."""
+"""Draw groups of ops that a partitioner can get wrong: values that leave a possible partition, or branch and join."""
 
 from __future__ import annotations
 
 from fusec.ops import Concat, MaxPool, Reduce, Slice, Softmax, Split
-from fusec.testing.generators.graph_builder import Builder, Unfit
-from fusec.testing.generators.motifs.layers import ACTIVATIONS, tail
+from fusec.testing.generators.graph_builder import RandomGraph, Unfit
+from fusec.testing.generators.motifs.layers import ACTIVATIONS, epilogue
 from fusec.testing.generators.operations.pointwise import draw_pointwise
 from fusec.testing.generators.operations.products import multiply
 from fusec.testing.generators.operations.windows import convolve
 
 
-def escape(b: Builder) -> None:
-    """A value inside what would be one partition is also read by an op that never joins it."""
+def escape(b: RandomGraph) -> None:
+    """Draw a possible partition with an inner value that an op outside also reads."""
     x = b.image(3, 4)
     anchored = convolve(b, x, keep_size=True) if b.chance(70) else multiply(b, x)
     inner = draw_pointwise(b, b.pick(ACTIVATIONS), anchored)
     b.add(Softmax(-1), inner if b.chance(70) else anchored)
-    tail(b, inner, 2)
+    epilogue(b, inner, 2)
 
 
-def cycle(b: Builder) -> None:
-    """A way out of a would-be partition and back into it: merging both ends would close a cycle."""
+def cycle(b: RandomGraph) -> None:
+    """Draw a path that leaves a possible partition and returns: a partition of both ends would make a cycle."""
     x = b.float_value(2, 4)
     if x.type.size == 0:
         raise Unfit("an empty value")
@@ -36,11 +36,11 @@ def cycle(b: Builder) -> None:
         outside = b.add(Reduce("max", (y.type.rank - 1,)), y)
     if b.chance(40):
         outside = draw_pointwise(b, b.pick(ACTIVATIONS), outside)
-    tail(b, b.pointwise(b.pick(["add", "mul"]), y, outside), 2)
+    epilogue(b, b.pointwise(b.pick(["add", "mul"]), y, outside), 2)
 
 
-def diamond(b: Builder) -> None:
-    """One value, two ways, joined again."""
+def diamond(b: RandomGraph) -> None:
+    """Draw two branches of one value that join again."""
     x = b.float_value()
     left, right = (draw_pointwise(b, b.pick(ACTIVATIONS), x) for _ in range(2))
     if b.chance(25):
@@ -48,13 +48,13 @@ def diamond(b: Builder) -> None:
     b.pointwise(b.pick(["add", "mul", "sub", "max", "div"]) if b.chance(60) else "add", left, right)
 
 
-def branches(b: Builder) -> None:
-    """A value cut in parts that go their own ways and are joined."""
+def branches(b: RandomGraph) -> None:
+    """Draw a value that is split into parts, and a concat of the parts after separate ops."""
     x = b.float_value(1, 4)
     axis = b.below(x.type.rank)
     size = x.type.shape[axis]
     if size < 2:
-        raise Unfit("nothing to cut")
+        raise Unfit("nothing to split")
     first = 1 + b.below(size - 1) if size % 2 or b.chance(50) else size // 2
     if b.chance(50):
         parts = list(b.insert(Split(axis, (first, size - first)), x).results)

@@ -1,15 +1,15 @@
-"""Norms between casts, and numbers quantised and back."""
+"""Draw norms between casts, quantised values, and casts that lose precision."""
 
 from __future__ import annotations
 
 from fusec.ir import DType
 from fusec.ops import Cast, LayerNorm, RmsNorm, Softmax
-from fusec.testing.generators.graph_builder import Builder
+from fusec.testing.generators.graph_builder import RandomGraph
 from fusec.testing.generators.motifs.attention_motifs import number_like
 
 
-def there_and_norm(b: Builder) -> None:
-    """A norm or softmax in 32 bits between tensors of 16, or a value quantised and dequantised."""
+def norm_between_casts(b: RandomGraph) -> None:
+    """Draw a norm or softmax in 32 bits between 16-bit tensors, or a quantised and dequantised value."""
     if b.chance(50):
         half = b.pick([DType.F16, DType.BF16])
         x = b.add(Cast(half), b.float_value(2, 4))
@@ -32,8 +32,8 @@ def there_and_norm(b: Builder) -> None:
     b.pointwise("mul", y, scale)
 
 
-def there_and_back(b: Builder) -> None:
-    """A value cast to another dtype and back: what was rounded away stays away."""
+def cast_and_back(b: RandomGraph) -> None:
+    """Draw a cast to another dtype and back, which no pass may remove if the first cast rounds."""
     x = b.some(lambda t: t.dtype.is_float)
     narrow = b.add(Cast(b.pick([DType.F16, DType.BF16, DType.F32, DType.F64])), x)
     b.add(Cast(x.type.dtype), narrow)

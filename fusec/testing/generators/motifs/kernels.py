@@ -1,6 +1,6 @@
-"""Steps that fusec runs as kernels of its own: one motif for each family of `fusec.gpu.kernels.FAMILIES`.
+"""Draw steps that fusec runs as its own kernels: one motif for each family of `fusec.gpu.kernels.FAMILIES`.
 
-Random graphs seldom have the sizes and memory orders that most families ask for.
+Random graphs rarely have the sizes and layouts that most kernel families need.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fusec.ops import (
     pw,
 )
 from fusec.ops.matmul import INTEGERS
-from fusec.testing.generators.graph_builder import Builder, Draw, Shape, Unfit
-from fusec.testing.generators.motifs.layers import ACTIVATIONS, chain, tail
+from fusec.testing.generators.graph_builder import Draw, RandomGraph, Shape, Unfit
+from fusec.testing.generators.motifs.layers import ACTIVATIONS, epilogue, pointwise_sequence
 from fusec.testing.generators.operations import DRAWS
 from fusec.testing.generators.operations.pointwise import draw_pointwise
 
@@ -33,14 +33,14 @@ HALVES = (DType.F16, DType.BF16)
 MOST_ELEMENTS = 1 << 14  # of a value: thin products have at least 512 rows
 
 
-def attention(b: Builder) -> None:
+def attention(b: RandomGraph) -> None:
     """Draw attention of up to 64 features, with shared heads, a causal mask, and transposes around it."""
     batch, heads, features = b.pick([1, 2]), b.pick([1, 2, 4]), b.pick([8, 16, 40, 64, 24])
     groups, rows, keys = b.pick([g for g in (heads, 1, 2) if heads % g == 0]), b.pick(_ROWS), b.pick(_ROWS)
-    dtype, turned = _half(b), b.chance(40)
+    dtype, transposed = _half(b), b.chance(40)
 
     def operand(count: int, length: int) -> Value:
-        if not turned:
+        if not transposed:
             return b.input(TensorType((batch, count, length, features), dtype))
         return b.add(Transpose((0, 2, 1, 3)), b.input(TensorType((batch, length, count, features), dtype)))
 
@@ -53,8 +53,8 @@ def attention(b: Builder) -> None:
 _ROWS = (5, 16, 17, 1, 33, 40)
 
 
-def lists(b: Builder) -> None:
-    """Draw the same update of several parameters: all by one rate, each with its own gradient."""
+def lists(b: RandomGraph) -> None:
+    """Draw the same update of several parameters, with one rate for all and a gradient for each."""
     rate = b.input(TensorType((), DType.F32)) if b.chance(60) else b.constant((), DType.F32)
     kinds = [b.pick(["add", "mul", "sub", "max"]) for _ in range(b.between(1, 3))]
     halves = b.chance(30)
@@ -69,8 +69,8 @@ def lists(b: Builder) -> None:
             b.add(Cast(DType.F16), y)
 
 
-def instance(b: Builder) -> None:
-    """Draw an instance norm of channels that lie innermost, pointwise ops, and perhaps a pool of the result."""
+def instance(b: RandomGraph) -> None:
+    """Draw an instance norm of a channels-last image, pointwise ops, and sometimes a pool of the result."""
     x = _image(b, b.pick([8, 16, 4, 32]), _side(b), _side(b))
     y = b.add(InstanceNorm(b.pick([1e-5, 1e-2])), x, *(b.constant((x.type.shape[1],), x.type.dtype) for _ in range(2)))
     for _ in range(b.below(3)):
@@ -79,8 +79,8 @@ def instance(b: Builder) -> None:
         b.add(MaxPool((2, 2), (2, 2), (0, 0, 0, 0), (1, 1)), y)
 
 
-def row_backward(b: Builder) -> None:
-    """Draw the gradients of a layer or RMS norm, an addend, and perhaps the sum over rows that is a bias's gradient."""
+def row_backward(b: RandomGraph) -> None:
+    """Draw the gradients of a layer or RMS norm, and sometimes an addend and the sum over rows (a bias's gradient)."""
     features = b.pick([8, 16, 3, 33, 64, 129])
     type = TensorType((*(b.pick([2, 3, 5]) for _ in range(b.between(1, 2))), features), b.dtype)
     dy, x = b.input(type), b.input(type)
@@ -92,27 +92,27 @@ def row_backward(b: Builder) -> None:
         b.add(Reduce("sum", tuple(range(type.rank - 1)), False), dx)
 
 
-def pooling(b: Builder) -> None:
-    """Draw a pool over an image in any memory order, with pointwise ops after it."""
+def pooling(b: RandomGraph) -> None:
+    """Draw a pool over an image of any layout, with pointwise ops after it."""
     _about(b, _image(b, b.pick([8, 3, 16, 4]), _side(b), _side(b)), b.pick(["max_pool", "avg_pool"]))
 
 
-def pool_backward(b: Builder) -> None:
+def pool_backward(b: RandomGraph) -> None:
     """Draw the gradient of a max pool, with pointwise ops after it."""
     DRAWS["max_pool_backward"](b)
-    tail(b, b.values[-1], 2)
+    epilogue(b, b.values[-1], 2)
 
 
-def depthwise(b: Builder) -> None:
-    """Draw a convolution of each channel by itself, pointwise ops, and perhaps the mean of each channel."""
+def depthwise(b: RandomGraph) -> None:
+    """Draw a depthwise convolution, pointwise ops, and sometimes the mean of each channel."""
     channels = b.pick([8, 16, 4, 3, 5])
-    y = tail(b, _convolved(b, _image(b, channels, _side(b), _side(b)), channels, channels), 2)
+    y = epilogue(b, _convolved(b, _image(b, channels, _side(b), _side(b)), channels, channels), 2)
     if b.chance(40):
         b.add(Reduce("mean", (2, 3)), y)
 
 
-def gate(b: Builder) -> None:
-    """Draw two or three small products in a row, as a squeeze-and-excitation gate has them."""
+def gate(b: RandomGraph) -> None:
+    """Draw a sequence of two or three small products, as in squeeze and excitation."""
     samples, width = b.pick([1, 2, 3, 5]), b.pick([8, 16, 5, 33])
     images = b.chance(60)
     y = b.input(TensorType((samples, width, 1, 1) if images else (samples, width), b.dtype))
@@ -127,14 +127,14 @@ def gate(b: Builder) -> None:
         y, width = draw_pointwise(b, b.pick(["sigmoid", "hard_sigmoid"] if last else ["relu", "swish"]), y), wide
 
 
-def few_pixels(b: Builder) -> None:
+def few_pixels(b: RandomGraph) -> None:
     """Draw a convolution of many channels over a small image."""
     b.dtype = _half(b)
     x = _image(b, b.pick([32, 64, 96]), b.pick([4, 1, 7, 5]), b.pick([4, 3, 7, 9]))
-    tail(b, _convolved(b, x, b.pick([16, 32, 48])), 3)
+    epilogue(b, _convolved(b, x, b.pick([16, 32, 48])), 3)
 
 
-def thin_product(b: Builder) -> None:
+def thin_product(b: RandomGraph) -> None:
     """Draw a product of at least 512 rows with few weights, with pointwise ops before and after it."""
     b.dtype = _half(b)
     depth, columns = b.pick([8, 16, 24]), b.pick([8, 16, 24])
@@ -146,26 +146,26 @@ def thin_product(b: Builder) -> None:
         x = _image(b, depth, b.pick([16, 17]), 33)
         x = draw_pointwise(b, b.pick(ACTIVATIONS), x) if b.chance(50) else x
         y = b.add(Conv((1, 1), (0,) * 4, (1, 1), 1), x, b.constant((columns, depth, 1, 1), b.dtype))
-    tail(b, y, 2)
+    epilogue(b, y, 2)
 
 
-def few_channels(b: Builder) -> None:
-    """Draw a convolution of an image of four channels, the last of which may be padding."""
+def few_channels(b: RandomGraph) -> None:
+    """Draw a convolution of an image of four channels, of which the last can be padding."""
     b.dtype = _half(b)
     x = _image(b, b.pick([4, 3]), _side(b), _side(b))
     if x.type.shape[1] == 3:
         x = b.add(Pad((0, 0, 0, 0, 0, 1, 0, 0), "constant", 0.0), x)
-    tail(b, _convolved(b, x, b.pick([16, 32, 48])), 3)
+    epilogue(b, _convolved(b, x, b.pick([16, 32, 48])), 3)
 
 
-def few_filters(b: Builder) -> None:
+def few_filters(b: RandomGraph) -> None:
     """Draw a convolution of up to eight filters over an image of sixteen channels or more."""
     b.dtype = _half(b)
     x = _image(b, b.pick([16, 48]), _side(b), _side(b))
-    tail(b, _convolved(b, x, b.pick([3, 1, 4, 8]), stride=1), 3)
+    epilogue(b, _convolved(b, x, b.pick([3, 1, 4, 8]), stride=1), 3)
 
 
-def integer_product(b: Builder) -> None:
+def integer_product(b: RandomGraph) -> None:
     """Draw a matrix product of integers, and a sum with the result."""
     dtype, (rows, depth, columns) = b.pick(INTEGERS), (b.pick([1, 3, 8, 17]) for _ in range(3))
     batch = b.pick([(), (2,), (1, 3)])
@@ -176,11 +176,11 @@ def integer_product(b: Builder) -> None:
         b.fresh(TensorType((*other, depth, columns), dtype)),
     )
     if b.chance(50):
-        b.pointwise(b.pick(["add", "mul", "max"]), y, b.constant(b.part(y.type.shape), dtype))
+        b.pointwise(b.pick(["add", "mul", "max"]), y, b.constant(b.broadcast_shape(y.type.shape), dtype))
 
 
-def rotary(b: Builder) -> None:
-    """Draw a rotary embedding of a tensor or of a part of one, and pointwise ops after it."""
+def rotary(b: RandomGraph) -> None:
+    """Draw a rotary embedding, sometimes of a transposed tensor, and pointwise ops after it."""
     rows, features = b.pick([3, 8, 1, 5]), b.pick([8, 16, 6, 2, 32])
     x = b.input(TensorType((b.pick([1, 2]), rows, b.pick([1, 3]), features), b.dtype))
     if b.chance(60):
@@ -191,41 +191,41 @@ def rotary(b: Builder) -> None:
         draw_pointwise(b, b.pick(ACTIVATIONS), y)
 
 
-def pointwise(b: Builder) -> None:
-    """Draw pointwise ops in a row."""
+def pointwise(b: RandomGraph) -> None:
+    """Draw a sequence of pointwise ops."""
     b.focus = b.input(TensorType(b.shape(1, 4), b.dtype))
     try:
-        chain(b)
+        pointwise_sequence(b)
     finally:
         b.focus = None
 
 
-def rows(b: Builder) -> None:
+def rows(b: RandomGraph) -> None:
     """Draw a norm, a softmax or a reduction of rows of many lengths, with pointwise ops after it."""
     type = TensorType((b.pick([3, 1, 8]), b.pick([8, 33, 5, 128, 300])), b.dtype)
     _about(b, b.input(type), b.pick(["softmax", "layer_norm", "rms_norm", "reduce"]))
 
 
-def channels(b: Builder) -> None:
-    """Draw a batch norm in training or its gradients, in any memory order, with pointwise ops after it."""
+def channels(b: RandomGraph) -> None:
+    """Draw a batch norm of training or its gradients, in any layout, with pointwise ops after it."""
     x = _image(b, b.pick([4, 8, 3, 17]), _side(b), _side(b))
     _about(b, x, b.pick(["batch_norm_train", "batch_norm_backward", "channel_sums", "batch_norm_by_sums"]))
 
 
-def sampled(b: Builder) -> None:
+def sampled(b: RandomGraph) -> None:
     """Draw a resize, a gather or a pad, with pointwise ops after it."""
     _about(b, _image(b, b.pick([4, 8, 3]), b.pick([3, 4, 5]), b.pick([3, 4, 6])), b.pick(["resize", "gather", "pad"]))
 
 
-def finite(b: Builder) -> None:
-    """Draw the question for NaN and infinities in several tensors."""
+def finite(b: RandomGraph) -> None:
+    """Draw a test for NaN and infinities in several tensors."""
     for shape in ((b.pick([5, 33, 300]),), (b.pick([2, 3]), b.pick([4, 129]))):
         b.input(TensorType(shape, b.pick([DType.F32, DType.F16, DType.BF16])))
     DRAWS["all_finite"](b)
 
 
-def _about(b: Builder, x: Value, name: str) -> None:
-    """Draw an op of the registry on a value, and pointwise ops on its result."""
+def _about(b: RandomGraph, x: Value, name: str) -> None:
+    """Draw an op of the registry with a value as its operand, and pointwise ops after it."""
     b.focus = x
     try:
         DRAWS[name](b)
@@ -233,25 +233,25 @@ def _about(b: Builder, x: Value, name: str) -> None:
         b.focus = None
     node = b.values[-1].node
     if node is None or not node.results[0].type.dtype.is_float:
-        raise Unfit("no float to go on with")
-    tail(b, node.results[0], 2)
+        raise Unfit("no float result for pointwise ops")
+    epilogue(b, node.results[0], 2)
 
 
-def _half(b: Builder) -> DType:
+def _half(b: RandomGraph) -> DType:
     return b.dtype if b.dtype in HALVES else b.pick(HALVES)
 
 
-def _side(b: Builder) -> int:
+def _side(b: RandomGraph) -> int:
     return b.pick([4, 8, 5, 3, 11, 16])
 
 
-def _image(b: Builder, count: int, high: int, wide: int) -> Value:
-    """Add an input of one or two images, mostly with channels innermost."""
+def _image(b: RandomGraph, count: int, high: int, wide: int) -> Value:
+    """Add an input of one or two images, mostly channels last."""
     shape = (b.pick([1, 2]), count, high, wide)
     return b.input(TensorType(shape, b.dtype, channels_last(4) if b.chance(80) else ()))
 
 
-def _convolved(b: Builder, x: Value, filters: int, groups: int = 1, stride: int = 0) -> Value:
+def _convolved(b: RandomGraph, x: Value, filters: int, groups: int = 1, stride: int = 0) -> Value:
     """Add a convolution whose window fits the image, with constant filters."""
     sizes: Sequence[int] = x.type.shape[2:]
     kernel = tuple(b.pick([k for k in (3, 1, 2, 5) if k <= size]) for size in sizes)

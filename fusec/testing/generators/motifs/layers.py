@@ -1,4 +1,4 @@
-"""What fuses: convolutions, products and gates with what stands before and after them."""
+"""Draw groups of ops that fuse: convolutions and products with their prologues and epilogues."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 
 from fusec.ir import TensorType, Value
 from fusec.ops import BatchNorm, BatchNormBySums, ChannelSums, Concat, MatMul, Pad, Reduce, Reshape, Transpose
-from fusec.testing.generators.graph_builder import Builder
+from fusec.testing.generators.graph_builder import RandomGraph
 from fusec.testing.generators.operations.pointwise import draw_pointwise
 from fusec.testing.generators.operations.products import multiply
-from fusec.testing.generators.operations.windows import convolve, scatter
+from fusec.testing.generators.operations.windows import convolve, convolve_transposed
 
 ACTIVATIONS = (
     *("relu", "relu", "clip", "sigmoid", "tanh", "leaky_relu", "elu", "gelu", "gelu_tanh", "swish", "hard_swish"),
@@ -17,8 +17,8 @@ ACTIVATIONS = (
 )
 
 
-def tail(b: Builder, x: Value, longest: int = 4) -> Value:
-    """Bias, residual, activation, scale, clip: what follows an anchor, in any order."""
+def epilogue(b: RandomGraph, x: Value, longest: int = 4) -> Value:
+    """Draw an epilogue of up to `longest` ops in any order: bias, residual, activation, scale, batch norm."""
     rank = x.type.rank
     for _ in range(b.below(longest + 1)):
         kind = b.below(8)
@@ -36,40 +36,40 @@ def tail(b: Builder, x: Value, longest: int = 4) -> Value:
         elif kind == 6 and rank > 2:
             x = _normalised(b, x)
         else:
-            x = b.pointwise(b.pick(["add", "mul"]), x, b.beside(x))
+            x = b.pointwise(b.pick(["add", "mul"]), x, b.broadcastable(x))
     return x
 
 
-def _normalised(b: Builder, x: Value) -> Value:
+def _normalised(b: RandomGraph, x: Value) -> Value:
     styles = ["", "", "", "positive"]
     parameters = [b.constant((x.type.shape[1],), x.type.dtype, style) for style in styles]
     return b.add(BatchNorm(b.pick([1e-5, 1e-3, 0.5])), x, *parameters)
 
 
-def convolution_block(b: Builder) -> None:
-    """[pad] [prologue] conv [epilogue]."""
+def convolution_block(b: RandomGraph) -> None:
+    """Draw [pad] [prologue] convolution [epilogue]."""
     x = b.image(3, 5) if b.chance(70) else b.input(TensorType(b.image_shape(), b.dtype))
     if b.chance(15):
         spatial = x.type.rank - 2
         pads = tuple(b.below(2) for _ in range(2 * spatial))
         x = b.add(Pad((0, 0, *pads[:spatial], 0, 0, *pads[spatial:]), "constant", b.pick([0.0, 0.0, 1.0])), x)
     if b.chance(20):
-        x = tail(b, x, 3)
-    tail(b, convolve(b, x) if b.chance(85) else scatter(b, x))
+        x = epilogue(b, x, 3)
+    epilogue(b, convolve(b, x) if b.chance(85) else convolve_transposed(b, x))
 
 
-def summed_block(b: Builder) -> None:
-    """A batch norm in training whose statistics the convolution in front may take along."""
+def summed_block(b: RandomGraph) -> None:
+    """Draw a batch norm of training whose statistics the convolution before it can compute."""
     y = convolve(b, b.image(3, 5))
     sums = b.insert(ChannelSums(), y).results
     parameters = [b.constant((y.type.shape[1],), y.type.dtype) for _ in range(2)]
-    tail(b, b.insert(BatchNormBySums(b.pick([1e-2, 0.5])), y, *parameters, *sums).results[0], 2)
+    epilogue(b, b.insert(BatchNormBySums(b.pick([1e-2, 0.5])), y, *parameters, *sums).results[0], 2)
 
 
-def residual_block(b: Builder) -> None:
-    """Two convolutions and the way around them."""
+def residual_block(b: RandomGraph) -> None:
+    """Draw two convolutions and a residual connection around them."""
     x = b.image(3, 4)
-    y = tail(b, convolve(b, x, keep_size=True), 2)
+    y = epilogue(b, convolve(b, x, keep_size=True), 2)
     y = convolve(b, y, filters=x.type.shape[1], keep_size=True) if b.chance(50) else y
     if b.chance(50):
         y = b.pointwise("add", y, b.constant((y.type.shape[1], *(1,) * (y.type.rank - 2)), y.type.dtype))
@@ -79,16 +79,16 @@ def residual_block(b: Builder) -> None:
         draw_pointwise(b, b.pick(ACTIVATIONS), y)
 
 
-def product_block(b: Builder) -> None:
-    """[transpose] matmul [epilogue]."""
+def product_block(b: RandomGraph) -> None:
+    """Draw [activation] matmul [epilogue]."""
     x = b.float_value(2, 4) if b.chance(70) else b.input(TensorType(b.shape(2, 4), b.dtype))
     if b.chance(20):
         x = draw_pointwise(b, b.pick(ACTIVATIONS), x)
-    tail(b, multiply(b, x))
+    epilogue(b, multiply(b, x))
 
 
-def gate(b: Builder) -> None:
-    """Squeeze and excitation: a value scaled by what its own mean over space says."""
+def squeeze_excite(b: RandomGraph) -> None:
+    """Draw squeeze and excitation: an image scaled by a function of its spatial mean."""
     x = b.image(3, 5)
     axes = tuple(range(2, x.type.rank))
     squeezed = b.add(Reduce("mean", axes), x)
@@ -97,30 +97,33 @@ def gate(b: Builder) -> None:
     b.pointwise("mul", x, b.pointwise(b.pick(["sigmoid", "hard_sigmoid"]), squeezed))
 
 
-def chain(b: Builder) -> None:
-    """Pointwise ops in a row, values of other shapes joining."""
+def pointwise_sequence(b: RandomGraph) -> None:
+    """Draw a sequence of pointwise ops, with further operands of other shapes."""
     x = b.float_value()
     for _ in range(b.between(2, 6)):
         x = draw_pointwise(b, b.pick(("add", "mul", "sub", "max", "min", *ACTIVATIONS)), x)
 
 
-def dense_block(b: Builder) -> None:
-    """Layers that each read what all before them made, joined along channels: a concat may hold another's parts."""
+def dense_block(b: RandomGraph) -> None:
+    """Draw layers of which each reads the results of all earlier ones, joined along channels.
+
+    One concat can then contain the operands of another.
+    """
     x = b.image(3, 5)
     wide = b.pick([8, 8, 4, 1])
-    kept = [draw_pointwise(b, b.pick(ACTIVATIONS), x) if b.chance(20) else convolve(b, x, wide, True)]
+    results = [draw_pointwise(b, b.pick(ACTIVATIONS), x) if b.chance(20) else convolve(b, x, wide, True)]
     for _ in range(b.pick([1, 2, 3])):
-        joined = kept[0] if len(kept) == 1 else b.add(Concat(1), *kept)
+        joined = results[0] if len(results) == 1 else b.add(Concat(1), *results)
         read = draw_pointwise(b, b.pick(ACTIVATIONS), joined) if b.chance(60) else joined
         made = convolve(b, read, wide, True)
-        kept = [made, *kept] if b.chance(15) else [*kept, made]
-    whole = b.add(Concat(1), *kept)
+        results = [made, *results] if b.chance(15) else [*results, made]
+    whole = b.add(Concat(1), *results)
     if b.chance(60):
         draw_pointwise(b, b.pick(ACTIVATIONS), whole)
 
 
-def turned_rows(b: Builder) -> None:
-    """A linear layer between transposes of its rows, as sequences come first in some models and images in others."""
+def transposed_rows(b: RandomGraph) -> None:
+    """Draw a linear layer between transposes of its rows: in some models sequences are the first dim, in others not."""
     rows, features = [b.pick([2, 3, 4]) for _ in range(b.pick([2, 2, 3]))], b.pick([4, 8, 3])
     count = len(rows)
     x = b.fresh(TensorType((*rows, features), b.dtype))

@@ -1,4 +1,4 @@
-"""The same work twice, or nearly the same: what may be done once, and what may not."""
+"""Draw ops twice, equal or nearly equal: only equal ones may be computed once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from fusec.ir import DType, Op
 from fusec.ops import Softmax, pw
-from fusec.testing.generators.graph_builder import Builder, Unfit
+from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 from fusec.testing.generators.motifs.layers import ACTIVATIONS
 from fusec.testing.generators.operations.pointwise import draw_pointwise
 
 
-def alike(b: Builder) -> None:
-    """A few ops twice, apart: with another number or attribute, or a value more that is kept, it is other work."""
+def near_repeats(b: RandomGraph) -> None:
+    """Draw a few ops twice that differ in a number, in an attribute, or in one more stored value."""
     x = b.float_value(1, 4)
     kind = b.pick([0, 1, 2, 2])
     op = pw(b.pick(("mul", "add", "max", "min")))
@@ -27,13 +27,13 @@ def alike(b: Builder) -> None:
         else:
             inner = b.add(pw("abs"), x)
             if number == second:
-                b.add(Softmax(-1), inner)  # which reads it from memory
+                b.add(Softmax(-1), inner)  # reads it from memory
             x = b.add(pw("sigmoid"), inner)
         x = b.add(Softmax(-1), x)
 
 
-def twins(b: Builder) -> None:
-    """An op again: on the same operands, on the same in another order, or with one attribute changed."""
+def repeated_op(b: RandomGraph) -> None:
+    """Draw an existing op again: with the same operands, in another order, or with one attribute changed."""
     nodes = [n for n in b.graph.nodes if n.operands and n.op.name != "constant"]
     if not nodes:
         raise Unfit("no node yet")
@@ -48,8 +48,8 @@ def twins(b: Builder) -> None:
         b.pointwise("add", node.results[0], again)
 
 
-def _changed(b: Builder, op: Op) -> Op:
-    """The op with one attribute changed; Unfit if it has none that can be."""
+def _changed(b: RandomGraph, op: Op) -> Op:
+    """Change one attribute of an op. Raises Unfit: when it has none that can change."""
     options: dict[str, Any] = {}
     for name, value in op.attributes.items():
         if isinstance(value, bool):
@@ -66,12 +66,12 @@ def _changed(b: Builder, op: Op) -> Op:
     return type(op)(**{**op.attributes, name: options[name]})
 
 
-def of_constants(b: Builder) -> None:
-    """Ops whose operands are all constant: folded at compile time."""
+def constant_ops(b: RandomGraph) -> None:
+    """Draw ops whose operands are all constant, which are folded at compile time."""
     shape = b.shape(0, 3)
     x = b.constant(shape, b.dtype)
     y = draw_pointwise(
-        b, b.pick(ACTIVATIONS), b.pointwise(b.pick(["add", "mul"]), x, b.constant(b.part(shape), b.dtype))
+        b, b.pick(ACTIVATIONS), b.pointwise(b.pick(["add", "mul"]), x, b.constant(b.broadcast_shape(shape), b.dtype))
     )
     z = b.some(lambda t: t.dtype is b.dtype)
     if b.chance(70):

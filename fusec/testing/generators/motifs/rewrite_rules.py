@@ -1,4 +1,4 @@
-"""The left sides of rewrite rules, so that every rule has something to match."""
+"""Draw the patterns of rewrite rules, so that every rule finds matches."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fusec.errors import VerifyError
 from fusec.ir import DType, TensorType, Value
 from fusec.passes import rules
 from fusec.passes.rewriting.pattern import Rule, instantiate
-from fusec.testing.generators.graph_builder import MAX_ELEMENTS, Builder, Unfit
+from fusec.testing.generators.graph_builder import MAX_ELEMENTS, RandomGraph, Unfit
 
 EQUATIONS: tuple[Rule, ...] = tuple(r for known in rules().values() for r in known if isinstance(r, Rule))
 
 
-def equation(b: Builder) -> None:
-    """The left side of a rewrite rule, so that every rule has something to match."""
+def equation(b: RandomGraph) -> None:
+    """Draw the pattern of a rewrite rule, with random values for its parameters."""
     rule = b.pick(EQUATIONS)
     leaves: dict[str, Value] = {}
     for name, kind in rule.parameters.items():
@@ -28,25 +28,25 @@ def equation(b: Builder) -> None:
         if kind in ("Scalar", "Attribute")
     }
     known = {k: v for k, v in known.items() if rule.parameters[k] == "Scalar" or k in rule.sample}
-    held = set(b.graph.values())
+    existing = set(b.graph.values())
     stand_in = next(iter(leaves.values()))
     try:
-        if leaves and stand_in.type.dtype is not DType.F32:  # numbers take the dtype of what stands at the root
+        if leaves and stand_in.type.dtype is not DType.F32:  # numbers get the dtype of the node at the root
             before = b.pointwise("identity", stand_in).node
             instantiate(b.graph, rule.pattern, leaves, known, before)
         else:
             instantiate(b.graph, rule.pattern, leaves, known)
     except VerifyError as error:
         raise Unfit(str(error)) from error
-    made = [v for v in b.graph.values() if v not in held and v.literal is None and v.node is not None]
+    made = [v for v in b.graph.values() if v not in existing and v.literal is None and v.node is not None]
     if any(v.type.size > MAX_ELEMENTS for v in made):
         raise Unfit("too large")
     known_values = set(b.values)
     b.values += [v for v in made if v not in known_values]
 
 
-def _leaf(b: Builder, rule: Rule, name: str, constant: bool) -> Value:
-    """A value, or a constant, as the rule's sample has it: a shape, `positive`, or a length and a filling."""
+def _leaf(b: RandomGraph, rule: Rule, name: str, constant: bool) -> Value:
+    """Draw a value or a constant as the rule's sample asks: a shape, `positive`, or a length and a fill value."""
     sample: Any = rule.sample.get(name)
     shape: tuple[int, ...] | None = sample if isinstance(sample, tuple) else None
     if shape and isinstance(shape[-1], float):

@@ -1,4 +1,4 @@
-"""Elements moved back and forth, with work between: what views are moved through."""
+"""Draw ops that move elements, with pointwise ops between them, for the passes that move and join views."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 
 from fusec.ir import TensorType
 from fusec.ops import Concat, Expand, Pad, Reduce, Reshape, Slice, Transpose
-from fusec.testing.generators.graph_builder import Builder
+from fusec.testing.generators.graph_builder import RandomGraph
 from fusec.testing.generators.motifs.layers import ACTIVATIONS
 from fusec.testing.generators.operations import DRAWS
 from fusec.testing.generators.operations.pointwise import draw_pointwise
-from fusec.testing.generators.operations.shapes import reshaped, turned
+from fusec.testing.generators.operations.shapes import reshaped, transposed
 
 
-def shuffle(b: Builder) -> None:
-    """Reshape, transpose, reshape, pointwise ops between them: what views are moved through."""
+def shuffle(b: RandomGraph) -> None:
+    """Draw reshapes and transposes with pointwise ops between them."""
     x = b.float_value(2, 5)
     shape = x.type.shape
     for _ in range(b.between(1, 4)):
@@ -22,36 +22,36 @@ def shuffle(b: Builder) -> None:
         if kind == 0:
             x = reshaped(b, x)
         elif kind == 1:
-            x = turned(b, x)
+            x = transposed(b, x)
         elif kind == 2:
             x = draw_pointwise(b, b.pick(ACTIVATIONS), x)
         else:
-            x = b.pointwise(b.pick(["add", "mul"]), x, b.beside(x))
+            x = b.pointwise(b.pick(["add", "mul"]), x, b.broadcastable(x))
     if x.type.size == TensorType(shape, x.type.dtype).size and b.chance(50):
         b.add(Reshape(shape), x)
 
 
-_IN_A_ROW = (
+_MOVES = (
     *("slice", "pad", "cast", "concat", "expand", "reduce", "transpose", "reshape", "max_pool", "avg_pool"),
     *("gather", "split", "resize"),
 )
 
 
-def row(b: Builder) -> None:
-    """Ops that move elements, one on the result of the other: most often the same twice, as rules join them."""
+def move_sequence(b: RandomGraph) -> None:
+    """Draw a sequence of ops that move elements, often the same op twice, because rules join such pairs."""
     b.focus = b.float_value(1, 5) if b.chance(70) else b.some()
     try:
-        name = b.pick(_IN_A_ROW)
+        name = b.pick(_MOVES)
         for _ in range(2 + b.below(2)):
             DRAWS[name](b)
             b.focus = b.values[-1]
-            name = name if b.chance(60) else b.pick(_IN_A_ROW)
+            name = name if b.chance(60) else b.pick(_MOVES)
     finally:
         b.focus = None
 
 
-def padded_pool(b: Builder) -> None:
-    """An explicit pad in front of a pool or convolution, of zeros or of what a pool ignores."""
+def padded_pool(b: RandomGraph) -> None:
+    """Draw an explicit pad before a pool or convolution, of zeros or of numbers that a pool ignores."""
     x = b.image(3, 4)
     spatial = x.type.rank - 2
     pads = tuple(b.below(2) for _ in range(2 * spatial))
@@ -64,8 +64,8 @@ def padded_pool(b: Builder) -> None:
         b.focus = None
 
 
-def turned_together(b: Builder) -> None:
-    """An op on values that were all transposed alike: the transpose may follow it."""
+def transposed_operands(b: RandomGraph) -> None:
+    """Draw an op whose operands have the same transpose, which a pass can move after the op."""
     x = b.float_value(2, 4)
     rank = x.type.rank
     perm = b.permutation(rank)
@@ -84,8 +84,8 @@ def turned_together(b: Builder) -> None:
         draw_pointwise(b, b.pick(("add", "mul", *ACTIVATIONS)), y)
 
 
-def sliced_twice(b: Builder) -> None:
-    """Every second element from some place on, and of those a part."""
+def sliced_twice(b: RandomGraph) -> None:
+    """Draw two slices in sequence, one of them with a step of 2."""
     x = b.some(lambda t: t.rank > 0 and max(t.shape) >= 4)
     dim = x.type.shape.index(max(x.type.shape))
     for step in (2, 1) if b.chance(70) else (1, 2):
@@ -102,20 +102,20 @@ def sliced_twice(b: Builder) -> None:
         )
 
 
-def expanded(b: Builder) -> None:
-    """An explicit broadcast in front of an op that broadcasts by itself."""
+def expanded(b: RandomGraph) -> None:
+    """Draw an explicit broadcast before an op that broadcasts by itself."""
     x = b.float_value(1, 4)
-    small = b.fresh(TensorType(b.part(x.type.shape), x.type.dtype))
+    small = b.fresh(TensorType(b.broadcast_shape(x.type.shape), x.type.dtype))
     wide = b.add(Expand(x.type.shape), draw_pointwise(b, b.pick(ACTIVATIONS), small) if b.chance(30) else small)
     b.pointwise(b.pick(["add", "mul", "sub", "max", "min"]), *((x, wide) if b.chance(50) else (wide, x)))
 
 
-def square(b: Builder) -> None:
-    """A square matrix, joined by its transpose or a constant row or column; or made of a row and itself as column."""
+def square(b: RandomGraph) -> None:
+    """Draw a pointwise op of a square matrix with its transpose, a row or a column; or of one row in both shapes."""
     size = b.between(2, 4)
     x = b.fresh(TensorType((1, size, size), b.dtype))
     y = b.add(Reshape((size, size)), b.pointwise("abs", x))
-    if b.chance(50):  # one value, read in two ways
+    if b.chance(50):  # one value, as column and as row
         row = b.fresh(TensorType((size,), b.dtype))
         y, other = (b.add(Reshape(shape), row) for shape in ((size, 1), (1, size)))
     elif b.chance(30):

@@ -1,6 +1,6 @@
-"""How each op of the registry is drawn: attributes and operands that its inference takes, edges among them.
+"""Draw each op of the registry: attributes and operands that its type inference accepts, with corner cases.
 
-DRAWS has one entry for every op of `fusec.ops.ALL`; a function adds at least one such node to the graph.
+DRAWS has one function for every op of `fusec.ops.ALL`. It adds at least one such node to the graph.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ DRAWS: Mapping[str, Draw] = {
     "expand": shapes.expand,
     "concat": shapes.concat,
     "split": shapes.split,
-    "slice": shapes.cut,
+    "slice": shapes.slice_,
     "pad": shapes.pad,
     "gather": shapes.gather,
     "resize": shapes.resize,
     "top_k": rows.top_k,
-    "scatter": shapes.put,
+    "scatter": shapes.scatter,
     "cumulate": rows.cumulate,
     "conv_wgrad": windows.conv_wgrad,
     "max_pool_backward": windows.max_pool_backward,

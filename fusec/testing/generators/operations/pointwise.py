@@ -1,4 +1,4 @@
-"""How pointwise ops and casts are drawn: attributes and operands for which their numbers are tame."""
+"""Draw pointwise ops and casts, with attributes and operands that give no NaN, infinity or huge number."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import CLASSES, Cast
-from fusec.testing.generators.graph_builder import Builder, Draw, Unfit
+from fusec.testing.generators.graph_builder import Draw, RandomGraph, Unfit
 
 INTEGERS = (DType.I32, DType.I64, DType.I8, DType.U8, DType.I16, DType.U32, DType.U16, DType.U64)
 CASTS = (DType.F32, DType.F16, DType.BF16, DType.F64, DType.BOOL, *INTEGERS)
 
-# what each attribute of a pointwise op is drawn from, beside its default
+# numbers for each attribute of a pointwise op, in addition to its default
 ATTRIBUTES: Mapping[str, Sequence[float]] = {
     "alpha": (0.1, 0.3, 1.5, 0.5),
     "beta": (0.5, 1.702, 0.25),
@@ -21,7 +21,7 @@ ATTRIBUTES: Mapping[str, Sequence[float]] = {
     "max": (6.0, 1.0, math.inf, 0.5),
 }
 
-# operands outside these give NaN, infinity or numbers that drown all others
+# operands outside these ranges give NaN, infinity or numbers that make all others irrelevant
 DOMAIN: Mapping[str, tuple[float, float]] = {
     "acos": (-0.9, 0.9),
     "asin": (-0.9, 0.9),
@@ -38,7 +38,7 @@ POSITIVE = frozenset({"log", "sqrt", "rsqrt", "reciprocal"})
 QUOTIENTS = frozenset({"div", "mod", "floor_mod"})
 
 
-def _attributes(b: Builder, name: str, rank: int) -> dict[str, float]:
+def _attributes(b: RandomGraph, name: str, rank: int) -> dict[str, float]:
     drawn: dict[str, float] = {}
     for key, default in CLASSES[name].row.defaults.items():
         if key == "axis":
@@ -52,22 +52,22 @@ def _attributes(b: Builder, name: str, rank: int) -> dict[str, float]:
     return drawn
 
 
-def integer_value(b: Builder) -> Value:
+def integer_value(b: RandomGraph) -> Value:
     try:
         return b.some(lambda t: t.dtype.is_int)
     except Unfit:
         return b.fresh(TensorType(b.shape(), b.pick(INTEGERS)))
 
 
-def _unsigned_value(b: Builder) -> Value:
-    """ONNX shifts no others."""
+def _unsigned_value(b: RandomGraph) -> Value:
+    """Draw an unsigned value, because ONNX shifts no other integers."""
     try:
         return b.some(lambda t: t.dtype.value.startswith("u"))
     except Unfit:
         return b.fresh(TensorType(b.shape(), b.pick((DType.U8, DType.U16, DType.U32, DType.U64))))
 
 
-def _first(b: Builder, name: str) -> Value:
+def _first(b: RandomGraph, name: str) -> Value:
     rule = CLASSES[name].row.rule
     if rule == "bool":
         return b.mask(b.float_value())
@@ -78,8 +78,8 @@ def _first(b: Builder, name: str) -> Value:
     return b.float_value()
 
 
-def draw_pointwise(b: Builder, name: str, x: Value | None = None) -> Value:
-    """Add the pointwise op to a value (of any kind that it takes)."""
+def draw_pointwise(b: RandomGraph, name: str, x: Value | None = None) -> Value:
+    """Draw a pointwise op. `x`: its first operand, by default any value that it accepts."""
     row = CLASSES[name].row
     x = x or _first(b, name)
     is_float = x.type.dtype.is_float
@@ -88,39 +88,39 @@ def draw_pointwise(b: Builder, name: str, x: Value | None = None) -> Value:
     elif name in DOMAIN and row.arity == 1:
         x = b.bounded(x, *DOMAIN[name])
     if row.rule == "select":
-        return b.add(CLASSES[name](), b.mask(x), x, b.beside(x))
+        return b.add(CLASSES[name](), b.mask(x), x, b.broadcastable(x))
     op = CLASSES[name](**_attributes(b, name, x.type.rank))
     if row.arity == 1:
         return b.add(op, x)
     if row.rule == "bool":
         return b.add(op, x, b.mask(x))
     if name in QUOTIENTS:
-        return b.add(
-            op, x, b.away_from_zero(x) if is_float else b.constant(b.part(x.type.shape), x.type.dtype, "positive")
-        )
+        if is_float:
+            return b.add(op, x, b.away_from_zero(x))
+        return b.add(op, x, b.constant(b.broadcast_shape(x.type.shape), x.type.dtype, "positive"))
     if name == "pow":
         if not is_float:
             return b.add(op, x, b.constant((), x.type.dtype, "positive"))
         if b.chance(50):  # squares take any operand
             return b.add(op, x, b.graph.constant(x.type.dtype.numpy.type(b.pick([2, 3, 1, 0]))))
-        return b.add(op, b.away_from_zero(x), b.bounded(b.beside(x), -2.0, 2.0))
+        return b.add(op, b.away_from_zero(x), b.bounded(b.broadcastable(x), -2.0, 2.0))
     if name in DOMAIN:
-        return b.add(op, b.beside(x), b.bounded(x, *DOMAIN[name]))
-    operands = (x, b.beside(x))
+        return b.add(op, b.broadcastable(x), b.bounded(x, *DOMAIN[name]))
+    operands = (x, b.broadcastable(x))
     return b.add(op, *(operands[::-1] if b.chance(35) else operands))
 
 
 def drawing(name: str) -> Draw:
-    def draw(b: Builder) -> None:
+    def draw(b: RandomGraph) -> None:
         draw_pointwise(b, name)
 
     return draw
 
 
-def cast(b: Builder) -> None:
+def cast(b: RandomGraph) -> None:
     x = b.some()
     to = b.pick(CASTS)
-    if x.type.dtype.is_float and to.is_int:  # out of range is no number in C
+    if x.type.dtype.is_float and to.is_int:  # because such a cast is undefined in C for a number out of range
         x = b.pointwise("clip", x, min=0.0 if to.value.startswith("u") else -100.0, max=100.0)
     elif x.type.dtype.is_int and to.value.startswith("u"):  # a negative number wraps around to a huge one
         x = b.pointwise("relu", x)

@@ -1,4 +1,4 @@
-"""How matrix products, attention and rotary embeddings are drawn."""
+"""Draw matrix products, attention and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from fusec.ir import TensorType, Value
 from fusec.ops import Attention, AttentionBackward, AttentionTrain, MatMul, Rotary, Transpose
 from fusec.ops.matmul import INTEGERS
-from fusec.testing.generators.graph_builder import Builder, Unfit
+from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 
 
-def multiply(b: Builder, x: Value, columns: int = 0) -> Value:
-    """A matrix product with a constant, another value, or the value itself transposed."""
+def multiply(b: RandomGraph, x: Value, columns: int = 0) -> Value:
+    """Draw a matrix product of a value with a constant, with another value, or with a transposed one."""
     *batch, _, inner = x.type.shape
     columns = columns or b.pick([4, 8, 3, 1, 16, 5])
     kind = b.below(6)
@@ -23,22 +23,22 @@ def multiply(b: Builder, x: Value, columns: int = 0) -> Value:
         other = tuple(d if b.chance(70) else 1 for d in batch)
         return b.add(MatMul(), x, b.fresh(TensorType((*other, inner, columns), x.type.dtype)))
     if kind == 4:
-        turned = b.add(Transpose((*range(len(batch)), len(batch) + 1, len(batch))), b.like(x))
-        return b.add(MatMul(), x, turned)
+        transposed = b.add(Transpose((*range(len(batch)), len(batch) + 1, len(batch))), b.like(x))
+        return b.add(MatMul(), x, transposed)
     rows = b.pick([2, 4, 3])
     return b.add(MatMul(), b.fresh(TensorType((rows, x.type.shape[-2]), x.type.dtype)), x)
 
 
-def matmul(b: Builder) -> None:
-    if b.chance(10):  # integers, which no library multiplies
+def matmul(b: RandomGraph) -> None:
+    if b.chance(10):  # integers, for fusec's own kernel
         shape = tuple(b.pick([1, 2, 3, 5]) for _ in range(b.pick([2, 2, 3])))
         multiply(b, b.fresh(TensorType(shape, b.pick(INTEGERS))))
         return
     multiply(b, b.float_value(2, 4))
 
 
-def attend(b: Builder) -> tuple[Value, Value, Value]:
-    """Operands of an attention: heads that share keys and values, other lengths, one value in several places."""
+def attention_operands(b: RandomGraph) -> tuple[Value, Value, Value]:
+    """Draw operands of an attention: shared heads, different lengths, or one value in several places."""
     q = b.float_value(4, 4)
     batch, heads, _, features = q.type.shape
     if q.type.size == 0:
@@ -51,36 +51,36 @@ def attend(b: Builder) -> tuple[Value, Value, Value]:
     return q, k, b.fresh(TensorType((batch, groups, rows, b.pick([features, features, 3, 8])), q.type.dtype))
 
 
-def attention(b: Builder) -> None:
-    q, k, v = attend(b)
+def attention(b: RandomGraph) -> None:
+    q, k, v = attention_operands(b)
     scores = (*q.type.shape[:3], k.type.shape[2])
     bias: list[Value] = []
     if b.chance(40):
-        shape = b.part(scores)
+        shape = b.broadcast_shape(scores)
         hidden = b.graph.constant(np.asarray(-math.inf, q.type.dtype.numpy))
         mask = b.fresh(TensorType(shape, q.type.dtype))
-        shut = b.pointwise("where", b.mask(mask), mask, hidden) if b.chance(50) else mask
-        bias.append(shut if shut.type.shape == shape else mask)
+        masked = b.pointwise("where", b.mask(mask), mask, hidden) if b.chance(50) else mask
+        bias.append(masked if masked.type.shape == shape else mask)
     scale = b.pick([1.0, 0.5, 0.35355339, 0.125])
     op = Attention(scale, b.chance(40), b.chance(25), b.chance(40), b.chance(20) and not bias)
     b.add(op, q, k, v, *bias)
 
 
-def attention_train(b: Builder) -> None:
-    q, k, v = attend(b)
-    shape = b.part((*q.type.shape[:3], k.type.shape[2]))
+def attention_train(b: RandomGraph) -> None:
+    q, k, v = attention_operands(b)
+    shape = b.broadcast_shape((*q.type.shape[:3], k.type.shape[2]))
     bias = [b.fresh(TensorType(shape, q.type.dtype))] if b.chance(30) else []
     b.insert(AttentionTrain(b.pick([1.0, 0.5, 0.125]), b.chance(40)), q, k, v, *bias)
 
 
-def attention_backward(b: Builder) -> None:
-    """Of what the forward op gave: other sums would make weights of any size."""
-    q, k, v = attend(b)
+def attention_backward(b: RandomGraph) -> None:
+    """Draw the gradient of an attention from the results of the forward op, since other sums give huge weights."""
+    q, k, v = attention_operands(b)
     scale, causal = b.pick([1.0, 0.5, 0.125]), b.chance(40)
     y, sums = b.insert(AttentionTrain(scale, causal), q, k, v).results
     b.insert(AttentionBackward(scale, causal), b.like(y), q, k, v, y, sums)
 
 
-def rotary(b: Builder) -> None:
+def rotary(b: RandomGraph) -> None:
     x = b.some(lambda t: t.dtype is b.dtype and t.rank > 0 and t.shape[-1] % 2 == 0)
-    b.add(Rotary(), x, *(b.fresh(TensorType(b.part(x.type.shape), x.type.dtype)) for _ in range(2)))
+    b.add(Rotary(), x, *(b.fresh(TensorType(b.broadcast_shape(x.type.shape), x.type.dtype)) for _ in range(2)))

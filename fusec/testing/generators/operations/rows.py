@@ -1,4 +1,4 @@
-"""How norms, reductions, softmax and running sums are drawn: ops along some dims of a tensor."""
+"""Draw ops along some dims of a tensor: norms, reductions, softmax and running sums."""
 
 from __future__ import annotations
 
@@ -23,62 +23,62 @@ from fusec.ops import (
     Softmax,
     TopK,
 )
-from fusec.testing.generators.graph_builder import Builder, Unfit
+from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 from fusec.testing.generators.operations.pointwise import integer_value
 
 
-def _channel_parameters(b: Builder, x: Value, styles: Sequence[str]) -> list[Value]:
-    """Vectors of one number per channel, constant but seldom; a style that is named stays."""
+def _channel_parameters(b: RandomGraph, x: Value, styles: Sequence[str]) -> list[Value]:
+    """Draw vectors of one number per channel, one for each style; one without a style is rarely not a constant."""
     type = TensorType((x.type.shape[1],), x.type.dtype)
     return [
         b.fresh(type) if not style and b.chance(6) else b.constant(type.shape, type.dtype, style) for style in styles
     ]
 
 
-def _epsilon(b: Builder) -> float:
+def _epsilon(b: RandomGraph) -> float:
     return b.pick([1e-5, 1e-3, 1e-2, 0.5])
 
 
-def batch_norm(b: Builder) -> None:
+def batch_norm(b: RandomGraph) -> None:
     x = b.float_value(2, 5)
     b.add(BatchNorm(_epsilon(b)), x, *_channel_parameters(b, x, ["", "", "", "positive"]))
 
 
-def instance_norm(b: Builder) -> None:
+def instance_norm(b: RandomGraph) -> None:
     x = b.float_value(3, 5)
     b.add(InstanceNorm(_epsilon(b)), x, *_channel_parameters(b, x, ["", ""]))
 
 
-def group_norm(b: Builder) -> None:
+def group_norm(b: RandomGraph) -> None:
     x = b.float_value(2, 5)
     groups = b.pick([g for g in (1, 2, 4, x.type.shape[1]) if g and x.type.shape[1] % g == 0] or [1])
     b.add(GroupNorm(groups, _epsilon(b)), x, *_channel_parameters(b, x, ["", ""]))
 
 
-def _trailing(b: Builder) -> tuple[Value, int, tuple[int, ...]]:
+def _trailing(b: RandomGraph) -> tuple[Value, int, tuple[int, ...]]:
     x = b.float_value(1, 5)
     axis = x.type.rank - b.pick([1, 1, 1, min(2, x.type.rank), x.type.rank])
     return x, (axis - x.type.rank if b.chance(30) else axis), x.type.shape[axis:]
 
 
-def layer_norm(b: Builder) -> None:
+def layer_norm(b: RandomGraph) -> None:
     x, axis, shape = _trailing(b)
-    scale = b.constant(b.part(shape) if b.chance(20) else shape, x.type.dtype)
-    bias = [b.constant(b.part(shape) if b.chance(20) else shape, x.type.dtype)] if b.chance(60) else []
+    scale = b.constant(b.broadcast_shape(shape) if b.chance(20) else shape, x.type.dtype)
+    bias = [b.constant(b.broadcast_shape(shape) if b.chance(20) else shape, x.type.dtype)] if b.chance(60) else []
     b.add(LayerNorm(axis, _epsilon(b)), x, scale, *bias)
 
 
-def rms_norm(b: Builder) -> None:
+def rms_norm(b: RandomGraph) -> None:
     x, axis, shape = _trailing(b)
-    b.add(RmsNorm(axis, _epsilon(b)), x, b.constant(b.part(shape) if b.chance(20) else shape, x.type.dtype))
+    b.add(RmsNorm(axis, _epsilon(b)), x, b.constant(b.broadcast_shape(shape) if b.chance(20) else shape, x.type.dtype))
 
 
-def lrn(b: Builder) -> None:
+def lrn(b: RandomGraph) -> None:
     x = b.float_value(2, 4)
     b.add(LocalResponseNorm(b.pick([3, 1, 2, 5]), b.pick([1e-4, 0.5]), b.pick([0.75, 0.5]), b.pick([1.0, 2.0])), x)
 
 
-def reduce(b: Builder) -> None:
+def reduce(b: RandomGraph) -> None:
     kind = b.pick(["sum", "mean", "max", "min", "prod", "l1", "l2", "sum_square", "log_sum", "log_sum_exp"])
     whole = kind not in ("l2", "log_sum", "log_sum_exp", "mean") and b.chance(10)
     x = integer_value(b) if whole else b.float_value()
@@ -89,7 +89,7 @@ def reduce(b: Builder) -> None:
     )
     if x.type.rank >= 3 and b.chance(30):
         axes = tuple(range(2, x.type.rank))
-    elif 1 in x.type.shape and b.chance(25):  # nothing to add up, but |x| and x*x are not x
+    elif 1 in x.type.shape and b.chance(25):  # over dims of size 1, where a sum is x, but l1 and sum_square are not
         axes = tuple(i for i, d in enumerate(x.type.shape) if d == 1)
     if kind == "log_sum":
         x = b.away_from_zero(x)
@@ -97,14 +97,14 @@ def reduce(b: Builder) -> None:
     b.add(Reduce(kind, axes, not b.chance(30)), x)
 
 
-def softmax(b: Builder) -> None:
+def softmax(b: RandomGraph) -> None:
     x = b.float_value(1, 5)
     axis = b.below(x.type.rank)
     b.add(Softmax(axis - x.type.rank if b.chance(40) else axis, b.chance(25)), x)
 
 
-def top_k(b: Builder) -> None:
-    """Of integers: which of two floats is the larger may hang on a rounding."""
+def top_k(b: RandomGraph) -> None:
+    """Draw a TopK of integers, because rounding can change which of two floats is larger."""
     x = integer_value(b)
     if x.type.rank == 0:
         raise Unfit("a scalar")
@@ -113,7 +113,7 @@ def top_k(b: Builder) -> None:
     b.insert(TopK(k, axis - x.type.rank if b.chance(20) else axis, b.chance(60)), x)
 
 
-def cumulate(b: Builder) -> None:
+def cumulate(b: RandomGraph) -> None:
     x = b.float_value(1, 5) if b.chance(60) else integer_value(b)
     if x.type.rank == 0:
         raise Unfit("a scalar")
@@ -123,32 +123,32 @@ def cumulate(b: Builder) -> None:
     b.add(Cumulate(kind, b.below(x.type.rank)), x)
 
 
-def batch_norm_train(b: Builder) -> None:
+def batch_norm_train(b: RandomGraph) -> None:
     x = b.image()
     b.insert(BatchNormTrain(_epsilon(b)), x, *_channel_parameters(b, x, ["", ""]))
 
 
-def channel_sums(b: Builder) -> None:
+def channel_sums(b: RandomGraph) -> None:
     b.insert(ChannelSums(), b.image())
 
 
-def batch_norm_by_sums(b: Builder) -> None:
-    """By those of the image itself; of a tame one, as a large mean costs digits."""
+def batch_norm_by_sums(b: RandomGraph) -> None:
+    """Draw a batch norm by the sums of the image itself, which is clipped, because a large mean loses precision."""
     x = b.pointwise("clip", b.image(), min=-2.0, max=2.0)
     parameters = _channel_parameters(b, x, ["", ""])
     sums = b.insert(ChannelSums(), x).results
     b.insert(BatchNormBySums(b.pick([1e-2, 0.5])), x, *parameters, *sums)
 
 
-def batch_norm_backward(b: Builder) -> None:
+def batch_norm_backward(b: RandomGraph) -> None:
     x = b.image()
     relu = b.chance(30)
     styles = ["", "", "positive", *([""] if relu else [])]
     b.insert(BatchNormBackward(relu), b.like(x), x, *_channel_parameters(b, x, styles))
 
 
-def layer_norm_backward(b: Builder) -> None:
+def layer_norm_backward(b: RandomGraph) -> None:
     x, axis, shape = _trailing(b)
     if math.prod(shape) < 3:
-        raise Unfit("rows of one or two elements have no gradient, what is left is rounding")
+        raise Unfit("the gradient of rows of one or two elements is zero, except for rounding")
     b.insert(LayerNormBackward(axis, _epsilon(b), b.chance(60)), b.like(x), x, b.constant(shape, x.type.dtype))

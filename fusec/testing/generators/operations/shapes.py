@@ -1,4 +1,4 @@
-"""How ops that move elements are drawn."""
+"""Draw ops that move elements."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Scatter, Slice, Split, Transpose
-from fusec.testing.generators.graph_builder import Builder
+from fusec.testing.generators.graph_builder import RandomGraph
 
 
-def reshaped(b: Builder, x: Value) -> Value:
-    """The value with two dims merged, one split, ones added or dropped, or flattened."""
+def reshaped(b: RandomGraph, x: Value) -> Value:
+    """Draw a reshape: merge two dims, split one, add or remove a dim of size 1, or flatten."""
     shape = x.type.shape
     options: list[tuple[int, ...]] = [(*shape, 1), (1, *shape), (math.prod(shape),)]
     options += [(*shape[:i], shape[i] * shape[i + 1], *shape[i + 2 :]) for i in range(len(shape) - 1)]
@@ -23,33 +23,33 @@ def reshaped(b: Builder, x: Value) -> Value:
     return b.add(Reshape(b.pick(options)), x)
 
 
-def reshape(b: Builder) -> None:
+def reshape(b: RandomGraph) -> None:
     reshaped(b, b.some())
 
 
-def turned(b: Builder, x: Value) -> Value:
-    """The value with its dims permuted: to channels last and back, or in any way."""
+def transposed(b: RandomGraph, x: Value) -> Value:
+    """Draw a transpose: to channels last or back, of the last two dims, or any other."""
     rank = x.type.rank
     common = [(0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1)), (*range(rank - 2), rank - 1, rank - 2)]
     return b.add(Transpose(b.pick(common) if rank >= 3 and b.chance(60) else b.permutation(rank)), x)
 
 
-def transpose(b: Builder) -> None:
-    turned(b, b.some())
+def transpose(b: RandomGraph) -> None:
+    transposed(b, b.some())
 
 
-def relayout(b: Builder) -> None:
+def relayout(b: RandomGraph) -> None:
     x = b.some(lambda t: t.rank >= 2)
     b.add(Relayout(b.permutation(x.type.rank)), x)
 
 
-def expand(b: Builder) -> None:
+def expand(b: RandomGraph) -> None:
     x = b.some()
     wide = tuple(b.pick([2, 3, 1]) if d == 1 else d for d in x.type.shape)
     b.add(Expand((b.pick([2, 1]), *wide) if b.chance(30) else wide), x)
 
 
-def concat(b: Builder) -> None:
+def concat(b: RandomGraph) -> None:
     x = b.some(lambda t: t.rank >= 1)
     axis = b.below(x.type.rank)
     others: list[Value] = []
@@ -62,7 +62,7 @@ def concat(b: Builder) -> None:
     b.insert(Concat(axis - x.type.rank if b.chance(20) else axis), *(operands[::-1] if b.chance(30) else operands))
 
 
-def split(b: Builder) -> None:
+def split(b: RandomGraph) -> None:
     x = b.some(lambda t: t.rank >= 1)
     axis = b.below(x.type.rank)
     size = x.type.shape[axis]
@@ -75,7 +75,7 @@ def split(b: Builder) -> None:
     b.insert(Split(axis, tuple(sizes)), x)
 
 
-def cut(b: Builder) -> None:
+def slice_(b: RandomGraph) -> None:
     x = b.some(lambda t: t.rank >= 1)
     starts, sizes, steps = list[int](), list[int](), list[int]()
     for dim in x.type.shape:
@@ -92,7 +92,7 @@ def cut(b: Builder) -> None:
     b.add(Slice(tuple(starts), tuple(sizes), tuple(steps)), x)
 
 
-def pad(b: Builder) -> None:
+def pad(b: RandomGraph) -> None:
     x = b.some()
     mode = b.pick(["constant", "constant", "constant", "edge", "reflect", "wrap"])
     most = [2 if mode != "reflect" else min(2, d - 1) for d in x.type.shape]
@@ -105,7 +105,7 @@ def pad(b: Builder) -> None:
     b.add(Pad(tuple(pads), mode, value if mode == "constant" else 0.0), x)
 
 
-def gather(b: Builder) -> None:
+def gather(b: RandomGraph) -> None:
     x = b.some(lambda t: t.rank >= 1 and t.size > 0)
     axis = b.below(x.type.rank)
     shape = b.pick([(3,), (), (2, 2), (1,), ()])
@@ -113,7 +113,7 @@ def gather(b: Builder) -> None:
     if b.chance(40):
         indices = b.input(TensorType(shape, dtype)) if len(b.graph.inputs) < 6 else None
         if indices is not None:
-            b.values.pop()  # an index is used as nothing else: it must stay in range
+            b.values.pop()  # no other op may read the indices, because they have to stay in range
             b.add(Gather(axis), x, indices)
             return
     size = x.type.shape[axis]
@@ -125,8 +125,8 @@ def gather(b: Builder) -> None:
     )
 
 
-def put(b: Builder) -> None:
-    """Where it only puts, no place is given twice."""
+def scatter(b: RandomGraph) -> None:
+    """Draw a scatter. Without a reduction no index occurs twice, because the result would be undefined."""
     x = b.some(lambda t: t.rank >= 1 and t.size > 0 and t.dtype is not DType.BOOL)
     reduction = b.pick(["none", "add", "mul", "max", "min"])
     rows, count = x.type.shape[0], b.between(1, 4)
@@ -139,7 +139,7 @@ def put(b: Builder) -> None:
     b.add(Scatter(reduction), x, indices, b.fresh(TensorType((len(at), *x.type.shape[1:]), x.type.dtype)))
 
 
-def resize(b: Builder) -> None:
+def resize(b: RandomGraph) -> None:
     x = b.some(lambda t: t.rank >= 1 and t.size > 0)
     mode = "linear" if x.type.dtype.is_float and b.chance(40) else "nearest"
     first = 2 if x.type.rank >= 3 and b.chance(80) else 0

@@ -1,4 +1,4 @@
-"""How convolutions and pools are drawn, and their gradients: windows that fit an image."""
+"""Draw convolutions, pools and their gradients, with windows that fit an image."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import AvgPool, Cast, Conv, ConvTranspose, ConvWgrad, MaxPool, MaxPoolBackward
 from fusec.ops.convolution import windows_along
-from fusec.testing.generators.graph_builder import Builder, Draw, Unfit
+from fusec.testing.generators.graph_builder import Draw, RandomGraph, Unfit
 
 
-def window(b: Builder, sizes: Sequence[int], pads_below_window: bool = False) -> tuple[tuple[int, ...], ...]:
-    """Window, strides, pads and dilations that fit an image of these spatial sizes."""
+def window(b: RandomGraph, sizes: Sequence[int], pads_below_window: bool = False) -> tuple[tuple[int, ...], ...]:
+    """Draw window, strides, pads and dilations that fit an image of these spatial sizes."""
     n = len(sizes)
     kernel = [b.pick([3, 1, 2, 5]) for _ in range(n)] if b.chance(85) else [1] * n
     dilations = [b.pick([1, 1, 1, 2]) for _ in range(n)]
@@ -38,8 +38,8 @@ def window(b: Builder, sizes: Sequence[int], pads_below_window: bool = False) ->
     return tuple(kernel), strides, (*starts, *ends), tuple(dilations)
 
 
-def convolve(b: Builder, x: Value, filters: int = 0, keep_size: bool = False) -> Value:
-    """A convolution of an image; `keep_size` gives a result of the image's spatial size."""
+def convolve(b: RandomGraph, x: Value, filters: int = 0, keep_size: bool = False) -> Value:
+    """Draw a convolution of an image. `keep_size`: its result has the spatial size of the image."""
     channels, spatial = x.type.shape[1], x.type.shape[2:]
     n = len(spatial)
     groups = b.pick([1, 1, 1, *(g for g in (2, channels) if g > 1 and channels % g == 0)])
@@ -57,16 +57,16 @@ def convolve(b: Builder, x: Value, filters: int = 0, keep_size: bool = False) ->
     return b.add(Conv(strides, pads, dilations, groups), x, weight)
 
 
-def conv(b: Builder) -> None:
+def conv(b: RandomGraph) -> None:
     convolve(b, b.image())
 
 
-def conv_transpose(b: Builder) -> None:
-    scatter(b, b.image())
+def conv_transpose(b: RandomGraph) -> None:
+    convolve_transposed(b, b.image())
 
 
-def scatter(b: Builder, x: Value) -> Value:
-    """A transposed convolution of an image."""
+def convolve_transposed(b: RandomGraph, x: Value) -> Value:
+    """Draw a transposed convolution of an image."""
     channels, spatial = x.type.shape[1], x.type.shape[2:]
     n = len(spatial)
     groups = b.pick([1, 1, *(g for g in (2, channels) if channels % g == 0)])
@@ -80,7 +80,7 @@ def scatter(b: Builder, x: Value) -> Value:
 
 
 def pool(kind: type[MaxPool] | type[AvgPool]) -> Draw:
-    def draw(b: Builder) -> None:
+    def draw(b: RandomGraph) -> None:
         x = b.image()
         kernel, strides, pads, dilations = window(b, x.type.shape[2:], pads_below_window=True)
         ceil_mode = b.chance(30)
@@ -92,8 +92,8 @@ def pool(kind: type[MaxPool] | type[AvgPool]) -> Draw:
     return draw
 
 
-def conv_wgrad(b: Builder) -> None:
-    """Of a convolution that is there, or of any that fits."""
+def conv_wgrad(b: RandomGraph) -> None:
+    """Draw the weight gradient of a convolution that fits an image."""
     x = b.image()
     channels, spatial = x.type.shape[1], x.type.shape[2:]
     groups = b.pick([1, 1, *(g for g in (2, channels) if channels % g == 0)])
@@ -104,8 +104,8 @@ def conv_wgrad(b: Builder) -> None:
     b.add(ConvWgrad(kernel, strides, pads, dilations, groups), x, dy)
 
 
-def max_pool_backward(b: Builder) -> None:
-    """Of whole numbers: which of two floats is the larger may hang on a rounding."""
+def max_pool_backward(b: RandomGraph) -> None:
+    """Draw the gradient of a max pool of integers, because rounding can change which of two floats is larger."""
     b.image()
     x = b.add(Cast(b.dtype), b.input(TensorType(b.image_shape(), DType.I8)))
     kernel, strides, pads, dilations = window(b, x.type.shape[2:], pads_below_window=True)

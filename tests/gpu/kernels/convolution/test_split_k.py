@@ -10,10 +10,10 @@ from gpu.kernels.cases import Case, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.errors import VerifyError
-from fusec.gpu.kernels.codegen.mma_tiles import PROCESSORS
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.convolution import split_k
-from fusec.gpu.kernels.convolution.split_k_source import FewPixelsSource
-from fusec.gpu.kernels.convolution.split_k_tiling import Shares
+from fusec.gpu.kernels.convolution.split_k_source import SplitKSource
+from fusec.gpu.kernels.convolution.split_k_tiling import SplitKTiling
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Conv, Relayout, pw
 
@@ -76,21 +76,21 @@ def test_all_ways_give_the_same(rng: np.random.Generator) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "shares",
+    "tiling",
     [
-        Shares(5, 8, 32, 2, 2, 2, True),
-        Shares(2, 16, 16, 4, 3, 1, True),
-        Shares(3, 24, 64, 1, 8, 2, False),
-        Shares(3, 8, 64, 4, 1, 4, False),
+        SplitKTiling(5, 8, 32, 2, 2, 2, True),
+        SplitKTiling(2, 16, 16, 4, 3, 1, True),
+        SplitKTiling(3, 24, 64, 1, 8, 2, False),
+        SplitKTiling(3, 8, 64, 4, 1, 4, False),
     ],
     ids=str,
 )
 def test_work_shared_out_otherwise_is_the_same_work(
-    shares: Shares, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    tiling: SplitKTiling, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other tiles, of which the last ones hang over, and more or fewer warps for channels and filters."""
-    monkeypatch.setattr(split_k, "ways", lambda conv: [shares])
-    check([convolved(str(shares), last(F16, 2, 128, 7, 10), SAME, (3, 3), 48, residual=True)], rng)
+    monkeypatch.setattr(split_k, "variants", lambda conv: [tiling])
+    check([convolved(str(tiling), last(F16, 2, 128, 7, 10), SAME, (3, 3), 48, residual=True)], rng)
 
 
 @needs_compiler
@@ -169,7 +169,7 @@ def test_neighbours_are_in_different_banks() -> None:
         op = Conv((stride, stride), (1,) * 4, (1, 1))
         conv = convolved("banks", last(F16, 1, 64, 28, 28), op, (3, 3), 32).nodes[0]
         for splits in (1, 2):
-            pitch = FewPixelsSource(conv, [], [conv.result], Shares(4, 8, 32, splits, 4, 1, False)).pitch
+            pitch = SplitKSource(conv, [], [conv.result], SplitKTiling(4, 8, 32, splits, 4, 1, False)).pitch
             assert pitch % 16 == 0 and pitch * stride % 128 == 64
 
 

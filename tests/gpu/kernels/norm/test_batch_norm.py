@@ -189,7 +189,7 @@ def test_one_launch_whose_blocks_meet(
     """All turns are kept, some, or none; and the rest is read up or down."""
     monkeypatch.setattr(batch_norm_resident, "CACHED_BYTES", cached)
     monkeypatch.setattr(batch_norm_resident, "BLOCKS", blocks)
-    monkeypatch.setattr(family, "WAYS", ((threads, 4),))
+    monkeypatch.setattr(family, "VARIANTS", ((threads, 4),))
     monkeypatch.setattr(batch_norm_resident, "RESIDENT_BYTES", kept)
     cases = [*channel_cases(), *turned_channels(), *surrounded_channels(), *long_channels()]
     cases = [case for case in cases if case.kernel is not None and case.kernel.others]
@@ -208,7 +208,7 @@ def test_a_scale_is_written_over_once_all_blocks_have_it(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setattr(batch_norm_resident, "BLOCKS", 3)
-    monkeypatch.setattr(family, "WAYS", ((64, 2),))
+    monkeypatch.setattr(family, "VARIANTS", ((64, 2),))
 
     def moved(g: Any, *v: Value) -> Sequence[Value]:
         y, statistic, _ = forward(g, *v) if where == "forward" else backward(g, *v)

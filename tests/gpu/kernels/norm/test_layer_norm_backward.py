@@ -104,7 +104,7 @@ def test_each_way_to_share_a_row_out(rng: np.random.Generator) -> None:
 
 @needs_compiler
 def test_many_rows_for_few_blocks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "SHARED_OUT", ((16, 2, 0, False),))
+    monkeypatch.setattr(family, "VARIANTS", ((16, 2, 0, False),))
     x, p = rows(F16, 77, 48), rows(F16, 48)
     case = build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
     assert case.kernel is not None
@@ -116,7 +116,7 @@ def test_many_rows_for_few_blocks(rng: np.random.Generator, monkeypatch: pytest.
 @pytest.mark.parametrize("ahead", [1, 2, 3])
 def test_rows_copied_ahead_of_their_turn(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     """Fewer of them than are ahead, and more."""
-    monkeypatch.setattr(family, "SHARED_OUT", ((16, 2, ahead, False),))
+    monkeypatch.setattr(family, "VARIANTS", ((16, 2, ahead, False),))
     x, p = rows(F16, 77, 48), rows(F16, 48)
     long = build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
     all_cases = [long, *norm_backward_cases(), *surrounded_norm_backward()]
@@ -130,7 +130,7 @@ def test_rows_copied_ahead_of_their_turn(rng: np.random.Generator, monkeypatch: 
 def test_blocks_that_meet_for_their_columns(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
-    monkeypatch.setattr(family, "SHARED_OUT", ((16, 12, ahead, True),))
+    monkeypatch.setattr(family, "VARIANTS", ((16, 12, ahead, True),))
     x, p = rows(F16, 177, 48), rows(F16, 48)
 
     def added(g: Any, dy: Value, x: Value, s: Value, z: Value) -> Sequence[Value]:

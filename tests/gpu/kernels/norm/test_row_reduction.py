@@ -171,7 +171,7 @@ def test_the_last_block_puts_chunks_together(rng: np.random.Generator, monkeypat
     monkeypatch.setattr(family, "FEW_BLOCKS", 1 << 30)
     monkeypatch.setattr(family, "FULL_BLOCKS", 40)
     monkeypatch.setattr(family, "MIN_TURNS", 1)
-    monkeypatch.setattr(family, "WAYS", ((256, 4, 256, True), (256, 4, 8, True)))
+    monkeypatch.setattr(family, "VARIANTS", ((256, 4, 256, True), (256, 4, 8, True)))
     cases = [case for case in (*reductions(), *surrounded()) if case.kernel and case.kernel.scratch_bytes]
     ways = [(case, way) for case in cases if case.kernel for way in (case.kernel, *case.kernel.others)]
     once = [(case, way) for case, way in ways if len(way.launches) == 1]

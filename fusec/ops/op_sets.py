@@ -1,0 +1,21 @@
+"""Name the sets of ops that several passes and back ends share."""
+
+from __future__ import annotations
+
+from fusec.ops.attention import Attention
+from fusec.ops.attention_training import AttentionBackward, AttentionTrain
+from fusec.ops.convolution import Conv, ConvTranspose
+from fusec.ops.matmul import MatMul
+from fusec.ops.normalization import InstanceNorm, LayerNorm, RmsNorm
+from fusec.ops.reduction import Reduce
+from fusec.ops.shape import Relayout, Reshape, Slice, Split, Transpose
+from fusec.ops.training import ConvWgrad
+
+ATTENTION_OPS = (Attention, AttentionTrain, AttentionBackward)
+LINEAR_OPS = (Conv, ConvTranspose, MatMul)  # products of an image or rows with weights
+CONVOLUTIONS = (Conv, ConvTranspose, ConvWgrad)
+PRODUCTS = (*CONVOLUTIONS, MatMul)
+EPILOGUE_ANCHORS = (*PRODUCTS, LayerNorm, RmsNorm, InstanceNorm)  # anchors that take pointwise ops after them
+ANCHORS = (*EPILOGUE_ANCHORS, *ATTENTION_OPS, Reduce)  # ops that a cuDNN partition grows around
+PART_VIEWS = (Slice, Split)  # views of their operand's memory, with gaps
+STRIDED_VIEWS = (Reshape, Transpose, Relayout, *PART_VIEWS)  # ops that a cuDNN graph reads by strides
