@@ -39,8 +39,9 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports --no-cache
 
 # A missing piece of cuDNN fails here; a bare `pytest` skips the tests that need it.
+# Each of the two processes computes on one core.
 check: $(VENV)/.test
-	FUSEC_REQUIRE_CUDNN=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 FUSEC_REQUIRE_CUDNN=1 $(BIN)/python -m pytest -n 2
 
 # Random graphs, always the same, through every property that needs no GPU; what fails stays in fusec-findings. Of the
 # planted faults (docs/mutants.md) 102 of 109 are found within 700 graphs; `.ci/run` has the time for 2,000.
