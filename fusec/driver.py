@@ -53,7 +53,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Shared:
-    """What a compilation shares with others of the same model (`family`), or of the same target (`oracle`)."""
+    """State that a compilation shares with others of the same model (`family`), or of the same target (`oracle`)."""
 
     family: ShapeFamily | None = None
     oracle: Oracle | None = None

@@ -136,7 +136,7 @@ class Graph:
         self._size = 0
         self.edits = 0  # how often a verb has changed something: as long as this stays, the graph does
         self._verified = -1  # how many there were when every rule was found to be kept
-        self._found: tuple[int, dict[Hashable, Any]] = (0, {})  # behind so many
+        self._found: tuple[int, dict[Hashable, Any]] = (0, {})  # edits before it, and what was found
 
     # reading ---------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class _Parser:
     # tokens ------------------------------------------------------------------------------------------
 
     def advance(self) -> str:
-        """Move to the next token; returns the one left behind."""
+        """Move to the next token; returns the one before it."""
         previous = self.token
         match = _TOKEN.match(self.text, self.position)
         if match is None:

@@ -19,7 +19,7 @@ from fusec.cli.files import AsJson
 from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
-    from fusec.testing.runner.report import Report
+    from fusec.testing.runner.report import FuzzReport
 
 # What a command needs is imported inside it, as in commands.py; Hypothesis is an optional dependency.
 
@@ -117,13 +117,13 @@ def replay(
         raise CheckError(f"{failing} of {len(rows)} findings still fail")
 
 
-def _print(report: Report, as_json: bool) -> None:
+def _print(report: FuzzReport, as_json: bool) -> None:
     cli_io.say(cli_io.json_text(report.to_json()) if as_json else report)
     sys.stdout.flush()
 
 
 @contextlib.contextmanager
-def _display(terminal: bool) -> Generator[Callable[[Report], None]]:
+def _display(terminal: bool) -> Generator[Callable[[FuzzReport], None]]:
     """Show progress on stderr: a line that changes, or a new one now and then."""
     if terminal:
         with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
@@ -131,7 +131,7 @@ def _display(terminal: bool) -> Generator[Callable[[Report], None]]:
         return
     last = time.monotonic()
 
-    def line(report: Report) -> None:
+    def line(report: FuzzReport) -> None:
         nonlocal last
         if time.monotonic() - last >= LINE_S:
             last = time.monotonic()

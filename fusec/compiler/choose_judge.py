@@ -15,7 +15,7 @@ from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge, RulesJudge
 from fusec.passes.base import Options
-from fusec.passes.partition import Oracle as Judge
+from fusec.passes.partition import Judge
 from fusec.targets.target import Target
 
 

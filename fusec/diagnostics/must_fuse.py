@@ -29,7 +29,7 @@ _CUDNN = "cudnn"
 
 
 @dataclass(frozen=True)
-class Miss:
+class NotFused:
     """A place where the pattern occurs and is not one step of those that count. runners: who runs each step."""
 
     chain: tuple[Node, ...]
@@ -47,7 +47,7 @@ class Miss:
 
 def check(
     program: Program, pattern: str, cudnn_only: bool = False, libraries: Mapping[Partition, str] | None = None
-) -> tuple[int, list[Miss]]:
+) -> tuple[int, list[NotFused]]:
     """Count the places that match the pattern, and return those among them that are not one step.
 
     cudnn_only: only steps that cuDNN runs count.
@@ -59,13 +59,13 @@ def check(
         return known.get(step, step.kind.value)
 
     ends = _matches(program, Glob(pattern))
-    misses: list[Miss] = []
+    misses: list[NotFused] = []
     for runs in ends.values():
         whole = [program.step_of[run.node] for run in runs if run.cuts == 0]
         if not any(not cudnn_only or runner(step) == _CUDNN for step in whole):
             chain = min(runs, key=lambda run: (run.cuts, run.length)).nodes()
             steps = _steps(program, chain)
-            misses.append(Miss(chain, steps, tuple(map(runner, steps)), _reason(program, chain)))
+            misses.append(NotFused(chain, steps, tuple(map(runner, steps)), _reason(program, chain)))
     return len(ends), misses
 
 

@@ -12,7 +12,7 @@ from fusec.gpu.cudnn.partition_oracles import asks_cudnn
 from fusec.ir import Graph
 from fusec.lower_cudnn import Lowered, lower
 from fusec.passes.base import Options
-from fusec.passes.partition.oracle import Oracle
+from fusec.passes.partition.oracle import Judge
 from fusec.plans.lock_record import Lock
 from fusec.schedule.program import Kind, Program
 from fusec.targets.target import CPU, Target
@@ -41,7 +41,7 @@ class Compiled:
     program: Program
     target: Target
     options: Options
-    judge: Oracle | None
+    judge: Judge | None
     tuned: TunedChoices | Lock | None = None
 
     @property

@@ -19,7 +19,7 @@ from fusec.gpu.shape_transfer.transfer_choices import TransferredChoices, transf
 from fusec.gpu.shape_transfer.transfer_plans import NEAR, SizePlans
 from fusec.ir import Graph
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.passes.partition import Oracle as Judge
+from fusec.passes.partition import Judge
 from fusec.plans.plan_record import Choice, Entry
 from fusec.targets.target import Target
 

@@ -26,7 +26,7 @@ from fusec.gpu.autotune.whole_model import WholeModelTrial
 from fusec.gpu.cublaslt.algorithms import Blas, competitor
 from fusec.gpu.cublaslt.lone_matmul import lone_product
 from fusec.gpu.cudnn.build_pool import BuildPool
-from fusec.gpu.launch.cuda_graph import Launch, in_order, or_side_by_side
+from fusec.gpu.launch.cuda_graph import StepLaunch, in_order, or_side_by_side
 from fusec.gpu.launch.kernel_launcher import Launcher, Memory
 from fusec.gpu.launch.stream_calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher
 from fusec.gpu.measure.random_inputs import random_array
@@ -235,14 +235,14 @@ class CudnnBackend:
             except RuntimeError as error:
                 raise ExecutionError(f"cuDNN failed to run\n{graph} over {len(held) - 1} buffers\n{error}") from error
 
-        return Launch(run, plan.workspace_bytes)
+        return StepLaunch(run, plan.workspace_bytes)
 
     def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
         kernel = kernels.find(step.nodes, step.outputs)
         if kernel is None or not self._launcher.runs(kernel):
             return self._product(step, memory)
         shares = self._launcher.fastest(kernel).scratch_bytes > 0
-        return Launch(self._launcher.bind(kernel, memory), shares_scratch=shares, is_kernel=True)
+        return StepLaunch(self._launcher.bind(kernel, memory), shares_scratch=shares, is_kernel=True)
 
     def _product(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
         """Bind a product that cuDNN refuses to cuBLASLt; None if that has no right algorithm."""
@@ -253,7 +253,7 @@ class CudnnBackend:
         self._products.add(step)
         self._reserve(product.plan.workspace_bytes)
         run = product.bound(memory, self._workspace, lambda: self._lane_workspace)
-        return Launch(run, product.plan.workspace_bytes)
+        return StepLaunch(run, product.plan.workspace_bytes)
 
     def feeder(self, buffer: Array, type: TensorType) -> Callable[[Array], None]:
         return feeder(self._streams, buffer, type)
@@ -274,7 +274,7 @@ class CudnnBackend:
         ahead: a kernel that is launched before the graphs, and the inputs that it alone reads
         """
         first = runs[ahead[0]] if ahead is not None else None
-        if ahead is None or waits is None or not isinstance(first, Launch) or not first.is_kernel:
+        if ahead is None or waits is None or not isinstance(first, StepLaunch) or not first.is_kernel:
             return self._recorded(runs, waits)
         at = ahead[0]
         rest = [_nothing if i == at else run for i, run in enumerate(runs)]

@@ -1,4 +1,4 @@
-"""Which GPU this machine has, asked of the driver directly (no CUDA package is imported for it)."""
+"""Find the GPU of this machine by asking the driver directly; no CUDA package is imported."""
 
 from __future__ import annotations
 
@@ -67,15 +67,17 @@ def detect() -> Target | None:
 
 
 def is_present(target: Target) -> bool:
-    """Whether this machine's GPU is of that target."""
+    """Tell if this machine's GPU is of that target."""
     here = detect() if _first_gpu() is not None else None
     return here is not None and here.name == target.name
 
 
 @contextmanager
 def woken(target: str) -> Generator[None]:
-    """What is done here is done while the driver makes the GPU ready, which takes it some tenths of a second, if that
-    is the target (`auto`, or one by its name)."""
+    """Let the driver make the GPU ready during the body, because that takes some tenths of a second.
+
+    It does so only if the GPU is the target: `auto`, or one by its name.
+    """
     thread = threading.Thread(target=_wake, args=(target,), name="fusec-wakes-the-gpu", daemon=True)
     thread.start()
     try:
@@ -92,7 +94,7 @@ def _wake(target: str) -> None:
 
 @functools.cache
 def _hold_context() -> None:
-    """Of GPU 0 the context that CuPy and cuDNN work in, for as long as the process runs."""
+    """Hold the context of GPU 0, which CuPy and cuDNN use, until the process ends."""
     driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
     if driver is not None and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

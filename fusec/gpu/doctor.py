@@ -1,4 +1,4 @@
-"""What this machine has of the pieces fusec needs, and for each that is missing one line with its remedy."""
+"""Check what fusec needs on this machine, and name the remedy for each missing piece."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INSTALL = deviceless.INSTALL
 
 
 @dataclass(frozen=True)
-class Check:
+class Requirement:
     """One piece. One that is not `required` (a GPU) may be absent without harm."""
 
     name: str
@@ -35,112 +35,114 @@ class Check:
         return f"{mark} {self.name}: {self.detail}{'' if self.ok or not self.remedy else f'; remedy: {self.remedy}'}"
 
 
-def diagnose() -> list[Check]:
+def diagnose() -> list[Requirement]:
     """Every piece, in the order they build on each other. Starts cuDNN in a child process, once."""
     return [check() for check in CHECKS]
 
 
-def _python() -> Check:
+def _python() -> Requirement:
     version = ".".join(map(str, sys.version_info[:3]))
-    return Check("python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer")
+    return Requirement("python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer")
 
 
-def _numpy() -> Check:
+def _numpy() -> Requirement:
     return _package("numpy", "numpy", "pip install 'numpy>=2.0'")
 
 
-def _frontend() -> Check:
+def _frontend() -> Requirement:
     return _package("cudnn frontend", "nvidia-cudnn-frontend", _INSTALL)
 
 
-def _cupy() -> Check:
+def _cupy() -> Requirement:
     for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
         check = _package("cupy", package, "", required=False)
         if check.ok:
             return check
-    return Check("cupy", False, "not installed (only needed to run on a GPU)", _INSTALL, device_name() is not None)
+    return Requirement(
+        "cupy", False, "not installed (only needed to run on a GPU)", _INSTALL, device_name() is not None
+    )
 
 
-def _cublaslt() -> Check:
+def _cublaslt() -> Requirement:
     found = algorithms.version()
     what = found or "not installed: products are left to cuDNN alone"
-    return Check("cublasLt", bool(found), what, _INSTALL, required=False)
+    return Requirement("cublasLt", bool(found), what, _INSTALL, required=False)
 
 
-def _package(name: str, package: str, remedy: str, required: bool = True) -> Check:
+def _package(name: str, package: str, remedy: str, required: bool = True) -> Requirement:
     try:
-        return Check(name, True, importlib.metadata.version(package))
+        return Requirement(name, True, importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, False, f"{package} is not installed", remedy, required)
+        return Requirement(name, False, f"{package} is not installed", remedy, required)
 
 
-def _cudnn() -> Check:
+def _cudnn() -> Requirement:
     version = deviceless.cudnn_version()
     library = deviceless.cudnn_library()
     detail = f"{version}, {library or 'libcudnn.so.9'}" if version else "no libcudnn.so.9"
-    return Check("cudnn", bool(version), detail, _INSTALL)
+    return Requirement("cudnn", bool(version), detail, _INSTALL)
 
 
-def _nvrtc() -> Check:
+def _nvrtc() -> Requirement:
     """NVRTC, its builtins and, since either may be there and broken, a kernel compiled for each target."""
     sms = sorted({load(name).sm for name in names()})
     try:
         library = deviceless.load_nvrtc()
         versions = {deviceless.check_nvrtc(library, sm) for sm in sms}
     except FusecError as error:
-        return Check("nvrtc", False, str(error), _INSTALL)
-    return Check("nvrtc", True, f"{versions.pop()}, compiles for {', '.join(f'sm_{sm}' for sm in sms)}")
+        return Requirement("nvrtc", False, str(error), _INSTALL)
+    return Requirement("nvrtc", True, f"{versions.pop()}, compiles for {', '.join(f'sm_{sm}' for sm in sms)}")
 
 
-def _c_compiler() -> Check:
+def _c_compiler() -> Requirement:
     found = deviceless.compiler()
     detail = found or "none of cc, gcc, clang (to build the stand-in for the driver library, once)"
-    return Check("C compiler", found is not None, detail, "apt install gcc", required=not _driver().ok)
+    return Requirement("C compiler", found is not None, detail, "apt install gcc", required=not _driver().ok)
 
 
-def _driver() -> Check:
+def _driver() -> Requirement:
     try:
         library = deviceless.stand_in()
-        return Check(
+        return Requirement(
             "libcuda", True, f"stand-in in {library.parent}, which nobody else can write; its SHA-256 is right"
         )
     except (FusecError, OSError) as error:
         try:
             ctypes.CDLL("libcuda.so.1")
         except OSError:
-            return Check("libcuda", False, f"no driver, and no stand-in: {error}", "as named above")
-        return Check("libcuda", True, f"the driver's own, without a stand-in: {error}")
+            return Requirement("libcuda", False, f"no driver, and no stand-in: {error}", "as named above")
+        return Requirement("libcuda", True, f"the driver's own, without a stand-in: {error}")
 
 
-def _gpu() -> Check:
+def _gpu() -> Requirement:
     name = device_name()
-    return Check("GPU", name is not None, name or "none: programs run in simulation", required=False)
+    return Requirement("GPU", name is not None, name or "none: programs run in simulation", required=False)
 
 
-def _cache_folder() -> Check:
+def _cache_folder() -> Requirement:
     try:
         folder = sqlite_cache.folder()
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
-        return Check("cache folder", True, f"{folder}, {len(sqlite_cache.Store())} answers")
+        return Requirement("cache folder", True, f"{folder}, {len(sqlite_cache.Store())} answers")
     except (FusecError, OSError) as error:
-        return Check(
+        return Requirement(
             "cache folder", False, str(error.__cause__ or error), "set FUSEC_CACHE to a folder that can be written"
         )
 
 
-def _answers() -> Check:
+def _answers() -> Requirement:
     """All of it together: a question that only a runtime-compiled engine can answer."""
     try:
         with Oracle(load("h200"), workers=1) as oracle:
             versions = oracle.prove()
     except FusecError as error:
-        return Check("cudnn answers", False, str(error), "the first MISSING line above")
+        return Requirement("cudnn answers", False, str(error), "the first MISSING line above")
     found = f"cuDNN {versions['cudnn']} with NVRTC {versions['nvrtc']}"
-    return Check("cudnn answers", True, f"{found} builds a runtime-compiled plan for an H200")
+    return Requirement("cudnn answers", True, f"{found} builds a runtime-compiled plan for an H200")
 
 
-CHECKS: tuple[Callable[[], Check], ...] = (
+CHECKS: tuple[Callable[[], Requirement], ...] = (
     _python,
     _numpy,
     _frontend,

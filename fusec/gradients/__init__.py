@@ -13,7 +13,7 @@ import numpy as np
 from fusec.builder import Builder, Tensor
 from fusec.errors import VerifyError
 from fusec.gradients import attention, indexing, norms, pointwise, products, windows
-from fusec.gradients.core import Rule, Step, reverse, total, zeros
+from fusec.gradients.core import BackwardStep, Rule, reverse, total, zeros
 from fusec.ir import Graph, quote
 
 RULES: Mapping[str, Rule] = {
@@ -26,7 +26,7 @@ RULES: Mapping[str, Rule] = {
 }
 STOPS: Mapping[str, str] = {**pointwise.STOPS, **indexing.STOPS}
 
-__all__ = ["RULES", "STOPS", "Rule", "Step", "backward", "grad"]
+__all__ = ["RULES", "STOPS", "BackwardStep", "Rule", "backward", "grad"]
 
 
 def grad(graph: Graph, of: str, wrt: Sequence[str], seed: bool = False) -> Graph:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.builder import Tensor
-from fusec.gradients.core import HALVES, Gradients, Rule, Rules, Step, by_formula, wide
+from fusec.gradients.core import HALVES, BackwardStep, Gradients, Rule, Rules, by_formula, wide
 from fusec.gradients.indexing import RULES as INDEXING
 from fusec.gradients.pointwise import RULES as POINTWISE
 from fusec.gradients.products import RULES as PRODUCTS
 from fusec.ops import AttentionBackward, AttentionTrain
 
 
-def _attention(step: Step, *operands: Tensor) -> Tensor:
+def _attention(step: BackwardStep, *operands: Tensor) -> Tensor:
     """Express attention by other ops: scores, their softmax, and the weighted sum of v. 16-bit floats use f32."""
     op, b = step.op, step.b
     q, k, v, *bias = map(wide, operands)
@@ -35,7 +35,7 @@ def _attention(step: Step, *operands: Tensor) -> Tensor:
     return (weights.reshape(n, g, h // g, s, t) @ v[:, :, None]).reshape(n, h, s, v.shape[-1])
 
 
-def _rotary(step: Step) -> Gradients:
+def _rotary(step: BackwardStep) -> Gradients:
     """Rotate dy by the opposite angle for x. For cos and sin, multiply dy by their factors."""
     x, cos, sin = step.x
     dy, half = step.dy, x.shape[-1] // 2
@@ -45,7 +45,7 @@ def _rotary(step: Step) -> Gradients:
     return dy * cos + back, dy * x, dy * swapped
 
 
-def _train(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor]:
+def _train(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, Tensor]:
     """Express attention_train by other ops."""
     q, k, v, *bias = map(wide, operands)
     scores = _scores(step, q, k, bias)
@@ -54,7 +54,7 @@ def _train(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor]:
     return result.astype(step.y[0].dtype), sums
 
 
-def _backward(step: Step, *operands: Tensor) -> tuple[Tensor, ...]:
+def _backward(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, ...]:
     """Express attention_backward by other ops."""
     dy, q, k, v, y, sums, *bias = map(wide, operands)
     weights = (_scores(step, q, k, bias) - sums).exp()
@@ -66,7 +66,7 @@ def _backward(step: Step, *operands: Tensor) -> tuple[Tensor, ...]:
     return tuple(g.astype(t.dtype) for g, t in zip((dq, dk, dv), step.y, strict=True))
 
 
-def _scores(step: Step, q: Tensor, k: Tensor, bias: Sequence[Tensor]) -> Tensor:
+def _scores(step: BackwardStep, q: Tensor, k: Tensor, bias: Sequence[Tensor]) -> Tensor:
     scores = _heads(_groups(q, k) @ k[:, :, None].swapaxes(-1, -2)) * step.op.scale
     rows, columns = scores.shape[-2:]
     if step.op.causal:
@@ -89,7 +89,7 @@ def _heads(x: Tensor) -> Tensor:
 _expressed = by_formula(_attention, lambda: _rules())
 
 
-def _rule(step: Step) -> Gradients:
+def _rule(step: BackwardStep) -> Gradients:
     """Differentiate attention by attention_backward in 16 bits, else by other ops.
 
     cuDNN has kernels for attention_backward in 16 bits only, and none that gives the gradient of the bias.

@@ -18,7 +18,7 @@ HALVES = (DType.F16, DType.BF16)
 
 
 @dataclass(frozen=True)
-class Step:
+class BackwardStep:
     """The arguments of a gradient rule: one node and the gradients of its results.
 
     b: builder that adds ops to the graph.
@@ -47,7 +47,7 @@ class Step:
 
 
 Gradients = Tensor | None | Sequence[Tensor | None]
-Rule = Callable[[Step], Gradients]
+Rule = Callable[[BackwardStep], Gradients]
 Rules = Mapping[str, Rule]
 
 
@@ -83,7 +83,7 @@ def reverse(
             raise VerifyError(f"{node!r}: {node.op.name} has no gradient rule")
         x, y = (tuple(Tensor(b, v) for v in side) for side in (node.operands, node.results))
         with b.with_origin_of(node):
-            given = rules[node.op.name](Step(b, node, x, y, tuple(got), needs))
+            given = rules[node.op.name](BackwardStep(b, node, x, y, tuple(got), needs))
             parts = (given,) if given is None or isinstance(given, Tensor) else tuple(given)
             if len(parts) != len(x):
                 raise VerifyError(f"{node!r}: its rule gave {len(parts)} gradients for {len(x)} operands")
@@ -136,7 +136,7 @@ def by_formula(formula: Callable[..., Tensor | Sequence[Tensor]], rules: Callabl
     rules: called when the rule runs; returns the rules of the ops of the formula.
     """
 
-    def rule(step: Step) -> Gradients:
+    def rule(step: BackwardStep) -> Gradients:
         b = step.b
         operands = [b.pointwise("identity", x) for x in step.x]  # copies, because two operands may be one value
         before = b.last

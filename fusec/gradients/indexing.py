@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fusec.builder import Tensor
-from fusec.gradients.core import Gradients, Rule, Step, zeros
+from fusec.gradients.core import BackwardStep, Gradients, Rule, zeros
 from fusec.ops import Cumulate, Gather, Pad, Resize, Scatter
 
 
@@ -30,14 +30,14 @@ def add_along(dy: Tensor, indices: Tensor, axis: int, size: int) -> Tensor:
     return added.transpose([order.index(i) for i in range(dy.rank)])
 
 
-def _gather(step: Step) -> Gradients:
+def _gather(step: BackwardStep) -> Gradients:
     op, (x, indices), dy = step.op, step.x, step.dy
     axis = op.axis % x.rank
     flat = dy.reshape(*x.shape[:axis], indices.size, *x.shape[axis + 1 :])
     return add_along(flat, indices.reshape(indices.size), axis, x.shape[axis]), None
 
 
-def _scatter(step: Step) -> Gradients:
+def _scatter(step: BackwardStep) -> Gradients:
     op, (x, indices, updates), dy, y = step.op, step.x, step.dy, step.y[0]
     b = step.b
 
@@ -63,7 +63,7 @@ def _scatter(step: Step) -> Gradients:
             return b.where(x.eq(y), dy, 0.0), None, b.where(updates.eq(picked(y)), picked(dy), 0.0)
 
 
-def _top_k(step: Step) -> Gradients:
+def _top_k(step: BackwardStep) -> Gradients:
     """Add the gradient of each value at the index that the value came from."""
     op, x, dy = step.op, step.x[0], step.dys[0]
     if dy is None:
@@ -79,7 +79,7 @@ def _top_k(step: Step) -> Gradients:
     return added.reshape(*axis_last.shape[:-1], size).transpose([order.index(i) for i in range(x.rank)])
 
 
-def _cumulate(step: Step) -> Gradients:
+def _cumulate(step: BackwardStep) -> Gradients:
     """Differentiate a running sum or product.
 
     For a sum: the running sum of dy from the end. For a product: a sum over all pairs, because dividing by x would
@@ -102,7 +102,7 @@ def _cumulate(step: Step) -> Gradients:
 # moves -----------------------------------------------------------------------------------------------
 
 
-def _slice(step: Step) -> Gradients:
+def _slice(step: BackwardStep) -> Gradients:
     op, x, dy = step.op, step.x[0], step.dy
     if dy.size == 0:
         return zeros(x)
@@ -124,7 +124,7 @@ def _slice(step: Step) -> Gradients:
     return step.b.apply(Pad((*starts, *ends)), dy) if any((*starts, *ends)) else dy
 
 
-def _pad(step: Step) -> Gradients:
+def _pad(step: BackwardStep) -> Gradients:
     op, x, dy = step.op, step.x[0], step.dy
     for axis in range(x.rank):
         p0, p1, size = op.pads[axis], op.pads[axis + x.rank], x.shape[axis]
@@ -138,7 +138,7 @@ def _pad(step: Step) -> Gradients:
     return dy
 
 
-def _resize(step: Step) -> Gradients:
+def _resize(step: BackwardStep) -> Gradients:
     """Differentiate a resize dim by dim.
 
     Nearest: add the gradient to the element that was copied. Linear: multiply by the interpolation weights.
@@ -163,7 +163,7 @@ def _resize(step: Step) -> Gradients:
     return dy
 
 
-def _concat(step: Step) -> Gradients:
+def _concat(step: BackwardStep) -> Gradients:
     axis, at = step.op.axis % step.x[0].rank, 0
     parts: list[Tensor] = []
     for x in step.x:
@@ -172,12 +172,12 @@ def _concat(step: Step) -> Gradients:
     return parts
 
 
-def _split(step: Step) -> Gradients:
+def _split(step: BackwardStep) -> Gradients:
     parts = [zeros(y) if dy is None else dy for y, dy in zip(step.y, step.dys, strict=True)]
     return step.b.concat(parts, step.op.axis)
 
 
-def _transpose(step: Step) -> Gradients:
+def _transpose(step: BackwardStep) -> Gradients:
     return step.dy.transpose([step.op.perm.index(i) for i in range(step.dy.rank)])
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from fusec.builder import Tensor
-from fusec.gradients.core import HALVES, Gradients, Rule, Rules, Step, by_formula, wide
+from fusec.gradients.core import HALVES, BackwardStep, Gradients, Rule, Rules, by_formula, wide
 from fusec.gradients.indexing import RULES as INDEXING
 from fusec.gradients.pointwise import RULES as POINTWISE
 from fusec.gradients.products import RULES as PRODUCTS
@@ -32,7 +32,7 @@ def _back(dnormal: Tensor, normal: Tensor, inverse: Tensor, axes: tuple[int, ...
     return (dnormal - dnormal.mean(axes, keepdims=True) - along) * inverse
 
 
-def _layer_norm(step: Step) -> Gradients:
+def _layer_norm(step: BackwardStep) -> Gradients:
     if _has_backward_op(step):
         dx, dscale, dbias = step.b.results(LayerNormBackward(step.op.axis, step.op.epsilon), step.dy, *step.x[:2])
         return dx, dscale, *([dbias] if len(step.x) == 3 else [])
@@ -43,14 +43,14 @@ def _layer_norm(step: Step) -> Gradients:
     return dx, dy * normal, *([dy] if len(step.x) == 3 else [])
 
 
-def _has_backward_op(step: Step) -> bool:
+def _has_backward_op(step: BackwardStep) -> bool:
     """Tell if layer_norm_backward covers this step: `scale` has one element for each normalised element."""
     x, scale = step.x[:2]
     same = scale.dtype is x.dtype or (scale.dtype is DType.F32 and x.dtype in HALVES)
     return x.size > 0 and scale.shape == x.shape[step.op.axis % x.rank :] and same
 
 
-def _rms_norm(step: Step) -> Gradients:
+def _rms_norm(step: BackwardStep) -> Gradients:
     if _has_backward_op(step):
         return step.b.results(LayerNormBackward(step.op.axis, step.op.epsilon, False), step.dy, *step.x)
     x, scale, dy = wide(step.x[0]), wide(step.x[1]), wide(step.dy)
@@ -61,7 +61,7 @@ def _rms_norm(step: Step) -> Gradients:
     return dx, dy * normal
 
 
-def _instance_norm(step: Step) -> Gradients:
+def _instance_norm(step: BackwardStep) -> Gradients:
     x, dy = wide(step.x[0]), wide(step.dy)
     axes = tuple(range(2, x.rank))
     normal, inverse = _standardized(x, axes, step.op.epsilon)
@@ -69,7 +69,7 @@ def _instance_norm(step: Step) -> Gradients:
     return dx, (dy * normal).sum((0, *axes)), dy.sum((0, *axes))
 
 
-def _group_norm(step: Step) -> Gradients:
+def _group_norm(step: BackwardStep) -> Gradients:
     x, dy = wide(step.x[0]), wide(step.dy)
     grouped = (x.shape[0], step.op.groups, -1)
     normal, inverse = _standardized(x.reshape(grouped), (2,), step.op.epsilon)
@@ -79,7 +79,7 @@ def _group_norm(step: Step) -> Gradients:
     return dx, (dy * normal.reshape(x.shape)).sum(axes), dy.sum(axes)
 
 
-def _batch_norm(step: Step) -> Gradients:
+def _batch_norm(step: BackwardStep) -> Gradients:
     """Differentiate the batch norm of inference, whose mean and variance are operands."""
     x, scale, _, mean, variance = map(wide, step.x)
     dy, axes = wide(step.dy), (0, *range(2, x.rank))
@@ -91,7 +91,7 @@ def _batch_norm(step: Step) -> Gradients:
     return dy * _per_channel(factor, x.rank), along * inverse, dbias, -(dbias * factor), dvariance
 
 
-def _batch_norm_train(step: Step) -> Gradients:
+def _batch_norm_train(step: BackwardStep) -> Gradients:
     """Apply batch_norm_backward to the gradient of the result, and pointwise ops to those of the statistics."""
     x, scale, _ = step.x
     _, mean, inverse = step.y
@@ -112,7 +112,7 @@ def _batch_norm_train(step: Step) -> Gradients:
     return dx, dscale, dbias
 
 
-def _batch_norm_backward(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _batch_norm_backward(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Express batch_norm_backward by other ops."""
     dy, x, scale, mean, inverse, *bias = map(wide, operands)
     axes, count = (0, *range(2, x.rank)), x.size // x.shape[1]
@@ -125,14 +125,14 @@ def _batch_norm_backward(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor,
     return inner * _per_channel(scale * inverse, x.rank), dscale, dbias
 
 
-def _channel_sums(step: Step, operand: Tensor) -> tuple[Tensor, Tensor]:
+def _channel_sums(step: BackwardStep, operand: Tensor) -> tuple[Tensor, Tensor]:
     """Express channel_sums by other ops."""
     x = wide(operand)
     axes = (0, *range(2, x.rank))
     return x.sum(axes), (x * x).sum(axes)
 
 
-def _batch_norm_by_sums(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _batch_norm_by_sums(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Express batch_norm_by_sums by other ops."""
     x, scale, bias, total, squares = map(wide, operands)
     count = x.size // x.shape[1]
@@ -143,7 +143,7 @@ def _batch_norm_by_sums(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, 
     return y, mean, inverse
 
 
-def _layer_norm_backward(step: Step, *operands: Tensor) -> tuple[Tensor, ...]:
+def _layer_norm_backward(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, ...]:
     """Express layer_norm_backward by other ops."""
     dy, x, scale = map(wide, operands)
     first = step.op.axis % x.rank
@@ -157,7 +157,7 @@ def _layer_norm_backward(step: Step, *operands: Tensor) -> tuple[Tensor, ...]:
     return dx, (dy * normal).sum(rows)
 
 
-def _lrn(step: Step) -> Gradients:
+def _lrn(step: BackwardStep) -> Gradients:
     """Differentiate LRN. Its sums over neighbouring channels are products with a band matrix of ones."""
     op, x, dy = step.op, wide(step.x[0]), wide(step.dy)
     channels, before = x.shape[1], (op.size - 1) // 2

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from fusec.builder import Tensor
-from fusec.gradients.core import Gradients, Rule, Rules, Step, by_formula
+from fusec.gradients.core import BackwardStep, Gradients, Rule, Rules, by_formula
 from fusec.ops import Cast
 
 TWO_OVER_ROOT_PI = 2.0 / math.sqrt(math.pi)
@@ -74,7 +74,7 @@ BACKWARD = {
 }
 
 
-def _mod(step: Step) -> Gradients:
+def _mod(step: BackwardStep) -> Gradients:
     """Differentiate x - y * trunc(x / y)."""
     x, y = step.x
     q = x / y
@@ -82,12 +82,12 @@ def _mod(step: Step) -> Gradients:
     return step.dy, -(step.dy * whole)
 
 
-def _floor_mod(step: Step) -> Gradients:
+def _floor_mod(step: BackwardStep) -> Gradients:
     x, y = step.x
     return step.dy, -(step.dy * (x / y).pointwise("floor"))
 
 
-def _pow(step: Step) -> Gradients:
+def _pow(step: BackwardStep) -> Gradients:
     """Differentiate x ** y by both operands.
 
     Where y is 0 the slope by x is 0. Where x is not positive the slope by y is 0, because y then has to be an integer.
@@ -98,63 +98,63 @@ def _pow(step: Step) -> Gradients:
     return step.dy * slope, step.dy * step.y[0] * logarithm
 
 
-def _prelu(step: Step) -> Gradients:
+def _prelu(step: BackwardStep) -> Gradients:
     x, slope = step.x
     return _where(x >= 0.0, step.dy, step.dy * slope), _where(x >= 0.0, 0.0, step.dy * x)
 
 
-def _maximum(step: Step) -> Gradients:
+def _maximum(step: BackwardStep) -> Gradients:
     """Pass the gradient to the larger (or smaller) operand; of equal ones, to the first."""
     x, y = step.x
     first = x >= y if step.op.name == "max" else x <= y
     return _where(first, step.dy, 0.0), _where(first, 0.0, step.dy)
 
 
-def _choose(step: Step) -> Gradients:
+def _choose(step: BackwardStep) -> Gradients:
     condition = step.x[0]
     return None, _where(condition, step.dy, 0.0), _where(condition, 0.0, step.dy)
 
 
-def _linear(step: Step) -> Tensor:
+def _linear(step: BackwardStep) -> Tensor:
     """Apply the op itself to the gradient, since a backward op is linear in its first operand."""
     return step.b.apply(step.op, step.dy, step.x[1])
 
 
-def _sigmoid_twice(step: Step) -> Gradients:
+def _sigmoid_twice(step: BackwardStep) -> Gradients:
     dy, x = step.x
     s = x.sigmoid()
     return _linear(step), step.dy * dy * s * (1.0 - s) * (1.0 - 2.0 * s)
 
 
-def _tanh_twice(step: Step) -> Gradients:
+def _tanh_twice(step: BackwardStep) -> Gradients:
     dy, x = step.x
     return _linear(step), (step.dy * dy).pointwise("tanh_backward", x) * x.tanh() * -2.0
 
 
-def _elu_twice(step: Step) -> Gradients:
+def _elu_twice(step: BackwardStep) -> Gradients:
     dy, x = step.x
     bend = _where(x > 0.0, 0.0, _exp_below(x) * step.op.attributes["alpha"])
     return _linear(step), step.dy * dy * bend
 
 
-def _gelu_twice(step: Step) -> Gradients:
+def _gelu_twice(step: BackwardStep) -> Gradients:
     dy, x = step.x
     density = (x * x * -0.5).exp() * (1.0 / ROOT_TWO_PI)
     return _linear(step), step.dy * dy * density * (2.0 - x * x)
 
 
-def _gelu_tanh_slope(step: Step, dy: Tensor, x: Tensor) -> Tensor:
+def _gelu_tanh_slope(step: BackwardStep, dy: Tensor, x: Tensor) -> Tensor:
     root = math.sqrt(2.0 / math.pi)
     t = ((x + x * x * x * 0.044715) * root).tanh()
     return dy * (0.5 * (1.0 + t) + x * (1.0 - t * t) * (1.0 + x * x * (3 * 0.044715)) * (0.5 * root))
 
 
-def _softplus_twice(step: Step) -> Gradients:
+def _softplus_twice(step: BackwardStep) -> Gradients:
     dy, x = step.x
     return _linear(step), (step.dy * dy).pointwise("sigmoid_backward", x)
 
 
-def _swish_twice(step: Step) -> Gradients:
+def _swish_twice(step: BackwardStep) -> Gradients:
     dy, x = step.x
     beta = step.op.attributes["beta"]
     z = x * beta
@@ -162,7 +162,7 @@ def _swish_twice(step: Step) -> Gradients:
     return _linear(step), step.dy * dy * s * (1.0 - s) * (2.0 + z * (1.0 - 2.0 * s)) * beta
 
 
-def _through_cast(step: Step) -> Gradients:
+def _through_cast(step: BackwardStep) -> Gradients:
     """Return the gradient from before its cast to the result's dtype, if it then had the operand's dtype."""
     node, wanted = step.dy.value.node, step.x[0].dtype
     if node is None or not isinstance(node.op, Cast) or wanted.itemsize <= step.dy.dtype.itemsize:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from fusec.builder import Tensor
-from fusec.gradients.core import Gradients, Rule, Step, sum_to, wide
+from fusec.gradients.core import BackwardStep, Gradients, Rule, sum_to, wide
 from fusec.gradients.indexing import running
 from fusec.ir import Node
 from fusec.ops import Transpose
 
 
-def _matmul(step: Step) -> Gradients:
+def _matmul(step: BackwardStep) -> Gradients:
     (a, b), dy = step.x, step.dy
     da = sum_to(dy @ b.swapaxes(-1, -2), a.shape) if step.active[0] else None
     if not step.active[1]:
@@ -24,7 +24,7 @@ def _matmul(step: Step) -> Gradients:
     return da, sum_to((dy.swapaxes(-1, -2) @ a).swapaxes(-1, -2) if transposed else a.swapaxes(-1, -2) @ dy, b.shape)
 
 
-def _reduce(step: Step) -> Gradients:
+def _reduce(step: BackwardStep) -> Gradients:
     op, x = step.op, step.x[0]
     shape = tuple(1 if i in op.axes else d for i, d in enumerate(x.shape))
     dy, y = step.dy.reshape(shape), step.y[0].reshape(shape)
@@ -73,7 +73,7 @@ def _product_of_others(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return (before * after).reshape(shape).transpose(inverse)
 
 
-def _softmax(step: Step) -> Gradients:
+def _softmax(step: BackwardStep) -> Gradients:
     op, y, dy = step.op, wide(step.y[0]), wide(step.dy)
     axis = op.axis % y.rank
     if op.log:

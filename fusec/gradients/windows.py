@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from fusec.builder import Tensor
-from fusec.gradients.core import Gradients, Rule, Step, zeros
+from fusec.gradients.core import BackwardStep, Gradients, Rule, zeros
 from fusec.ops import AvgPool, Conv, ConvTranspose, ConvWgrad, MaxPool, MaxPoolBackward, Slice
 from fusec.ops.convolution import indices_of
 from fusec.ops.pooling import Pool
@@ -31,14 +31,14 @@ def image_gradient(dy: Tensor, w: Tensor, op: Conv | ConvWgrad, spatial: tuple[i
     return dy.builder.apply(ConvTranspose(op.strides, op.pads, op.dilations, extra, op.groups), dy, w)
 
 
-def _conv(step: Step) -> Gradients:
+def _conv(step: BackwardStep) -> Gradients:
     op, (x, w) = step.op, step.x
     dx = image_gradient(step.dy, w, op, x.shape[2:]) if step.active[0] else None
     wgrad = ConvWgrad(w.shape[2:], op.strides, op.pads, op.dilations, op.groups)
     return dx, step.b.apply(wgrad, x, step.dy) if step.active[1] else None
 
 
-def _conv_transpose(step: Step) -> Gradients:
+def _conv_transpose(step: BackwardStep) -> Gradients:
     op, (x, w), dy = step.op, step.x, step.dy
     n = len(op.strides)
     # no window reaches output padding of a whole stride or more: remove it from the pads first, then from dy
@@ -51,19 +51,19 @@ def _conv_transpose(step: Step) -> Gradients:
     return dx, step.b.apply(ConvWgrad(w.shape[2:], op.strides, pads, op.dilations, op.groups), dy, x)
 
 
-def _conv_wgrad(step: Step) -> Gradients:
+def _conv_wgrad(step: BackwardStep) -> Gradients:
     op, (x, dy), g = step.op, step.x, step.dy
     dx = image_gradient(dy, g, op, x.shape[2:]) if step.active[0] else None
     return dx, step.b.apply(Conv(op.strides, op.pads, op.dilations, op.groups), x, g)
 
 
-def _max_pool(step: Step) -> Gradients:
+def _max_pool(step: BackwardStep) -> Gradients:
     op = step.op
     backward = MaxPoolBackward(op.window, op.strides, op.pads, op.dilations, op.ceil_mode)
     return step.b.apply(backward, step.dy, step.x[0])
 
 
-def _max_pool_backward(step: Step) -> Gradients:
+def _max_pool_backward(step: BackwardStep) -> Gradients:
     """Differentiate the gradient of max pooling: for each window, gather the gradient at its first maximum.
 
     The loop visits the positions of the window in order, so `found` marks windows whose maximum came earlier.
@@ -95,7 +95,7 @@ def _ends(op: Pool, spatial: tuple[int, ...], counts: tuple[int, ...]) -> tuple[
     )
 
 
-def _avg_pool(step: Step) -> Gradients:
+def _avg_pool(step: BackwardStep) -> Gradients:
     """Spread the gradient of each window over its elements: a transposed depthwise convolution with ones."""
     op, (x,), dy = step.op, step.x, step.dy
     assert isinstance(op, AvgPool)

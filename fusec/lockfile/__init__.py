@@ -204,8 +204,8 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
     order = _order(lock, compiled)
     used[order.work] = order
     tuned = replace(lock, entries=in_order(list(used.values())), format=FORMAT)
-    beside = order.form[0].runs == ORDERS[True]
-    return LockedProgram(replace(compiled, program=program, tuned=tuned), choices, ways, beside)
+    parallel = order.form[0].runs == ORDERS[True]
+    return LockedProgram(replace(compiled, program=program, tuned=tuned), choices, ways, parallel)
 
 
 def _order(lock: Lock, partitioned: Compiled) -> Locked:

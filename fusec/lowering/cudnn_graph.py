@@ -177,8 +177,7 @@ class CudnnGraph:
 
     @cached_property
     def kin(self) -> Hashable:
-        """What it has in common with graphs of other sizes: all but how large the dims are that are not 1, and what
-        strides follow from these."""
+        """Key that graphs of other sizes share: everything except dims above 1, and strides that follow from them."""
         tensors: list[Hashable] = []
         for t in self.tensors:
             order = sorted(range(len(t.dims)), key=lambda i: (-t.strides[i], i))

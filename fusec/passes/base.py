@@ -86,7 +86,7 @@ class Options:
 
     @property
     def tensor_cores(self) -> bool:
-        """Whether engines that round fp32 operands to tf32 may be used."""
+        """Tell if engines that round fp32 operands to tf32 may be used."""
         return self.precision != "fp32"
 
 

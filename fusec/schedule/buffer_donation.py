@@ -66,11 +66,11 @@ def _by_element(step: Partition, old: Value, new: Value) -> bool:
     if not all(isinstance(n.op, (Pointwise, Cast, *CHANNELS)) for n in step.nodes):
         return False
     own = next((set(m.nodes) for m in alike(step.nodes) or () if new in m.writes), set(step.nodes))
-    behind = {old}
+    downstream = {old}
     for node in step.nodes:
-        if behind.isdisjoint(node.operands) or isinstance(node.op, CHANNELS):
+        if downstream.isdisjoint(node.operands) or isinstance(node.op, CHANNELS):
             continue
         if node not in own or node.results[0].type.shape != old.type.shape:
             return False
-        behind.update(node.results)
+        downstream.update(node.results)
     return True

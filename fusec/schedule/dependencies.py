@@ -41,10 +41,10 @@ def waits(program: Program, plan: MemoryPlan) -> Waits | None:
         before, own = rows[:end], rows[end : end + len(step)]
         end += len(step)
         found: set[int] = set()
-        for _, first, behind, written, whole, low, high in own.tolist():
-            clash = (before[:, 1] < behind) & (before[:, 2] > first) & ((before[:, 3] | written) == 1)
-            beside = (before[:, 4] == whole) & ((before[:, 5] >= high) | (before[:, 6] <= low))
-            found.update(before[clash & ~beside, 0].tolist())
+        for _, first, end_byte, written, whole, low, high in own.tolist():
+            clash = (before[:, 1] < end_byte) & (before[:, 2] > first) & ((before[:, 3] | written) == 1)
+            apart = (before[:, 4] == whole) & ((before[:, 5] >= high) | (before[:, 6] <= low))
+            found.update(before[clash & ~apart, 0].tolist())
         result.append(tuple(sorted(found)) if step else None)
     return tuple(result)
 
@@ -89,13 +89,13 @@ def lanes(waiting: Waits, most: int = MOST_LANES) -> tuple[int, ...]:
     Steps that do no work have none: -1.
     """
     tails: list[int] = []
-    behind: list[int] = []  # bits of all that a step waits for, at first or second hand
+    ahead_of: list[int] = []  # bits of all that a step waits for, at first or second hand
     result: list[int] = []
     for index, before in enumerate(waiting):
         all_before = 0
         for step in before or ():
-            all_before |= behind[step] | 1 << step
-        behind.append(all_before)
+            all_before |= ahead_of[step] | 1 << step
+        ahead_of.append(all_before)
         if before is None:
             result.append(-1)
             continue

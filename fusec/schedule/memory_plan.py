@@ -164,14 +164,14 @@ def _lives(program: Program, inside: Mapping[Value, tuple[Value, int]]) -> list[
 def _prolonged(program: Program, lives: Sequence[Life], inside: Mapping[Value, tuple[Value, int]]) -> list[Life]:
     """The same values, each alive until all that follows has to wait for the steps that touch it."""
     made: dict[Value, int] = {}
-    behind: list[int] = []  # bits of the steps that must have run before each
+    ahead_of: list[int] = []  # bits of the steps that must have run before each
     touched: dict[Value, int] = {}
     for index, step in enumerate(program.steps):
         before = 0
         for value in step.inputs:
             if value in made:
-                before |= behind[made[value]] | 1 << made[value]
-        behind.append(before)
+                before |= ahead_of[made[value]] | 1 << made[value]
+        ahead_of.append(before)
         made |= dict.fromkeys(step.outputs, index)
         for value in (*step.inputs, *step.outputs):
             root = inside[value][0] if value in inside else value
@@ -179,7 +179,7 @@ def _prolonged(program: Program, lives: Sequence[Life], inside: Mapping[Value, t
     result: list[Life] = []
     for life in lives:
         wanted, last = touched.get(life.value, 0), len(program.steps) - 1
-        while last > life.last and behind[last] & wanted == wanted:
+        while last > life.last and ahead_of[last] & wanted == wanted:
             last -= 1
         result.append(replace(life, last=max(last, life.last)))
     return result
@@ -205,10 +205,10 @@ def _place(lives: Sequence[Life], order: Sequence[int]) -> tuple[Offsets, int]:
     offsets, top = np.zeros(count, np.int64), 0
     for placed, i in enumerate(order):
         life, size = lives[i], _aligned(lives[i].nbytes)
-        beside = np.flatnonzero((first[:placed] <= life.last) & (last[:placed] >= life.first))
-        beside = beside[np.argsort(begin[beside], kind="stable")]
+        overlapping = np.flatnonzero((first[:placed] <= life.last) & (last[:placed] >= life.first))
+        overlapping = overlapping[np.argsort(begin[overlapping], kind="stable")]
         spot, gap, free = 0, -1, 0
-        for low, high in zip(begin[beside].tolist(), end[beside].tolist(), strict=True):
+        for low, high in zip(begin[overlapping].tolist(), end[overlapping].tolist(), strict=True):
             if low - free >= size and (gap < 0 or low - free < gap):
                 spot, gap = free, low - free
             free = max(free, high)

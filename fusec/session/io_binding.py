@@ -98,7 +98,7 @@ class IOBinding:
                 array[:0].get() if array.ndim else array.get()
 
     def run(self) -> None:
-        """What `run_with_iobinding` does."""
+        """Run the session with the bound inputs, and write the bound outputs."""
         if not self._outputs:
             raise ExecutionError("no output is bound")
         given = {name: array for name, array in self._outputs.items() if not isinstance(array, str)}

@@ -1,7 +1,7 @@
-"""Property-based testing of fusion: strategies for graphs, the properties that must hold of them, and findings.
+"""Test fusion with random graphs: strategies for graphs, properties that must hold, and findings.
 
-Needs Hypothesis: pip install 'fusec[fuzz]'; findings are run again without it. Public names are imported when first
-used, so that whatever needs Hypothesis can say so. docs/fuzzing.md is the way in.
+Needs Hypothesis: `pip install 'fusec[fuzz]'`. Saved findings are replayed without it. Public names are imported at
+their first use, so that a module that needs Hypothesis can report that it is missing. docs/fuzzing.md is the guide.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a property is given beside a graph, and what it raises when it does not hold.
+"""Define the input of a property (Case), its failure (MismatchError) and the property itself.
 
-A property is a function of a graph and a Case; it returns when it holds and raises MismatchError when it does not.
+A property is a function of a graph and a Case. It returns if it holds, and raises MismatchError if it does not.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Array = np.ndarray[Any, Any]
 
 
 class Trust(enum.IntEnum):
-    """Who says what the right answer is, the most trusted last.
+    """Oracles that give the right answer, in order of trust, the most trusted last.
 
-    A mismatch with the reference is a finding. One with a weaker oracle is a doubt until a stronger one
-    has spoken: when two oracles differ, the weaker is the suspect.
+    A mismatch with the reference is a finding. A mismatch with a weaker oracle is a doubt until a stronger oracle
+    confirms it: if two oracles differ, the weaker one is more likely wrong.
     """
 
-    DEVICE = 1  # what a GPU computed
-    SIMULATOR = 2  # our reading of cuDNN's documentation, fp32
+    DEVICE = 1  # a GPU
+    SIMULATOR = 2  # fusec's simulation of cuDNN's documentation, fp32
     ONNXRUNTIME = 3  # an implementation by others, fp32, with optimisations of its own
     ONNX_REFERENCE = 4  # the evaluator of the ONNX specification
     REFERENCE = 5  # the ops' definitions, evaluated in float64
@@ -36,11 +36,12 @@ class Trust(enum.IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """All that a property depends on but the graph.
+    """Everything that a property depends on, except the graph.
 
-    seed, style: how the graph's inputs are drawn (see `fusec.testing.generators.arrays`), unless `feeds` holds them.
+    seed, style: how inputs of the graph are drawn (see `fusec.testing.generators.arrays`); unused if `feeds` is given.
     precision, disable, target, channels_last: as in `fusec.compile`.
-    judge: who decides what is legal, a name of `fusec.testing.properties.oracles.JUDGES`.
+    judge: a name of `fusec.testing.properties.oracles.JUDGES`; it answers whether a partition is legal.
+    feeds: the arrays of the inputs, by name; default: drawn from seed and style.
     """
 
     seed: int = 0
@@ -57,17 +58,17 @@ class Case:
         return Options.from_names(self.precision, self.disable)
 
     def options_of(self, graph: Graph) -> Options:
-        """Those, and the memory orders of this graph's inputs and outputs."""
+        """Return the options, with the memory orders of this graph's inputs and outputs."""
         return replace(self.options, orders=chosen(graph, self.channels_last, {}))
 
     def inputs(self, graph: Graph) -> dict[str, Array]:
-        """An array for each input of the graph, by name: the given ones, else drawn from seed and style."""
+        """Return an array for each input of the graph, by name: from `feeds`, else drawn from seed and style."""
         if self.feeds is not None:
             return {v.name: self.feeds[v.name] for v in graph.inputs}
         return draw_feeds(graph, self.seed, self.style)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, without the feeds."""
+        """Return the case as JSON data, without the feeds."""
         return {
             "seed": self.seed,
             "style": self.style,
@@ -80,7 +81,7 @@ class Case:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], feeds: Mapping[str, Array] | None = None) -> Case:
-        """What `to_json` gave, with the feeds if they were kept."""
+        """Restore a case from the data of `to_json`, with the feeds if they were saved."""
         return cls(
             data["seed"],
             data["style"],
@@ -88,7 +89,7 @@ class Case:
             frozenset(data["disable"]),
             data["judge"],
             data["target"],
-            data.get("channels_last", False),  # findings may be older
+            data.get("channels_last", False),  # absent from older findings
             feeds,
         )
 
@@ -96,8 +97,8 @@ class Case:
 class MismatchError(AssertionError):
     """A property does not hold.
 
-    `got` and `want` are the arrays that differ, by name, where arrays were compared; `oracle` says who
-    holds `want` to be right.
+    got, want: the arrays that differ, by name; empty if no arrays were compared.
+    oracle: the oracle that computed `want`.
     """
 
     def __init__(
@@ -118,7 +119,10 @@ Check = Callable[[Graph, Case], None]
 
 @dataclass(frozen=True)
 class Property:
-    """A named check. `needs` is what a machine must have for it: nothing, `onnxruntime`, `cudnn` or `gpu`."""
+    """A named check.
+
+    needs: the software or device that the check requires: empty (nothing), `onnxruntime`, `cudnn` or `gpu`.
+    """
 
     name: str
     check: Check
@@ -126,5 +130,5 @@ class Property:
 
     @property
     def summary(self) -> str:
-        """The first line of the check's docstring."""
+        """Return the first line of the check's docstring."""
         return (self.check.__doc__ or "").strip().split("\n")[0]

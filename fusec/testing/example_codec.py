@@ -1,4 +1,7 @@
-"""Examples as plain text and arrays: the large constants beside the graph, any element type in .npz or JSON."""
+"""Encode examples (a graph and a case) as text and arrays, in .npz files or JSON.
+
+Large constants are stored apart from the graph's text. Every element type can be stored.
+"""
 
 from __future__ import annotations
 
@@ -19,35 +22,42 @@ Array = np.ndarray[Any, Any]
 
 
 def text_of(graph: Graph) -> tuple[str, dict[str, Array]]:
-    """The text form, and the constants too large for it by label: `parse(text, arrays)` gives the graph back."""
+    """Print a graph, and collect by label the constants too large for the text.
+
+    `parse(text, arrays)` restores the graph.
+    """
     large = [(n, n.op.literal) for n in graph.nodes if isinstance(n.op, Constant)]
     large = [(n, literal) for n, literal in large if literal.type.size > INLINE_ELEMENTS]
-    held: dict[str, Literal] = {}
-    if any(held.setdefault(literal.label, literal) is not literal for _, literal in large):
-        graph = graph.clone()  # two constants under one label: each under its own name
+    literals: dict[str, Literal] = {}
+    if any(literals.setdefault(literal.label, literal) is not literal for _, literal in large):
+        graph = graph.clone()  # because two constants share a label: label each by its value's name
         for node in graph.nodes:
             if isinstance(node.op, Constant):
                 graph.set_op(node, Constant(Literal.of(node.op.literal.array, node.result.name)))
         return text_of(graph)
-    return print_graph(graph), {label: literal.array for label, literal in held.items()}
+    return print_graph(graph), {label: literal.array for label, literal in literals.items()}
 
 
 def save_npz(path: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
-    """Write the arrays by name; the element types of those that .npz cannot hold, which are stored as integers."""
+    """Write arrays by name to an .npz file.
+
+    Returns the element types that .npz cannot store, by array name. Such arrays are stored as integers of
+    the same width.
+    """
     special: dict[str, str] = {}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
-            held = np.ascontiguousarray(array)
-            if held.dtype.kind == "V":  # what ml_dtypes adds to NumPy
-                special[name] = DType.of(held.dtype).value
-                held = held.view(f"u{held.dtype.itemsize}")
+            stored = np.ascontiguousarray(array)
+            if stored.dtype.kind == "V":  # types that ml_dtypes adds to NumPy
+                special[name] = DType.of(stored.dtype).value
+                stored = stored.view(f"u{stored.dtype.itemsize}")
             with archive.open(f"{name}.npy", "w") as member:
-                write_array(member, held.reshape(np.shape(array)), allow_pickle=False)
+                write_array(member, stored.reshape(np.shape(array)), allow_pickle=False)
     return special
 
 
 def load_npz(path: Path, special: Mapping[str, str]) -> dict[str, Array]:
-    """What `save_npz` wrote."""
+    """Read the arrays that `save_npz` wrote."""
     with np.load(path, allow_pickle=False) as archive:
         arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
     return {
@@ -56,7 +66,7 @@ def load_npz(path: Path, special: Mapping[str, str]) -> dict[str, Array]:
 
 
 def encode(graph: Graph, case: Case) -> dict[str, Any]:
-    """An example as JSON data."""
+    """Encode an example as JSON data."""
     text, weights = text_of(graph)
     feeds = None if case.feeds is None else {name: _encode(array) for name, array in case.feeds.items()}
     packed = {label: _encode(array) for label, array in weights.items()}
@@ -64,16 +74,16 @@ def encode(graph: Graph, case: Case) -> dict[str, Any]:
 
 
 def decode(data: Mapping[str, Any]) -> tuple[Graph, Case]:
-    """Inverse of `encode`."""
+    """Decode an example from the data of `encode`."""
     graph = parse(data["text"], {label: _decode(packed) for label, packed in data["weights"].items()})
     feeds = data["feeds"]
-    held = None if feeds is None else {name: _decode(packed) for name, packed in feeds.items()}
-    return graph, Case.from_json(data["case"], held)
+    arrays = None if feeds is None else {name: _decode(packed) for name, packed in feeds.items()}
+    return graph, Case.from_json(data["case"], arrays)
 
 
 def _encode(array: Array) -> list[Any]:
-    held = np.ascontiguousarray(array)
-    return [DType.of(array.dtype).value, list(array.shape), base64.b64encode(held.tobytes()).decode()]
+    contiguous = np.ascontiguousarray(array)
+    return [DType.of(array.dtype).value, list(array.shape), base64.b64encode(contiguous.tobytes()).decode()]
 
 
 def _decode(packed: list[Any]) -> Array:

@@ -1,4 +1,7 @@
-"""One property on one example: it holds, it does not apply, or it fails in a way that can be told from others."""
+"""Run one property on one example: it holds, does not apply, or fails.
+
+A failure has a kind and a signature, so that failures with one cause are recognised.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 MISMATCH, ERROR, DIED, HUNG = "mismatch", "error", "died", "hung"
 _PACKAGE = str(Path(fusec.__file__).parent)
-# what differs from one example to the next: names of values, numbers, lists, words in quotes
+# Parts of a message that differ between similar examples: names of values, numbers, bracketed lists, quoted words.
 _VARIABLE = re.compile(
     r"%\"[^\"]*\"|%[\w.$/:-]+|'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\b(?:inf|nan)\b|[-+]?\d[\d.]*(?:e[-+]?\d+)?"
 )
@@ -33,11 +36,14 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """How a property failed.
+    """The failure of a property.
 
-    how: `mismatch` (the property said so), `error` (something else was raised), `died` or `hung` (the process).
-    error: the exception's type, or the signal. where: the innermost function of fusec that was running.
-    oracle: of a mismatch, who holds `want` to be right. got, want: the arrays that differ.
+    how: `mismatch` (the property raised MismatchError), `error` (it raised something else), or `died` or `hung` (of the
+        process).
+    error: the name of the exception's type, or of the signal.
+    where: the innermost function of fusec that was running.
+    oracle: for a mismatch, the oracle that computed `want`.
+    got, want: the arrays that differ.
     """
 
     how: str
@@ -51,25 +57,30 @@ class Failure:
 
     @property
     def doubt(self) -> bool:
-        """Whether only an oracle weaker than the reference says so: no finding until a stronger one has spoken."""
+        """Tell if only an oracle weaker than the reference found the mismatch.
+
+        Such a failure is no finding until a stronger oracle confirms it.
+        """
         return self.how == MISMATCH and Trust[self.oracle] < Trust.REFERENCE
 
     @property
     def kind(self) -> str:
-        """Equal for failures that look alike: the first line without names and numbers."""
+        """Return the first line of the message without names and numbers; equal for similar failures."""
         line = self.message.strip().split("\n")[0]
         return " ".join((self.how, self.error, self.where, _VARIABLE.sub("#", line)[:160]))
 
     def like(self, other: Failure) -> bool:
-        """Whether a smaller example still fails the same way; the words may differ."""
+        """Tell if a smaller example still fails in the same way; the message may differ."""
         return (self.how, self.error, self.where, self.doubt) == (other.how, other.error, other.where, other.doubt)
 
 
 def attempt(property: Property, graph: Graph, case: Case) -> Failure | None:
-    """None if the property holds.
+    """Run a property on an example and return its failure; None if it holds.
 
-    A user's own gets a copy of the graph, since it may change it; fusec's do not, and share work by graph.
-    SkippedError if it does not apply (it raised SkipTest, or Hypothesis' `assume` did not hold).
+    A user's own property gets a copy of the graph, because it may change the graph. Properties of fusec do not change
+    it, and share results by graph.
+
+    Raises SkippedError: when the property does not apply (it raised SkipTest, or Hypothesis' `assume` did not hold).
     """
     try:
         property.check(graph.clone() if ":" in property.name else graph, case)
@@ -78,15 +89,15 @@ def attempt(property: Property, graph: Graph, case: Case) -> Failure | None:
         return Failure(MISMATCH, type(error).__name__, str(error), "", words, error.oracle.name, error.got, error.want)
     except unittest.SkipTest as error:
         raise SkippedError(str(error)) from error
-    except (Exception, SystemExit) as error:  # whatever escapes a property is a finding
-        if type(error).__name__ == "UnsatisfiedAssumption":  # by name: properties run without Hypothesis, too
+    except (Exception, SystemExit) as error:  # any error of a property is a finding
+        if type(error).__name__ == "UnsatisfiedAssumption":  # by name, because properties also run without Hypothesis
             raise SkippedError(property.name) from error
         return Failure(ERROR, type(error).__name__, str(error), _where(error), traceback.format_exc())
     return None
 
 
 def _where(error: BaseException) -> str:
-    """The innermost function of fusec, the fuzzer's own left out, on the way to the error."""
+    """Find the innermost function of fusec, outside fusec.testing, that the error passed through."""
     found = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
@@ -96,13 +107,16 @@ def _where(error: BaseException) -> str:
 
 
 def ops_of(graph: Graph) -> Counter[str]:
-    """How often each op occurs, constants left out."""
+    """Count how often each op occurs, without constants."""
     return Counter(n.op.name for n in graph.nodes if not isinstance(n.op, Constant))
 
 
 def signature(property: str, failure: Failure, ops: Mapping[str, int]) -> str:
-    """Equal for findings that are taken to be one: property, ops of the reduced graph, kind of failure."""
-    if failure.how == HUNG:  # every try to make it smaller takes its time: two are hardly ever reduced alike
+    """Build a text that is equal for findings with presumably one cause.
+
+    It is made of the property, the ops of the reduced graph, and the kind of failure.
+    """
+    if failure.how == HUNG:  # each attempt to reduce it is slow, so two are rarely reduced to the same ops
         return " | ".join((property, "any op", failure.kind))
     counted = "+".join(f"{name}*{count}" if count > 1 else name for name, count in sorted(ops.items()))
     return " | ".join((property, counted or "no op", failure.kind))

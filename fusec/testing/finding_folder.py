@@ -1,6 +1,6 @@
-"""A finding as a folder: the graph, its inputs, what came out, how to run it again. Save, load, replay.
+"""Save, load and check a finding as a folder: the graph, its inputs, its results, and a script that replays it.
 
-A folder is there whole or not at all. Nothing in it needs Hypothesis, or is ever unpickled.
+A folder appears whole or not at all. Reading it needs no Hypothesis and no unpickling.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ PACKAGES = ("hypothesis", "onnx", "onnxruntime", "ml_dtypes", "nvidia-cudnn-fron
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """A property that fails on a graph. `origin` says where it was met: seed, chunk, hash seed, nodes before
-    it was reduced; `versions` what was installed then."""
+    """A property that fails on a graph.
+
+    origin: where the fuzzer met the failure: seed, chunk, hash seed, and number of nodes before reduction.
+    versions: the versions of the packages that were installed then.
+    """
 
     property: str
     graph: Graph
@@ -56,12 +59,15 @@ class Finding:
 
     @functools.cached_property
     def signature(self) -> str:
-        """Findings of one signature are taken to be one."""
+        """Return the signature; findings of one signature are counted as one."""
         return signature(self.property, self.failure, ops_of(self.graph))
 
 
 def versions() -> dict[str, str]:
-    """What a finding may depend on. fusec's commit is not known to an installed package."""
+    """Return the versions that a finding may depend on.
+
+    fusec's commit is not among them, because an installed package does not know it.
+    """
     found = {"fusec": __version__, "python": platform.python_version(), "numpy": np.__version__}
     return {**found, **_packages()}
 
@@ -77,7 +83,7 @@ def _packages() -> dict[str, str]:
 
 
 def _folder_name(finding: Finding) -> str:
-    """`finding-` or `doubt-`, the property, and a digest of what it is about."""
+    """Name the folder: `finding-` or `doubt-`, the property, and a digest of the signature and the graph."""
     place, _, function = finding.property.rpartition(":")
     words = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{Path(place).stem}-{function}" if place else function)
     text = f"{finding.signature}\n{text_of(finding.graph)[0]}"
@@ -86,7 +92,7 @@ def _folder_name(finding: Finding) -> str:
 
 
 def save(finding: Finding, folder: Path) -> Path:
-    """Write a finding as a new folder inside `folder` (made if need be); where it is now."""
+    """Write a finding as a new folder inside `folder`, which is created if needed, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write.folder(folder) as made:
         _write(finding, made)
@@ -94,7 +100,7 @@ def save(finding: Finding, folder: Path) -> Path:
 
 
 def move(made: Path, goal: Path) -> Path:
-    """Let a whole folder stand at `goal`; one that is there with that name gives way."""
+    """Move a complete folder to `goal`, and replace a folder of that name."""
     with atomic_write.folder(goal.parent) as aside:
         while True:
             try:
@@ -107,7 +113,7 @@ def move(made: Path, goal: Path) -> Path:
 
 
 def copy(made: Path, folder: Path) -> Path:
-    """A copy of a finding's folder inside `folder`."""
+    """Copy a finding's folder into `folder`, and return the path of the copy."""
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write.folder(folder) as twin:
         shutil.copytree(made, twin, dirs_exist_ok=True)
@@ -118,12 +124,12 @@ def _write(finding: Finding, folder: Path) -> None:
     text, weights = text_of(finding.graph)
     (folder / "graph.txt").write_text(text + "\n", encoding="utf-8")
     failure = finding.failure
-    # drawn as the property draws them: a finding stays the same when the styles change
+    # Inputs are saved as the property draws them, because a later version may draw other ones.
     tables = {"weights": weights, "got": failure.got, "expected": failure.want}
     problem = ""
     try:
         tables["inputs"] = finding.case.inputs(finding.graph)
-    except Exception as error:  # noqa: BLE001  # a graph the fuzzer cannot feed is a finding as well: it is said in the file
+    except Exception as error:  # noqa: BLE001  # a graph without valid inputs is a finding, too: the file records it
         problem = f"{type(error).__name__}: {error}"
     special = {name: save_npz(folder / f"{name}.npz", arrays) for name, arrays in tables.items() if arrays}
     missing = _write_onnx(finding.graph, folder / "graph.onnx")
@@ -151,18 +157,18 @@ def _write(finding: Finding, folder: Path) -> None:
 
 
 def _write_onnx(graph: Graph, path: Path) -> str:
-    """Why there is no ONNX file; empty if there is one."""
+    """Write the graph as ONNX; return the reason if that failed, else an empty text."""
     try:
-        from fusec.exporters.onnx import to_onnx  # late: importing onnx takes a while
+        from fusec.exporters.onnx import to_onnx  # imported here because importing onnx is slow
 
         path.write_bytes(to_onnx(graph).SerializeToString())
-    except Exception as error:  # noqa: BLE001  # said in finding.json: a fault of the exporter must not hide another one
+    except Exception as error:  # noqa: BLE001  # recorded in finding.json: an error of the exporter must not hide the finding
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def summary(finding: Finding, folder: Path) -> dict[str, Any]:
-    """A finding in a message: what tells it from others, and where it lies."""
+    """Summarise a finding for a message: its property, failure, signature and folder."""
     return {
         "folder": str(folder),
         "property": finding.property,
@@ -176,7 +182,10 @@ def summary(finding: Finding, folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path) -> Finding:
-    """The finding in a folder. FusecError naming the file if it is not whole."""
+    """Load the finding in a folder.
+
+    Raises FusecError: when the folder cannot be read; the message names the file.
+    """
     try:
         data = read_json((folder / "finding.json").read_text(encoding="utf-8"))
         tables: dict[str, dict[str, Array]] = {
@@ -197,7 +206,7 @@ def load(folder: Path) -> Finding:
 
 
 def folders(place: Path) -> list[Path]:
-    """The folder itself if it is a finding, else those in it that are."""
+    """Return the folder itself if it is a finding, else the findings inside it."""
     if (place / "finding.json").exists():
         return [place]
     if not place.is_dir():
@@ -209,7 +218,10 @@ def folders(place: Path) -> list[Path]:
 
 
 def check(finding: Finding) -> Failure | None:
-    """Run the property once more, in this process, on the graph and inputs as saved; None if it holds now."""
+    """Run the property once more, in this process, on the saved graph and inputs.
+
+    Returns None if the property holds now.
+    """
     try:
         return attempt(property_of(finding.property), finding.graph, finding.case)
     except SkippedError as error:

@@ -1,4 +1,4 @@
-"""Run a saved finding again; its folder's replay.py calls this."""
+"""Replay a saved finding; the replay.py of its folder calls this module."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from fusec.testing.runner.worker_process import check_apart
 
 
 def replay(place: str | os.PathLike[str]) -> int:
-    """Run a finding again, by its folder or a file in it, and print how it goes; 1 while it still fails.
+    """Run a finding again, print the result, and return 1 if it still fails, else 0.
 
-    One that ended its process is run in a process of its own.
+    place: the finding's folder, or a file in it.
+    A finding that ended its process, or hung, is run in a separate process.
     """
     path = Path(place).absolute()
     finding = load(path.parent if path.is_file() else path)

@@ -1,7 +1,7 @@
-"""The fuzzer as a function: which properties, with what budget, where findings and memory go.
+"""Run the fuzzer: choose its properties, budget, folder of findings and database.
 
-`runner/supervisor.py` runs the workers, `runner/chunk.py` says what an example goes through, `runner/database.py` what
-is remembered.
+`runner/supervisor.py` runs the workers, `runner/chunk.py` runs the examples, `runner/database.py` stores what later
+runs use.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from fusec.targets.target import load as load_target
 from fusec.testing.case import Property
 from fusec.testing.resolve import CASES, GRAPHS, absolute, known_properties, property_of
 from fusec.testing.runner.database import State, default_folder
-from fusec.testing.runner.report import PropertyCount, Report
-from fusec.testing.runner.supervisor import Plan, Run
+from fusec.testing.runner.report import FuzzReport, PropertyCount
+from fusec.testing.runner.supervisor import Run, WorkPlan
 
 EXAMPLES = 2000  # unless told how many, or how long
 MAX_FINDINGS = 10
 
-Progress = Callable[[Report], None]
+Progress = Callable[[FuzzReport], None]
 
 
 class FuzzInterrupted(KeyboardInterrupt):  # as KeyboardInterrupt is
-    """Ctrl-C; `report` is what was done until then."""
+    """The user pressed Ctrl-C; `report` holds the results until then."""
 
-    def __init__(self, report: Report):
+    def __init__(self, report: FuzzReport):
         super().__init__()
         self.report = report
 
@@ -53,22 +53,28 @@ def fuzz(
     shrink_s: float = 5.0,
     hang_s: float = 60.0,
     progress: Progress | None = None,
-) -> Report:
+) -> FuzzReport:
     """Run properties on random graphs and return what was found.
 
     properties: names of `fusec.testing.properties.table.PROPERTIES`, or `path/to/file.py:function` of your own;
         default: all that this machine can run.
-    time, examples: the budget, in seconds and examples; the first to end ends the run. Default: 2000 examples.
-    seed: with one seed and database a second run goes on with new examples.
-    device: also run the properties that need a GPU, which must be of the kind `target`.
-    workers: processes; default: one a core.
-    database: a folder that remembers what was done and which findings are open; default: in fusec's cache.
-        `fresh` forgets what is in it. findings: the folder for findings, default `fusec-findings`.
+    time, examples: the budget, in seconds and in examples; the first limit reached ends the run; default: 2000
+        examples.
+    seed: seed of the random graphs. With the same seed and database, a second run continues with new examples.
+    target: the GPU model to compile for.
+    device: also run the properties that need a GPU, which must be of the model `target`.
+    workers: number of processes; default: one per CPU core.
+    database: folder that stores finished examples and open findings; default: inside fusec's cache.
+    findings: folder for findings; default: `fusec-findings`.
+    max_findings: number of findings that ends the run.
+    fresh: empty the database first.
     graphs, cases: strategies, as `module:name` or `file.py:name`.
-    shrink_s: the most time for Hypothesis to shrink a finding, before it is reduced as a graph.
-    hang_s: after which a property that has not returned counts as hung.
+    shrink_s: the most seconds that Hypothesis may shrink a finding, before it is reduced as a graph.
+    hang_s: seconds after which a property that has not returned counts as hung.
     progress: called with the report so far, a few times a second.
-    Raises FusecError for bad arguments, FuzzInterrupted (a KeyboardInterrupt with the report) at Ctrl-C.
+
+    Raises FusecError: when an argument is bad.
+    Raises FuzzInterrupted: at Ctrl-C; it is a KeyboardInterrupt with the report.
     """
     _need_hypothesis()
     for name, value in (("time", time), ("examples", examples), ("workers", workers), ("max_findings", max_findings)):
@@ -79,7 +85,7 @@ def fuzz(
     state = State(Path(database) if database is not None else default_folder())
     if fresh:
         state.forget()
-    plan = Plan(
+    plan = WorkPlan(
         properties=tuple(chosen),
         seconds=time,
         examples=examples if examples is not None or time is not None else EXAMPLES,
@@ -93,7 +99,7 @@ def fuzz(
         shrink_s=shrink_s,
         hang_s=hang_s,
     )
-    report = Report(seed, goal, {name: PropertyCount() for name in chosen}, plan.workers, left_out=left_out)
+    report = FuzzReport(seed, goal, {name: PropertyCount() for name in chosen}, plan.workers, left_out=left_out)
     with tempfile.TemporaryDirectory(prefix="run-", dir=state.folder) as scratch:
         run = Run(plan, state, report, Path(scratch), progress or (lambda report: None))
         try:
@@ -115,13 +121,13 @@ def _target(name: str, device: bool) -> str:
     goal = load_target(name)
     if device and not gpu.is_present(goal):
         here = gpu.detect()
-        remedy = f"this machine's is of the kind {here.name}: say so as the target" if here else "there is none here"
+        remedy = f"this machine's is of the kind {here.name}; give that as the target" if here else "there is none here"
         raise TargetError(f"to fuzz on the device takes a GPU of the kind {name}; {remedy}")
     return goal.name
 
 
 def _choose(names: Sequence[str] | None, device: bool) -> tuple[dict[str, Property], dict[str, str]]:
-    """The properties to run, and those left out with the reason."""
+    """Choose the properties to run; also return the skipped ones, each with the reason."""
     if names:
         chosen = {absolute(name): property_of(name) for name in names}
         for name, property in chosen.items():
@@ -134,7 +140,7 @@ def _choose(names: Sequence[str] | None, device: bool) -> tuple[dict[str, Proper
 
 
 def _lack(property: Property, device: bool, named: bool) -> str:
-    """Why a property cannot run here; empty if it can."""
+    """Return the reason why a property cannot run here; empty if it can."""
     if property.needs == "gpu" and not device:
         return "needs a GPU: --device"
     if property.needs == "onnxruntime" and importlib.util.find_spec("onnxruntime") is None:

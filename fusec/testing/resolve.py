@@ -1,4 +1,4 @@
-"""From names to what they stand for: properties and strategies, fusec's own or a user's `file.py:function`."""
+"""Resolve names of properties and strategies: fusec's own, or a user's `file.py:function`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CASES = "fusec.testing.strategies:cases"
 
 
 def known_properties() -> dict[str, Property]:
-    """fusec's own properties by name."""
-    # late: they need the whole compiler, and a user's own property may not
+    """Return fusec's own properties by name."""
+    # Imported here because they need the whole compiler, and a user's own property may not.
     return dict(importlib.import_module("fusec.testing.properties.table").PROPERTIES)
 
 
 def property_of(name: str) -> Property:
-    """The property of that name, or a user's `file.py:function`: `f(graph)` or `f(graph, case)`."""
+    """Return the property of that name, or a user's `file.py:function`: `f(graph)` or `f(graph, case)`."""
     if ":" not in name:
         known = known_properties()
         if name not in known:
@@ -37,7 +37,7 @@ def property_of(name: str) -> Property:
     if isinstance(found, Property):
         return Property(name, found.check, found.needs)
     if not callable(found):
-        raise FusecError(f"{name}: is no function")
+        raise FusecError(f"{name} is not a function")
     function = cast("Any", found)
     try:
         takes = len([p for p in inspect.signature(function).parameters.values() if p.default is p.empty])
@@ -57,26 +57,29 @@ def property_of(name: str) -> Property:
 
 
 def strategy_of(name: str) -> Any:
-    """The Hypothesis strategy that `module:name` or `file.py:name` is, or gives when called."""
+    """Return the Hypothesis strategy `module:name` or `file.py:name`; a function or class is called for it."""
     found = _find(name)
     return found() if inspect.isroutine(found) or inspect.isclass(found) else found
 
 
 def absolute(name: str) -> str:
-    """The name so that it holds in every working folder."""
+    """Make the file in a name absolute, so that the name is valid in every working folder."""
     place, sign, function = name.rpartition(":")
     return f"{Path(place).absolute()}:{function}" if sign and place.endswith(".py") else name
 
 
 def version_of(names: Sequence[str]) -> str:
-    """A digest of the files that define these: other strategies give other examples for one seed."""
+    """Hash the source files that define these strategies.
+
+    A changed strategy gives other examples for the same seed, so results of the old one must not be reused.
+    """
     sha = hashlib.sha256()
     for name in names:
         module = _module(name.rpartition(":")[0])
         own = inspect.getsourcefile(module)
         files = [Path(own)] if own else []
         if own and module.__name__.startswith("fusec."):
-            # fusec's own strategies are spread over a package
+            # fusec's own strategies also use the modules of generators/
             files += sorted((Path(own).parent / "generators").rglob("*.py"))
         for path in files:
             sha.update(path.read_bytes())
@@ -106,7 +109,7 @@ def _module(place: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # because dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except Exception as error:

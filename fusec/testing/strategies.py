@@ -1,6 +1,6 @@
-"""Hypothesis strategies for everything a graph is made of, and for graphs: valid by construction.
+"""Generate op types, ops and valid graphs with Hypothesis.
 
-They shrink towards small graphs of simple ops; see `fusec.testing.generators.motifs` for what they are weighted to.
+Examples shrink towards small graphs of simple ops. `fusec.testing.generators.motifs` sets how often each motif occurs.
 """
 
 from __future__ import annotations
@@ -27,37 +27,40 @@ PRECISIONS = ("fp32", "fp32", "fp32", "tf32", "fp16", "fp16", "bf16")
 _STYLES = ("normal", "normal", "integers", "integers", "positive", "ties", "wide", "special")
 _KINDS = tuple(motif for motif, weight in MOTIFS.items() for _ in range(weight))
 _DISABLED = tuple(sorted(pass_names() - {"layout", "precision"}))
-_ATTEMPTS = 3  # at a step whose draw does not fit
+_ATTEMPTS = 3  # draws of a motif before a step of the graph is left out
 
 
 def dtypes(floats_only: bool = False) -> st.SearchStrategy[DType]:
-    """Element types; f32 is the simplest."""
+    """Generate element types; f32 is the simplest."""
     return st.sampled_from([d for d in (DType.F32, *DType) if d.is_float or not floats_only])
 
 
 @st.composite
 def shapes(draw: st.DrawFn, min_rank: int = 0, max_rank: int = 5) -> tuple[int, ...]:
-    """Shapes of at most a few hundred elements: dims of 1, odd ones, and seldom an empty one."""
+    """Generate shapes of at most a few hundred elements, with dims of 1, odd dims, and rarely an empty one."""
     return RandomGraph(draw).shape(min_rank, max_rank)
 
 
 @st.composite
 def orders(draw: st.DrawFn, rank: int) -> tuple[int, ...]:
-    """Memory orders of a rank: row-major, or any permutation of its dims."""
+    """Generate memory orders of a rank: row-major, or any permutation of its dims."""
     choices = Choices(draw)
     return choices.permutation(rank) if rank > 1 and choices.chance(60) else ()
 
 
 @st.composite
 def tensor_types(draw: st.DrawFn, min_rank: int = 0, max_rank: int = 5) -> TensorType:
-    """A shape, an element type and a memory order."""
+    """Generate tensor types: a shape, an element type and a memory order."""
     shape = draw(shapes(min_rank, max_rank))
     return TensorType(shape, draw(dtypes()), draw(orders(len(shape))))
 
 
 @st.composite
 def single_ops(draw: st.DrawFn, name: str | None = None) -> Graph:
-    """A graph about one op: `name`, or any of the registry. What makes its operands valid comes with it."""
+    """Generate a graph about one op, with the nodes that make its operands valid.
+
+    name: the op; default: any op of the registry.
+    """
     name = name or draw(st.sampled_from(sorted(DRAWS)))
     builder = RandomGraph(draw, draw(st.sampled_from(FLOATS)))
     builder.input(TensorType(builder.image_shape() if builder.chance(60) else builder.shape(), builder.dtype))
@@ -70,7 +73,7 @@ def single_ops(draw: st.DrawFn, name: str | None = None) -> Graph:
 
 @st.composite
 def ops(draw: st.DrawFn, name: str | None = None) -> tuple[Op, tuple[TensorType, ...]]:
-    """An op with its attributes, and types of operands that it takes."""
+    """Generate an op with its attributes, and operand types that it accepts."""
     name = name or draw(st.sampled_from(sorted(BY_NAME)))
     graph = draw(single_ops(name))
     nodes = [n for n in graph.nodes if n.op.name == name]
@@ -80,10 +83,10 @@ def ops(draw: st.DrawFn, name: str | None = None) -> tuple[Op, tuple[TensorType,
 
 @st.composite
 def graphs(draw: st.DrawFn, max_steps: int = 5, dtypes: Sequence[DType] = FLOATS) -> Graph:
-    """A graph of up to about twenty nodes: DAGs with fan-out, diamonds, several outputs and shared constants.
+    """Generate a graph of up to about twenty nodes, with fan-out, diamonds, several outputs and shared constants.
 
-    Every op of the registry occurs; what fuses, and what tempts a partitioner to err, occurs more often.
-    The floats of one graph are mostly of one dtype, drawn from `dtypes`.
+    Every op of the registry occurs. Motifs that fuse, or that a partitioner may get wrong, occur more often.
+    dtypes: the float types to draw from; most floats of one graph have the same type.
     """
     builder = RandomGraph(draw, draw(st.sampled_from(list(dtypes))))
     for _ in range(1 + builder.below(2)):
@@ -96,9 +99,9 @@ def graphs(draw: st.DrawFn, max_steps: int = 5, dtypes: Sequence[DType] = FLOATS
 
 @st.composite
 def kernel_graphs(draw: st.DrawFn, dtypes: Sequence[DType] = KERNEL_FLOATS) -> Graph:
-    """A graph with a step for one of fusec's own kernels, and a few random ops after it.
+    """Generate a graph with a step for one of fusec's own kernels, and a few random ops after it.
 
-    Each family of `fusec.gpu.kernels.FAMILIES` is as likely as another; random graphs reach few of them.
+    Each family of `fusec.gpu.kernels.FAMILIES` is equally likely. Random graphs reach few of these families.
     """
     builder = RandomGraph(draw, draw(st.sampled_from(list(dtypes))))
     builder.most_elements = MOST_ELEMENTS
@@ -109,7 +112,10 @@ def kernel_graphs(draw: st.DrawFn, dtypes: Sequence[DType] = KERNEL_FLOATS) -> G
 
 
 def _attempt(builder: RandomGraph, kinds: Sequence[Draw]) -> None:
-    """Draw a motif; what one that does not fit has added by then stays: a dead end is a graph too."""
+    """Add a motif; draw another one if it does not fit.
+
+    The nodes that an unfit motif has added stay in the graph, because unused nodes are valid test input, too.
+    """
     for _ in range(_ATTEMPTS):
         try:
             builder.pick(kinds)(builder)
@@ -120,7 +126,7 @@ def _attempt(builder: RandomGraph, kinds: Sequence[Draw]) -> None:
 
 @st.composite
 def cases(draw: st.DrawFn, judges: Sequence[str] = JUDGES, precisions: Sequence[str] = PRECISIONS) -> Case:
-    """What a property depends on beside the graph: data, precision, disabled rules, who judges, how images lie."""
+    """Generate cases: data, precision, disabled rules, the judge and the layout of images."""
     choices = Choices(draw)
     disable = frozenset[str]()
     if choices.chance(20):
@@ -137,7 +143,7 @@ def cases(draw: st.DrawFn, judges: Sequence[str] = JUDGES, precisions: Sequence[
 
 
 def computing(graph: Graph) -> int:
-    """How many nodes a graph has, constants left out."""
+    """Count the nodes of a graph, without constants."""
     return sum(not isinstance(n.op, Constant) for n in graph.nodes)
 
 

@@ -130,8 +130,8 @@ def test_targets() -> None:
 
 
 def test_doctor_fails_for_a_required_piece_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = doctor.Check("GPU", False, "none", required=False)
-    nvrtc = doctor.Check("nvrtc", False, "no libnvrtc", "pip install it")
+    gpu = doctor.Requirement("GPU", False, "none", required=False)
+    nvrtc = doctor.Requirement("nvrtc", False, "no libnvrtc", "pip install it")
     monkeypatch.setattr(doctor, "diagnose", lambda: [gpu])
     assert fusec("doctor").exit_code == 0
     monkeypatch.setattr(doctor, "diagnose", lambda: [gpu, nvrtc])

@@ -11,11 +11,11 @@ import pytest
 from fusec.errors import TargetError
 from fusec.gpu import doctor
 from fusec.gpu.cudnn import deviceless
-from fusec.gpu.doctor import Check, diagnose
+from fusec.gpu.doctor import Requirement, diagnose
 
 
-def checks(*names: str) -> dict[str, Check]:
-    wanted: list[Callable[[], Check]] = [getattr(doctor, f"_{name}") for name in names]
+def checks(*names: str) -> dict[str, Requirement]:
+    wanted: list[Callable[[], Requirement]] = [getattr(doctor, f"_{name}") for name in names]
     return {check.name: check for check in (make() for make in wanted)}
 
 

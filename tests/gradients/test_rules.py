@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fusec import gradients
 from fusec.builder import Tensor
 from fusec.gradients import RULES, STOPS
-from fusec.gradients.core import Gradients, Step
+from fusec.gradients.core import BackwardStep, Gradients
 from fusec.ir import Graph
 from fusec.ops import BY_NAME
 from fusec.testing import single_ops
@@ -53,7 +53,7 @@ def scaled(name: str, place: int) -> Iterator[None]:
     """One rule, one of its gradients a thousandth too large."""
     right = RULES[name]
 
-    def wrong(step: Step) -> Gradients:
+    def wrong(step: BackwardStep) -> Gradients:
         given = right(step)
         parts = [given] if given is None or isinstance(given, Tensor) else list(given)
         found = parts[place]

@@ -20,17 +20,17 @@ from fusec.testing.finding_folder import load
 from fusec.testing.fuzz import fuzz
 from fusec.testing.runner import crash_shrink, supervisor
 from fusec.testing.runner.database import State
-from fusec.testing.runner.report import Report
+from fusec.testing.runner.report import FuzzReport
 
 PLANTED = Path(__file__).with_name("planted.py")
-Run = Callable[..., Report]
+Run = Callable[..., FuzzReport]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """The fuzzer with one worker, on chains of pointwise ops unless told otherwise, in folders of its own."""
 
-    def call(*names: str, **options: Any) -> Report:
+    def call(*names: str, **options: Any) -> FuzzReport:
         settled = {"workers": 1, "database": tmp_path / "database", "findings": tmp_path / "findings", "shrink_s": 5.0}
         settled |= {"graphs": f"{PLANTED}:chains", "examples": 60}
         return fuzz([f"{PLANTED}:{name}" for name in names], **{**settled, **options})

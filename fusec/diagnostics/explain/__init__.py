@@ -17,7 +17,7 @@ from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
 from fusec.lowering import virtual_rounding
 from fusec.ops import STRIDED_VIEWS, Cast, Conv, ConvTranspose, ConvWgrad, Pointwise
-from fusec.passes.partition import Oracle
+from fusec.passes.partition import Judge
 from fusec.passes.partition.equivalent_spellings import REWRITES
 from fusec.plans.verdict import Legal, Refused
 from fusec.schedule.program import Kind, Partition, Program, Refusal, body_of, display_name, inputs_of
@@ -46,7 +46,7 @@ COPIES = "elements change places in memory here, so it is no view; cuDNN graphs 
 def explain(
     program: Program,
     target: Target,
-    judge: Oracle | None = None,
+    judge: Judge | None = None,
     cores: bool = True,
     progress: Progress | None = None,
     libraries: Mapping[Partition, str] | None = None,
@@ -116,7 +116,7 @@ def _origin(nodes: Iterable[Node]) -> tuple[str, ...]:
 _Found = tuple[Decline, Refusal | None]  # with what a core search starts from
 
 
-def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Oracle | None) -> _Found:
+def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Judge | None) -> _Found:
     """Return why cuDNN does not run a step's op; of a kernel, the op that its pointwise ops surround."""
     node = min(step.nodes, key=lambda n: isinstance(n.op, (Pointwise, Cast)))
     name, places = display_name(node), (_origin(step.nodes),)

@@ -14,7 +14,7 @@ from fusec.diagnostics.refusal_core.reduce import smaller_bodies
 from fusec.diagnostics.refusal_core.variants import Change, variants
 from fusec.ir import Constant, Graph
 from fusec.ops import ANCHORS
-from fusec.passes.partition import Oracle, canonical_key, spellings
+from fusec.passes.partition import Judge, canonical_key, spellings
 from fusec.plans.verdict import Legal, Refused, Verdict
 
 QUESTIONS = 60  # bodies put to the judge for one refusal, at most
@@ -54,7 +54,7 @@ class CoreSearch:
     loose: the judge with tensor cores allowed, which one of the variants asks.
     """
 
-    def __init__(self, judge: Oracle, loose: Oracle | None = None, questions: int = QUESTIONS):
+    def __init__(self, judge: Judge, loose: Judge | None = None, questions: int = QUESTIONS):
         self.judge = judge
         self.loose = loose
         self.questions = questions
@@ -68,7 +68,7 @@ class CoreSearch:
             self._cores[key] = _Search(self, refusal, asked or (lambda count: None)).run(body)
         return self._cores[key]
 
-    def ask(self, bodies: Sequence[Graph], judge: Oracle | None = None) -> list[Verdict]:
+    def ask(self, bodies: Sequence[Graph], judge: Judge | None = None) -> list[Verdict]:
         """Return one verdict per body: legal if any of its spellings is, as the partitioner sees it."""
         spelled = [[body for _, body in spellings(body)] for body in bodies]
         prefix = "" if judge is None else "loose "
@@ -141,7 +141,7 @@ class _Search:
         )
         return [next(loose_answers if free else strict_answers) for free in loose]
 
-    def _ask(self, bodies: Sequence[Graph], judge: Oracle | None = None) -> list[Verdict]:
+    def _ask(self, bodies: Sequence[Graph], judge: Judge | None = None) -> list[Verdict]:
         verdicts = self.owner.ask(bodies, judge) if bodies else []
         self.left -= len(bodies)
         self.asked(self.owner.questions - self.left)

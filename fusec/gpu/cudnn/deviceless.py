@@ -40,7 +40,7 @@ def load_driver() -> str:
     """Load the stand-in for libcuda.so.1, building it the first time; `real` if it cannot be built and the
     machine has a driver. TargetError if there is neither.
 
-    The stand-in comes first, also beside a real GPU: a driver without a GPU, or with one of another
+    The stand-in comes first, also if there is a real GPU: a driver without a GPU, or with one of another
     capability, refuses to load what cuDNN compiles, and the answers would differ from machine to machine.
     """
     try:
@@ -190,8 +190,10 @@ def cudnn_number() -> str:
 
 
 def nvrtc_libraries() -> list[str]:
-    """What to load, in order: the builtins and NVRTC itself, of the CUDA major cuDNN was made for (it asks
-    for libnvrtc.so.<major> and takes no other); bare names where no wheel has them."""
+    """List what to load, in order: NVRTC's builtins, then NVRTC, of the CUDA major that cuDNN was built for.
+
+    cuDNN asks for libnvrtc.so.<major> and takes no other. Libraries that no wheel has are given by their bare names.
+    """
     wheel = cudnn_wheel()
     major = wheel[0] if wheel else ""
     names = (f"libnvrtc-builtins.so.{major}", f"libnvrtc.so.{major}")

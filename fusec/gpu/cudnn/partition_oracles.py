@@ -10,8 +10,7 @@ from fusec.ir import Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import deadly, misread
-from fusec.passes.partition import Oracle as Judge
-from fusec.passes.partition import canonical_key
+from fusec.passes.partition import Judge, canonical_key
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.plans.verdict import PROPOSED, Refused, Verdict
 

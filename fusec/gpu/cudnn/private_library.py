@@ -94,7 +94,7 @@ def _opened(path: Path, flags: int, folder: int | None = None) -> Generator[int]
 
 
 def _is_whole(file: int, name: str) -> bool:
-    """Whether the file holds what the digest in its name says."""
+    """Tell if the file has the digest that its name gives."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
         return False
     with open(file, "rb", closefd=False) as opened:

@@ -20,7 +20,7 @@ TURNS = 9  # of steps in order and side by side, to find out which is faster
 
 
 @dataclass
-class Launch:
+class StepLaunch:
     """Function that launches a step over bound memory.
 
     workspace_bytes: size of cuDNN's workspace, of which each stream has its own
@@ -104,9 +104,9 @@ def or_side_by_side(
     """
     if not ordered.at_once:
         return ordered
-    if any(w is not None and not isinstance(run, Launch) for w, run in zip(waits, runs, strict=True)):
+    if any(w is not None and not isinstance(run, StepLaunch) for w, run in zip(waits, runs, strict=True)):
         return ordered
-    works = [run if isinstance(run, Launch) else Launch(run) for run in runs]
+    works = [run if isinstance(run, StepLaunch) else StepLaunch(run) for run in runs]
     sharing = {i for i, run in enumerate(works) if run.shares_scratch}  # one after the other
     told = tuple(
         w if w is None or i not in sharing else tuple(sorted({*w, *(s for s in sharing if s < i)}))
@@ -133,7 +133,7 @@ def or_side_by_side(
 
 
 def side_by_side(
-    streams: Streams, runs: Sequence[Launch], waits: Waits, lanes: Sequence[int], on_lane: OnLane
+    streams: Streams, runs: Sequence[StepLaunch], waits: Waits, lanes: Sequence[int], on_lane: OnLane
 ) -> Replay | str:
     """Capture the steps as one CUDA graph, each on its stream (-1: nothing to do) after the steps that it waits for.
 
@@ -147,7 +147,7 @@ def side_by_side(
     scratch = [None, *(cupy.empty(need, cupy.uint8) for need in needs[1:])]
     tracks = [streams.own, *others]
     seen = [[-1] * count for _ in range(count)]  # by lane: up to which run of each other lane it has waited
-    knows: dict[int, list[int]] = {}  # what a lane had seen behind a run
+    knows: dict[int, list[int]] = {}  # what a lane had waited for after a run
     events: dict[int, Any] = {}
     streams.own.synchronize()
     try:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, prelude
 from fusec.gpu.launch.dependent_launch import DependentFunction, driver
-from fusec.gpu.measure.random_inputs import Samples, kernels_apart
+from fusec.gpu.measure.random_inputs import RandomInputs, kernels_apart
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.ir import Array, TensorType, Value
 from fusec.system.compile_timer import spent_on
@@ -56,7 +56,7 @@ class Launcher:
         A variant whose results differ from the others is not used, with a warning. The time is infinite if no variant
         runs.
         """
-        every, samples = variants_of(kernel), Samples()
+        every, samples = variants_of(kernel), RandomInputs()
         times = [time_us(self.bind(each, samples.memory)) if self.runs(each) else math.inf for each in every]
         self._times_us[kernel.key] = times
         live = sorted((i for i, took in enumerate(times) if took < math.inf), key=times.__getitem__)
@@ -72,14 +72,14 @@ class Launcher:
         self._fastest[kernel.key] = min(range(len(times)), key=times.__getitem__)
         return min(times)
 
-    def _has_company(self, every: Sequence[Kernel], place: int, live: Sequence[int], samples: Samples) -> bool:
+    def _has_company(self, every: Sequence[Kernel], place: int, live: Sequence[int], samples: RandomInputs) -> bool:
         """Return True if one of two other variants computes the same."""
         others = [other for other in live if other != place][:VOTERS]
         return any(self.agree(every[place], every[other], samples) for other in others)
 
-    def agree(self, one: Kernel, other: Kernel, samples: Samples | None = None) -> bool:
+    def agree(self, one: Kernel, other: Kernel, samples: RandomInputs | None = None) -> bool:
         """Return True if two kernels compute the same from random data, into memory that was poisoned before."""
-        samples = samples or Samples()
+        samples = samples or RandomInputs()
         results = [samples.results(way, self.bind(way, samples.memory)) for way in (one, other)]
         return kernels_apart(*results) <= TOLERANCE
 
@@ -117,7 +117,7 @@ class Launcher:
         return [item for entry, item in wanted.items() if entry not in self._functions and entry not in self._refused]
 
     def runs(self, kernel: Kernel) -> bool:
-        """Whether a kernel compiles, and the GPU has room for it; if not in the way that was taken, then by itself."""
+        """Tell if a kernel compiles and fits on the GPU; fall back from its fastest variant to the kernel itself."""
         if kernel.key in self._wrong:
             return False
         self.compile([kernel])
@@ -162,15 +162,15 @@ class Launcher:
         return run
 
     def _zeros(self, count: int) -> Array:
-        """The doors: launches one behind the other find them as they were at first."""
+        """Return the counters at which blocks meet; each launch leaves them at zero for the next one."""
         if self._doors is None or self._doors.size < count:
             self._doors = cupy.zeros(max(count, LEAST_DOORS), cupy.uint32)
             cupy.cuda.get_current_stream().synchronize()  # other streams may come first
         return self._doors
 
     def with_random_data(self, kernel: Kernel) -> Callable[[], None]:
-        """What launches a kernel over memory of its own, filled with normal numbers (and indices within bounds)."""
-        return self.bind(kernel, Samples().memory)
+        """Return a function that launches a kernel over its own memory: normal numbers, and indices within bounds."""
+        return self.bind(kernel, RandomInputs().memory)
 
 
 def variants_of(kernel: Kernel) -> tuple[Kernel, ...]:
@@ -219,7 +219,7 @@ def _module(code: str, options: tuple[str, ...], meets: bool) -> Any:
 
 
 def is_here(architecture: str) -> bool:
-    """Whether this GPU has the instructions of an architecture: one that no other one has (`sm_90a`), or the first."""
+    """Tell if this GPU has the instructions of an architecture; `sm_90a` means that architecture alone."""
     own, wanted = int(cupy.cuda.Device().compute_capability), int(architecture.strip("sm_a"))
     return own == wanted if architecture.endswith("a") else own >= wanted
 

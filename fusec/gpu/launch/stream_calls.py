@@ -1,4 +1,4 @@
-"""What a call does besides its steps: take turns, choose a stream, copy in and out, in few microseconds."""
+"""Order calls, choose their stream, and copy inputs and outputs, in a few microseconds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 
 
 class Streams:
-    """The stream that steps were captured on, and that of the call which is running. Calls are in order whatever
-    streams they come from, since all use the same memory: each waits for an event behind the one before it."""
+    """Streams of an executable: the one steps were captured on, and the one of the running call.
+
+    Calls from several streams run in order, because all use the same memory: each waits for an event after the last.
+    """
 
     def __init__(self, own: Any):
         self.own = own
@@ -98,8 +100,10 @@ class AtOnce:
 
 
 class Ahead:
-    """A kernel that runs in front of the recorded graph, so that it can read inputs where the caller has them. inputs:
-    by place, the arrays in the model's memory that it alone reads."""
+    """Kernel that runs before the captured graph, so that it can read inputs from the caller's memory.
+
+    inputs: by place, the arrays in the model's memory that only this kernel reads.
+    """
 
     def __init__(self, run: Callable[..., None], inputs: Mapping[int, Array]):
         self._run = run
@@ -107,7 +111,7 @@ class Ahead:
         self._instead: dict[int, Array] = {}
 
     def takes(self, place: int, array: Array) -> bool:
-        """Whether the next run reads this array itself."""
+        """Tell if the next run reads this array without a copy."""
         known = self._inputs.get(place)
         if known is None or not isinstance(array, cupy.ndarray) or array.strides != known[1]:
             return False
@@ -124,9 +128,11 @@ class Ahead:
 
 
 class Replay:
-    """CUDA graphs, and what could not be captured between them, in order. lanes: how many steps are side by side at
-    most. times_us: of this one, and of the other way to record the same, if both were timed. declined: why steps could
-    not be recorded side by side, or some not at all. kept: memory in use."""
+    """CUDA graphs in order, with the calls between them that could not be captured.
+
+    lanes: the most steps that run in parallel. times_us: of this replay and of the other way to capture it, if both
+    were timed. declined: why steps were not captured in parallel, or not at all. kept: memory that must stay allocated.
+    """
 
     def __init__(self, streams: Streams, parts: Sequence[Any], lanes: int = 1, kept: Any = None):
         self._streams, self._parts, self._kept = streams, parts, kept
@@ -137,7 +143,7 @@ class Replay:
         self.ahead: Ahead | None = None
 
     def takes(self, place: int, array: Array) -> bool:
-        """Whether the next run reads an input from this array itself."""
+        """Tell if the next run reads an input from this array without a copy."""
         return self.ahead is not None and self.ahead.takes(place, array)
 
     def __call__(self) -> None:
@@ -151,7 +157,7 @@ class Replay:
 
 
 def feeder(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Array], None]:
-    """What copies an array on the device or the host into the flat memory of a value."""
+    """Return a function that copies an array from the device or the host into the flat memory of a value."""
     place, nbytes = unpack(buffer, type), type.nbytes
     strides = tuple(stride * type.dtype.itemsize for stride in type.strides)
     target = int(buffer.data.ptr) if nbytes else 0
@@ -172,7 +178,7 @@ def feeder(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Array
 
 
 def fetcher(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Array | None, bool], Array]:
-    """What copies the flat memory of a value into an array on the device or the host, or a new one."""
+    """Return a function that copies the flat memory of a value into a given array, or into a new one."""
     place, nbytes = unpack(buffer, type), type.nbytes
     strides = tuple(stride * type.dtype.itemsize for stride in type.strides)
     source = int(buffer.data.ptr) if nbytes else 0

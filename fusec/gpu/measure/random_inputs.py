@@ -63,7 +63,7 @@ def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]
     return _worst(_apart(tensor.dtype, raw, want[tensor]) for tensor, raw in got.items())
 
 
-class Samples:
+class RandomInputs:
     """Memory for the variants of a kernel, with random inputs that are drawn once, and the kernel's constants."""
 
     def __init__(self) -> None:

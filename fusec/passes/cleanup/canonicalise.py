@@ -18,7 +18,7 @@ from fusec.ops.pointwise import CLASSES
 from fusec.passes.base import Options
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
 from fusec.passes.rewriting.expression import Symbol, call
-from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Scalar, Sides, Tensor, rule
+from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Scalar, Sides, TracedTensor, rule
 from fusec.passes.rewriting.rewriter import Rewriter, local, rewrite
 from fusec.passes.rewriting.value_facts import never_negative
 
@@ -101,27 +101,27 @@ def _expand_operand(graph: Graph, node: Node) -> Value | None:
 
 
 @rule(dtypes="any")
-def relu_of_relu(p: Ops, x: Tensor) -> Sides:
+def relu_of_relu(p: Ops, x: TracedTensor) -> Sides:
     return p.relu(p.relu(x)), p.relu(x)
 
 
 @rule(dtypes="any")
-def max_with_zero(p: Ops, x: Tensor) -> Sides:
+def max_with_zero(p: Ops, x: TracedTensor) -> Sides:
     return p.max(x, 0.0), p.relu(x)
 
 
 @rule(dtypes="any")
-def clip_from_zero(p: Ops, x: Tensor) -> Sides:
+def clip_from_zero(p: Ops, x: TracedTensor) -> Sides:
     return p.clip(x, min=0.0), p.relu(x)
 
 
 @rule
-def max_with_number(p: Ops, x: Tensor, a: Scalar) -> Sides:
+def max_with_number(p: Ops, x: TracedTensor, a: Scalar) -> Sides:
     return p.max(x, a), p.clip(x, min=a)
 
 
 @rule
-def min_with_number(p: Ops, x: Tensor, b: Scalar) -> Sides:
+def min_with_number(p: Ops, x: TracedTensor, b: Scalar) -> Sides:
     return p.min(x, b), p.clip(x, max=b)
 
 
@@ -139,18 +139,18 @@ def _min(a: Symbol, b: Symbol) -> Symbol:
 
 
 @rule(where=_limits_overlap, sample={"a": -0.5, "b": 1.5, "c": 0.25, "d": 2.0})
-def clip_of_clip(p: Ops, x: Tensor, a: Attribute, b: Attribute, c: Attribute, d: Attribute) -> Sides:
+def clip_of_clip(p: Ops, x: TracedTensor, a: Attribute, b: Attribute, c: Attribute, d: Attribute) -> Sides:
     return p.clip(p.clip(x, min=a, max=b), min=c, max=d), p.clip(x, min=_max(a, c), max=_min(b, d))
 
 
 @rule(where=_limits_overlap, sample={"a": -0.5, "b": 1.5})
-def relu_of_clip(p: Ops, x: Tensor, a: Attribute, b: Attribute) -> Sides:
+def relu_of_clip(p: Ops, x: TracedTensor, a: Attribute, b: Attribute) -> Sides:
     zero = Symbol("0", lambda _: 0.0)
     return p.relu(p.clip(x, min=a, max=b)), p.clip(x, min=_max(a, zero), max=b)
 
 
 @rule(where=_limits_overlap, sample={"a": -0.5, "b": 1.5})
-def clip_of_relu(p: Ops, x: Tensor, a: Attribute, b: Attribute) -> Sides:
+def clip_of_relu(p: Ops, x: TracedTensor, a: Attribute, b: Attribute) -> Sides:
     zero = Symbol("0", lambda _: 0.0)
     return p.clip(p.relu(x), min=a, max=b), p.clip(x, min=_max(a, zero), max=b)
 
@@ -165,17 +165,17 @@ def _relu_of_positive(graph: Graph, node: Node) -> Value | None:
 
 
 @rule
-def square(p: Ops, x: Tensor) -> Sides:
+def square(p: Ops, x: TracedTensor) -> Sides:
     return p.pow(x, 2.0), p.mul(x, x)
 
 
 @rule
-def cube(p: Ops, x: Tensor) -> Sides:
+def cube(p: Ops, x: TracedTensor) -> Sides:
     return p.pow(x, 3.0), p.mul(p.mul(x, x), x)
 
 
 @rule
-def power_minus_one(p: Ops, x: Tensor) -> Sides:
+def power_minus_one(p: Ops, x: TracedTensor) -> Sides:
     return p.pow(x, -1.0), p.reciprocal(x)
 
 
@@ -187,27 +187,27 @@ _positive = {"x": "positive"}
 
 
 @rule(where=_x_never_negative, sample=_positive)
-def root(p: Ops, x: Tensor) -> Sides:
+def root(p: Ops, x: TracedTensor) -> Sides:
     return p.pow(x, 0.5), p.sqrt(x)
 
 
 @rule(where=_x_never_negative, sample=_positive)
-def root_reciprocal(p: Ops, x: Tensor) -> Sides:
+def root_reciprocal(p: Ops, x: TracedTensor) -> Sides:
     return p.pow(x, -0.5), p.rsqrt(x)
 
 
 @rule
-def one_over(p: Ops, x: Tensor) -> Sides:
+def one_over(p: Ops, x: TracedTensor) -> Sides:
     return p.div(1.0, x), p.reciprocal(x)
 
 
 @rule(sample=_positive)
-def reciprocal_of_root(p: Ops, x: Tensor) -> Sides:
+def reciprocal_of_root(p: Ops, x: TracedTensor) -> Sides:
     return p.reciprocal(p.sqrt(x)), p.rsqrt(x)
 
 
 @rule(sample={"y": "positive"})
-def divide_by_root(p: Ops, x: Tensor, y: Tensor) -> Sides:
+def divide_by_root(p: Ops, x: TracedTensor, y: TracedTensor) -> Sides:
     return p.div(x, p.sqrt(y)), p.mul(x, p.rsqrt(y))
 
 
@@ -215,12 +215,12 @@ def divide_by_root(p: Ops, x: Tensor, y: Tensor) -> Sides:
 
 
 @rule(dtypes="any")
-def add_negative(p: Ops, x: Tensor, y: Tensor) -> Sides:
+def add_negative(p: Ops, x: TracedTensor, y: TracedTensor) -> Sides:
     return p.add(x, p.neg(y)), p.sub(x, y)
 
 
 @rule(dtypes="any")
-def subtract_negative(p: Ops, x: Tensor, y: Tensor) -> Sides:
+def subtract_negative(p: Ops, x: TracedTensor, y: TracedTensor) -> Sides:
     return p.sub(x, p.neg(y)), p.add(x, y)
 
 

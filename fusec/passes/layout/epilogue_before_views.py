@@ -76,8 +76,8 @@ def _is_product(value: Value) -> bool:
     return isinstance(node.op, Pointwise) and any(single_use(v) and _is_product(v) for v in node.operands)
 
 
-def _is_number(value: Value, beside: Value) -> bool:
-    return value.type.size == 1 and value.type.rank <= beside.type.rank
+def _is_number(value: Value, operand: Value) -> bool:
+    return value.type.size == 1 and value.type.rank <= operand.type.rank
 
 
 def _unviewed(value: Value, views: Sequence[Node]) -> list[TensorType] | None:

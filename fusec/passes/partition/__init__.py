@@ -15,20 +15,20 @@ from fusec.passes.partition.candidates import POINTWISE
 from fusec.passes.partition.convexity import Wiring
 from fusec.passes.partition.cover import CoverSearch
 from fusec.passes.partition.equivalent_spellings import respell, spellings
-from fusec.passes.partition.oracle import Oracle
+from fusec.passes.partition.oracle import Judge
 from fusec.passes.partition.verdict_cache import canonical_key
 from fusec.schedule.multi_tensor import set_aside
 from fusec.schedule.program import Kind, Partition, Program, Refusal, alone, body_of
 from fusec.targets.target import Target
 
-__all__ = ["Oracle", "canonical_key", "partition", "spellings"]
+__all__ = ["Judge", "canonical_key", "partition", "spellings"]
 
 UNPROPOSED = "not put to cuDNN: neither an anchor (convolution, product, norm, reduction) nor pointwise"
 
 
 def partition(
     graph: Graph,
-    oracle: Oracle,
+    oracle: Judge,
     target: Target,
     progress: Callable[[int, int], None] | None = None,
     state: Mapping[str, str] | None = None,

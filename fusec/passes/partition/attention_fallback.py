@@ -10,7 +10,7 @@ from fusec.ops import ATTENTION_OPS
 from fusec.passes import LATE_PASSES
 from fusec.passes.attention.expand_attention import expand
 from fusec.passes.base import Options, run
-from fusec.passes.partition.oracle import Oracle
+from fusec.passes.partition.oracle import Judge
 from fusec.plans.verdict import Refused
 from fusec.schedule.program import Kind, Program, Refusal
 
@@ -18,7 +18,7 @@ Partitioner = Callable[[Graph], Program]
 
 
 def expand_refused_attention(
-    program: Program, early: Callable[[], Graph], split: Partitioner, oracle: Oracle, options: Options
+    program: Program, early: Callable[[], Graph], split: Partitioner, oracle: Judge, options: Options
 ) -> Program:
     """Expand attention that was left to a kernel, and partition again; without any, return the program.
 

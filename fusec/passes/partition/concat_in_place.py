@@ -14,7 +14,7 @@ from fusec.ops import Concat
 from fusec.passes.base import CONCAT_IN_PLACE, Options
 from fusec.passes.partition.cost_model import is_fast
 from fusec.passes.partition.equivalent_spellings import respell, spellings
-from fusec.passes.partition.oracle import Oracle
+from fusec.passes.partition.oracle import Judge
 from fusec.plans.verdict import Legal
 from fusec.schedule.program import Kind, Partition, Program, body_of
 
@@ -33,7 +33,7 @@ class ConcatGroup:
     concats: set[Node]
 
 
-def concat_in_place(program: Program, oracle: Oracle, options: Options, min_row_bytes: int = MIN_ROW_BYTES) -> Program:
+def concat_in_place(program: Program, oracle: Judge, options: Options, min_row_bytes: int = MIN_ROW_BYTES) -> Program:
     """Turn concats into views wherever all of their operands can be written in place.
 
     Only types of the program's graph change. A concat stays a copy if cuDNN refuses a step that writes or reads such a
@@ -110,7 +110,7 @@ def _fits(program: Program, value: Value, whole: TensorType, axis: int, start: i
 
 
 def _restated(
-    graph: Graph, steps: Sequence[Partition], joined: Collection[Node], oracle: Oracle
+    graph: Graph, steps: Sequence[Partition], joined: Collection[Node], oracle: Judge
 ) -> dict[Partition, Partition]:
     """Give steps the types that their values have now.
 

@@ -12,7 +12,7 @@ from fusec.ir import Graph
 from fusec.plans.verdict import Verdict
 
 
-class Oracle(Protocol):
+class Judge(Protocol):
     """Judges bodies of candidate partitions (see program.Partition.body)."""
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from fusec.ir import Graph, quote
 from fusec.lowering.virtual_rounding import WIDE, value_uses
-from fusec.passes.partition.oracle import Oracle
+from fusec.passes.partition.oracle import Judge
 from fusec.plans.verdict import Refused, Verdict
 
 
 class StrictRounding:
     """An oracle that asks another oracle only about bodies that round every value where the model does."""
 
-    def __init__(self, oracle: Oracle):
+    def __init__(self, oracle: Judge):
         self.oracle = oracle
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:

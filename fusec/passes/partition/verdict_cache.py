@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fusec.ir import Constant, Graph, Node, Value, print_attribute
 from fusec.passes.partition.cost_model import is_fast
 from fusec.passes.partition.equivalent_spellings import spellings
-from fusec.passes.partition.oracle import Oracle
+from fusec.passes.partition.oracle import Judge
 from fusec.plans.verdict import Legal, Refused, Verdict
 from fusec.schedule.program import body_of
 
@@ -80,7 +80,7 @@ class CandidateVerdicts:
 class VerdictCache:
     """Asks the oracle in batches and remembers its verdicts."""
 
-    def __init__(self, graph: Graph, oracle: Oracle, progress: Callable[[int, int], None] | None):
+    def __init__(self, graph: Graph, oracle: Judge, progress: Callable[[int, int], None] | None):
         self.graph = graph
         self.oracle = oracle
         self.progress = progress

@@ -72,7 +72,7 @@ def symbol(value: Symbol | float) -> Symbol:
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class TracedTensor:
     """A leaf: any value, or (`constant`) any constant."""
 
     name: str
@@ -108,7 +108,7 @@ class Apply:
         return self.op(**values)
 
 
-Term = Tensor | Number | Full | Apply
+Term = TracedTensor | Number | Full | Apply
 Operand = Term | Symbol | float
 
 
@@ -142,7 +142,7 @@ class Ops:
 
 def term(operand: Operand) -> Term:
     """Convert an operand to a term; numbers and symbols become one-element constants."""
-    return operand if isinstance(operand, Tensor | Number | Full | Apply) else Number(symbol(operand))
+    return operand if isinstance(operand, TracedTensor | Number | Full | Apply) else Number(symbol(operand))
 
 
 def subterms(root: Term) -> Iterator[Term]:
@@ -173,7 +173,7 @@ def show(root: Term) -> str:
     def text(item: Term) -> str:
         if item in names:
             return names[item]
-        if isinstance(item, Tensor):
+        if isinstance(item, TracedTensor):
             return item.name
         if isinstance(item, Number):
             return item.symbol.text

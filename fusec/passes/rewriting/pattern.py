@@ -1,7 +1,7 @@
 """Define rules as equations: trace them from a function, match, build, print, and explain near misses.
 
 @rule
-def gelu_erf(p: Ops, x: Tensor) -> Sides:
+def gelu_erf(p: Ops, x: TracedTensor) -> Sides:
     return p.mul(p.mul(x, 0.5), p.add(p.erf(p.mul(x, SQRT_HALF)), 1.0)), p.gelu(x)
 """
 
@@ -24,8 +24,8 @@ from fusec.passes.rewriting.expression import (
     Operand,
     Ops,
     Symbol,
-    Tensor,
     Term,
+    TracedTensor,
     show,
     subterms,
     term,
@@ -38,7 +38,7 @@ Sides = tuple[Apply, Operand]
 # The annotation of a parameter says what it matches.
 Scalar = Symbol  # the number of a one-element constant
 Attribute = Symbol  # any value of an attribute
-Weight = Tensor  # any constant
+Weight = TracedTensor  # any constant
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Rule:
                     memo[item] = item.build(match.known).infer(*types)[0]
                 except VerifyError as error:
                     raise NoMatch(str(error), match.root.result) from error
-            elif isinstance(item, Tensor):
+            elif isinstance(item, TracedTensor):
                 memo[item] = match.values[item.name].type
             else:
                 shape = item.shape.value(match.known) if isinstance(item, Full) else ()
@@ -169,7 +169,7 @@ class _Attempt:
         self.known: dict[str, Any] = {}
 
     def values(self) -> dict[str, Value]:
-        return {item.name: value for item, value in self.bound.items() if isinstance(item, Tensor)}
+        return {item.name: value for item, value in self.bound.items() if isinstance(item, TracedTensor)}
 
     def miss(self, reason: str, value: Value | None) -> None:
         if self.misses is None:
@@ -193,7 +193,7 @@ class _Attempt:
         if isinstance(item, Apply):
             yield from self.application(item, value)
             return
-        if isinstance(item, Tensor) and item.constant and value.literal is None:
+        if isinstance(item, TracedTensor) and item.constant and value.literal is None:
             self.miss("not a constant", value)
             return
         self.bound[item] = value
@@ -293,7 +293,7 @@ def _is_new(item: Term) -> bool:
 
 def _dtype(item: Apply, match: Match) -> DType:
     """Return the dtype of numbers next to other operands: that of the first leaf below, or else the root's."""
-    leaves = (match.values[t.name].type.dtype for t in subterms(item) if isinstance(t, Tensor))
+    leaves = (match.values[t.name].type.dtype for t in subterms(item) if isinstance(t, TracedTensor))
     return next(leaves, match.root.result.type.dtype)
 
 
@@ -304,11 +304,11 @@ def instantiate(
     made: dict[Term, Value] = {}
 
     def build(item: Term, dtype: DType) -> Value:
-        if isinstance(item, Tensor):
+        if isinstance(item, TracedTensor):
             return values[item.name]
         if item not in made:
             if isinstance(item, Apply):
-                below = (values[t.name].type.dtype for t in subterms(item) if isinstance(t, Tensor))
+                below = (values[t.name].type.dtype for t in subterms(item) if isinstance(t, TracedTensor))
                 inner = next(below, dtype)
                 operands = [build(o, inner) for o in item.operands]
                 made[item] = graph.insert(item.build(known), operands, before=before).results[0]
@@ -359,12 +359,12 @@ def rule(
     return trace if function is None else trace(function)
 
 
-def _leaf(name: str, kind: str) -> Tensor | Symbol:
+def _leaf(name: str, kind: str) -> TracedTensor | Symbol:
     if kind in ("Scalar", "Attribute"):
         return Symbol(name, lambda known: known[name], name)
-    if kind not in ("Tensor", "Weight"):
-        raise TypeError(f"parameter {name} is annotated {kind}, not Tensor, Weight, Scalar or Attribute")
-    return Tensor(name, constant=kind == "Weight")
+    if kind not in ("TracedTensor", "Weight"):
+        raise TypeError(f"parameter {name} is annotated {kind}, not TracedTensor, Weight, Scalar or Attribute")
+    return TracedTensor(name, constant=kind == "Weight")
 
 
 def nearest_misses(graph: Graph, rules: Sequence[Rule]) -> list[Miss]:
@@ -395,7 +395,7 @@ __all__ = [
     "Rule",
     "Scalar",
     "Sides",
-    "Tensor",
+    "TracedTensor",
     "Weight",
     "instantiate",
     "nearest_misses",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusec.ir import Value
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 from fusec.passes.rewriting.expression import Apply
-from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Scalar, Sides, Tensor, Weight, rule
+from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Scalar, Sides, TracedTensor, Weight, rule
 from fusec.passes.rewriting.rewriter import Rewriter
 
 # layer and RMS norm: over trailing dims -----------------------------------------------------------------
@@ -36,19 +36,19 @@ _over_last = {"x": (2, 3, 4), "axes": (2,), "eps": 1e-3}
 _over_space = {"x": (2, 3, 4, 5), "axes": (2, 3), "eps": 1e-3}
 
 
-def _standardised(p: Ops, x: Tensor, axes: Attribute, eps: Scalar) -> Apply:
+def _standardised(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar) -> Apply:
     d = p.sub(x, p.reduce(x, kind="mean", axes=axes))
     variance = p.reduce(p.mul(d, d), kind="mean", axes=axes)
     return p.mul(d, p.rsqrt(p.add(variance, eps)))
 
 
 @rule(where=_trailing_of_sequence, sample=_over_last)
-def layer_norm_spelt(p: Ops, x: Tensor, axes: Attribute, eps: Scalar, axis: Attribute, shape: Attribute) -> Sides:
+def layer_norm_spelt(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, axis: Attribute, shape: Attribute) -> Sides:
     return _standardised(p, x, axes, eps), p.layer_norm(x, p.full(shape, 1.0), axis=axis, epsilon=eps)
 
 
 @rule(where=_all_of_space, sample=_over_space)
-def instance_norm_spelt(p: Ops, x: Tensor, axes: Attribute, eps: Scalar, channels: Attribute) -> Sides:
+def instance_norm_spelt(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, channels: Attribute) -> Sides:
     return (
         _standardised(p, x, axes, eps),
         p.instance_norm(x, p.full(channels, 1.0), p.full(channels, 0.0), epsilon=eps),
@@ -56,7 +56,7 @@ def instance_norm_spelt(p: Ops, x: Tensor, axes: Attribute, eps: Scalar, channel
 
 
 @rule(where=_trailing, sample=_over_last)
-def rms_norm_spelt(p: Ops, x: Tensor, axes: Attribute, eps: Scalar, axis: Attribute, shape: Attribute) -> Sides:
+def rms_norm_spelt(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, axis: Attribute, shape: Attribute) -> Sides:
     mean = p.reduce(p.mul(x, x), kind="mean", axes=axes)
     return p.mul(x, p.rsqrt(p.add(mean, eps))), p.rms_norm(x, p.full(shape, 1.0), axis=axis, epsilon=eps)
 
@@ -75,7 +75,7 @@ _with_scale = {"x": (2, 3, 4), "s": (4,), "f": (1, 1, 4), "axis": 2, "eps": 1e-3
 
 @rule(where=_fits_trailing, sample=_with_scale)
 def layer_norm_scale(
-    p: Ops, x: Tensor, s: Tensor, f: Weight, axis: Attribute, eps: Attribute, shape: Attribute
+    p: Ops, x: TracedTensor, s: TracedTensor, f: Weight, axis: Attribute, eps: Attribute, shape: Attribute
 ) -> Sides:
     scale = p.mul(s, p.reshape(f, shape=shape))
     return p.mul(p.layer_norm(x, s, axis=axis, epsilon=eps), f), p.layer_norm(x, scale, axis=axis, epsilon=eps)
@@ -83,14 +83,16 @@ def layer_norm_scale(
 
 @rule(where=_fits_trailing, sample=_with_scale)
 def layer_norm_bias(
-    p: Ops, x: Tensor, s: Tensor, f: Weight, axis: Attribute, eps: Attribute, shape: Attribute
+    p: Ops, x: TracedTensor, s: TracedTensor, f: Weight, axis: Attribute, eps: Attribute, shape: Attribute
 ) -> Sides:
     bias = p.reshape(f, shape=shape)
     return p.add(p.layer_norm(x, s, axis=axis, epsilon=eps), f), p.layer_norm(x, s, bias, axis=axis, epsilon=eps)
 
 
 @rule(where=_fits_trailing, sample=_with_scale)
-def rms_norm_scale(p: Ops, x: Tensor, s: Tensor, f: Weight, axis: Attribute, eps: Attribute, shape: Attribute) -> Sides:
+def rms_norm_scale(
+    p: Ops, x: TracedTensor, s: TracedTensor, f: Weight, axis: Attribute, eps: Attribute, shape: Attribute
+) -> Sides:
     scale = p.mul(s, p.reshape(f, shape=shape))
     return p.mul(p.rms_norm(x, s, axis=axis, epsilon=eps), f), p.rms_norm(x, scale, axis=axis, epsilon=eps)
 
@@ -111,7 +113,9 @@ _with_channels = {"x": (2, 6, 4, 5), "s": (6,), "b": (6,), "f": (6, 1, 1), "eps"
 
 
 @rule(where=_per_channel, sample=_with_channels)
-def instance_norm_scale(p: Ops, x: Tensor, s: Tensor, b: Tensor, f: Weight, eps: Attribute, shape: Attribute) -> Sides:
+def instance_norm_scale(
+    p: Ops, x: TracedTensor, s: TracedTensor, b: TracedTensor, f: Weight, eps: Attribute, shape: Attribute
+) -> Sides:
     factor = p.reshape(f, shape=shape)
     return (
         p.mul(p.instance_norm(x, s, b, epsilon=eps), f),
@@ -120,19 +124,28 @@ def instance_norm_scale(p: Ops, x: Tensor, s: Tensor, b: Tensor, f: Weight, eps:
 
 
 @rule(where=_per_channel, sample=_with_channels)
-def instance_norm_bias(p: Ops, x: Tensor, s: Tensor, b: Tensor, f: Weight, eps: Attribute, shape: Attribute) -> Sides:
+def instance_norm_bias(
+    p: Ops, x: TracedTensor, s: TracedTensor, b: TracedTensor, f: Weight, eps: Attribute, shape: Attribute
+) -> Sides:
     bias = p.add(b, p.reshape(f, shape=shape))
     return p.add(p.instance_norm(x, s, b, epsilon=eps), f), p.instance_norm(x, s, bias, epsilon=eps)
 
 
 @rule(where=_per_channel, sample=_with_channels)
-def instance_norm_shift(p: Ops, x: Tensor, f: Weight, s: Tensor, b: Tensor, eps: Attribute) -> Sides:
+def instance_norm_shift(p: Ops, x: TracedTensor, f: Weight, s: TracedTensor, b: TracedTensor, eps: Attribute) -> Sides:
     return p.instance_norm(p.add(x, f), s, b, epsilon=eps), p.instance_norm(x, s, b, epsilon=eps)
 
 
 @rule(where=_per_channel, sample=_with_channels)
 def group_norm_scale(
-    p: Ops, x: Tensor, s: Tensor, b: Tensor, f: Weight, eps: Attribute, groups: Attribute, shape: Attribute
+    p: Ops,
+    x: TracedTensor,
+    s: TracedTensor,
+    b: TracedTensor,
+    f: Weight,
+    eps: Attribute,
+    groups: Attribute,
+    shape: Attribute,
 ) -> Sides:
     factor = p.reshape(f, shape=shape)
     return (
@@ -143,7 +156,14 @@ def group_norm_scale(
 
 @rule(where=_per_channel, sample=_with_channels)
 def group_norm_bias(
-    p: Ops, x: Tensor, s: Tensor, b: Tensor, f: Weight, eps: Attribute, groups: Attribute, shape: Attribute
+    p: Ops,
+    x: TracedTensor,
+    s: TracedTensor,
+    b: TracedTensor,
+    f: Weight,
+    eps: Attribute,
+    groups: Attribute,
+    shape: Attribute,
 ) -> Sides:
     bias = p.add(b, p.reshape(f, shape=shape))
     return (
@@ -185,7 +205,7 @@ _grouped = {"x": (2, 6, 4, 5), "grouped": (2, 3, 40), "back": (2, 6, 4, 5), "eps
 
 @rule(where=_groups_of_channels, sample={**_grouped, "o": (3, 1.0), "z": (3, 0.0)})
 def group_norm_spelt(
-    p: Ops, x: Tensor, o: Weight, z: Weight, grouped: Attribute, back: Attribute, eps: Attribute,
+    p: Ops, x: TracedTensor, o: Weight, z: Weight, grouped: Attribute, back: Attribute, eps: Attribute,
     groups: Attribute, channels: Attribute,
 ) -> Sides:  # fmt: skip
     return (
@@ -196,7 +216,7 @@ def group_norm_spelt(
 
 @rule(where=_groups_in_a_row, sample={**_grouped, "back": (2, 6, 20), "o": (3, 1.0), "z": (3, 0.0)})
 def group_norm_flattened(
-    p: Ops, x: Tensor, o: Weight, z: Weight, grouped: Attribute, back: Attribute, eps: Attribute,
+    p: Ops, x: TracedTensor, o: Weight, z: Weight, grouped: Attribute, back: Attribute, eps: Attribute,
     groups: Attribute, channels: Attribute,
 ) -> Sides:  # fmt: skip
     return (
@@ -209,7 +229,7 @@ def group_norm_flattened(
 
 @rule(where=_groups_of_channels, sample={**_grouped, "o": (40, 1.0)})
 def group_norm_of_rows(
-    p: Ops, x: Tensor, o: Weight, grouped: Attribute, back: Attribute, eps: Attribute,
+    p: Ops, x: TracedTensor, o: Weight, grouped: Attribute, back: Attribute, eps: Attribute,
     groups: Attribute, channels: Attribute,
 ) -> Sides:  # fmt: skip
     return (
@@ -229,24 +249,24 @@ _softmax = {"axes": (1,)}
 
 
 @rule(where=_one_axis, sample=_softmax)
-def softmax_spelt(p: Ops, x: Tensor, axes: Attribute) -> Sides:
+def softmax_spelt(p: Ops, x: TracedTensor, axes: Attribute) -> Sides:
     e = p.exp(p.sub(x, p.reduce(x, kind="max", axes=axes)))
     return p.div(e, p.reduce(e, kind="sum", axes=axes)), p.softmax(x, axis=axes[0])
 
 
 @rule(where=_one_axis, sample=_softmax)
-def softmax_times_reciprocal(p: Ops, x: Tensor, axes: Attribute) -> Sides:
+def softmax_times_reciprocal(p: Ops, x: TracedTensor, axes: Attribute) -> Sides:
     e = p.exp(p.sub(x, p.reduce(x, kind="max", axes=axes)))
     return p.mul(e, p.reciprocal(p.reduce(e, kind="sum", axes=axes))), p.softmax(x, axis=axes[0])
 
 
 @rule(sample={"axis": 1})
-def log_of_softmax(p: Ops, x: Tensor, axis: Attribute) -> Sides:
+def log_of_softmax(p: Ops, x: TracedTensor, axis: Attribute) -> Sides:
     return p.log(p.softmax(x, axis=axis)), p.softmax(x, axis=axis, log=True)
 
 
 @rule(where=_one_axis, sample=_softmax)
-def log_softmax_spelt(p: Ops, x: Tensor, axes: Attribute) -> Sides:
+def log_softmax_spelt(p: Ops, x: TracedTensor, axes: Attribute) -> Sides:
     t = p.sub(x, p.reduce(x, kind="max", axes=axes))
     return p.sub(t, p.log(p.reduce(p.exp(t), kind="sum", axes=axes))), p.softmax(x, axis=axes[0], log=True)
 

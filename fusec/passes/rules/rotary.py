@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Sides, Tensor, rule
+from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Sides, TracedTensor, rule
 from fusec.passes.rewriting.rewriter import Rewriter
 
 
@@ -30,8 +30,8 @@ _rotated = {
 
 @rule(where=_halves, sample=_rotated)
 def rotary_spelt(
-    p: Ops, x: Tensor, c: Tensor, s: Tensor, low: Attribute, high: Attribute, sizes: Attribute, steps: Attribute,
-    axis: Attribute,
+    p: Ops, x: TracedTensor, c: TracedTensor, s: TracedTensor,
+    low: Attribute, high: Attribute, sizes: Attribute, steps: Attribute, axis: Attribute,
 ) -> Sides:  # fmt: skip
     first = p.slice(x, starts=low, sizes=sizes, steps=steps)
     second = p.slice(x, starts=high, sizes=sizes, steps=steps)

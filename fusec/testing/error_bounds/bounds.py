@@ -1,6 +1,6 @@
-"""Which differences rounding explains, on this very graph and data; anything beyond is a mismatch.
+"""Bound the differences that rounding explains on a given graph and data; a larger difference is a mismatch.
 
-Bounds follow from dtypes, lengths of sums and conditioning; see `Allowances` for how, `compare` for what is demanded.
+Bounds follow from dtypes, lengths of sums and conditioning. `Allowances` computes them; `compare` applies them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples, dist
 
 Array = np.ndarray[Any, Any]
 
-FIRST, REFINED = 2, 24  # samples; the second number before a mismatch is believed
-SUBNORMAL = 2.0**-24  # what f16 rounds to where numbers are tiny
-DOUBT = 4.0  # and, with 24 bits or more, so far beyond: of 60,000 healthy graphs three lay three times outside
+FIRST, REFINED = 2, 24  # numbers of samples: at first, and before a mismatch is reported
+SUBNORMAL = 2.0**-24  # the smallest positive f16: the spacing of tiny numbers
+# Factor on the refined bounds of types with 24 bits or more: of 60,000 correct graphs, three were 3 times outside.
+REFINED_FACTOR = 4.0
 
 
 @dataclass(frozen=True, eq=False)
 class Allowance:
-    """For one output: what it should be, and by how much each element may differ.
+    """The right result of one output, and the allowed difference of each element.
 
-    0: exactly. Infinite: nothing is said of the element.
+    bound: 0 means that the element must be equal; infinity means that the element is not checked.
     """
 
     want: Array
@@ -37,29 +38,33 @@ class Allowance:
 
     @property
     def left_out(self) -> float:
-        """The share of elements of which nothing is said."""
+        """Return the share of elements that are not checked."""
         return float(np.isinf(self.bound).mean()) if self.bound.size else 0.0
 
 
 class Allowances:
-    """What the outputs of a graph should be, and what rounding may do to them.
+    """The right outputs of a graph, and the error that rounding may cause in them.
 
-    Monte Carlo arithmetic (D. S. Parker, Monte Carlo Arithmetic, UCLA CSD-970002, 1997): the graph is
-    evaluated in float64 and, a few times more, with every rounding that the form under test may make
-    replaced by a random relative error of its unit roundoff: that of the dtype where a value is stored,
-    that of fp32 times the square root of the length for sums (N. J. Higham, Accuracy and Stability of
-    Numerical Algorithms, 2nd ed., 2.8 and 4.2), 2^-10 for operands of products on tf32. An element may
-    differ by SAFETY times the largest of the observed distances, plus two units of itself and one of the
-    root mean square of its tensor. Cancellation, exponentials and quotients amplify the disturbance as
-    they would amplify rounding, so ill-conditioned graphs get the room they need, and no others.
+    The method is Monte Carlo arithmetic (D. S. Parker, Monte Carlo Arithmetic, UCLA CSD-970002, 1997). The graph is
+    evaluated in float64, and a few more times with random relative errors in place of rounding errors. Each error has
+    the size of a unit roundoff:
+    - of the dtype where a value is stored,
+    - of fp32 times the square root of the length for sums (N. J. Higham, Accuracy and Stability of Numerical
+      Algorithms, 2nd ed., 2.8 and 4.2),
+    - 2^-10 for operands of tf32 products.
+    An element may differ by SAFETY times the largest observed distance, plus two units of itself and one unit of the
+    root mean square of its tensor. Cancellation, exponentials and quotients amplify the random errors as they amplify
+    rounding. So an ill-conditioned graph gets a wide bound, and other graphs do not.
 
-    Exact: an op whose result can be represented is not disturbed, nor a sum of small multiples of a power
-    of two. Where nothing was disturbed, results are to be equal.
-    Jumps: within SAFETY spreads of a jump (floor, comparisons, casts to integers, poles, the edge of a
-    domain) the sample takes the other side; whatever depends on it then differs widely among samples and
-    has a wide bound, or an infinite one, on these elements alone. So has what depends on a result that
-    may overflow its storage (or fp32), on a cast of a number its integer type does not hold, and, where a graph
-    is executed, on the sign of an infinity that is that of a zero divided by.
+    Exact results: an op whose result can be represented gets no error. The same holds for a sum of small multiples of a
+    power of two. If nothing got an error, results must be equal.
+
+    Discontinuities: these are floor, comparisons, casts to integers, poles, and the end of a domain. If a
+    discontinuity is closer than SAFETY spreads, the sample takes the other side. Values that depend on it then differ
+    widely among samples, so these elements alone get a wide or infinite bound. So do values that depend on:
+    - a result that may overflow its storage (or fp32),
+    - a cast of a number that the integer type cannot hold,
+    - in an execution, the sign of an infinity that comes from the sign of a zero divisor.
     """
 
     def __init__(self, graph: Graph, feeds: Mapping[str, Array], rounding: Rounding):
@@ -72,12 +77,12 @@ class Allowances:
 
     @cached_property
     def want(self) -> dict[str, Array]:
-        """The outputs in float64."""
+        """Return the outputs in float64."""
         return {name: s.plain for name, s in self._samples.items()}
 
     @property
     def left_out(self) -> float:
-        """The largest share of an output of which nothing is said."""
+        """Return the largest share of an output that is not checked."""
         return max((self[name].left_out for name in self._samples), default=0.0)
 
     def __getitem__(self, name: str) -> Allowance:
@@ -86,13 +91,13 @@ class Allowances:
             dtype = self._graph.outputs[index].type.dtype
             halves = {v.type.dtype for v in self._graph.values()} | {self._rounding.storage}
             half = not halves.isdisjoint((DType.F16, DType.BF16))
-            safety = SAFETY * (DOUBT if self._count == REFINED and not half else 1.0)
+            safety = SAFETY * (REFINED_FACTOR if self._count == REFINED and not half else 1.0)
             least = SUBNORMAL if DType.F16 in halves else 0.0
             self._known[name] = _allowance(self._samples[name], self._rounding, dtype, safety, least)
         return self._known[name]
 
     def refine(self) -> None:
-        """Sample more often: bounds grow where few samples happened to lie close."""
+        """Draw more samples: bounds grow if the first samples happened to be close together."""
         if self._count < REFINED:
             self._count = REFINED
             self._samples = sample(self._graph, self._feeds, self._rounding, REFINED)
@@ -100,17 +105,20 @@ class Allowances:
 
 
 def allowed(graph: Graph, feeds: Mapping[str, Array], rounding: Rounding) -> Allowances:
-    """What the outputs of the graph may be on these inputs, in a form that rounds so."""
+    """Compute the allowed outputs of a graph on these inputs, for an evaluation with this rounding."""
     return Allowances(graph, feeds, rounding)
 
 
 def meaning(storage: DType = DType.F32) -> Rounding:
-    """Two graphs in float64, of which one may hold constants computed from the other's, narrowed to `storage`."""
+    """Describe the rounding between two graphs that are both evaluated in float64.
+
+    storage: one graph may hold constants that were computed from the other's and narrowed to this type.
+    """
     return Rounding(True, storage)
 
 
 def execution(tensor_cores: bool = False, device: bool = False) -> Rounding:
-    """A graph and what runs it: fp32 arithmetic, results stored as their dtypes say."""
+    """Describe the rounding of a graph that is executed: fp32 arithmetic, results stored in their dtypes."""
     return Rounding(False, tensor_cores=tensor_cores, device=device)
 
 
@@ -133,9 +141,10 @@ def _allowance(samples: Samples, rounding: Rounding, dtype: DType, safety: float
 def compare(
     got: Mapping[str, Array], allowances: Sequence[Allowances], what: str, oracle: Trust = Trust.REFERENCE
 ) -> None:
-    """MismatchError unless each output is what the first allowances say, within all of them together.
+    """Raise MismatchError unless each output is within the sum of all allowances of the first one's result.
 
-    NaN must meet NaN and an infinity the same one, except where an allowance says nothing.
+    NaN must match NaN, and an infinity the same infinity, except for elements that an allowance does not check.
+    what: the name of the compared evaluation, for the message.
     """
     want = allowances[0].want
     if list(got) != list(want):

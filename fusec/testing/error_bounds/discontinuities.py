@@ -1,4 +1,7 @@
-"""Where may rounding put a result on the other side of a jump: a comparison, a floor, an infinity times zero?"""
+"""Find where rounding may move a result across a discontinuity.
+
+Examples are a comparison, a floor, and an infinity times zero.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from fusec.ops import Cast
 from fusec.testing.error_bounds.op_rounding import (
     PRODUCTS,
     at_zero,
+    infinite_divisors,
     is_move,
     label_of,
     lost_in_attention,
-    quick_quotient,
-    shown_below_hidden,
     undefined,
     vanished_slope,
+    visible_below_masked,
 )
 from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples
 
@@ -25,14 +28,14 @@ Array = np.ndarray[Any, Any]
 
 
 def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding) -> Array | None:
-    """Where the result may lie on the other side of a jump, None for nowhere."""
+    """Find the elements whose result may be on the other side of a discontinuity; None if there are none."""
     op = node.op
     label = label_of(op)
     plain = [s.plain for s in operands]
-    nowhere = _cast_anyhow(op, operands) if isinstance(op, Cast) else at_zero(op, plain)
-    if rounding.meaning and (low := shown_below_hidden(op, plain)) is not None:
+    nowhere = _undefined_cast(op, operands) if isinstance(op, Cast) else at_zero(op, plain)
+    if rounding.meaning and (low := visible_below_masked(op, plain)) is not None:
         nowhere = low
-    if not rounding.meaning and (huge := quick_quotient(op, plain)) is not None:
+    if not rounding.meaning and (huge := infinite_divisors(op, plain)) is not None:
         nowhere = huge if nowhere is None else nowhere | huge
     if not rounding.meaning and result.size:
         attends = op.name.startswith("attention")
@@ -40,10 +43,10 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
         nowhere = nowhere if lost is None else lost if nowhere is None else nowhere | lost
     unsure = not rounding.meaning and not all(s.exact for s in operands)
     if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):
-        # an infinity times what may have been rounded to zero
+        # an infinity times a number that may be rounded to zero
         nowhere = ~np.isfinite(result) if nowhere is None else nowhere | ~np.isfinite(result)
     if op.name == "resize" and not rounding.meaning and not np.isfinite(plain[0]).all() and not is_move(op):
-        # NaN or an infinity times a weight of zero, which some leave out
+        # NaN or an infinity times a weight of zero, a term that some implementations leave out
         nowhere = np.ones(result.shape, np.bool_)
     if label is None or not any(v.type.dtype.is_float for v in node.operands):
         return nowhere
@@ -60,14 +63,15 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
 
 
 def _moved(x: Array, by: Array) -> Array:
-    """Move numbers; NaN that may be any number goes to an infinity."""
+    """Add `by` to numbers; a NaN that may be any number becomes an infinity."""
     return np.where(np.isnan(x) & np.isinf(by), by, x + by)
 
 
-def _cast_anyhow(op: Cast, operands: list[Samples]) -> Array | None:
-    """Find where a cast may give any number: no integer is near, or the integer that becomes a float may be another.
+def _undefined_cast(op: Cast, operands: list[Samples]) -> Array | None:
+    """Find where a cast may give any number.
 
-    Then a rule that removes casts there and back keeps the float, which may be NaN.
+    Either no integer is near, or the integer that becomes a float may be another one. In the second case a rule that
+    removes a pair of casts keeps the float, which may be NaN.
     """
     (value,) = operands
     if value.plain.dtype.kind not in "iu" or not op.to.is_float or value.exact:
@@ -77,7 +81,10 @@ def _cast_anyhow(op: Cast, operands: list[Samples]) -> Array | None:
 
 
 def _lost_in_attention(op: Op, operands: list[Samples], result: Array) -> Array | None:
-    """Find what a fused attention may lose in the sample itself, and where an operand may overflow its storage."""
+    """Find what a fused attention may lose.
+
+    The samples are checked, too: an operand may overflow its storage there.
+    """
     found: Array | None = None
     for arrays in zip(*([s.plain, *s.disturbed] for s in operands), strict=True):
         lost = lost_in_attention(op, list(arrays), result)

@@ -1,6 +1,6 @@
-"""Monte Carlo arithmetic: a graph in float64, and again with every rounding replaced by a random error.
+"""Evaluate a graph in float64, and again with a random error in place of every rounding (Monte Carlo arithmetic).
 
-How far the disturbed results lie from the undisturbed ones is what rounding can do to this graph on this data.
+The distance of the disturbed results from the undisturbed ones estimates the rounding error on this graph and data.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from fusec.testing.error_bounds.op_rounding import (
     POLES,
     PRODUCTS,
     approximation,
+    dropping_nan,
+    intermediate_size,
     is_exact,
     is_move,
     is_single,
-    leaving_out_nan,
     never_zero,
-    on_the_way,
     sum_length,
 )
 from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples
 
 Array = np.ndarray[Any, Any]
 
-_F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines cut bits off rather than round
+_F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines truncate
 _POOL = 1 << 14
 _ROUNDS = frozenset({"add", "sub", "mul", "leaky_relu", "prelu", "leaky_relu_backward", "cast"})
 _HALVES = (DType.F16, DType.BF16)
@@ -40,7 +40,10 @@ _MAX = {d: float(ml_dtypes.finfo(d.numpy).max) for d in DType if d.is_float}
 
 
 def sample(graph: Graph, feeds: Mapping[str, Array], rounding: Rounding, count: int) -> dict[str, Samples]:
-    """The outputs by name, undisturbed (as `evaluate` gives them in float64) and `count` times disturbed."""
+    """Evaluate the outputs by name: once undisturbed and `count` times disturbed.
+
+    The undisturbed outputs are those of `evaluate` in float64.
+    """
     with np.errstate(all="ignore"):
         return _Sampler(graph, rounding, count).run(feeds)
 
@@ -60,12 +63,12 @@ class _Sampler:
         self.constants_exact = self._constants_exact()
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Samples]:
-        held: dict[Value, Samples] = {}
+        values: dict[Value, Samples] = {}
         for value in self.graph.inputs:
-            held[value] = self._undisturbed(_wide(np.asarray(feeds[value.name])))
+            values[value] = self._undisturbed(_wide(np.asarray(feeds[value.name])))
         for node in self.graph.nodes:
-            held.update(zip(node.results, self._node(node, [held[v] for v in node.operands]), strict=True))
-        return {name: held[v] for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)}
+            values.update(zip(node.results, self._node(node, [values[v] for v in node.operands]), strict=True))
+        return {name: values[v] for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)}
 
     def _undisturbed(self, plain: Array) -> Samples:
         return Samples(plain, [plain] * self.count)
@@ -73,9 +76,9 @@ class _Sampler:
     # constants -------------------------------------------------------------------------------------------
 
     def _constants_exact(self) -> bool:
-        """Whether whatever passes compute from the constants is exact: numbers of few bits, exact ops."""
+        """Tell if all that passes compute from the constants is exact: numbers of few bits, exact ops."""
         if not self.rounding.meaning:
-            return not self.half  # spellings put f32 constants into the 16 bits of what is beside them
+            return not self.half  # because a spelling may store f32 constants in the 16 bits of the other operand
         if self.half:
             return False
         for node in self.graph.nodes:
@@ -96,10 +99,10 @@ class _Sampler:
             return self._undisturbed(plain)
         narrow = min(dtype, self.narrowest, key=_digits)
         if not self.rounding.meaning and narrow is dtype:
-            return self._undisturbed(plain)  # stored as it is
+            return self._undisturbed(plain)  # stored without rounding
         samples = self._stored(plain, [plain] * self.count, narrow, 0.0, None)
         beyond = np.isfinite(plain) & (np.abs(plain) > _MAX[narrow])
-        for k, most in ((0, np.inf), (1, _MAX[narrow])):  # infinite, or the largest number; the rest as it was
+        for k, most in ((0, np.inf), (1, _MAX[narrow])):  # a third becomes infinite, a third the largest number
             samples[k::3] = [np.where(beyond, np.copysign(most, s), s) for s in samples[k::3]]
         return Samples(plain, samples)
 
@@ -142,16 +145,22 @@ class _Sampler:
         return made
 
     def _without_nan(self, op: Op, operands: list[Samples], made: Samples) -> Samples:
-        """The result as cuDNN computes it where it leaves NaN out, in two samples of three: later ops may hide that."""
+        """Replace NaN in two samples of three, because cuDNN's maximum and similar modes drop NaN.
+
+        One sample of three keeps it, since later ops may hide the replacement.
+        """
         draws = np.random.default_rng((self.salt, 1)).permutation(self.count) % 3
         samples: list[Array] = []
         for k, (sample, draw) in enumerate(zip(made.disturbed, draws, strict=True)):
-            other = leaving_out_nan(op, [s.disturbed[k] for s in operands], draw == 2) if draw else None
+            other = dropping_nan(op, [s.disturbed[k] for s in operands], draw == 2) if draw else None
             samples.append(sample if other is None else other)
         return Samples(made.plain, samples)
 
     def _joined(self, node: Node, made: Samples) -> Samples:
-        """A sum with a constant, which passes may join with others: the sum of those is rounded on its own."""
+        """Disturb a sum with a constant, because passes may add that constant to others first.
+
+        The sum of the constants is then rounded on its own.
+        """
         constants = [v for v in node.operands if v in self.constant and v.literal is not None]
         if node.result in self.constant or not constants or not node.result.type.dtype.is_float:
             return made
@@ -160,7 +169,10 @@ class _Sampler:
         return Samples(made.plain, [s + error * self._signs(s.shape, 7 + k) for k, s in enumerate(made.disturbed)])
 
     def _as_read(self, value: Samples, place: int) -> Samples:
-        """A value of 16 bits as one op reads it: in one sample of three as it was before it was rounded."""
+        """Choose how one op reads a 16-bit value: in one sample of three, as it was before rounding.
+
+        A fused op may read the value before it is stored.
+        """
         if value.unstored is None:
             return value
         draws = np.random.default_rng((self.salt, place)).integers(0, 3, self.count)
@@ -168,10 +180,13 @@ class _Sampler:
         return Samples(value.plain, [wide if draw == 0 else stored for stored, wide, draw in pairs])
 
     def _approximated(self, op: Op, operands: list[Array], made: Samples) -> Samples:
-        """The result of a function as a GPU approximates it; NaN and infinities may be lost further on."""
+        """Add the error of a GPU's approximation of a function.
+
+        In one sample of three, NaN and infinities become zero, because later ops on a GPU may lose them.
+        """
         lost = ~np.isfinite(made.plain) if made.plain.dtype.kind == "f" else None
         if lost is not None and lost.any():
-            # in one sample of three, because every other sample overflows: each is to be seen without the other
+            # one sample of three, not two, because every other sample overflows: some must have one effect alone
             samples = [np.where(lost, 0.0, s) if k % 3 == 0 else s for k, s in enumerate(made.disturbed)]
             made = Samples(made.plain, samples)
         error = approximation(op, operands, made.plain)
@@ -182,7 +197,10 @@ class _Sampler:
         return Samples(made.plain, signed)
 
     def _unit(self, node: Node) -> float:
-        """Unit roundoff of the arithmetic inside a node: passes compute constants as a kernel would."""
+        """Return the unit roundoff of the arithmetic inside a node.
+
+        Passes compute constants in the same precision as a kernel.
+        """
         wide = all(v.type.dtype is DType.F64 for v in node.results)
         folded = self.rounding.meaning and node.results[0] in self.constant
         return _F64 if wide else _F32 if folded else self.unit
@@ -194,22 +212,28 @@ class _Sampler:
         return [_wide(r) for r in evaluate_node(node, operands)]
 
     def _scaled(self, node: Node) -> bool:
-        """Tell if passes may fold a factor into a product's constant operand: it is rounded in each term then."""
+        """Tell if passes may fold a factor into a product's constant operand.
+
+        The factor is then rounded in each term.
+        """
         folds = self.rounding.meaning and not self.constants_exact
         return folds and node.op.name in PRODUCTS and any(v in self.constant for v in node.operands)
 
     def _precision(self, node: Node) -> tuple[int, int]:
-        """Bits in which sums are added up, and bits left of an operand."""
+        """Return the bits in which sums are accumulated, and the bits that remain of an operand."""
         if self.rounding.meaning:
             return 24, 53
         return 24, 11 if self.rounding.tensor_cores and node.op.name in PRODUCTS else 24
 
     def _disturb(self, node: Node, operands: list[Samples], results: list[Array], exact: bool) -> list[Samples]:
-        """The op on disturbed operands; those of a sum or function carry the errors made inside it."""
+        """Evaluate the op on disturbed operands.
+
+        Operands of a sum or function also get the errors made inside the op.
+        """
         rows: list[list[Array]] = []
         inner = 0.0 if exact else self._unit(node) * math.sqrt(sum_length(node))
         if self.rounding.meaning and node.op.name.endswith("_norm"):
-            # parts of it are folded: factor and shift are rounded each for itself, however alike the parameters are
+            # because passes fold the parameters, and round factor and shift separately
             inner = max(inner, _F32, self.narrowest.epsilon / 2, node.results[0].type.dtype.epsilon / 2)
         if self.rounding.meaning and self._folds_a_product(node):
             inner = max(inner, _F32 * math.sqrt(sum_length(node)))
@@ -231,14 +255,17 @@ class _Sampler:
         return [Samples(r, [row[i] for row in rows]) for i, r in enumerate(results)]
 
     def _folds_a_product(self, node: Node) -> bool:
-        """Tell if a product inside attention is of constants alone: spelled out, as in ONNX, it is folded in fp32."""
+        """Tell if a product inside attention has constant operands alone.
+
+        In ONNX, attention is written as single ops, and such a product is folded in fp32.
+        """
         if not node.op.name.startswith("attention"):
             return False
         factors = ((1, 2), (0, 3)) if node.op.name == "attention_backward" else ((0, 1),)
         return any(all(node.operands[i] in self.constant for i in pair) for pair in factors)
 
     def _shaken(self, x: Array, relative: float, place: int) -> Array:
-        """Each element off by a relative error whose sign depends on its place."""
+        """Disturb each element by a relative error whose sign depends on the element's place."""
         if x.dtype.kind != "f":
             return x
         return x * (1.0 + relative * self._signs(x.shape, place))
@@ -251,24 +278,24 @@ class _Sampler:
     # rounding --------------------------------------------------------------------------------------------
 
     def _rounded(self, node: Node, value: Value, made: Samples, exact: bool, operands: list[Array]) -> Samples:
-        """The result as it is rounded: wherever an op is inexact, or the number cannot be represented."""
+        """Round the result if the op is inexact, or where the number cannot be represented."""
         dtype = value.type.dtype
         if not dtype.is_float:
             return made
         stored = min(dtype, self.narrowest, key=_digits) if value in self.constant else dtype
-        wide = self.rounding.meaning and value not in self.constant  # held in float64
+        wide = self.rounding.meaning and value not in self.constant  # computed in float64
         unit = 0.0 if wide else stored.epsilon / 2
         mask: Array | None = None
         if exact:
-            target = np.float32 if wide or stored is DType.F64 else stored.numpy  # f64 itself holds whatever it was
+            target = np.float32 if wide or stored is DType.F64 else stored.numpy  # f64 represents every number
             mask = np.not_equal(made.plain.astype(target).astype(np.float64), made.plain)
             if made.exact and not mask.any():
                 return made
-            if node.op.name in _ROUNDS:  # of disturbed operands it is another number that is rounded
+            if node.op.name in _ROUNDS:  # because disturbed operands give another number to round
                 mask |= made.spread() > 0
         inner = self._unit(node) * (1.0 if exact else math.sqrt(sum_length(node)))
         samples = self._stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
-        size = on_the_way(node.op, not self.rounding.meaning, operands, made.plain)
+        size = intermediate_size(node.op, not self.rounding.meaning, operands, made.plain)
         if size is not None:
             absolute = self._unit(node) * size
             samples = [s + absolute * self._signs(s.shape, k) for k, s in enumerate(samples)]
@@ -279,7 +306,10 @@ class _Sampler:
     def _stored(
         self, plain: Array, samples: list[Array], dtype: DType | None, relative: float, mask: Array | None
     ) -> list[Array]:
-        """Samples off by a relative error whose sign is a hash of the number: equal numbers round alike."""
+        """Disturb samples by a relative error whose sign is a hash of the number.
+
+        Equal numbers are thus rounded alike.
+        """
         relative = relative or (dtype.epsilon / 2 if dtype is not None else self.unit)
         mixed = _mixed(np.abs(plain))
         least = dtype.least if dtype is not None else 0.0
@@ -300,8 +330,10 @@ class _Sampler:
     def _overflow(
         self, node: Node, plain: Array, samples: list[Array], dtype: DType | None, exact: bool, operands: list[Array]
     ) -> None:
-        """Every other sample overflows as storage or fp32 does, the rest neither over- nor underflows: what depends
-        on it differs."""
+        """Let every other sample overflow where storage or fp32 may overflow; the others neither over- nor underflow.
+
+        Results that depend on the overflow therefore differ among samples.
+        """
         most = float(np.fmax.reduce(np.abs(plain), axis=None, initial=0.0))  # NaN is no number
         own = node.results[0].type.dtype  # a constant is computed in its own type before it is narrowed
         limit = 0.999 * min(_MAX[dtype], _MAX[own]) if dtype is not None and own.is_float else math.inf
@@ -323,11 +355,14 @@ class _Sampler:
             samples[::2] = [np.full_like(s, np.nan) for s in samples[::2]]
 
     def _flip(self, made: Samples, where: Array) -> Samples:
-        """Samples that took the other side: NaN for floats (a number for NaN), another number for the rest."""
+        """Move samples to the other side of a discontinuity.
+
+        Floats become NaN (NaN becomes a number), and all other types become another number.
+        """
         samples: list[Array] = []
         for k, s in enumerate(made.disturbed):
             if s.dtype.kind == "f":
-                if k % 2:  # a NaN would hide another, and a zero may turn into NaN again further on
+                if k % 2:  # a NaN would hide another NaN, and later ops may make NaN of a zero
                     other = np.where(np.isnan(made.plain), 2.0, np.copysign(1e30, made.plain))
                 else:
                     other = np.where(np.isnan(made.plain), 0.0, np.nan)
@@ -340,7 +375,7 @@ class _Sampler:
 
 
 def _may_exceed(limit: float, plain: Array, samples: list[Array]) -> Array | None:
-    """Find the numbers that rounding may put beyond a limit, None for none of them."""
+    """Find the numbers that rounding may put beyond a limit; None if there are none."""
     most = max(float(np.fmax.reduce(np.abs(x), axis=None, initial=0.0)) for x in (plain, *samples))
     if most * (1 + 2 * SAFETY) < limit:  # samples are at most twice `most` apart
         return None
@@ -353,19 +388,19 @@ def _wide(array: Array) -> Array:
 
 
 def _mixed(array: Array) -> Array:
-    """A hash of each element's bits (two rounds of multiplication and folding, as in MurmurHash3's finaliser)."""
+    """Hash each element's bits (two rounds of multiplication and folding, as in MurmurHash3's finaliser)."""
     bits = array.view(np.uint64)
     bits = (bits ^ (bits >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     return (bits ^ (bits >> np.uint64(29))) * np.uint64(0xC4CEB9FE1A85EC53)
 
 
 def _digits(dtype: DType) -> int:
-    """Bits of a floating type's significand."""
+    """Count the bits of a floating type's significand."""
     return 1 - round(math.log2(dtype.epsilon))
 
 
 def _few_bits(array: Array) -> bool:
-    """Whether every number has a significand of at most 8 bits: products of three are exact in fp32."""
+    """Tell if every significand has at most 8 bits: products of three such numbers are exact in fp32."""
     mantissa, exponent = np.frexp(array)
     scaled = mantissa * 256
     return bool((scaled == np.rint(scaled)).all() and (np.abs(exponent) < 10).all())

@@ -1,4 +1,4 @@
-"""What the bounds know of ops: which round nothing, how long their sums are, and where they jump."""
+"""Describe the rounding of ops: exact ops, lengths of sums, approximations and discontinuities."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _SINGLE = frozenset(
 )
 # Sums of products: exact if the operands are small multiples of a power of two.
 _SUMS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul", "add_square"})
-# What comes out infinite need not have overflowed.
+# An infinite result of these ops need not be an overflow.
 POLES = frozenset(
     (
         *("div", "reciprocal", "rsqrt", "log", "pow", "atanh", "tan", "mod", "floor_mod", "reduce", "softmax"),
@@ -64,13 +64,13 @@ POLES = frozenset(
         *("attention", "attention_train", "attention_backward"),
     )
 )
-# Gradients of functions whose slope fades away.
+# Gradients of functions whose slope tends to zero.
 _FADING = frozenset(f"{name}_backward" for name in ("gelu", "gelu_tanh", "sigmoid", "tanh", "softplus", "swish"))
 PRODUCTS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul"})
 
 
 def is_move(op: Op) -> bool:
-    """Whether the op does no arithmetic on what it hands on."""
+    """Tell if the op only passes elements on, without arithmetic."""
     if isinstance(op, Reduce):
         return op.kind in ("max", "min")
     if isinstance(op, Scatter):
@@ -79,16 +79,19 @@ def is_move(op: Op) -> bool:
 
 
 def is_single(op: Op) -> bool:
-    """Whether the op rounds at most once, and nothing that can be represented; an attribute that is no fp32
-    number is rounded, too."""
+    """Tell if the op rounds at most once, and is exact if its result can be represented.
+
+    An op with an attribute that is no fp32 number is not: the attribute itself is rounded.
+    """
     numbers = [v for v in op.attributes.values() if isinstance(v, float)]
     return op.name in _SINGLE and all(float(np.float32(v)) == v for v in numbers)
 
 
 def is_exact(node: Node, operands: list[Array], digits: int, operand_digits: int) -> bool:
-    """Whether a sum is exact in arithmetic of so many bits, in whatever order it is added up.
+    """Tell if a sum is exact in every order of its terms.
 
     Operands must be multiples of a power of two so small that no partial sum needs more bits.
+    digits: significand bits of the accumulator. operand_digits: significand bits of an operand.
     """
     op = node.op
     factors = operands
@@ -116,11 +119,12 @@ def is_exact(node: Node, operands: list[Array], digits: int, operand_digits: int
     return top < 2.0**digits
 
 
-def on_the_way(op: Op, lowered: bool, operands: list[Array], result: Array) -> Array | None:
-    """How large a number is rounded on the way to each element of a result that may be far smaller; None if none is.
+def intermediate_size(op: Op, lowered: bool, operands: list[Array], result: Array) -> Array | None:
+    """Estimate the largest intermediate number of each element, where the result may be far smaller.
 
-    The logarithm of a sum of exponentials rounds a sum near 1; elu and its kin are lowered to exp(x) - 1. A norm's
-    gradient subtracts from dy its mean and its share along x: of few elements, next to nothing is left.
+    The logarithm of a sum of exponentials rounds a sum near 1. elu, selu and celu are lowered to exp(x) - 1. A norm's
+    gradient subtracts from dy its mean and its share along x; with few elements, the difference is almost zero.
+    Returns None for other ops.
     """
     if (op.name == "softmax" and op.attributes["log"]) or (isinstance(op, Reduce) and op.kind == "log_sum_exp"):
         return np.isfinite(result) * 1.0
@@ -128,19 +132,21 @@ def on_the_way(op: Op, lowered: bool, operands: list[Array], result: Array) -> A
         scale = abs(math.prod(v for v in op.attributes.values() if isinstance(v, float)))
         return (result < 0) * scale
     if isinstance(op, (LayerNormBackward, BatchNormBackward)) and result.shape == operands[1].shape:
-        size = _subtracted(op, *operands)
+        size = _norm_gradient_terms(op, *operands)
         return np.where(np.isfinite(size), size, 0.0)
     return None
 
 
-def _subtracted(op: LayerNormBackward | BatchNormBackward, dy: Array, x: Array, scale: Array, *kept: Array) -> Array:
-    """Find how large the terms are that a norm's gradient adds up for each element.
+def _norm_gradient_terms(
+    op: LayerNormBackward | BatchNormBackward, dy: Array, x: Array, scale: Array, *stored: Array
+) -> Array:
+    """Find the size of the terms that a norm's gradient adds up for each element.
 
     The mean of dy and its share along x are at most its root mean square, also where dy itself is zero.
     """
     if isinstance(op, BatchNormBackward):
         axes = (0, *range(2, x.ndim))
-        scaled = dy * (scale * kept[1]).reshape(-1, *(1,) * (x.ndim - 2))
+        scaled = dy * (scale * stored[1]).reshape(-1, *(1,) * (x.ndim - 2))
     else:
         axes = tuple(range(op.axis % x.ndim, x.ndim))
         centred = x - x.mean(axis=axes, keepdims=True) if op.centred else x
@@ -181,7 +187,7 @@ _APPROXIMATE: Mapping[str, tuple[float, bool]] = {
 
 
 def approximation(op: Op, operands: list[Array], result: Array) -> Array | None:
-    """How far off a GPU's function may be, by element; None for ops that are not approximated."""
+    """Bound the error of a GPU's function by element; None for ops that are not approximated."""
     known = _APPROXIMATE.get(op.name)
     if known is None:
         return None
@@ -199,12 +205,12 @@ def approximation(op: Op, operands: list[Array], result: Array) -> Array | None:
 
 
 def never_zero(op: Op) -> bool:
-    """Whether a result of zero has underflowed (or its operand is minus infinity)."""
+    """Tell if a result of zero means that it underflowed (or that the operand is minus infinity)."""
     return op.name in ("exp", "sigmoid", "softplus") or (op.name == "softmax" and not op.attributes["log"])
 
 
 def sum_length(node: Node) -> int:
-    """How many terms one element of the result adds up."""
+    """Count the terms that one element of the result adds up."""
     op, x = node.op, node.operands[0].type
     if isinstance(op, Conv):
         return math.prod(node.operands[1].type.shape[1:])
@@ -245,9 +251,9 @@ def sum_length(node: Node) -> int:
     return 4 if op.name == "resize" else 2 if op.name in ("add_square", "rotary") else 1
 
 
-# where ops jump ------------------------------------------------------------------------------------------
+# discontinuities of ops ------------------------------------------------------------------------------------------
 
-Label = Callable[[Any, list[Array]], Array]  # two points with different labels have a jump between them
+Label = Callable[[Any, list[Array]], Array]  # a discontinuity is between two points of different labels
 
 
 def _side(op: Any, operands: list[Array]) -> Array:
@@ -280,7 +286,7 @@ LABELS: Mapping[str, Label] = {
     "thresholded_relu": lambda op, v: v[0] > op.alpha,
     "acosh": lambda op, v: np.sign(v[0] - 1),
     "tan": lambda op, v: np.floor(v[0] / math.pi + 0.5),
-    # an error of half a radian says nothing of the result; the shift keeps whole numbers off the edges
+    # With an error of half a radian, any result is possible. The shift moves whole numbers away from a label's ends.
     **dict.fromkeys(("sin", "cos"), lambda op, v: np.floor(2 * v[0] + 0.37)),
     "mod": lambda op, v: np.trunc(v[0] / v[1]),
     "floor_mod": lambda op, v: np.floor(v[0] / v[1]),
@@ -289,10 +295,13 @@ LABELS: Mapping[str, Label] = {
 
 
 def label_of(op: Op) -> Label | None:
-    """What tells the two sides of a jump of the op apart; None if it has none."""
+    """Return the function that labels the two sides of an op's discontinuity.
+
+    Returns None if the op has none.
+    """
     if isinstance(op, Cast):
-        # what lies on both sides of zero may be zero, the one number that is false; what may be infinite may be any
-        # integer
+        # A number that may be on both sides of zero may be zero, which alone is false. A number that may be infinite
+        # may become any integer.
         return None if op.to.is_float else lambda _, v: np.sign(v[0]) if op.to is DType.BOOL else np.trunc(v[0])
     if isinstance(op, Reduce) and op.kind == "log_sum":
         return lambda _, v: np.sign(Reduce("sum", op.axes, op.keepdims).reference(np, *v)[0])
@@ -300,7 +309,7 @@ def label_of(op: Op) -> Label | None:
 
 
 def undefined(op: Op, operands: list[Array]) -> Array | None:
-    """Where a cast has a result that no standard defines: a float out of the integer type's range."""
+    """Find casts whose result no standard defines: a float outside the integer type's range."""
     if not isinstance(op, Cast) or not op.to.is_int or operands[0].dtype.kind != "f":
         return None
     info, x = np.iinfo(op.to.numpy), np.trunc(operands[0])
@@ -309,7 +318,7 @@ def undefined(op: Op, operands: list[Array]) -> Array | None:
 
 
 def vanished_slope(op: Op, operands: list[Array]) -> Array | None:
-    """Where an infinite gradient meets a slope that is not zero in float64, but may be in fp32."""
+    """Find where an infinite gradient meets a slope that is not zero in float64, but may be zero in fp32."""
     if op.name not in _FADING or not np.isinf(operands[0]).any():
         return None
     loss, x = np.broadcast_arrays(*operands)
@@ -318,11 +327,11 @@ def vanished_slope(op: Op, operands: list[Array]) -> Array | None:
     return bad if bad.any() else None
 
 
-def leaving_out_nan(op: Op, operands: list[Array], upper: bool) -> Array | None:
-    """Compute what cuDNN's modes give that leave NaN out; None for other ops, and where nothing is NaN.
+def dropping_nan(op: Op, operands: list[Array], upper: bool) -> Array | None:
+    """Compute the op as cuDNN's modes do that drop NaN; None for other ops, and if nothing is NaN.
 
-    They give the other operand of a maximum or minimum, a bound of a clip, and the whole gradient of a relu.
-    upper: take a clip's upper bound, which rules may apply first, if it has two.
+    A maximum or minimum gives the other operand, a clip gives a bound, and relu_backward gives the whole gradient.
+    upper: use a clip's upper bound if it has two, because rules may apply that one first.
     """
     if op.name not in ("max", "min", "clip", "relu_backward") or operands[-1].dtype.kind != "f":
         return None
@@ -339,11 +348,11 @@ def leaving_out_nan(op: Op, operands: list[Array], upper: bool) -> Array | None:
 
 
 def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:
-    """Find where a fused attention meets NaN or an infinity, and may give another result than the ops spelled out.
+    """Find where fused attention may differ from single ops, because it meets NaN or an infinity.
 
-    It masks before or after it adds, and skips blocks of keys that are masked anyway. A query without keys gets zeros:
-    that is what a guarded attention means, and no other. In a backward, rows and columns have gradients from all
-    others, so one such number is enough.
+    It masks before or after it adds, and skips blocks of masked keys. A query without keys gets zeros: only a
+    guarded attention means that. In attention_backward each row and column gets gradients from all others, so one such
+    number is enough.
     """
     if isinstance(op, AttentionBackward):
         return None if all(np.isfinite(x).all() for x in operands) else np.ones(result.shape, bool)
@@ -362,11 +371,11 @@ def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | N
     return bad if bad.any() else None
 
 
-_HUGE = 2.0**125  # half of where CUDA's __fdividef takes a divisor for infinity: a quotient may be rounded up to that
+_HUGE = 2.0**125  # half the divisor from which CUDA's __fdividef returns zero; rounding may double it
 
 
-def quick_quotient(op: Op, operands: list[Array]) -> Array | None:
-    """Find the divisors that a quotient of cuDNN's takes for infinity."""
+def infinite_divisors(op: Op, operands: list[Array]) -> Array | None:
+    """Find divisors so large that cuDNN's division handles them as infinity."""
     if op.name not in ("div", "softsign") or operands[-1].dtype.kind != "f":
         return None
     bad = np.broadcast_arrays(*operands)[-1]
@@ -374,22 +383,25 @@ def quick_quotient(op: Op, operands: list[Array]) -> Array | None:
     return bad if bad.any() else None
 
 
-def shown_below_hidden(op: Op, operands: list[Array]) -> Array | None:
-    """Find softmax rows whose every score is as low as the number that hides one, and some score far lower.
+def visible_below_masked(op: Op, operands: list[Array]) -> Array | None:
+    """Find softmax rows in which all scores are as low as a masking number, and some are far lower.
 
-    Attention takes the least number of a mask for -infinity: then the lower score alone is seen.
+    Attention reads the least number of a mask as -infinity: then only the lower score stays visible.
     """
     if op.name != "softmax" or op.attributes["log"] or 0 in operands[0].shape:
         return None
     (x,), axis = operands, op.attributes["axis"]
     most = x.max(axis=axis, keepdims=True)
-    # what is added to a score or to the least number of fp16 moves it by less than half
+    # because an addend moves a score, or fp16's least number, by less than half of it
     bad = (most < 0.5 * -65504) & (x.min(axis=axis, keepdims=True) < 1.5 * most)
     return np.broadcast_to(bad, x.shape) if bad.any() else None
 
 
 def at_zero(op: Op, operands: list[Array]) -> Array | None:
-    """Where the sign of a zero decides between two infinities: neither rules nor fused kernels keep it."""
+    """Find where the sign of a zero decides between two infinities.
+
+    Neither rules nor fused kernels preserve that sign.
+    """
     if op.name not in ("reciprocal", "rsqrt", "div", "pow") or operands[-1].dtype.kind != "f":
         return None
     first, last = np.broadcast_arrays(operands[0], operands[-1])

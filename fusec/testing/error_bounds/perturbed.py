@@ -1,4 +1,4 @@
-"""A value and what rounding may have made of it; what the form under test rounds at all."""
+"""Hold a value with its disturbed samples, and describe the rounding of an evaluation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from fusec.ir import DType
 
 Array = np.ndarray[Any, Any]
 
-SAFETY = 8.0  # how many observed spreads are put down to rounding; also how near a jump is too near
+SAFETY = 8.0  # number of spreads explained by rounding, and the least distance from a discontinuity
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What the form under test rounds.
+    """The operations that an evaluation rounds.
 
-    meaning: it is evaluated in float64; only constants that are computed from others, or narrowed to
-    `storage`, were rounded. Otherwise it executes: arithmetic in fp32, results stored as their dtype says.
-    tensor_cores: products may round fp32 operands to tf32. device: a GPU's functions, good to a few units.
+    meaning: True if the graph is evaluated in float64. Only constants that are computed from others, or narrowed to
+        `storage`, are rounded then. False if it is executed: arithmetic in fp32, results stored in their dtypes.
+    tensor_cores: products may round fp32 operands to tf32.
+    device: functions run on a GPU and have an error of a few units.
     """
 
     meaning: bool
@@ -31,10 +32,11 @@ class Rounding:
 
 @dataclass
 class Samples:
-    """A value undisturbed, and disturbed some times over. A sample that is the very array has met no error.
+    """A value without errors, and several disturbed samples of it.
 
-    unstored: the disturbed samples before they were rounded to 16 bits for storage, where they were: an op fused
-    behind may read these.
+    A sample that is the same array object as `plain` has no error.
+    unstored: the disturbed samples before they were rounded to 16 bits for storage; None if they were not. An op
+        that is fused after this one may read these.
     """
 
     plain: Array
@@ -46,7 +48,7 @@ class Samples:
         return all(s is self.plain for s in self.disturbed)
 
     def spread(self) -> Array:
-        """The largest distance of a sample, by element; infinite where one is NaN or infinite on its own."""
+        """Return the largest distance of a sample by element; infinite if only one of the two is finite."""
         result = np.zeros(self.plain.shape)
         for sample in self.disturbed:
             if sample is not self.plain:
@@ -55,7 +57,7 @@ class Samples:
 
 
 def distance(a: Array, b: Array) -> Array:
-    """|a - b| by element: 0 between equal infinities and between NaNs, infinite between finite and not."""
+    """Return |a - b| by element: 0 between equal infinities or NaNs, infinite between finite and non-finite."""
     a, b = (v.astype(np.float64, copy=False) for v in (a, b))
     with np.errstate(all="ignore"):
         result = np.abs(a - b)

@@ -1,4 +1,4 @@
-"""Properties of what a graph is compiled to: spellings, partitions, lowered graphs and the program as a whole."""
+"""Check the results of compilation: spellings, partitions, lowered graphs and the whole program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ Array = np.ndarray[Any, Any]
 
 
 def spellings_keep_meaning(graph: Graph, case: Case = CASE) -> None:
-    """Every spelling of every partition means what the partition's own nodes do, but those that approximate it."""
+    """Check that every spelling of a partition computes what the partition's own nodes compute.
+
+    Spellings that only approximate the partition are left out.
+    """
     shared = prepared(graph, case)
     for index, step in enumerate(shared.compiled.program.steps):
         if step.kind is not Kind.CUDNN:
@@ -50,20 +53,26 @@ def spellings_keep_meaning(graph: Graph, case: Case = CASE) -> None:
 
 
 def _same_outputs(got: Graph, want: Graph, what: str) -> None:
-    """Stored alike too: memory orders of results are the program's, not the spelling's."""
+    """Raise MismatchError unless both graphs return the same names and types.
+
+    Memory orders count, too: the program decides the order of results, not the spelling.
+    """
     types, wanted = ([str(v.type) for v in g.outputs] for g in (got, want))
     if got.output_names != want.output_names or types != wanted:
         raise MismatchError(f"{what}: returns {types} instead of {wanted}")
 
 
 def _narrowest(graph: Graph) -> DType:
-    """The smallest floating type in a graph: what a spelling may narrow a constant to."""
+    """Find the smallest floating type in a graph: a spelling may narrow a constant to it."""
     floats = [v.type.dtype for v in graph.values() if v.type.dtype.is_float]
     return max(floats, key=lambda d: d.epsilon, default=DType.F64)
 
 
 def partition_is_sound(graph: Graph, case: Case = CASE) -> None:
-    """Steps cover every node once, in order, each one convex and accepted by the judge, and compute what it did."""
+    """Check that steps cover every node once, in order, and compute the graph.
+
+    Each step must also be convex and accepted by the judge.
+    """
     shared = prepared(graph, case)
     compiled = shared.compiled
     _covers(compiled)
@@ -75,11 +84,11 @@ def partition_is_sound(graph: Graph, case: Case = CASE) -> None:
         if not isinstance(verdict, Legal):
             raise MismatchError(f"a step that the judge refuses ({verdict}):\n{body}")
     _keys_tell_apart(compiled)
-    _chain(shared)
+    _compute_in_sequence(shared)
 
 
 def _covers(compiled: Compiled) -> None:
-    """Each node in one step; operands made before they are read."""
+    """Check that each node is in one step, and that operands are computed before they are read."""
     made: set[Value] = set(compiled.graph.inputs)
     made.update(n.result for n in compiled.graph.nodes if isinstance(n.op, Constant))
     places: dict[Node, int] = {}
@@ -98,7 +107,7 @@ def _covers(compiled: Compiled) -> None:
 
 
 def _is_convex(compiled: Compiled) -> None:
-    """No way leads out of a step and back into it: the graph of the steps has no cycle."""
+    """Check that no path leaves a step and enters it again: the graph of the steps has no cycle."""
     wires: nx.DiGraph[Node] = nx.DiGraph()
     step_of = compiled.program.step_of
     wires.add_nodes_from(step_of)
@@ -112,14 +121,16 @@ def _is_convex(compiled: Compiled) -> None:
         before = {a for n in inside for a in nx.ancestors(wires, n)}
         between = (after & before) - inside
         if between:
-            raise MismatchError(f"step {index} {step.signature} is not convex: {next(iter(between))!r} lies between")
+            raise MismatchError(
+                f"step {index} {step.signature} is not convex: {next(iter(between))!r} is between its nodes"
+            )
     steps = {step: i for i, step in enumerate(compiled.program.steps)}
-    edges = {(steps[step_of[a]], steps[step_of[b]]) for a, b in wires.edges}
-    condensed = nx.DiGraph((a, b) for a, b in edges if a != b)
+    dependencies = {(steps[step_of[a]], steps[step_of[b]]) for a, b in wires.edges}
+    condensed = nx.DiGraph((a, b) for a, b in dependencies if a != b)
     if not nx.is_directed_acyclic_graph(condensed):
         raise MismatchError(f"steps depend on each other in a cycle: {nx.find_cycle(condensed)}")
-    if any(a > b for a, b in edges):
-        raise MismatchError("a step stands before one that it reads")
+    if any(a > b for a, b in dependencies):
+        raise MismatchError("a step comes before a step whose output it reads")
 
 
 def _virtual_stay_inside(compiled: Compiled) -> None:
@@ -133,7 +144,7 @@ def _virtual_stay_inside(compiled: Compiled) -> None:
 
 
 def _keys_tell_apart(compiled: Compiled) -> None:
-    """Bodies that the partitioner takes for equal work lower to equal graphs."""
+    """Check that bodies with the same canonical key lower to equal graphs."""
     known: dict[str, tuple[str, Graph]] = {}
     for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
         if lowered is None:
@@ -143,21 +154,24 @@ def _keys_tell_apart(compiled: Compiled) -> None:
             raise MismatchError(f"two bodies have one canonical key but lower differently:\n{first[1]}\n{step.body}")
 
 
-def _chain(shared: Prepared) -> None:
-    """The bodies, one after the other in float64, give the outputs of the graph they were cut from."""
+def _compute_in_sequence(shared: Prepared) -> None:
+    """Check that the bodies, run in sequence in float64, compute the outputs of the graph."""
     graph = shared.compiled.graph
-    held = {v.name: np.asarray(shared.feeds[v.name]) for v in graph.inputs}
+    values = {v.name: np.asarray(shared.feeds[v.name]) for v in graph.inputs}
     for step in shared.compiled.program.steps:
-        held.update(in_float64(step.body, {v.name: held[v.name] for v in step.inputs}))
+        values.update(in_float64(step.body, {v.name: values[v.name] for v in step.inputs}))
     got: dict[str, Array] = {}
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         literal = value.literal
-        got[name] = literal.array if literal is not None else held[value.name]
+        got[name] = literal.array if literal is not None else values[value.name]
     compare(got, [shared.optimised_meaning], "the bodies in a row")
 
 
 def lowered_as_simulated(graph: Graph, case: Case = CASE) -> None:
-    """Each lowered graph, simulated, computes what its body means; it writes all its outputs and nothing else."""
+    """Check that each lowered graph, simulated, computes what its body means.
+
+    It must write all of its outputs and nothing else.
+    """
     shared = prepared(graph, case)
     steps = zip(shared.compiled.program.steps, shared.compiled.lowered, strict=True)
     for index, (step, lowered) in enumerate(steps):
@@ -169,7 +183,11 @@ def lowered_as_simulated(graph: Graph, case: Case = CASE) -> None:
 def lowered_agrees(
     step: Partition, lowered: Lowered, feeds: Mapping[str, Array], rounding: Rounding, what: str, run: Runner
 ) -> None:
-    """MismatchError unless `run` makes of the lowered graph what its body means."""
+    """Raise MismatchError unless `run` computes from the lowered graph what the step's body means.
+
+    feeds: the operands of the step, by name.
+    what: the name of the step, for the message.
+    """
     runs = [_poisoned(step, lowered, feeds, real, whole) for real, whole in POISONS]
     before = {uid: buffer.copy() for uid, buffer in runs[0].items()}
     with np.errstate(all="ignore"):
@@ -196,7 +214,7 @@ POISONS = ((np.nan, 77), (-3e4, -2))
 def _poisoned(
     step: Partition, lowered: Lowered, feeds: Mapping[str, Array], real: float, whole: int
 ) -> dict[int, Array]:
-    """Flat buffers by uid: operands and constants packed, outputs full of poison."""
+    """Make flat buffers by uid: operands and constants packed, outputs filled with poison."""
     types = {v.name: v.type for v in (*step.inputs, *step.outputs)}
     buffers = {uid: lowered.part(uid, pack(np, feeds[name], types[name]).copy()) for uid, name in lowered.inputs}
     buffers |= {b.uid: pack(np, b.literal.array, b.type).copy() for b in lowered.constants}
@@ -206,13 +224,16 @@ def _poisoned(
 
 
 def poisoned(count: int, dtype: DType, real: float, whole: int) -> Array:
-    """Make a flat buffer full of one number, which depends on the kind of dtype."""
+    """Make a flat buffer filled with one number, which depends on the kind of dtype."""
     poison = real if dtype.is_float else whole % 2 if dtype is DType.BOOL else whole
     return np.full(count, poison).astype(dtype.numpy)
 
 
 def compile_is_deterministic(graph: Graph, case: Case = CASE) -> None:
-    """Compiled again, here and in another process with other hashes, a graph gives the same program."""
+    """Check that a graph compiled again, here and in another process, gives the same program.
+
+    The other process uses another seed for string hashes.
+    """
     compiled = prepared(graph, case).compiled
     if decisions(compile_once(graph, case)) != decisions(compiled):
         raise MismatchError("compiled twice in one process, the graph gives two programs")
@@ -221,7 +242,7 @@ def compile_is_deterministic(graph: Graph, case: Case = CASE) -> None:
 
 
 def verification_agrees(graph: Graph, case: Case = CASE) -> None:
-    """`fusec verify` objects to nothing that its inputs and the graph's conditioning do not explain."""
+    """Check that `fusec verify` reports no error, except those that inputs and conditioning explain."""
     shared = prepared(graph, case)
     with np.errstate(all="ignore"):
         report = verify(shared.compiled, case.seed)
@@ -232,7 +253,10 @@ def verification_agrees(graph: Graph, case: Case = CASE) -> None:
 
 
 def _explained(shared: Prepared, check: Check) -> bool:
-    """Whether rounding explains an error that verify's simpler bounds do not, on the inputs it drew."""
+    """Tell if rounding explains an error that the simpler bounds of `verify` do not.
+
+    The check is run on the inputs that `verify` drew.
+    """
     rng = np.random.default_rng(shared.case.seed)
     feeds = random_feeds(rng, shared.graph)
     if check.level == "passes":
@@ -248,13 +272,13 @@ def _explained(shared: Prepared, check: Check) -> bool:
 
 
 def _allows(right: Allowance, error: float) -> bool:
-    """Tell if bounds let a relative L2 error pass; they let NaN pass where they say nothing of some element."""
+    """Tell if bounds allow a relative L2 error; they allow NaN if some element is not checked."""
     room = _relative(right.want, right.bound)
     return room >= error or (np.isnan(error) and np.isinf(room)) or not np.isfinite(right.want).all()
 
 
 def _relative(want: Array, bound: Array) -> float:
-    """The largest relative L2 error that a bound by element lets pass."""
+    """Return the largest relative L2 error that bounds by element allow."""
     want = want.astype(np.float64)
     most = float(np.abs(want).max(initial=0.0))
     if most == 0.0:

@@ -1,4 +1,4 @@
-"""Does the gradient of a graph agree with finite differences in float64?"""
+"""Check the gradient of a graph against finite differences in float64."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from fusec.testing.error_bounds.op_rounding import label_of
 
 Array = np.ndarray[Any, Any]
 
-# Central differences of a smooth function err by h^2 (the third derivative) and eps/h (rounding, 1e-10 of what
-# was added up at h = 1e-6). Two steps a factor of 8 apart, and the differences to either side, tell where that is
-# not so: at kinks, jumps and poles.
+# Central differences of a smooth function have an error of h^2 (from the third derivative) and of eps/h (from rounding:
+# 1e-10 of the terms at h = 1e-6). The function is not smooth at kinks, discontinuities and poles. Differences at two
+# steps, one 8 times the other, and to either side show such places.
 STEPS = (8e-6, 1e-6)
-RELATIVE = 1e-6  # of the terms of the inner product of gradient and direction
-ROUNDING = 1e-15  # of the largest number met, divided by the step
-KINK = 1e-3  # differences that disagree by more than this share say nothing
-STEEP = 0.1  # of its size is what a function may change by in a step and still be taken for straight
+RELATIVE = 1e-6  # share of the terms of the inner product of gradient and direction
+ROUNDING = 1e-15  # of the largest number, divided by the step
+KINK = 1e-3  # differences that disagree by a larger share are not used
+STEEP = 0.1  # relative change in a step, up to which a function counts as straight
 DIRECTIONS = 2
-NUDGE = 1e-3  # of a number's size; far more than the steps
+NUDGE = 1e-3  # relative to a number's size; much larger than the steps
 
 
 def gradients(graph: Graph, case: Case) -> None:
-    """Gradients of the float outputs by the float inputs, and by constants, are what finite differences say."""
+    """Check that gradients of the float outputs agree with finite differences.
+
+    They are taken by the float inputs and, for odd seeds, by constants.
+    """
     if case.style not in ("normal", "positive"):
-        case = Case(case.seed, "normal")  # ties, zeros and infinities lie on kinks
+        case = Case(case.seed, "normal")  # because ties, zeros and infinities are kinks
     source, constants = in_f64(graph, lift=case.seed % 2 == 1)
     wrt = [v.name for v in source.inputs if v.type.dtype.is_float and v.type.size]
     of = [n for n, v in zip(source.output_names, source.outputs, strict=True) if v.type.dtype.is_float and v.type.size]
@@ -54,8 +57,11 @@ def gradients(graph: Graph, case: Case) -> None:
 
 
 def _apart(array: Array, rng: np.random.Generator) -> Array:
-    """Numbers in float64, moved a little: those of few bits lie on the bounds of a clip, and several on one maximum,
-    where the slope to either side is not the one in between."""
+    """Convert numbers to float64 and move each a little.
+
+    Numbers of few bits may be equal to a bound of a clip, or several may share one maximum. The slopes to the two sides
+    differ there, and neither is the gradient.
+    """
     wide = array.astype(np.float64)
     return wide + NUDGE * (np.abs(wide) + NUDGE) * rng.uniform(-1.0, 1.0, wide.shape)
 
@@ -106,28 +112,33 @@ def _compare(
 
 
 def _jumps(graph: Graph, feeds: Mapping[str, Array], along: Mapping[str, Array]) -> bool:
-    """Tell if an op jumps within a step: differences to both sides may then agree and still be no slope."""
+    """Tell if an op has a discontinuity within a step.
+
+    Differences to both sides may then agree, although they are no slope.
+    """
     steps = [{n: a + s * h * along[n] if n in along else a for n, a in feeds.items()} for h in STEPS for s in (1, -1)]
     here, *moved = (_labels(graph, arrays) for arrays in (feeds, *steps))
     return any(not np.array_equal(a, b) for labels in moved for a, b in zip(here, labels, strict=True))
 
 
 def _labels(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
-    """Compute for each op that jumps the side of its jumps that each element lies on."""
-    held: dict[Value, Array] = {v: feeds[v.name] for v in graph.inputs}
+    """Compute, for each op with discontinuities, the side of each element."""
+    values: dict[Value, Array] = {v: feeds[v.name] for v in graph.inputs}
     labels: list[Array] = []
     with np.errstate(all="ignore"):
         for node in graph.nodes:
-            operands = [held[v] for v in node.operands]
-            held.update(zip(node.results, evaluate_node(node, operands), strict=True))
+            operands = [values[v] for v in node.operands]
+            values.update(zip(node.results, evaluate_node(node, operands), strict=True))
             if (label := label_of(node.op)) is not None and node.operands[0].type.dtype.is_float:
                 labels.append(label(node.op, operands))
     return labels
 
 
 def _finite_inside(graph: Graph, feeds: Mapping[str, Array]) -> bool:
-    """Whether no value on the way, and no slope of a single op, is infinite: zero times infinity is no number,
-    though what comes of it in the end may be one."""
+    """Tell if every intermediate value, and every slope of a single op, is finite.
+
+    Zero times infinity is NaN, even if the final result is a number.
+    """
     for node in graph.nodes:
         floats = [v for v in node.results if v.type.dtype.is_float and v.type.size]
         operands = list(dict.fromkeys(v for v in node.operands if v.literal is None))
@@ -148,28 +159,31 @@ def _finite_inside(graph: Graph, feeds: Mapping[str, Array]) -> bool:
 
 
 def in_f64(graph: Graph, lift: bool = False) -> tuple[Graph, dict[str, Array]]:
-    """The graph with every floating-point tensor in f64; with `lift`, constants of several elements as inputs,
-    and the arrays they were."""
+    """Copy a graph with every floating-point tensor in f64.
+
+    lift: make inputs of the constants that have several elements.
+    Returns the copy, and the arrays of the lifted constants by name.
+    """
     copy, lifted = Graph(graph.name), dict[str, Array]()
-    held: dict[Value, Value] = {}
+    values: dict[Value, Value] = {}
     for value in graph.inputs:
         dtype = DType.F64 if value.type.dtype.is_float else value.type.dtype
-        held[value] = copy.add_input(value.name, value.type.with_dtype(dtype))
+        values[value] = copy.add_input(value.name, value.type.with_dtype(dtype))
     for node in graph.nodes:
         op = node.op
         if isinstance(op, Constant) and op.literal.type.dtype.is_float:
             array, name = op.literal.array.astype(np.float64), node.result.name
             if lift and array.size > 1:
-                held[node.result] = copy.add_input(name, TensorType(array.shape, DType.F64))
+                values[node.result] = copy.add_input(name, TensorType(array.shape, DType.F64))
                 lifted[name] = array
             else:
-                held[node.result] = copy.constant(array, name)
+                values[node.result] = copy.constant(array, name)
             continue
         if isinstance(op, Cast) and op.to.is_float:
             op = Cast(DType.F64)
-        twin = copy.insert(op, [held[v] for v in node.operands], names=[v.name for v in node.results])
-        held.update(zip(node.results, twin.results, strict=True))
-    copy.set_outputs([held[v] for v in graph.outputs], graph.output_names)
+        twin = copy.insert(op, [values[v] for v in node.operands], names=[v.name for v in node.results])
+        values.update(zip(node.results, twin.results, strict=True))
+    copy.set_outputs([values[v] for v in graph.outputs], graph.output_names)
     return copy, lifted
 
 

@@ -1,6 +1,6 @@
-"""What the properties of one graph share: its inputs, the right answers, each stage of the pipeline, the compilation.
+"""Share results among the properties of one graph: inputs, right answers, pipeline stages and the compilation.
 
-Everything is computed when first asked for, once for all properties that run in a row on the same graph and case.
+Each result is computed at its first use, once for all properties that run in sequence on the same graph and case.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from fusec.testing.properties.oracles import JUDGES
 
 Array = np.ndarray[Any, Any]
 
-CASE = Case()  # what properties take when they are given none
+CASE = Case()  # the default case of properties
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """The graph after a pass that changed it, and before."""
+    """The graph before and after a pass that changed it."""
 
     step: Pass
     before: Graph
@@ -47,7 +47,7 @@ class Stage:
 
 
 class Prepared:
-    """See the module. The graph is not changed."""
+    """Shared results for one graph and case. The graph is not changed."""
 
     def __init__(self, graph: Graph, case: Case):
         self.graph = graph
@@ -56,28 +56,28 @@ class Prepared:
 
     @cached_property
     def feeds(self) -> dict[str, Array]:
-        """An array for each input."""
+        """Return an array for each input."""
         return self.case.inputs(self.graph)
 
     @cached_property
     def meaning(self) -> Allowances:
-        """The outputs in float64, and what constants rounded to their own dtypes may do to them."""
+        """Return the outputs in float64, and the error of constants rounded to their own dtypes."""
         return allowed(self.graph, self.feeds, meaning(DType.F32))
 
     @cached_property
     def narrowed_meaning(self) -> Allowances:
-        """The same with constants stored in the case's precision."""
+        """Return the outputs in float64, and the error of constants stored in the case's precision."""
         storage = self.case.options.storage
         return self.meaning if storage is DType.F32 else allowed(self.graph, self.feeds, meaning(storage))
 
     @cached_property
     def options(self) -> Options:
-        """As the driver has them."""
+        """Return the options that the driver would use."""
         return self.case.options_of(self.graph)
 
     @cached_property
     def stages(self) -> list[Stage]:
-        """The pipeline, pass by pass, as `passes.base.run` runs it; those that changed nothing are left out."""
+        """Run the pipeline pass by pass, as `passes.base.run` does; leave out passes that changed nothing."""
         stages: list[Stage] = []
         current, known, narrowed = self.graph.clone(), self.fingerprint, False
         for step in PIPELINE:
@@ -95,39 +95,39 @@ class Prepared:
 
     @cached_property
     def optimised(self) -> Graph:
-        """The graph after the pipeline."""
+        """Return the graph after the pipeline."""
         with quiet():
             return run(PIPELINE, self.graph.clone(), self.options)
 
     @cached_property
     def compiled(self) -> Compiled:
-        """The graph compiled as `driver.build` does it, but for the case's judge."""
+        """Compile the graph as `driver.build` does, but with the case's judge."""
         return compile_once(self.graph, self.case, self.optimised.clone())
 
     @cached_property
     def execution(self) -> Allowances:
-        """The graph that is executed in float64, and what executing it may add."""
+        """Return the compiled graph's outputs in float64, and the error that its execution may add."""
         return allowed(self.compiled.graph, self.feeds, execution(self.case.options.tensor_cores))
 
     @cached_property
     def optimised_meaning(self) -> Allowances:
-        """The same in float64, and what constants narrowed by spellings may do."""
+        """Return the compiled graph's outputs in float64, and the error of constants that spellings narrow."""
         graph = self.compiled.graph
         floats = [v.type.dtype for v in graph.values() if v.type.dtype.is_float]
         return allowed(graph, self.feeds, meaning(max(floats, key=lambda d: d.epsilon, default=DType.F32)))
 
     @cached_property
     def values(self) -> dict[Value, Array]:
-        """Every value of the graph that is executed in float64, rounded to its own dtype where it is made."""
+        """Return every value of the compiled graph, computed in float64 and rounded to its dtype."""
         return stored_values(self.compiled.graph, self.feeds)
 
     def operands(self, step: Partition) -> dict[str, Array]:
-        """What a step reads, by name, as it is stored."""
+        """Return the operands of a step, by name, as they are stored."""
         return {v.name: self.values[v] for v in step.inputs}
 
 
 def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Compiled:
-    """Passes and partition with the case's judge, nothing remembered."""
+    """Run passes and partition the graph with the case's judge, without any cache."""
     options = case.options_of(graph)
     if optimised is None:
         with quiet():
@@ -135,16 +135,16 @@ def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Co
     target, asked = load(case.target), JUDGES[case.judge](case)
     judge = StrictRounding(asked) if options.as_source else asked
 
-    def unlaid() -> Graph:
+    def before_layout() -> Graph:
         with quiet():
             return run(EARLY_PASSES, graph.clone(), options)
 
-    def cut(graph: Graph) -> Program:
+    def partition_graph(graph: Graph) -> Program:
         insert_edge_copies(graph, options)
         return partition(graph, judge, target)
 
-    program = expand_refused_attention(cut(optimised), unlaid, cut, judge, options)
-    program = concat_in_place(program, judge, options, min_row_bytes=1)  # graphs are small
+    program = expand_refused_attention(partition_graph(optimised), before_layout, partition_graph, judge, options)
+    program = concat_in_place(program, judge, options, min_row_bytes=1)  # because the graphs are small
     return Compiled(graph, program, target, options, judge)
 
 
@@ -152,7 +152,7 @@ _recent: deque[Prepared] = deque(maxlen=2)
 
 
 def prepared(graph: Graph, case: Case) -> Prepared:
-    """What is known of a graph and a case; a graph that was changed since is looked at anew."""
+    """Return the shared results of a graph and a case; compute them again if the graph was changed since."""
     for known in _recent:
         if known.graph is graph and known.case is case and known.fingerprint == fingerprint(graph):
             return known
@@ -162,13 +162,16 @@ def prepared(graph: Graph, case: Case) -> Prepared:
 
 
 def fingerprint(graph: Graph) -> tuple[str, tuple[Literal, ...]]:
-    """Equal for graphs that print alike and hold the same literals."""
+    """Return a value that is equal for graphs with the same text and the same literals."""
     literals = tuple(n.op.literal for n in graph.nodes if isinstance(n.op, Constant))
     return print_graph(graph), literals
 
 
 def relabelled(graph: Graph) -> Graph:
-    """The graph, or a copy in which every constant is labelled by its value's name, as a parsed one is."""
+    """Label every constant by its value's name, as in a parsed graph.
+
+    Returns the graph itself if all labels are already so, else a copy.
+    """
     constants = [n for n in graph.nodes if isinstance(n.op, Constant)]
     if all(cast(Constant, n.op).literal.label == n.result.name for n in constants):
         return graph
@@ -184,25 +187,28 @@ def _renamed(literal: Literal, label: str) -> Literal:
 
 
 def stored_values(graph: Graph, feeds: Mapping[str, Array]) -> dict[Value, Array]:
-    """Every value of a graph: computed in float64 from operands as they are stored, then stored itself."""
-    held: dict[Value, Array] = {v: np.asarray(feeds[v.name]) for v in graph.inputs}
+    """Compute every value of a graph in float64 from stored operands, and round it to its dtype."""
+    values: dict[Value, Array] = {v: np.asarray(feeds[v.name]) for v in graph.inputs}
     with np.errstate(all="ignore"):
         for node in graph.nodes:
-            wide = [held[v].astype(np.float64) if v.type.dtype.is_float else held[v] for v in node.operands]
+            wide = [values[v].astype(np.float64) if v.type.dtype.is_float else values[v] for v in node.operands]
             for value, array in zip(node.results, evaluate_node(node, wide), strict=True):
-                held[value] = array.astype(value.type.dtype.numpy)
-    return held
+                values[value] = array.astype(value.type.dtype.numpy)
+    return values
 
 
 def in_float64(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """`evaluate` in float64, NumPy's warnings left out."""
+    """Evaluate a graph in float64, without NumPy's warnings."""
     with np.errstate(all="ignore"):
         return evaluate(graph, feeds, precision=DType.F64)
 
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Without the warning that a constant overflows the precision asked for: the bounds know of it."""
+    """Suppress the warning that a constant overflows the requested precision.
+
+    The bounds account for that overflow.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="constant .* out of", category=UserWarning)
         yield

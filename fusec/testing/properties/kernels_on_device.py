@@ -1,4 +1,4 @@
-"""Check fusec's own kernels on a GPU, each for itself, against the reference."""
+"""Check fusec's own kernels on a GPU, one by one, against the reference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ GUARD = 64  # elements after the end of each output, which no kernel may write
 
 
 class Launches(Protocol):
-    """What runs kernels over host memory: `fusec.gpu.launch.kernels_on_host_arrays.HostLauncher`, or a stand-in."""
+    """A launcher of kernels on host arrays.
+
+    It is `fusec.gpu.launch.kernels_on_host_arrays.HostLauncher`, or a stand-in.
+    """
 
     xp: Any
 
@@ -43,7 +46,7 @@ class Launches(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The nodes of a step, what others read of them, and the kernel that a family has for them."""
+    """The nodes of a step, the outputs that others read, and the kernel that a family offers for them."""
 
     family: str
     graph: Graph
@@ -51,17 +54,17 @@ class Job:
     outputs: tuple[Value, ...]
     kernel: Kernel
 
-    def ways(self, seed: int) -> list[Kernel]:
-        """The kernel itself, and one of the others that do the same."""
+    def variants(self, seed: int) -> list[Kernel]:
+        """Return the kernel itself, and one other variant of it if there is one."""
         others = self.kernel.others
         return [replace(self.kernel, others=()), *(others[seed % len(others) :][:1] if others else ())]
 
 
 def kernels_agree(graph: Graph, case: Case = CASE) -> None:
-    """Each kernel that a step could run as, and one other way to share its work out, computes what the step means.
+    """Check that each kernel that could run a step, and one other variant of it, computes what the step means.
 
-    All that lowers is legal, and steps that cuDNN would run are given to a kernel if there is one. Inputs are those
-    that the reference computed. As in `device_agrees`, nothing is said of NaN, and a memory fault ends the process.
+    Everything that lowers is legal, and a kernel is tested also for steps that cuDNN would run. The reference
+    computes the inputs. As in `device_agrees`, NaN is not checked, and a memory fault ends the process.
     """
     if not device.is_present(load(case.target)):
         raise TargetError(f"this machine has no GPU that is a {case.target}")
@@ -71,19 +74,19 @@ def kernels_agree(graph: Graph, case: Case = CASE) -> None:
     rounding, seen = execution(case.options.tensor_cores, device=True), set[str]()
     try:
         for job in jobs(shared.compiled):
-            for way in job.ways(case.seed):
-                if way.launches and way.key not in seen and launches.runs(way):
-                    seen.add(way.key)
-                    kernel_agrees(replace(job, kernel=way), values, rounding, launches)
+            for variant in job.variants(case.seed):
+                if variant.launches and variant.key not in seen and launches.runs(variant):
+                    seen.add(variant.key)
+                    kernel_agrees(replace(job, kernel=variant), values, rounding, launches)
     except ExecutionError as error:
         leave_if_faulted(error, launches)
         raise
 
 
 def jobs(compiled: Compiled) -> Iterator[Job]:
-    """Yield the steps of a program that a kernel can run, each with the first family that has one.
+    """Yield the steps of a program that a kernel can run, each with the first family that offers one.
 
-    Updates of state are steps that no case asks for: every output is taken for new state.
+    No case asks for updates of state, so every output is treated as new state to reach these kernels, too.
     """
     program, graph = compiled.program, compiled.graph
     steps = apply_choices(program, {}, compiled.options.as_source).steps
@@ -97,7 +100,7 @@ def jobs(compiled: Compiled) -> Iterator[Job]:
 
 
 def kernel_agrees(job: Job, values: Mapping[Value, Array], rounding: Rounding, launches: Launches) -> None:
-    """MismatchError unless a kernel writes its outputs, all of them and nothing else, as its nodes mean."""
+    """Raise MismatchError unless a kernel writes all of its outputs, nothing else, and the right numbers."""
     what, results = f"{job.family}: the kernel for {job.kernel.name}", list[dict[str, Array]]()
     for poison in POISONS:
         buffers = _buffers(job, values, poison)
@@ -119,11 +122,11 @@ def kernel_agrees(job: Job, values: Mapping[Value, Array], rounding: Rounding, l
 
 
 def _buffers(job: Job, values: Mapping[Value, Array], poison: tuple[float, int]) -> Buffers:
-    """Flat buffers of all that a kernel is bound to: operands packed, outputs full of poison, with a guard after."""
+    """Make flat buffers for a kernel's arguments: operands packed, outputs filled with poison, with a guard after."""
     buffers: Buffers = {}
     for argument in (a for launch in job.kernel.launches for a in launch.arguments):
         value, type = argument.value, argument.type
-        if value is None or type is None or (value, type) in buffers:  # scratch memory is the launcher's
+        if value is None or type is None or (value, type) in buffers:  # the launcher provides scratch memory
             continue
         if value in job.outputs:
             buffers[value, type] = poisoned(type.span + GUARD, type.dtype, *poison)
@@ -134,7 +137,10 @@ def _buffers(job: Job, values: Mapping[Value, Array], poison: tuple[float, int])
 
 
 def _result(buffer: Array, value: Value, poison: tuple[float, int], what: str) -> Array:
-    """Take an output out of its buffer; MismatchError if what lies between and after its elements was written."""
+    """Take an output out of its buffer.
+
+    Raises MismatchError: when memory between or after its elements was written.
+    """
     elements = unpack(buffer, value.type)
     result = elements.copy()
     elements[...] = poisoned(1, value.type.dtype, *poison)[0]

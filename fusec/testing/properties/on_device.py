@@ -1,4 +1,4 @@
-"""Does a GPU compute what the graph means? End to end, and each cuDNN graph for itself."""
+"""Check that a GPU computes what the graph means: the whole program, and each cuDNN graph by itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Device(Protocol):
-    """What computes on a GPU through CuPy."""
+    """A backend that computes on a GPU through CuPy."""
 
     xp: Any
 
@@ -33,11 +33,11 @@ FAULTED = 70  # exit status of a process whose CUDA context is lost
 
 
 def device_agrees(graph: Graph, case: Case = CASE) -> None:
-    """Compiled for the GPU at hand and run on it, a graph gives the outputs of the model, and so does each step.
+    """Check that a graph compiled for this GPU and run on it gives the outputs of the model, and so does each step.
 
-    What is legal is cuDNN's word. Nothing is said of elements that NaN or infinities lead to: the maximum of NaN
-    and a number is the number to a GPU (IEEE 754's maxNum), so relu, clip, max and min lose NaNs that the reference
-    keeps, and some engines lose infinities. A memory fault ends the process, since nothing runs after it.
+    cuDNN judges what is legal. Elements that depend on NaN or infinities are not checked. On a GPU the maximum of NaN
+    and a number is the number (IEEE 754's maxNum). So relu, clip, max and min lose NaNs that the reference has, and
+    some engines lose infinities. A memory fault ends the process, because nothing runs on the GPU after it.
     """
     if not device.is_present(load(case.target)):
         raise TargetError(f"this machine has no GPU that is a {case.target}")
@@ -58,7 +58,7 @@ def device_agrees(graph: Graph, case: Case = CASE) -> None:
             what = f"step {index} {step.signature} on the GPU"
             lowered_agrees(step, lowered, feeds, rounding, what, backend.run_on_host)
         names = [spec.name for spec in executable.outputs]
-        # the first call runs step by step and leaves other numbers behind for the recorded one to overwrite
+        # The first call runs step by step. It leaves other numbers in memory, and the replay must overwrite them.
         executable.run(None, {name: np.roll(array, 1) for name, array in shared.feeds.items()})
         got = dict(zip(names, executable.run(None, dict(shared.feeds)), strict=True))
     except ExecutionError as error:
@@ -69,7 +69,7 @@ def device_agrees(graph: Graph, case: Case = CASE) -> None:
 
 
 def leave_if_faulted(error: ExecutionError, backend: Device) -> None:
-    """End the process if nothing runs on its GPU any more after an error."""
+    """End the process if its GPU no longer runs anything after an error."""
     if not _alive(backend):
         print(f"the GPU faulted: {error}", flush=True)
         os._exit(FAULTED)
@@ -84,7 +84,7 @@ def gpu_backend() -> CudnnBackend:
 
 
 def _alive(backend: Device) -> bool:
-    """Whether the GPU still does anything for this process."""
+    """Tell if the GPU still computes for this process."""
     try:
         return int(backend.xp.ones(2).sum()) == 2
     except Exception:  # noqa: BLE001 - cupy has an error class for each library below it

@@ -1,4 +1,4 @@
-"""Does a graph survive the way through ONNX, and does onnxruntime agree with what it means?"""
+"""Check that a graph survives export to ONNX and import, and that onnxruntime computes what it means."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-ATTRIBUTES = 1e-6  # relative: ONNX keeps float attributes in 32 bits
+ATTRIBUTES = 1e-6  # relative, because ONNX stores float attributes in 32 bits
 HALVES = (DType.F16, DType.BF16)
-# relative; implementations take a variance for the mean of squares less the square of the mean, which cancels
+# Relative. Implementations compute a variance as the mean of squares minus the square of the mean, which cancels.
 NORMS, OF_NORMS = 1e-3, ("group_norm", "instance_norm", "layer_norm", "batch_norm", "rms_norm")
-# What onnxruntime computes otherwise than the specification, or does not in full precision.
+# Ops that onnxruntime computes differently from the specification, or with less precision.
 DEVIATES = {
     "lrn": "its sum of squares runs over other channels where the size is even",
     "floor_mod": "Mod of floats with a negative divisor",
@@ -36,8 +36,8 @@ DEVIATES = {
 
 
 def onnx_round_trip(graph: Graph, case: Case = CASE) -> None:
-    """Exported as ONNX and imported again, a graph keeps its interface and its meaning."""
-    import onnx  # only where a property of ONNX is asked for
+    """Check that a graph, exported as ONNX and imported again, has the same interface and meaning."""
+    import onnx  # imported here because only this property needs it
 
     model = _exported(graph)
     onnx.checker.check_model(model)
@@ -50,20 +50,22 @@ def onnx_round_trip(graph: Graph, case: Case = CASE) -> None:
         if [(name, t.with_order(())) for name, t in got] != [(name, t.with_order(())) for name, t in want]:
             raise MismatchError(f"through ONNX, the {kind} are {got} instead of {want}")
     if any(v.type.dtype in HALVES for v in graph.values()):
-        return  # what is an attribute here is a tensor of 16 bits there
+        return  # an attribute of fusec is a 16-bit tensor in ONNX
     shared = prepared(_with_attributes_of_onnx(graph), case)
     _compare(in_float64(back, shared.feeds), shared.meaning, "through ONNX")
 
 
 def onnxruntime_agrees(graph: Graph, case: Case = CASE) -> None:
-    """onnxruntime, all its optimisations off, computes what the graph means; where it differs, the evaluator of
-    the ONNX specification is asked, too."""
+    """Check that onnxruntime, without its optimisations, computes what the graph means.
+
+    If it differs, the evaluator of the ONNX specification is asked, too.
+    """
     if case.style == "special" or any(n.op.name in DEVIATES for n in graph.nodes):
         return
     if any(v.type.dtype in HALVES for v in graph.values()):
-        return  # few kernels, each with roundings of its own
+        return  # onnxruntime has few such kernels, and each rounds in its own way
     if any(isinstance(n.op, Resize) and _near_a_tie(n.op, n.operands[0].type.shape) for n in graph.nodes):
-        return  # coordinates are rounded in 32 bits there
+        return  # because onnxruntime rounds coordinates to 32 bits
     model, feeds = _exported(graph), case.inputs(graph)
     got = _run(model.SerializeToString(), feeds)
     if got is None:
@@ -79,12 +81,12 @@ def onnxruntime_agrees(graph: Graph, case: Case = CASE) -> None:
                 _compare(third, right, "the ONNX reference", room)
             except MismatchError as second:
                 raise MismatchError(f"{mismatch}; {second}", got, right.want, Trust.REFERENCE) from second
-            return  # onnxruntime alone
+            return  # only onnxruntime differs
         raise MismatchError(str(mismatch), got, right.want, Trust.ONNXRUNTIME) from mismatch
 
 
 def _near_a_tie(op: Resize, shape: tuple[int, ...]) -> bool:
-    """Whether a scale that is no number of 32 bits leaves open which element is nearest."""
+    """Tell if rounding a scale to 32 bits may change which element is nearest."""
     if op.mode != "nearest":
         return False
     for dim, (size, scale) in enumerate(zip(shape, op.scales, strict=True)):
@@ -103,7 +105,7 @@ def _exported(graph: Graph) -> ModelProto:
 
 
 def _with_attributes_of_onnx(graph: Graph) -> Graph:
-    """The graph, or a copy whose float attributes fit 32 bits."""
+    """Return the graph, or a copy whose float attributes fit 32 bits."""
     narrowed: dict[str, dict[str, Any]] = {}
     for node in graph.nodes:
         given = node.op.attributes.items()
@@ -124,7 +126,7 @@ def _outputs(graph: Graph) -> list[tuple[str, Any]]:
 
 
 def _run(model: bytes, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
-    """What onnxruntime gives; None where it has no kernel."""
+    """Run a model with onnxruntime; None if it has no kernel for it."""
     import onnxruntime  # optional
 
     options = onnxruntime.SessionOptions()
@@ -144,7 +146,7 @@ def _run(model: bytes, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
 
 
 def _specification(model: Any, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
-    """What the reference evaluator of the onnx package gives; None where it fails."""
+    """Run a model with the reference evaluator of the onnx package; None if that fails."""
     from onnx.reference import ReferenceEvaluator
 
     try:
@@ -157,7 +159,10 @@ def _specification(model: Any, feeds: Mapping[str, Array]) -> dict[str, Array] |
 
 
 def _compare(got: Mapping[str, Array], allowances: Allowances, what: str, room: float = ATTRIBUTES) -> None:
-    """As `bounds.compare`, with room for attributes of 32 bits; more samples before a mismatch is believed."""
+    """Compare as `bounds.compare` does, with room for attributes of 32 bits.
+
+    More samples are drawn before a mismatch is reported.
+    """
     for refined in (False, True):
         if refined:
             allowances.refine()
@@ -169,7 +174,7 @@ def _compare(got: Mapping[str, Array], allowances: Allowances, what: str, room: 
 
 
 def _apart(got: Array, want: Array, bound: Array, room: float) -> str | None:
-    """What is wrong with an output, if anything."""
+    """Describe the difference of an output from the right one; None if it is allowed."""
     if got.shape != want.shape:
         return f"shape {got.shape} instead of {want.shape}"
     if want.dtype.kind != "f":

@@ -1,4 +1,4 @@
-"""Does every plan that cuDNN offers for a step compute what the step means?"""
+"""Check that every plan that cuDNN offers for a step computes what the step means."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fusec.testing.properties.compiling import lowered_agrees
 from fusec.testing.properties.fixtures import CASE, prepared, stored_values
 from fusec.testing.properties.on_device import gpu_backend, leave_if_faulted
 
-PER_ENGINE = 3  # plans of one engine differ in tiles, and are seldom wrong one without the other
+PER_ENGINE = 3  # plans of one engine differ only in knobs, so mostly all or none are wrong
 
 
 def plans_agree(graph: Graph, case: Case = CASE) -> None:
     """Compare every plan of each cuDNN graph with what its step means.
 
-    An autotuner compares a plan before it takes it. Without tuning cuDNN's first plan runs unseen, and which one is
-    first differs from release to release. As in `device_agrees`, a memory fault ends the process.
+    Autotuning compares a plan before it chooses it. Without tuning, cuDNN's first plan runs unchecked, and that plan
+    differs from release to release. As in `device_agrees`, a memory fault ends the process.
     """
     if not device.is_present(load(case.target)):
         raise TargetError(f"this machine has no GPU that is a {case.target}")

@@ -1,4 +1,7 @@
-"""Does another process compile a graph to the same program? One child with other string hashes, asked over pipes."""
+"""Check that another process compiles a graph to the same program.
+
+A child process with another seed for string hashes is asked over pipes.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from fusec.testing.case import Case, MismatchError
 from fusec.testing.example_codec import decode, encode
 from fusec.testing.properties.fixtures import compile_once
 
-PATIENCE_S = 120.0  # far beyond any compilation of a graph that properties are tried on
-# its parent's end comes first: the imports take seconds
+PATIENCE_S = 120.0  # far longer than any compilation of a test graph takes
+# The child watches its parent first, because the imports take seconds.
 _START = (
     "from fusec.system.parent_death import hold; hold({handle}); "
     "from fusec.testing.properties.reproducible import main; main()"
@@ -33,7 +36,7 @@ _NAME = re.compile(r'%(?:"(?:[^"\\]|\\.)*"|[A-Za-z0-9_.$/:-]*[A-Za-z0-9_.$/-])')
 
 
 def decisions(compiled: Compiled) -> str:
-    """What a compilation decided: steps, spellings, lowered graphs, refusals."""
+    """Describe the decisions of a compilation: steps, spellings, lowered graphs, refusals."""
     parts = [str(compiled.program)]
     parts += ["" if lowered is None else lowered.graph.key for lowered in compiled.lowered]
     parts += [f"{[quote(n.results[0].name) for n in r.nodes]} {r.reason}" for r in compiled.program.refusals]
@@ -41,21 +44,24 @@ def decisions(compiled: Compiled) -> str:
 
 
 def digest(compiled: Compiled) -> str:
-    """Equal for equal decisions, whatever numbers made-up names carry: those go on from what a graph held before."""
+    """Hash the decisions of a compilation.
+
+    Numbers in generated names do not count, because numbering continues from the names in the given graph.
+    """
     known: dict[str, str] = {}
     text = _NAME.sub(lambda m: known.setdefault(m[0], f"%{len(known)}"), decisions(compiled))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Twin:
-    """A child process that compiles what it is sent. It ends with its parent (`fusec.lifeline`)."""
+    """A child process that compiles the graphs it receives. It ends with its parent (`fusec.system.parent_death`)."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
         self._owner = 0
 
     def ask(self, graph: Graph, case: Case) -> str:
-        """The digest of the program the child gives; a child that died is started anew, once."""
+        """Return the digest of the child's program; a child that died is restarted once."""
         line = json.dumps(encode(graph, case))
         answer = self._put(line) or self._put(line)
         if not answer:
@@ -66,7 +72,7 @@ class Twin:
         return found["digest"]
 
     def _put(self, line: str) -> str:
-        """What the child answers; nothing if it died, or said nothing for long."""
+        """Send a line to the child and return its answer; empty if it died or timed out."""
         child = self._alive()
         assert child.stdin is not None and child.stdout is not None
         try:
@@ -83,7 +89,7 @@ class Twin:
 
     def _alive(self) -> subprocess.Popen[str]:
         if self._child is not None and self._owner == os.getpid() and self._child.poll() is not None:
-            self.close()  # its pipes, too
+            self.close()  # to close its pipes
         if self._child is None or self._owner != os.getpid():
             seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
             root = str(Path(fusec.__file__).parent.parent)
@@ -103,7 +109,7 @@ class Twin:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, while there is one."""
+        """Return the child's process id; None if no child runs."""
         return None if self._child is None else self._child.pid
 
     def close(self) -> None:
@@ -115,7 +121,7 @@ class Twin:
         child.wait()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # what was not written yet is of no use now
+                with suppress(BrokenPipeError):  # unwritten data is of no use now
                     pipe.close()
 
 
@@ -127,11 +133,11 @@ def _answer(line: str) -> dict[str, Any]:
     try:
         graph, case = decode(json.loads(line))
         return {"digest": digest(compile_once(graph, case))}
-    except Exception:  # noqa: BLE001 - whatever it is, the parent is told
+    except Exception:  # noqa: BLE001 - the parent gets every error
         return {"error": traceback.format_exc()}
 
 
 def main() -> None:
-    """Answer one line of JSON for each that comes, until there are no more."""
+    """Answer each line of JSON on standard input with one line, until the input ends."""
     for line in sys.stdin:
         print(json.dumps(_answer(line)), flush=True)

@@ -1,4 +1,4 @@
-"""Properties of running a compiled graph: right answers, the same twice, and no buffer that is used after its time."""
+"""Check runs of a compiled graph: right answers, reproducible bits, and no use of a freed buffer."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ Array = np.ndarray[Any, Any]
 
 
 def executable_agrees(graph: Graph, case: Case = CASE) -> None:
-    """Run end to end in simulation, a compiled graph gives the outputs of the model, the same bits each time, in memory
-    orders as promised."""
+    """Check that a compiled graph, simulated end to end, gives the outputs of the model.
+
+    Each run must give the same bits, and outputs must have the promised memory orders.
+    """
     shared = prepared(graph, case)
     executable = Executable(shared.compiled, SimulatorBackend())
     feeds = {name: np.array(array) for name, array in shared.feeds.items()}
     with np.errstate(all="ignore"):
         first = executable.run(None, feeds)
         got = [array.copy(order="K") for array in first]
-        for array in first:  # what is handed out is the caller's to overwrite
+        for array in first:  # because the caller may overwrite the outputs
             array[...] = 1
         again = executable.run(None, feeds)
-        turned = executable.run(None, {name: _strided(array) for name, array in feeds.items()})
+        strided = executable.run(None, {name: _strided(array) for name, array in feeds.items()})
     names, chosen = [spec.name for spec in executable.outputs], dict(shared.options.orders)
     for name, array in feeds.items():
         if array.tobytes() != shared.feeds[name].tobytes():
@@ -41,15 +43,15 @@ def executable_agrees(graph: Graph, case: Case = CASE) -> None:
             raise MismatchError(f"output {quote(spec.name)} is {array.dtype}{list(array.shape)}, not {value.type}")
         wanted = chosen.get(spec.name, ())
         if not (is_packed_as(array, value.type.with_order(wanted)) and same_storage(spec.shape, spec.order, wanted)):
-            raise MismatchError(f"output {quote(spec.name)} does not lie in the order {wanted}")
+            raise MismatchError(f"output {quote(spec.name)} does not have the memory order {wanted}")
     same_bits(names, again, got, "run a second time")
-    same_bits(names, turned, got, "run on inputs that are strided views")
+    same_bits(names, strided, got, "run on inputs that are strided views")
     results = dict(zip(names, got, strict=True))
     compare(results, [shared.narrowed_meaning, shared.execution], "the executable")
 
 
 def _strided(array: Array) -> Array:
-    """The same numbers in memory that is neither contiguous nor row-major."""
+    """Copy numbers to memory that is neither contiguous nor row-major."""
     wide = np.zeros([2 * d for d in reversed(array.shape)], array.dtype)
     view = wide[(..., *(slice(None, None, 2) for _ in array.shape))].transpose()
     view[...] = array
@@ -57,14 +59,14 @@ def _strided(array: Array) -> Array:
 
 
 def same_bits(names: Sequence[str], got: Sequence[Array], want: Sequence[Array], what: str) -> None:
-    """MismatchError unless arrays are equal, bit by bit."""
+    """Raise MismatchError unless arrays are equal, bit by bit."""
     for name, array, right in zip(names, got, want, strict=True):
         if array.tobytes() != right.tobytes():
             raise MismatchError(f"{what}, output {quote(name)} has other bits", {name: array}, {name: right})
 
 
 def buffers_never_alias(graph: Graph, case: Case = CASE) -> None:
-    """No step writes to a value that is still needed, and none reads memory that holds nothing any more."""
+    """Check that no step overwrites a value that is still needed, or reads memory that was freed."""
     shared = prepared(graph, case)
     with np.errstate(all="ignore"):
         want = Executable(shared.compiled, SimulatorBackend()).run(None, shared.feeds)
@@ -74,7 +76,10 @@ def buffers_never_alias(graph: Graph, case: Case = CASE) -> None:
 
 
 class _Watched(Executable):
-    """Looks, step by step, whether anything changes that is still needed, and overwrites all the rest."""
+    """An executable that checks, after each step, that all values that are still needed are unchanged.
+
+    It overwrites all other memory.
+    """
 
     def _execute(self, arrays: Sequence[Array | None]) -> None:
         self._allocate()
@@ -88,9 +93,9 @@ class _Watched(Executable):
         step = self.compiled.program.steps[index]
         if not index:
             self._overwrite(self._needed[0])
-        held = {value: self._bits(value) for value in self._needed[index]}
+        before = {value: self._bits(value) for value in self._needed[index]}
         super()._launch(index)
-        for value, bits in held.items():
+        for value, bits in before.items():
             if self._bits(value) != bits:
                 message = f"step {index} {step.signature} wrote to {quote(value.name)}, which is still needed"
                 raise MismatchError(message)
@@ -101,7 +106,10 @@ class _Watched(Executable):
 
     @cached_property
     def _needed(self) -> list[list[Value]]:
-        """Of what is stored before each step, and after the last, that which it or a later one reads, or the caller."""
+        """List the stored values that are still needed, before each step and after the last.
+
+        A value is needed if a later step reads it, or if it is an output.
+        """
         steps, placed = self.compiled.program.steps, self.memory.offsets
         last = {v: index for index, step in enumerate(steps) for v in step.inputs}
         last |= dict.fromkeys(self.compiled.graph.outputs, len(steps))
@@ -114,9 +122,9 @@ class _Watched(Executable):
                 made = [*made, *(v for v in steps[index].outputs if v in last and v in placed)]
         return result
 
-    def _overwrite(self, kept: Collection[Value]) -> None:
+    def _overwrite(self, needed: Collection[Value]) -> None:
         free = np.ones(self._arena.size, np.bool_)
-        for value in kept:
+        for value in needed:
             start, itemsize = self.memory.offsets[value], value.type.dtype.itemsize
             elements = np.arange(start, start + value.type.span * itemsize).reshape(-1, itemsize)
             free[unpack(elements[:, 0].copy(), value.type).reshape(-1, 1) + np.arange(itemsize)] = False

@@ -1,5 +1,4 @@
-"""Properties of when things happen: steps in any order that the waits allow, and blocks that come late to state which
-others have replaced already."""
+"""Check order and timing: steps in any order that the waits allow, and late blocks that read replaced state."""
 
 from __future__ import annotations
 
@@ -28,14 +27,14 @@ ORDERS = 1  # other orders of the steps, in each kind of memory
 PLACES = 3  # elements that are computed last
 
 
-class _Beside(SimulatorBackend):
-    """Memory for steps that run side by side."""
+class _ConcurrentMemory(SimulatorBackend):
+    """A backend that plans memory for steps that run concurrently."""
 
     side_by_side = True
 
 
 class _Reordered(Executable):
-    """Runs its steps in the order that is given, in memory that held nothing before."""
+    """An executable that runs its steps in a given order, in memory that is overwritten first."""
 
     order: Sequence[int] | None = None
 
@@ -52,9 +51,12 @@ class _Reordered(Executable):
 
 
 def any_order_agrees(graph: Graph, case: Case = CASE) -> None:
-    """Steps in any order that the waits allow give the same bits, in memory for steps in order or side by side."""
+    """Check that steps give the same bits in any order that the waits allow.
+
+    Memory is planned once for steps in sequence and once for concurrent steps.
+    """
     shared, rng = prepared(graph, case), np.random.default_rng(case.seed)
-    for backend in (SimulatorBackend(), _Beside()):
+    for backend in (SimulatorBackend(), _ConcurrentMemory()):
         net = _Reordered(shared.compiled, backend)
         told = waits(shared.compiled.program, net.memory)
         if told is None:
@@ -68,7 +70,7 @@ def any_order_agrees(graph: Graph, case: Case = CASE) -> None:
 
 
 def _order(told: Waits, rng: np.random.Generator) -> list[int]:
-    """The steps that do work, each behind those it waits for."""
+    """Draw an order of the steps that run, each after those it waits for."""
     left, order = [i for i, before in enumerate(told) if before is not None], list[int]()
     while left:
         ready = [i for i in left if set(order).issuperset(told[i] or ())]
@@ -81,18 +83,23 @@ def _order(told: Waits, rng: np.random.Generator) -> list[int]:
 
 
 def state_is_read_in_time(graph: Graph, case: Case = CASE) -> None:
-    """Were inputs state that outputs of their types replace, and written in place where that is allowed: elements
-    computed when all others are replaced already are the same."""
+    """Check that steps may write new state over old state where the schedule allows it.
+
+    Inputs are treated as state that outputs of the same type replace. An element that is computed last, when all other
+    elements are already replaced, must be the same.
+    """
     shared = prepared(graph, case)
     optimised = shared.optimised
-    for program in (shared.compiled.program, fuse_steps(kernels_only(optimised)), _in_lists(optimised)):
+    for program in (shared.compiled.program, fuse_steps(kernels_only(optimised)), _multi_tensor_program(optimised)):
         found = in_place(program, _updates(program.graph))
         with np.errstate(all="ignore"):
-            _in_time(program, found, stored_values(program.graph, shared.feeds), np.random.default_rng(case.seed))
+            _check_late_elements(
+                program, found, stored_values(program.graph, shared.feeds), np.random.default_rng(case.seed)
+            )
 
 
 def _updates(graph: Graph) -> dict[Value, Value]:
-    """Inputs, and outputs that could replace them: those first that are made of them."""
+    """Pair inputs with outputs that could replace them; outputs computed from the input come first."""
     free = list(dict.fromkeys(v for v in graph.outputs if v.node is not None and v.literal is None and v.type.size))
     found: dict[Value, Value] = {}
     for old in graph.inputs:
@@ -104,18 +111,18 @@ def _updates(graph: Graph) -> dict[Value, Value]:
     return found
 
 
-def _in_lists(graph: Graph) -> Program:
-    """Each node by itself, but for what does the same to several inputs that are state."""
+def _multi_tensor_program(graph: Graph) -> Program:
+    """Make each node a step, except ops that do the same to several inputs that are state."""
     names = dict(zip(graph.outputs, graph.output_names, strict=True))
     state = {old.name: names[new] for old, new in _updates(graph).items()}
-    lists, wiring = set_aside(graph, state), Wiring(graph)
-    taken = {node for nodes in lists for node in nodes}
-    steps = [Partition(nodes, Kind.KERNEL, body_of(graph, nodes)) for nodes in lists]
+    multi_tensor, wiring = set_aside(graph, state), Wiring(graph)
+    taken = {node for nodes in multi_tensor for node in nodes}
+    steps = [Partition(nodes, Kind.KERNEL, body_of(graph, nodes)) for nodes in multi_tensor]
     steps += [alone(graph, n) for n in graph.nodes if n not in taken and not isinstance(n.op, Constant)]
     return Program(graph, ordered(steps, wiring))
 
 
-def _in_time(
+def _check_late_elements(
     program: Program, found: Mapping[Value, Value], held: Mapping[Value, Array], rng: np.random.Generator
 ) -> None:
     for index, step in enumerate(program.steps):
@@ -128,22 +135,22 @@ def _in_time(
                 if reads(program, value) in pairs:
                     raise MismatchError(f"{quote(value.name)} is read by {later.signature} when it is replaced")
         if not pairs or any(isinstance(node.op, CHANNELS) for node in step.nodes):
-            continue  # these read numbers of a channel before they make new ones
+            continue  # because these read a whole channel before they write
         members = alike(step.nodes)
         right = _outputs(program, step, held, {})
         late = {old: right[new] for old, new in pairs.items()}
         for old, new in pairs.items():
             own = next((set(m.writes) for m in members or () if new in m.writes), set(step.outputs))
-            beside = [v for v in step.outputs if v in own and v.type.shape == old.type.shape]
-            mine = [o for o, n in pairs.items() if n in beside]
+            peers = [v for v in step.outputs if v in own and v.type.shape == old.type.shape]
+            mine = [o for o, n in pairs.items() if n in peers]
             for place in rng.integers(0, old.type.size, PLACES).tolist():
                 at = np.unravel_index(place, old.type.shape)
                 changed = dict(late)
-                for each in mine:  # whoever computes an element has read all of it
+                for each in mine:  # because the thread that computes an element has already read its operands
                     changed[each] = np.array(late[each])
                     changed[each][at] = held[each][at]
                 made = _outputs(program, step, held, changed)
-                for value in beside:
+                for value in peers:
                     if made[value][at].tobytes() != right[value][at].tobytes():
                         raise MismatchError(
                             f"{step.signature}: element {list(map(int, at))} of {quote(value.name)} is another when it "
@@ -159,7 +166,7 @@ def _in_time(
 def _outputs(
     program: Program, step: Partition, held: Mapping[Value, Array], changed: Mapping[Value, Array]
 ) -> dict[Value, Array]:
-    """What a step makes of operands some of which are changed; views of these are, too."""
+    """Compute a step's outputs from operands of which some are changed, and with them their views."""
     now: dict[Value, Array] = dict(changed)
 
     def read(value: Value) -> Array:

@@ -1,6 +1,6 @@
-"""What holds of every graph: one function a property, and `PROPERTIES`, the tuple of all by name.
+"""List the properties of every graph, by name, as `PROPERTIES`.
 
-Each takes a graph and a Case, and raises MismatchError where it does not hold; the graph is not changed.
+Each property takes a graph and a Case, and raises MismatchError if it does not hold. It does not change the graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Transformation = Pass | Rewriter | Callable[[Graph], object]
 
 
 def text_round_trip(graph: Graph, case: Case = CASE) -> None:
-    """Printing and parsing are inverse to each other, for the graph as it is and after the pipeline."""
+    """Check that parsing inverts printing, for the graph as it is and after the pipeline."""
     for each in (graph, prepared(graph, case).optimised):
         named = relabelled(each)
         weights = {n.op.literal.label: n.op.literal.array for n in named.nodes if isinstance(n.op, Constant)}
@@ -50,12 +50,12 @@ def text_round_trip(graph: Graph, case: Case = CASE) -> None:
 
 
 def _holds_nan(literal: Literal) -> bool:
-    """NaNs differ in bits that text does not carry."""
+    """Tell if a literal holds a NaN: NaNs differ in bits that text does not carry."""
     return literal.type.dtype.is_float and bool(np.isnan(literal.array.astype(np.float64)).any())
 
 
 def passes_keep_meaning(graph: Graph, case: Case = CASE) -> None:
-    """Each pass of the pipeline, where it changes the graph, keeps interface and meaning."""
+    """Check that each pass of the pipeline that changes the graph keeps the graph's interface and meaning."""
     shared = prepared(graph, case)
     for stage in shared.stages:
         right = shared.narrowed_meaning if stage.narrowed else shared.meaning
@@ -63,26 +63,32 @@ def passes_keep_meaning(graph: Graph, case: Case = CASE) -> None:
 
 
 def pipeline_keeps_meaning(graph: Graph, case: Case = CASE) -> None:
-    """The whole pipeline, in the case's precision and with what it disables, keeps interface and meaning."""
+    """Check that the whole pipeline keeps the graph's interface and meaning.
+
+    It runs with the case's precision and without the disabled passes and rules.
+    """
     shared = prepared(graph, case)
     _same(shared.optimised, graph, shared.narrowed_meaning, shared.feeds, "the pipeline")
 
 
 def rules_keep_meaning(graph: Graph, case: Case = CASE) -> None:
-    """Each rewrite rule that fires, alone, keeps interface and meaning: on the graph, and where its pass meets it."""
+    """Check that each rewrite rule that fires keeps interface and meaning when it runs alone.
+
+    It runs on the graph as it is, and on the graph that its pass receives.
+    """
     shared = prepared(graph, case)
     before = {stage.step.name: stage.before for stage in reversed(shared.stages)}
     for name, rules in pass_rules().items():
         for start in (graph, before[name]) if name in before else (graph,):
             ops = {node.op.name for node in start.nodes}
-            spare: Graph | None = None  # a rule that does not fire leaves its copy to the next one
+            spare: Graph | None = None  # the next rule reuses the copy if this one does not fire
             for rule in rules:
                 if not ops.isdisjoint(rule.roots):
                     spare = _rule_keeps_meaning(start, spare or start.clone(), rule, graph, case)
 
 
 def _rule_keeps_meaning(start: Graph, changed: Graph, rule: Rewriter, graph: Graph, case: Case) -> Graph | None:
-    """Try the rule on `changed`, a copy of `start`; gives the copy back if it was left as it was."""
+    """Try the rule on `changed`, a copy of `start`; return the copy if it was not changed."""
     if not rewrite(changed, (rule,)):
         return changed
     changed.prune()
@@ -94,9 +100,9 @@ def _rule_keeps_meaning(start: Graph, changed: Graph, rule: Rewriter, graph: Gra
 
 
 def keeps_meaning(graph: Graph, transformation: Transformation | Sequence[Transformation], case: Case = CASE) -> None:
-    """A pass, a rewrite rule or a function that changes a graph in place (or several) keeps interface and meaning.
+    """Check that a pass, a rewrite rule, a function that changes a graph in place, or several of them keep meaning.
 
-    Meaning is what both graphs compute in float64, up to what rounding explains in either.
+    The interface must stay the same, too. Meaning is what both graphs compute in float64, up to the rounding in either.
     """
     shared, changed = prepared(graph, case), graph.clone()
     steps = transformation if isinstance(transformation, Sequence) else [transformation]
@@ -118,7 +124,7 @@ def keeps_meaning(graph: Graph, transformation: Transformation | Sequence[Transf
 def _same(
     got: Graph, source: Graph, right: Allowances, feeds: Mapping[str, Array], what: str, *more: Allowances
 ) -> None:
-    """MismatchError unless a graph has the source's interface and means what `right` says."""
+    """Raise MismatchError unless a graph has the source's interface and computes what `right` allows."""
     for kind, values, others in (("input", got.inputs, source.inputs), ("output", got.outputs, source.outputs)):
         names = got.output_names if kind == "output" else tuple(v.name for v in values)
         wanted = source.output_names if kind == "output" else tuple(v.name for v in others)

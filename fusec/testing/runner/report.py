@@ -62,7 +62,7 @@ class Found:
 
 
 @dataclass
-class Report:
+class FuzzReport:
     """Report of a run.
 
     examples_before: examples of earlier runs with this seed and these properties, from the database.

@@ -23,7 +23,7 @@ from fusec.testing.resolve import version_of
 from fusec.testing.runner.coverage import Coverage
 from fusec.testing.runner.crash_shrink import Crash, CrashReducer
 from fusec.testing.runner.database import Open, State
-from fusec.testing.runner.report import Found, PropertyCount, Report
+from fusec.testing.runner.report import Found, FuzzReport, PropertyCount
 from fusec.testing.runner.task import Task
 from fusec.testing.runner.worker import read_current
 from fusec.testing.runner.worker_process import Child, Inbox
@@ -38,7 +38,7 @@ DEATHS = 5  # crashes after which a property is left out, because each costs a p
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkPlan:
     """Arguments of a fuzzing run, with all defaults filled in."""
 
     properties: tuple[str, ...]
@@ -94,11 +94,11 @@ class Run:
     deaths, reduced: crashes of each property, and those of them that were reduced.
     """
 
-    plan: Plan
+    plan: WorkPlan
     state: State
-    report: Report
+    report: FuzzReport
     scratch: Path
-    progress: Callable[[Report], None]
+    progress: Callable[[FuzzReport], None]
     inbox: Inbox = field(default_factory=queue.SimpleQueue)
     seats: list[_Seat] = field(default_factory=list[_Seat])
     stopping: bool = False

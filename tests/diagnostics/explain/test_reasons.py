@@ -10,7 +10,7 @@ from passes.partition.oracles import AcceptAll, Measured
 from fusec.diagnostics.explain import Explanation, compare, explain
 from fusec.diagnostics.explain.table import bytes_text, cut, listed, table, wrapped
 from fusec.ir import Constant, Graph
-from fusec.passes.partition import Oracle, partition
+from fusec.passes.partition import Judge, partition
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.targets.target import load
 from fusec.text import parse
@@ -32,7 +32,7 @@ graph "g" (%x: f32[1,4,6,6], %z: f32[1,4,6,6]) {{{WEIGHTS}
 }}"""
 
 
-def explained(text: str = NET, judge: Oracle | None = None) -> Explanation:
+def explained(text: str = NET, judge: Judge | None = None) -> Explanation:
     judge = judge or Measured()
     return explain(partition(parse(text), judge, load("h200")), load("h200"), judge)
 

@@ -19,7 +19,7 @@ from fusec.passes.rewriting.pattern import (
     Rule,
     Scalar,
     Sides,
-    Tensor,
+    TracedTensor,
     nearest_misses,
     rewrite,
     rule,
@@ -109,7 +109,7 @@ def test_a_match_that_fails_late_is_tried_another_way() -> None:
     """The first factor looks right until the second says otherwise: both orders are tried throughout."""
 
     @rule
-    def squares(p: Ops, x: Tensor, y: Tensor) -> Sides:
+    def squares(p: Ops, x: TracedTensor, y: TracedTensor) -> Sides:
         return p.add(p.mul(x, x), p.mul(p.neg(y), x)), p.sub(p.mul(x, x), p.mul(y, x))
 
     text = "%a = neg(%y)\n %b = mul(%x, %a)\n %c = mul(%x, %x)\n %d = add(%b, %c)\n return %d"
@@ -128,7 +128,7 @@ def test_attributes_can_be_compared_computed_and_guarded() -> None:
         m.require(m.known["n"] % 2 == 0, f"{m.known['n']} is odd", "x")
 
     @rule(where=even)
-    def twice(p: Ops, x: Tensor, n: Attribute) -> Sides:
+    def twice(p: Ops, x: TracedTensor, n: Attribute) -> Sides:
         return p.relu(p.gen_index(x, axis=n)), p.gen_index(x, axis=n - 1)
 
     text = "%a = gen_index(%x) {axis=AXIS}\n %b = relu(%a)\n return %b"
@@ -153,7 +153,7 @@ def test_the_nearest_miss_names_the_place_and_the_reason() -> None:
     lambda p, x: p.frobnicate(x),
 ])  # fmt: skip
 def test_a_rule_with_an_op_or_attribute_that_is_not_there_is_refused(write: object) -> None:
-    def wrong(p: Ops, x: Tensor) -> Sides:
+    def wrong(p: Ops, x: TracedTensor) -> Sides:
         return write(p, x), x  # type: ignore[operator]
 
     with pytest.raises((TypeError, AttributeError), match=r"has no attribute|needs the attribute|no op"):
@@ -170,7 +170,7 @@ def test_a_parameter_says_what_it_stands_for() -> None:
 
 def test_symbols_compute_and_print() -> None:
     @rule
-    def line(p: Ops, x: Tensor, a: Scalar, b: Scalar) -> Sides:
+    def line(p: Ops, x: TracedTensor, a: Scalar, b: Scalar) -> Sides:
         return p.mul(p.add(p.mul(x, a), b), 2.0), p.hard_sigmoid(x, alpha=(a - b) / 2 * a, beta=1 / -b + a)
 
     assert "alpha=((a - b) / 2) * a, beta=(1 / -b) + a" in line.equation

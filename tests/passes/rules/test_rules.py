@@ -11,7 +11,7 @@ from passes.cases import assert_same_meaning
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Pointwise, pw
 from fusec.passes import names, rules
-from fusec.passes.rewriting.expression import Apply, Tensor, subterms
+from fusec.passes.rewriting.expression import Apply, TracedTensor, subterms
 from fusec.passes.rewriting.pattern import Rule, instantiate
 from fusec.passes.rewriting.rewriter import rewrite
 from fusec.reference import evaluate
@@ -112,7 +112,7 @@ def test_names_are_unique() -> None:
 
 def test_leaves_are_all_used() -> None:
     for rule in EQUATIONS.values():
-        found = {t.name for t in subterms(rule.pattern) if isinstance(t, Tensor)}
+        found = {t.name for t in subterms(rule.pattern) if isinstance(t, TracedTensor)}
         assert found == {n for n, k in rule.parameters.items() if k in ("Tensor", "Weight")}, rule.name
         assert isinstance(rule.pattern, Apply)
 

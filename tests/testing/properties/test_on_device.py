@@ -51,7 +51,7 @@ class Stand(SimulatorBackend):
         yield Choice(7, ()), lambda buffers: simulate(graph, buffers)
         yield Choice(8, ()), lambda buffers: self.run_on_host(graph, buffers)
 
-    def improve(self, program: Program, *_: Any) -> Program:
+    def tune_steps(self, program: Program, *_: Any) -> Program:
         return program
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Any]) -> Callable[[], None]:

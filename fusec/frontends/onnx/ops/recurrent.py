@@ -91,7 +91,7 @@ class Operands:
 
 
 @dataclass(frozen=True)
-class Layer:
+class RecurrentLayer:
     """Attributes that RNN, GRU and LSTM share, and the number of their gates.
 
     layout: 1 if the batch is the first dim, else 0.
@@ -118,7 +118,7 @@ Step = Callable[[Weights, int, Value, list[Value]], list[Value]]  # (weights, di
 
 
 def _unrolled(
-    g: Emitter, operands: Operands, initial: Sequence[Value | None], layer: Layer, step: Step
+    g: Emitter, operands: Operands, initial: Sequence[Value | None], layer: RecurrentLayer, step: Step
 ) -> tuple[Value, ...]:
     """Unroll a layer. Returns Y, which has the first state of each step, and the last value of each state.
 
@@ -219,7 +219,7 @@ def rnn(
         total = _sum(g, g(MatMul(), now, p.w), g(MatMul(), states[0], p.r), p.w_bias, p.r_bias)
         return [functions[d][0](_clipped(g, total, clip))]
 
-    layer = Layer(direction, layout, hidden_size, 1)
+    layer = RecurrentLayer(direction, layout, hidden_size, 1)
     return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h], layer, step)
 
 
@@ -265,7 +265,7 @@ def gru(
         old = g(pw("mul"), z, h)
         return [g(pw("add"), g(pw("mul"), g(pw("sub"), g.scalar(1, z), z), new), old)]
 
-    layer = Layer(direction, layout, hidden_size, 3)
+    layer = RecurrentLayer(direction, layout, hidden_size, 3)
     return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h], layer, step)
 
 
@@ -311,7 +311,7 @@ def lstm(
         cell = g(pw("add"), g(pw("mul"), f, c), g(pw("mul"), i, middle(_clipped(g, new, clip))))
         return [g(pw("mul"), peep(o, 1, cell), outer(cell)), cell]
 
-    layer = Layer(direction, layout, hidden_size, 4)
+    layer = RecurrentLayer(direction, layout, hidden_size, 4)
     return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h, initial_c], layer, step)
 
 

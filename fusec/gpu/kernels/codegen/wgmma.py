@@ -33,7 +33,7 @@ def product(kind: str, columns: int, turned: bool = False) -> list[str]:
     """Generate the function ENTRY_<columns>: d[64][columns] (+)= a[64][16] b[16][columns].
 
     b is stored in shared memory as tiles of 8 x 8. They are `lead` bytes apart along the depth and `stride` bytes apart
-    along the columns, and begin `behind` bytes after the pointer.
+    along the columns, and begin `offset` bytes after the pointer.
 
     turned: each tile is stored with its own rows; else transposed. The function's name then ends with `_turned`.
     """
@@ -42,17 +42,17 @@ def product(kind: str, columns: int, turned: bool = False) -> list[str]:
     written = ", ".join(f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count))
     given = ", ".join(f'"r"(a[{i}])' for i in range(4))
     emulated = f"group_product<{kind}, {columns // 8}, {str(turned).lower()}>"
-    head = f"DEVICE void {name}(float (&d)[{columns // 8}][4], const u32 (&a)[4], const void* b, u32 behind, "
+    head = f"DEVICE void {name}(float (&d)[{columns // 8}][4], const u32 (&a)[4], const void* b, u32 offset, "
     return [
         f"{head}u32 lead, u32 stride, int onto) {{",
         "#ifdef FUSEC_EMULATED",
-        f"  {emulated}(d, a, (const u8*)b + behind, lead, stride, onto);",
+        f"  {emulated}(d, a, (const u8*)b + offset, lead, stride, onto);",
         "#else",
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "',
         f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "',
         f'    "{{{sums}}}, {{{words}}}, %{count + 4}, p, 1, 1, {int(turned)}; }}"',
         f"    : {written}",
-        f'    : {given}, "l"(group_tiles(b, lead, stride) + (behind >> 4)), "r"(onto));',
+        f'    : {given}, "l"(group_tiles(b, lead, stride) + (offset >> 4)), "r"(onto));',
         "#endif",
         "}",
     ]

@@ -14,7 +14,7 @@ from fusec.ops import GroupNorm, InstanceNorm, LayerNorm, Reduce, RmsNorm, Softm
 
 
 @dataclass(frozen=True)
-class Pass:
+class RowPass:
     """One pass: it combines `term` of each element e, beginning with `start`.
 
     finish: applied to the combined number, which it calls #.
@@ -39,7 +39,7 @@ class Formula:
     """
 
     c_type: str
-    passes: tuple[Pass, ...]
+    passes: tuple[RowPass, ...]
     result: str
     parameters: tuple[TensorType, ...] = ()
     merge: str = ""
@@ -91,9 +91,9 @@ def _reduction(op: Reduce, x: TensorType) -> Formula | None:
     if op.kind in ("max", "min"):
         return Formula(kind, (_largest(x.dtype) if op.kind == "max" else _smallest(x.dtype),), "#0", merge="plain")
     if op.kind == "prod":
-        return Formula(kind, (Pass("Multiply", f"{kind}(1)", "e"),), "#0", merge="plain")
+        return Formula(kind, (RowPass("Multiply", f"{kind}(1)", "e"),), "#0", merge="plain")
     if op.kind == "log_sum_exp":
-        top = Pass("Largest", f"{kind}(-INFINITE)", "e", f"fabs(#) < {kind}(INFINITE) ? # : {kind}(0)")
+        top = RowPass("Largest", f"{kind}(-INFINITE)", "e", f"fabs(#) < {kind}(INFINITE) ? # : {kind}(0)")
         return Formula(kind, (top, _total(f"exp(e - {_mine(0)})", kind)), "log(#0) + #1")
     terms = {"l1": magnitude, "l2": square, "sum_square": square}
     results = {"mean": f"#0 / {kind}({count})", "l2": "sqrt(#0)", "log_sum": "log(#0)"}
@@ -105,18 +105,18 @@ def _accumulator(dtype: DType) -> str:
     return f"{dtype.value[0]}{wide}"
 
 
-def _total(term: str, kind: str, finish: str = "") -> Pass:
-    return Pass("Add", f"{kind}(0)", term, finish)
+def _total(term: str, kind: str, finish: str = "") -> RowPass:
+    return RowPass("Add", f"{kind}(0)", term, finish)
 
 
-def _largest(dtype: DType) -> Pass:
+def _largest(dtype: DType) -> RowPass:
     low = f"{compute_type(dtype)}(-INFINITE)" if dtype.is_float else literal(int(np.iinfo(dtype.numpy).min), dtype)
-    return Pass("Largest", low, "e")
+    return RowPass("Largest", low, "e")
 
 
-def _smallest(dtype: DType) -> Pass:
+def _smallest(dtype: DType) -> RowPass:
     high = f"{compute_type(dtype)}(INFINITE)" if dtype.is_float else literal(int(np.iinfo(dtype.numpy).max), dtype)
-    return Pass("Smallest", high, "e")
+    return RowPass("Smallest", high, "e")
 
 
 def _mine(number: int) -> str:
