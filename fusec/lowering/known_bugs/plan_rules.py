@@ -55,8 +55,9 @@ class PlanFacts:
 # convolutions --------------------------------------------------------------------------------------------
 
 
-def _is_convolution(plan: PlanFacts) -> bool:
-    return plan.convolution is not None
+def _is_true_fp32_convolution(plan: PlanFacts) -> bool:
+    """Tell if a graph is a convolution without tensor cores; with them, engine 3 is another engine."""
+    return plan.convolution is not None and not plan.graph.tensor_cores
 
 
 def _has_other_image_order(plan: PlanFacts) -> bool:
@@ -185,7 +186,9 @@ RULES: tuple[PlanRule, ...] = (
         (7, 52), _reads_filters_as_is, "engine {engine} reads filters that are not stored channels last as if they were"
     ),
     PlanRule(
-        (3,), _is_convolution, "engine 3 convolves by transforms: its error is one of the largest element, not of each"
+        (3,),
+        _is_true_fp32_convolution,
+        "engine 3 convolves by transforms: its error is one of the largest element, not of each",
     ),
     PlanRule(
         (4,),

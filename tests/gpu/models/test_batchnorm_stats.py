@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from fusec.gpu.autotune.epilogue_split import taken_along
 from helpers import assert_close
 from lowering.lowers_judge import LowersJudge
 
 import fusec
 from fusec.builder import Builder
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import arrange, step_key
+from fusec.gpu.autotune.step_candidates import apply_choices, step_key
+from fusec.gpu.autotune.step_split import split_epilogues
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge
 from fusec.ir import Graph
@@ -52,14 +52,16 @@ def test_the_convolution_keeps_the_sums_where_that_is_faster(with_us: float) -> 
 
     work = step_key(found.graph, found.steps[0])
     cut, whole = (Part(1), Part(1, "kernel")), (Part(0),)
-    forms = taken_along(found, {}, lambda tried: arrange(found, tried), prices_us)
+    forms = split_epilogues(found, {}, lambda tried: apply_choices(found, tried), prices_us)
     assert forms == ({} if with_us < 50.0 else {work: cut})
-    again = taken_along(found, {work: cut}, lambda tried: arrange(found, tried), prices_us)  # cut off by itself
+    again = split_epilogues(
+        found, {work: cut}, lambda tried: apply_choices(found, tried), prices_us
+    )  # cut off by itself
     assert again == {work: whole if with_us < 50.0 else cut}
-    assert [step.signature for step in arrange(found, {work: cut, **again}).steps] == (
+    assert [step.signature for step in apply_choices(found, {work: cut, **again}).steps] == (
         WITH if with_us < 50.0 else APART
     )
-    assert [step.signature for step in arrange(found, forms).steps] == (WITH if with_us < 50.0 else APART)
+    assert [step.signature for step in apply_choices(found, forms).steps] == (WITH if with_us < 50.0 else APART)
 
 
 @pytest.mark.cudnn

@@ -31,7 +31,7 @@ def leaf(graph: Graph, rule: Rule, name: str, dtype: DType, rng: np.random.Gener
     sample: Any = rule.sample.get(name, (2, 3, 4))
     positive = sample == "positive"
     shape = (2, 3, 4) if positive else sample
-    if rule.parameters[name] == "Weight" or (name in ("s", "b") and rule.parameters[name] == "Tensor"):
+    if rule.parameters[name] == "Weight" or (name in ("s", "b") and rule.parameters[name] == "TracedTensor"):
         array = np.full(shape[0], shape[1]) if isinstance(shape[-1], float) else rng.uniform(0.5, 2, shape)
         return graph.constant(array.astype(dtype.numpy), name)
     value = graph.add_input(name, TensorType(shape, dtype))
@@ -41,7 +41,7 @@ def leaf(graph: Graph, rule: Rule, name: str, dtype: DType, rng: np.random.Gener
 def left_side(rule: Rule, dtype: DType, rng: np.random.Generator) -> Graph:
     graph = Graph("g")
     leaves = {
-        n: leaf(graph, rule, n, dtype, rng) for n, kind in rule.parameters.items() if kind in ("Tensor", "Weight")
+        n: leaf(graph, rule, n, dtype, rng) for n, kind in rule.parameters.items() if kind in ("TracedTensor", "Weight")
     }
     known = {n: rule.sample.get(n, float(rng.uniform(0.1, 0.9))) for n, k in rule.parameters.items() if k == "Scalar"}
     known |= {n: rule.sample[n] for n, k in rule.parameters.items() if k == "Attribute" and n in rule.sample}
@@ -113,7 +113,7 @@ def test_names_are_unique() -> None:
 def test_leaves_are_all_used() -> None:
     for rule in EQUATIONS.values():
         found = {t.name for t in subterms(rule.pattern) if isinstance(t, TracedTensor)}
-        assert found == {n for n, k in rule.parameters.items() if k in ("Tensor", "Weight")}, rule.name
+        assert found == {n for n, k in rule.parameters.items() if k in ("TracedTensor", "Weight")}, rule.name
         assert isinstance(rule.pattern, Apply)
 
 

@@ -20,7 +20,7 @@ def equation(b: RandomGraph) -> None:
     rule = b.pick(EQUATIONS)
     leaves: dict[str, Value] = {}
     for name, kind in rule.parameters.items():
-        if kind in ("Tensor", "Weight"):
+        if kind in ("TracedTensor", "Weight"):
             leaves[name] = _leaf(b, rule, name, kind == "Weight")
     known: dict[str, Any] = {
         name: rule.sample.get(name, b.pick([0.5, 2.0, 0.1]))
