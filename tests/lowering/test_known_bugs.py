@@ -485,11 +485,26 @@ def test_variants_that_copy_nothing_want_filters_stored_channels_last(engine: in
     assert wrong_plan(with_order(graph, 2, NHWC), engine, {12: 29}) is None
 
 
-def test_engine_3_is_left_out_since_it_convolves_by_transforms() -> None:
-    true_fp32 = replace(conv_graph(NHWC), tensor_cores=False)
-    assert wrong_plan(true_fp32, 3, {}) is not None
-    assert wrong_plan(conv_graph(NHWC), 3, {}) is None  # another engine, which fuses what comes before
-    assert wrong_plan(replace(transposed(), tensor_cores=False), 3, {}) is None
+def in_fp32(graph: CudnnGraph) -> CudnnGraph:
+    return replace(graph, tensors=tuple(replace(t, dtype=DType.F32) for t in graph.tensors))
+
+
+@pytest.mark.parametrize("engine", [3, 26])
+def test_engines_that_compute_fp32_convolutions_inexactly(engine: int) -> None:
+    assert wrong_plan(in_fp32(conv_graph(NHWC)), engine, {}) is not None
+    assert wrong_plan(conv_graph(NHWC), engine, {}) is None  # in fp16 the number names another engine
+    assert wrong_plan(in_fp32(transposed()), engine, {}) is None
+
+
+def test_an_fp32_operand_within_a_larger_tensor() -> None:
+    y = (2, 8, 4, 4)
+    tensors = (tensor(1, y), tensor(2, (8, 8, 1, 1)), tensor(3, y, virtual=True), tensor(4, y), tensor(5, y))
+    conv = CudnnCall("conv_fprop", (1, 2), (3,), "", WINDOW)
+    whole = CudnnGraph(tensors, (conv, CudnnCall("pointwise", (3, 4), (5,), "mul")))
+    part = replace(whole, tensors=(*tensors[:3], replace(tensors[3], strides=(384, 16, 4, 1)), tensors[4]))
+    assert misread(in_fp32(whole)) is None
+    assert "within a larger tensor" in str(misread(in_fp32(part)))
+    assert misread(part) is None
 
 
 def test_engine_70_wants_image_and_loss_channels_last() -> None:

@@ -33,7 +33,7 @@ from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.targets.target import Target
 
-SCHEMA = 11  # of stored verdicts: raise it when their meaning changes
+SCHEMA = 12  # of stored verdicts: raise it when their meaning changes
 MAX_WORKERS = 8
 SHARE_BYTES = 4 << 30  # of a GPU's memory for each process that has a context there, which takes half of one
 WRITE_S = 0.2  # verdicts that arrive within this time are stored together

@@ -204,7 +204,18 @@ CALL_RULES: tuple[tuple[Callable[[Facts, CudnnCall], bool], str], ...] = (
     ),
 )
 
+
+def _is_part_in_fp32(facts: Facts, operand: CudnnTensor, result: CudnnTensor) -> bool:
+    """Return True for an fp32 operand within a larger tensor, such as a part of a concat."""
+    full = operand.dims == result.dims
+    return facts.convolution and full and operand.dtype is DType.F32 and not operand.virtual and not is_packed(operand)
+
+
 OPERAND_RULES: tuple[tuple[Callable[[Facts, CudnnTensor, CudnnTensor], bool], str], ...] = (
+    (
+        _is_part_in_fp32,
+        "a convolution's epilogue with an fp32 operand within a larger tensor: it is read by the result's strides",
+    ),
     (
         _does_not_fit_convolution,
         "a convolution's epilogue with an operand {operand} for {result}: cuDNN computes only full, per-channel and "

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CONVOLUTIONS, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.lowering.known_bugs.storage import has_innermost_channels, wide_dims
 
@@ -55,9 +56,12 @@ class PlanFacts:
 # convolutions --------------------------------------------------------------------------------------------
 
 
-def _is_true_fp32_convolution(plan: PlanFacts) -> bool:
-    """Tell if a graph is a convolution without tensor cores; with them, engine 3 is another engine."""
-    return plan.convolution is not None and not plan.graph.tensor_cores
+def _is_fp32_convolution(plan: PlanFacts) -> bool:
+    """Tell if a convolution reads an fp32 image from memory; for other graphs these numbers name other engines."""
+    if plan.convolution is None:
+        return False
+    image, _ = plan.convolution
+    return image.dtype is DType.F32 and not image.virtual
 
 
 def _has_other_image_order(plan: PlanFacts) -> bool:
@@ -187,7 +191,7 @@ RULES: tuple[PlanRule, ...] = (
     ),
     PlanRule(
         (3,),
-        _is_true_fp32_convolution,
+        _is_fp32_convolution,
         "engine 3 convolves by transforms: its error is one of the largest element, not of each",
     ),
     PlanRule(
@@ -202,6 +206,7 @@ RULES: tuple[PlanRule, ...] = (
     ),
     PlanRule(_ONE_RESULT, _has_two_results, "engine {engine} with two results: it writes one"),
     PlanRule((8,), _has_independent_op, "engine 8 with an epilogue op that does not depend on the convolution"),
+    PlanRule((26,), _is_fp32_convolution, "engine 26 rounds the addends of an fp32 convolution to tf32"),
     PlanRule((8,), _has_sigmoid_gradient, "engine 8 makes NaN of a sigmoid's gradient"),
     PlanRule(
         (8,), _has_operand_with_other_strides, "engine 8 reads an epilogue's operand by the strides of its result"

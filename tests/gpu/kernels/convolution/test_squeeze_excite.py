@@ -9,7 +9,7 @@ import pytest
 from gpu.kernels.cases import Case, awkward, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
 
-from fusec.gpu.autotune.fusion_proposals import is_union, may_begin
+from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
 from fusec.ir import DType, Graph, Value
 from fusec.ops import Conv, MatMul, Reduce, pw
 
@@ -120,9 +120,9 @@ def test_what_begins_and_is_such_work() -> None:
     (case, _) = whole()
     nodes = case.nodes
     assert all(may_begin(nodes[:n]) for n in range(1, len(nodes) + 1))
-    assert [is_union(nodes[:n]) for n in (1, 3, 4, len(nodes))] == [False, False, True, True]
+    assert [is_joint_work(nodes[:n]) for n in (1, 3, 4, len(nodes))] == [False, False, True, True]
     product = chain(F16, 3, 32, 8, 32).nodes
-    assert may_begin(product[:1]) and not is_union(product[:3]) and is_union(product[:4])
+    assert may_begin(product[:1]) and not is_joint_work(product[:3]) and is_joint_work(product[:4])
 
 
 def test_others_are_left_alone() -> None:
