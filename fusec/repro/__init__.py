@@ -45,7 +45,7 @@ def write(compiled: Compiled, index: int, folder: Path, seed: int = 0) -> Path:
     what = f"step {index} of {compiled.source.name}: {step.signature}"
     spelled = f", spelled {', '.join(step.spelling)}" if step.spelling else ""
     title = f"{what}{spelled}, for {compiled.target.device_name} in {compiled.options.precision}"
-    return write_body(step.body, lowered, folder, compiled.target, title, seed)
+    return write_body(step.body, lowered, folder, compiled.target, title, seed=seed)
 
 
 def write_body(
@@ -54,6 +54,7 @@ def write_body(
     folder: Path,
     target: Target,
     title: str,
+    *,
     seed: int = 0,
     feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> Path:

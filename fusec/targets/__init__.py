@@ -1,0 +1,1 @@
+"""Describe GPUs: one JSON file each, read by `target.load`."""

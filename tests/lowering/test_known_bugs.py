@@ -489,7 +489,7 @@ def in_fp32(graph: CudnnGraph) -> CudnnGraph:
     return replace(graph, tensors=tuple(replace(t, dtype=DType.F32) for t in graph.tensors))
 
 
-@pytest.mark.parametrize("engine", [3, 26])
+@pytest.mark.parametrize("engine", [3, 26, 29])
 def test_engines_that_compute_fp32_convolutions_inexactly(engine: int) -> None:
     assert wrong_plan(in_fp32(conv_graph(NHWC)), engine, {}) is not None
     assert wrong_plan(conv_graph(NHWC), engine, {}) is None  # in fp16 the number names another engine

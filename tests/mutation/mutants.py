@@ -886,7 +886,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "waits_inside",
         "schedules",
         "schedule/dependencies.py",
-        "clash = (before[:, 1] < behind) & (before[:, 2] > first)",
+        "clash = (before[:, 1] < end_byte) & (before[:, 2] > first)",
         "clash = (before[:, 1] <= first) & (before[:, 2] > first)",
         "who writes around what another step reads does not wait",
     ),

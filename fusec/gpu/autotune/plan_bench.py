@@ -34,7 +34,7 @@ AnyPlan = BuiltPlan | BlasPlan
 
 @dataclass(frozen=True)
 class CudnnContext:
-    """What building and timing plans on a GPU needs.
+    """Context in which plans are built and timed on a GPU.
 
     handle, stream: of cuDNN; plans run on that stream
     stopwatch: times work on that stream

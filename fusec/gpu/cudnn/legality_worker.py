@@ -25,8 +25,8 @@ from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.targets.target import Target, load
 
 
-class Judge:
-    """Judge that asks cuDNN: without a device for a target, or on this machine's GPU."""
+class LegalityJudge:
+    """Judge of graphs that asks cuDNN: without a device for a target, or on this machine's GPU."""
 
     def __init__(self, target: Target, device: bool):
         import cudnn  # only after the driver and NVRTC are loaded
@@ -149,7 +149,7 @@ def main(name: str, device: bool) -> int:
     """Judge graphs, build plans and compile kernels until the input ends: see `serve`."""
 
     def begin(target: Target) -> tuple[Any, Answer]:
-        judge = Judge(target, device)
+        judge = LegalityJudge(target, device)
         builder = PlanBuilder(judge.cudnn, judge.handle, target)
 
         def respond(question: dict[str, Any]) -> dict[str, Any]:

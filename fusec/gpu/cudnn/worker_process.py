@@ -103,7 +103,7 @@ class WorkerProcess:
     ) -> Verdict | WorkerDeath:
         """Ask for the verdict on a graph.
 
-        proven: see `legality_worker.Judge.judge`
+        proven: see `legality_worker.LegalityJudge.judge`
         hand_over: set `blob` to cuDNN's first plan, serialized, if it was built
 
         Raises RuntimeError for a defect of fusec in the worker.

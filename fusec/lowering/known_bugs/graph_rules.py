@@ -47,6 +47,14 @@ class Facts:
         """Uids of the graph's outputs."""
         return frozenset(t.uid for t in self.graph.outputs)
 
+    def follows_convolution(self, tensor: CudnnTensor) -> bool:
+        """Return True if a tensor is computed from the result of a convolution."""
+        found: set[int] = set()
+        for call in self.graph.calls:
+            if call.op in CONVOLUTIONS or not found.isdisjoint(call.inputs):
+                found.update(call.outputs)
+        return tensor.uid in found
+
     def operands(self, call: CudnnCall) -> list[CudnnTensor]:
         """List the tensors that a call reads."""
         return [self.graph.tensor(uid) for uid in call.inputs]
@@ -207,8 +215,8 @@ CALL_RULES: tuple[tuple[Callable[[Facts, CudnnCall], bool], str], ...] = (
 
 def _is_part_in_fp32(facts: Facts, operand: CudnnTensor, result: CudnnTensor) -> bool:
     """Return True for an fp32 operand within a larger tensor, such as a part of a concat."""
-    full = operand.dims == result.dims
-    return facts.convolution and full and operand.dtype is DType.F32 and not operand.virtual and not is_packed(operand)
+    full = operand.dims == result.dims and facts.follows_convolution(result)
+    return full and operand.dtype is DType.F32 and not operand.virtual and not is_packed(operand)
 
 
 OPERAND_RULES: tuple[tuple[Callable[[Facts, CudnnTensor, CudnnTensor], bool], str], ...] = (

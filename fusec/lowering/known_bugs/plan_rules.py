@@ -206,7 +206,7 @@ RULES: tuple[PlanRule, ...] = (
     ),
     PlanRule(_ONE_RESULT, _has_two_results, "engine {engine} with two results: it writes one"),
     PlanRule((8,), _has_independent_op, "engine 8 with an epilogue op that does not depend on the convolution"),
-    PlanRule((26,), _is_fp32_convolution, "engine 26 rounds the addends of an fp32 convolution to tf32"),
+    PlanRule((26, 29), _is_fp32_convolution, "engine {engine} rounds the addends of an fp32 convolution to tf32"),
     PlanRule((8,), _has_sigmoid_gradient, "engine 8 makes NaN of a sigmoid's gradient"),
     PlanRule(
         (8,), _has_operand_with_other_strides, "engine 8 reads an epilogue's operand by the strides of its result"

@@ -1,0 +1,1 @@
+"""Rewrite rules that recognise ops in the forms they are exported as."""

@@ -71,16 +71,18 @@ def test_rounding_each_result_to_its_dtype_is_within_bounds(graph: Graph, case: 
 
 
 def test_random_graphs_are_hardly_ever_without_an_opinion() -> None:
-    silent: list[float] = []  # shares, so that no large output outweighs the rest
+    shares: dict[str, float] = {}  # Hypothesis repeats a graph with small changes: its sequence of ops counts one time
 
-    @settings(RANDOM, max_examples=150)
+    @settings(RANDOM, max_examples=300)
     @given(graphs(), cases())
     def look(graph: Graph, case: Case) -> None:
         right = allowed(graph, case.inputs(graph), execution())
-        silent.extend(float(np.isinf(right[name].bound).mean()) for name, want in right.want.items() if want.size)
+        silent = [np.isinf(right[name].bound).mean() for name, want in right.want.items() if want.size]
+        if silent:
+            shares[" ".join(node.op.name for node in graph.nodes)] = float(np.mean(silent))
 
     look()
-    assert len(silent) > 200 and np.mean(silent) < 0.08
+    assert len(shares) > 60 and np.mean([*shares.values()]) < 0.08
 
 
 # ill-conditioned, healthy ----------------------------------------------------------------------------------

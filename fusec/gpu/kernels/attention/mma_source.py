@@ -19,7 +19,7 @@ PACK = 8  # neighbours of a row that one copy moves: an octet
 
 @dataclass(frozen=True)
 class AttentionTiling:
-    """How blocks and warps share an attention.
+    """Shares of an attention: blocks, warps, queries and keys.
 
     warps: warps of a block.
     tiles: each warp has 16 times so many queries.

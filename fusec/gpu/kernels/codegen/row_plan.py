@@ -33,7 +33,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """How threads share the elements of x.
+    """Shares of the elements of x among threads.
 
     A thread reduces to one number, or to a vector of them.
 

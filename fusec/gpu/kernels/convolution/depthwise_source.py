@@ -25,7 +25,7 @@ FULL_LANES = 8  # with so many, a block reads whole cache lines
 
 @dataclass(frozen=True)
 class DepthwiseTile:
-    """What a thread computes in one turn: `vector` channels of `rows` x `strip` results.
+    """Tile that a thread computes in one turn: `vector` channels of `rows` x `strip` results.
 
     held: all filters stay in registers for all turns; otherwise there is one row.
     blocks: the number of blocks to aim at.

@@ -33,7 +33,7 @@ OTHERS = 3
 
 @dataclass(frozen=True)
 class FewFiltersTiling:
-    """How blocks share a convolution.
+    """Shares of a convolution among blocks.
 
     warps: warps of a block.
     tiles: each warp handles 16 times so many pixels of a row.

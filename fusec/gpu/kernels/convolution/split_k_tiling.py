@@ -14,7 +14,7 @@ ROWS, COLUMNS = 16, 8  # of a warp's product: filters, pixels
 
 @dataclass(frozen=True)
 class SplitKTiling:
-    """How blocks and warps share a convolution.
+    """Shares of a convolution among blocks and warps.
 
     high, wide: pixels of a block; `wide` is a multiple of eight.
     filters: filters of a block.

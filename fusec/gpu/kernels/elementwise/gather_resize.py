@@ -33,7 +33,7 @@ ANCHORS = (Resize, Gather, Pad)
 
 @dataclass
 class Sample:
-    """Where the elements of the operand are.
+    """Positions of the operand's elements.
 
     lines, preamble: statements, and tables before the kernel.
     names: the coordinate of each dim.

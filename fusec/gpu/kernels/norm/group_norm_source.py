@@ -22,7 +22,7 @@ DOOR_BYTES = 16  # for the barrier, before the numbers that the blocks of a clus
 
 @dataclass(frozen=True)
 class GroupTiling:
-    """How blocks share an image.
+    """Shares of an image among blocks.
 
     own: channels of a block, in whole groups.
     vector: channels of one load.
