@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tokenize
 from pathlib import Path
 
 import pytest
 
-from benchmarks import tables
+from benchmarks import suite_times, tables
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -19,6 +20,17 @@ PAGES = [
 
 def test_results_are_generated() -> None:
     assert (ROOT / "docs" / "results.md").read_text() == tables.main()
+
+
+def test_the_profile_of_the_tests_is_generated(request: pytest.FixtureRequest) -> None:
+    page, begin, end = ROOT / "docs" / "tests.md", "<!-- begin: python benchmarks/suite_times.py -->\n", "<!-- end -->"
+    made = suite_times.tables(json.loads(suite_times.RESULTS.read_text())) + "\n"
+    before, _, rest = page.read_text().partition(begin)
+    listed, _, after = rest.partition(end)
+    if request.config.getoption("--accept"):
+        page.write_text(before + begin + made + end + after)
+    else:
+        assert listed == made, "run pytest --accept to write it anew"
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda p: p.name)

@@ -33,13 +33,20 @@ def simulated(asked_once: Oracle) -> Callable[..., Executable]:
 
 
 @pytest.mark.parametrize("name", LIGHT)
-def test_outputs(name: str, simulated: Callable[..., Executable]) -> None:
+def test_shipped_outputs(name: str, simulated: Callable[..., Executable]) -> None:
     """Shipped weights repeat one number per tensor: logits near 1e10 then turn on the last bit of a sum,
     which is how a sum whose order depended on the channel was found."""
     shipped = simulated(light(name)).run(None, reference_inputs(name))
     for got, want in zip(shipped, reference_outputs(name).values(), strict=True):
         assert_close(got, want, 1e-3)
 
+
+# VGG-19's 143 million weights take ten times as long to draw, to copy and to multiply as all that is tested of them
+LARGE = "light_vgg19"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n == LARGE else []) for n in LIGHT])
+def test_outputs_of_random_weights(name: str, simulated: Callable[..., Executable]) -> None:
     model = randomised(onnx.load(light(name)), seed=11)
     inputs = random_inputs(model, seed=12)
     executable = simulated(model)
