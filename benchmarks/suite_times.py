@@ -26,7 +26,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from benchmarks.machine import made  # noqa: E402 - found through the line above
+from benchmarks.machine import date_and_commit  # noqa: E402 - found through the line above
 
 RESULTS = ROOT / "benchmarks" / "results" / "suite_times.json"
 STAGES = {  # by name: what the Makefile runs
@@ -68,7 +68,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def measured(stage: str, folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run a stage: its wall and CPU seconds. RuntimeError if it fails."""
+    """Run a stage and return its wall and CPU seconds. Raises RuntimeError if it fails."""
     installed = [f"{sys.prefix}/.{stamp}" for stamp in ("demo", "test")]  # what make shall not install anew
     command = ["make", f"VENV={sys.prefix}", *(f"--old-file={stamp}" for stamp in installed), stage]
     if stage == "check":
@@ -85,7 +85,7 @@ def measured(stage: str, folder: Path, arguments: Sequence[str]) -> dict[str, An
 
 
 def by_file(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The sums of each file's tests, the most CPU time first."""
+    """Sum the times of each file's tests, the most CPU time first."""
     files: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         files[row["test"].partition("::")[0]].append(row)
@@ -97,7 +97,7 @@ def by_file(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Format the results as Markdown."""
     files, named = results["files"], results["machine"]
     listed = [row for row in files if row["cpu_s"] >= 2]
     rest = [row for row in files if row["cpu_s"] < 2]
@@ -125,7 +125,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Return the name of the processor."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str]) -> None:
                 held["slowest"] = [{"test": r["test"], "cpu_s": round(r["cpu_s"], 1)} for r in rows[:SLOWEST]]
     held["stages"] = {stage: held["stages"][stage] for stage in STAGES if stage in held["stages"]}
     held["machine"] = {"cores": os.cpu_count(), "cpu": processor(), "python": platform.python_version()}
-    RESULTS.write_text(json.dumps({**made(), **held}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({**date_and_commit(), **held}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
