@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,11 +31,49 @@ model.onnx → frontends → Graph → passes → Graph → partition → Progra
 
 Read [`fusec/driver.py`](../fusec/driver.py) first. It calls one function for each stage.
 
+## Where is it decided?
+
+| question | file |
+|---|---|
+QUESTIONS
 ## Who imports whom
 
 An arrow leads from a folder or module to what it imports. What follows from other arrows is left out. Nothing imports
 upwards; [pyproject.toml](../pyproject.toml) holds the order, and `make lint` checks it, also inside the folders.
 """
+
+
+FILE = re.compile(r"[\w/]+\.(?:py|json)")
+QUESTIONS = {  # the answers name files below fusec/, which become links
+    "In which order do passes run, and why?": "`PIPELINE` in passes/__init__.py",
+    "Which ops become one step?": "passes/partition/candidates.py proposes, passes/partition/cover.py chooses",
+    "Why did an op not fuse?": "`WITHOUT` in lower_cudnn.py for an op, diagnostics/explain/__init__.py for a step",
+    "What does cuDNN compute wrongly?": "lowering/known_bugs/graph_rules.py, lowering/known_bugs/plan_rules.py",
+    "Does cuDNN, cuBLASLt or a kernel run a step?": "gpu/autotune/step_candidates.py lists the candidates, "
+    "gpu/autotune/step_selection.py chooses",
+    "Which plan of cuDNN runs a graph?": "gpu/autotune/plan_selection.py",
+    "Which variant of a kernel runs?": "gpu/autotune/variant_selection.py",
+    "When is a choice not measured again?": "gpu/autotune/tuning_cache.py; "
+    "gpu/shape_transfer/transfer_choices.py for other sizes",
+    "How does a convolution split its sum among blocks?": "gpu/kernels/convolution/split_k.py",
+    "What happens to a weight?": "passes/layout/precision.py casts it, passes/folding/fold_scales.py multiplies "
+    "factors into it, passes/layout/assign_layout.py orders it, execution/shared_weights.py stores it once",
+    "Where is a value stored?": "schedule/memory_plan.py; schedule/buffer_donation.py for state",
+    "Which figures of a GPU are used?": "targets/h200.json; gpu/kernels/codegen/gpu_figures.py for kernels, which are "
+    "shaped for the default target and right on any",
+    "What does a call do?": "runtime.py",
+}
+
+
+def questions() -> str:
+    """Write the rows of the questions. Raises FileNotFoundError for an answer that names a missing file."""
+    rows: list[str] = []
+    for question, answer in QUESTIONS.items():
+        for name in FILE.findall(answer):
+            (PACKAGE / name).stat()
+        linked = FILE.sub(r"[`\g<0>`](../fusec/\g<0>)", answer)
+        rows.append(f"| {question} | {linked} |\n")
+    return "".join(rows)
 
 
 def summary(path: Path) -> str:
@@ -98,7 +137,17 @@ def tables(folder: Path) -> Iterator[str]:
 
 
 def main() -> str:
-    return "\n".join((INTRODUCTION, *picture(imports()), "\n## Files\n", *tables(PACKAGE))).rstrip() + "\n"
+    return (
+        "\n".join(
+            (
+                INTRODUCTION.replace("QUESTIONS\n", questions() + "\n"),
+                *picture(imports()),
+                "\n## Files\n",
+                *tables(PACKAGE),
+            )
+        ).rstrip()
+        + "\n"
+    )
 
 
 if __name__ == "__main__":
