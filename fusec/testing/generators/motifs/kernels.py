@@ -53,7 +53,7 @@ def attention(b: RandomGraph) -> None:
 _ROWS = (5, 16, 17, 1, 33, 40)
 
 
-def lists(b: RandomGraph) -> None:
+def multi_tensor(b: RandomGraph) -> None:
     """Draw the same update of several parameters, with one rate for all and a gradient for each."""
     rate = b.input(TensorType((), DType.F32)) if b.chance(60) else b.constant((), DType.F32)
     kinds = [b.pick(["add", "mul", "sub", "max"]) for _ in range(b.between(1, 3))]
@@ -111,7 +111,7 @@ def depthwise(b: RandomGraph) -> None:
         b.add(Reduce("mean", (2, 3)), y)
 
 
-def gate(b: RandomGraph) -> None:
+def small_products(b: RandomGraph) -> None:
     """Draw a sequence of two or three small products, as in squeeze and excitation."""
     samples, width = b.pick([1, 2, 3, 5]), b.pick([8, 16, 5, 33])
     images = b.chance(60)
@@ -258,7 +258,28 @@ def _convolved(b: RandomGraph, x: Value, filters: int, groups: int = 1, stride: 
 KERNELS: Mapping[str, Draw] = {
     draw.__name__: draw
     for draw in (
-        *(attention, lists, pointwise, instance, rows, channels, row_backward, pooling, pool_backward, depthwise),
-        *(gate, few_pixels, thin_product, few_channels, few_filters, sampled, integer_product, rotary, finite),
+        *(
+            attention,
+            multi_tensor,
+            pointwise,
+            instance,
+            rows,
+            channels,
+            row_backward,
+            pooling,
+            pool_backward,
+            depthwise,
+        ),
+        *(
+            small_products,
+            few_pixels,
+            thin_product,
+            few_channels,
+            few_filters,
+            sampled,
+            integer_product,
+            rotary,
+            finite,
+        ),
     )
 }
