@@ -61,7 +61,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Add a line for the test to the file of this process in the folder FUSEC_SUITE_TIMES."""
     cpu, wall = cpu_s(), time.perf_counter()
     result = yield
-    row = {"test": item.nodeid, "cpu_s": cpu_s() - cpu, "wall_s": time.perf_counter() - wall}
+    row = {"test": item.nodeid, "cpu_s": max(0.0, cpu_s() - cpu), "wall_s": time.perf_counter() - wall}
     with (Path(os.environ["FUSEC_SUITE_TIMES"]) / f"{os.getpid()}.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     return result

@@ -41,11 +41,11 @@ def test_shipped_outputs(name: str, simulated: Callable[..., Executable]) -> Non
         assert_close(got, want, 1e-3)
 
 
-# VGG-19's 143 million weights take ten times as long to draw, to copy and to multiply as all that is tested of them
-LARGE = "light_vgg19"
+# 60 to 143 million weights each take longer to draw, copy and multiply than everything that is tested of them.
+LARGE = ("light_vgg19", "light_zfnet512", "light_bvlc_alexnet")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n == LARGE else []) for n in LIGHT])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE else []) for n in LIGHT])
 def test_outputs_of_random_weights(name: str, simulated: Callable[..., Executable]) -> None:
     model = randomised(onnx.load(light(name)), seed=11)
     inputs = random_inputs(model, seed=12)
