@@ -71,6 +71,10 @@ class Meter:
 METER = Meter()
 
 
+def pytest_collection_finish() -> None:
+    METER.read()  # what collecting took belongs to no test
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Add a line for the test to the file of this process in the folder FUSEC_SUITE_TIMES."""
