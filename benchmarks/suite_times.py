@@ -1,9 +1,9 @@
 """Measure where the tests' time goes: `python benchmarks/suite_times.py [STAGE...] [-- PYTEST ARGUMENTS]`.
 
-Stages are targets of the Makefile. `check` is run under this file as a plugin of pytest, which writes each test's CPU
-seconds, those of its child processes included: a busy machine changes them less than it changes wall time. The cache
-and the folder for temporary files are new, as on a fresh machine. benchmarks/results/suite_times.json has the sums by
-file; `pytest tests/test_benchmarks.py --accept` writes the tables of docs/tests.md from it.
+Stages are targets of the Makefile. `check` runs with this file as a plugin of pytest, which writes the seconds of each
+test. The cache and the folder for temporary files are new, as on a fresh machine; nothing else should run meanwhile.
+benchmarks/results/suite_times.json has the sums by file; `pytest tests/test_docs.py --accept` writes the tables of
+docs/tests.md from it.
 """
 
 from __future__ import annotations
@@ -36,51 +36,15 @@ STAGES = {  # by name: what the Makefile runs
     "examples": "the scripts of examples/",
     "demo": "examples/demo.py",
 }
-SLOWEST = 25  # tests that are listed
-TICK = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_s() -> float:
-    """CPU seconds of this process, of the children it waited for, and of those that live, with their children."""
-    total, folders = sum(os.times()[:4]), [Path(f"/proc/{os.getpid()}")]
-    while folders:
-        folder = folders.pop()
-        try:
-            tasks = [(task / "children").read_text().split() for task in (folder / "task").iterdir()]
-            for pid in (pid for task in tasks for pid in task):
-                folders.append(Path(f"/proc/{pid}"))
-                fields = (folders[-1] / "stat").read_text().rpartition(")")[2].split()
-                total += sum(map(int, fields[11:15])) / TICK
-        except OSError:  # it ended meanwhile, and its parent has its times
-            continue
-    return total
-
-
-class Meter:
-    """CPU seconds since the last reading, which takes a millisecond: one reading a test is enough."""
-
-    def __init__(self) -> None:
-        self.last = cpu_s()
-
-    def read(self) -> float:
-        """Return the seconds since the last reading; none if a child's are lost, because nobody waited for it."""
-        before, self.last = self.last, cpu_s()
-        return max(0.0, self.last - before)
-
-
-METER = Meter()
-
-
-def pytest_collection_finish() -> None:
-    METER.read()  # what collecting took belongs to no test
+LISTED_S = 2  # of a file that the table lists
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Add a line for the test to the file of this process in the folder FUSEC_SUITE_TIMES."""
-    wall = time.perf_counter()
+    start = time.perf_counter()
     result = yield
-    row = {"test": item.nodeid, "cpu_s": METER.read(), "wall_s": time.perf_counter() - wall}
+    row = {"test": item.nodeid, "seconds": time.perf_counter() - start}
     with (Path(os.environ["FUSEC_SUITE_TIMES"]) / f"{os.getpid()}.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     return result
@@ -104,23 +68,19 @@ def measured(stage: str, folder: Path, arguments: Sequence[str]) -> dict[str, An
 
 
 def by_file(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sum the times of each file's tests, the most CPU time first."""
-    files: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    """Sum the times of each file's tests, the slowest file first."""
+    files: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        files[row["test"].partition("::")[0]].append(row)
-    sums = [
-        {"file": name, "tests": len(of), **{key: round(sum(r[key] for r in of), 1) for key in ("cpu_s", "wall_s")}}
-        for name, of in files.items()
-    ]
-    return sorted(sums, key=lambda row: -row["cpu_s"])
+        files[row["test"].partition("::")[0]].append(row["seconds"])
+    sums = [{"file": name, "tests": len(of), "seconds": round(sum(of), 1)} for name, of in files.items()]
+    return sorted(sums, key=lambda row: -row["seconds"])
 
 
 def tables(results: dict[str, Any]) -> str:
     """Format the results as Markdown."""
     files, named = results["files"], results["machine"]
-    listed = [row for row in files if row["cpu_s"] >= 2]
-    rest = [row for row in files if row["cpu_s"] < 2]
-    cpu = sum(row["cpu_s"] for row in files)
+    listed = [row for row in files if row["seconds"] >= LISTED_S]
+    total, most = (sum(row["seconds"] for row in some) for some in (files, listed))
     lines = [
         f"{named['cores']} cores, {named['cpu']}, Python {named['python']}; {results['date']}, "
         f"{results['commit'][:7]}.",
@@ -129,17 +89,13 @@ def tables(results: dict[str, Any]) -> str:
         "|---|---|---:|---:|",
         *(f"| `{s}` | {STAGES[s]} | {t['cpu_s']:.0f} | {t['wall_s']:.0f} |" for s, t in results["stages"].items()),
         "",
-        f"{sum(row['tests'] for row in files)} tests take {cpu:.0f} CPU seconds; the {len(listed)} files that take two "
-        f"or more, {sum(row['cpu_s'] for row in listed):.0f}, the other {len(rest)} the rest.",
+        f"{sum(row['tests'] for row in files)} tests take {total:.0f} seconds of the two processes; the {len(listed)} "
+        f"files that take {LISTED_S} or more, {most:.0f}; the other {len(files) - len(listed)} the rest.",
         "",
-        "| file below tests/ | tests | CPU s | wall s |",
-        "|---|---:|---:|---:|",
+        "| file below tests/ | tests | s |",
+        "|---|---:|---:|",
     ]
-    for row in listed:
-        name = row["file"].removeprefix("tests/")
-        lines.append(f"| {name} | {row['tests']} | {row['cpu_s']:.1f} | {row['wall_s']:.1f} |")
-    lines += ["", f"The {len(results['slowest'])} slowest tests:", "", "| test | CPU s |", "|---|---:|"]
-    lines += [f"| `{row['test'].removeprefix('tests/')}` | {row['cpu_s']:.1f} |" for row in results["slowest"]]
+    lines += [f"| {row['file'].removeprefix('tests/')} | {row['tests']} | {row['seconds']:.1f} |" for row in listed]
     return "\n".join(lines)
 
 
@@ -159,9 +115,7 @@ def main(arguments: Sequence[str]) -> None:
             held["stages"][stage] = measured(stage, Path(scratch), passed)
             if stage == "check":
                 lines = [line for path in Path(scratch).glob("*.jsonl") for line in path.read_text().splitlines()]
-                rows = sorted(map(json.loads, lines), key=lambda row: -row["cpu_s"])
-                held["files"] = by_file(rows)
-                held["slowest"] = [{"test": r["test"], "cpu_s": round(r["cpu_s"], 1)} for r in rows[:SLOWEST]]
+                held["files"] = by_file([json.loads(line) for line in lines])
     held["stages"] = {stage: held["stages"][stage] for stage in STAGES if stage in held["stages"]}
     held["machine"] = {"cores": os.cpu_count(), "cpu": processor(), "python": platform.python_version()}
     RESULTS.write_text(json.dumps({**date_and_commit(), **held}, indent=1) + "\n")
