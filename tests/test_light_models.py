@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from helpers import assert_close
+from test_models import LARGE
 
 import fusec
 from examples.models import LIGHT, light, random_inputs, randomised, reference_inputs, reference_outputs
@@ -41,10 +42,7 @@ def test_shipped_outputs(name: str, simulated: Callable[..., Executable]) -> Non
         assert_close(got, want, 1e-3)
 
 
-# 60 to 143 million weights each take longer to draw, copy and multiply than everything that is tested of them.
-LARGE = ("light_vgg19", "light_zfnet512", "light_bvlc_alexnet")
-
-
+# Large weights take longer to draw, copy and multiply than everything that is tested of them.
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE else []) for n in LIGHT])
 def test_outputs_of_random_weights(name: str, simulated: Callable[..., Executable]) -> None:
     model = randomised(onnx.load(light(name)), seed=11)

@@ -70,7 +70,7 @@ def ended(folder: Path, command: tuple[str, ...], number: int, after_s: float) -
 def test_a_signal_ends_a_command_and_its_workers(command: str, number: signal.Signals, tmp_path: Path) -> None:
     draw, statuses = random.Random(number), set[int]()
     tiny(tmp_path)
-    for moment in MOMENTS_S if number == signal.SIGINT else MOMENTS_S[1:]:  # Ctrl-C is the one that commands handle
+    for moment in MOMENTS_S:
         status, said = ended(tmp_path, COMMANDS[command], number, draw.uniform(*moment))
         statuses.add(status)
         assert "Traceback" not in said or "in main" not in said  # Python's own, before the command began

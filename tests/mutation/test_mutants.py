@@ -50,6 +50,14 @@ def test_the_committed_report_is_about_these() -> None:
     assert all(r["caught"] for r in rows)
 
 
+def test_the_tests_that_the_report_names_exist() -> None:
+    found = [row["property"].split("[")[0].split("::") for row in json.loads(RESULTS.read_text())["mutants"]]
+    named = [(file, test[0]) for file, *test in found if test]
+    assert named
+    gone = [each for each in named if f"def {each[1]}(" not in (RESULTS.parents[2] / each[0]).read_text()]
+    assert not gone, "run benchmarks/mutants.py with the names of these mutants"
+
+
 def test_the_table_in_the_docs_is_that_of_the_results(request: pytest.FixtureRequest) -> None:
     from benchmarks.mutants import table
 
