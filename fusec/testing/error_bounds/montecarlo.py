@@ -165,7 +165,8 @@ class _Sampler:
         if node.result in self.constant or not constants or not node.result.type.dtype.is_float:
             return made
         size = np.abs(_wide(cast(Constant, cast(Node, constants[0].node).op).literal.array))
-        error = max(_F32, self.narrowest.epsilon / 2) * np.where(np.isfinite(size), size, 0.0)
+        unit = max(_F32, self.narrowest.epsilon / 2, node.result.type.dtype.epsilon / 2)
+        error = unit * np.where(np.isfinite(size), size, 0.0)
         return Samples(made.plain, [s + error * self._signs(s.shape, 7 + k) for k, s in enumerate(made.disturbed)])
 
     def _as_read(self, value: Samples, place: int) -> Samples:
@@ -357,12 +358,15 @@ class _Sampler:
     def _flip(self, made: Samples, where: Array) -> Samples:
         """Move samples to the other side of a discontinuity.
 
-        Floats become NaN (NaN becomes a number), and all other types become another number.
+        Floats become NaN (NaN becomes a number), and all other types become another number. One sample of three keeps
+        its side, because a later op may hide this one in the undisturbed result alone.
         """
         samples: list[Array] = []
         for k, s in enumerate(made.disturbed):
             if s.dtype.kind == "f":
-                if k % 2:  # a NaN would hide another NaN, and later ops may make NaN of a zero
+                if k % 3 == 2:
+                    other = s
+                elif k % 3:  # a NaN would hide another NaN, and later ops may make NaN of a zero
                     other = np.where(np.isnan(made.plain), 2.0, np.copysign(1e30, made.plain))
                 else:
                     other = np.where(np.isnan(made.plain), 0.0, np.nan)
