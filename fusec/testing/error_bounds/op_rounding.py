@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fusec.ir import Node, Op
-from fusec.ops import BatchNormBackward, LayerNormBackward, Reduce, Scatter
+from fusec.ops import AttentionTrain, BatchNormBackward, LayerNormBackward, Reduce, Scatter
 
 Array = np.ndarray[Any, Any]
 
@@ -43,6 +43,9 @@ POLES = frozenset(
     )
 )
 PRODUCTS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul"})
+
+# Gradients of functions whose slope tends to zero.
+FADING = frozenset(f"{name}_backward" for name in ("gelu", "gelu_tanh", "sigmoid", "tanh", "softplus", "swish"))
 
 
 def is_move(op: Op) -> bool:
@@ -95,13 +98,19 @@ def is_exact(node: Node, operands: list[Array], digits: int, operand_digits: int
     return top < 2.0**digits
 
 
-def intermediate_size(op: Op, lowered: bool, operands: list[Array], result: Array) -> Array | None:
+def intermediate_size(op: Op, lowered: bool, operands: list[Array], results: list[Array], at: int) -> Array | None:
     """Estimate the largest intermediate number of each element, where the result may be far smaller.
 
     The logarithm of a sum of exponentials rounds a sum near 1. elu, selu and celu are lowered to exp(x) - 1. A norm's
     gradient subtracts from dy its mean and its share along x; with few elements, the difference is almost zero.
-    Returns None for other ops.
+    attention_train subtracts from the scores the logarithm of the sum of their exponentials. That number is rounded,
+    which changes all weights of a query by the same factor, and their sum from 1.
+    at: the place of the result in `results`. Returns None for other ops.
     """
+    result = results[at]
+    if isinstance(op, AttentionTrain):
+        size = np.abs(results[1]) * np.abs(result) if at == 0 else np.ones(result.shape)
+        return np.where(np.isfinite(size), size, 0.0)
     if (op.name == "softmax" and op.attributes["log"]) or (isinstance(op, Reduce) and op.kind == "log_sum_exp"):
         return np.isfinite(result) * 1.0
     if lowered and op.name in ("elu", "selu", "celu"):
