@@ -15,8 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from fusec.ir import Constant, DType, Graph, Node, Op, Value
-from fusec.ops import Cast
-from fusec.reference import evaluate_node
+from fusec.reference import evaluate_node, keeps_number
 from fusec.testing.error_bounds.discontinuities import flips
 from fusec.testing.error_bounds.op_rounding import (
     FADING,
@@ -214,9 +213,8 @@ class _Sampler:
 
     def _evaluate(self, node: Node, operands: list[Array], rounded: Op | None = None) -> list[Array]:
         """Evaluate a node; rounded: its op with other attributes."""
-        op = node.op
-        if isinstance(op, Cast) and op.to.is_float and node.operands[0].type.dtype.is_float:
-            return [operands[0]]
+        if keeps_number(node):
+            return [operands[0].astype(np.float64, copy=False)]
         return [_wide(r) for r in (rounded.reference(np, *operands) if rounded else evaluate_node(node, operands))]
 
     def _rounded_attributes(self, op: Op, k: int) -> Op | None:
