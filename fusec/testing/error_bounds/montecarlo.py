@@ -23,6 +23,7 @@ from fusec.testing.error_bounds.op_rounding import (
     PRODUCTS,
     approximation,
     dropping_nan,
+    flushed,
     intermediate_size,
     is_exact,
     is_move,
@@ -332,6 +333,9 @@ class _Sampler:
         if size is not None:
             absolute = self._unit(node) * size
             samples = [s + self._signed(absolute, 0, k) for k, s in enumerate(samples)]
+        lost = None if self.rounding.meaning or dtype is DType.F64 else flushed(node.op, operands)
+        if lost is not None:
+            samples = [s + self._signed(lost, 0, k) for k, s in enumerate(samples)]
         self._overflow(node, made.plain, samples, None if wide else stored, exact, operands)
         unstored = made.disturbed if not wide and stored in _HALVES else None
         return Samples(made.plain, samples, unstored)

@@ -189,6 +189,23 @@ def approximation(op: Op, operands: list[Array], result: Array) -> Array | None:
         return np.broadcast_to(error * scale * size, result.shape)
 
 
+_SMALLEST = 2.0**-126  # positive fp32 number that is not subnormal; arithmetic may turn smaller ones to zero
+# Functions that multiply a fading exponential by x or by a gradient.
+_EXPONENTIAL = frozenset(("swish", "mish", "gelu", "gelu_tanh", *FADING))
+
+
+def flushed(op: Op, operands: list[Array]) -> Array | None:
+    """Bound the error by element if an exponential inside a function becomes zero; None for other ops.
+
+    The result may be larger than the exponential: mish(-89) is -89 times a number that is subnormal in fp32.
+    """
+    if op.name not in _EXPONENTIAL:
+        return None
+    with np.errstate(all="ignore"):
+        size = np.maximum(1.0, np.abs(operands[-1])) * (np.abs(operands[0]) if len(operands) == 2 else 1.0)
+    return _SMALLEST * np.where(np.isfinite(size), size, 0.0)
+
+
 def never_zero(op: Op) -> bool:
     """Tell if a result of zero means that it underflowed (or that the operand is minus infinity)."""
     return op.name in ("exp", "sigmoid", "softplus") or (op.name == "softmax" and not op.attributes["log"])
