@@ -329,7 +329,9 @@ class _Sampler:
                 mask |= made.spread() > 0
         inner = self._unit(node) * (1.0 if exact else math.sqrt(sum_length(node)))
         samples = self._stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
-        size = intermediate_size(node.op, not self.rounding.meaning, operands, [s.plain for s in results], at)
+        executed, plain = not self.rounding.meaning, [s.plain for s in results]
+        spelled = self.rounding.exported and (executed or value in self.constant)
+        size = intermediate_size(node.op, executed, spelled, operands, plain, at)
         if size is not None:
             absolute = self._unit(node) * size
             samples = [s + self._signed(absolute, 0, k) for k, s in enumerate(samples)]

@@ -98,18 +98,30 @@ def is_exact(node: Node, operands: list[Array], digits: int, operand_digits: int
     return top < 2.0**digits
 
 
-def intermediate_size(op: Op, lowered: bool, operands: list[Array], results: list[Array], at: int) -> Array | None:
+# The factor of the sum is the first operand: x, or the gradient.
+_ADD_ONE = frozenset({"gelu", "gelu_tanh", "gelu_backward", "gelu_tanh_backward"})
+
+
+def intermediate_size(
+    op: Op, lowered: bool, spelled: bool, operands: list[Array], results: list[Array], at: int
+) -> Array | None:
     """Estimate the largest intermediate number of each element, where the result may be far smaller.
 
     The logarithm of a sum of exponentials rounds a sum near 1. elu, selu and celu are lowered to exp(x) - 1. A norm's
     gradient subtracts from dy its mean and its share along x; with few elements, the difference is almost zero.
     attention_train subtracts from the scores the logarithm of the sum of their exponentials. That number is rounded,
-    which changes all weights of a query by the same factor, and their sum from 1.
+    which changes all weights of a query by the same factor, and their sum from 1. In ONNX, gelu and its gradients add
+    1 to a number near -1.
+
+    lowered, spelled: the op is executed, or is computed as the single ops that ONNX writes for it.
     at: the place of the result in `results`. Returns None for other ops.
     """
     result = results[at]
     if isinstance(op, AttentionTrain):
         size = np.abs(results[1]) * np.abs(result) if at == 0 else np.ones(result.shape)
+        return np.where(np.isfinite(size), size, 0.0)
+    if spelled and op.name in _ADD_ONE:
+        size = np.broadcast_to(np.abs(operands[0]), result.shape)
         return np.where(np.isfinite(size), size, 0.0)
     if (op.name == "softmax" and op.attributes["log"]) or (isinstance(op, Reduce) and op.kind == "log_sum_exp"):
         return np.isfinite(result) * 1.0
