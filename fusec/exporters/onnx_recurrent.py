@@ -6,6 +6,7 @@ The op reads the product of its input with the input weights, so those of the ON
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from onnx import TensorProto
 
@@ -33,7 +34,7 @@ def _recurrent(e: Exporter, node: Node, x: list[str]) -> list[str]:
     operands = [x[0], weights, x[1], bias, ends, *x[2 : 2 + states]]
     if op.cell == "lstm" and parameter is not None:
         operands.append(parameter)
-    attributes = {"hidden_size": size, "direction": op.direction, **_functions(op)}
+    attributes: dict[str, Any] = {"hidden_size": size, "direction": op.direction, **_functions(op)}
     if op.clip:
         attributes["clip"] = op.clip
     if op.input_forget:

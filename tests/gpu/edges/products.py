@@ -252,7 +252,7 @@ def recurrents() -> Iterator[Row]:
         values = edges(dtype)
         names = np.array([name(v, dtype) for v in values], object)
         for cell, gates in (("lstm", 4), ("gru", 3), ("rnn", 1)):
-            op, count = Recurrent(cell), len(values)
+            op, count = Recurrent(cell, linear_before_reset=cell == "gru"), len(values)
             x = np.resize(plain(8, dtype), (2, count, 8 * gates))
             x[0, :, 8 * (gates - 1)] = values
             r = np.full((1, 8 * gates, 8), 0.125, dtype.numpy)
