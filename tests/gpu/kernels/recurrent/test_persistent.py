@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, build, check, each_way, rows
+from gpu.kernels.cases import ROUNDING, Case, build, check, each_way, on_the_device, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.kernels.recurrent import persistent
@@ -111,3 +111,40 @@ def test_other_layers_are_left_alone() -> None:
     assert layer(Recurrent("gru"), F32, (3, 2, 8)).kernel is None
     assert layer(Recurrent("lstm"), F32, (0, 2, 8)).kernel is None
     assert layer(Recurrent("lstm"), F16, (3, 2, 8192)).kernel is None
+
+
+def drawn(rng: np.random.Generator) -> Case:
+    """A layer of any cell, direction, type and size that the kernel takes."""
+    cell = str(rng.choice(["lstm", "gru", "rnn"]))
+    direction = str(rng.choice(["forward", "reverse", "bidirectional"]))
+    op = Recurrent(cell, direction, clip=float(rng.choice([0.0, 1.0])), linear_before_reset=cell == "gru")
+    sizes = (int(rng.integers(1, 60)), int(rng.integers(1, 70)), int(rng.choice([7, 32, 100, 256, 512, 777, 1024])))
+    more = "".join(letter for letter in "lt" if rng.random() < 0.4)
+    if cell != "rnn" and rng.random() < 0.4:
+        more += "p"
+    return layer(op, [F16, BF16, F32][rng.integers(3)], sizes, more)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(24))
+def test_random_layers_on_the_device(seed: int) -> None:
+    """Every variant, twice in a row, against the reference in float64: the second run meets what the first has left."""
+    pytest.importorskip("cupy")
+    from fusec.gpu.launch.kernel_launcher import Launcher
+
+    rng, launcher, ran = np.random.default_rng(seed), Launcher(), 0
+    case = drawn(rng)
+    assert case.kernel is not None
+    arrays = case.arrays(rng)
+    wide = {v: a.astype(np.float64) if v.type.dtype.is_float else a for v, a in arrays.items()}
+    want = case.reference(wide)
+    for way in each_way(case.kernel):
+        if not launcher.runs(way):  # no room for all its blocks at once
+            continue
+        ran += 1
+        for _ in range(2):
+            got = on_the_device(launcher, way, arrays, case.outputs)
+            for value, a, b in zip(case.outputs, got, want, strict=True):
+                rounding = 4 * ROUNDING[value.type.dtype]
+                np.testing.assert_allclose(a.astype(np.float64), b, rounding, rounding, err_msg=case.name)
+    assert ran
