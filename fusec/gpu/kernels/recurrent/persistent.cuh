@@ -23,7 +23,7 @@ FRAGMENT(kernel) {
     ASK_INPUT
   }
   MEET
-  for (u32 s = 0; s < STEPSu; ++s) {
+  for (u32 s = 0; s < MESSAGESu; ++s) {
     if (s > 0u) all_have_sent();
     float* const sums = parts + s % 2u * PARTSu;
     PRODUCT
@@ -45,19 +45,23 @@ FRAGMENT(kernel) {
       }
       #pragma unroll
       for (u32 k = 0; k < GATESu; ++k) gate[i][k] = wide(ahead[i][k]);
-      float h, c = cell[i];
-      CELL
       const u32 time = TIME;
-      const bool runs = RUNS;
-      if (!live) h = 0.0f;
-      if (runs) cell[i] = c;
-      state[i] = runs ? h : state[i];
+      const bool runs = RUNS, ends = IS_LAST;
+      float h = 0.0f, c = cell[i], sent = 0.0f;
+      CELL
+      if (ends) {
+        if (runs) {
+          cell[i] = c;
+          state[i] = h;
+        }
+        sent = state[i];
+      }
       SEND
-      const u32 step = s + 1u;
-      if (step < STEPSu) {
+      const u32 step = NEXT_STEP;
+      if (ends && step < STEPSu) {
         ASK_INPUT
       }
-      if (live) {
+      if (live && ends) {
         STORE
       }
     }
@@ -80,7 +84,7 @@ FRAGMENT(ask_input) {
   }
 }
 
-// What a thread finishes: one state of one sequence.
+// What a thread finishes: one state of one sequence. `s` counts what blocks send each other: the states of each step.
 FRAGMENT(place) {
   const u32 item = threadIdx.x + i * THREADSu;
   const u32 unit = item % UNITSu, sequence = item / UNITSu;
@@ -99,6 +103,17 @@ FRAGMENT(gru) {
   const float update = activate0(gate[i][0] + total[0]), reset = activate0(gate[i][1] + total[1]);
   const float fresh = activate1(gate[i][2] + reset * (total[2] + BIAS));
   h = (1.0f - update) * fresh + update * state[i];
+}
+
+// The product of the reset states needs a second exchange: steps have two halves.
+FRAGMENT(gru_twice) {
+  if (ends) {
+    const float fresh = activate1(gate[i][2] + total[2]);
+    h = (1.0f - update[i]) * fresh + update[i] * state[i];
+  } else {
+    update[i] = activate0(gate[i][0] + total[0]);
+    sent = activate0(gate[i][1] + total[1]) * state[i];
+  }
 }
 
 FRAGMENT(rnn) {
@@ -187,12 +202,12 @@ FRAGMENT(tile_product) {
 }
 
 FRAGMENT(tile_send) {
-  const float other = __shfl_xor_sync(0xffffffffu, state[i], 1);
+  const float other = __shfl_xor_sync(0xffffffffu, sent, 1);
   const u32 pair = u / 2u, inside = pair % 8u;
-  if (item < COUNTu && unit % 2u == 0u && pair < DEPTHSu * 8u && s + 1u < STEPSu)
+  if (item < COUNTu && unit % 2u == 0u && pair < DEPTHSu * 8u && s + 1u < MESSAGESu)
     send_word(words + (s + 1u) % 2u * SENTu
                   + (((sequence / 8u * DEPTHSu + pair / 8u) * 32u + sequence % 8u * 4u + inside % 4u) * 2u + inside / 4u),
-              word_of<TYPE>(state[i], other), s + 1u);
+              word_of<TYPE>(sent, other), s + 1u);
 }
 
 // 32-bit floats. A warp has a part of the depth, and a lane some rows.
@@ -277,6 +292,6 @@ FRAGMENT(row_product) {
 }
 
 FRAGMENT(row_send) {
-  if (item < COUNTu && u < SIZEu && s + 1u < STEPSu)
-    send_word(words + (s + 1u) % 2u * SENTu + (u * BATCHu + sequence), f32_to_bits(state[i]), s + 1u);
+  if (item < COUNTu && u < SIZEu && s + 1u < MESSAGESu)
+    send_word(words + (s + 1u) % 2u * SENTu + (u * BATCHu + sequence), f32_to_bits(sent), s + 1u);
 }

@@ -58,8 +58,6 @@ def recurrent(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     x, r = (v.type for v in node.operands[:2])
     if x.dtype not in (DType.F32, *HALVES) or not x.size or not r.size:
         return None
-    if node.op.cell == "gru" and not node.op.linear_before_reset:  # needs two products a step, one after the other
-        return None
     if any(v.type.size >= 1 << 31 for v in (*node.operands, *node.results)):
         return None
     plans = _plans(node, outputs)
@@ -188,6 +186,11 @@ class RecurrentPlan:
         return self.tiles * self.depth * (4 if self.on_tensor_cores else 1) <= HELD_REGISTERS
 
     @property
+    def halves(self) -> int:
+        """Return the products of a step, one after the other: two if a GRU multiplies states that were reset."""
+        return 2 if self.op.cell == "gru" and not self.op.linear_before_reset else 1
+
+    @property
     def streamed(self) -> int:
         """Return how often a loop over weights is unrolled that reads them from the cache, for short compilation."""
         return 1 if self.on_tensor_cores else 4
@@ -230,7 +233,7 @@ class RecurrentPlan:
             products = self.tiles * 32 * self.size * sequences / 128
         weights = 0.0 if self.is_held else rows * self.size * self.dtype.itemsize / 40
         sums = self.part_words / 16 + 40 * self.items
-        return self.rounds * (TRIP_CYCLES + words + products + weights + sums)
+        return self.rounds * self.halves * (TRIP_CYCLES + words + products + weights + sums)
 
     def launches(self) -> tuple[Launch, ...]:
         """Write the launches, of one source."""
@@ -268,6 +271,7 @@ class RecurrentPlan:
             GRID_THREADS=self.grid * threads,
             GROUPS=self.groups,
             ITEMS=self.items,
+            MESSAGES=steps * self.halves,
             NEXT_WEIGHT=_element(arguments, r, "d", f"(number * {self.size}u + u)", "(k + 1u)"),
             PAIRS=ceil_div(self.size, 2),
             PARTS=self.part_words,
@@ -304,8 +308,10 @@ class RecurrentPlan:
             "SEND": cuda(f"{kind}_send"),
             "PLACE": cuda("place"),
             "ACTIVATIONS": self._activations(),
-            "MEET": f"meet({arguments.doors(1)}, {self.grid}u);" if steps > 1 else "__syncthreads();",
-            "TIME": self._time("s"),
+            "MEET": f"meet({arguments.doors(1)}, {self.grid}u);" if steps * self.halves > 1 else "__syncthreads();",
+            "TIME": self._time("s" if self.halves == 1 else "(s / 2u)"),
+            "IS_LAST": "true" if self.halves == 1 else "s % 2u == 1u",
+            "NEXT_STEP": "s + 1u" if self.halves == 1 else "s / 2u + 1u",
             "ASK_INPUT": cuda(
                 "ask_input",
                 INPUT=_element(
@@ -366,11 +372,15 @@ class RecurrentPlan:
             declared.append(f"i64 ends[{self.items}];")
             begin.append(f"ends[i] = live ? (i64){_element(arguments, lengths, 'b')} : 0;")
             runs = "live && (i64)time < ends[i]"
+        if self.halves > 1:
+            declared.append(f"float update[{self.items}];")
         forget = f"activate0(gate[i][2] + total[2] + {peeps[-1]})" if op.cell == "lstm" else ""
         if op.input_forget:
             forget = "1.0f - enter"
         out = peeps[1].replace("cell[i]", "c") if op.cell == "lstm" else ""
-        formula = cuda(op.cell, PEEP_IN=peeps[0], PEEP_OUT=out, FORGET=forget, BIAS=peeps[0])
+        formula = cuda(
+            "gru_twice" if self.halves > 1 else op.cell, PEEP_IN=peeps[0], PEEP_OUT=out, FORGET=forget, BIAS=peeps[0]
+        )
         return {"PARAMETERS": declared, "BEGIN": begin, "RUNS": runs, "CELL": formula, **self._stores(arguments)}
 
     def _stores(self, arguments: Arguments) -> dict[str, list[str] | str]:
