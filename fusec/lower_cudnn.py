@@ -100,4 +100,5 @@ WITHOUT: Mapping[str, str] = {
     ),
     "random_bits": "cuDNN's random numbers do not depend on a state that the graph carries",
     "all_finite": "a cuDNN graph reduces one tensor",
+    "recurrent": "cuDNN graphs have no loop; a kernel of fusec runs all steps of up to 4,096 units in one launch",
 }

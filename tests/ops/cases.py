@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from ops.onnx_oracle import Array, Oracle, onnx_op, run
+from ops.recurrent_cases import ends, onnxruntime_of, shapes, weights
 
 from fusec.ir import DType, Op
 from fusec.ops import (
@@ -40,6 +41,7 @@ from fusec.ops import (
     MaxPoolBackward,
     Pad,
     RandomBits,
+    Recurrent,
     Reduce,
     Relayout,
     Reshape,
@@ -806,6 +808,33 @@ OTHERS |= {
         Case(AllFinite(), shapes, lambda *a: [np.array(all(np.isfinite(x).all() for x in a))], draw, False)
         for shapes in (((3, 4),), ((5,), (1,), (2, 3, 2)), ((0, 2), (7,)))
         for draw in (normal, with_infinities)
+    ],
+}
+
+SLOPES = ("leaky_relu", "elu", "hard_sigmoid")
+RECURRENT = [
+    (Recurrent("lstm"), False),
+    (Recurrent("lstm", "reverse", input_forget=True), False),
+    (Recurrent("lstm", "bidirectional", clip=0.75), True),
+    (Recurrent("lstm", "forward", SLOPES, (0.3, 0.5, 0.25), (0.0, 0.0, 0.4)), True),
+    (Recurrent("gru"), False),
+    (Recurrent("gru", "bidirectional", clip=0.5), False),
+    (Recurrent("gru", "reverse", linear_before_reset=True), False),
+    (Recurrent("gru", "bidirectional", linear_before_reset=True), True),
+    (Recurrent("gru", "bidirectional", ("hard_sigmoid", "tanh", "sigmoid", "softsign")), False),
+    (Recurrent("rnn", "bidirectional", ("relu", "affine"), (0.0, 0.5), (0.0, 0.25), 2.0), False),
+    (Recurrent("rnn", "reverse"), False),
+    (Recurrent("rnn", activations=("scaled_tanh",), alphas=(0.5,), betas=(0.75,)), False),
+]
+OTHERS |= {
+    "recurrent": [
+        *(Case(op, shapes(op, more=more), onnxruntime_of(op), weights) for op, more in RECURRENT),
+        *(
+            Case(op, (*found, (3,)), onnxruntime_of(op), (*[weights] * len(found), ends(4)))
+            for op, more in RECURRENT
+            if op.direction == "bidirectional"
+            for found in [shapes(op, more=more)]
+        ),
     ],
 }
 

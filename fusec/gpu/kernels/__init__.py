@@ -21,6 +21,7 @@ from fusec.gpu.kernels.convolution import (
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, multi_tensor, pointwise
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward
+from fusec.gpu.kernels.recurrent import persistent
 from fusec.ir import Node, Value
 
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
@@ -44,6 +45,7 @@ FAMILIES: tuple[Family, ...] = (
     integer_product.integer_product,
     rotary.rotary,
     all_finite.finite,
+    persistent.recurrent,
 )
 
 

@@ -262,6 +262,8 @@ _SUM_LENGTHS: Mapping[str, Callable[[Any, Shapes], int]] = {
     "batch_norm_backward": _channel_size,
     "channel_sums": _channel_size,
     "resize": lambda op, shapes: 4,
+    # an error of a step is one of all steps after it, and the bound takes the root of this
+    "recurrent": lambda op, shapes: (shapes[0][0] * (shapes[1][2] + 8)) ** 2,
 }
 
 

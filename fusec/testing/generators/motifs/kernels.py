@@ -221,6 +221,11 @@ def finite(b: RandomGraph) -> None:
     DRAWS["all_finite"](b)
 
 
+def recurrent(b: RandomGraph) -> None:
+    """Draw a layer of LSTM, GRU or RNN."""
+    DRAWS["recurrent"](b)
+
+
 def _about(b: RandomGraph, x: Value, name: str) -> None:
     """Draw an op of the registry with a value as its operand, and pointwise ops after it."""
     with b.focused(x):
@@ -280,6 +285,7 @@ KERNELS: Mapping[str, Draw] = {
             integer_product,
             rotary,
             finite,
+            recurrent,
         ),
     )
 }
