@@ -62,7 +62,8 @@ def test_domain_that_is_not_imported() -> None:
 
 def test_control_flow() -> None:
     body = helper.make_graph([node("Relu", ["x"], ["z"])], "body", [], [info("z", [2, 3])])
-    proto = model([node("If", ["c"], ["y"], name="cond", then_branch=body, else_branch=body)],
+    other = helper.make_graph([node("Flatten", ["x"], ["z"], axis=0)], "other", [], [info("z", [1, 6])])
+    proto = model([node("If", ["c"], ["y"], name="cond", then_branch=body, else_branch=other)],
                   [X, info("c", [], TensorProto.BOOL)], ["y"])  # fmt: skip
     _fails(proto, "node 'cond' (If): the condition must be known at import, but %c is computed at run time")
 
