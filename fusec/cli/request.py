@@ -13,6 +13,7 @@ from fusec.cli import options as cli_options
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:
+    from fusec.driver import AnyExecutable
     from fusec.execution.compilation import Compiled
     from fusec.execution.compile_options import CompileOptions
     from fusec.frontends import Source
@@ -64,8 +65,8 @@ class Request:
         with output.without_cudnn_warning():
             return driver.build_model(self.bound(), options, cli_options.shapes_of(self.shape or ()))
 
-    def executable(self, target: str, report: output.Report) -> Executable:
-        """Compile the model, or load a `.fusec` file, ready to run."""
+    def executable(self, target: str, report: output.Report, simulate: bool = False) -> AnyExecutable:
+        """Compile the model, or load a `.fusec` file, ready to run. simulate: also on a machine with the GPU."""
         from fusec import driver
 
         if self.is_compiled:
@@ -77,9 +78,18 @@ class Request:
             executable = driver.load(self.model, target=target, tune=self.options.tune)
             self._require_no_late_option(executable.compiled)
             return executable
-        options = replace(self.options, target=target, progress=report)
+        options = replace(self.options, target=target, progress=report, simulate=simulate)
         with output.without_cudnn_warning():
             return driver.compile_model(self.bound(), options, cli_options.shapes_of(self.shape or ()))
+
+    def program(self, target: str, report: output.Report) -> Executable:
+        """Compile or load the model as `executable`. Raises FusecError for a model with host steps."""
+        from fusec.runtime import Executable
+
+        executable = self.executable(target, report)
+        if not isinstance(executable, Executable):
+            executable.refuse("is more than one program")
+        return executable
 
     def bound(self) -> str | Source:
         """Return the model with the values of --constant for its inputs; the name of its file if there are none."""

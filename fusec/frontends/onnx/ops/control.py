@@ -37,12 +37,13 @@ def _selected(
     """
     before = g.graph.last
     try:
-        results = [g.subgraph(branch, ()) for branch in (then_branch, else_branch)]
-        require(len(results[0]) == len(results[1]), "the branches give different numbers of results")
-        if any(_reads_anywhere(node) for node in g.graph.since(before)):
-            return None
-        flag = g.reshape(condition, ())
-        return tuple(_select(g, flag, a, b) for a, b in zip(*results, strict=True))
+        with g.tentative():
+            results = [g.subgraph(branch, ()) for branch in (then_branch, else_branch)]
+            require(len(results[0]) == len(results[1]), "the branches give different numbers of results")
+            if any(_reads_anywhere(node) for node in g.graph.since(before)):
+                return None
+            flag = g.reshape(condition, ())
+            return tuple(_select(g, flag, a, b) for a, b in zip(*results, strict=True))
     except VerifyError:
         return None
 
