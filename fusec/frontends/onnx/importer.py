@@ -17,6 +17,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs
 
 from fusec.errors import ModelError, SizeError, VerifyError
+from fusec.frontends.onnx.advice import CUT
 from fusec.frontends.onnx.annotations import check
 from fusec.frontends.onnx.attributes import attributes
 from fusec.frontends.onnx.emit import Answer, Emitter, HostValueError, ModelValue, OpFunction, TensorList
@@ -192,9 +193,10 @@ class Importer:
         needed: set[str] = set()
         for error in self.asked.values():
             needed |= _inputs_above(error.values)
-        if not needed:
-            return report(self.file, [*self.problems, *asked])
-        error = InputsNeededError(str(report(self.file, [*self.problems, *asked])))
+        text = str(report(self.file, [*self.problems, *asked]))
+        if not self.asked:
+            return ModelError(text)
+        error = InputsNeededError(f"{text}\n({CUT})")
         error.inputs = frozenset(needed)
         return error
 
@@ -312,7 +314,7 @@ class Importer:
         members = list(zip(node_names(nodes), nodes, strict=True))
         require(self.depth < MAX_DEPTH, f"bodies within bodies, {MAX_DEPTH} deep")
         refused = unsupported(members, scope.opsets)
-        require(not refused, "in its body: " + "; ".join(f"{line} - not supported" for line in refused))
+        require(not refused, "in its body: " + "; ".join(refused))
         live = live_nodes(members, outputs)
         self.depth += 1
         try:
