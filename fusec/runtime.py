@@ -210,6 +210,16 @@ class Executable:
         return self._replay.lanes, other_us, self._replay.declined, this_us
 
     @property
+    def asked(self) -> bool:
+        """Tell if cuDNN was asked about the program."""
+        return self.compiled.asked
+
+    @property
+    def note(self) -> str:
+        """Return the note that reports print; see `Compiled.note`."""
+        return self.compiled.note
+
+    @property
     def device(self) -> str:
         """Return `simulated`, or the name of the GPU."""
         return self.backend.name

@@ -25,6 +25,18 @@ class TensorSpec:
     order: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class SymbolicSpec:
+    """An input or output: each dim is a size, or the name of a symbolic dim ("" if it has no name).
+
+    `shape` and `dtype` are None if the model does not declare them.
+    """
+
+    name: str
+    shape: tuple[int | str, ...] | None
+    dtype: np.dtype[Any] | None
+
+
 class Interface:
     """Inputs and outputs of a graph. xp: the array module of the back end; from_any: makes an array of it."""
 

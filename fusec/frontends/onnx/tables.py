@@ -12,6 +12,7 @@ from functools import cache
 
 from onnx import NodeProto, defs
 
+from fusec.frontends.onnx.advice import advice
 from fusec.frontends.onnx.emit import OpFunction, Table
 from fusec.frontends.onnx.movement import data_dependent, gather_scatter, indexing, resize, sampling, shape
 from fusec.frontends.onnx.ops import (
@@ -122,7 +123,9 @@ def unsupported(nodes: Iterable[tuple[str, NodeProto]], opsets: Mapping[str, int
     lines: list[str] = []
     for (domain, op), names in sorted(found.items()):
         shown = abridged([repr(name) for name in names])
-        lines.append(f"{_described(domain, op, opsets)}: node{'s' * (len(names) > 1)} {shown}")
+        why = advice("" if domain in DEFAULT_DOMAINS else domain, op)
+        where = f"{_described(domain, op, opsets)}: node{'s' * (len(names) > 1)} {shown}"
+        lines.append(f"{where} - not supported{why and ': '}{why}")
     return lines
 
 
