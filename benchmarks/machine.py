@@ -31,6 +31,7 @@ KEYS = {
     "onnx_suite.json": ("device",),
     "penalties.json": ("penalty",),
     "recurrent.json": ("case",),
+    "quantization.json": ("model", "format", "tool", "where"),
     "shapes.json": ("model", "tune", "kernels", "cache", "size"),
 }
 

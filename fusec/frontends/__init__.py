@@ -130,6 +130,17 @@ class Source:
         model = SegmentedModel(self._check(self._model), self.file, self._folder, self._weights)
         return model.first(sizes, self.constants)
 
+    def standalone(self, opset: int) -> ModelProto:
+        """Return a copy as one ONNX message, without functions and external data, in at least this opset.
+
+        Raises ModelError: when the model is no ONNX model, is malformed, or cannot be converted.
+        """
+        if isinstance(self._model, Graph):
+            raise ModelError(f"{self.file}: is a graph of fusec, not an ONNX model")
+        from fusec.frontends.onnx.standalone import standalone  # imported here as in `load`
+
+        return standalone(self._model, self.file, self._folder, opset)
+
     @cached_property
     def interface(self) -> tuple[tuple[Declaration, ...], tuple[Declaration, ...]]:
         """Return inputs and outputs as the model declares them.
