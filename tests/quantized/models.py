@@ -63,7 +63,7 @@ def _activation(rng: np.random.Generator) -> tuple[Array, Array]:
     info = np.iinfo(dtype)
     middle = 0 if dtype is np.int8 else 128
     zero = middle if rng.random() < 0.5 else rng.integers(info.min, info.max, endpoint=True)
-    return np.float32(rng.uniform(0.01, 0.04)), np.array(zero, dtype)
+    return np.asarray(rng.uniform(0.01, 0.04), np.float32), np.asarray(zero, dtype)
 
 
 def _weights(rng: np.random.Generator, shape: tuple[int, ...], channels: int) -> tuple[Array, Array, Array]:
@@ -83,7 +83,7 @@ def random_convolution(rng: np.random.Generator) -> Layer:
     image = g.rounded("x", *_activation(rng))
     weight = g.weights(*_weights(rng, (k, c // groups, side, side), k))
     bias = g.constant(rng.standard_normal(k).astype(np.float32))
-    window = {"kernel_shape": [side] * 2, "strides": [stride] * 2, "pads": [pad] * 4, "group": groups}
+    window: dict[str, Any] = {"kernel_shape": [side] * 2, "strides": [stride] * 2, "pads": [pad] * 4, "group": groups}
     y = g.op("Conv", image, weight, bias, **window)
     shapes, out = {"x": (n, c, size, size)}, (size + 2 * pad - side) // stride + 1
     if rng.random() < 0.4:
@@ -125,7 +125,7 @@ def run_onnxruntime(model: onnx.ModelProto | str, feeds: dict[str, Array]) -> Ar
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(data, options).run(None, feeds)[0]
+    return np.asarray(onnxruntime.InferenceSession(data, options).run(None, feeds)[0])
 
 
 # a small CNN -------------------------------------------------------------------------------------------
