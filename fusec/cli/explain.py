@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -40,9 +41,9 @@ def explain(
     with output.progress() as report:
         for name in names:
             compiled = request.build(name, report)
-            explained.append(
-                (name, explaining.explain(compiled.program, compiled.target, compiled.judge, cores, report))
-            )
+            explanation = explaining.explain(compiled.program, compiled.target, compiled.judge, cores, report)
+            floats = explaining.float_edges(compiled.source, compiled.program, compiled.options)
+            explained.append((name, replace(explanation, floats=floats)))
             precision = compiled.options.precision
             for pattern in must_fuse or ():
                 compiled.require_answers(f"--must-fuse {pattern!r}")

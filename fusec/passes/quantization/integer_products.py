@@ -170,16 +170,18 @@ def _term(weight: Array, axis: int, zero: float, scale: Array, shape: Array) -> 
 
 
 def reasons(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """Yield products that stay in floats though an operand is quantised, and why."""
+    """Yield products of floats, and why they stay in floats; the reason is "" if no operand is quantised.
+
+    graph: one to which the rules were applied, as long as they matched.
+    """
     for node in list(graph.nodes):
         rule = {"conv": integer_convolution, "matmul": integer_matmul}.get(node.op.name)
-        if rule is None:
+        if rule is None or not node.operands[0].type.dtype.is_float:
             continue
         try:
             rule.apply(graph, node)
         except NoMatch as miss:
-            if miss.reason:
-                yield node, miss.reason
+            yield node, miss.reason
 
 
 RULES = (integer_convolution, integer_matmul)
