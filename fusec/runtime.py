@@ -17,7 +17,7 @@ import numpy as np
 
 from fusec import lockfile
 from fusec.artifacts import fusec_file
-from fusec.diagnostics.explain import Explanation, explain
+from fusec.diagnostics.explain import Explanation, explain, float_edges
 from fusec.diagnostics.must_fuse import assert_fused
 from fusec.diagnostics.verify import Report, verify
 from fusec.errors import ExecutionError
@@ -394,7 +394,9 @@ class Executable:
 
     def explain(self) -> Explanation:
         """Explain which ops fused into which step and, for every op that did not fuse, the reason."""
-        return explain(self.compiled.program, self.compiled.target, self.compiled.judge, libraries=self.libraries())
+        c = self.compiled
+        explanation = explain(c.program, c.target, c.judge, libraries=self.libraries())
+        return replace(explanation, floats=float_edges(c.source, c.program, c.options))
 
     def libraries(self) -> dict[Partition, str]:
         """Return the library that runs each step except views: `cudnn`, `kernel`, or `cublaslt`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -50,9 +51,9 @@ def explain(
             except NotOneProgramError:
                 _explain_segments(request, names, must_fuse or (), as_json)
                 return
-            explained.append(
-                (name, explaining.explain(compiled.program, compiled.target, compiled.judge, cores, report))
-            )
+            explanation = explaining.explain(compiled.program, compiled.target, compiled.judge, cores, report)
+            floats = explaining.float_edges(compiled.source, compiled.program, compiled.options)
+            explained.append((name, replace(explanation, floats=floats)))
             precision = compiled.options.precision
             for pattern in must_fuse or ():
                 compiled.require_answers(f"--must-fuse {pattern!r}")

@@ -285,6 +285,11 @@ def conv(shapes: tuple[tuple[int, ...], ...], strides: tuple[int, ...], pads: tu
     return Case(Conv(strides, pads, dilations, groups), shapes, oracle, normal)
 
 
+def conv_integer(shapes: tuple[tuple[int, ...], ...], strides: tuple[int, ...], pads: tuple[int, ...]) -> Case:
+    oracle = onnx_op("ConvInteger", strides=strides, pads=pads)
+    return Case(Conv(strides, pads, (1,) * len(strides), 1), shapes, oracle, integers(-128, 128, np.int8), False)
+
+
 def conv_transpose(
     shapes: tuple[tuple[int, ...], ...], strides: tuple[int, ...], pads: tuple[int, ...], **other: Any
 ) -> Case:
@@ -432,6 +437,7 @@ OTHERS: dict[str, Sequence[Case]] = {
         conv(((2, 4, 9, 7), (6, 2, 3, 2)), (2, 1), (1, 0, 2, 3), dilations=(2, 1), groups=2),
         conv(((1, 6, 5, 5), (6, 1, 3, 3)), (1, 1), (1, 1, 1, 1), groups=6),
         conv(((1, 2, 5, 6, 4), (3, 2, 2, 3, 1)), (1, 2, 1), (0, 1, 0, 1, 1, 2), dilations=(2, 1, 1)),
+        conv_integer(((2, 40, 9, 7), (5, 40, 3, 2)), (2, 1), (1, 0, 2, 3)),
     ],
     "conv_transpose": [
         conv_transpose(((2, 4, 5), (4, 3, 3)), (2,), (1, 0), output_padding=(1,)),
@@ -443,6 +449,7 @@ OTHERS: dict[str, Sequence[Case]] = {
         Case(MatMul(), ((3, 4), (4, 5)), onnx_op("MatMul"), normal),
         Case(MatMul(), ((2, 1, 3, 4), (7, 4, 5)), onnx_op("MatMul"), normal),
         Case(MatMul(), ((2, 1, 3, 4), (7, 4, 5)), onnx_op("MatMul"), integers(-(2**62), 2**62)),
+        Case(MatMul(), ((2, 1, 3, 300), (7, 300, 5)), onnx_op("MatMulInteger"), integers(-128, 128, np.int8), False),
     ],
     "batch_norm": [
         Case(

@@ -106,7 +106,7 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (Cast(DType.F16), "f32[2] f32[2]", "cast takes 1 operands, not 2"),
     # windows
     (conv(), "f32[1,2,5,5]", "conv takes 2 operands, not 1"),
-    (conv(), "i32[1,2,5,5] i32[2,2,3,3]", "conv takes floating-point operands, not i32"),
+    (conv(), "i32[1,2,5,5] i32[2,2,3,3]", "conv takes floating-point or i8 operands, not i32"),
     (conv(), "f32[1,2,5,5] f16[2,2,3,3]", "operands differ in dtype: f32, f16"),
     (conv(), "f32[1,2] f32[2,2]", "conv takes 1 to 3 spatial dims, x has shape [1, 2]"),
     (conv(), "f32[1,2,1,1,1,1] f32[2,2,1,1,1,1]", "conv takes 1 to 3 spatial dims, x has shape [1, 2, 1, 1, 1, 1]"),
@@ -144,7 +144,7 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (AvgPool((2,), (1,), (0, 0), (1,)), "i8[1,2,5]", "avg_pool takes floating-point operands, not i8"),
     # products and norms
     (MatMul(), "f32[2,3]", "matmul takes 2 operands, not 1"),
-    (MatMul(), "i8[2,3] i8[3,2]", "matmul takes floats or integers of 32 or 64 bits, not i8"),
+    (MatMul(), "u8[2,3] u8[3,2]", "matmul takes floats, i8 or integers of 32 or 64 bits, not u8"),
     (MatMul(), "i32[2,3] i64[3,2]", "operands differ in dtype: i32, i64"),
     (MatMul(), "f32[3] f32[3,2]", "operands have shapes [3] and [3, 2]"),
     (MatMul(), "f32[2,3] f32[2,3]", "inner dims differ: [2, 3] and [2, 3]"),

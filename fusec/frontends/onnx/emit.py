@@ -174,6 +174,7 @@ class Emitter:
             return (self.literal(Literal(types[0], lambda: np.broadcast_to(known[0].array, op.shape))),)
         if (
             constant
+            and not _widens_weights(op, types[0], known[0].type)
             and all(t.size <= FOLD_RESULT_ELEMENTS for t in types)
             and all(k.type.size <= FOLD_OPERAND_ELEMENTS for k in known)
         ):
@@ -306,6 +307,11 @@ class Emitter:
         while hint in self._reserved:
             hint += "_"
         return hint
+
+
+def _widens_weights(op: Op, result: TensorType, source: TensorType) -> bool:
+    """Tell if an op makes floats of quantised weights; passes look for the integers."""
+    return isinstance(op, Cast) and source.dtype in (DType.I8, DType.U8) and source.rank > 1 and result.dtype.is_float
 
 
 def _no_body(body: GraphProto, given: Sequence[ModelValue]) -> list[ModelValue]:

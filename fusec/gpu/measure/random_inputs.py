@@ -48,6 +48,8 @@ def _numbers(dtype: DType, gain: int) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(7)
     if dtype is DType.BOOL:
         drawn = rng.random(PERIOD) < 0.5
+    elif dtype is DType.I8:  # sums of their products keep within 8 bits, times scales drawn here
+        drawn = rng.integers(-3, 4, PERIOD).astype(dtype.numpy)
     elif dtype.is_int:
         drawn = rng.integers(0, 9, PERIOD).astype(dtype.numpy)
     else:
@@ -95,6 +97,8 @@ def kernels_apart(got: Mapping[Value, Array], want: Mapping[Value, Array]) -> fl
 def random_array(type: TensorType) -> Array:
     """Draw the flat buffer of a value: normal numbers, or zeros and ones for other types."""
     size = max(type.span, 1)
+    if type.dtype is DType.I8:
+        return cupy.random.randint(-3, 4, size).astype(type.dtype.numpy)
     if type.dtype is DType.BOOL or type.dtype.is_int:
         return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
     array = cupy.random.standard_normal(size).astype(cupy.float32)
