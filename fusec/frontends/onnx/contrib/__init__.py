@@ -1,0 +1,24 @@
+"""Import the ops that onnxruntime adds to ONNX: domain com.microsoft, and SimplifiedLayerNormalization.
+
+onnxruntime's optimiser, its quantiser and its model builder write them. The installed onnx has no schemas for them, so
+`schemas.py` makes each schema from the signature of the op's function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fusec.frontends.onnx.contrib import (
+    activations,
+    normalization,
+    products,
+    shapes,
+)
+from fusec.frontends.onnx.emit import OpFunction
+
+TABLES: Sequence[Mapping[str, OpFunction]] = (
+    activations.TABLE,
+    normalization.TABLE,
+    products.TABLE,
+    shapes.TABLE,
+)
