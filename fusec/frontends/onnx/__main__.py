@@ -23,6 +23,8 @@ NOT_IMPORTED: Mapping[str, str] = {
 # Uses of onnxruntime's own ops that fusec refuses; all others are imported.
 REFUSED: Mapping[str, str] = {
     "EmbedLayerNormalization": "mask_index_type other than 0 and 1",
+    "GatherBlockQuantized": "axes other than rows gathered and last dim quantised",
+    "MatMulNBits": "g_idx, weight_prepacked, bits other than 2, 4 and 8",
     "SimplifiedLayerNormalization": "stash_type other than 1",
 }
 

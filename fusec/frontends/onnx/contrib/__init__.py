@@ -12,6 +12,8 @@ from fusec.frontends.onnx.contrib import (
     activations,
     normalization,
     products,
+    quantized,
+    quantized_products,
     shapes,
 )
 from fusec.frontends.onnx.emit import OpFunction
@@ -20,5 +22,7 @@ TABLES: Sequence[Mapping[str, OpFunction]] = (
     activations.TABLE,
     normalization.TABLE,
     products.TABLE,
+    quantized.TABLE,
+    quantized_products.TABLE,
     shapes.TABLE,
 )
