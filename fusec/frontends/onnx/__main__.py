@@ -22,9 +22,14 @@ NOT_IMPORTED: Mapping[str, str] = {
 
 # Uses of onnxruntime's own ops that fusec refuses; all others are imported.
 REFUSED: Mapping[str, str] = {
+    "Attention": "do_rotary, past_present_share_buffer, past_sequence_length",
     "EmbedLayerNormalization": "mask_index_type other than 0 and 1",
     "GatherBlockQuantized": "axes other than rows gathered and last dim quantised",
+    "GroupQueryAttention": "causal=0, a quantised or wrapping cache, scores as a result, keys of another call",
     "MatMulNBits": "g_idx, weight_prepacked, bits other than 2, 4 and 8",
+    "MultiHeadAttention": "cache_indirection, past_sequence_length, scores as a result",
+    "QAttention": "do_rotary, past_present_share_buffer",
+    "RotaryEmbedding": "is_packed_batching, scale",
     "SimplifiedLayerNormalization": "stash_type other than 1",
 }
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from fusec.frontends.onnx.contrib import (
     activations,
+    attention,
+    grouped_attention,
     normalization,
     products,
     quantized,
@@ -20,6 +22,8 @@ from fusec.frontends.onnx.emit import OpFunction
 
 TABLES: Sequence[Mapping[str, OpFunction]] = (
     activations.TABLE,
+    attention.TABLE,
+    grouped_attention.TABLE,
     normalization.TABLE,
     products.TABLE,
     quantized.TABLE,
