@@ -23,6 +23,16 @@ def pack(xp: Any, array: Array, type: TensorType) -> Array:
     return xp.ascontiguousarray(array.reshape(type.shape).transpose(order)).reshape(-1)
 
 
+def stored_dtype(xp: Any, dtype: DType) -> np.dtype[Any]:
+    """Return the dtype of flat buffers: bytes for types of 8 bits and fewer on a GPU, because CuPy has none of them."""
+    return np.dtype(np.uint8) if dtype.is_narrow and xp is not np else dtype.numpy
+
+
+def as_stored(type: TensorType) -> tuple[int, ...]:
+    """Return the shape of the bytes of a narrow tensor on a GPU: its own, or one dim where elements share bytes."""
+    return type.shape if type.dtype.bits >= 8 else (code_bytes(type.span, type.dtype),)
+
+
 def code_bytes(count: int, dtype: DType) -> int:
     """Return the bytes of `count` elements where those below 8 bits share bytes, as on a GPU."""
     return -(-count * dtype.bits // 8)
@@ -54,7 +64,12 @@ def from_codes(raw: np.ndarray[Any, Any], count: int, dtype: DType) -> np.ndarra
 
 
 def unpack(buffer: Array, type: TensorType) -> Array:
-    """Return the logical array as a view of the flat buffer (of its first `type.span` elements)."""
+    """Return the logical array as a view of the flat buffer (of its first `type.span` elements).
+
+    Bytes that elements share, on a GPU, stay flat.
+    """
+    if type.dtype.bits < 8 and buffer.dtype == np.uint8:
+        return buffer
     if type.within:
         return _strided(buffer[: type.span], type)
     order = type.order or tuple(range(type.rank))
@@ -76,6 +91,12 @@ def empty(xp: Any, type: TensorType) -> Array:
     """Allocate an uninitialised array of the type, packed in its memory order."""
     shape = tuple(type.shape[d] for d in type.order) if type.order else type.shape
     return to_logical(xp.empty(shape, type.dtype.numpy), type.order)
+
+
+def zeros(xp: Any, type: TensorType) -> Array:
+    """Allocate zeros of the type's shape; of bytes where a GPU stores those."""
+    stored = stored_dtype(xp, type.dtype)
+    return xp.zeros(type.shape if stored == type.dtype.numpy else as_stored(type), stored)
 
 
 def in_order(array: np.ndarray[Any, Any], type: TensorType) -> np.ndarray[Any, Any]:

@@ -9,15 +9,18 @@ from typing import Any
 import cupy as _cupy
 import numpy as np
 
-from fusec.ir import Array
+from fusec.ir import Array, DType
 
 cupy: Any = _cupy
 
 
 def borrowed(array: Any, dtype: np.dtype[Any]) -> Array:
-    """View an array shared by DLPack as another type of the same size, ordered after its producer's stream."""
+    """View an array shared by DLPack as another type of the same size, ordered after its producer's stream.
+
+    Bytes of a type that CuPy lacks stay bytes.
+    """
     held = cupy.from_dlpack(array)
-    return held if held.dtype == dtype else held.view(dtype)
+    return held if held.dtype == dtype or DType.of(dtype).is_narrow else held.view(dtype)
 
 
 @dataclass(frozen=True)
