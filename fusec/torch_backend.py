@@ -137,7 +137,8 @@ def run(executable: DynamicExecutable, tensors: Sequence[Any]) -> list[Any]:
     with _stream(on_gpu):
         feeds = {spec.name: _lent(t, executable) for spec, t in zip(executable.inputs, tensors, strict=True)}
         results = executable.run(None, feeds)
-        return [_tensor(array, spec.dtype) for array, spec in zip(results, executable.outputs, strict=True)]
+        declared = (spec.dtype for spec in executable.outputs)
+        return [_tensor(a, a.dtype if t is None else t) for a, t in zip(results, declared, strict=True)]
 
 
 def _lent(tensor: Any, executable: DynamicExecutable) -> Any:

@@ -232,6 +232,18 @@ def test_prompt(seed: int) -> None:
     assert_floats("GroupQueryAttention", [*operands, None, None, None, added], outputs, RTOL, **given)
 
 
+@pytest.mark.parametrize("new", [1, 5])
+def test_halves(new: int) -> None:
+    rng = np.random.default_rng(new)
+    q, k, v = (_floats(rng, 2, new, n * 16).astype(np.float16) for n in (4, 2, 2))
+    past: list[Any] = [_floats(rng, 2, 2, 6, 16).astype(np.float16) for _ in range(2)] if new == 1 else [None, None]
+    total = new + (6 if new == 1 else 0)
+    rotary = [Held(x.astype(np.float16)) for x in _angles(rng, 16, 8)]
+    operands = [q, k, v, *past, _i32(total - 1, total - 1), Held(np.array(total, np.int32)), *rotary]
+    given = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}
+    assert_floats("GroupQueryAttention", operands, ("y0", "y1", "y2"), 4e-3, **given)
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("new", [1, 3])
 def test_decoding_with_a_cache(seed: int, new: int) -> None:

@@ -37,6 +37,25 @@ def _shape(rng: np.random.Generator, rank: int, high: int = 9) -> tuple[int, ...
     return tuple(int(d) for d in rng.integers(1, high, rank))
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
+@pytest.mark.parametrize("seed", range(4))
+def test_quantise_and_dequantise(dtype: Any, seed: int) -> None:
+    """Whole tensors, and each index of an axis; equal, because both divide and round in f32."""
+    rng = np.random.default_rng(seed)
+    shape = _shape(rng, 3)
+    axis = int(rng.integers(0, 3))
+    limits = np.iinfo(dtype)
+    step = 8.0 / (int(limits.max) - int(limits.min))
+    for scale_shape in ((), (shape[axis],)):
+        scale = rng.uniform(step, 2 * step, scale_shape).astype(np.float32)
+        zero = rng.integers(int(limits.min) // 2, int(limits.max) // 2, scale_shape).astype(dtype)
+        given = {"axis": axis} if scale_shape else {}
+        x = (rng.standard_normal(shape) * 2).astype(np.float32)
+        (ours,), (theirs,) = both("QuantizeLinear", [x, Held(scale), Held(zero)], **given)
+        np.testing.assert_array_equal(ours, theirs)
+        assert_floats("DequantizeLinear", [_codes(rng, dtype, *shape), Held(scale), Held(zero)], **given)
+
+
 @pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_arithmetic(op: str, seed: int) -> None:
@@ -265,6 +284,16 @@ def test_matmul_n_bits(bits: int, seed: int) -> None:
     if bits == 4:
         floats = Held((points + rng.uniform(0, 1, points.shape)).astype(np.float32).reshape(-1))
         assert_floats("MatMulNBits", [a, b, flat, floats], rtol=2e-5, **given)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_matmul_n_bits_of_halves(bits: int) -> None:
+    rng = np.random.default_rng(bits)
+    codes = rng.integers(0, 1 << bits, (24, 3, 32), dtype=np.uint8)
+    scales = Held(rng.uniform(0.01, 0.1, 72).astype(np.float16))
+    a = rng.standard_normal((5, 96)).astype(np.float16)
+    given = {"K": 96, "N": 24, "block_size": 32, "bits": bits}
+    assert_floats("MatMulNBits", [a, Held(_packed(codes, bits)), scales], rtol=2e-3, **given)
 
 
 def test_weights_of_four_bits_stay_small() -> None:
