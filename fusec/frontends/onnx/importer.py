@@ -416,6 +416,11 @@ def _check_present(function: OpFunction, operands: Sequence[ModelValue | None]) 
 
 @cache
 def _required(function: OpFunction) -> tuple[bool, ...]:
-    """Return for each parameter after the emitter if it is required. The last entry holds for all further operands."""
+    """Return for each parameter after the emitter if it is required. The last entry holds for all further operands.
+
+    One whose annotation allows None may be left out also where a required one follows.
+    """
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    return tuple(p.kind is p.VAR_POSITIONAL or p.default is p.empty for p in parameters)
+    return tuple(
+        p.kind is p.VAR_POSITIONAL or (p.default is p.empty and "None" not in str(p.annotation)) for p in parameters
+    )

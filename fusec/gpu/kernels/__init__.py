@@ -47,6 +47,8 @@ FAMILIES: tuple[Family, ...] = (
     all_finite.finite,
     persistent.recurrent,
 )
+# Families whose code loads and stores types of 8 bits and fewer; ops only move and cast these.
+NARROW_FAMILIES: tuple[Family, ...] = (pointwise.pointwise, gather_resize.sampled)
 
 
 def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -59,7 +61,9 @@ def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     """
     written, work = nodes[0].graph.memo, (find, *nodes, *outputs)
     if work not in written:
-        written[work] = next((k for family in FAMILIES if (k := family(nodes, outputs)) is not None), None)
+        narrow = any(v.type.dtype.is_narrow for node in nodes for v in (*node.operands, *node.results))
+        families = NARROW_FAMILIES if narrow else FAMILIES
+        written[work] = next((k for family in families if (k := family(nodes, outputs)) is not None), None)
     return written[work]
 
 
