@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.cases import ROUNDING, Case, build, check, each_way, on_the_device, rows
-from gpu.kernels.emulator import needs_compiler
+from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels.codegen import gpu_figures
 from fusec.gpu.kernels.recurrent import persistent
@@ -97,6 +97,20 @@ def test_weights_that_registers_cannot_hold_are_read_every_step(
     ]
     assert not any("held[" in way.launches[0].source for case in cases if case.kernel for way in each_way(case.kernel))
     check(cases, rng, every=True)
+
+
+@needs_compiler
+def test_variants_give_the_same_bits(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autotuning compares variants, and a difference of one bit may grow with every step."""
+    monkeypatch.setattr(persistent, "target_sizes", lambda: ((20, 200 << 10), (6, 200 << 10), (3, 200 << 10)))
+    for dtype in (F16, F32):
+        case = layer(Recurrent("lstm"), dtype, (4, 20, 40))
+        assert case.kernel is not None
+        ways, arrays = each_way(case.kernel), case.arrays(rng)
+        assert len(ways) > 1
+        emulator = Emulator(ways)
+        first, *others = ([a.tobytes() for a in emulator.run(way, arrays, case.outputs)] for way in ways)
+        assert all(other == first for other in others)
 
 
 @pytest.mark.parametrize("sizes", [(400, 16, 512), (3, 500, 1024), (10, 1, 2048), (2, 5000, 64)])
