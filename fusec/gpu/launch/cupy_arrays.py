@@ -20,23 +20,6 @@ def borrowed(array: Any, dtype: np.dtype[Any]) -> Array:
     return held if held.dtype == dtype else held.view(dtype)
 
 
-class CupyArrays:
-    """Arrays on the device, for what runs no program. xp: the array module."""
-
-    xp: Any = cupy
-
-    def from_any(self, array: Any) -> Array:
-        """Return a CuPy array from a NumPy or CuPy array, or any object with DLPack."""
-        if isinstance(array, cupy.ndarray):
-            return array
-        device = getattr(array, "__dlpack_device__", None)
-        if device is not None and not isinstance(array, np.ndarray) and device()[0] == 2:  # DLPack: kDLCUDA
-            return cupy.from_dlpack(array)
-        if device is not None and not isinstance(array, (np.ndarray, np.generic)):
-            return cupy.asarray(np.from_dlpack(array))
-        return cupy.asarray(array)
-
-
 @dataclass(frozen=True)
 class _Foreign:
     """Stream of another library, in CUDA's stream protocol."""
