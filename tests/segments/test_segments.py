@@ -183,3 +183,20 @@ def test_channels_last_names_stay_with_their_segment() -> None:
     executable = compiled(proto, target="cpu", channels_last={"image", "y"})
     image = floats(1, 3, 4, 4)
     assert_close(executable(image)[0], -np.maximum(image, 0), 0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_suppression_among_many_boxes(seed: int) -> None:
+    """Boxes are compared in blocks: the limit may end within one, and a block may lose all of its boxes."""
+    rng = np.random.default_rng(seed)
+    nodes = [n("NonMaxSuppression boxes scores most iou least -> rows"), n("Cast rows -> y", to=FLOAT)]
+    held = {
+        "most": ints(int(rng.integers(0, 250))),
+        "iou": rng.uniform(0, 0.9, 1).astype(np.float32),
+        "least": rng.uniform(-0.5, 0.9, 1).astype(np.float32),
+    }
+    proto = model(nodes, [info("boxes", [1, 300, 4]), info("scores", [1, 4, 300])], [info("y", None)], held)
+    low = rng.uniform(0, 60, (1, 300, 2))
+    boxes = np.concatenate([low, low + rng.uniform(1, 30, (1, 300, 2))], -1).astype(np.float32)
+    scores = rng.uniform(0, 1, (1, 4, 300)).astype(np.float32)
+    agrees(compiled(proto, target="cpu"), proto, {"boxes": boxes, "scores": scores})
