@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -28,16 +29,31 @@ from fusec.targets.target import CPU, Target
 from fusec.targets.target import load as load_target
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from fusec.frontends.onnx.segments import Segment
 
 
+@dataclass(frozen=True)
+class CutModel:
+    """A model that needs values on the host, with its first segment."""
+
+    source: frontends.Source
+    first: Segment
+
+
 @spent_on("the model is read")
-def read_model(source: frontends.Source, shapes: Mapping[str, Sequence[int]] | None) -> Graph | Segment:
+def read_model(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
+    shapes: Mapping[str, Sequence[int]] | None,
+) -> Graph | CutModel:
     """Return the graph of a model with concrete shapes, or its first segment if values are needed on the host.
 
     Raises ModelError if it cannot be read.
     """
-    return source.segments(shapes)
+    source = model if isinstance(model, frontends.Source) else frontends.Source(model)
+    read = source.segments(shapes)
+    return read if isinstance(read, Graph) else CutModel(source, read)
 
 
 @spent_on("passes and partitions")
