@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fusec import frontends, lockfile
 from fusec.builder import Builder
@@ -21,7 +21,9 @@ from fusec.compiler.choose_judge import start_workers
 from fusec.compiler.choose_target import require_runs_on_gpu, resolve_target
 from fusec.compiler.gpu_executable import locked_executable, tuned_executable
 from fusec.compiler.load_file import load, load_artifact
+from fusec.compiler.segmented import require_whole, segmented_executable
 from fusec.compiler.size_transfer import executable_for_size
+from fusec.errors import ModelError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions, Progress
 from fusec.execution.shape_family import ShapeFamily
@@ -29,6 +31,7 @@ from fusec.gpu import device
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph
 from fusec.runtime import Executable, SimulatorBackend
+from fusec.segments.executable import SegmentedExecutable
 from fusec.system import compile_timer
 from fusec.targets.target import CPU
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 __all__ = [
+    "AnyExecutable",
     "CompileOptions",
     "Progress",
     "Shared",
@@ -49,6 +53,9 @@ __all__ = [
 ]
 
 P = ParamSpec("P")
+E = TypeVar("E", bound="AnyExecutable")
+# A model is one program, or several with host steps between them.
+AnyExecutable = Executable | SegmentedExecutable
 
 
 @dataclass(frozen=True)
@@ -59,11 +66,11 @@ class Shared:
     oracle: Oracle | None = None
 
 
-def _timed(function: Callable[P, Executable]) -> Callable[P, Executable]:
+def _timed(function: Callable[P, E]) -> Callable[P, E]:
     """Record compile time by stage on the returned Executable."""
 
     @functools.wraps(function)
-    def timed(*args: P.args, **kwargs: P.kwargs) -> Executable:
+    def timed(*args: P.args, **kwargs: P.kwargs) -> E:
         with compile_timer.opened("the rest") as spent:
             executable = function(*args, **kwargs)
         executable.spent = spent
@@ -78,6 +85,7 @@ def compile(
     target: str = "auto",
     precision: str = "fp32",
     shapes: Mapping[str, Sequence[int]] | None = None,
+    constants: Mapping[str, Any] | None = None,
     state: Mapping[str, str] | None = None,
     tune: str = "quick",
     budget: float = float("inf"),
@@ -90,8 +98,10 @@ def compile(
     family: ShapeFamily | None = None,
     simulate: bool = False,
     oracle: Oracle | None = None,
-) -> Executable:
+) -> AnyExecutable:
     """Compile a model for a GPU and return it ready to call.
+
+    A model that needs values on the host is a SegmentedExecutable, which compiles what follows when it is called.
 
     model: an ONNX path, ONNX bytes, a ModelProto, the text form, a Graph (which is not changed), or a Builder.
     target: `auto` (the GPU of this machine, or else an H200 in simulation) or one of `fusec targets`.
@@ -100,6 +110,8 @@ def compile(
         rules alone say what fuses, with a CudnnNotAskedWarning.
     precision: fp32, tf32, fp16 or bf16, all with fp32 accumulation.
     shapes: concrete shapes, by input name, for inputs with symbolic dims.
+    constants: values of inputs, by name, that the program is compiled for; they are no inputs of the executable.
+        Arrays have the type of the input; Python numbers and lists take it.
     state: inputs that stay on the device between calls (`Executable.bind`, `step`). Each has the name of the output
         that replaces it after a call, or an empty name. The state of a Builder is its parameters.
     tune: `quick` times the likely plans of cuDNN on the GPU and takes the fastest, `full` times all, `none` takes
@@ -135,8 +147,10 @@ def compile(
         progress=progress,
     )
     if isinstance(model, Builder):
+        if constants:
+            raise ModelError("a Builder takes no constants: build it with `Builder.constant` in place of the input")
         return _compile_builder(model, options, oracle)
-    return compile_model(model, options, shapes, Shared(family, oracle))
+    return compile_model(frontends.bind(model, constants), options, shapes, Shared(family, oracle))
 
 
 @_timed
@@ -145,15 +159,29 @@ def compile_model(
     options: CompileOptions,
     shapes: Mapping[str, Sequence[int]] | None = None,
     shared: Shared | None = None,
-) -> Executable:
+) -> AnyExecutable:
     """Compile a model with checked options. See `compile`, whose keywords become the options."""
     shared = shared or Shared()
-    family = shared.family
     wakes_gpu = not options.simulate and options.target != CPU
     options.report("import", 0, 1)
     with device.woken(options.target) if wakes_gpu else nullcontext():
-        source = read_model(model, shapes)
+        loaded = model if isinstance(model, frontends.Source) else frontends.Source(model)
+        source = read_model(loaded, shapes)
     target = resolve_target(options.target)
+    if not isinstance(source, Graph):
+
+        def program(graph: Graph, options: CompileOptions, family: ShapeFamily | None) -> Executable:
+            return compile_graph(graph, options, replace(shared, family=family or shared.family))
+
+        return segmented_executable(loaded, source, options, target, program)
+    return compile_graph(source, options, shared, shapes)
+
+
+def compile_graph(
+    source: Graph, options: CompileOptions, shared: Shared, shapes: Mapping[str, Sequence[int]] | None = None
+) -> Executable:
+    """Compile a graph, which is always one program."""
+    target, family = resolve_target(options.target), shared.family
     if target.name == CPU:
         return Executable(build_program(source, options, target), SimulatorBackend(CPU))
 
@@ -183,7 +211,8 @@ def _compile_builder(model: Builder, options: CompileOptions, oracle: Oracle | N
     """Compile the graph of a Builder. Its parameters become state, and get their first values."""
     updates = {name: model.updates.get(name, "") for name in model.parameters}
     options = replace(options, state={**updates, **options.state})
-    executable = compile_model(model.graph(), options, shared=Shared(oracle=oracle))
+    options.report("import", 0, 1)
+    executable = _timed(compile_graph)(model.graph(), options, Shared(oracle=oracle))
     executable.bind(**{name: array for name, array in model.parameters.items() if array is not None})
     return executable
 
@@ -201,6 +230,7 @@ def build(
     family: ShapeFamily | None = None,
     state: Mapping[str, str] | None = None,
     oracle: Oracle | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Compiled:
     """Compile a model up to its program; nothing is prepared to run. See `compile`."""
     options = CompileOptions(
@@ -212,7 +242,7 @@ def build(
         channels_last=channels_last,
         progress=progress,
     )
-    return build_model(model, options, shapes, Shared(family, oracle))
+    return build_model(frontends.bind(model, constants), options, shapes, Shared(family, oracle))
 
 
 def build_model(
@@ -225,4 +255,6 @@ def build_model(
     shared = shared or Shared()
     target = resolve_target(options.target)
     options.report("import", 0, 1)
-    return build_program(read_model(model, shapes), options, target, shared.family, shared.oracle)
+    source = model if isinstance(model, frontends.Source) else frontends.Source(model)
+    graph = require_whole(source, read_model(source, shapes))
+    return build_program(graph, options, target, shared.family, shared.oracle)

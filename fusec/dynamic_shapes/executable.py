@@ -11,7 +11,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from fusec.dynamic_shapes.padding_proof import Crop, crops
 from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
-from fusec.execution.signature import array_of, require_by_name
+from fusec.execution.signature import SymbolicSpec, array_of, require_by_name
 from fusec.gpu import device
 from fusec.ir import Array, Graph, quote
 from fusec.lowering.packing import to_logical
@@ -36,18 +35,6 @@ MAX_SHAPES = 8
 Shapes = Mapping[str, Sequence[int]]
 
 
-@dataclass(frozen=True)
-class SymbolicSpec:
-    """An input or output: each dim is a size, or the name of a symbolic dim ("" if it has no name).
-
-    `shape` and `dtype` are None if the model does not declare them.
-    """
-
-    name: str
-    shape: tuple[int | str, ...] | None
-    dtype: np.dtype[Any] | None
-
-
 def compile_dynamic(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,
@@ -59,6 +46,7 @@ def compile_dynamic(
     deterministic: bool = False,
     channels_last: bool | Collection[str] = False,
     progress: driver.Progress | None = None,
+    constants: Mapping[str, Any] | None = None,
     max_shapes: int = MAX_SHAPES,
     buckets: Mapping[str, Sequence[int]] | None = None,
     share_kernels: bool = False,
@@ -82,7 +70,7 @@ def compile_dynamic(
     """
     if max_shapes < 1:
         raise FusecError(f"max_shapes is {max_shapes}, but must be 1 or more")
-    source = model if isinstance(model, frontends.Source) else frontends.Source(model)
+    source = (model if isinstance(model, frontends.Source) else frontends.Source(model)).with_constants(constants or {})
     if not isinstance(channels_last, bool):
         require_known([spec.name for specs in source.interface for spec in specs], names(channels_last))
     options = CompileOptions(
@@ -104,7 +92,7 @@ def compile_dynamic(
         more_sizes=symbolic,
     )
 
-    def compiled(shapes: Shapes) -> Executable:
+    def compiled(shapes: Shapes) -> driver.AnyExecutable:
         return driver.compile_model(source, options, shapes, driver.Shared(family))
 
     here = "" if simulate or not device.is_present(driver.resolve_target(target)) else device.device_name()
@@ -124,7 +112,7 @@ class DynamicExecutable:
     def __init__(
         self,
         source: frontends.Source,
-        compile: Callable[[Shapes], Executable],
+        compile: Callable[[Shapes], driver.AnyExecutable],
         device: str,
         max_shapes: int,
         buckets: Mapping[str, Sequence[int]],
@@ -145,7 +133,7 @@ class DynamicExecutable:
         self._compile = compile
         self._max_shapes = max_shapes
         self._lock = threading.RLock()
-        self._programs: OrderedDict[tuple[tuple[int, ...], ...], Executable] = OrderedDict()
+        self._programs: OrderedDict[tuple[tuple[int, ...], ...], driver.AnyExecutable] = OrderedDict()
         self._crops: OrderedDict[tuple[tuple[int, ...], ...], tuple[Crop, ...]] = OrderedDict()
 
     @property
@@ -154,7 +142,7 @@ class DynamicExecutable:
         names = [spec.name for spec in self.inputs]
         return [dict(zip(names, key, strict=True)) for key in self._programs]
 
-    def at(self, shapes: Shapes) -> Executable:
+    def at(self, shapes: Shapes) -> driver.AnyExecutable:
         """Return the program for input shapes by name, and compile it if there is none.
 
         Raises ExecutionError: when the shapes do not fit the model or each other.
@@ -194,6 +182,7 @@ class DynamicExecutable:
         large = {spec.name: _resized(spec, shapes[spec.name], padded_dims) for spec in self.inputs}
         crop = self._proved_crops(shapes, dims, padded_dims)
         program = self.at(large)
+        assert isinstance(program, Executable), "padding is proved for graphs of one program only"
         padded = {name: _pad(name, array, shapes[name], large[name], program) for name, array in feeds.items()}
         known = [spec.name for spec in program.outputs]
         results = program.run(output_names, padded)
@@ -233,7 +222,7 @@ class DynamicExecutable:
                         )
         return {dim: size for dim, (size, _) in dims.items()}
 
-    def _at(self, key: tuple[tuple[int, ...], ...]) -> Executable:
+    def _at(self, key: tuple[tuple[int, ...], ...]) -> driver.AnyExecutable:
         with self._lock:
             if key not in self._programs:
                 shapes = {spec.name: shape for spec, shape in zip(self.inputs, key, strict=True)}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusec.errors import ModelError, VerifyError
+from fusec.frontends.bound_inputs import bound_literal, with_constants
 from fusec.ir import DType, Graph, Literal
 from fusec.system.printable import printable
 from fusec.text import parse
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from fusec.frontends.onnx.load import CheckedModel
+    from fusec.frontends.onnx.segments import Segment
 
 _TEXT_SUFFIXES = frozenset({".txt", ".fusec-ir"})
 _TEXT_START = b'graph "'  # no protobuf message starts with these bytes
@@ -54,7 +56,7 @@ class Source:
         file: str = "",
     ):
         self._folder: Path | None = None
-        self._constants = dict(constants or {})
+        self.constants = dict(constants or {})
         if isinstance(model, str | os.PathLike):
             path = Path(model)
             self.file, self._folder = printable(str(path)), path.parent
@@ -70,16 +72,63 @@ class Source:
         # weak, because weights that no graph uses need no memory
         self._weights: weakref.WeakValueDictionary[str, Literal] = weakref.WeakValueDictionary()
 
+    def with_constants(self, constants: Mapping[str, Any]) -> Source:
+        """Return this model with values for some of its inputs, which are no inputs of the graph then.
+
+        constants: an array of the input's type, or Python numbers, by name.
+        Raises ModelError for a name that is no input, and for another type or shape.
+        """
+        if not constants:
+            return self
+        declared = {each.name: each for each in self.interface[0]}
+        known: dict[str, Literal] = {}
+        for name, given in constants.items():
+            if name not in declared:
+                inputs = printable(", ".join(declared)) or "none"
+                raise ModelError(f"{self.file}: there is no input {name!r} to make a constant; inputs: {inputs}")
+            try:
+                known[name] = bound_literal(name, given, declared[name].dtype, declared[name].dims)
+            except ModelError as error:
+                raise ModelError(f"{self.file}: {error}") from error
+        if isinstance(self._model, Graph):
+            return Source(with_constants(self._model, known), file=self.file)
+        bound = Source(self._model, {**self.constants, **known}, self.file)
+        bound._folder = self._folder
+        return bound
+
     def load(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
         """Load the graph for some input shapes, as `frontends.load` does."""
-        sizes = _sizes(shapes or {})
+        sizes = self._checked_sizes(shapes)
         if isinstance(self._model, Graph):
             return _checked(self._model, sizes, self.file)
         # imported here, because onnx takes longer to import than all of fusec
-        from fusec.frontends.onnx.load import check_model, load_onnx
+        from fusec.frontends.onnx.load import load_onnx
 
-        self._checked = self._checked or check_model(self._model, self.file)
-        return load_onnx(self._checked, sizes, self.file, self._folder, self._constants, self._weights)
+        model = self._check(self._model)
+        return load_onnx(model, sizes, self.file, self._folder, self.constants, self._weights)
+
+    def _checked_sizes(self, shapes: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
+        sizes = _sizes(shapes or {})
+        if given := [name for name in sizes if name in self.constants]:
+            raise ModelError(f"{self.file}: input {given[0]!r} is a constant, so its shape cannot be given")
+        return sizes
+
+    def _check(self, model: ModelProto) -> CheckedModel:
+        """Check the model once for all shapes."""
+        from fusec.frontends.onnx.load import check_model  # imported here as in `load`
+
+        self._checked = self._checked or check_model(model, self.file)
+        return self._checked
+
+    def segments(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph | Segment:
+        """Load the graph for some input shapes; its first segment, if later ones need values on the host."""
+        if isinstance(self._model, Graph):
+            return self.load(shapes)
+        from fusec.frontends.onnx.segments import SegmentedModel  # imported here as in `load`
+
+        sizes = self._checked_sizes(shapes)
+        model = SegmentedModel(self._check(self._model), self.file, self._folder, self._weights)
+        return model.first(sizes, self.constants)
 
     def standalone(self, opset: int) -> ModelProto:
         """Return a copy as one ONNX message, without functions and external data, in at least this opset.
@@ -108,7 +157,7 @@ class Source:
         from fusec.frontends.onnx.load import declared  # imported here as in `load`
 
         inputs, outputs = declared(self._model, self.file)
-        given = [each for each in inputs if each[0] not in self._constants]
+        given = [each for each in inputs if each[0] not in self.constants]
         return tuple(Declaration(*each) for each in given), tuple(Declaration(*each) for each in outputs)
 
     @property
@@ -132,6 +181,15 @@ class Source:
             "version": model.model_version,
             "custom_metadata_map": {entry.key: entry.value for entry in model.metadata_props},
         }
+
+
+def bind(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | Source, constants: Mapping[str, Any] | None
+) -> str | os.PathLike[str] | bytes | ModelProto | Graph | Source:
+    """Return a model with values for some of its inputs; see `Source.with_constants`. Without constants: the model."""
+    if not constants:
+        return model
+    return (model if isinstance(model, Source) else Source(model)).with_constants(constants)
 
 
 def load(

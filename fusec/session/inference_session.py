@@ -18,6 +18,7 @@ from fusec.errors import FusecError
 from fusec.execution.signature import array_of, require_by_name
 from fusec.gpu import device
 from fusec.ir import Array, DType
+from fusec.runtime import Executable
 from fusec.session.io_binding import IOBinding
 from fusec.session.ort_value import OrtValue, type_name
 
@@ -112,9 +113,10 @@ class InferenceSession:
         self._outputs = [_node_arg(spec) for spec in self.executable.outputs]
         if len(fixed) == len(self.executable.inputs):
             program = self.executable.at(fixed)
-            self._outputs = [
-                NodeArg(spec.name, list(spec.shape), type_name(DType.of(spec.dtype))) for spec in program.outputs
-            ]
+            if isinstance(program, Executable):  # with host steps, shapes of outputs are known after a call
+                self._outputs = [
+                    NodeArg(spec.name, list(spec.shape), type_name(DType.of(spec.dtype))) for spec in program.outputs
+                ]
 
     def get_inputs(self) -> list[NodeArg]:
         return list(self._inputs)
