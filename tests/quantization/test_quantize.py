@@ -14,7 +14,13 @@ from onnx import ModelProto, helper, numpy_helper
 from quantization.models import images, linear_net, model, normal, residual_net, rows
 
 import fusec
+from fusec import driver, frontends
 from fusec.errors import CheckError, FusecError
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.ir import DType
+from fusec.quantization.choose_float import choose_float
+from fusec.quantization.placement import Placement
+from fusec.quantization.quantize_options import QuantizeOptions
 from fusec.quantization.report import QuantizationReport
 
 FORMATS = ("int8", "fp8", "weights-int8", "weights-int4")
@@ -297,6 +303,53 @@ def test_the_report_of_an_edge_is_its_own_noise() -> None:
 def test_wrong_options_are_told(options: dict[str, Any], message: str) -> None:
     with pytest.raises(FusecError, match=message.replace("*", r"\*")):
         fusec.quantize(linear_net(), **{"data": rows(), **options})
+
+
+def test_a_bound_is_checked_without_sums_whose_convolution_is_float() -> None:
+    placement = Placement(
+        frontends.Source(residual_net()).standalone(13), activations=True, grouped=True, attention=False
+    )
+    tried: list[set[str]] = []
+
+    class Recorder:
+        def sensitivities(self, progress: Any) -> dict[str, float]:
+            return {name: float(i) for i, name in enumerate(("conv2", "sum", "conv1", "linear"))}
+
+        def lowest_sqnr(self, quantised: set[str]) -> float:
+            tried.append(quantised)
+            return 10.0 if len(quantised) < 3 else 1.0
+
+    recorder: Any = Recorder()
+    choose_float(placement, recorder, QuantizeOptions(min_sqnr=5.0))
+    assert {"conv1", "linear"} in tried
+    assert all("conv2" in quantised for quantised in tried if "sum" in quantised)
+    assert [layer.name for layer in placement.layers] == ["conv1", "linear"]
+
+
+def test_names_with_brackets_are_excluded_as_they_are() -> None:
+    proto = linear_net()
+    proto.graph.node[0].name = "layers[0]"
+    report = fusec.quantize(proto, rows(), exclude=["layers[0]", "product2"]).report
+    assert [row.name for row in report.layers] == ["product1"]
+
+
+def test_a_quantised_model_is_refused() -> None:
+    once = fusec.quantize(linear_net(), rows()).model
+    with pytest.raises(FusecError, match=r"is quantised already: node 'x_QuantizeLinear' \(QuantizeLinear\)"):
+        fusec.quantize(once, rows())
+
+
+@pytest.mark.cudnn
+def test_a_residual_block_becomes_one_step_a_convolution(asked_once: Oracle) -> None:
+    """The shortcut is read in int8, and the sum is computed where the convolution is."""
+    quantised = fusec.quantize(residual_net(8, 32), images(8)).model
+    program = driver.build(quantised, target="h200", precision="fp16", oracle=asked_once).program
+    steps = [step.signature.split("+") for step in program.steps if "conv" in step.signature]
+    assert len(steps) == 3
+    assert {"conv", "add", "relu"} <= set(steps[-1])
+    (block,) = (step for step in program.steps if "conv" in step.signature and "add" in step.signature.split("+"))
+    integers = [v.type.dtype for v in block.inputs if v.type.rank == 4]
+    assert integers == [DType.I8, DType.I8]  # image and shortcut
 
 
 def test_a_report_of_weights_needs_no_data() -> None:
