@@ -16,7 +16,7 @@ from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import NoJudge
-from fusec.ir import HALVES, Graph
+from fusec.ir import HALVES, DType, Graph
 from fusec.passes.base import Options, run
 from fusec.passes.layout.io_layout import insert_edge_copies
 from fusec.passes.partition import kernels_only, partition
@@ -98,9 +98,12 @@ def build_program(
 
 
 def _without_rerounding(options: Options, source: Graph) -> Options:
-    """Leave out the rewrites that round 16-bit values elsewhere than the model does, for rounding as in the source."""
-    halves = options.storage in HALVES or any(v.type.dtype in HALVES for v in source.values())
-    if not (options.as_source and halves):
+    """Leave out the rewrites that round values elsewhere than the model does, for rounding as in the source.
+
+    They matter to values of 16 bits, and to floats that are rounded to integers of 8 bits.
+    """
+    narrow = (*HALVES, DType.I8, DType.U8)
+    if not options.as_source or not (options.storage in HALVES or any(v.type.dtype in narrow for v in source.values())):
         return options
     return replace(options, disable=options.disable | passes.REROUNDING)
 

@@ -34,6 +34,7 @@ from fusec.gpu.measure.random_inputs import random_array
 from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Array, TensorType
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.lowering.dlpack import from_dlpack
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import Choice, Entry
 from fusec.schedule.dependencies import Waits
@@ -56,9 +57,9 @@ class DeviceArrays:
             return array
         device = getattr(array, "__dlpack_device__", None)
         if device is not None and not isinstance(array, np.ndarray) and device()[0] == 2:  # DLPack: kDLCUDA
-            return cupy.from_dlpack(array)
+            return from_dlpack(cupy, array)
         if device is not None and not isinstance(array, (np.ndarray, np.generic)):
-            return cupy.asarray(np.from_dlpack(array))
+            return cupy.asarray(from_dlpack(np, array))
         return cupy.asarray(array)
 
 
