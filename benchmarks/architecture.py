@@ -59,8 +59,8 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "What happens to a weight?": "passes/layout/precision.py casts it, passes/folding/fold_scales.py multiplies "
     "factors into it, passes/layout/assign_layout.py orders it, execution/shared_weights.py stores it once",
     "Where is a value stored?": "schedule/memory_plan.py; schedule/buffer_donation.py for state",
-    "Which figures of a GPU are used?": "targets/h200.json; gpu/kernels/codegen/gpu_figures.py for kernels, which are "
-    "shaped for the default target and right on any",
+    "Which figures of a GPU are used?": "those of the compiled target, such as targets/h200.json; "
+    "gpu/kernels/codegen/gpu_figures.py reads what shapes kernels, and gpu/kernels/__init__.py hands it to each family",
     "What does a call do?": "runtime.py",
 }
 

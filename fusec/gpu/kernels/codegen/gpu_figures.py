@@ -1,18 +1,57 @@
-"""Figures of the GPU that kernels are shaped for, from the file of the default target.
+"""Read the figures of the GPU that kernels are shaped for from its target.
 
-They decide how kernels split their elements among blocks. The results are right on any GPU, whatever the figures.
+They decide how kernels split their elements among blocks, and which variants exist: a launch that needs more shared
+memory than a block may have, or clusters that the GPU lacks, is not generated. Results are right whatever the figures.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
-from fusec.targets.target import DEFAULT, load
+from fusec.targets.target import Target
 
-_PROPERTIES = json.loads(load(DEFAULT).properties)
-PROCESSORS = int(_PROPERTIES["multiProcessorCount"])
-PROCESSOR_THREADS = int(_PROPERTIES["maxThreadsPerSM"])
-SHARED_BYTES = int(_PROPERTIES["maxSharedMemoryPerBlock"])  # of a block that asks for no more
-RESERVED_BYTES = 3 << 10  # left free of the following, because sources declare static shared memory, too
-MOST_SHARED_BYTES = int(_PROPERTIES["maxSharedMemoryPerBlockOptin"]) - RESERVED_BYTES
-CACHE_BYTES = int(_PROPERTIES["l2CacheSize"])
+OWN_BYTES = 3 << 10  # kept free of dynamic shared memory, because sources declare some static shared memory, too
+
+
+@dataclass(frozen=True)
+class GpuFigures:
+    """Figures of a GPU.
+
+    sm: compute capability, 90 for 9.0.
+    processors: streaming multiprocessors.
+    processor_threads: threads that one multiprocessor holds at the same time.
+    static_bytes: static shared memory of a block, at most.
+    shared_bytes: static and dynamic shared memory of a block together, at most.
+    cache_bytes: size of the second-level cache.
+    """
+
+    sm: int
+    processors: int
+    processor_threads: int
+    static_bytes: int
+    shared_bytes: int
+    cache_bytes: int
+
+    @classmethod
+    def of(cls, target: Target) -> GpuFigures:
+        """Return the figures of a target."""
+        properties = json.loads(target.properties)
+        return cls(
+            sm=target.sm,
+            processors=int(properties["multiProcessorCount"]),
+            processor_threads=int(properties["maxThreadsPerSM"]),
+            static_bytes=int(properties["maxSharedMemoryPerBlock"]),
+            shared_bytes=int(properties["maxSharedMemoryPerBlockOptin"]),
+            cache_bytes=int(properties["l2CacheSize"]),
+        )
+
+    @property
+    def dynamic_bytes(self) -> int:
+        """Dynamic shared memory of a block whose source declares little static shared memory, at most."""
+        return self.shared_bytes - OWN_BYTES
+
+    def has(self, architecture: str) -> bool:
+        """Tell if the GPU has the instructions of an architecture: see `Launch.architecture`."""
+        first = int(architecture.strip("sm_a") or 0)
+        return self.sm == first if architecture.endswith("a") else self.sm >= first
