@@ -9,8 +9,10 @@ from dataclasses import replace
 from functools import cache
 from math import prod
 
+import numpy as np
 import pytest
-from gpu.kernels.cases import FIGURES, Case
+from gpu.kernels.cases import FIGURES, Case, assert_same, each_way
+from gpu.kernels.emulator import Emulator, needs_compiler
 from gpu.kernels.test_compile import cases, nvrtc
 
 from benchmarks.kernels import CASES, kernel_of
@@ -92,6 +94,25 @@ def test_a_smaller_gpu_keeps_its_kernels(target: str) -> None:
     figures = GpuFigures.of(load(target))
     lost = [case for case in all_cases() if case.kernel is not None and replace(case, figures=figures).kernel is None]
     assert all(target == "t4" and "Attention" in case.name and "64" in case.name for case in lost)
+
+
+@needs_compiler
+@pytest.mark.parametrize("target", ["t4", "l4"])
+def test_what_is_shaped_for_another_gpu_computes_the_same(rng: np.random.Generator, target: str) -> None:
+    """Of each kind, what has other launches than on the default target."""
+    figures, sample = GpuFigures.of(load(target)), dict[str, tuple[Case, Kernel]]()
+    for case in all_cases():
+        here, there = (replace(case, figures=each).kernel for each in (FIGURES, figures))
+        known = {way.key for way in each_way(here)} if here is not None else set[str]()
+        for way in each_way(there) if there is not None else ():
+            if way.key not in known:
+                sample.setdefault(way.launches[0].entry.rpartition("_")[0], (case, way))
+    assert len(sample) > 4
+    emulator = Emulator([way for _, way in sample.values()])
+    for case, way in sample.values():
+        arrays = case.arrays(rng)
+        got = emulator.run(way, arrays, case.outputs)
+        assert_same(case, got, case.reference(arrays), case.magnitudes(arrays))
 
 
 def test_targets_differ_where_their_figures_do() -> None:
