@@ -88,12 +88,13 @@ def test_times_in_order_and_in_parallel_are_told_apart() -> None:
 def test_only_families_that_run_a_step_are_left_out() -> None:
     net = executable(TEXT)
     steps = [step for step in net.compiled.program.steps if step.kind is Kind.KERNEL]
-    used = leave_one_out.used_families(steps)
+    figures = net.compiled.figures
+    used = leave_one_out.used_families(steps, figures)
     assert used["rows"] == 1 and "depthwise" not in used
     for name in used:
         with leave_one_out.left_out(name):
-            assert name not in leave_one_out.used_families(steps)
-    assert leave_one_out.used_families(steps) == used, "all families are back"
+            assert name not in leave_one_out.used_families(steps, figures)
+    assert leave_one_out.used_families(steps, figures) == used, "all families are back"
 
 
 def test_a_result_file_has_one_row_for_each_case_and_one_machine(tmp_path: Path) -> None:
