@@ -106,4 +106,5 @@ def _block(source: TensorType, result: TensorType, starts: tuple[int, ...]) -> i
     """Return the offset of a part that is one contiguous, packed block of the operand; None if it is not."""
     if result.size == 0 or not _reads(result, source.strides):
         return None
-    return sum(start * stride for start, stride in zip(starts, source.strides, strict=True))
+    offset = sum(start * stride for start, stride in zip(starts, source.strides, strict=True))
+    return None if offset and source.dtype.bits < 8 else offset  # because it may begin within a byte
