@@ -12,7 +12,6 @@ from fusec.ir import Array, Value
 from fusec.ops import Gather
 from fusec.ops.spec import normalize_axis, require
 
-
 _BLOCK = 64  # boxes that NonMaxSuppression compares together
 
 
