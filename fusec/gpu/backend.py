@@ -46,7 +46,11 @@ HostBuffers = Mapping[int, np.ndarray[Any, Any]]  # flat, by uid
 
 
 class DeviceArrays:
-    """Arrays on the device, also for what runs no program. xp: their module."""
+    """Arrays on the device, also for what runs no program. name: that of the device; xp: their module."""
+
+    @property
+    def name(self) -> str:
+        return device.device_name() or "cuda"
 
     @property
     def xp(self) -> Any:

@@ -59,9 +59,7 @@ def would_view(node: Node, source: TensorType, result: TensorType, index: int = 
         return 0 if strides is not None and _reads(result, strides) else None
     if isinstance(op, PART_VIEWS):
         starts, steps = part_of(node, index)
-        start = _block(source, result, starts) if all(step == 1 for step in steps) else None
-        begins_inside = bool(start) and source.dtype.bits < 8  # a part may begin within a byte
-        return None if begins_inside else start
+        return _block(source, result, starts) if all(step == 1 for step in steps) else None
     return None
 
 
