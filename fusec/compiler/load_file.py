@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 
 from fusec import lockfile
@@ -16,17 +17,20 @@ from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.runtime import Executable
 
 
-def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "quick") -> Executable:
+def load(
+    path: str | os.PathLike[str], *, target: str = "auto", tune: str = "quick", simulate: bool = False
+) -> Executable:
     """Load a model that was saved as a `.fusec` file, and return it ready to call.
 
     target: one of those it was compiled for; `auto`: this machine's GPU, or the file's first target without one.
     tune: `quick` takes the plans of the file, and times only these if they were built without a GPU; `none` takes
         the first plan of each step; `full` chooses again.
+    simulate: run in simulation, also if the target's GPU is present.
     Raises ModelError when the file is damaged, or does not have the target.
     """
-    with device.woken(target):
+    with nullcontext() if simulate else device.woken(target):
         artifact = load_artifact(path, target)
-    if not device.is_present(artifact.compiled.target):
+    if simulate or not device.is_present(artifact.compiled.target):
         return Executable(artifact.compiled, SimulatorBackend())
     require_cudnn()
     require_runs_on_gpu(artifact.compiled)

@@ -111,9 +111,11 @@ def compile_dynamic(
     return DynamicExecutable(source, compiled, here or SimulatorBackend.name, max_shapes, buckets or {})
 
 
-def loaded(path: str | os.PathLike[str], target: str = "auto", tune: str = "quick") -> DynamicExecutable:
+def loaded(
+    path: str | os.PathLike[str], target: str = "auto", tune: str = "quick", simulate: bool = False
+) -> DynamicExecutable:
     """Load a `.fusec` file, whose shapes are fixed, as a DynamicExecutable."""
-    program = driver.load(path, target=target, tune=tune)
+    program = driver.load(path, target=target, tune=tune, simulate=simulate)
     source = frontends.Source(program.compiled.source, file=os.fspath(path))
     return DynamicExecutable(source, lambda shapes: program, program.device, 1, {})
 

@@ -6,7 +6,7 @@ import operator
 import os
 import stat
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,6 +80,25 @@ class Source:
 
         self._checked = self._checked or check_model(self._model, self.file)
         return load_onnx(self._checked, sizes, self.file, self._folder, self._constants, self._weights)
+
+    @property
+    def onnx(self) -> ModelProto | None:
+        """Return the ONNX model, which must not be changed; None for a graph."""
+        return None if isinstance(self._model, Graph) else self._model
+
+    def edited(self, edit: Callable[[ModelProto], None]) -> Source:
+        """Return a source of the same file with a copy of its ONNX model, which `edit` changes.
+
+        Raises ModelError: when the model is a graph.
+        """
+        if isinstance(self._model, Graph):
+            raise ModelError(f"{self.file}: is no ONNX model")
+        model = type(self._model)()
+        model.CopyFrom(self._model)
+        edit(model)
+        source = Source(model, self._constants, self.file)
+        source._folder = self._folder
+        return source
 
     @cached_property
     def interface(self) -> tuple[tuple[Declaration, ...], tuple[Declaration, ...]]:
