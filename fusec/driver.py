@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from fusec import frontends, lockfile
 from fusec.builder import Builder
@@ -22,6 +22,7 @@ from fusec.compiler.choose_target import require_runs_on_gpu, resolve_target
 from fusec.compiler.gpu_executable import locked_executable, tuned_executable
 from fusec.compiler.load_file import load, load_artifact
 from fusec.compiler.size_transfer import executable_for_size
+from fusec.errors import ModelError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions, Progress
 from fusec.execution.shape_family import ShapeFamily
@@ -78,6 +79,7 @@ def compile(
     target: str = "auto",
     precision: str = "fp32",
     shapes: Mapping[str, Sequence[int]] | None = None,
+    constants: Mapping[str, Any] | None = None,
     state: Mapping[str, str] | None = None,
     tune: str = "quick",
     budget: float = float("inf"),
@@ -100,6 +102,8 @@ def compile(
         rules alone say what fuses, with a CudnnNotAskedWarning.
     precision: fp32, tf32, fp16 or bf16, all with fp32 accumulation.
     shapes: concrete shapes, by input name, for inputs with symbolic dims.
+    constants: values of inputs, by name, that the program is compiled for; they are no inputs of the executable.
+        Arrays have the type of the input; Python numbers and lists take it.
     state: inputs that stay on the device between calls (`Executable.bind`, `step`). Each has the name of the output
         that replaces it after a call, or an empty name. The state of a Builder is its parameters.
     tune: `quick` times the likely plans of cuDNN on the GPU and takes the fastest, `full` times all, `none` takes
@@ -135,8 +139,10 @@ def compile(
         progress=progress,
     )
     if isinstance(model, Builder):
+        if constants:
+            raise ModelError("a Builder takes no constants: build it with `Builder.constant` in place of the input")
         return _compile_builder(model, options, oracle)
-    return compile_model(model, options, shapes, Shared(family, oracle))
+    return compile_model(frontends.bind(model, constants), options, shapes, Shared(family, oracle))
 
 
 @_timed
@@ -201,6 +207,7 @@ def build(
     family: ShapeFamily | None = None,
     state: Mapping[str, str] | None = None,
     oracle: Oracle | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Compiled:
     """Compile a model up to its program; nothing is prepared to run. See `compile`."""
     options = CompileOptions(
@@ -212,7 +219,7 @@ def build(
         channels_last=channels_last,
         progress=progress,
     )
-    return build_model(model, options, shapes, Shared(family, oracle))
+    return build_model(frontends.bind(model, constants), options, shapes, Shared(family, oracle))
 
 
 def build_model(

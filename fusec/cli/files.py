@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from fusec.cli.options import pairs_of
+from fusec.cli.options import number_of, pairs_of
 from fusec.errors import FusecError
 from fusec.system import atomic_write
 from fusec.system.printable import printable
@@ -19,6 +19,23 @@ from fusec.system.printable import printable
 def arrays_of(texts: Sequence[str]) -> dict[str, tuple[Path, Any]]:
     """Read `x=file.npy` as name, file and array; the array is mapped, so nothing large is read yet."""
     return {name: (Path(text), _array(Path(text))) for name, text in pairs_of("--input", "NAME=file.npy", texts)}
+
+
+def constants_of(texts: Sequence[str]) -> dict[str, Any]:
+    """Read `axis=1`, `k=1,2,3` or `x=file.npy` as name and number, list of numbers or array; `k=` is an empty list."""
+    values: dict[str, Any] = {}
+    for name, text in pairs_of("--constant", "NAME=VALUE or NAME=file.npy", texts):
+        if text.endswith(".npy"):
+            values[name] = _array(Path(text))
+            continue
+        try:
+            numbers = [number_of(part) for part in text.split(",")] if text else []
+        except ValueError:
+            raise FusecError(
+                f"--constant {name}={text}: is no number, no numbers joined by commas and no .npy file"
+            ) from None
+        values[name] = numbers if "," in text or not text else numbers[0]
+    return values
 
 
 def _array(path: Path) -> Any:

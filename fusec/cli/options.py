@@ -23,6 +23,10 @@ Shapes = Annotated[
     list[str] | None,
     typer.Option("--shape", metavar="NAME=SIZES", help="Shape of an input with symbolic dims: x=1,3,224,224."),
 ]
+Constants = Annotated[
+    list[str] | None,
+    typer.Option("--constant", metavar="NAME=VALUE", help="Value of an input: axis=1, k=1,2,3 or x=file.npy."),
+]
 Disable = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Leave out this pass or rewrite rule; may be repeated.")
 ]
@@ -76,6 +80,16 @@ def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
         except ValueError:
             raise FusecError(f"--shape {name}={text}: sizes are whole numbers joined by commas") from None
     return shapes
+
+
+def number_of(text: str) -> bool | int | float:
+    """Read `true`, `false`, a whole number or a float. Raises ValueError for any other text."""
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def pairs_of(option: str, form: str, texts: Sequence[str]) -> list[tuple[str, str]]:

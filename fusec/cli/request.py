@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from fusec.cli import files, output
 from fusec.cli import options as cli_options
-from fusec.cli import output
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:
     from fusec.execution.compilation import Compiled
     from fusec.execution.compile_options import CompileOptions
+    from fusec.frontends import Source
     from fusec.runtime import Executable
 
 # The driver is imported within functions, because `fusec --help` shall answer at once.
@@ -24,6 +25,7 @@ Command = Callable[..., None]
 _ALWAYS: Mapping[str, tuple[Any, Any]] = {
     "precision": (cli_options.Precision, "fp32"),
     "shape": (cli_options.Shapes, None),
+    "constant": (cli_options.Constants, None),
     "disable": (cli_options.Disable, None),
     "deterministic": (cli_options.Deterministic, False),
     "channels_last": (cli_options.ChannelsLast, False),
@@ -38,11 +40,12 @@ _MORE: Mapping[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True)
 class Request:
-    """A model, `--shape` as it was given, and all other options."""
+    """A model, `--shape` and `--constant` as they were given, and all other options."""
 
     model: str
     shape: Sequence[str] | None
     options: CompileOptions
+    constant: Sequence[str] | None = None
 
     @property
     def is_compiled(self) -> bool:
@@ -59,7 +62,7 @@ class Request:
             return compiled
         options = replace(self.options, target=target, progress=report)
         with output.without_cudnn_warning():
-            return driver.build_model(self.model, options, cli_options.shapes_of(self.shape or ()))
+            return driver.build_model(self.bound(), options, cli_options.shapes_of(self.shape or ()))
 
     def executable(self, target: str, report: output.Report) -> Executable:
         """Compile the model, or load a `.fusec` file, ready to run."""
@@ -76,7 +79,18 @@ class Request:
             return executable
         options = replace(self.options, target=target, progress=report)
         with output.without_cudnn_warning():
-            return driver.compile_model(self.model, options, cli_options.shapes_of(self.shape or ()))
+            return driver.compile_model(self.bound(), options, cli_options.shapes_of(self.shape or ()))
+
+    def bound(self) -> str | Source:
+        """Return the model with the values of --constant for its inputs; the name of its file if there are none."""
+        from fusec.frontends import Source
+
+        return Source(self.model).with_constants(files.constants_of(self.constant)) if self.constant else self.model
+
+    def constants(self) -> dict[str, Any]:
+        """Return the arrays of --constant, by name."""
+        bound = self.bound()
+        return {} if isinstance(bound, str) else {name: value.array for name, value in bound.constants.items()}
 
     def _require_no_late_option(self, compiled: Compiled) -> None:
         """Raise FusecError for an option that a compiled model cannot follow; fp32 is the default, so it passes."""
@@ -87,6 +101,7 @@ class Request:
             )
         given = {
             "--shape": self.shape,
+            "--constant": self.constant,
             "--disable": self.options.disable,
             "--rounding": self.options.rounding != "fused",
             "--deterministic": self.options.deterministic,
@@ -123,7 +138,7 @@ def compiles(*more: str, model: Any = cli_options.Model) -> Callable[[Command], 
                 budget_s=cli_options.budget_of(value.get("budget")),
                 lock=value.get("locked"),
             )
-            command(request=Request(model, value["shape"], compile_options), **given)
+            command(request=Request(model, value["shape"], compile_options, value["constant"]), **given)
 
         # typer makes the options of a command from the signature and the annotations of its function
         parameters: dict[str, tuple[Any, Any]] = {}

@@ -54,7 +54,7 @@ def run(
         if file is not None:
             files.write_npz(file, named)
         report("onnxruntime", 0, 0)
-        errors = running.distances(model, feeds, named) if compare is not None else {}
+        errors = running.distances(model, feeds | request.constants(), named) if compare is not None else {}
     rows = [{**running.statistics(name, array), "error": errors.get(name)} for name, array in named.items()]
     if as_json:
         told = {"model": model, "device": executable.device, "cudnn_asked": executable.compiled.asked}

@@ -59,6 +59,7 @@ def compile_dynamic(
     deterministic: bool = False,
     channels_last: bool | Collection[str] = False,
     progress: driver.Progress | None = None,
+    constants: Mapping[str, Any] | None = None,
     max_shapes: int = MAX_SHAPES,
     buckets: Mapping[str, Sequence[int]] | None = None,
     share_kernels: bool = False,
@@ -82,7 +83,7 @@ def compile_dynamic(
     """
     if max_shapes < 1:
         raise FusecError(f"max_shapes is {max_shapes}, but must be 1 or more")
-    source = model if isinstance(model, frontends.Source) else frontends.Source(model)
+    source = (model if isinstance(model, frontends.Source) else frontends.Source(model)).with_constants(constants or {})
     if not isinstance(channels_last, bool):
         require_known([spec.name for specs in source.interface for spec in specs], names(channels_last))
     options = CompileOptions(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusec.errors import ModelError, VerifyError
+from fusec.frontends.bound_inputs import bound_literal, with_constants
 from fusec.ir import DType, Graph, Literal
 from fusec.system.printable import printable
 from fusec.text import parse
@@ -54,7 +55,7 @@ class Source:
         file: str = "",
     ):
         self._folder: Path | None = None
-        self._constants = dict(constants or {})
+        self.constants = dict(constants or {})
         if isinstance(model, str | os.PathLike):
             path = Path(model)
             self.file, self._folder = printable(str(path)), path.parent
@@ -70,16 +71,42 @@ class Source:
         # weak, because weights that no graph uses need no memory
         self._weights: weakref.WeakValueDictionary[str, Literal] = weakref.WeakValueDictionary()
 
+    def with_constants(self, constants: Mapping[str, Any]) -> Source:
+        """Return this model with values for some of its inputs, which are no inputs of the graph then.
+
+        constants: an array of the input's type, or Python numbers, by name.
+        Raises ModelError for a name that is no input, and for another type or shape.
+        """
+        if not constants:
+            return self
+        declared = {each.name: each for each in self.interface[0]}
+        known: dict[str, Literal] = {}
+        for name, given in constants.items():
+            if name not in declared:
+                inputs = printable(", ".join(declared)) or "none"
+                raise ModelError(f"{self.file}: there is no input {name!r} to make a constant; inputs: {inputs}")
+            try:
+                known[name] = bound_literal(name, given, declared[name].dtype, declared[name].dims)
+            except ModelError as error:
+                raise ModelError(f"{self.file}: {error}") from error
+        if isinstance(self._model, Graph):
+            return Source(with_constants(self._model, known), file=self.file)
+        bound = Source(self._model, {**self.constants, **known}, self.file)
+        bound._folder = self._folder
+        return bound
+
     def load(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
         """Load the graph for some input shapes, as `frontends.load` does."""
         sizes = _sizes(shapes or {})
+        if given := [name for name in sizes if name in self.constants]:
+            raise ModelError(f"{self.file}: input {given[0]!r} is a constant, so its shape cannot be given")
         if isinstance(self._model, Graph):
             return _checked(self._model, sizes, self.file)
         # imported here, because onnx takes longer to import than all of fusec
         from fusec.frontends.onnx.load import check_model, load_onnx
 
         self._checked = self._checked or check_model(self._model, self.file)
-        return load_onnx(self._checked, sizes, self.file, self._folder, self._constants, self._weights)
+        return load_onnx(self._checked, sizes, self.file, self._folder, self.constants, self._weights)
 
     @property
     def onnx(self) -> ModelProto | None:
@@ -96,7 +123,7 @@ class Source:
         model = type(self._model)()
         model.CopyFrom(self._model)
         edit(model)
-        source = Source(model, self._constants, self.file)
+        source = Source(model, self.constants, self.file)
         source._folder = self._folder
         return source
 
@@ -116,7 +143,7 @@ class Source:
         from fusec.frontends.onnx.load import declared  # imported here as in `load`
 
         inputs, outputs = declared(self._model, self.file)
-        given = [each for each in inputs if each[0] not in self._constants]
+        given = [each for each in inputs if each[0] not in self.constants]
         return tuple(Declaration(*each) for each in given), tuple(Declaration(*each) for each in outputs)
 
     @property
@@ -140,6 +167,15 @@ class Source:
             "version": model.model_version,
             "custom_metadata_map": {entry.key: entry.value for entry in model.metadata_props},
         }
+
+
+def bind(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | Source, constants: Mapping[str, Any] | None
+) -> str | os.PathLike[str] | bytes | ModelProto | Graph | Source:
+    """Return a model with values for some of its inputs; see `Source.with_constants`. Without constants: the model."""
+    if not constants:
+        return model
+    return (model if isinstance(model, Source) else Source(model)).with_constants(constants)
 
 
 def load(
