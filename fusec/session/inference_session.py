@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fusec import convert, frontends
-from fusec.dynamic_shapes.executable import MAX_SHAPES, DynamicExecutable, compile_dynamic, loaded
+from fusec.driver import compile_dynamic
+from fusec.dynamic_shapes.executable import MAX_SHAPES, DynamicExecutable
+from fusec.dynamic_shapes.saved_shapes import loaded
 from fusec.errors import FusecError
 from fusec.execution.signature import array_of, require_by_name
 from fusec.ir import Array
