@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import cast
 
@@ -12,6 +13,7 @@ from fusec.artifacts.shape_table import ShapeTable
 from fusec.compiler import load_file
 from fusec.dynamic_shapes.executable import DynamicExecutable
 from fusec.dynamic_shapes.padding_proof import Crop
+from fusec.dynamic_shapes.size_ranges import GivenShapes, with_sizes
 from fusec.dynamic_shapes.sizing import Key, Shapes, SizeRange, Sizing
 from fusec.errors import ModelError
 from fusec.execution.shared_weights import SharedWeights
@@ -50,26 +52,67 @@ def loaded(
     return DynamicExecutable(source, lambda shapes: program, program.device, max_shapes=1)
 
 
+def loaded_program(path: str | os.PathLike[str], target: str, tune: str, given: GivenShapes | None) -> Executable:
+    """Load one program of a file: that for the shapes given, else the first one."""
+    with device.woken(target):
+        artifact = load_program(path, target, given)
+    return load_file.executable_of(artifact, tune, simulate=False)
+
+
+def load_program(path: str | os.PathLike[str], target: str, given: GivenShapes | None = None) -> fusec_file.Artifact:
+    """Read one program of a file, without preparing it: that for the shapes given, else the first one.
+
+    Raises ModelError: when shapes are given for a file that has one program, or they have no program.
+    """
+    table = fusec_file.table(os.fspath(path))
+    if not given:
+        return load_file.load_artifact(path, target)
+    if table is None:
+        raise ModelError(f"{os.fspath(path)}: is compiled already for one set of shapes, so none can be given")
+    programs = _programs(path, load_file.target_of(path, target))
+    return programs[_key(path, table, chosen_shapes(path, table, given), programs)]
+
+
+def chosen_shapes(path: str | os.PathLike[str], table: ShapeTable, given: GivenShapes) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the inputs for the sizes given; a dim that is not given has its likely size."""
+    sizing = with_sizes(os.fspath(path), _sizing(table), given)
+    if sizing.likely is None:
+        raise ModelError(f"{os.fspath(path)}: the shapes given leave the size of a dim open")
+    return sizing.likely
+
+
+def _programs(path: str | os.PathLike[str], target: str) -> dict[Key, fusec_file.Artifact]:
+    artifacts = fusec_file.load_all(os.fspath(path), target)
+    return {tuple(v.type.shape for v in each.compiled.source.inputs): each for each in artifacts}
+
+
+def _sizing(table: ShapeTable) -> Sizing:
+    return Sizing(table.inputs, table.outputs, {name: SizeRange(*sizes) for name, sizes in table.ranges.items()})
+
+
+def _key(path: str | os.PathLike[str], table: ShapeTable, shapes: Shapes, programs: Collection[Key]) -> Key:
+    """Return the shapes as a key. Raises ModelError: when the file has no such program."""
+    names = [spec.name for spec in table.inputs]
+    key = tuple(tuple(shapes[name]) for name in names)
+    if key not in programs:
+        known = "; ".join(", ".join(f"{n} {list(s)}" for n, s in zip(names, k, strict=True)) for k in programs)
+        raise ModelError(f"{os.fspath(path)}: has no program for {dict(shapes)}, only for {known}")
+    return key
+
+
 def _with_shapes(
     path: str | os.PathLike[str], table: ShapeTable, target: str, tune: str, simulate: bool
 ) -> DynamicExecutable:
     """Load a file with several programs. Each is prepared when it is first used, and they share their weights."""
     with nullcontext() if simulate else device.woken(target):
-        artifacts = fusec_file.load_all(os.fspath(path), load_file.target_of(path, target, simulate))
-    programs = {tuple(v.type.shape for v in each.compiled.source.inputs): each for each in artifacts}
-    names = [spec.name for spec in table.inputs]
+        programs = _programs(path, load_file.target_of(path, target, simulate))
     weights = SharedWeights()
 
     def prepared(shapes: Shapes) -> Executable:
-        key = tuple(tuple(shapes[name]) for name in names)
-        if key not in programs:
-            known = "; ".join(", ".join(f"{n} {list(s)}" for n, s in zip(names, k, strict=True)) for k in programs)
-            raise ModelError(f"{os.fspath(path)}: has no program for {dict(shapes)}, only for {known}")
-        return load_file.executable_of(programs[key], tune, simulate, weights)
+        return load_file.executable_of(programs[_key(path, table, shapes, programs)], tune, simulate, weights)
 
-    sizing = Sizing(table.inputs, table.outputs, {name: SizeRange(*sizes) for name, sizes in table.ranges.items()})
     proved: dict[Key, tuple[Crop, ...]] = {key: tuple(map(Crop, crops)) for key, crops in table.padded}
-    first = artifacts[0].compiled
+    first = next(iter(programs.values())).compiled
     on_gpu = not simulate and device.is_present(first.target)
     return DynamicExecutable(
         frontends.Source(first.source, file=os.fspath(path)),
@@ -77,6 +120,6 @@ def _with_shapes(
         (device.device_name() or "") if on_gpu else SimulatorBackend.name,
         max_shapes=len(programs),
         buckets=table.buckets,
-        sizing=sizing,
+        sizing=_sizing(table),
         proved=proved,
     )

@@ -36,41 +36,46 @@ def _has_text(sizes: object) -> bool:
 
 
 def sizing_of(source: frontends.Source, given: GivenShapes | None = None) -> Sizing:
+    """Read the sizes that are given for a model; see `with_sizes`."""
+    inputs, outputs = source.interface
+    return with_sizes(source.file, Sizing(inputs, outputs, {}), given)
+
+
+def with_sizes(file: str, known: Sizing, given: GivenShapes | None) -> Sizing:
     """Read sizes by name of a symbolic dim, and shapes by name of an input.
+
+    known: the inputs and outputs; its ranges hold for dims that are not given.
 
     A number or text under a name is the size of a dim; a sequence is the shape of an input, if there is one of that
     name, else a range.
     Raises ModelError: when a name is neither, or sizes contradict each other or the model.
     """
-    inputs, outputs = source.interface
-    by_name = {spec.name: spec for spec in inputs}
-    symbols = symbols_of(source)
-    known: dict[str, SizeRange] = {}
+    by_name = {spec.name: spec for spec in known.inputs}
+    sizes_of: dict[str, SizeRange] = {}
 
     def learn(dim: str, each: SizeRange) -> None:
-        first = known.setdefault(dim, each)
+        first = sizes_of.setdefault(dim, each)
         if first != each:
-            raise ModelError(f"{source.file}: dim {dim!r} is {first} and {each} in the shapes given")
+            raise ModelError(f"{file}: dim {dim!r} is {first} and {each} in the shapes given")
 
     for name, sizes in (given or {}).items():
         is_shape = name in by_name and (isinstance(sizes, Sequence) and not isinstance(sizes, str))
-        if is_shape or (name in by_name and name not in symbols):
-            by_name[name] = _with_shape(source.file, by_name[name], sizes, learn)
-        elif name in symbols:
+        if is_shape or (name in by_name and name not in known.symbols):
+            by_name[name] = _with_shape(file, by_name[name], sizes, learn)
+        elif name in known.symbols:
             learn(name, SizeRange.of(f"dim {name!r}", sizes))
         else:
-            raise ModelError(
-                f"{source.file}: there is no input or symbolic dim {name!r}; inputs: "
-                f"{printable(', '.join(by_name)) or 'none'}; dims: {printable(', '.join(sorted(symbols))) or 'none'}"
-            )
-    fixed = {name: each.most for name, each in known.items() if each.least == each.most}
+            inputs, dims = (printable(", ".join(each)) or "none" for each in (by_name, sorted(known.symbols)))
+            raise ModelError(f"{file}: there is no input or symbolic dim {name!r}; inputs: {inputs}; dims: {dims}")
+    sizes_of = {**known.ranges, **sizes_of}
+    fixed = {name: each.most for name, each in sizes_of.items() if each.least == each.most}
 
     def sized(spec: Declaration) -> Declaration:
         dims = spec.dims and tuple(fixed.get(d, d) if isinstance(d, str) else d for d in spec.dims)
         return replace(spec, dims=dims)
 
-    ranges = {name: each for name, each in known.items() if name not in fixed}
-    return Sizing(tuple(map(sized, by_name.values())), tuple(map(sized, outputs)), ranges)
+    ranges = {name: each for name, each in sizes_of.items() if name not in fixed}
+    return Sizing(tuple(map(sized, by_name.values())), tuple(map(sized, known.outputs)), ranges)
 
 
 def _with_shape(file: str, spec: Declaration, given: Any, learn: Callable[[str, SizeRange], None]) -> Declaration:

@@ -15,6 +15,7 @@ from fusec import convert, frontends
 from fusec.driver import compile_dynamic
 from fusec.dynamic_shapes.executable import MAX_SHAPES, DynamicExecutable
 from fusec.dynamic_shapes.saved_shapes import loaded
+from fusec.dynamic_shapes.size_ranges import GivenShapes
 from fusec.errors import FusecError
 from fusec.execution.signature import array_of, require_by_name
 from fusec.ir import Array
@@ -47,9 +48,11 @@ class InferenceSession(SaysWhy):
     providers: as in onnxruntime, first choice first; None: the GPU if there is one, else the simulator.
         `CUDAExecutionProvider` (or TensorRT's) is the GPU through fusec, `CPUExecutionProvider` the simulator.
     provider_options: options of each provider: `device_id`, which must be 0, `user_compute_stream`, and the precision
-        (`use_tf32`, `trt_fp16_enable`, `trt_bf16_enable`) if `precision` is not given. Others have no effect.
-    target, precision, tune, budget, disable, deterministic, channels_last, max_shapes, buckets, tune_each: see
+        (`use_tf32`, `trt_fp16_enable`, `trt_bf16_enable`) if `precision` is not given. TensorRT's profiles of shapes
+        (`trt_profile_min_shapes`, …) are ranges, if `shapes` is not given. Others have no effect.
+    target, precision, shapes, tune, budget, disable, deterministic, channels_last, max_shapes, buckets, tune_each: see
         `fusec.compile` and `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes only target and tune.
+        If all dims have sizes or ranges, the program of the likely sizes is compiled now.
 
     Raises ModelError: when the model cannot be read or compiled.
     """
@@ -63,6 +66,7 @@ class InferenceSession(SaysWhy):
         *,
         target: str = "auto",
         precision: str = "fp32",
+        shapes: GivenShapes | None = None,
         tune: str = "quick",
         budget: float = float("inf"),
         disable: Collection[str] = (),
@@ -93,6 +97,7 @@ class InferenceSession(SaysWhy):
                 source,
                 target=target,
                 precision=(choice.precision or precision) if precision == "fp32" else precision,
+                shapes=shapes if shapes is not None else choice.shapes,
                 tune=tune,
                 budget=budget,
                 disable=left_out | settings.disable,
@@ -129,6 +134,8 @@ class InferenceSession(SaysWhy):
             program = executable.at({spec.name: cast("tuple[int, ...]", spec.shape) for spec in executable.inputs})
             self._outputs = [NodeArg.of(spec.name, spec.shape, spec.dtype) for spec in program.outputs]
             self._write_optimized(program)
+        elif self._source is not None and executable.sizing.likely is not None:
+            self._write_optimized(executable.program())
 
     # what the model is
 

@@ -48,6 +48,22 @@ class DeviceChoice:
         return asked[-1] if asked else None
 
     @property
+    def shapes(self) -> dict[str, tuple[str, ...]] | None:
+        """Return the ranges of TensorRT's profiles, least to likely to largest, by input; None if there are none.
+
+        Raises FusecError: when one of the three is missing, or they are not written as `x:1x3x224x224,y:1x8`.
+        """
+        given = {key: value for options in self.options.values() for key, value in options.items()}
+        for prefix in ("trt", "nv"):
+            names = [f"{prefix}_profile_{kind}_shapes" for kind in ("min", "opt", "max")]
+            if any(given.get(name) for name in names):
+                profiles = [_profile(name, given.get(name, "")) for name in names]
+                if not profiles[0].keys() == profiles[1].keys() == profiles[2].keys():
+                    raise FusecError(f"{', '.join(names)} do not have the same inputs")
+                return {name: _joined(name, [each[name] for each in profiles]) for name in profiles[0]}
+        return None
+
+    @property
     def stream(self) -> int | None:
         """Return the address of the CUDA stream that the caller chose."""
         given = [
@@ -101,6 +117,23 @@ def get_all_providers() -> list[str]:
 def get_device() -> str:
     """Return `GPU` if this machine has one that fusec can use, else `CPU`."""
     return "CPU" if device.device_name() is None else "GPU"
+
+
+def _profile(option: str, text: str) -> dict[str, list[str]]:
+    """Read `x:1x3x224x224,y:1x8` as sizes by input."""
+    found: dict[str, list[str]] = {}
+    for part in text.split(","):
+        name, sign, sizes = part.rpartition(":")  # names of tensors may contain a colon
+        if not sign or not all(size.isdigit() for size in sizes.split("x")):
+            raise FusecError(f"{option} is {text!r}, but is written like x:1x3x224x224,y:1x8")
+        found[name] = sizes.split("x")
+    return found
+
+
+def _joined(name: str, shapes: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    if len({len(shape) for shape in shapes}) > 1:
+        raise FusecError(f"the profiles of input {name!r} have different numbers of dims")
+    return tuple("..".join(sizes) for sizes in zip(*shapes, strict=True))
 
 
 def _is_known(name: str) -> bool:

@@ -289,6 +289,28 @@ def test_providers_choose_the_device_and_the_precision() -> None:
     assert providers.DeviceChoice(options={GPU: {"user_compute_stream": "64"}}).stream == 64
 
 
+def test_ranges_of_a_session_and_profiles_of_tensorrt() -> None:
+    session = ort.InferenceSession(net(), shapes={"N": "1..2..4"})
+    assert session.executable.shapes == [{"x": (2, 3, 8, 8)}]
+    assert session.get_inputs()[0].shape == ["N", 3, 8, 8]
+    profile = {f"trt_profile_{k}_shapes": f"x:{n}x3x8x8" for k, n in (("min", 1), ("opt", 2), ("max", 4))}
+    with pytest.warns(UserWarning, match="this machine has no such GPU"):
+        other = ort.InferenceSession(net(), providers=[("TensorrtExecutionProvider", profile)])
+    for each in (session, other):
+        for batch in (2, 3):
+            assert_close(each.run(None, {"x": image(batch)})[0], peer(net(), x=image(batch)), 1e-5)
+        assert each.executable.shapes == [{"x": (2, 3, 8, 8)}, {"x": (3, 3, 8, 8)}]
+        with pytest.raises(ExecutionError, match="dim 'N' is 5 in input %x, but this executable takes 1 to 4"):
+            each.run(None, {"x": image(5)})
+    for change, why in (
+        ({"trt_profile_opt_shapes": ""}, "trt_profile_opt_shapes is '', but is written like x:1x3x224x224"),
+        ({"trt_profile_max_shapes": "y:1x3"}, "do not have the same inputs"),
+        ({"trt_profile_max_shapes": "x:1x3"}, "the profiles of input 'x' have different numbers of dims"),
+    ):
+        with pytest.raises(FusecError, match=why):
+            _ = providers.DeviceChoice(options={GPU: profile | change}).shapes
+
+
 def test_values_of_onnxruntime_share_their_memory() -> None:
     array = image()
     theirs = onnxruntime.OrtValue.ortvalue_from_numpy(array)
