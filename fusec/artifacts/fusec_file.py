@@ -274,6 +274,7 @@ def _open(path: Path) -> Reader:
         and _are_orders(options.get("orders", []))
         and all(isinstance(manifest.get(name), str) for name in ("fusec", "cudnn", "frontend"))
         and type(manifest.get("programs", 1)) is int
+        and manifest.get("programs", 1) >= 1
     ):
         raise ModelError(f"{path}: {container.MANIFEST}: has other fields than fusec writes")
     return file

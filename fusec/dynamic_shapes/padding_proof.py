@@ -29,6 +29,17 @@ class Crop:
         """Return this crop followed by another."""
         return Crop(self.steps + other.steps)
 
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Tell if a result of this shape can be cropped, which a file may claim wrongly."""
+        sizes = list(shape)
+        for axis, outer, size, rest in self.steps:
+            if not (0 <= axis < len(sizes) and outer > 0 and 0 <= rest <= size and size > 0):
+                return False
+            if sizes[axis] % (outer * size):
+                return False
+            sizes[axis] = sizes[axis] // size * rest
+        return True
+
     def apply(self, array: Array) -> Array:
         """Return the cropped result."""
         for axis, outer, size, rest in self.steps:

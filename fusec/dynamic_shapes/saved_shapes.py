@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from typing import cast
 
@@ -12,10 +12,11 @@ from fusec.artifacts import fusec_file
 from fusec.artifacts.shape_table import ShapeTable
 from fusec.compiler import load_file
 from fusec.dynamic_shapes.executable import DynamicExecutable
+from fusec.dynamic_shapes.padding import Padding
 from fusec.dynamic_shapes.padding_proof import Crop
 from fusec.dynamic_shapes.size_ranges import GivenShapes, with_sizes
 from fusec.dynamic_shapes.sizing import Key, Shapes, SizeRange, Sizing
-from fusec.errors import ModelError
+from fusec.errors import ExecutionError, ModelError
 from fusec.execution.shared_weights import SharedWeights
 from fusec.gpu import device
 from fusec.runtime import Executable, SimulatorBackend
@@ -100,6 +101,32 @@ def _key(path: str | os.PathLike[str], table: ShapeTable, shapes: Shapes, progra
     return key
 
 
+def _check_table(
+    path: str | os.PathLike[str],
+    table: ShapeTable,
+    programs: Mapping[Key, fusec_file.Artifact],
+    proved: Mapping[Key, tuple[Crop, ...]],
+) -> None:
+    """Check that the table of shapes is about the programs. Raises ModelError: when it is not."""
+    sizing, names = _sizing(table), [spec.name for spec in table.inputs]
+    wrong = f"{os.fspath(path)}: its table of shapes does not fit its programs"
+    sources = [each.compiled.source for each in programs.values()]
+    if any([v.name for v in s.inputs] != names or len(s.outputs) != len(table.outputs) for s in sources):
+        raise ModelError(wrong)
+    try:
+        for key in (*programs, *proved):
+            sizing.dims(dict(zip(names, key, strict=True)))
+        padding = Padding(frontends.Source(sources[0]), sizing, table.buckets, cached=0, proved=proved)
+        for key, crops in proved.items():
+            shapes = dict(zip(names, key, strict=True))
+            large = padding.padded(shapes, padding.changed(sizing.dims(shapes)))
+            results = programs[tuple(large[name] for name in names)].compiled.source.outputs
+            if not all(crop.fits(v.type.shape) for crop, v in zip(crops, results, strict=True)):
+                raise ModelError(wrong)
+    except (ExecutionError, ValueError, KeyError) as error:
+        raise ModelError(f"{wrong}: {error}") from error
+
+
 def _with_shapes(
     path: str | os.PathLike[str], table: ShapeTable, target: str, tune: str, simulate: bool
 ) -> DynamicExecutable:
@@ -112,6 +139,7 @@ def _with_shapes(
         return load_file.executable_of(programs[_key(path, table, shapes, programs)], tune, simulate, weights)
 
     proved: dict[Key, tuple[Crop, ...]] = {key: tuple(map(Crop, crops)) for key, crops in table.padded}
+    _check_table(path, table, programs, proved)
     first = next(iter(programs.values())).compiled
     on_gpu = not simulate and device.is_present(first.target)
     return DynamicExecutable(

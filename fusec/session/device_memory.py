@@ -51,9 +51,28 @@ def element_dtype(element_type: Any) -> np.dtype[Any]:
         raise FusecError(str(error)) from error
 
 
+def copied(device_type: str, array: np.ndarray[Any, Any]) -> Array:
+    """Copy an array of the host to a device."""
+    made = array_module(device_type).array(_read_as(array, _storable(array.dtype)))
+    return _read_as(made, array.dtype)
+
+
+def copy_into(target: Any, source: Any) -> None:
+    """Copy an array of either device into one on the GPU, of the same shape and type."""
+    module, stored = array_module("cuda"), _storable(np.dtype(target.dtype))
+    own = target if isinstance(target, module.ndarray) else module.asarray(target)
+    given = np.asarray(source) if on_host(source) else module.asarray(source)
+    _read_as(own, stored)[...] = module.asarray(_read_as(given, stored))
+
+
+def _read_as(array: Any, dtype: np.dtype[Any]) -> Any:
+    """Return an array that reads the same memory as another type of the same size."""
+    return array if array.dtype == dtype else array.view(dtype)
+
+
 def empty(device_type: str, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """Make an array on a device without setting its elements. CuPy views types such as bfloat16, but makes none."""
-    return array_module(device_type).empty(tuple(shape), _storable(dtype)).view(dtype)
+    return _read_as(array_module(device_type).empty(tuple(shape), _storable(dtype)), dtype)
 
 
 def at_address(device_type: str, element_type: Any, shape: Sequence[int], address: int, owner: object = None) -> Array:
@@ -64,8 +83,8 @@ def at_address(device_type: str, element_type: Any, shape: Sequence[int], addres
     interface = {"shape": tuple(shape), "typestr": _storable(dtype).str, "data": (address, False), "version": 3}
     if device_of(device_type) == "cuda":
         memory = SimpleNamespace(__cuda_array_interface__=interface, owner=owner)
-        return array_module("cuda").asarray(memory).view(dtype)
-    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=owner)).view(dtype)
+        return _read_as(array_module("cuda").asarray(memory), dtype)
+    return _read_as(np.asarray(SimpleNamespace(__array_interface__=interface, owner=owner)), dtype)
 
 
 def _storable(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -11,8 +11,9 @@ from fusec.errors import FusecError
 from fusec.ir import Array, DType
 from fusec.runtime import on_host
 from fusec.session.device_memory import (
-    array_module,
     at_address,
+    copied,
+    copy_into,
     device_of,
     element_dtype,
     empty,
@@ -55,9 +56,7 @@ class OrtValue(SaysWhy):
         require_first(device_id)
         if device_of(device_type) == "cpu":
             return cls(np.asarray(numpy_obj))
-        value = cls(empty(device_type, numpy_obj.shape, numpy_obj.dtype))
-        value.update_inplace(numpy_obj)
-        return value
+        return cls(copied(device_type, np.asarray(numpy_obj)))
 
     @classmethod
     def ortvalue_from_numpy_with_onnx_type(cls, data: np.ndarray[Any, Any], /, onnx_element_type: int) -> OrtValue:
@@ -103,9 +102,7 @@ class OrtValue(SaysWhy):
         if on_host(self._array):
             self._array[...] = to_host(source)
         else:
-            module, stored = array_module("cuda"), f"u{self._array.dtype.itemsize}"
-            own = module.asarray(source.view(stored) if on_host(source) else module.asarray(source).view(stored))
-            module.asarray(self._array).view(stored)[...] = own
+            copy_into(self._array, source)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the array on the host."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamic_shapes.test_executable import attention, fresh, image_net
-from frontends.onnx.models import run
+from dynamic_shapes.test_executable import attention, fresh, image_net, node, weights
+from frontends.onnx.models import info, model, run
 from helpers import assert_close
 
 import fusec
@@ -152,11 +152,48 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="its table of shapes has another form than fusec writes"):
         fusec.load(rewritten(path, without_ranges))
 
-    def of_text(manifest: dict[str, Any]) -> None:
-        manifest["programs"] = "2"
+    for programs in ("2", 0, -1):
 
-    with pytest.raises(ModelError, match=r"manifest\.json: has other fields than fusec writes"):
-        fusec.load(rewritten(path, of_text))
+        def of_programs(manifest: dict[str, Any], programs: Any = programs) -> None:
+            manifest["programs"] = programs
+
+        with pytest.raises(ModelError, match=r"manifest\.json: has other fields than fusec writes"):
+            fusec.load(rewritten(path, of_programs))
+
+    def of_many(manifest: dict[str, Any]) -> None:
+        manifest["programs"] = 10**9
+
+    with pytest.raises(ModelError, match=r"shapes/2/h200/graph\.txt"):
+        fusec.load(rewritten(path, of_many))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("inputs", [["q", "f32", ["N", 3, 8, 8]]]),
+        ("inputs", [["x", "f32", ["N", 3, 9, 9]]]),
+        ("outputs", []),
+        ("ranges", {"N": [1, 2, 2]}),
+        ("buckets", {"Q": [4]}),
+        ("padded", [[[[3, 3, 8, 8]], [[[7, 1, 4, 3]]]]]),
+        ("padded", [[[[3, 3, 8, 8]], [[[0, 1, 4, 9]]]]]),
+        ("padded", [[[[3, 3, 8, 8]], [[[0, 3, 4, 3]]]]]),
+        ("padded", [[[[3, 3, 8, 8]], []]]),
+        ("padded", [[[[3, 3, 8]], [[[0, 1, 4, 3]]]]]),
+        ("padded", [[[[1, 3, 8, 8]], [[[0, 1, 2, 1]]]]]),
+    ],
+)
+def test_a_table_that_does_not_fit_the_programs_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    path = tmp_path / "net.fusec"
+    exe: Any = fusec.compile(image_net(), shapes={"N": (3, 4), "H": 8}, buckets={"N": [4]})
+    exe.save(path)
+
+    def changed(manifest: dict[str, Any]) -> None:
+        manifest["shapes"][key] = value
+
+    check(fusec.load(path), 3, 3, 8, 8)
+    with pytest.raises(ModelError, match=r"its table of shapes does not fit its programs|there is no symbolic dim 'Q'"):
+        fusec.load(rewritten(path, changed))
 
 
 def test_the_table_survives_a_file() -> None:
@@ -164,6 +201,28 @@ def test_the_table_survives_a_file() -> None:
     padded = ((((3, 3, 8, 8),), (((0, 1, 4, 3),),)),)
     table = ShapeTable(exe.sizing.inputs, exe.sizing.outputs, {"N": (1, 2, 4)}, {"N": (4,)}, padded)
     assert ShapeTable.from_json(json.loads(json.dumps(table.to_json())), "f") == table
+
+
+def test_a_plan_that_two_programs_need_is_stored_once(tmp_path: Path) -> None:
+    """A part of the model has no dim with a range, so its cuDNN graph is the same in all programs."""
+    nodes = [
+        node("Conv", ["a", "w"], ["c"]),
+        node("Relu", ["c"], ["y"]),
+        node("Conv", ["x", "w"], ["d"]),
+        node("Relu", ["d"], ["z"]),
+    ]
+    proto = model(nodes, [info("a", [2, 3, 8, 8]), info("x", ["N", 3, 8, 8])], ["y", "z"], weights(w=[8, 3, 3, 3]))
+    exe: Any = fusec.compile(proto, shapes={"N": (3, 4)}, precision="fp16")
+    programs = [exe.at({"N": n}).compiled for n in (4, 3)]
+    keys = [{each.graph.key for each in c.lowered if each is not None} for c in programs]
+    assert keys[0] & keys[1]
+    plans = {("h200", key): [Entry(Choice(1, ()), b"plan")] for key in keys[0] | keys[1]}
+    path = tmp_path / "net.fusec"
+    save(path, [(c, plans) for c in programs], exe.sizing, exe.padding)
+    with zipfile.ZipFile(path) as file:
+        assert len(set(file.namelist())) == len(file.namelist())
+    assert fusec_file.trust(path) == len(keys[0] | keys[1])
+    assert [len(each.plans) for each in fusec_file.load_all(path, "h200")] == [len(each) for each in keys]
 
 
 def test_all_plans_of_a_file_are_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
