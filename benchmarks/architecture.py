@@ -58,6 +58,8 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "How does a convolution split its sum among blocks?": "gpu/kernels/convolution/split_k.py",
     "What happens to a weight?": "passes/layout/precision.py casts it, passes/folding/fold_scales.py multiplies "
     "factors into it, passes/layout/assign_layout.py orders it, execution/shared_weights.py stores it once",
+    "Which layers does quantisation leave in float?": "quantization/placement.py by kind, "
+    "quantization/choose_float.py by their loss",
     "Where is a value stored?": "schedule/memory_plan.py; schedule/buffer_donation.py for state",
     "Which figures of a GPU are used?": "targets/h200.json; gpu/kernels/codegen/gpu_figures.py for kernels, which are "
     "shaped for the default target and right on any",

@@ -32,6 +32,7 @@ from fusec.ops import (
     MaxPool,
     MaxPoolBackward,
     Pad,
+    Recurrent,
     Reduce,
     Relayout,
     Resize,
@@ -149,6 +150,10 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "few pixels 1x1, 1x2048x7x7 to 512": ([nhwc(1, 2048, 7, 7)], convolution(512, 2048, 1)),
     "gate, 32x96x56x56": ([nhwc(32, 96, 56, 56), rows(32, 96, 1, 1)], lambda g, x, y: g.add(pw("mul"), x, y)),
     "add, relu, 256x64x56x56": ([nhwc(256, 64, 56, 56)] * 2, residual),
+    "lstm, 400x16x512": (
+        [rows(400, 16, 2048), rows(1, 2048, 512), rows(1, 16, 512), rows(1, 16, 512)],
+        lambda g, *v: g.insert(Recurrent("lstm"), v).results,
+    ),
     "softmax, 4096x1000": ([rows(4096, 1000)], lambda g, x: g.add(Softmax(), x)),
     "softmax, 384x197x197": ([rows(384, 197, 197)], lambda g, x: g.add(Softmax(), x)),
     "layer norm, 6304x768": ([rows(6304, 768), P768, P768], lambda g, *v: g.add(LayerNorm(), *v)),

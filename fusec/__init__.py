@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from fusec.gradients import backward, grad
     from fusec.ir import DType, Graph, TensorType
+    from fusec.quantization.quantize import QuantizedModel, quantize
     from fusec.runtime import Executable
     from fusec.session import InferenceSession
     from fusec.text import parse
@@ -35,6 +36,7 @@ _HOMES = {
     "DynamicExecutable": "dynamic_shapes.executable",
     "InferenceSession": "session",
     "from_torch": "torch_backend",
+    **dict.fromkeys(("quantize", "QuantizedModel"), "quantization.quantize"),
     "save": "artifacts.fusec_file",
     "Executable": "runtime",
     "parse": "text",
@@ -61,6 +63,7 @@ __all__ = [
     "InferenceSession",
     "LoweringError",
     "ModelError",
+    "QuantizedModel",
     "TargetError",
     "Tensor",
     "TensorType",
@@ -73,6 +76,7 @@ __all__ = [
     "grad",
     "load",
     "parse",
+    "quantize",
     "save",
 ]
 

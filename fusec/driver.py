@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from fusec import frontends, lockfile
 from fusec.builder import Builder
@@ -21,6 +21,7 @@ from fusec.compiler.choose_judge import start_workers
 from fusec.compiler.choose_target import require_runs_on_gpu, resolve_target
 from fusec.compiler.gpu_executable import locked_executable, tuned_executable
 from fusec.compiler.load_file import load_artifact
+from fusec.compiler.segmented import require_whole, segmented_executable
 from fusec.compiler.size_transfer import executable_for_size
 from fusec.dynamic_shapes.executable import MAX_SHAPES, DynamicExecutable
 from fusec.dynamic_shapes.saved_shapes import load
@@ -35,6 +36,7 @@ from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph
 from fusec.passes.layout.io_layout import names, require_known
 from fusec.runtime import Executable, SimulatorBackend
+from fusec.segments.executable import AnyExecutable
 from fusec.system import compile_timer
 from fusec.targets.target import CPU
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 __all__ = [
+    "AnyExecutable",
     "CompileOptions",
     "Progress",
     "Shared",
@@ -56,6 +59,7 @@ __all__ = [
 ]
 
 P = ParamSpec("P")
+E = TypeVar("E", bound=AnyExecutable)
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,11 @@ class Shared:
     oracle: Oracle | None = None
 
 
-def _timed(function: Callable[P, Executable]) -> Callable[P, Executable]:
+def _timed(function: Callable[P, E]) -> Callable[P, E]:
     """Record compile time by stage on the returned Executable."""
 
     @functools.wraps(function)
-    def timed(*args: P.args, **kwargs: P.kwargs) -> Executable:
+    def timed(*args: P.args, **kwargs: P.kwargs) -> E:
         with compile_timer.opened("the rest") as spent:
             executable = function(*args, **kwargs)
         executable.spent = spent
@@ -99,8 +103,10 @@ def compile(
     family: ShapeFamily | None = None,
     simulate: bool = False,
     oracle: Oracle | None = None,
-) -> Executable:
+) -> AnyExecutable | DynamicExecutable:
     """Compile a model for a GPU and return it ready to call.
+
+    A model that needs values on the host is a SegmentedExecutable, which compiles what follows when it is called.
 
     model: an ONNX path, ONNX bytes, a ModelProto, the text form, a Graph (which is not changed), or a Builder.
     target: `auto` (the GPU of this machine, or else an H200 in simulation) or one of `fusec targets`.
@@ -111,7 +117,7 @@ def compile(
     shapes: shapes by name of an input, or sizes by name of a symbolic dim: `{"x": (1, 3, 224, 224)}`, `{"batch": 8}`.
         A size may be a range, from least to largest, with the likely size between: `"1..32"`, `"1..8..32"`, or for a
         dim also `(1, 32)`, `(1, 8, 32)`. With a range the result is a DynamicExecutable. It has the program of the
-        likely sizes, and compiles others when it meets them. Type checkers know this only of `compile_dynamic`.
+        likely sizes, and compiles others when it meets them.
     buckets: sizes to compile for, by name of a symbolic dim; the result is a DynamicExecutable. See `compile_dynamic`.
     constants: values of inputs, by name, that the program is compiled for; they are no inputs of the executable.
         Arrays have the type of the input; Python numbers and lists take it.
@@ -166,7 +172,7 @@ def compile(
     dynamic = _dynamic(source, options, sizing, shared, DynamicOptions(buckets=buckets))
     if sizing.likely is not None:
         dynamic.program()
-    return cast("Executable", dynamic)  # for callers it has the same methods
+    return dynamic
 
 
 def compile_dynamic(
@@ -248,7 +254,7 @@ def _dynamic(
         more_sizes=any(not isinstance(d, int) for spec in sizing.inputs for d in spec.dims or (None,)),
     )
 
-    def compiled(shapes: Shapes) -> Executable:
+    def compiled(shapes: Shapes) -> AnyExecutable:
         return compile_model(source, options, shapes, Shared(family, shared.oracle))
 
     on_gpu = not options.simulate and device.is_present(resolve_target(options.target))
@@ -262,14 +268,28 @@ def compile_model(
     options: CompileOptions,
     shapes: Mapping[str, Sequence[int]] | None = None,
     shared: Shared | None = None,
-) -> Executable:
+) -> AnyExecutable:
     """Compile a model with checked options. See `compile`, whose keywords become the options."""
     shared = shared or Shared()
-    family = shared.family
     options.report("import", 0, 1)
     with device.woken(options.target) if _wakes_gpu(options) else nullcontext():
-        source = read_model(model, shapes)
+        loaded = model if isinstance(model, frontends.Source) else frontends.Source(model)
+        source = read_model(loaded, shapes)
     target = resolve_target(options.target)
+    if not isinstance(source, Graph):
+
+        def program(graph: Graph, options: CompileOptions, family: ShapeFamily | None) -> Executable:
+            return compile_graph(graph, options, replace(shared, family=family or shared.family))
+
+        return segmented_executable(loaded, source, options, target, program)
+    return compile_graph(source, options, shared, shapes)
+
+
+def compile_graph(
+    source: Graph, options: CompileOptions, shared: Shared, shapes: Mapping[str, Sequence[int]] | None = None
+) -> Executable:
+    """Compile a graph, which is always one program."""
+    target, family = resolve_target(options.target), shared.family
     if target.name == CPU:
         return Executable(build_program(source, options, target), SimulatorBackend(CPU))
 
@@ -310,7 +330,8 @@ def _compile_builder(model: Builder, options: CompileOptions, oracle: Oracle | N
     """Compile the graph of a Builder. Its parameters become state, and get their first values."""
     updates = {name: model.updates.get(name, "") for name in model.parameters}
     options = replace(options, state={**updates, **options.state})
-    executable = compile_model(model.graph(), options, shared=Shared(oracle=oracle))
+    options.report("import", 0, 1)
+    executable = _timed(compile_graph)(model.graph(), options, Shared(oracle=oracle))
     executable.bind(**{name: array for name, array in model.parameters.items() if array is not None})
     return executable
 
@@ -353,4 +374,6 @@ def build_model(
     shared = shared or Shared()
     target = resolve_target(options.target)
     options.report("import", 0, 1)
-    return build_program(read_model(model, shapes), options, target, shared.family, shared.oracle)
+    source = model if isinstance(model, frontends.Source) else frontends.Source(model)
+    graph = require_whole(source, read_model(source, shapes))
+    return build_program(graph, options, target, shared.family, shared.oracle)

@@ -23,6 +23,10 @@ class ModelError(FusecError):
     """The model (file, bytes, graph or text) is malformed, or uses a feature that fusec does not support."""
 
 
+class NotOneProgramError(ModelError):
+    """A model is cut at host steps, and what was asked for needs one program."""
+
+
 class VerifyError(FusecError):
     """A graph breaks a rule of the IR: types, order, use lists, names."""
 

@@ -380,11 +380,16 @@ class Graph:
 
     def fresh_name(self, hint: str = "") -> str:
         """Reserve a name and return it: the hint, with a suffix if it is taken."""
+        name = self.free_name(hint)
+        self._names.add(name)
+        return name
+
+    def free_name(self, hint: str = "") -> str:
+        """Return a name that no value has, without reserving it: the hint, with a suffix if it is taken."""
         name = hint
         while not name or name in self._names:
             name = f"{hint}.{self._counter}" if hint else f"v{self._counter}"
             self._counter += 1
-        self._names.add(name)
         return name
 
     # whole graphs ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from contextlib import suppress
 from fusec.errors import LoweringError
 from fusec.ir import Constant, DType, Graph, Node
 from fusec.lowering.anchors import ANCHORED
+from fusec.lowering.conversion import convert_to_bytes, limit_bytes, round_to_bytes
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.graph_builder import ConstantBinding, CudnnBuilder, Lowered
 from fusec.lowering.known_bugs import misread
@@ -65,12 +66,26 @@ def _write(b: CudnnBuilder, anchors: list[Node]) -> Lowered:
     return Lowered(graph, tuple(b.inputs), tuple(b.outputs), tuple(b.constants), offsets)
 
 
-LOWER: Mapping[str, Callable[[CudnnBuilder, Node], None]] = {**POINTWISE, **ANCHORED}
+def _clip(b: CudnnBuilder, node: Node) -> None:
+    (limit_bytes if node in b.conversions else POINTWISE["clip"])(b, node)
+
+
+def _cast(b: CudnnBuilder, node: Node) -> None:
+    (convert_to_bytes if node in b.conversions else POINTWISE["cast"])(b, node)
+
+
+LOWER: Mapping[str, Callable[[CudnnBuilder, Node], None]] = {
+    **POINTWISE,
+    **ANCHORED,
+    "round": round_to_bytes,
+    "clip": _clip,
+    "cast": _cast,
+}
 
 _NO_MODE = "cuDNN has no pointwise mode for it"
 _MOVES = "moves elements; cuDNN graphs only read and write strided tensors"
 WITHOUT: Mapping[str, str] = {
-    **dict.fromkeys(("sign", "round", "acos", "asin", "atan", "cosh", "sinh", "acosh", "asinh", "atanh"), _NO_MODE),
+    **dict.fromkeys(("sign", "acos", "asin", "atan", "cosh", "sinh", "acosh", "asinh", "atanh"), _NO_MODE),
     **dict.fromkeys(("is_nan", "is_inf", "logical_xor"), _NO_MODE),
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _NO_MODE),
     **dict.fromkeys(("shift_left", "shift_right"), _NO_MODE),
@@ -100,4 +115,5 @@ WITHOUT: Mapping[str, str] = {
     ),
     "random_bits": "cuDNN's random numbers do not depend on a state that the graph carries",
     "all_finite": "a cuDNN graph reduces one tensor",
+    "recurrent": "cuDNN graphs have no loop; a kernel of fusec runs all steps of up to 4,096 units in one launch",
 }

@@ -16,13 +16,13 @@ from onnx import ModelProto, NodeProto, helper
 from onnx.backend.base import Backend, BackendRep
 
 from fusec import driver
+from fusec.dynamic_shapes.executable import DynamicExecutable
 from fusec.errors import ExecutionError
 from fusec.frontends.onnx.importer import Bound, InputsNeededError
 from fusec.frontends.onnx.load import load_bound
 from fusec.gpu import device as gpu
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph
-from fusec.runtime import Executable
 from fusec.system.printable import printable
 
 Array = np.ndarray[Any, Any]
@@ -32,10 +32,12 @@ _GPUS = ("CUDA", "CUDA:0")
 class FusecBackendRep(BackendRep):
     """A model that is compiled when it is run. graph, executable: those of the last call."""
 
-    def __init__(self, model: ModelProto, compile: Callable[[Graph], Executable] = driver.compile):
+    def __init__(
+        self, model: ModelProto, compile: Callable[[Graph], driver.AnyExecutable | DynamicExecutable] = driver.compile
+    ):
         self.model = model
         self.graph: Graph | None = None
-        self.executable: Executable | None = None
+        self.executable: driver.AnyExecutable | None = None
         self._compile = compile
         self._bound: dict[str, Bound] = {}  # values of the inputs that are constants of the executable
         self._lengths: dict[str, int] = {}  # lengths of the outputs that are sequences
@@ -57,18 +59,20 @@ class FusecBackendRep(BackendRep):
             for v in self.model.graph.output
         )
 
-    def _executable(self, given: Mapping[str, Bound]) -> Executable:
+    def _executable(self, given: Mapping[str, Bound]) -> driver.AnyExecutable:
         """Return the last executable if it was compiled for these shapes and constants, else a new one."""
         if self.executable is not None and self._fits(self.executable, given):
             return self.executable
         self.graph, self._lengths = self.compiled(given)
-        self.executable = self._compile(self.graph)
+        made = self._compile(self.graph)
+        assert not isinstance(made, DynamicExecutable), "a graph has no dims with ranges"
+        self.executable = made
         free = {spec.name for spec in self.executable.inputs}
         # copies, because a caller may write into the arrays later
         self._bound = {name: copy.deepcopy(value) for name, value in given.items() if name not in free}
         return self.executable
 
-    def _fits(self, executable: Executable, given: Mapping[str, Bound]) -> bool:
+    def _fits(self, executable: driver.AnyExecutable, given: Mapping[str, Bound]) -> bool:
         free = ((given[spec.name], spec.shape) for spec in executable.inputs)
         shapes = all(isinstance(value, np.ndarray) and value.shape == shape for value, shape in free)
         return shapes and all(_same(given[name], value) for name, value in self._bound.items())

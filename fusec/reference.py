@@ -26,7 +26,7 @@ def evaluate(
     """Return the graph's outputs by name, from its inputs by name.
 
     Each result is rounded to its own dtype. With `precision`, such as DType.F64, all floating-point values have that
-    dtype, and casts between floats do not round. Values are freed after their last use.
+    dtype, and casts to floats do not round to another. Values are freed after their last use.
     """
     outputs, held = set(graph.outputs), dict[Value, Array]()
     for value in graph.inputs:
@@ -42,7 +42,10 @@ def evaluate(
     left = {value: len(value.uses) for value in graph.values()}
     for node in graph.nodes:
         operands = [held[v] for v in node.operands]
-        results = (operands[0],) if precision and _keeps_value(node) else evaluate_node(node, operands, xp)
+        if precision and keeps_number(node):
+            results = (operands[0].astype(precision.numpy, copy=False),)
+        else:
+            results = evaluate_node(node, operands, xp)
         for value, array in zip(node.results, results, strict=True):
             if value.uses:
                 held[value] = _raised(array, precision)
@@ -53,9 +56,10 @@ def evaluate(
     return {name: held[v] for name, v in zip(graph.output_names, graph.outputs, strict=True)}
 
 
-def _keeps_value(node: Node) -> bool:
-    """Tell if a node is a cast from one floating type to another."""
-    return isinstance(node.op, Cast) and node.op.to.is_float and node.operands[0].type.dtype.is_float
+def keeps_number(node: Node) -> bool:
+    """Tell if a node is a cast from a floating or integer type to a floating one: it changes the precision alone."""
+    own = node.operands[0].type.dtype if node.operands else None
+    return isinstance(node.op, Cast) and node.op.to.is_float and own is not None and (own.is_float or own.is_int)
 
 
 def _raised(array: Array, precision: DType | None) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fusec import lockfile
 from fusec.artifacts import fusec_file
-from fusec.diagnostics.explain import Explanation, explain
+from fusec.diagnostics.explain import Explanation, explain, float_edges
 from fusec.diagnostics.must_fuse import assert_fused
 from fusec.diagnostics.step_times import Bench, measure
 from fusec.diagnostics.verify import Report, random_array, verify
@@ -31,7 +31,7 @@ from fusec.execution.step_binding import Constants, Steps
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.lowering.packing import in_order, unpack
+from fusec.lowering.packing import code_bytes, in_order, stored_dtype, unpack, zeros
 from fusec.plans.lock_record import Lock
 from fusec.schedule.dependencies import lanes, waits
 from fusec.schedule.memory_plan import MemoryPlan, plan_memory
@@ -211,6 +211,16 @@ class Executable:
         return self._replay.lanes, other_us, self._replay.declined, this_us
 
     @property
+    def asked(self) -> bool:
+        """Tell if cuDNN was asked about the program."""
+        return self.compiled.asked
+
+    @property
+    def note(self) -> str:
+        """Return the note that reports print; see `Compiled.note`."""
+        return self.compiled.note
+
+    @property
     def device(self) -> str:
         """Return `simulated`, or the name of the GPU."""
         return self.backend.name
@@ -380,7 +390,7 @@ class Executable:
             with self._lock, self.backend.calling():
                 if not self._called:
                     types = [v.type for v in self.compiled.graph.inputs]
-                    self._execute([self.backend.xp.zeros(t.shape, t.dtype.numpy) for t in types])
+                    self._execute([zeros(self.backend.xp, t) for t in types])
                 self._replay = self._recorded()
                 self.backend.finish()
         return self._replay is not None and self._replay.lanes > 1
@@ -402,7 +412,9 @@ class Executable:
 
     def explain(self) -> Explanation:
         """Explain which ops fused into which step and, for every op that did not fuse, the reason."""
-        return explain(self.compiled.program, self.compiled.target, self.compiled.judge, libraries=self.libraries())
+        c = self.compiled
+        explanation = explain(c.program, c.target, c.judge, libraries=self.libraries())
+        return replace(explanation, floats=float_edges(c.source, c.program, c.options))
 
     def libraries(self) -> dict[Partition, str]:
         """Return the library that runs each step except views: `cudnn`, `kernel`, or `cublaslt`.
@@ -481,8 +493,11 @@ class Executable:
         self._places.clear()
         self._places |= self._state.allocate()
         for value, start in self.memory.offsets.items():
-            nbytes = value.type.span * value.type.dtype.itemsize
-            self._places[value] = self._arena[start : start + nbytes].view(value.type.dtype.numpy)
+            stored = stored_dtype(self.backend.xp, value.type.dtype)
+            nbytes = value.type.span * stored.itemsize
+            if stored != value.type.dtype.numpy:
+                nbytes = code_bytes(value.type.span, value.type.dtype)
+            self._places[value] = self._arena[start : start + nbytes].view(stored)
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
         self._launches = [self._steps.bound(step, lowered) for step, lowered in steps]
         self._shared.clear()

@@ -138,7 +138,8 @@ def run(executable: DynamicExecutable, tensors: Sequence[Any]) -> list[Any]:
     with _stream(on_gpu):
         feeds = {spec.name: _lent(t, executable) for spec, t in zip(executable.inputs, tensors, strict=True)}
         results = executable.run(None, feeds)
-        return [_tensor(array) for array in results]
+        declared = (spec.dtype for spec in executable.outputs)
+        return [_tensor(a, a.dtype if t is None else t) for a, t in zip(results, declared, strict=True)]
 
 
 def _lent(tensor: Any, executable: DynamicExecutable) -> Any:
@@ -155,11 +156,11 @@ def _lent(tensor: Any, executable: DynamicExecutable) -> Any:
     return borrowed(held if carrier is None else held.view(carrier), DTYPES[tensor.dtype].numpy)
 
 
-def _tensor(array: Any) -> Any:
-    """Return a tensor that shares the memory of a result."""
+def _tensor(array: Any, element_type: Any) -> Any:
+    """Return a tensor that shares the memory of a result. element_type: NumPy's; the GPU has bytes for narrow types."""
     if not hasattr(array, "__cuda_array_interface__"):
         return from_numpy(array)
-    dtype = next(t for t, known in DTYPES.items() if known.numpy == array.dtype)
+    dtype = next(t for t, known in DTYPES.items() if known.numpy == element_type)
     carrier = CARRIERS.get(dtype)
     if carrier is None:
         return torch.from_dlpack(array)

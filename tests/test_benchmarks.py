@@ -15,11 +15,12 @@ from onnx import TensorProto, helper
 from onnx_suite.suite import RECORD, Outcome, refusals, unlike_the_record
 from test_runtime import executable
 
-from benchmarks import calls, choices, fuzz_results, leave_one_out, onnx_suite, penalties, tables
+from benchmarks import calls, choices, fuzz_results, leave_one_out, onnx_suite, penalties, quantized_rounding, tables
 from benchmarks.machine import ROOT, merge, write_row
 from fusec import driver
 from fusec.gpu import device
 from fusec.gpu.cublaslt import algorithms
+from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition.equivalent_spellings import faster_spellings
 from fusec.schedule.program import Kind
@@ -255,3 +256,15 @@ def test_the_process_of_a_case_of_shapes_prints_a_row_for_each_size(
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["size"], row["error"]) for row in rows] == [([2], 0.0), ([3], 0.0)]
     assert all(0 < row["program_s"] <= row["first_s"] for row in rows)
+
+
+@pytest.mark.parametrize("rounding", ["half to even", "half away from zero", "to zero"])
+@pytest.mark.parametrize("limit", ["saturates", "wraps"])
+def test_conversions_to_int8_are_named(rounding: str, limit: str) -> None:
+    case = quantized_rounding.image_case("a convolution", DType.I8)
+    exact = np.where(np.isfinite(case.expected["FMA"]), case.expected["FMA"], 0)
+    result = quantized_rounding.LIMITS[limit](quantized_rounding.ROUNDING[rounding](exact)).astype(np.int8)
+    (line,) = [x for x in quantized_rounding.explain(case, DType.I8, result) if x.startswith("FMA")]
+    names = [part.split(": ")[-1] for part in line.split("; ")]
+    assert rounding in names[0].split(" = ") and rounding in names[1].split(" = ")
+    assert (limit in names[2].split(" = ")) == (limit == "saturates" or rounding == "half to even")

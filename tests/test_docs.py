@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import tokenize
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks import suite_times, tables
+from benchmarks import suite_times, tables, tables_of_kernels
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -22,15 +23,25 @@ def test_results_are_generated() -> None:
     assert (ROOT / "docs" / "results.md").read_text() == tables.main()
 
 
-def test_the_profile_of_the_tests_is_generated(request: pytest.FixtureRequest) -> None:
-    page, begin, end = ROOT / "docs" / "tests.md", "<!-- begin: python benchmarks/suite_times.py -->\n", "<!-- end -->"
-    made = suite_times.tables(json.loads(suite_times.RESULTS.read_text())) + "\n"
+@pytest.mark.parametrize(
+    ("name", "script", "made"),
+    [
+        ("tests.md", "suite_times.py", lambda: suite_times.tables(json.loads(suite_times.RESULTS.read_text()))),
+        ("kernels.md", "tables_of_kernels.py", tables_of_kernels.page_part),
+    ],
+    ids=lambda part: part if isinstance(part, str) and part.endswith(".md") else "",
+)
+def test_tables_of_results_are_generated(
+    name: str, script: str, made: Callable[[], str], request: pytest.FixtureRequest
+) -> None:
+    page, begin, end = ROOT / "docs" / name, f"<!-- begin: python benchmarks/{script} -->\n", "<!-- end -->"
+    new = made() + "\n"
     before, _, rest = page.read_text().partition(begin)
     listed, _, after = rest.partition(end)
     if request.config.getoption("--accept"):
-        page.write_text(before + begin + made + end + after)
+        page.write_text(before + begin + new + end + after)
     else:
-        assert listed == made, "run pytest --accept to write it anew"
+        assert listed == new, "run pytest --accept to write it anew"
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda p: p.name)

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 import fusec
 from fusec import driver
+from fusec.compiler.choose_target import require_runs_on_gpu
 from fusec.diagnostics.verify import verify
 from fusec.errors import FusecError, ModelError, TargetError
 from fusec.reference import evaluate
@@ -145,12 +146,26 @@ def test_eight_bit_floats_run_in_simulation() -> None:
     np.testing.assert_array_equal(exe(x), want)
 
 
-def test_types_that_a_gpu_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = driver.build(_quantised(), target="h200")
+SCATTERED = """graph "scattered" (%x: f8e4m3[8], %i: i64[2], %u: f8e4m3[2]) {
+  %y = scatter(%x, %i, %u) {reduction="none"}
+  return %y
+}"""
+
+
+def test_types_that_no_kernel_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = fusec.text.parse(SCATTERED, {})
+    built = driver.build(graph, target="h200")
     monkeypatch.setattr(driver, "build_program", lambda *args, **more: built)
     monkeypatch.setattr(driver.device, "is_present", lambda target: True)
-    with pytest.raises(TargetError, match="f8e4m3 runs in simulation only, not on a GPU"):
-        fusec.compile(_quantised(), target="h200")
+    with pytest.raises(TargetError, match=r"%y = scatter.*: f8e4m3 runs in simulation only, not on a GPU, because"):
+        fusec.compile(graph, target="h200")
+
+
+def test_narrow_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'graph "s" (%x: f8e4m3[8]) {\n  %y = cast(%x) {to=f32}\n  %n = cast(%y) {to=f8e4m3}\n  return %n\n}'
+    built = driver.build(fusec.text.parse(text, {}), target="h200", state={"x": "n"})
+    with pytest.raises(TargetError, match="state %x: f8e4m3 cannot be state on a GPU"):
+        require_runs_on_gpu(built)
 
 
 def test_auto_without_a_gpu_is_an_h200() -> None:

@@ -38,7 +38,7 @@ def bench(
     files.check_writable(trace)
     with output.progress() as report:
         start = time.perf_counter()
-        executable = request.executable(target, report)
+        executable = request.program(target, report)
         compile_s = time.perf_counter() - start
         report("bench", 0, 0)
         measured = step_times.measure(executable, feeds(executable, {}, seed), runs)
@@ -47,7 +47,7 @@ def bench(
     if as_json:
         spent = {} if executable.spent is None else executable.spent.stages
         stages = {what: round(each.seconds, 3) for what, each in spent.items()}
-        told = {"model": request.model, "cudnn_asked": executable.compiled.asked}
+        told = {"model": request.model, "cudnn_asked": executable.asked}
         timed = {"compile_s": compile_s, "compile": stages, **measured.to_json()}
         output.say(output.json_text({**told, **timed}))
         return
@@ -55,7 +55,7 @@ def bench(
     output.say(f"{request.model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
     if executable.device in (SimulatorBackend.name, CPU):
         output.say("NumPy ran the steps, so these times say nothing about a GPU")
-    output.print_note(executable.compiled.note)
+    output.print_note(executable.note)
     if profile:
         output.say(measured.table())
         if executable.spent is not None:

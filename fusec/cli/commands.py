@@ -16,7 +16,22 @@ import typer
 from typer.core import TyperGroup
 
 from fusec import __version__
-from fusec.cli import bench, cache, compile, convert, explain, fuzz, lock, machine, output, repro, run, signals, verify
+from fusec.cli import (
+    bench,
+    cache,
+    compile,
+    convert,
+    explain,
+    fuzz,
+    lock,
+    machine,
+    output,
+    quantize,
+    repro,
+    run,
+    signals,
+    verify,
+)
 from fusec.errors import CheckError, FusecError
 
 EXIT_CHECK, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, signals.EXIT_INTERRUPTED, 141
@@ -96,6 +111,7 @@ def options(
 
 for command in (
     *(compile.compile, run.run, explain.explain, verify.verify, repro.repro, bench.bench, convert.convert),
+    quantize.quantize,
     *(machine.targets, machine.doctor),
 ):
     app.command()(command)

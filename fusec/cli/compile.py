@@ -18,6 +18,7 @@ from fusec.system.printable import printable
 
 if TYPE_CHECKING:
     from fusec.execution.compilation import Compiled
+    from fusec.segments.executable import SegmentedExecutable
 
 
 @compiles("rounding")
@@ -41,6 +42,9 @@ def compile(
     as_json: AsJson = False,
 ) -> None:
     """Compile a model and print a summary of its program."""
+    from fusec.errors import NotOneProgramError
+    from fusec.segments.executable import SegmentedExecutable
+
     files.check_writable(file)
     start = time.perf_counter()
     targets = list(dict.fromkeys(target or ["auto"]))
@@ -49,17 +53,27 @@ def compile(
         raise FusecError("several targets need -o FILE.fusec, because only such a file holds them all")
     with output.progress() as report:
         sized = sizes.ranged(request, bucket or (), locked is not None)
-        if sized is None:
-            all_compiled = [request.build(name, report) for name in targets]
+        try:
+            if sized is None:
+                all_compiled = [request.build(name, report) for name in targets]
+            else:
+                all_compiled = sizes.build(request, sized, targets, report, all_sizes=saves)
+        except NotOneProgramError:
+            if saves or locked is not None:
+                raise
+            executable = request.executable(targets[0], report, simulate=True)
+            assert isinstance(executable, SegmentedExecutable)
+            note = executable.note
+            summary, words = _segments_summary(request, targets[0], executable, time.perf_counter() - start)
         else:
-            all_compiled = sizes.build(request, sized, targets, report, all_sizes=saves)
-        programs = lock.required(locked, all_compiled) if locked is not None else None
-        compiled = all_compiled[0] if programs is None else programs[0].compiled
-        if file is not None and saves:
-            lock.save(file, all_compiled, report, programs, sized)
-    summary, words = _summary(request.model, compiled, time.perf_counter() - start)
-    if sized is not None and saves:
-        summary["shapes"] = sizes.shapes_of(all_compiled)
+            programs = lock.required(locked, all_compiled) if locked is not None else None
+            compiled = all_compiled[0] if programs is None else programs[0].compiled
+            if file is not None and saves:
+                lock.save(file, all_compiled, report, programs, sized)
+            note = compiled.note
+            summary, words = _summary(request.model, compiled, time.perf_counter() - start)
+            if sized is not None and saves:
+                summary["shapes"] = sizes.shapes_of(all_compiled)
     if file is not None and not saves:
         files.write_text(file, output.json_text(summary))
     if as_json:
@@ -75,7 +89,39 @@ def compile(
     output.say(f"  {words}")
     for shapes in summary.get("shapes", ()):
         output.say(f"  program for {', '.join(f'{printable(name)} {shape}' for name, shape in shapes.items())}")
-    output.print_note(compiled.note)
+    output.print_note(note)
+
+
+def _segments_summary(
+    request: Request, target: str, executable: SegmentedExecutable, seconds: float
+) -> tuple[dict[str, Any], str]:
+    """Return the summary of a model with host steps. Dims that depend on values are null."""
+    from fusec.driver import resolve_target
+
+    def specs(given: Sequence[Any]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": spec.name,
+                "dtype": None if spec.dtype is None else spec.dtype.name,
+                "shape": None if spec.shape is None else [None if d == "" else d for d in spec.shape],
+            }
+            for spec in given
+        ]
+
+    explanation = executable.explain()
+    data = {
+        "model": request.model,
+        "target": resolve_target(target).name,
+        "precision": request.options.precision,
+        "disabled": sorted(request.options.disable),
+        "inputs": specs(executable.inputs),
+        "outputs": specs(executable.outputs),
+        "totals": explanation.totals,
+        "cudnn_asked": executable.asked,
+        "seconds": seconds,
+    }
+    steps = "\n  ".join(f"host step {printable(s.node)!r} ({s.op})" for r in explanation.segments for s in r.steps)
+    return data, f"{explanation.summary}\n  {steps}"
 
 
 def _summary(model: str, compiled: Compiled, seconds: float) -> tuple[dict[str, Any], str]:

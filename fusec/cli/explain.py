@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fusec.cli import output
 from fusec.cli.options import AsJson
 from fusec.cli.request import Request, compiles
-from fusec.errors import CheckError
+from fusec.errors import CheckError, FusecError
+
+if TYPE_CHECKING:
+    from fusec.segments.records import SegmentedExplanation
 
 # What the command needs is imported inside it, as in commands.py.
 
@@ -32,6 +38,7 @@ def explain(
     from fusec import driver
     from fusec.diagnostics import explain as explaining
     from fusec.diagnostics.must_fuse import assert_fused
+    from fusec.errors import NotOneProgramError
 
     names = [driver.resolve_target(name).name for name in dict.fromkeys(target.split(","))]
     precision = request.options.precision
@@ -39,10 +46,14 @@ def explain(
     checks: list[dict[str, Any]] = []
     with output.progress() as report:
         for name in names:
-            compiled = request.build(name, report)
-            explained.append(
-                (name, explaining.explain(compiled.program, compiled.target, compiled.judge, cores, report))
-            )
+            try:
+                compiled = request.build(name, report)
+            except NotOneProgramError:
+                _explain_segments(request, names, must_fuse or (), as_json)
+                return
+            explanation = explaining.explain(compiled.program, compiled.target, compiled.judge, cores, report)
+            floats = explaining.float_edges(compiled.source, compiled.program, compiled.options)
+            explained.append((name, replace(explanation, floats=floats)))
             precision = compiled.options.precision
             for pattern in must_fuse or ():
                 compiled.require_answers(f"--must-fuse {pattern!r}")
@@ -64,3 +75,30 @@ def explain(
     missed = [f"{check['target']}: {check['message']}" for check in checks if not check["ok"]]
     if missed:
         raise CheckError("must-fuse does not hold\n" + "\n".join(missed))
+
+
+def _explain_segments(request: Request, names: Sequence[str], must_fuse: Sequence[str], as_json: bool) -> None:
+    """Explain a model with host steps, after one simulated call on random inputs, which meets the later segments."""
+    from fusec.cli import feeds as running
+    from fusec.segments.executable import SegmentedExecutable
+
+    explained: list[tuple[str, SegmentedExplanation]] = []
+    with output.progress() as report:
+        for name in names:
+            executable = request.executable(name, report, simulate=True)
+            assert isinstance(executable, SegmentedExecutable)
+            report("run", 0, 0)
+            try:
+                executable.run(None, running.feeds(executable, {}, 0))
+            except FusecError as error:
+                what = "the call on random inputs failed, so that the segments after it are not shown"
+                warnings.warn(f"{what}: {error}", stacklevel=2)
+            for pattern in must_fuse:
+                executable.assert_fused(pattern)
+            explained.append((name, executable.explain()))
+    if as_json:
+        targets = [{"target": name, **explanation.to_json()} for name, explanation in explained]
+        output.say(output.json_text({"model": request.model, "targets": targets}))
+        return
+    for name, explanation in explained:
+        output.say(f"{name}, with the values of one simulated call on random inputs\n\n{explanation}")

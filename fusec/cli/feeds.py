@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from fusec.diagnostics.verify import random_array, relative_l2
+from fusec.driver import AnyExecutable
 from fusec.errors import FusecError
+from fusec.ir import DType, TensorType
 from fusec.lowering.packing import in_order
-from fusec.runtime import Executable
 from fusec.system.printable import printable
 
 
-def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:
+def feeds(executable: AnyExecutable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:
     """Return the given arrays, checked, and random ones for the other inputs."""
-    known = {v.name: v.type for v in executable.compiled.graph.inputs}
+    known = {spec.name: TensorType(spec.shape, DType.of(spec.dtype), spec.order) for spec in executable.inputs}
     for name, (path, _) in arrays.items():
         if name not in known:
             raise FusecError(

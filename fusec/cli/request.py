@@ -13,6 +13,7 @@ from fusec.cli import options as cli_options
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:
+    from fusec.driver import AnyExecutable
     from fusec.dynamic_shapes.sizing import Sizing
     from fusec.execution.compilation import Compiled
     from fusec.execution.compile_options import CompileOptions
@@ -68,8 +69,11 @@ class Request:
             model, shapes = self._sized()
             return driver.build_model(model, options, shapes)
 
-    def executable(self, target: str, report: output.Report) -> Executable:
-        """Compile the model, or load a `.fusec` file, ready to run; with ranges for the likely sizes."""
+    def executable(self, target: str, report: output.Report, simulate: bool = False) -> AnyExecutable:
+        """Compile the model, or load a `.fusec` file, ready to run; with ranges for the likely sizes.
+
+        simulate: also on a machine with the GPU.
+        """
         from fusec import driver
         from fusec.dynamic_shapes import saved_shapes
 
@@ -84,7 +88,7 @@ class Request:
             executable = saved_shapes.loaded_program(self.model, target, self.options.tune, given)
             self._require_no_late_option(executable.compiled)
             return executable
-        options = replace(self.options, target=target, progress=report)
+        options = replace(self.options, target=target, progress=report, simulate=simulate)
         with output.without_cudnn_warning():
             model, shapes = self._sized()
             return driver.compile_model(model, options, shapes)
@@ -112,6 +116,15 @@ class Request:
 
         if self.shape and fusec_file.table(self.model) is None:
             raise self._too_late("--shape")
+
+    def program(self, target: str, report: output.Report) -> Executable:
+        """Compile or load the model as `executable`. Raises FusecError for a model with host steps."""
+        from fusec.runtime import Executable
+
+        executable = self.executable(target, report)
+        if not isinstance(executable, Executable):
+            executable.refuse("is more than one program")
+        return executable
 
     def bound(self) -> str | Source:
         """Return the model with the values of --constant for its inputs; the name of its file if there are none."""

@@ -57,14 +57,14 @@ def run(
         errors = running.distances(model, feeds | request.constants(), named) if compare is not None else {}
     rows = [{**running.statistics(name, array), "error": errors.get(name)} for name, array in named.items()]
     if as_json:
-        told = {"model": model, "device": executable.device, "cudnn_asked": executable.compiled.asked}
+        told = {"model": model, "device": executable.device, "cudnn_asked": executable.asked}
         output.say(output.json_text({**told, "seconds": seconds, "outputs": rows}))
     else:
         for row in rows:
             name = printable(str(row["name"]))
             output.say(f"{name}: {row['dtype']} {row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
         output.say(f"ran on {executable.device} in {seconds:.3f} s")
-        output.print_note(executable.compiled.note)
+        output.print_note(executable.note)
         for name, error in errors.items():
             output.say(f"relative L2 distance from {compare}: {printable(name)} {error:.1e} (allowed {tolerance:.0e})")
     bad = [f"{printable(name)} {error:.1e}" for name, error in errors.items() if not error <= tolerance]  # NaN is bad

@@ -18,24 +18,30 @@ def verify(request: Request, target: Target = "auto", seed: Seed = 0, as_json: A
     """
     from fusec import driver
     from fusec.diagnostics import verify as verifying
+    from fusec.errors import NotOneProgramError
     from fusec.gpu import device
 
     with output.progress() as report:
-        executable = None
+        executable, compiled = None, None
         if device.is_present(driver.resolve_target(target)):
             executable = request.executable(target, report)
-        compiled = request.build(target, report) if executable is None else executable.compiled
+        else:
+            try:
+                compiled = request.build(target, report)
+            except NotOneProgramError:
+                executable = request.executable(target, report)
 
         def progress(steps: int, total: int) -> None:
             report("verify", steps, total)
 
-        if executable is None:
-            result = verifying.verify(compiled, seed, progress=progress)
+        if compiled is not None:
+            result, about = verifying.verify(compiled, seed, progress=progress), compiled
         else:
-            result = executable.verify(seed, progress)
-    told = {"model": request.model, "target": compiled.target.name, "cudnn_asked": compiled.asked}
+            assert executable is not None
+            result, about = executable.verify(seed, progress), executable
+    told = {"model": request.model, "target": driver.resolve_target(target).name, "cudnn_asked": about.asked}
     output.say(output.json_text({**told, **result.to_json()}) if as_json else result)
-    output.print_note("" if as_json else compiled.note)
+    output.print_note("" if as_json else about.note)
     if not result.ok:
         bad = sum(not check.ok for check in result.checks)
         raise CheckError(f"{request.model}: {bad} of {len(result.checks)} checks failed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,16 +28,16 @@ from fusec.targets.target import CPU, Target
 from fusec.targets.target import load as load_target
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from fusec.frontends.onnx.segments import Segment
 
 
 @spent_on("the model is read")
-def read_model(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
-    shapes: Mapping[str, Sequence[int]] | None,
-) -> Graph:
-    """Return the graph of a model with concrete shapes. Raises ModelError if it cannot be read."""
-    return frontends.load(model, shapes)
+def read_model(source: frontends.Source, shapes: Mapping[str, Sequence[int]] | None) -> Graph | Segment:
+    """Return the graph of a model with concrete shapes, or its first segment if values are needed on the host.
+
+    Raises ModelError if it cannot be read.
+    """
+    return source.segments(shapes)
 
 
 @spent_on("passes and partitions")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fusec.errors import FusecError, TargetError
 from fusec.execution.compilation import Compiled
-from fusec.gpu import device
+from fusec.gpu import device, kernels
 from fusec.gpu.cudnn import deviceless
-from fusec.ir import print_node
+from fusec.ir import print_node, quote
 from fusec.ops import Scatter
+from fusec.schedule.program import Kind
 from fusec.targets.target import DEFAULT, Target
 from fusec.targets.target import load as load_target
 
@@ -29,11 +30,19 @@ def require_cudnn() -> None:
 
 
 def require_runs_on_gpu(compiled: Compiled) -> None:
-    """Raise TargetError for a type that no GPU runs, FusecError for an op that cannot be deterministic there."""
-    # because CuPy has no types below 8 bits and no floats of 8 bits
-    narrow = next((v for v in compiled.graph.values() if v.type.dtype.is_narrow), None)
-    if narrow is not None:
-        raise TargetError(f"{narrow!r}: {narrow.type.dtype.value} runs in simulation only, not on a GPU")
+    """Raise TargetError for a type that no kernel takes, FusecError for an op that cannot be deterministic there."""
+    for step in compiled.program.steps:
+        # because CuPy, which runs steps without a kernel, has no types below 8 bits and no floats of 8 bits
+        values = [v for node in step.nodes for v in (*node.operands, *node.results) if v.type.dtype.is_narrow]
+        if values and step.kind is Kind.KERNEL and kernels.find(step.nodes, step.outputs) is None:
+            raise TargetError(
+                f"{print_node(step.nodes[0])}: {values[0].type.dtype.value} runs in simulation only, not on a GPU, "
+                "because no kernel does this with such numbers"
+            )
+    for name, _ in compiled.options.state:
+        value = next(v for v in compiled.graph.inputs if v.name == name)
+        if value.type.dtype.is_narrow:
+            raise TargetError(f"state {quote(name)}: {value.type.dtype.value} cannot be state on a GPU")
     if not compiled.options.deterministic:
         return
     for node in compiled.graph.nodes:

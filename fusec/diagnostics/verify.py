@@ -23,7 +23,7 @@ from fusec.lower_cudnn import Lowered
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import pack, unpack
 from fusec.lowering.simulator import Buffer, simulate
-from fusec.ops import Attention, AttentionBackward, AttentionTrain, Conv, ConvTranspose, ConvWgrad, Gather, MatMul
+from fusec.ops import Attention, AttentionBackward, AttentionTrain, Cast, Conv, ConvTranspose, ConvWgrad, Gather, MatMul
 from fusec.reference import evaluate
 from fusec.schedule.program import Partition, body_of
 from fusec.system.printable import printable
@@ -32,6 +32,9 @@ Runner = Callable[[CudnnGraph, Mapping[int, Buffer]], None]  # reads inputs, wri
 Array = np.ndarray[Any, Any]
 Execute = Callable[[int, Mapping[Value, Array]], Mapping[Value, Array]]  # (index of a step, operands) -> results
 
+BYTES = (DType.I8, DType.U8)
+TIES = 1 / 64  # share of the elements that may be next to a tie
+BYTE_STEP = 2.0**-7  # one step of the largest integers of 8 bits
 SAFETY = 16.0  # functions such as exp magnify a rounding of their argument
 
 
@@ -150,10 +153,13 @@ def stored_error(got: Array, want: Array, dtype: DType) -> float:
     """Compute the relative L2 error of a stored result.
 
     An element counts as right if it differs by no more than the least number of its dtype, because smaller numbers
-    become zero.
+    become zero. Of integers of 8 bits a few may differ by one step: those that are rounded from next to a tie.
     """
     with np.errstate(invalid="ignore"):
-        near = np.abs(got.astype(np.float64) - want) <= dtype.least
+        apart = np.abs(got.astype(np.float64) - want)
+    near = apart <= dtype.least
+    if dtype in BYTES and np.count_nonzero(apart == 1) <= 1 + apart.size * TIES:
+        near |= apart == 1
     return relative_l2(np.where(near, want, got), want)
 
 
@@ -162,6 +168,8 @@ def _passes(compiled: Compiled, feeds: Mapping[str, Array]) -> list[Check]:
     stored = [compiled.options.storage, *(v.type.dtype for v in compiled.source.values())]
     depth = sum(len(step.nodes) for step in compiled.program.steps)
     allowed = 2 * max(d.epsilon for d in stored) * math.sqrt(depth + 1)
+    if any(isinstance(n.op, Cast) and n.op.to in BYTES for n in compiled.graph.nodes):
+        allowed = max(allowed, BYTE_STEP)  # an integer next to a tie changes what follows
     want = evaluate(compiled.source, feeds, precision=DType.F64)
     got = evaluate(compiled.graph, feeds, precision=DType.F64)
     return [Check("passes", name, relative_l2(got[name], array), allowed) for name, array in want.items()]

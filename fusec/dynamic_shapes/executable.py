@@ -21,11 +21,13 @@ from fusec.dynamic_shapes.padding import Padding, pad
 from fusec.dynamic_shapes.padding_proof import Crop
 from fusec.dynamic_shapes.save_shapes import representatives, save
 from fusec.dynamic_shapes.size_ranges import sizing_of
-from fusec.dynamic_shapes.sizing import Key, Shapes, Sizes, Sizing, SymbolicSpec
+from fusec.dynamic_shapes.sizing import Key, Shapes, Sizes, Sizing, spec_of
 from fusec.errors import ExecutionError
 from fusec.execution.signature import array_of, require_by_name
 from fusec.ir import Array
 from fusec.runtime import Executable, by_name
+from fusec.segments.executable import AnyExecutable
+from fusec.segments.records import SegmentedExplanation
 
 MAX_SHAPES = 8
 
@@ -36,7 +38,7 @@ class DynamicExecutable:
     def __init__(
         self,
         source: frontends.Source,
-        compile: Callable[[Shapes], Executable],
+        compile: Callable[[Shapes], AnyExecutable],
         device: str,
         *,
         max_shapes: int = MAX_SHAPES,
@@ -53,13 +55,13 @@ class DynamicExecutable:
         self.source = source
         self.device = device
         self.sizing = sizing or sizing_of(source)
-        self.inputs = tuple(map(SymbolicSpec.of, self.sizing.inputs))
-        self.outputs = tuple(map(SymbolicSpec.of, self.sizing.outputs))
+        self.inputs = tuple(map(spec_of, self.sizing.inputs))
+        self.outputs = tuple(map(spec_of, self.sizing.outputs))
         self.padding = Padding(source, self.sizing, buckets or {}, 64 * max_shapes, proved)
         self._compile = compile
         self._max_shapes = max_shapes
         self._lock = threading.RLock()
-        self._programs: OrderedDict[Key, Executable] = OrderedDict()
+        self._programs: OrderedDict[Key, AnyExecutable] = OrderedDict()
 
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
@@ -67,7 +69,7 @@ class DynamicExecutable:
         names = [spec.name for spec in self.inputs]
         return [dict(zip(names, key, strict=True)) for key in self._programs]
 
-    def at(self, shapes: Shapes | Sizes) -> Executable:
+    def at(self, shapes: Shapes | Sizes) -> AnyExecutable:
         """Return the program for these shapes, and compile it if there is none.
 
         shapes: shapes by name of an input, or sizes by name of a symbolic dim.
@@ -86,7 +88,7 @@ class DynamicExecutable:
             return False
         return True
 
-    def program(self, shapes: Shapes | Sizes | None = None) -> Executable:
+    def program(self, shapes: Shapes | Sizes | None = None) -> AnyExecutable:
         """Return the program for these shapes, as `at`. None: the likely sizes, else the shapes that were used last.
 
         Raises ExecutionError: when no sizes are likely and there is no program yet.
@@ -102,7 +104,7 @@ class DynamicExecutable:
             )
         return self.at(self.shapes[-1])
 
-    def explain(self, shapes: Shapes | Sizes | None = None) -> Explanation:
+    def explain(self, shapes: Shapes | Sizes | None = None) -> Explanation | SegmentedExplanation:
         """Explain the fusions of one program; see `program` and `Executable.explain`."""
         return self.program(shapes).explain()
 
@@ -116,8 +118,11 @@ class DynamicExecutable:
         return self.program(shapes).verify(seed, progress)
 
     def bench(self, runs: int = 20, seed: int = 0, shapes: Shapes | Sizes | None = None) -> Bench:
-        """Time one program on random inputs; see `program` and `Executable.bench`."""
-        return self.program(shapes).bench(runs, seed)
+        """Time one program on random inputs; see `program` and `Executable.bench`.
+
+        Raises FusecError: for a model with host steps.
+        """
+        return _one(self.program(shapes)).bench(runs, seed)
 
     def assert_fused(self, pattern: str, *, cudnn_only: bool = False) -> None:
         """Raise CheckError unless the pattern is fused in every program; see `Executable.assert_fused`."""
@@ -130,12 +135,12 @@ class DynamicExecutable:
         It has programs for the buckets of each dim, or for the least, likely and largest size of its range, and the
         programs that were used. Input shapes that are padded to them are proved now. A loaded file refuses all other
         shapes, because it does not hold the model.
-        Raises FusecError: when there are too many programs, or the file cannot be written.
+        Raises FusecError: when there are too many programs, the model has host steps, or the file cannot be written.
         """
         programs = [self.at(shapes) for shapes in representatives(self.sizing, self.padding)]
         programs += [program for program in self._programs.values() if program not in programs]
         programs = programs or [self.program()]
-        save(path, [program.contents() for program in programs], self.sizing, self.padding)
+        save(path, [_one(program).contents() for program in programs], self.sizing, self.padding)
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """Run on arrays in the order of the inputs, or by name. Several outputs are returned as a tuple."""
@@ -157,6 +162,7 @@ class DynamicExecutable:
         large = self.padding.padded(shapes, padded_dims)
         crop = self.padding.crops(shapes)
         program = self.at(large)
+        assert isinstance(program, Executable), "padding is proved for graphs of one program only"
         padded = {name: pad(name, array, shapes[name], large[name], program) for name, array in feeds.items()}
         known = [spec.name for spec in program.outputs]
         results = program.run(output_names, padded)
@@ -168,7 +174,7 @@ class DynamicExecutable:
                 cropped[index] = out[name]
         return cropped
 
-    def _at(self, key: Key) -> Executable:
+    def _at(self, key: Key) -> AnyExecutable:
         with self._lock:
             if key not in self._programs:
                 shapes = {spec.name: shape for spec, shape in zip(self.inputs, key, strict=True)}
@@ -179,6 +185,13 @@ class DynamicExecutable:
                 self._programs[key] = made
             self._programs.move_to_end(key)
             return self._programs[key]
+
+
+def _one(program: AnyExecutable) -> Executable:
+    """Return a program. Raises FusecError for a model with host steps, which is more than one."""
+    if not isinstance(program, Executable):
+        program.refuse("is more than one program")
+    return program
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 
 from fusec import frontends
 from fusec.dynamic_shapes.padding_proof import Crop, crops
-from fusec.dynamic_shapes.sizing import Key, Sizes, Sizing, SymbolicSpec
+from fusec.dynamic_shapes.sizing import Key, Sizes, Sizing, resized, spec_of
 from fusec.errors import FusecError, ModelError
 from fusec.ir import Array
 from fusec.lowering.packing import to_logical
@@ -39,7 +39,7 @@ class Padding:
         _check(source.file, sizing, buckets)
         self.buckets = {symbol: sorted(set(sizes)) for symbol, sizes in buckets.items()}
         self._source, self._sizing = source, sizing
-        self._inputs = [SymbolicSpec.of(each) for each in sizing.inputs]
+        self._inputs = [spec_of(each) for each in sizing.inputs]
         self._proved, self._cached = proved, cached
         self._lock = threading.RLock()
         self._crops: OrderedDict[Key, tuple[Crop, ...]] = OrderedDict()
@@ -55,7 +55,7 @@ class Padding:
 
     def padded(self, shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the inputs with these sizes of their dims."""
-        return {spec.name: spec.resized(shapes[spec.name], sizes) for spec in self._inputs}
+        return {spec.name: resized(spec, shapes[spec.name], sizes) for spec in self._inputs}
 
     def smaller(self, large: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, tuple[int, ...]]]:
         """Yield the input shapes that are padded to these."""

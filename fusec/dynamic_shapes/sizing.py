@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-
 from fusec.errors import ExecutionError, FusecError
+from fusec.execution.signature import SymbolicSpec
 from fusec.frontends import Declaration
 from fusec.ir import quote
 from fusec.system.printable import printable
@@ -20,26 +19,15 @@ Sizes = Mapping[str, int]  # by name of a symbolic dim
 Key = tuple[tuple[int, ...], ...]  # the shape of each input
 
 
-@dataclass(frozen=True)
-class SymbolicSpec:
-    """An input or output: each dim is a size, or the name of a symbolic dim ("" if it has no name).
+def spec_of(declared: Declaration) -> SymbolicSpec:
+    """Describe a declared input or output."""
+    return SymbolicSpec(declared.name, declared.dims, None if declared.dtype is None else declared.dtype.numpy)
 
-    `shape` and `dtype` are None if the model does not declare them.
-    """
 
-    name: str
-    shape: tuple[int | str, ...] | None
-    dtype: np.dtype[Any] | None
-
-    @classmethod
-    def of(cls, declared: Declaration) -> SymbolicSpec:
-        """Describe a declared input or output."""
-        return cls(declared.name, declared.dims, None if declared.dtype is None else declared.dtype.numpy)
-
-    def resized(self, shape: tuple[int, ...], sizes: Sizes) -> tuple[int, ...]:
-        """Return a shape of this input with other sizes for some named dims."""
-        named = self.shape or (None,) * len(shape)
-        return tuple(sizes.get(d, size) if isinstance(d, str) else size for d, size in zip(named, shape, strict=True))
+def resized(spec: SymbolicSpec, shape: tuple[int, ...], sizes: Sizes) -> tuple[int, ...]:
+    """Return a shape of an input with other sizes for some named dims."""
+    named = spec.shape or (None,) * len(shape)
+    return tuple(sizes.get(d, size) if isinstance(d, str) else size for d, size in zip(named, shape, strict=True))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.ir import Array, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.lowering.dlpack import from_dlpack
 from fusec.lowering.packing import empty, unpack
 from fusec.lowering.simulator import simulate
 from fusec.plans.plan_record import Entry
@@ -178,7 +179,7 @@ class SimulatorBackend:
         if isinstance(array, np.ndarray):
             return array
         if hasattr(array, "__dlpack__") and not isinstance(array, np.generic):
-            return np.from_dlpack(array)
+            return from_dlpack(np, array)
         return np.asarray(array)
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:

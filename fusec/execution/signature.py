@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ExecutionError
-from fusec.ir import Array, Graph, quote
+from fusec.ir import Array, DType, Graph, TensorType, quote
+from fusec.lowering.dlpack import from_dlpack
+from fusec.lowering.packing import as_stored
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,18 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SymbolicSpec:
+    """An input or output: each dim is a size, or the name of a symbolic dim ("" if it has no name).
+
+    `shape` and `dtype` are None if the model does not declare them.
+    """
+
+    name: str
+    shape: tuple[int | str, ...] | None
+    dtype: np.dtype[Any] | None
 
 
 class Interface:
@@ -72,14 +86,18 @@ class Interface:
                 continue
             array, host = self._taken(given[spec.name], spec)
             all_on_host, some_on_host = all_on_host and host, some_on_host or host
-            arrays.append(_checked(array, spec, "input"))
+            arrays.append(self._checked(array, spec, "input"))
         if self._device and some_on_host and not all_on_host:  # the call does not wait, so host arrays are copied now
-            arrays = [self._from_any(a) if isinstance(a, np.ndarray) else a for a in arrays]
+            narrow = [DType.of(spec.dtype).is_narrow for spec in self.inputs]  # which CuPy lacks; copied when fed
+            arrays = [
+                self._from_any(a) if isinstance(a, np.ndarray) and not kept else a
+                for a, kept in zip(arrays, narrow, strict=True)
+            ]
         return arrays, all_on_host
 
     def state(self, name: str, given: Any) -> Array:
         """Return the checked array for an input of the state."""
-        return _checked(self._taken(given, self._by_name[name])[0], self._by_name[name], "state")
+        return self._checked(self._taken(given, self._by_name[name])[0], self._by_name[name], "state")
 
     def outs(self, given: Mapping[str, Any], wanted: Sequence[int]) -> tuple[dict[int, Array], bool]:
         """Return the arrays to write into, by number of the output, and if all are on the host."""
@@ -98,8 +116,15 @@ class Interface:
                 raise ExecutionError(f"out {quote(name)}: the array is read-only; give one that can be written")
             all_on_host = all_on_host and host
             shared = array if host else self._from_any(array)  # shares the memory
-            into[place] = _checked(shared, self.outputs[place], "out")
+            into[place] = self._checked(shared, self.outputs[place], "out")
         return into, all_on_host
+
+    def _checked(self, array: Array, spec: TensorSpec, kind: str) -> Array:
+        """Return the array. Raises ExecutionError when its type or shape does not fit."""
+        on_device = self._device and isinstance(array, self._own)
+        require = _require_codes if on_device and DType.of(spec.dtype).is_narrow else _require_fits
+        require(array, spec, kind)
+        return array
 
     def _taken(self, given: Any, spec: TensorSpec) -> tuple[Array, bool]:
         """Return an array of the back end's module or of NumPy, and if it is on the host."""
@@ -116,7 +141,7 @@ class Interface:
         if not self._device or not on_host(given):
             return self._from_any(given), not self._device and on_host(given)
         if hasattr(given, "__dlpack__") and not isinstance(given, np.generic):
-            return np.from_dlpack(given), True
+            return from_dlpack(np, given), True
         return np.asarray(given), True
 
 
@@ -146,12 +171,22 @@ def _shown(name: object) -> str:
     return quote(name) if isinstance(name, str) else f"{name!r} (names are strings)"
 
 
-def _checked(array: Array, spec: TensorSpec, kind: str) -> Array:
+def _require_fits(array: Array, spec: TensorSpec, kind: str) -> None:
     if array.dtype != spec.dtype:
         raise ExecutionError(f"{kind} {quote(spec.name)} takes {spec.dtype}, not {array.dtype}")
     if array.shape != spec.shape:
         raise ExecutionError(f"{kind} {quote(spec.name)} has shape {list(spec.shape)}, the array {list(array.shape)}")
-    return array
+
+
+def _require_codes(array: Array, spec: TensorSpec, kind: str) -> None:
+    """Check the bytes of a narrow tensor on the device, which CuPy has no type for."""
+    type = TensorType(spec.shape, DType.of(spec.dtype))
+    stored = as_stored(type)
+    if array.dtype != np.uint8 or array.shape != stored:
+        raise ExecutionError(
+            f"{kind} {quote(spec.name)} is {type}: on the GPU its bytes are uint8{list(stored)}, "
+            f"not {array.dtype}{list(array.shape)}"
+        )
 
 
 def by_name(inputs: Sequence[str], arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

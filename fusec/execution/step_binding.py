@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from fusec.errors import ExecutionError
 from fusec.execution.backend import Backend
 from fusec.execution.shared_weights import Layout, SharedWeights, layout
 from fusec.ir import Array, Literal, TensorType, Value
 from fusec.lower_cudnn import Lowered
-from fusec.lowering.packing import pack, unpack
+from fusec.lowering.packing import pack, stored_dtype, to_codes, unpack
 from fusec.ops import Concat
 from fusec.reference import evaluate_node
 from fusec.schedule.aliasing import view_offset
@@ -37,6 +39,8 @@ class Constants:
         if array is None:
 
             def packed() -> Array:
+                if stored_dtype(self._xp, type.dtype) != type.dtype.numpy:
+                    return self._xp.asarray(to_codes(pack(np, literal.array, type), type.dtype))
                 return pack(self._xp, self._xp.asarray(literal.array), type)
 
             array = packed() if self._shared is None else self._shared.prepared(literal, layout(type), packed)
@@ -106,7 +110,13 @@ class Steps:
         return self._places[value] if literal is None else self._constants(literal, type or value.type)
 
     def _bound_reference(self, step: Partition) -> Callable[[], None]:
-        """Return a function that runs the references of the nodes, one by one."""
+        """Return a function that runs the references of the nodes, one by one.
+
+        Raises ExecutionError for types that the array module lacks.
+        """
+        for value in (*inputs_of(step.nodes), *step.outputs):
+            if stored_dtype(self._backend.xp, value.type.dtype) != value.type.dtype.numpy:
+                raise ExecutionError(f"step {step.signature}: no kernel runs it, and {value!r} is of a type CuPy lacks")
         operands = {v: unpack(self.buffer(v), v.type) for v in inputs_of(step.nodes)}
         results = {v: unpack(self._places[v], v.type) for v in step.outputs}
 

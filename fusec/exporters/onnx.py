@@ -12,6 +12,7 @@ from onnx import ModelProto
 from fusec.exporters.onnx_emit import Export, Exporter, Notes
 from fusec.exporters.onnx_layers import LAYERS
 from fusec.exporters.onnx_pointwise import POINTWISE
+from fusec.exporters.onnx_recurrent import RECURRENT
 from fusec.exporters.onnx_shapes import SHAPES
 from fusec.exporters.onnx_training import TRAINING
 from fusec.ir import Graph
@@ -31,4 +32,4 @@ def to_onnx(graph: Graph, notes: Notes | None = None, properties: Mapping[str, s
     return Exporter(graph, EXPORT, notes or {}).model(properties or {})
 
 
-EXPORT: Mapping[str, Export] = {**POINTWISE, **LAYERS, **SHAPES, **TRAINING}
+EXPORT: Mapping[str, Export] = {**POINTWISE, **LAYERS, **RECURRENT, **SHAPES, **TRAINING}

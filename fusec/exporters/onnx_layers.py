@@ -8,14 +8,20 @@ from collections.abc import Mapping
 import numpy as np
 
 from fusec.exporters.onnx_emit import Export, Exporter, formula, operator
-from fusec.ir import Node
+from fusec.ir import DType, Node
 
 
 def _conv(e: Exporter, node: Node, x: list[str]) -> list[str]:
     a = dict(node.op.attributes)
     a["group"] = a.pop("groups")
     kind = "ConvTranspose" if node.op.name == "conv_transpose" else "Conv"
+    if node.results[0].type.dtype is DType.I32:
+        kind = "ConvInteger"
     return [e.op(kind, *x, kernel_shape=node.operands[1].type.shape[2:], **a)]
+
+
+def _matmul(e: Exporter, node: Node, x: list[str]) -> list[str]:
+    return [e.op("MatMulInteger" if node.operands[0].type.dtype is DType.I8 else "MatMul", *x)]
 
 
 def _attention(e: Exporter, node: Node, q: str, k: str, v: str, bias: str = "") -> str:
@@ -119,7 +125,7 @@ LAYERS: Mapping[str, Export] = {
     ],
     "layer_norm": operator("LayerNormalization", "axis", "epsilon"),
     "rms_norm": formula(_rms_norm),
-    "matmul": operator("MatMul"),
+    "matmul": _matmul,
     "lrn": operator("LRN", "size", "alpha", "beta", "bias"),
     "max_pool": _pool("MaxPool"),
     "avg_pool": _pool("AveragePool"),

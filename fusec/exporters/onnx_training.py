@@ -184,7 +184,7 @@ def attention_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     q, k, v, *bias = (heads.wide(x) for x in operands)
     scores = heads.scores(q, k, bias)
     sums = e.op("ReduceLogSumExp", scores, e.ints([3]), keepdims=1)
-    weights = e.op("Exp", e.op("Sub", scores, sums))
+    weights = e.op("Softmax", scores, axis=3)  # exp(scores - sums) would lose the digits of a large sum
     return [heads.narrow(e.op("MatMul", weights, heads.repeated(v))), sums]
 
 

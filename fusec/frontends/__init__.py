@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from fusec.frontends.onnx.load import CheckedModel
+    from fusec.frontends.onnx.segments import Segment
 
 _TEXT_SUFFIXES = frozenset({".txt", ".fusec-ir"})
 _TEXT_START = b'graph "'  # no protobuf message starts with these bytes
@@ -97,16 +98,48 @@ class Source:
 
     def load(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
         """Load the graph for some input shapes, as `frontends.load` does."""
-        sizes = _sizes(shapes or {})
-        if given := [name for name in sizes if name in self.constants]:
-            raise ModelError(f"{self.file}: input {given[0]!r} is a constant, so its shape cannot be given")
+        sizes = self._checked_sizes(shapes)
         if isinstance(self._model, Graph):
             return _checked(self._model, sizes, self.file)
         # imported here, because onnx takes longer to import than all of fusec
-        from fusec.frontends.onnx.load import check_model, load_onnx
+        from fusec.frontends.onnx.load import load_onnx
 
-        self._checked = self._checked or check_model(self._model, self.file)
-        return load_onnx(self._checked, sizes, self.file, self._folder, self.constants, self._weights)
+        model = self._check(self._model)
+        return load_onnx(model, sizes, self.file, self._folder, self.constants, self._weights)
+
+    def _checked_sizes(self, shapes: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
+        sizes = _sizes(shapes or {})
+        if given := [name for name in sizes if name in self.constants]:
+            raise ModelError(f"{self.file}: input {given[0]!r} is a constant, so its shape cannot be given")
+        return sizes
+
+    def _check(self, model: ModelProto) -> CheckedModel:
+        """Check the model once for all shapes."""
+        from fusec.frontends.onnx.load import check_model  # imported here as in `load`
+
+        self._checked = self._checked or check_model(model, self.file)
+        return self._checked
+
+    def segments(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph | Segment:
+        """Load the graph for some input shapes; its first segment, if later ones need values on the host."""
+        if isinstance(self._model, Graph):
+            return self.load(shapes)
+        from fusec.frontends.onnx.segments import SegmentedModel  # imported here as in `load`
+
+        sizes = self._checked_sizes(shapes)
+        model = SegmentedModel(self._check(self._model), self.file, self._folder, self._weights)
+        return model.first(sizes, self.constants)
+
+    def standalone(self, opset: int) -> ModelProto:
+        """Return a copy as one ONNX message, without functions and external data, in at least this opset.
+
+        Raises ModelError: when the model is no ONNX model, is malformed, or cannot be converted.
+        """
+        if isinstance(self._model, Graph):
+            raise ModelError(f"{self.file}: is a graph of fusec, not an ONNX model")
+        from fusec.frontends.onnx.standalone import standalone  # imported here as in `load`
+
+        return standalone(self._model, self.file, self._folder, opset)
 
     @property
     def onnx(self) -> ModelProto | None:

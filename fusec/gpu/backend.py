@@ -28,6 +28,7 @@ from fusec.gpu.cublaslt.algorithms import Blas, competitor
 from fusec.gpu.cublaslt.lone_matmul import lone_product
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.launch.cuda_graph import StepLaunch, in_order, or_side_by_side
+from fusec.gpu.launch.cupy_arrays import CupyArrays
 from fusec.gpu.launch.kernel_launcher import Launcher, Memory
 from fusec.gpu.launch.stream_calls import Ahead, CallOnCallersStream, Replay, Streams, feeder, fetcher
 from fusec.gpu.measure.random_inputs import random_array
@@ -120,14 +121,7 @@ class CudnnBackend:
         return self.steps.tune_steps(program, tuning, bind, as_source, prefer_kernels)
 
     def from_any(self, array: Any) -> Array:
-        if isinstance(array, cupy.ndarray):
-            return array
-        device = getattr(array, "__dlpack_device__", None)
-        if device is not None and not isinstance(array, np.ndarray) and device()[0] == 2:  # DLPack: kDLCUDA
-            return cupy.from_dlpack(array)
-        if device is not None and not isinstance(array, (np.ndarray, np.generic)):
-            return cupy.asarray(np.from_dlpack(array))
-        return cupy.asarray(array)
+        return CupyArrays().from_any(array)
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Choose and build a plan of each graph, and compile the kernels of other steps.

@@ -12,7 +12,7 @@ import numpy as np
 
 from fusec.builder import Builder, Tensor
 from fusec.errors import VerifyError
-from fusec.gradients import attention, indexing, norms, pointwise, products, windows
+from fusec.gradients import attention, indexing, norms, pointwise, products, recurrent, windows
 from fusec.gradients.core import BackwardStep, Rule, reverse, total, zeros
 from fusec.ir import Graph, quote
 
@@ -23,6 +23,7 @@ RULES: Mapping[str, Rule] = {
     **norms.RULES,
     **indexing.RULES,
     **attention.RULES,
+    **recurrent.RULES,
 }
 STOPS: Mapping[str, str] = {**pointwise.STOPS, **indexing.STOPS}
 

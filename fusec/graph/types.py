@@ -72,6 +72,11 @@ class DType(enum.Enum):
         return self in (DType.I4, DType.U4, DType.I2, DType.U2)
 
     @property
+    def bits(self) -> int:
+        """Return bits per element where several share a byte, as on a GPU; NumPy gives each one at least a byte."""
+        return _PACKED_BITS.get(self, 8 * self.itemsize)
+
+    @property
     def saturates(self) -> bool:
         """Tell if a cast to it may clamp numbers that are out of its range to its greatest number."""
         return self in _NARROW and not self.is_narrow_int and self is not DType.F8E8M0
@@ -115,6 +120,7 @@ _NARROW: dict[DType, np.dtype[Any]] = {
     DType.I2: np.dtype(ml_dtypes.int2),
     DType.U2: np.dtype(ml_dtypes.uint2),
 }
+_PACKED_BITS = {DType.F4E2M1: 4, DType.I4: 4, DType.U4: 4, DType.I2: 2, DType.U2: 2}
 _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.F64: np.dtype(np.float64),
     DType.F32: np.dtype(np.float32),

@@ -33,15 +33,23 @@ def _require_float(node: Node) -> None:
         raise LoweringError(f"{node.op.name} in {dtype.value} is not lowered")
 
 
+def _require_product(node: Node) -> DType:
+    """Return the type in which a product is summed. Raises LoweringError for types that cuDNN does not multiply."""
+    if node.operands[0].type.dtype is DType.I8:
+        return DType.I32
+    _require_float(node)
+    return DType.F32
+
+
 def _convolution(b: CudnnBuilder, node: Node) -> None:
     assert isinstance(node.op, (Conv, ConvTranspose))
-    _require_float(node)
+    compute = _require_product(node)
     x, w = node.operands
     image = b.operand(x, spatial_folding(x.type.shape))
     weight = b.operand(w, spatial_folding(w.type.shape))
     b.images.update(uid for uid in (image, weight) if uid not in b.uids.values())
     name = "conv_fprop" if isinstance(node.op, Conv) else "conv_dgrad"
-    b.call(name, (image, weight), b.result(node.result, b.foldings[node]), attributes=_window(node.op))
+    b.call(name, (image, weight), b.result(node.result, b.foldings[node]), "", compute, _window(node.op))
 
 
 def _filter_gradient(b: CudnnBuilder, node: Node) -> None:
@@ -68,12 +76,12 @@ def _window(op: Conv | ConvTranspose | ConvWgrad) -> dict[str, Attribute]:
 
 
 def _matmul(b: CudnnBuilder, node: Node) -> None:
-    _require_float(node)
+    compute = _require_product(node)
     _, foldings = b.anchor_foldings(node)
     left, right = (b.operand(value, folding) for value, folding in foldings)
     if left == right and left not in b.uids.values():
         right = b.alias(left)
-    b.call("matmul", (left, right), b.result(node.result, b.foldings[node]))
+    b.call("matmul", (left, right), b.result(node.result, b.foldings[node]), "", compute)
 
 
 def _attention(b: CudnnBuilder, node: Node) -> None:

@@ -87,6 +87,7 @@ class CudnnBuilder:
     stored: for computed values that outputs hold, the name of the output and the strides.
     feeds_anchor: values that a prologue computes.
     images: stored tensors that a convolution reads.
+    conversions: for the clip and the cast at the end of a conversion to 8-bit integers, the nodes from its round on.
     """
 
     body: Graph
@@ -110,6 +111,7 @@ class CudnnBuilder:
     inputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     outputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     constants: list[ConstantBinding] = field(default_factory=list[ConstantBinding])
+    conversions: dict[Node, list[Node]] = field(default_factory=dict[Node, list[Node]])
 
     # stored values and dims --------------------------------------------------------------------------------
 
@@ -327,11 +329,21 @@ class CudnnBuilder:
             uid = self.tensor(folding.place(quote(value.name), value.type.shape, strides), value.type.dtype)
             self.outputs.append((uid, name))
         else:
-            # registers hold fp32, but engines take the result of a prologue only in the type of the operand
-            dtype = value.type.dtype if value.type.dtype is DType.BOOL or value in self.feeds_anchor else DType.F32
+            # registers hold fp32 or, of integer products, i32; engines take the result of a prologue only in the type
+            # of the operand
+            own = value.type.dtype in (DType.BOOL, DType.I32) or value in self.feeds_anchor
+            dtype = value.type.dtype if own else DType.F32
             uid = self.tensor(folding.packed(value.type.shape), dtype, virtual=True)
         self.uids[value] = uid
         return uid
+
+    def store(self, value: Value, uid: int, folding: DimFolding) -> None:
+        """Let the call that computes a virtual tensor store it as `value`, an output of another type."""
+        name, strides = self.stored[value]
+        dims, steps = folding.place(quote(value.name), value.type.shape, strides)
+        self.tensors[uid - 1] = CudnnTensor(uid, dims, regular_strides(dims, steps), value.type.dtype)
+        self.outputs.append((uid, name))
+        self.uids[value] = uid
 
     def hidden(self, folding: DimFolding, shape: tuple[int, ...], dtype: DType = DType.F32) -> int:
         """Add a virtual tensor for an intermediate result of an op that is lowered to several calls."""

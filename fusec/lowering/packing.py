@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir import Array, TensorType
+from fusec.ir import Array, DType, TensorType
 
 
 def pack(xp: Any, array: Array, type: TensorType) -> Array:
@@ -23,8 +23,53 @@ def pack(xp: Any, array: Array, type: TensorType) -> Array:
     return xp.ascontiguousarray(array.reshape(type.shape).transpose(order)).reshape(-1)
 
 
+def stored_dtype(xp: Any, dtype: DType) -> np.dtype[Any]:
+    """Return the dtype of flat buffers: bytes for types of 8 bits and fewer on a GPU, because CuPy has none of them."""
+    return np.dtype(np.uint8) if dtype.is_narrow and xp is not np else dtype.numpy
+
+
+def as_stored(type: TensorType) -> tuple[int, ...]:
+    """Return the shape of the bytes of a narrow tensor on a GPU: its own, or one dim where elements share bytes."""
+    return type.shape if type.dtype.bits >= 8 else (code_bytes(type.span, type.dtype),)
+
+
+def code_bytes(count: int, dtype: DType) -> int:
+    """Return the bytes of `count` elements where those below 8 bits share bytes, as on a GPU."""
+    return -(-count * dtype.bits // 8)
+
+
+def to_codes(flat: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """Return the bytes that a GPU holds for a flat array. Types below 8 bits share bytes, the first in the low bits."""
+    raw = np.ascontiguousarray(flat).view(np.uint8)
+    if dtype.bits >= 8:
+        return raw
+    each = 8 // dtype.bits
+    wide = np.zeros(-(-raw.size // each) * each, np.uint8)
+    wide[: raw.size] = raw & ((1 << dtype.bits) - 1)
+    shifts = np.arange(each, dtype=np.uint8) * dtype.bits
+    return np.bitwise_or.reduce(wide.reshape(-1, each) << shifts, axis=-1).astype(np.uint8)
+
+
+def from_codes(raw: np.ndarray[Any, Any], count: int, dtype: DType) -> np.ndarray[Any, Any]:
+    """Return the first `count` elements that bytes of a GPU stand for, as a flat array of the type."""
+    if dtype.bits >= 8:
+        return raw[: count * dtype.itemsize].view(dtype.numpy)
+    shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
+    codes = (raw[:, None] >> shifts & ((1 << dtype.bits) - 1)).astype(np.uint8).reshape(-1)[:count]
+    if dtype is DType.F4E2M1:
+        return codes.view(dtype.numpy)
+    low = 1 << (dtype.bits - 1)
+    signed = dtype in (DType.I4, DType.I2)
+    return ((codes.astype(np.int8) ^ low) - low if signed else codes).astype(dtype.numpy)
+
+
 def unpack(buffer: Array, type: TensorType) -> Array:
-    """Return the logical array as a view of the flat buffer (of its first `type.span` elements)."""
+    """Return the logical array as a view of the flat buffer (of its first `type.span` elements).
+
+    Bytes that elements share, on a GPU, stay flat.
+    """
+    if type.dtype.bits < 8 and buffer.dtype == np.uint8:
+        return buffer
     if type.within:
         return _strided(buffer[: type.span], type)
     order = type.order or tuple(range(type.rank))
@@ -46,6 +91,12 @@ def empty(xp: Any, type: TensorType) -> Array:
     """Allocate an uninitialised array of the type, packed in its memory order."""
     shape = tuple(type.shape[d] for d in type.order) if type.order else type.shape
     return to_logical(xp.empty(shape, type.dtype.numpy), type.order)
+
+
+def zeros(xp: Any, type: TensorType) -> Array:
+    """Allocate zeros of the type's shape; of bytes where a GPU stores those."""
+    stored = stored_dtype(xp, type.dtype)
+    return xp.zeros(type.shape if stored == type.dtype.numpy else as_stored(type), stored)
 
 
 def in_order(array: np.ndarray[Any, Any], type: TensorType) -> np.ndarray[Any, Any]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from fusec.errors import LoweringError
-from fusec.ir import DType, Node
+from fusec.ir import DType, Node, quote
 from fusec.lowering.cudnn_graph import Attribute
 from fusec.lowering.graph_builder import STORED, CudnnBuilder
 from fusec.ops import Pointwise
@@ -181,9 +181,13 @@ def _cast(b: CudnnBuilder, node: Node) -> None:
     if not target.is_float or source not in STORED:
         raise LoweringError(f"cast {source.value} to {target.value}: cuDNN's rounding is not the op's")
     value = node.operands[0]
+    if source is DType.I8 and value in b.uids:
+        raise LoweringError(f"{quote(value.name)} is rounded to i8 only where it is stored, and read before")
     virtual = node.result not in b.stored and node.result not in b.feeds_anchor
-    if virtual and source.is_float and value.scalar() is None:
-        b.uids[node.result] = b.operand(value, b.foldings[node])  # no call, because registers hold fp32
+    exact = source.is_float or source is DType.I8 or (source is DType.I32 and value in b.uids)
+    if virtual and exact and value.scalar() is None:
+        # no call, because registers hold fp32, and ops compute in fp32 with operands of other types
+        b.uids[node.result] = b.operand(value, b.foldings[node])
         return
     steps = CallWriter(b, node)
     steps.last("identity", *steps.operands)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ExecutionError
+from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.ops import Attention, AttentionBackward, AttentionTrain, Conv, ConvTranspose, ConvWgrad
 from fusec.ops.convolution import correlate, scatter
@@ -22,6 +23,8 @@ from fusec.ops.pointwise import CLASSES
 from fusec.ops.training import correlate_batch
 
 Buffer = np.ndarray[Any, Any]
+
+ROUND: Callable[[Buffer], Buffer] = np.rint  # how cuDNN rounds floats to integers (benchmarks/quantized_rounding.py)
 
 
 def extent(tensor: CudnnTensor) -> int:
@@ -66,8 +69,19 @@ def simulate(graph: CudnnGraph, buffers: Mapping[int, Buffer]) -> None:
                     # later calls read the register, which is rounded only if the tensor is declared so
                     values[uid] = _compute_type(result.astype(tensor.dtype.numpy, copy=False))
                 else:
-                    view(tensor, _buffer(buffers, tensor))[...] = result
-                    values[uid] = result
+                    view(tensor, _buffer(buffers, tensor))[...] = converted(result, tensor.dtype)
+                    values[uid] = _compute_type(result)
+
+
+def converted(result: Buffer, dtype: DType) -> Buffer:
+    """Convert floats to 8-bit integers as cuDNN's outputs do; other conversions are NumPy's.
+
+    They round half to even and saturate; NaN becomes 0.
+    """
+    if dtype not in (DType.I8, DType.U8) or result.dtype.kind != "f":
+        return result
+    info = np.iinfo(dtype.numpy)
+    return np.nan_to_num(np.clip(ROUND(result), info.min, info.max), nan=0.0).astype(dtype.numpy)
 
 
 def _buffer(buffers: Mapping[int, Buffer], tensor: CudnnTensor) -> Buffer:
@@ -88,7 +102,7 @@ def _window(call: CudnnCall) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 def _conv_fprop(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
     x, w = (array.astype(np.float64) for array in inputs)
     strides, pads, dilations = _window(call)
-    return _rounded(correlate(np, x, w, Conv(strides, pads, dilations, x.shape[1] // w.shape[1])))
+    return _sums(call, correlate(np, x, w, Conv(strides, pads, dilations, x.shape[1] // w.shape[1])))
 
 
 def _conv_dgrad(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
@@ -113,7 +127,12 @@ def _conv_wgrad(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buf
 
 
 def _matmul(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
-    return _rounded(np.matmul(*(array.astype(np.float64) for array in inputs)))
+    return _sums(call, np.matmul(*(array.astype(np.float64) for array in inputs)))
+
+
+def _sums(call: CudnnCall, sums: Buffer) -> Buffer:
+    """Round sums of products to fp32; those of integers are exact, and wrap around in 32 bits."""
+    return sums.astype(np.int64).astype(np.int32) if call.compute is DType.I32 else _rounded(sums)
 
 
 def _sdpa(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:

@@ -25,6 +25,7 @@ from fusec.ops.op_sets import (
 from fusec.ops.pointwise import CLASSES, Cast, Pointwise, pw
 from fusec.ops.pooling import AvgPool, MaxPool
 from fusec.ops.random import RandomBits
+from fusec.ops.recurrent import Recurrent
 from fusec.ops.reduction import Reduce, Softmax
 from fusec.ops.shape import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
 from fusec.ops.training import (
@@ -79,6 +80,7 @@ ALL: tuple[type[Op], ...] = (
     AllFinite,
     AttentionTrain,
     AttentionBackward,
+    Recurrent,
 )
 
 BY_NAME: Mapping[str, type[Op]] = {op.name: op for op in ALL}
@@ -124,6 +126,7 @@ __all__ = [
     "Pad",
     "Pointwise",
     "RandomBits",
+    "Recurrent",
     "Reduce",
     "Relayout",
     "Reshape",

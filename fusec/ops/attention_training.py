@@ -37,9 +37,11 @@ class AttentionTrain(Op):
             scores = Attention(self.scale, self.causal).scores(xp, q, k, *bias)
             top = scores.max(axis=-1, keepdims=True)
             top = xp.where(xp.isinf(top), 0.0, top).astype(top.dtype)  # as `reduce` of kind log_sum_exp does
-            sums = xp.log(xp.exp(scores - top).sum(axis=-1, keepdims=True)) + top
-            result = _heads(xp.matmul(_groups(xp.exp(scores - sums), k), v[:, :, None]))
-            return result.astype(operands[0].dtype), sums
+            powers = xp.exp(scores - top)
+            total = powers.sum(axis=-1, keepdims=True)
+            # exp(scores - sums) would lose the digits of a large sum
+            result = _heads(xp.matmul(_groups(powers / total, k), v[:, :, None]))
+            return result.astype(operands[0].dtype), xp.log(total) + top
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusec.ir import Array, Op, TensorType
-from fusec.ops.spec import require, require_arity, require_float, widened
+from fusec.ops.spec import product_dtype, require, require_arity, require_float, summed, widened
 
 IM2COL_BYTES = 1 << 26  # memory that a convolution may use in addition to its operands and result
 
@@ -18,7 +18,8 @@ IM2COL_BYTES = 1 << 26  # memory that a convolution may use in addition to its o
 class Conv(Op):
     """Cross-correlation: x[N, C, spatial…] with w[K, C/groups, window…] -> [N, K, spatial…].
 
-    Attributes have one entry per spatial dim; `pads` has all starts, then all ends.
+    Floats, or i8 with exact sums in i32. Attributes have one entry per spatial dim; `pads` has all starts, then all
+    ends.
     """
 
     strides: tuple[int, ...]
@@ -30,7 +31,7 @@ class Conv(Op):
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 2)
         x, w = operands
-        require_float(self.name, x, w)
+        dtype = product_dtype(self.name, x, w)
         _check_window(self.name, x, w, self.strides, self.pads, self.dilations)
         require(self.groups >= 1, f"groups is {self.groups}")
         require(
@@ -41,10 +42,10 @@ class Conv(Op):
         spatial = windows_along(x.shape[2:], w.shape[2:], self.strides, self.pads, self.dilations)
         n = x.rank - 2
         check_padded(x, [i + p0 + p1 for i, p0, p1 in zip(x.shape[2:], self.pads[:n], self.pads[n:], strict=True)])
-        return (TensorType((x.shape[0], w.shape[0], *spatial), x.dtype, x.order),)
+        return (TensorType((x.shape[0], w.shape[0], *spatial), dtype, x.order),)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
-        return (widened(lambda x, w: correlate(xp, x, w, self), *operands),)
+        return (summed(lambda x, w: correlate(xp, x, w, self), *operands),)
 
 
 @dataclass(frozen=True)

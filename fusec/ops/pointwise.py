@@ -324,4 +324,6 @@ def _through(xp: Any, x: Array, to: DType) -> Array:
         return x
     if to.is_narrow_int and not (dtype.is_int or dtype.is_narrow_int):
         return x.astype(xp.float32).astype(xp.int8)
-    return x if (dtype.is_int or dtype.is_narrow_int) and to.is_narrow_int else x.astype(xp.float32)
+    if dtype.is_narrow_int and to.is_narrow_int:
+        return x.astype(xp.int8)
+    return x if dtype.is_int and to.is_narrow_int else x.astype(xp.float32)

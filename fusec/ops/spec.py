@@ -32,6 +32,13 @@ def require_float(op: str, *operands: TensorType) -> None:
         require(t.dtype == operands[0].dtype, f"operands differ in dtype: {', '.join(o.dtype.value for o in operands)}")
 
 
+def product_dtype(op: str, a: TensorType, b: TensorType) -> DType:
+    """Return the dtype of a sum of products: that of floating-point operands, or i32 for operands of i8."""
+    require(a.dtype == b.dtype, f"operands differ in dtype: {a.dtype.value}, {b.dtype.value}")
+    require(a.dtype.is_float or a.dtype is DType.I8, f"{op} takes floating-point or i8 operands, not {a.dtype.value}")
+    return DType.I32 if a.dtype is DType.I8 else a.dtype
+
+
 def normalize_axis(axis: int, rank: int) -> int:
     """Return an axis in 0..rank-1; negative ones count from the end."""
     require(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
@@ -80,6 +87,16 @@ def widened(compute: Callable[..., Array], *operands: Array) -> Array:
         if not is_half(operands[0]):
             return compute(*operands)
         return compute(*map(wide, operands)).astype(operands[0].dtype)
+
+
+def summed(compute: Callable[..., Array], *operands: Array) -> Array:
+    """Compute sums of products as `widened` does; sums of 8-bit integers are exact, and wrap around in i32.
+
+    float64 holds them exactly, and its products are the fastest that NumPy has for them.
+    """
+    if operands[0].dtype != np.int8:
+        return widened(compute, *operands)
+    return compute(*(v.astype(np.float64) for v in operands)).astype(np.int64).astype(np.int32)
 
 
 def per_channel(x: Array, v: Array) -> Array:

@@ -24,6 +24,7 @@ from fusec.passes.layout.assign_layout import AssignLayout
 from fusec.passes.layout.epilogue_before_views import EpilogueBeforeViews
 from fusec.passes.layout.precision import Precision
 from fusec.passes.layout.sink_views import SinkViews
+from fusec.passes.quantization.run_in_integers import RunInIntegers
 from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
 from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
@@ -35,6 +36,8 @@ from fusec.passes.training.split_batchnorm_stats import SplitBatchNormStats
 CLEAN_UP: tuple[Pass, ...] = (FoldConstants(), Simplify(), EliminateCommonSubexpressions())
 
 EARLY_PASSES: tuple[Pass, ...] = (
+    # Before constants are folded, because that makes floats of quantised weights.
+    RunInIntegers(),
     *CLEAN_UP,
     # Before every rule that looks for a pattern, because each then needs one spelling.
     Canonicalise(),

@@ -27,7 +27,7 @@ def joins_in_place(node: Node) -> bool:
 
     The memory plan decides where the parts are, and checks that it is possible.
     """
-    if not isinstance(node.op, Concat):
+    if not isinstance(node.op, Concat) or node.result.type.dtype.bits < 8:  # a part may begin within a byte
         return False
     joined = node.result.type
     whole = joined.within or joined.shape
@@ -59,7 +59,8 @@ def would_view(node: Node, source: TensorType, result: TensorType, index: int = 
         return 0 if strides is not None and _reads(result, strides) else None
     if isinstance(op, PART_VIEWS):
         starts, steps = part_of(node, index)
-        return _block(source, result, starts) if all(step == 1 for step in steps) else None
+        start = _block(source, result, starts) if all(step == 1 for step in steps) else None
+        return start if source.dtype.bits >= 8 else None if start else start  # a part may begin within a byte
     return None
 
 

@@ -20,6 +20,7 @@ from fusec.errors import FusecError
 from fusec.execution.signature import array_of, require_by_name
 from fusec.ir import Array
 from fusec.runtime import Executable
+from fusec.segments.executable import AnyExecutable
 from fusec.session import providers as session_providers
 from fusec.session.async_runs import AsyncRuns, Callback
 from fusec.session.device_memory import on_stream
@@ -132,7 +133,8 @@ class InferenceSession(SaysWhy):
         self._overridable = [] if self._source is None else overridable(self._source)
         if all(isinstance(d, int) for spec in executable.inputs for d in spec.shape or ("",)):
             program = executable.at({spec.name: cast("tuple[int, ...]", spec.shape) for spec in executable.inputs})
-            self._outputs = [NodeArg.of(spec.name, spec.shape, spec.dtype) for spec in program.outputs]
+            if isinstance(program, Executable):  # with host steps, shapes of outputs are known after a call
+                self._outputs = [NodeArg.of(spec.name, spec.shape, spec.dtype) for spec in program.outputs]
             self._write_optimized(program)
         elif self._source is not None and executable.sizing.likely is not None:
             self._write_optimized(executable.program())
@@ -239,7 +241,8 @@ class InferenceSession(SaysWhy):
             results = executable.run(output_names or None, feeds, out)
         if self._profile is not None:
             program = executable.at(executable.shapes[-1])
-            self._profile.steps(program, self.get_providers()[0])
+            for part in [program] if isinstance(program, Executable) else program.programs:
+                self._profile.steps(part, self.get_providers()[0])
         if self._optimized_path:
             self._write_optimized(executable.at(executable.shapes[-1]))
         return results
@@ -270,10 +273,15 @@ class InferenceSession(SaysWhy):
     def _event(self, name: str) -> AbstractContextManager[None]:
         return nullcontext() if self._profile is None else self._profile.event(name)
 
-    def _write_optimized(self, program: Executable) -> None:
-        """Write the graph after the passes as ONNX once, if the options name a file."""
+    def _write_optimized(self, program: AnyExecutable) -> None:
+        """Write the graph after the passes as ONNX once, if the options name a file.
+
+        Raises FusecError: when the file cannot be written, or the model has host steps.
+        """
         path, self._optimized_path = self._optimized_path, ""
         if path:
+            if not isinstance(program, Executable):
+                program.refuse(f"cannot be written to {path} as one optimised model")
             data = convert.to_bytes(program.compiled)
             try:
                 with atomic_write.written(Path(path).resolve(), durable=True) as file:

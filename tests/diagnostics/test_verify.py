@@ -152,6 +152,18 @@ def test_underflow_in_storage_is_no_error() -> None:
     assert stored_error(np.array([np.inf, 0.0]), np.array([np.inf, 0.0]), DType.F16) == 0.0
 
 
+def test_few_integers_next_to_a_tie_may_be_rounded_to_the_other_side() -> None:
+    want = np.arange(-128, 128).astype(np.int8)
+    other = want.copy()
+    other[7] += 1
+    assert stored_error(other, want, DType.I8) == 0.0
+    assert stored_error(other, want, DType.I32) > 0.0
+    other[8] += 2
+    assert stored_error(other, want, DType.I8) > 0.0
+    other = np.minimum(want, 126) + np.int8(1)  # all are truncated to the other side
+    assert stored_error(other, want, DType.I8) > 0.0
+
+
 # as it runs ----------------------------------------------------------------------------------------------
 
 

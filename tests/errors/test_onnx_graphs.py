@@ -31,15 +31,35 @@ def test_unsupported_ops_are_listed_all_at_once() -> None:
     nodes = [
         node("RandomNormalLike", ["x"], ["a"], name="first"),
         node("RandomNormalLike", ["a"], ["b"], name="second"),
-        node("FusedMatMul", ["b", "x"], ["c"], name="third", domain="com.microsoft"),
+        node("Inverse", ["b"], ["c"], name="third", domain="com.microsoft"),
         node("Nonsense", ["c"], ["y"]),
     ]
     proto = model(nodes, [X], ["y"])
     proto.opset_import.add(domain="com.microsoft", version=1)
     message = _fails(proto, "3 problems")
     assert "op RandomNormalLike (opset 21): nodes 'first', 'second'" in message
-    assert "op com.microsoft.FusedMatMul (domain 'com.microsoft', version 1): node 'third'" in message
+    assert "op com.microsoft.Inverse (domain 'com.microsoft', version 1): node 'third'" in message
     assert "op Nonsense (not in ONNX opset 21): node 'Nonsense_3'" in message
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "words"),
+    [
+        ("StringConcat", "", "fusec has no strings"),
+        ("RandomNormalLike", "", "make them an input"),
+        ("Optional", "", "export the model without them"),
+        ("Scaler", "ai.onnx.ml", "run this one in onnxruntime"),
+        ("Mine", "me", "define it as a function of the model"),
+    ],
+)
+def test_a_refusal_says_what_to_do(op: str, domain: str, words: str) -> None:
+    proto = model([node(op, ["x"], ["y"], name="n", domain=domain)], [X], ["y"])
+    assert words in _fails(proto, op, "node 'n' - not supported: ")
+
+
+def test_a_graph_of_a_model_with_host_steps_says_what_to_do() -> None:
+    proto = model([node("NonZero", ["x"], ["y"], name="n")], [X], ["y"])
+    _fails(proto, "node 'n' (NonZero)", "fusec.compile runs the model as several programs", "--constant name=value")
 
 
 def test_many_nodes_of_an_unsupported_op_are_counted() -> None:
@@ -62,7 +82,8 @@ def test_domain_that_is_not_imported() -> None:
 
 def test_control_flow() -> None:
     body = helper.make_graph([node("Relu", ["x"], ["z"])], "body", [], [info("z", [2, 3])])
-    proto = model([node("If", ["c"], ["y"], name="cond", then_branch=body, else_branch=body)],
+    other = helper.make_graph([node("Flatten", ["x"], ["z"], axis=0)], "other", [], [info("z", [1, 6])])
+    proto = model([node("If", ["c"], ["y"], name="cond", then_branch=body, else_branch=other)],
                   [X, info("c", [], TensorProto.BOOL)], ["y"])  # fmt: skip
     _fails(proto, "node 'cond' (If): the condition must be known at import, but %c is computed at run time")
 

@@ -217,6 +217,59 @@ graph "b" (%x: f16[2,5,96], %dy: f16[2,4,5,8], %y: f16[2,4,5,8]{0,2,1,3}) {
     f16[2,4,5,8]{0,2,1,3}, f16[2,4,5,8]{0,2,1,3}, f16[2,4,5,8]
   return %dq, %dk, %dv
 }""",
+    "integer conv, scale, bias, integer residual, relu, rounded": f"""
+graph "b" (%x: i8[2,8,9,7]{NHWC}, %z: i8[2,16,9,7]{NHWC}) {{
+  %w = constant weight("w") : i8[16,8,3,3]{NHWC}
+  %s = constant weight("s") : f32[1,16,1,1]
+  %b = constant weight("b") : f32[1,16,1,1]
+  %t = constant [0.37] : f32[]
+  %u = constant [0.011] : f32[]
+  %c = conv(%x, %w) {{{CONV}}} : i32[2,16,9,7]{NHWC}
+  %f = cast(%c) {{to=f32}} : f32[2,16,9,7]{NHWC}
+  %d = mul(%f, %s) : f32[2,16,9,7]{NHWC}
+  %e = add(%d, %b) : f32[2,16,9,7]{NHWC}
+  %g = cast(%z) {{to=f32}} : f32[2,16,9,7]{NHWC}
+  %h = mul(%g, %t) : f32[2,16,9,7]{NHWC}
+  %i = add(%e, %h) : f32[2,16,9,7]{NHWC}
+  %r = relu(%i) : f32[2,16,9,7]{NHWC}
+  %q = mul(%r, %u) : f32[2,16,9,7]{NHWC}
+  %n = round(%q) : f32[2,16,9,7]{NHWC}
+  %l = clip(%n) {{min=-128.0, max=127.0}} : f32[2,16,9,7]{NHWC}
+  %y = cast(%l) {{to=i8}} : i8[2,16,9,7]{NHWC}
+  return %y
+}}""",
+    "integer matmul, rounded with a zero point and limits, and as it was before": """
+graph "b" (%x: i8[2,5,40]) {
+  %w = constant weight("w") : i8[40,24]
+  %s = constant weight("s") : f32[24]
+  %z = constant [4.0] : f32[]
+  %u = constant [0.011] : f32[]
+  %c = matmul(%x, %w)
+  %f = cast(%c) {to=f32}
+  %d = mul(%f, %s)
+  %q = mul(%d, %u)
+  %n = round(%q)
+  %a = add(%n, %z)
+  %l = clip(%a) {min=-100.0, max=90.0}
+  %y = cast(%l) {to=i8}
+  return %d, %y
+}""",
+    "integer products as they are": """
+graph "b" (%x: i8[2,5,600]) {
+  %w = constant weight("w") : i8[600,24]
+  %c = matmul(%x, %w)
+  return %c
+}""",
+    "integers to floats and back": """
+graph "b" (%x: i8[3,50]) {
+  %s = constant [0.37] : f32[]
+  %f = cast(%x) {to=f32}
+  %d = mul(%f, %s)
+  %n = round(%d)
+  %l = clip(%n) {min=0.0, max=127.0}
+  %y = cast(%l) {to=i8}
+  return %y
+}""",
     "cast on the way out": """
 graph "b" (%x: f16[3,50]) {
   %y = exp(%x)
@@ -229,9 +282,14 @@ graph "b" (%x: f16[3,50]) {
 def load(text: str) -> Graph:
     """Parse a body; every weight("label") is drawn from a generator seeded by its label."""
     weights = {
-        label: np.random.default_rng(zlib.crc32(label.encode()))
-        .standard_normal([int(d) for d in dims.split(",") if d])
-        .astype(DType(dtype).numpy)
+        label: _drawn(label, DType(dtype), [int(d) for d in dims.split(",") if d])
         for label, dtype, dims in _WEIGHT.findall(text)
     }
     return parse(text, weights)
+
+
+def _drawn(label: str, dtype: DType, shape: list[int]) -> np.ndarray:
+    rng = np.random.default_rng(zlib.crc32(label.encode()))
+    return (
+        rng.integers(-128, 128, shape, np.int8) if dtype is DType.I8 else rng.standard_normal(shape).astype(dtype.numpy)
+    )

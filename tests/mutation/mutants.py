@@ -77,8 +77,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "import_slice_steps",
         "importer",
         "frontends/onnx/movement/indexing.py",
-        "taken = range(*slice(start, end, step).indices(shape[axis]))",
-        "taken = range(*slice(start, end, abs(step)).indices(shape[axis]))",
+        "return range(*slice(max(start, -size) if step < 0 else start, end, step).indices(size))",
+        "return range(*slice(max(start, -size) if step < 0 else start, end, abs(step)).indices(size))",
         "negative steps run forwards",
     ),
     _m(

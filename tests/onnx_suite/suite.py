@@ -19,9 +19,12 @@ from onnx.backend.test import BackendTest
 
 from fusec.driver import resolve_target
 from fusec.errors import ModelError, TargetError
+from fusec.gpu import kernels
 from fusec.gpu.cudnn.legality import Oracle
+from fusec.ir import Constant, Node
 from fusec.onnx_backend import FusecBackend, FusecBackendRep
 from fusec.reference import evaluate
+from fusec.schedule.aliasing import is_view
 
 RECORD = Path(__file__).parent / "record.txt"
 FAMILIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
@@ -45,8 +48,8 @@ DISPUTED = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Outcome:
-    """`refused`: the words of the error, empty if the case passed; `failed`: what else went wrong. `simulated`: the
-    model holds a type that no GPU takes."""
+    """`refused`: the words of the error, empty if the case passed; `failed`: what else went wrong. `simulated`: no
+    kernel takes a node and its types."""
 
     refused: str = ""
     failed: str = ""
@@ -121,7 +124,15 @@ def run(case: Case, device: str) -> Outcome:
         else:
             failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
     graphs = [rep.graph for rep in _prepared if rep.graph is not None]
-    return Outcome(refused, failed, any(v.type.dtype.is_narrow for graph in graphs for v in graph.values()))
+    return Outcome(refused, failed, any(_in_simulation_only(node) for graph in graphs for node in graph.nodes))
+
+
+def _in_simulation_only(node: Node) -> bool:
+    """Whether a node has a value of 8 bits or fewer, and no kernel."""
+    values = (*node.operands, *node.results)
+    if not any(v.type.dtype.is_narrow for v in values) or isinstance(node.op, Constant) or is_view(node):
+        return False
+    return kernels.find((node,), node.results) is None
 
 
 def outcomes(of: Iterable[Case], device: str) -> dict[Case, Outcome]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from ops.onnx_oracle import Array, Oracle, onnx_op, run
+from ops.recurrent_cases import ends, onnxruntime_of, shapes, weights
 
 from fusec.ir import DType, Op
 from fusec.ops import (
@@ -40,6 +41,7 @@ from fusec.ops import (
     MaxPoolBackward,
     Pad,
     RandomBits,
+    Recurrent,
     Reduce,
     Relayout,
     Reshape,
@@ -283,6 +285,11 @@ def conv(shapes: tuple[tuple[int, ...], ...], strides: tuple[int, ...], pads: tu
     return Case(Conv(strides, pads, dilations, groups), shapes, oracle, normal)
 
 
+def conv_integer(shapes: tuple[tuple[int, ...], ...], strides: tuple[int, ...], pads: tuple[int, ...]) -> Case:
+    oracle = onnx_op("ConvInteger", strides=strides, pads=pads)
+    return Case(Conv(strides, pads, (1,) * len(strides), 1), shapes, oracle, integers(-128, 128, np.int8), False)
+
+
 def conv_transpose(
     shapes: tuple[tuple[int, ...], ...], strides: tuple[int, ...], pads: tuple[int, ...], **other: Any
 ) -> Case:
@@ -430,6 +437,7 @@ OTHERS: dict[str, Sequence[Case]] = {
         conv(((2, 4, 9, 7), (6, 2, 3, 2)), (2, 1), (1, 0, 2, 3), dilations=(2, 1), groups=2),
         conv(((1, 6, 5, 5), (6, 1, 3, 3)), (1, 1), (1, 1, 1, 1), groups=6),
         conv(((1, 2, 5, 6, 4), (3, 2, 2, 3, 1)), (1, 2, 1), (0, 1, 0, 1, 1, 2), dilations=(2, 1, 1)),
+        conv_integer(((2, 40, 9, 7), (5, 40, 3, 2)), (2, 1), (1, 0, 2, 3)),
     ],
     "conv_transpose": [
         conv_transpose(((2, 4, 5), (4, 3, 3)), (2,), (1, 0), output_padding=(1,)),
@@ -441,6 +449,7 @@ OTHERS: dict[str, Sequence[Case]] = {
         Case(MatMul(), ((3, 4), (4, 5)), onnx_op("MatMul"), normal),
         Case(MatMul(), ((2, 1, 3, 4), (7, 4, 5)), onnx_op("MatMul"), normal),
         Case(MatMul(), ((2, 1, 3, 4), (7, 4, 5)), onnx_op("MatMul"), integers(-(2**62), 2**62)),
+        Case(MatMul(), ((2, 1, 3, 300), (7, 300, 5)), onnx_op("MatMulInteger"), integers(-128, 128, np.int8), False),
     ],
     "batch_norm": [
         Case(
@@ -806,6 +815,33 @@ OTHERS |= {
         Case(AllFinite(), shapes, lambda *a: [np.array(all(np.isfinite(x).all() for x in a))], draw, False)
         for shapes in (((3, 4),), ((5,), (1,), (2, 3, 2)), ((0, 2), (7,)))
         for draw in (normal, with_infinities)
+    ],
+}
+
+SLOPES = ("leaky_relu", "elu", "hard_sigmoid")
+RECURRENT = [
+    (Recurrent("lstm"), False),
+    (Recurrent("lstm", "reverse", input_forget=True), False),
+    (Recurrent("lstm", "bidirectional", clip=0.75), True),
+    (Recurrent("lstm", "forward", SLOPES, (0.3, 0.5, 0.25), (0.0, 0.0, 0.4)), True),
+    (Recurrent("gru"), False),
+    (Recurrent("gru", "bidirectional", clip=0.5), False),
+    (Recurrent("gru", "reverse", linear_before_reset=True), False),
+    (Recurrent("gru", "bidirectional", linear_before_reset=True), True),
+    (Recurrent("gru", "bidirectional", ("hard_sigmoid", "tanh", "sigmoid", "softsign")), False),
+    (Recurrent("rnn", "bidirectional", ("relu", "affine"), (0.0, 0.5), (0.0, 0.25), 2.0), False),
+    (Recurrent("rnn", "reverse"), False),
+    (Recurrent("rnn", activations=("scaled_tanh",), alphas=(0.5,), betas=(0.75,)), False),
+]
+OTHERS |= {
+    "recurrent": [
+        *(Case(op, shapes(op, more=more), onnxruntime_of(op), weights) for op, more in RECURRENT),
+        *(
+            Case(op, (*found, (3,)), onnxruntime_of(op), (*[weights] * len(found), ends(4)))
+            for op, more in RECURRENT
+            if op.direction == "bidirectional"
+            for found in [shapes(op, more=more)]
+        ),
     ],
 }
 

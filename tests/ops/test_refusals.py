@@ -39,6 +39,7 @@ from fusec.ops import (
     MaxPoolBackward,
     Pad,
     RandomBits,
+    Recurrent,
     Reduce,
     Relayout,
     Reshape,
@@ -105,7 +106,7 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (Cast(DType.F16), "f32[2] f32[2]", "cast takes 1 operands, not 2"),
     # windows
     (conv(), "f32[1,2,5,5]", "conv takes 2 operands, not 1"),
-    (conv(), "i32[1,2,5,5] i32[2,2,3,3]", "conv takes floating-point operands, not i32"),
+    (conv(), "i32[1,2,5,5] i32[2,2,3,3]", "conv takes floating-point or i8 operands, not i32"),
     (conv(), "f32[1,2,5,5] f16[2,2,3,3]", "operands differ in dtype: f32, f16"),
     (conv(), "f32[1,2] f32[2,2]", "conv takes 1 to 3 spatial dims, x has shape [1, 2]"),
     (conv(), "f32[1,2,1,1,1,1] f32[2,2,1,1,1,1]", "conv takes 1 to 3 spatial dims, x has shape [1, 2, 1, 1, 1, 1]"),
@@ -143,7 +144,7 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (AvgPool((2,), (1,), (0, 0), (1,)), "i8[1,2,5]", "avg_pool takes floating-point operands, not i8"),
     # products and norms
     (MatMul(), "f32[2,3]", "matmul takes 2 operands, not 1"),
-    (MatMul(), "i8[2,3] i8[3,2]", "matmul takes floats or integers of 32 or 64 bits, not i8"),
+    (MatMul(), "u8[2,3] u8[3,2]", "matmul takes floats, i8 or integers of 32 or 64 bits, not u8"),
     (MatMul(), "i32[2,3] i64[3,2]", "operands differ in dtype: i32, i64"),
     (MatMul(), "f32[3] f32[3,2]", "operands have shapes [3] and [3, 2]"),
     (MatMul(), "f32[2,3] f32[2,3]", "inner dims differ: [2, 3] and [2, 3]"),
@@ -343,6 +344,65 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (RandomBits((2,)), "i64[2]", "the state is i64[2], not u64[2]"),
     (RandomBits((2,), -1), "u64[2]", "stream is -1"),
     (RandomBits((1 << 34,)), "u64[2]", "random bits of shape [17179869184]: too many for one counter"),
+    # recurrent
+    (Recurrent("elman"), "f32[4,2,3] f32[1,3,3] f32[1,2,3]", "recurrent: knows no cell 'elman'"),
+    (Recurrent("rnn", "both"), "f32[4,2,3] f32[1,3,3] f32[1,2,3]", "recurrent: knows no direction 'both'"),
+    (Recurrent("rnn", clip=-1.0), "f32[4,2,3] f32[1,3,3] f32[1,2,3]", "recurrent: clip is -1.0"),
+    (Recurrent("rnn", input_forget=True), "f32[4,2,3] f32[1,3,3] f32[1,2,3]", "recurrent: input_forget is for lstm"),
+    (
+        Recurrent("rnn", linear_before_reset=True),
+        "f32[4,2,3] f32[1,3,3] f32[1,2,3]",
+        "recurrent: linear_before_reset is for gru",
+    ),
+    (Recurrent("gru", activations=("tanh",)), "f32[4,2,9] f32[1,9,3] f32[1,2,3]", "recurrent: 1 activations, not 2"),
+    (
+        Recurrent("rnn", activations=("exp",)),
+        "f32[4,2,3] f32[1,3,3] f32[1,2,3]",
+        "recurrent: knows no activation 'exp'",
+    ),
+    (Recurrent("lstm"), "f32[4,2,12] f32[1,12,3] f32[1,2,3]", "recurrent takes 4 to 6 operands, not 3"),
+    (
+        Recurrent("lstm"),
+        "f32[4,2,12] f32[1,12,3] f32[1,2,3] i64[2]",
+        "recurrent: lstm has 2 states, not 1",
+    ),
+    (Recurrent("rnn"), "i32[4,2,3] f32[1,3,3] f32[1,2,3]", "recurrent takes floating-point operands, not i32"),
+    (
+        Recurrent("rnn"),
+        "f32[4,2,3] f32[3,3] f32[1,2,3]",
+        "recurrent: x is f32[4,2,3], r is f32[3,3]; both need three dims",
+    ),
+    (
+        Recurrent("rnn"),
+        "f32[4,2,4] f32[1,3,3] f32[1,2,3]",
+        "recurrent: x has shape [4, 2, 4], not [4, 2, 3] (1 directions of 1 gates)",
+    ),
+    (
+        Recurrent("gru", "bidirectional"),
+        "f32[4,2,18] f32[1,9,3] f32[1,2,3]",
+        "recurrent: r has shape [1, 9, 3], not [2, 9, 3] (2 directions of 3 gates)",
+    ),
+    (
+        Recurrent("rnn"),
+        "f32[4,2,3] f32[1,3,3] f32[1,3,3]",
+        "recurrent: h has shape [1, 3, 3], not [1, 2, 3] (1 directions of 1 gates)",
+    ),
+    (
+        Recurrent("gru"),
+        "f32[4,2,9] f32[1,9,3] f32[1,2,3] f32[1,3]",
+        "recurrent: gru takes no parameter f32[1,3]",
+    ),
+    (
+        Recurrent("lstm"),
+        "f32[4,2,12] f32[1,12,3] f32[1,2,3] f32[1,2,3] f32[1,3]",
+        "recurrent: the parameter has shape [1, 3], not [1, 9] (1 directions of 4 gates)",
+    ),
+    (Recurrent("rnn"), "f32[4,2,3] f32[1,3,3] f32[1,2,3] u8[2]", "recurrent: lengths of u8"),
+    (
+        Recurrent("rnn"),
+        "f32[4,2,3] f32[1,3,3] f32[1,2,3] i64[3]",
+        "recurrent: lengths has shape [3], not [2] (1 directions of 1 gates)",
+    ),
 ]
 
 

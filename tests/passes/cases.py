@@ -69,6 +69,9 @@ def write_cases(path: Path, preamble: str, cases: list[Case]) -> None:
 def weight(label: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Return the array for a label, always the same one. Labels that begin with `var` get positive numbers."""
     rng = np.random.default_rng(zlib.crc32(label.encode()))
+    if dtype in (DType.I8, DType.U8):
+        limits = np.iinfo(dtype.numpy)
+        return rng.integers(limits.min, limits.max, shape, dtype.numpy, endpoint=True)
     array = rng.uniform(0.5, 1.5, shape) if label.startswith("var") else rng.standard_normal(shape)
     return array.astype(dtype.numpy)
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fusec.diagnostics.explain.compare import compare
-from fusec.diagnostics.explain.data import Accepted, Cause, Decline, Edge, Explanation, Step
+from fusec.diagnostics.explain.data import Accepted, Cause, Decline, Edge, Explanation, FloatEdge, Step
+from fusec.diagnostics.explain.float_edges import float_edges
 from fusec.diagnostics.refusal_core import Core, CoreSearch
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge, asks_cudnn
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
@@ -23,7 +24,19 @@ from fusec.plans.verdict import Refused
 from fusec.schedule.program import Kind, Partition, Program, Refusal, body_of, display_name, inputs_of
 from fusec.targets.target import Target
 
-__all__ = ["Accepted", "Cause", "Decline", "Edge", "Explanation", "Progress", "Step", "compare", "explain"]
+__all__ = [
+    "Accepted",
+    "Cause",
+    "Decline",
+    "Edge",
+    "Explanation",
+    "FloatEdge",
+    "Progress",
+    "Step",
+    "compare",
+    "explain",
+    "float_edges",
+]
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 

@@ -106,10 +106,21 @@ class Decline:
 
 
 @dataclass(frozen=True)
+class FloatEdge:
+    """A product, or the result of an integer product, that stays in floats in a quantised model."""
+
+    op: str
+    value: str
+    reason: str
+    nodes: tuple[str, ...]  # source-model nodes
+
+
+@dataclass(frozen=True)
 class Explanation:
     """The steps of a program for one target, the ops that cuDNN does not run, and the declined fusions.
 
     asked: False if cuDNN was not asked, so that the steps are only proposed by fusec's rules.
+    floats: what stays in floats in a quantised model.
     """
 
     target: str
@@ -117,6 +128,7 @@ class Explanation:
     left_out: tuple[Decline, ...]
     declined: tuple[Decline, ...]
     asked: bool = True
+    floats: tuple[FloatEdge, ...] = ()
 
     @property
     def note(self) -> str:
@@ -164,6 +176,8 @@ class Explanation:
         for title, declines in (("Not in a cuDNN step:", self.left_out), ("Fusions declined:", self.declined)):
             if declines:
                 parts.append("\n".join([title, *(line for d in declines for line in _decline(d))]))
+        if self.floats:
+            parts.append("\n".join(["In floats, in a quantised model:", *_float_edges(self.floats)]))
         every = "in a step proposed to cuDNN" if self.note else "in a cuDNN step"
         found = "\n\n".join(parts) or f"Every op is {every} and no fusion was declined."
         return "\n".join([*wrapped(self.note, "", WIDTH), "", found]) if self.note else found
@@ -210,6 +224,19 @@ def _edges(steps: Sequence[Step]) -> list[str]:
     for words, found in sorted(counts.items()):
         named = ", ".join(f"{edge} ({n}×)" if n > 1 else edge for edge, n in found.items())
         lines += wrapped(f"inside steps, {words}: {named}", "", WIDTH)
+    return lines
+
+
+def _float_edges(floats: Sequence[FloatEdge]) -> list[str]:
+    """Group what stays in floats by op and reason."""
+    groups: dict[tuple[str, str], list[FloatEdge]] = {}
+    for edge in floats:
+        groups.setdefault((edge.op, edge.reason), []).append(edge)
+    lines: list[str] = []
+    for (op, reason), edges in groups.items():
+        count = f" × {len(edges)}" if len(edges) > 1 else ""
+        names = list(dict.fromkeys(e.nodes[0] if e.nodes else e.value for e in edges))
+        lines += [f"  {op}{count}  [{listed(names, 60)}]", *wrapped(reason, "    ", WIDTH)]
     return lines
 
 

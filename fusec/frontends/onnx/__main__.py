@@ -1,4 +1,4 @@
-"""Print a Markdown table of all ONNX ops and their import (`python -m fusec.frontends.onnx`), for docs/onnx.md."""
+"""Print tables of all ONNX ops and of onnxruntime's, for docs/onnx.md (`python -m fusec.frontends.onnx`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnx import defs
 
 from fusec.frontends.onnx.movement import data_dependent
 from fusec.frontends.onnx.standard import has_body
-from fusec.frontends.onnx.tables import REVIEWED_OPSET, SEQUENCES, TABLE
+from fusec.frontends.onnx.tables import CONTRIB, EQUAL_TO_ONNX, REVIEWED_OPSET, SEQUENCES, TABLE
 
 # Ops that fusec does not import, with the reason.
 NOT_IMPORTED: Mapping[str, str] = {
@@ -18,6 +18,19 @@ NOT_IMPORTED: Mapping[str, str] = {
     **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement"), "optional values"),
     "ImageDecoder": "compressed images",
     "MaxRoiPool": "windows whose size depends on values",
+}
+
+# Uses of onnxruntime's own ops that fusec refuses; all others are imported.
+REFUSED: Mapping[str, str] = {
+    "Attention": "do_rotary, past_present_share_buffer, past_sequence_length",
+    "EmbedLayerNormalization": "mask_index_type other than 0 and 1",
+    "GatherBlockQuantized": "axes other than rows gathered and last dim quantised",
+    "GroupQueryAttention": "causal=0, a quantised or wrapping cache, scores as a result, keys of another call",
+    "MatMulNBits": "g_idx, weight_prepacked, bits other than 2, 4 and 8",
+    "MultiHeadAttention": "cache_indirection, past_sequence_length, scores as a result",
+    "QAttention": "do_rotary, past_present_share_buffer",
+    "RotaryEmbedding": "is_packed_batching, scale",
+    "SimplifiedLayerNormalization": "stash_type other than 1",
 }
 
 
@@ -57,5 +70,16 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
+def contrib_markdown() -> str:
+    """Return the table of the ops that onnxruntime adds, one row for each."""
+    lines = ["| Op | Imported | Refused |", "|---|---|---|"]
+    for domain, name in sorted({*CONTRIB, *EQUAL_TO_ONNX}, key=lambda key: key[1]):
+        same = f"as ONNX's of version {EQUAL_TO_ONNX[domain, name]}" if (domain, name) in EQUAL_TO_ONNX else "yes"
+        lines.append(f"| {name} | {same} | {REFUSED.get(name, '')} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     print(markdown())
+    print()
+    print(contrib_markdown())

@@ -5,6 +5,7 @@ All shapes are concrete, so computations of shapes become constants here.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,12 +27,24 @@ FOLD_OPERAND_ELEMENTS = 1 << 16
 MAX_UNROLLED = 100_000  # nodes of unrolled loops; larger graphs would take too long to compile
 
 
-class HostValueError(VerifyError):
-    """A value that decides shapes or control flow is computed at run time."""
+Compute = Callable[[Sequence[Array]], Sequence[Array]]  # computes results on the host
+# What the host gave to a node: the values that it asked for, or the types of what was computed there.
+Answer = tuple[Array, ...] | tuple[TensorType, ...]
 
-    def __init__(self, message: str, value: Value):
-        super().__init__(message)
-        self.value = value
+
+class HostValueError(VerifyError):
+    """The import of a node needs values that are computed at run time.
+
+    what: names the values in messages, with the inner node that needs them.
+    values: those that the host must read.
+    compute: computes results from them, which become inputs of the graph; None if the values decide shapes or branches.
+    """
+
+    def __init__(self, what: str, values: Sequence[Value], compute: Compute | None = None):
+        self.what, self.values, self.compute = what, tuple(values), compute
+        names = ", ".join(quote(v.name) for v in values)
+        verb = "is" if len(values) == 1 else "are"
+        super().__init__(f"{what} must be known at import, but {names} {verb} computed at run time")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +65,7 @@ class Emitter:
     """Builder of the graph during the import of a model; `begin` names the node that is imported.
 
     outputs: number of results that the node declares (Split makes that many parts).
+    host_results: inputs of the graph that were computed on the host for nodes of this import, in order.
     notes: messages for the user, each with the places that it is about.
     """
 
@@ -67,6 +81,23 @@ class Emitter:
         self.notes: dict[str, dict[str, None]] = {}
         self.unrolled = 0
         self._loops = 0
+        self.host_results: list[Value] = []
+        self._answers: deque[Answer] = deque()
+        self._known: dict[Value, Array] = {}
+
+    def answer(self, answers: Sequence[Answer]) -> None:
+        """Give the answers to what the next node asked in earlier imports. It asks the same, in the same order."""
+        self._answers = deque(answers)
+        self._known.clear()
+
+    @contextmanager
+    def tentative(self) -> Generator[None]:
+        """Import something that may fail, and take no answer for it."""
+        answers, self._answers = self._answers, deque()
+        try:
+            yield
+        finally:
+            self._answers = answers
 
     def begin(self, origin: str, outputs: Sequence[str], inner: bool = False) -> None:
         """Start the import of a node.
@@ -143,6 +174,7 @@ class Emitter:
             return (self.literal(Literal(types[0], lambda: np.broadcast_to(known[0].array, op.shape))),)
         if (
             constant
+            and not _widens_weights(op, types[0], known[0].type)
             and all(t.size <= FOLD_RESULT_ELEMENTS for t in types)
             and all(k.type.size <= FOLD_OPERAND_ELEMENTS for k in known)
         ):
@@ -201,16 +233,61 @@ class Emitter:
 
     # reading values that must be known at import ------------------------------------------------------------
 
+    def need(self, what: str, *values: Value | None) -> None:
+        """Check that values are known. `what` names them in messages.
+
+        Raises HostValueError: when some are computed at run time; it names all of them, so that they are read together.
+        """
+        missing = [v for v in dict.fromkeys(values) if v is not None and v.literal is None and v not in self._known]
+        if not missing:
+            return
+        if not self._answers:
+            for value in missing:
+                require(value.type.size <= FOLD_OPERAND_ELEMENTS, f"{what} has {value.type.size} elements")
+            raise HostValueError(what, missing)
+        arrays = self._answers.popleft()
+        for value, array in zip(missing, arrays, strict=True):
+            assert not isinstance(array, TensorType)
+            self._known[value] = array
+
+    def on_host(self, what: str, compute: Compute, *operands: Value) -> tuple[Value, ...]:
+        """Return results that NumPy computes on the host: constants, or inputs of the graph if an operand is computed.
+
+        what: names the operands in messages.
+        compute: computes the results from the arrays of the operands. The shapes of the results may depend on them.
+
+        Raises HostValueError: when operands are computed at run time and the host has not computed the results yet.
+        """
+        missing = [v for v in dict.fromkeys(operands) if v.literal is None and v not in self._known]
+
+        known = {v: self._known[v] for v in operands if v in self._known}
+
+        def from_missing(arrays: Sequence[Array]) -> Sequence[Array]:
+            given = known | dict(zip(missing, arrays, strict=True))
+            return compute([given[v] if v.literal is None else v.literal.array for v in operands])
+
+        if not missing:
+            return tuple(self.constant(array) for array in from_missing(()))
+        if not self._answers:
+            raise HostValueError(what, missing, from_missing)
+        return tuple(self._host_result(type) for type in self._answers.popleft() if isinstance(type, TensorType))
+
+    def _host_result(self, type: TensorType) -> Value:
+        """Add an input for a result that the host computes."""
+        value = self.graph.add_input(self.graph.free_name(self._hint("host")), type)
+        self._fresh.add(value)
+        self.host_results.append(value)
+        return value
+
     def array(self, value: Value, what: str) -> np.ndarray[Any, Any]:
         """Return the payload of an operand that decides shapes. `what` names it in messages.
 
         Raises HostValueError: when it is computed at run time.
         """
+        self.need(what, value)
         literal = value.literal
         if literal is None:
-            raise HostValueError(
-                f"{what} must be known at import, but {quote(value.name)} is computed at run time", value
-            )
+            return self._known[value]
         require(literal.type.size <= FOLD_OPERAND_ELEMENTS, f"{what} has {literal.type.size} elements")
         return literal.array
 
@@ -230,6 +307,11 @@ class Emitter:
         while hint in self._reserved:
             hint += "_"
         return hint
+
+
+def _widens_weights(op: Op, result: TensorType, source: TensorType) -> bool:
+    """Tell if an op makes floats of quantised weights; passes look for the integers."""
+    return isinstance(op, Cast) and source.dtype in (DType.I8, DType.U8) and source.rank > 1 and result.dtype.is_float
 
 
 def _no_body(body: GraphProto, given: Sequence[ModelValue]) -> list[ModelValue]:

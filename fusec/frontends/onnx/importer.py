@@ -17,13 +17,14 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs
 
 from fusec.errors import ModelError, SizeError, VerifyError
+from fusec.frontends.onnx.advice import CUT
 from fusec.frontends.onnx.annotations import check
 from fusec.frontends.onnx.attributes import attributes
-from fusec.frontends.onnx.emit import Emitter, HostValueError, ModelValue, OpFunction, TensorList
+from fusec.frontends.onnx.emit import Answer, Emitter, HostValueError, ModelValue, OpFunction, TensorList
 from fusec.frontends.onnx.inputs import input_types
 from fusec.frontends.onnx.scope import Scope, live_nodes, reads, scope_of, without
 from fusec.frontends.onnx.standard import body_of
-from fusec.frontends.onnx.structure import abridged, constants, node_names, report
+from fusec.frontends.onnx.structure import abridged, captured, constants, node_names, report
 from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, SEQUENCES, domain_of, function_of, schema_of, unsupported
 from fusec.frontends.onnx.tensors import ELEMENT_TYPES, Tensors
 from fusec.ir import Graph, Literal, Value
@@ -71,7 +72,9 @@ class Importer:
         self.emit.subgraph = self._subgraph
         self.scope = scope_of(source, opsets, frozenset(v.name for v in source.output))
         self.problems: list[str] = []
-        self.needed: set[str] = set()
+        self.asked: dict[int, HostValueError] = {}  # by index of the node
+        self.waiting: list[int] = []  # nodes that asked or need results of those, in order
+        self.host_results: dict[int, list[Value]] = {}  # inputs that the host computed, by index of the node
         self.depth = 0
 
     def run(
@@ -90,24 +93,48 @@ class Importer:
 
         Raises ModelError: one error that lists all problems. InputsNeededError if values of inputs would solve some.
         """
-        scope = self.scope
+        self.begin(shapes, bound)
+        self.nodes(order, names)
+        return self.finish()
+
+    def begin(self, shapes: Mapping[str, Sequence[int]], bound: Mapping[str, Bound]) -> None:
+        """Add the inputs of the model to the graph, or their values as constants."""
         for name, type in input_types(self.source, shapes, self.file, frozenset(bound)).items():
-            scope.values[name] = self.graph.add_input(name, type)
+            self.scope.values[name] = self.graph.add_input(name, type)
         self._bind(bound)
+
+    def nodes(
+        self, order: Sequence[int], names: Sequence[str], answers: Mapping[int, Sequence[Answer]] | None = None
+    ) -> None:
+        """Import nodes, and note the problems of those that cannot be imported.
+
+        answers: what the host gave to nodes that asked in earlier imports, by index.
+        """
+        scope = self.scope
         for index in order:
             node = self.source.node[index]
             for name in filter(None, node.input):
                 self._value(scope, name)  # reads initializers, and notes a problem with one here
-            if any(n in scope.failed for n in node.input):
-                scope.failed.update(node.output)
+            if not scope.failed.isdisjoint((*node.input, *captured(node))):
+                scope.failed.update(filter(None, node.output))
+                self.waiting.append(index)
                 continue
+            self.emit.answer((answers or {}).get(index, ()))
+            before = len(self.emit.host_results)
             try:
                 self._node(scope, node, names[index])
             except HostValueError as error:
-                self._note(scope, node, names[index], error)
-                self.needed |= _inputs_above(error.value)
+                scope.failed.update(filter(None, node.output))
+                self.asked[index] = error
+                self.waiting.append(index)
             except VerifyError as error:
-                self._note(scope, node, names[index], error)
+                scope.failed.update(filter(None, node.output))
+                self.problems.append(_problem(node, names[index], error))
+            self.host_results[index] = self.emit.host_results[before:]
+
+    def finish(self) -> tuple[Graph, dict[str, int]]:
+        """Return the graph, whose outputs are those of the model; see `run`."""
+        scope = self.scope
         flat: list[tuple[str, Value]] = []
         lengths: dict[str, int] = {}
         for name in (v.name for v in self.source.output):
@@ -119,16 +146,24 @@ class Importer:
                 flat.append((name, value))
             elif name not in scope.failed:
                 self.problems.append(f"output {name!r} is not computed: its node gives fewer results")
-        if self.problems:
-            raise self._report()
-        self.graph.set_outputs([v for _, v in flat], [name for name, _ in flat])
+        if self.problems or self.asked:
+            raise self.report()
+        self.close([v for _, v in flat], [name for name, _ in flat])
+        return self.graph, lengths
+
+    def close(self, values: Sequence[Value], names: Sequence[str]) -> None:
+        """Give the graph its outputs, drop what they do not need, and verify it. Raises ModelError if it is wrong."""
+        self.graph.set_outputs(values, names)
         self.graph.prune()
         try:
             self.graph.verify()
         except VerifyError as error:
             raise ModelError(f"{self.file}: {error}") from error
         self._warn()
-        return self.graph, lengths
+
+    def value(self, name: str) -> ModelValue | None:
+        """Return the value of a name of the model; None if it has none yet."""
+        return self._value(self.scope, name)
 
     def _warn(self) -> None:
         """Warn the user of the notes that no earlier import of this model has shown."""
@@ -152,17 +187,18 @@ class Importer:
                 self.scope.failed.add(name)
                 self.problems.append(f"input {name!r}: {error}")
 
-    def _note(self, scope: Scope, node: NodeProto, name: str, error: VerifyError) -> None:
-        scope.failed.update(node.output)
-        self.problems.append(f"node {name!r} ({printable(node.op_type)}): {error}")
-
-    def _report(self) -> ModelError:
-        error = report(self.file, self.problems)
-        if not self.needed:
-            return error
-        needed = InputsNeededError(str(error))
-        needed.inputs = frozenset(self.needed)
-        return needed
+    def report(self) -> ModelError:
+        """Return one error that lists all problems, and the nodes that need values."""
+        asked = [_problem(self.source.node[i], node_names(self.source.node)[i], e) for i, e in self.asked.items()]
+        needed: set[str] = set()
+        for error in self.asked.values():
+            needed |= _inputs_above(error.values)
+        text = str(report(self.file, [*self.problems, *asked]))
+        if not self.asked:
+            return ModelError(text)
+        error = InputsNeededError(f"{text}\n({CUT})")
+        error.inputs = frozenset(needed)
+        return error
 
     # one node ----------------------------------------------------------------------------------------
 
@@ -278,7 +314,7 @@ class Importer:
         members = list(zip(node_names(nodes), nodes, strict=True))
         require(self.depth < MAX_DEPTH, f"bodies within bodies, {MAX_DEPTH} deep")
         refused = unsupported(members, scope.opsets)
-        require(not refused, "in its body: " + "; ".join(f"{line} - not supported" for line in refused))
+        require(not refused, "in its body: " + "; ".join(refused))
         live = live_nodes(members, outputs)
         self.depth += 1
         try:
@@ -299,9 +335,8 @@ class Importer:
         try:
             self._node(scope, node, name)
         except HostValueError as error:
-            raise HostValueError(
-                f"in its body, node {name!r} ({printable(node.op_type)}): {error}", error.value
-            ) from error
+            what = f"in its body, node {name!r} ({printable(node.op_type)}): {error.what}"
+            raise HostValueError(what, error.values, error.compute) from error
         except VerifyError as error:
             raise VerifyError(f"in its body, node {name!r} ({printable(node.op_type)}): {error}") from error
 
@@ -338,9 +373,13 @@ class Importer:
         return literal
 
 
-def _inputs_above(value: Value) -> set[str]:
-    """Return the names of the graph inputs that a value is computed from."""
-    seen, stack, names = {value}, [value], set[str]()
+def _problem(node: NodeProto, name: str, error: VerifyError) -> str:
+    return f"node {name!r} ({printable(node.op_type)}): {error}"
+
+
+def _inputs_above(values: Sequence[Value]) -> set[str]:
+    """Return the names of the graph inputs that values are computed from."""
+    seen, stack, names = set(values), list(values), set[str]()
     while stack:
         current = stack.pop()
         if current.node is None:
@@ -377,6 +416,11 @@ def _check_present(function: OpFunction, operands: Sequence[ModelValue | None]) 
 
 @cache
 def _required(function: OpFunction) -> tuple[bool, ...]:
-    """Return for each parameter after the emitter if it is required. The last entry holds for all further operands."""
+    """Return for each parameter after the emitter if it is required. The last entry holds for all further operands.
+
+    One whose annotation allows None may be left out also where a required one follows.
+    """
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    return tuple(p.kind is p.VAR_POSITIONAL or p.default is p.empty for p in parameters)
+    return tuple(
+        p.kind is p.VAR_POSITIONAL or (p.default is p.empty and "None" not in str(p.annotation)) for p in parameters
+    )

@@ -90,7 +90,7 @@ def check_model(model: ModelProto, file: str) -> CheckedModel:
     added = {domain: newest_versions()[domain] for domain in _unimported((node for _, node in members), opsets)}
     opsets = {**opsets, **added}
     if refused := unsupported(members, opsets):
-        raise report(file, [f"{line} - not supported" for line in refused])
+        raise report(file, refused)
     for domain, version in added.items():
         warnings.warn(f"{file}: does not import domain {domain!r}: fusec uses version {version} of it", stacklevel=2)
     return CheckedModel(source, opsets, names, order)

@@ -12,6 +12,9 @@ from functools import cache
 
 from onnx import NodeProto, defs
 
+from fusec.frontends.onnx import contrib
+from fusec.frontends.onnx.advice import advice
+from fusec.frontends.onnx.contrib.schemas import schema_from
 from fusec.frontends.onnx.emit import OpFunction, Table
 from fusec.frontends.onnx.movement import data_dependent, gather_scatter, indexing, resize, sampling, shape
 from fusec.frontends.onnx.ops import (
@@ -39,9 +42,9 @@ REVIEWED_OPSET = 28  # newest opset whose op versions were compared with TABLE
 DEFAULT_DOMAINS = ("", "ai.onnx")
 # Ops that models use in older opsets than the one that defines them, because onnxruntime accepts them in any.
 _IN_ANY_OPSET = {"LayerNormalization": 17}
-# Ops of onnxruntime's own domain, by the version of ONNX's op of the same name that they are equal to.
 MICROSOFT = "com.microsoft"
-_EQUAL_TO_ONNX: Mapping[tuple[str, str], int] = {
+# Ops of onnxruntime's own domain, by the version of ONNX's op of the same name that they are equal to.
+EQUAL_TO_ONNX: Mapping[tuple[str, str], int] = {
     (MICROSOFT, "DequantizeLinear"): 21,
     (MICROSOFT, "GatherND"): 11,
     (MICROSOFT, "Gelu"): 20,
@@ -73,6 +76,11 @@ TABLE: Table = {
     **ngrams.TABLE,
     **sequence.TABLE,
 }
+# Ops that the installed onnx does not know: (domain, op).
+CONTRIB: Mapping[tuple[str, str], OpFunction] = {
+    **{(MICROSOFT, op): function for table in contrib.TABLES for op, function in table.items()},
+    ("", "SimplifiedLayerNormalization"): contrib.normalization.simplified_layer_norm,
+}
 # Ops with a sequence of tensors as an operand or result: (domain, op).
 SEQUENCES = frozenset({("", op) for op in ("Identity", "If", "Loop", *(name for name, _ in sequence.TABLE))})
 
@@ -98,8 +106,14 @@ def newest_versions() -> Mapping[str, int]:
 
 @cache
 def function_of(op: str, opset: int, domain: str = "") -> tuple[OpFunction, defs.OpSchema] | None:
-    """Return the function of an op's newest version in TABLE up to `opset`, and its schema; None if it has none."""
-    opset = _EQUAL_TO_ONNX.get((domain, op), 0) if domain else max(opset, _IN_ANY_OPSET.get(op, 0))
+    """Return the function of an op's newest version in TABLE up to `opset`, and its schema; None if it has none.
+
+    Ops of other domains, and those of CONTRIB, have one version.
+    """
+    own = CONTRIB.get((domain, op))
+    if own is not None:
+        return own, schema_from(own, op, domain)
+    opset = EQUAL_TO_ONNX.get((domain, op), 0) if domain else max(opset, _IN_ANY_OPSET.get(op, 0))
     schema = schema_of(op, opset)
     versions = [since for name, since in TABLE if name == op and since <= opset]
     if schema is None or not versions or schema.since_version > REVIEWED_OPSET:
@@ -122,7 +136,9 @@ def unsupported(nodes: Iterable[tuple[str, NodeProto]], opsets: Mapping[str, int
     lines: list[str] = []
     for (domain, op), names in sorted(found.items()):
         shown = abridged([repr(name) for name in names])
-        lines.append(f"{_described(domain, op, opsets)}: node{'s' * (len(names) > 1)} {shown}")
+        why = advice("" if domain in DEFAULT_DOMAINS else domain, op)
+        where = f"{_described(domain, op, opsets)}: node{'s' * (len(names) > 1)} {shown}"
+        lines.append(f"{where} - not supported{why and ': '}{why}")
     return lines
 
 

@@ -18,6 +18,7 @@ from fusec.errors import ModelError, VerifyError
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.onnx.limits import require_constant
 from fusec.ir import DType, Literal, TensorType
+from fusec.lowering.packing import code_bytes, from_codes
 from fusec.ops.spec import require
 
 DTYPES: dict[int, DType] = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
@@ -102,13 +103,11 @@ class Tensors:
             "or load the data first (onnx.load_external_data_for_model)",
         )
         assert self._folder is not None
-        require(not type.dtype.is_narrow, f"external data of {type.dtype.value} is not supported")
         path = _inside(self._folder, location)
         offset = _number(entries.get("offset", "0"), "offset")
-        length = _number(entries.get("length", str(type.nbytes)), "length")
-        require(
-            length == type.nbytes, f"{type} takes {type.nbytes} bytes, its external data in {location!r} has {length}"
-        )
+        need = code_bytes(type.size, type.dtype)
+        length = _number(entries.get("length", str(need)), "length")
+        require(length == need, f"{type} takes {need} bytes, its external data in {location!r} has {length}")
         size = path.stat().st_size
         require(
             offset + length <= size,
@@ -119,7 +118,10 @@ class Tensors:
             if type.size == 0:
                 return np.empty(type.shape, type.dtype.numpy)
             try:
-                return np.frombuffer(self._map(path), type.dtype.numpy, type.size, offset).reshape(type.shape)
+                raw = np.frombuffer(self._map(path), np.uint8, need, offset)
+                if type.dtype.is_narrow:
+                    return from_codes(raw, type.size, type.dtype).reshape(type.shape)
+                return raw.view(type.dtype.numpy).reshape(type.shape)
             except (OSError, ValueError) as error:
                 raise ModelError(f"{path}: external data of {tensor_name!r}: {error}") from error
 
@@ -170,22 +172,13 @@ def _require_one_field(tensor: TensorProto) -> None:
 
 def _packed(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
     """Unpack the elements of a narrow type. ONNX packs two of 4 bits or four of 2 bits into a byte."""
-    bits = 8 if type.dtype.itemsize == 1 and type.dtype.value.startswith("f8") else 4 if "4" in type.dtype.value else 2
     if tensor.HasField("raw_data"):
         codes = np.frombuffer(tensor.raw_data, np.uint8)
     else:
         codes = np.array(tensor.int32_data, np.int32).astype(np.uint8)
-    need = -(-type.size * bits // 8)
+    need = code_bytes(type.size, type.dtype)
     require(len(codes) == need, f"{type} takes {need} bytes, its data has {len(codes)}")
-    each = np.stack([codes >> shift for shift in range(0, 8, bits)], axis=-1).reshape(-1)[: type.size] & (
-        (1 << bits) - 1
-    )
-    each = each.astype(np.uint8)
-    if not type.dtype.is_narrow_int:
-        return each.view(type.dtype.numpy).reshape(type.shape)
-    low = 1 << (bits - 1)
-    signed = (each.astype(np.int8) ^ low) - low if type.dtype in (DType.I4, DType.I2) else each
-    return signed.astype(type.dtype.numpy).reshape(type.shape)
+    return from_codes(codes, type.size, type.dtype).reshape(type.shape)
 
 
 def _inline(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:

@@ -21,6 +21,7 @@ from fusec.gpu.kernels.convolution import (
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, multi_tensor, pointwise
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward
+from fusec.gpu.kernels.recurrent import persistent
 from fusec.ir import Node, Value
 
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
@@ -44,7 +45,10 @@ FAMILIES: tuple[Family, ...] = (
     integer_product.integer_product,
     rotary.rotary,
     all_finite.finite,
+    persistent.recurrent,
 )
+# Families whose code loads and stores types of 8 bits and fewer; ops only move and cast these.
+NARROW_FAMILIES: tuple[Family, ...] = (pointwise.pointwise, gather_resize.sampled)
 
 
 def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -57,7 +61,9 @@ def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     """
     written, work = nodes[0].graph.memo, (find, *nodes, *outputs)
     if work not in written:
-        written[work] = next((k for family in FAMILIES if (k := family(nodes, outputs)) is not None), None)
+        narrow = any(v.type.dtype.is_narrow for node in nodes for v in (*node.operands, *node.results))
+        families = NARROW_FAMILIES if narrow else FAMILIES
+        written[work] = next((k for family in families if (k := family(nodes, outputs)) is not None), None)
     return written[work]
 
 

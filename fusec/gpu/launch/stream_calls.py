@@ -13,7 +13,7 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.ir import Array, TensorType
-from fusec.lowering.packing import empty, is_packed_as, to_logical, unpack
+from fusec.lowering.packing import as_stored, empty, from_codes, is_packed_as, pack, to_codes, to_logical, unpack
 
 ALIGNMENT_BYTES = 16  # of arrays that kernels read in vectors
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
@@ -162,6 +162,8 @@ class Replay:
 
 def feeder(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Array], None]:
     """Return a function that copies an array from the device or the host into the flat memory of a value."""
+    if type.dtype.is_narrow:
+        return _code_feeder(buffer, type)
     place, nbytes = unpack(buffer, type), type.nbytes
     strides = tuple(stride * type.dtype.itemsize for stride in type.strides)
     target = int(buffer.data.ptr) if nbytes else 0
@@ -183,6 +185,8 @@ def feeder(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Array
 
 def fetcher(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Array | None, bool], Array]:
     """Return a function that copies the flat memory of a value into a given array, or into a new one."""
+    if type.dtype.is_narrow:
+        return _code_fetcher(buffer, type)
     place, nbytes = unpack(buffer, type), type.nbytes
     strides = tuple(stride * type.dtype.itemsize for stride in type.strides)
     source = int(buffer.data.ptr) if nbytes else 0
@@ -206,6 +210,37 @@ def fetcher(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Arra
         elif nbytes:
             cupy.cuda.runtime.memcpyAsync(held.ctypes.data, source, nbytes, TO_HOST, streams.current.ptr)
         return held
+
+    return fetch
+
+
+def _code_feeder(buffer: Array, type: TensorType) -> Callable[[Array], None]:
+    """Return the function of `feeder` for a type that CuPy lacks: numbers from the host, or bytes from the device."""
+    place = unpack(buffer, type)
+
+    def feed(array: Array) -> None:
+        if isinstance(array, cupy.ndarray):
+            place[...] = array
+        else:
+            buffer[...] = cupy.asarray(to_codes(pack(np, array, type), type.dtype))
+
+    return feed
+
+
+def _code_fetcher(buffer: Array, type: TensorType) -> Callable[[Array | None, bool], Array]:
+    """Return the function of `fetcher` for a type that CuPy lacks: numbers on the host, bytes on the device."""
+    place = unpack(buffer, type)
+
+    def fetch(into: Array | None, host: bool) -> Array:
+        if isinstance(into, cupy.ndarray) or (into is None and not host):
+            held: Array = cupy.empty(as_stored(type), cupy.uint8) if into is None else into
+            held[...] = place
+            return held
+        numbers = unpack(from_codes(buffer.get(), type.span, type.dtype), type)
+        if into is None:
+            return numbers
+        into[...] = numbers
+        return into
 
     return fetch
 

@@ -17,8 +17,9 @@ import numpy as np
 from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.ir import Array, DType, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnTensor
-from fusec.lowering.packing import pack
+from fusec.lowering.packing import from_codes, pack, to_codes
 from fusec.lowering.simulator import extent
+from fusec.ops import Cast
 
 PERIOD = 131_071  # numbers until they repeat: a prime, so that no stride of a tensor meets the same numbers
 HOST_BYTES = 1 << 22  # larger results are compared on the device
@@ -48,6 +49,8 @@ def _numbers(dtype: DType, gain: int) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(7)
     if dtype is DType.BOOL:
         drawn = rng.random(PERIOD) < 0.5
+    elif dtype is DType.I8:  # sums of their products keep within 8 bits, times scales drawn here
+        drawn = rng.integers(-3, 4, PERIOD).astype(dtype.numpy)
     elif dtype.is_int:
         drawn = rng.integers(0, 9, PERIOD).astype(dtype.numpy)
     else:
@@ -73,8 +76,7 @@ class RandomInputs:
         """Return the flat buffer of a value; constants are stored in the layout of the type."""
         if (value, type) not in self._held:
             literal = value.literal
-            drawn = random_array(type) if literal is None else cupy.asarray(pack(np, literal.array, type))
-            self._held[value, type] = drawn
+            self._held[value, type] = random_array(type) if literal is None else _constant(literal.array, type)
         return self._held[value, type]
 
     def results(self, kernel: Kernel, run: Callable[[], None]) -> dict[Value, Array]:
@@ -95,12 +97,23 @@ def kernels_apart(got: Mapping[Value, Array], want: Mapping[Value, Array]) -> fl
 def random_array(type: TensorType) -> Array:
     """Draw the flat buffer of a value: normal numbers, or zeros and ones for other types."""
     size = max(type.span, 1)
+    if type.dtype is DType.I8:
+        return cupy.random.randint(-3, 4, size).astype(type.dtype.numpy)
+    if type.dtype.is_narrow:
+        drawn = np.random.default_rng(7).integers(0, 3, size).astype(np.float32)
+        return cupy.asarray(to_codes(Cast(type.dtype).reference(np, drawn)[0], type.dtype))
     if type.dtype is DType.BOOL or type.dtype.is_int:
         return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
     array = cupy.random.standard_normal(size).astype(cupy.float32)
     if type.dtype is DType.BF16:  # the upper half of each number, truncated
         return cupy.ascontiguousarray(array.view(cupy.uint16)[1::2])
     return array.astype(type.dtype.numpy)
+
+
+def _constant(array: Array, type: TensorType) -> Array:
+    """Copy a constant to the device in the layout of the type; bytes of a type that CuPy lacks."""
+    flat = pack(np, array, type)
+    return cupy.asarray(to_codes(flat, type.dtype) if type.dtype.is_narrow else flat)
 
 
 def _worst(errors: Iterable[float]) -> float:
@@ -111,7 +124,7 @@ def _worst(errors: Iterable[float]) -> float:
 
 
 def _apart(dtype: DType, got: Array, want: Array) -> float:
-    on_host = got.size <= HOST_BYTES
+    on_host = got.size <= HOST_BYTES or dtype.is_narrow
     pair = (got.get(), want.get()) if on_host else (got, want)
     numbers = (as_float64(each, dtype) for each in pair)
     if on_host and dtype in (DType.F16, DType.BF16):  # in float32, which represents them exactly
@@ -132,6 +145,8 @@ def _distance(xp: Any, got: Array, want: Array) -> float:
 
 def as_float64(raw: Array, dtype: DType) -> Array:
     """View bytes as numbers of a dtype, in float64."""
+    if dtype.is_narrow:
+        return from_codes(raw, raw.size * 8 // dtype.bits, dtype).astype(np.float32).astype(np.float64)
     if dtype is DType.BF16:
         xp: Any = np if type(raw) is np.ndarray else cupy
         return (raw.view(xp.uint16).astype(xp.uint32) << 16).view(xp.float32).astype(xp.float64)

@@ -7,16 +7,17 @@ keep the types of the model's interface. With fp32 and tf32 the model's types st
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from fusec.ir import Constant, DType, Graph, Literal, Node, Op, Value
-from fusec.ops import AttentionBackward, AttentionTrain, BatchNormBySums, Cast, ChannelSums
+from fusec.ir import Constant, DType, Graph, Literal, Node, Op, Return, Value
+from fusec.ops import AttentionBackward, AttentionTrain, BatchNormBySums, Cast, ChannelSums, Conv, MatMul, Pointwise
 from fusec.passes.base import Options, Pass
 
+BYTES = (DType.I8, DType.U8)
 _WIDE = (DType.F64, DType.F32)
 INFINITE_FROM = 1e30  # a mask's finite constant from here on means infinity
 # results that are sums, and operands that expect such sums
@@ -38,12 +39,14 @@ class Precision(Pass):
         for value in graph.inputs:
             if value.type.dtype in _WIDE:
                 _narrow_input(graph, value, storage, nodes[0] if nodes else graph.return_node)
+        kept = between_integers(graph)
+        literals = {node.result: node.op.literal for node in nodes if isinstance(node.op, Constant)}
         narrowed: dict[Literal, Literal] = {}
         for node in nodes:
             _widen_sums(graph, node)
             if isinstance(node.op, Constant) and all(user is graph.return_node for user in node.result.users):
                 continue
-            if isinstance(node.op, Cast) and node.op.to in _WIDE:
+            if isinstance(node.op, Cast) and node.op.to in _WIDE and node.result not in kept:
                 graph.set_op(node, Cast(storage))
             if isinstance(node.op, Constant) and node.op.literal.type.dtype in _WIDE:
                 literal = node.op.literal
@@ -51,10 +54,11 @@ class Precision(Pass):
                     narrowed[literal] = _narrow(literal, storage, literal.label or node.result.name)
                 graph.set_op(node, Constant(narrowed[literal]))
             for value in node.results:
-                if value.type.dtype in _WIDE:
+                if value.type.dtype in _WIDE and value not in kept:
                     graph.set_type(value, value.type.with_dtype(storage))
             for place in SUMS.get(type(node.op), ()):
                 _keep_wide(graph, node.results[place], storage)
+        _cast_at_edges(graph, kept, literals, storage)
         last, wide = graph.return_node, dict[Value, Value]()
         for index, (value, dtype) in enumerate(zip(graph.outputs, interface, strict=True)):
             if value.type.dtype is dtype:
@@ -62,6 +66,60 @@ class Precision(Pass):
             if value not in wide or wide[value].type.dtype is not dtype:
                 wide[value] = graph.add(Cast(dtype), value, name=value.name, before=last)
             graph.set_input(last, index, wide[value])
+
+
+def between_integers(graph: Graph) -> set[Value]:
+    """Find the fp32 values between integer products and integers of 8 bits, which stay in fp32.
+
+    An integer sum exceeds the range of fp16 before its scale, and 16 bits would round to the wrong integer near ties.
+    They are virtual where a step computes all of them.
+    """
+    kept: set[Value] = set()
+    nodes = list(graph.nodes)
+    for node in nodes:
+        if node.results[0].type.dtype is not DType.F32:
+            continue
+        constants = sum(v.literal is not None for v in node.operands)
+        if isinstance(node.op, Cast):
+            source = node.operands[0]
+            product = source.node is not None and isinstance(source.node.op, (Conv, MatMul))
+            if source.type.dtype in BYTES or (source.type.dtype is DType.I32 and product):
+                kept.add(node.result)
+        elif node.op.name in ("mul", "add", "sub") and constants and any(v in kept for v in node.operands):
+            kept.add(node.result)
+    for node in reversed(nodes):
+        rounds = isinstance(node.op, Cast) and node.op.to in BYTES
+        if rounds or (isinstance(node.op, Pointwise) and node.result in kept):
+            kept.update(v for v in node.operands if v.type.dtype is DType.F32 and _is_pointwise(v))
+    return kept
+
+
+def _is_pointwise(value: Value) -> bool:
+    return value.node is not None and isinstance(value.node.op, (Cast, Pointwise))
+
+
+def _cast_at_edges(graph: Graph, kept: Collection[Value], literals: Mapping[Value, Literal], storage: DType) -> None:
+    """Cast between values that stay in fp32 and their neighbours in the storage type."""
+    casts: dict[tuple[Value, DType], Value] = {}
+    for node in [*graph.nodes, graph.return_node]:
+        if isinstance(node.op, (Cast, Constant, Return)):
+            continue  # a cast reads any type; outputs are cast to theirs
+        wanted = DType.F32 if node.results[0] in kept else storage
+        for index, value in enumerate(node.operands):
+            if value.type.dtype not in (DType.F32, storage) or value.type.dtype is wanted:
+                continue
+            if wanted is storage and value not in kept:
+                continue  # sums that an op reads in fp32
+            if (value, wanted) not in casts:
+                literal, narrow = literals.get(value), value.node
+                if narrow is not None and isinstance(narrow.op, Cast) and narrow.operands[0].type.dtype is wanted:
+                    copy = narrow.operands[0]  # an input
+                elif literal is not None and literal.type.dtype is wanted:
+                    copy = graph.insert(Constant(literal), before=node, names=(value.name,)).result
+                else:
+                    copy = graph.add(Cast(wanted), value, before=node)
+                casts[value, wanted] = copy
+            graph.set_input(node, index, casts[value, wanted])
 
 
 def _keep_wide(graph: Graph, sums: Value, storage: DType) -> None:

@@ -160,7 +160,7 @@ def _rows_down(graph: Graph, node: Node) -> Value | None:
     if not made_by(rows, Reshape) or w.type.rank != 2:
         raise NoMatch("not reshaped, or not by a matrix", rows)
     x = only_operand(rows)
-    if x.literal is not None or x.type.rank < 2:
+    if x.literal is not None or x.type.rank < 2 or not x.type.size:  # without columns, any number of rows is a reshape
         raise NoMatch("a constant, or no rows", rows)
     if x.type.shape[-1:] != rows.type.shape[-1:]:
         x = _rows_apart(graph, node, x)

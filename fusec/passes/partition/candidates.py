@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from fusec.ir import Node, Op, TensorType, Value
+from fusec.ir import DType, Node, Op, TensorType, Value
 from fusec.ops import (
     ATTENTION_OPS,
     EPILOGUE_ANCHORS,
@@ -86,8 +86,18 @@ class Grower:
         nodes, owned = self.wiring.nodes, list[bool]()
         for i in range(len(nodes)):
             fed = (p for p in self.wiring.preds[i] if self.type[p].shape == self.type[i].shape)
-            owned.append(self.pointwise[i] and any(owned[p] or isinstance(nodes[p].op, EPILOGUE_OWNERS) for p in fed))
+            stored = self._reads_bytes(i)  # the step before stores them, so that another may begin here
+            owned.append(
+                not stored
+                and self.pointwise[i]
+                and any(owned[p] or isinstance(nodes[p].op, EPILOGUE_OWNERS) for p in fed)
+            )
         return owned
+
+    def _reads_bytes(self, i: int) -> bool:
+        """Tell if a node makes floats of 8-bit integers, which are rounded only where they are stored."""
+        node = self.wiring.nodes[i]
+        return isinstance(node.op, Cast) and node.operands[0].type.dtype in (DType.I8, DType.U8)
 
     def reset(self, condensation: Condensation, free: list[bool]) -> None:
         """Start again with no node merged."""
@@ -175,7 +185,7 @@ class Grower:
         kind = self.type[anchor]
 
         def joins(i: int) -> bool:
-            return self._joins(i, kind) and not self._is_recomputation(i, candidate.nodes)
+            return self._joins(i, kind) and not self._reads_bytes(i) and not self._is_recomputation(i, candidate.nodes)
 
         self._grow(candidate, self.wiring.succs.__getitem__, joins)
 
@@ -293,6 +303,6 @@ class Grower:
 
 
 def _is_prologue(node: Node, is_conv: bool) -> bool:
-    if node.op.name not in (CONV_PROLOGUE if is_conv else MATMUL_PROLOGUE):
+    if node.op.name not in (CONV_PROLOGUE if is_conv else MATMUL_PROLOGUE) or node.result.type.dtype is DType.I8:
         return False
     return not is_conv or sum(v.literal is None for v in node.operands) == 1

@@ -99,6 +99,8 @@ def _fits(program: Program, value: Value, whole: TensorType, axis: int, start: i
     type, itemsize = value.type, value.type.dtype.itemsize
     if value.node is None or value.literal is not None or value in program.graph.outputs or not type.size:
         return False
+    if type.dtype.bits < 8:  # a part may begin within a byte
+        return False
     if whole.size >= MAX_ELEMENTS or type.order != whole.order:
         return False
     if program.step_of[value.node].kind is Kind.VIEW or any(program.step_of[n].kind is Kind.VIEW for n in value.users):

@@ -14,13 +14,10 @@ import numpy as np
 
 from fusec.ir import DType, Node, Op
 from fusec.ops import Attention, AttentionBackward, AttentionTrain, Cast, Reduce
-from fusec.testing.error_bounds.op_rounding import PRODUCTS, is_move
+from fusec.testing.error_bounds.op_rounding import FADING, PRODUCTS, is_move
 from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples
 
 Array = np.ndarray[Any, Any]
-
-# Gradients of functions whose slope tends to zero.
-_FADING = frozenset(f"{name}_backward" for name in ("gelu", "gelu_tanh", "sigmoid", "tanh", "softplus", "swish"))
 
 
 def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding) -> Array | None:
@@ -148,7 +145,7 @@ def label_of(op: Op) -> Label | None:
 
 def _vanished_slope(op: Op, operands: list[Array]) -> Array | None:
     """Find where an infinite gradient meets a slope that is not zero in float64, but may be zero in fp32."""
-    if op.name not in _FADING or not np.isinf(operands[0]).any():
+    if op.name not in FADING or not np.isinf(operands[0]).any():
         return None
     loss, x = np.broadcast_arrays(*operands)
     (slope,) = op.reference(np, np.ones_like(x), x)

@@ -6,21 +6,24 @@ The distance of the disturbed results from the undisturbed ones estimates the ro
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
 
 from fusec.ir import Constant, DType, Graph, Node, Op, Value
-from fusec.ops import Cast
-from fusec.reference import evaluate_node
+from fusec.reference import evaluate_node, keeps_number
 from fusec.testing.error_bounds.discontinuities import flips
 from fusec.testing.error_bounds.op_rounding import (
+    FADING,
     POLES,
     PRODUCTS,
     approximation,
     dropping_nan,
+    flushed,
     intermediate_size,
     is_exact,
     is_move,
@@ -34,6 +37,8 @@ Array = np.ndarray[Any, Any]
 
 _F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines truncate
 _POOL = 1 << 14
+# This number of samples have errors of full size. Each further one has errors REDUCED times those of the one before.
+FULL, REDUCED = 24, 10.0**-1.5
 _ROUNDS = frozenset({"add", "sub", "mul", "leaky_relu", "prelu", "leaky_relu_backward", "cast"})
 _HALVES = (DType.F16, DType.BF16)
 _MAX = {d: float(ml_dtypes.finfo(d.numpy).max) for d in DType if d.is_float}
@@ -56,6 +61,7 @@ class _Sampler:
         self.constant: set[Value] = set()  # values that depend on constants alone
         self.unit = _F64 if rounding.meaning else 8 * _F32 if rounding.device else _F32
         self.signs = np.random.default_rng(count).choice([-1.0, 1.0], _POOL)
+        self.scales = [1.0] * min(count, FULL) + [REDUCED**j for j in range(1, count - FULL + 1)]
         self.salt = 0
         floats = [v.type.dtype for v in graph.values() if v.type.dtype.is_float]
         self.narrowest = rounding.storage if rounding.meaning else min(floats, key=_digits, default=DType.F64)
@@ -112,7 +118,8 @@ class _Sampler:
         self.salt += 1
         if isinstance(node.op, Constant):
             return [self._constant(node)]
-        if all(v in self.constant for v in node.operands) and node.operands:
+        indices = node.op.name == "gen_index" and self.rounding.exported  # a constant in ONNX
+        if indices or (node.operands and all(v in self.constant for v in node.operands)):
             self.constant.update(node.results)
         if node.op.name == "attention_train" and all(
             v in self.constant for v in (*node.operands[:2], *node.operands[3:])
@@ -131,7 +138,7 @@ class _Sampler:
         if not self.rounding.meaning:
             made = [self._without_nan(op, operands, s) for s in made]
         if floating and not is_move(op):
-            made = [self._rounded(node, v, s, exact or summed, plain) for v, s in zip(node.results, made, strict=True)]
+            made = [self._rounded(node, made, i, exact or summed, plain) for i in range(len(made))]
         if op.name in ("add", "sub") and self.rounding.meaning and not self.constants_exact:
             made = [self._joined(node, s) for s in made]
         if self.rounding.device:
@@ -165,8 +172,9 @@ class _Sampler:
         if node.result in self.constant or not constants or not node.result.type.dtype.is_float:
             return made
         size = np.abs(_wide(cast(Constant, cast(Node, constants[0].node).op).literal.array))
-        error = max(_F32, self.narrowest.epsilon / 2) * np.where(np.isfinite(size), size, 0.0)
-        return Samples(made.plain, [s + error * self._signs(s.shape, 7 + k) for k, s in enumerate(made.disturbed)])
+        unit = max(_F32, self.narrowest.epsilon / 2, node.result.type.dtype.epsilon / 2)
+        error = unit * np.where(np.isfinite(size), size, 0.0)
+        return Samples(made.plain, [s + self._signed(error, 7, k) for k, s in enumerate(made.disturbed)])
 
     def _as_read(self, value: Samples, place: int) -> Samples:
         """Choose how one op reads a 16-bit value: in one sample of three, as it was before rounding.
@@ -193,8 +201,7 @@ class _Sampler:
         if error is None:
             return made
         error = np.where(np.isfinite(error), error, 0.0)
-        signed = [s + error * self._signs(s.shape, 77 + k) for k, s in enumerate(made.disturbed)]
-        return Samples(made.plain, signed)
+        return Samples(made.plain, [s + self._signed(error, 77, k) for k, s in enumerate(made.disturbed)])
 
     def _unit(self, node: Node) -> float:
         """Return the unit roundoff of the arithmetic inside a node.
@@ -205,11 +212,24 @@ class _Sampler:
         folded = self.rounding.meaning and node.results[0] in self.constant
         return _F64 if wide else _F32 if folded else self.unit
 
-    def _evaluate(self, node: Node, operands: list[Array]) -> list[Array]:
-        op = node.op
-        if isinstance(op, Cast) and op.to.is_float and node.operands[0].type.dtype.is_float:
-            return [operands[0]]
-        return [_wide(r) for r in evaluate_node(node, operands)]
+    def _evaluate(self, node: Node, operands: list[Array], rounded: Op | None = None) -> list[Array]:
+        """Evaluate a node; rounded: its op with other attributes."""
+        if keeps_number(node):
+            return [operands[0].astype(np.float64, copy=False)]
+        return [_wide(r) for r in (rounded.reference(np, *operands) if rounded else evaluate_node(node, operands))]
+
+    def _rounded_attributes(self, op: Op, k: int) -> Op | None:
+        """Return the op with its attributes rounded to fp32; None in about one sample of four, and if none changes.
+
+        Equal ops are rounded alike in a sample, because they are exported alike.
+        """
+        if not self.rounding.exported or (k % 2 and zlib.crc32(f"{op} {k}".encode()) % 2):
+            return None
+        numbers = {name: v for name, v in op.attributes.items() if isinstance(v, float)}
+        errors = {name: float(np.float32(v)) - v for name, v in numbers.items() if math.isfinite(v)}
+        if not any(errors.values()):
+            return None
+        return replace(cast(Any, op), **{name: numbers[name] + self.scales[k] * e for name, e in errors.items()})
 
     def _scaled(self, node: Node) -> bool:
         """Tell if passes may fold a factor into a product's constant operand.
@@ -235,6 +255,8 @@ class _Sampler:
         if self.rounding.meaning and node.op.name.endswith("_norm"):
             # because passes fold the parameters, and round factor and shift separately
             inner = max(inner, _F32, self.narrowest.epsilon / 2, node.results[0].type.dtype.epsilon / 2)
+        if self.rounding.exported and not exact and self._has_fp32_numbers(node):
+            inner = max(inner, _F32)
         if self.rounding.meaning and self._folds_a_product(node):
             inner = max(inner, _F32 * math.sqrt(sum_length(node)))
         if node.op.name.startswith("attention") and not self.rounding.meaning:
@@ -243,16 +265,23 @@ class _Sampler:
         tf32 = self.rounding.tensor_cores and not self.rounding.meaning and node.op.name in PRODUCTS and not exact
         for k in range(self.count):
             arrays = [s.disturbed[k] for s in operands]
+            if k % 2 and node.op.name in FADING:
+                arrays[-1] = _steepest(operands[-1].plain, arrays[-1])
             if inner == 0.0 and all(a is s.plain for a, s in zip(arrays, operands, strict=True)):
                 rows.append(results)
                 continue
             if inner:
                 arrays = [
-                    self._shaken(a, inner + (_TF32 if tf32 and v.type.dtype is DType.F32 else 0.0), k * 31 + i)
+                    self._shaken(a, inner + (_TF32 if tf32 and v.type.dtype is DType.F32 else 0.0), k, i)
                     for i, (a, v) in enumerate(zip(arrays, node.operands, strict=True))
                 ]
-            rows.append(self._evaluate(node, arrays))
+            rows.append(self._evaluate(node, arrays, self._rounded_attributes(node.op, k)))
         return [Samples(r, [row[i] for row in rows]) for i, r in enumerate(results)]
+
+    def _has_fp32_numbers(self, node: Node) -> bool:
+        """Tell if ONNX writes an op as single ops with fp32 numbers: its own, or such that are folded."""
+        own = node.op.name in ("gelu_backward", "gelu_tanh_backward")
+        return own or (node.op.name not in PRODUCTS and any(v in self.constant for v in node.operands))
 
     def _folds_a_product(self, node: Node) -> bool:
         """Tell if a product inside attention has constant operands alone.
@@ -264,11 +293,15 @@ class _Sampler:
         factors = ((1, 2), (0, 3)) if node.op.name == "attention_backward" else ((0, 1),)
         return any(all(node.operands[i] in self.constant for i in pair) for pair in factors)
 
-    def _shaken(self, x: Array, relative: float, place: int) -> Array:
-        """Disturb each element by a relative error whose sign depends on the element's place."""
+    def _shaken(self, x: Array, relative: float, k: int, operand: int) -> Array:
+        """Disturb each element of sample k by a relative error whose sign depends on the element's place."""
         if x.dtype.kind != "f":
             return x
-        return x * (1.0 + relative * self._signs(x.shape, place))
+        return x * (1.0 + relative * self.scales[k] * self._signs(x.shape, k * 31 + operand))
+
+    def _signed(self, error: Array, place: int, k: int) -> Array:
+        """Return the errors of sample k, with signs that depend on the element's place."""
+        return error * (self.scales[k] * self._signs(error.shape, place + k))
 
     def _signs(self, shape: tuple[int, ...], place: int) -> Array:
         size = math.prod(shape)
@@ -277,8 +310,9 @@ class _Sampler:
 
     # rounding --------------------------------------------------------------------------------------------
 
-    def _rounded(self, node: Node, value: Value, made: Samples, exact: bool, operands: list[Array]) -> Samples:
-        """Round the result if the op is inexact, or where the number cannot be represented."""
+    def _rounded(self, node: Node, results: list[Samples], at: int, exact: bool, operands: list[Array]) -> Samples:
+        """Round the result at this place if the op is inexact, or where the number cannot be represented."""
+        value, made = node.results[at], results[at]
         dtype = value.type.dtype
         if not dtype.is_float:
             return made
@@ -295,10 +329,15 @@ class _Sampler:
                 mask |= made.spread() > 0
         inner = self._unit(node) * (1.0 if exact else math.sqrt(sum_length(node)))
         samples = self._stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
-        size = intermediate_size(node.op, not self.rounding.meaning, operands, made.plain)
+        executed, plain = not self.rounding.meaning, [s.plain for s in results]
+        spelled = self.rounding.exported and (executed or value in self.constant)
+        size = intermediate_size(node.op, executed, spelled, operands, plain, at)
         if size is not None:
             absolute = self._unit(node) * size
-            samples = [s + absolute * self._signs(s.shape, k) for k, s in enumerate(samples)]
+            samples = [s + self._signed(absolute, 0, k) for k, s in enumerate(samples)]
+        lost = None if self.rounding.meaning or dtype is DType.F64 else flushed(node.op, operands)
+        if lost is not None:
+            samples = [s + self._signed(lost, 0, k) for k, s in enumerate(samples)]
         self._overflow(node, made.plain, samples, None if wide else stored, exact, operands)
         unstored = made.disturbed if not wide and stored in _HALVES else None
         return Samples(made.plain, samples, unstored)
@@ -318,7 +357,7 @@ class _Sampler:
             tiny = None
         result: list[Array] = []
         for k, sample in enumerate(samples):
-            sign = np.where(_mixed(_mixed(mixed ^ self._key(k))) >> np.uint64(63), 1.0, -1.0)
+            sign = np.where(_mixed(_mixed(mixed ^ self._key(k))) >> np.uint64(63), 1.0, -1.0) * self.scales[k]
             error = sign * relative if mask is None else sign * relative * mask
             disturbed = sample * (1.0 + error)
             result.append(disturbed if tiny is None else disturbed + np.where(tiny, sign * least, 0.0))
@@ -357,12 +396,15 @@ class _Sampler:
     def _flip(self, made: Samples, where: Array) -> Samples:
         """Move samples to the other side of a discontinuity.
 
-        Floats become NaN (NaN becomes a number), and all other types become another number.
+        Floats become NaN (NaN becomes a number), and all other types become another number. One sample of three keeps
+        its side, because a later op may hide this one in the undisturbed result alone.
         """
         samples: list[Array] = []
         for k, s in enumerate(made.disturbed):
             if s.dtype.kind == "f":
-                if k % 2:  # a NaN would hide another NaN, and later ops may make NaN of a zero
+                if k % 3 == 2:
+                    other = s
+                elif k % 3:  # a NaN would hide another NaN, and later ops may make NaN of a zero
                     other = np.where(np.isnan(made.plain), 2.0, np.copysign(1e30, made.plain))
                 else:
                     other = np.where(np.isnan(made.plain), 0.0, np.nan)
@@ -381,6 +423,15 @@ def _may_exceed(limit: float, plain: Array, samples: list[Array]) -> Array | Non
         return None
     beyond = np.abs(plain) + SAFETY * Samples(plain, samples).spread() >= limit
     return beyond if beyond.any() else None
+
+
+def _steepest(plain: Array, disturbed: Array) -> Array:
+    """Return the number nearest to zero between two: there, a slope that fades on both sides is steepest.
+
+    Numbers that are close together have almost the same slope: of them, the disturbed one is returned.
+    """
+    least = np.where(plain * disturbed <= 0, 0.0, np.where(np.abs(plain) < np.abs(disturbed), plain, disturbed))
+    return np.where(np.abs(disturbed - plain) > 0.1, least, disturbed)
 
 
 def _wide(array: Array) -> Array:

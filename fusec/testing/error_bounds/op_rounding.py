@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fusec.ir import Node, Op
-from fusec.ops import BatchNormBackward, LayerNormBackward, Reduce, Scatter
+from fusec.ops import AttentionTrain, BatchNormBackward, LayerNormBackward, Reduce, Scatter
 
 Array = np.ndarray[Any, Any]
 
@@ -43,6 +43,9 @@ POLES = frozenset(
     )
 )
 PRODUCTS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul"})
+
+# Gradients of functions whose slope tends to zero.
+FADING = frozenset(f"{name}_backward" for name in ("gelu", "gelu_tanh", "sigmoid", "tanh", "softplus", "swish"))
 
 
 def is_move(op: Op) -> bool:
@@ -95,13 +98,31 @@ def is_exact(node: Node, operands: list[Array], digits: int, operand_digits: int
     return top < 2.0**digits
 
 
-def intermediate_size(op: Op, lowered: bool, operands: list[Array], result: Array) -> Array | None:
+# The factor of the sum is the first operand: x, or the gradient.
+_ADD_ONE = frozenset({"gelu", "gelu_tanh", "gelu_backward", "gelu_tanh_backward"})
+
+
+def intermediate_size(
+    op: Op, lowered: bool, spelled: bool, operands: list[Array], results: list[Array], at: int
+) -> Array | None:
     """Estimate the largest intermediate number of each element, where the result may be far smaller.
 
     The logarithm of a sum of exponentials rounds a sum near 1. elu, selu and celu are lowered to exp(x) - 1. A norm's
     gradient subtracts from dy its mean and its share along x; with few elements, the difference is almost zero.
-    Returns None for other ops.
+    attention_train subtracts from the scores the logarithm of the sum of their exponentials. That number is rounded,
+    which changes all weights of a query by the same factor, and their sum from 1. In ONNX, gelu and its gradients add
+    1 to a number near -1.
+
+    lowered, spelled: the op is executed, or is computed as the single ops that ONNX writes for it.
+    at: the place of the result in `results`. Returns None for other ops.
     """
+    result = results[at]
+    if isinstance(op, AttentionTrain):
+        size = np.abs(results[1]) * np.abs(result) if at == 0 else np.ones(result.shape)
+        return np.where(np.isfinite(size), size, 0.0)
+    if spelled and op.name in _ADD_ONE:
+        size = np.broadcast_to(np.abs(operands[0]), result.shape)
+        return np.where(np.isfinite(size), size, 0.0)
     if (op.name == "softmax" and op.attributes["log"]) or (isinstance(op, Reduce) and op.kind == "log_sum_exp"):
         return np.isfinite(result) * 1.0
     if lowered and op.name in ("elu", "selu", "celu"):
@@ -180,6 +201,23 @@ def approximation(op: Op, operands: list[Array], result: Array) -> Array | None:
         return np.broadcast_to(error * scale * size, result.shape)
 
 
+_SMALLEST = 2.0**-126  # positive fp32 number that is not subnormal; arithmetic may turn smaller ones to zero
+# Functions that multiply a fading exponential by x or by a gradient.
+_EXPONENTIAL = frozenset(("swish", "mish", "gelu", "gelu_tanh", *FADING))
+
+
+def flushed(op: Op, operands: list[Array]) -> Array | None:
+    """Bound the error by element if an exponential inside a function becomes zero; None for other ops.
+
+    The result may be larger than the exponential: mish(-89) is -89 times a number that is subnormal in fp32.
+    """
+    if op.name not in _EXPONENTIAL:
+        return None
+    with np.errstate(all="ignore"):
+        size = np.maximum(1.0, np.abs(operands[-1])) * (np.abs(operands[0]) if len(operands) == 2 else 1.0)
+    return _SMALLEST * np.where(np.isfinite(size), size, 0.0)
+
+
 def never_zero(op: Op) -> bool:
     """Tell if a result of zero means that it underflowed (or that the operand is minus infinity)."""
     return op.name in ("exp", "sigmoid", "softplus") or (op.name == "softmax" and not op.attributes["log"])
@@ -224,6 +262,8 @@ _SUM_LENGTHS: Mapping[str, Callable[[Any, Shapes], int]] = {
     "batch_norm_backward": _channel_size,
     "channel_sums": _channel_size,
     "resize": lambda op, shapes: 4,
+    # an error of a step is one of all steps after it, and the bound takes the root of this
+    "recurrent": lambda op, shapes: (shapes[0][0] * (shapes[1][2] + 8)) ** 2,
 }
 
 

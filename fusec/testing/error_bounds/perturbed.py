@@ -22,12 +22,15 @@ class Rounding:
         `storage`, are rounded then. False if it is executed: arithmetic in fp32, results stored in their dtypes.
     tensor_cores: products may round fp32 operands to tf32.
     device: functions run on a GPU and have an error of a few units.
+    exported: the graph goes through ONNX. Its attributes, and the numbers in formulas that stand for an op, may be
+        rounded to fp32, in f64 graphs, too.
     """
 
     meaning: bool
     storage: DType = DType.F32
     tensor_cores: bool = False
     device: bool = False
+    exported: bool = False
 
 
 @dataclass

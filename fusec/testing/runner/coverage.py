@@ -35,6 +35,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "resize.rounding": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
     "scatter.reduction": ("none", "add", "mul", "max", "min"),
     "cumulate.kind": ("sum", "prod"),
+    "recurrent.cell": ("lstm", "gru", "rnn"),
+    "recurrent.direction": ("forward", "reverse", "bidirectional"),
     "reduce.kind": ("sum", "mean", "max", "min", "prod", "l1", "l2", "sum_square", "log_sum", "log_sum_exp"),
 }
 _ONES = ("1", ">1")

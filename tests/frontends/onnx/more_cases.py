@@ -116,13 +116,18 @@ def _products() -> list[Case]:
     u8, i8 = integers(3, 4, low=0, high=256, dtype=U8), integers(4, 5, low=-128, high=128, dtype=np.int8)
     image = integers(1, 2, 5, 5, low=0, high=256, dtype=U8)
     filters = integers(3, 2, 3, 3, low=0, high=256, dtype=U8)
+    signed = integers(3, 2, 3, 3, low=-128, high=128, dtype=np.int8)
     zero = np.array(120, U8)
     return [
         *(Case("Einsum", 12, [f32(*s) for s in dims], {"equation": e}) for e, dims in shapes.items()),
         Case("Einsum", 12, [integers(3, 4), integers(4, 5)], {"equation": "ij,jk->ki"}),
         Case("MatMulInteger", 10, [u8, i8, np.array(7, U8), np.array(3, np.int8)]),
         Case("MatMulInteger", 10, [u8, i8]),
+        Case("MatMulInteger", 10, [integers(3, 4, low=-128, high=128, dtype=np.int8), i8]),
+        Case("MatMulInteger", 10, [integers(2, 3, 4, low=0, high=256, dtype=U8), i8, np.array(250, U8)]),
         Case("ConvInteger", 10, [image, filters, zero], {"pads": [1, 1, 1, 1]}),
+        Case("ConvInteger", 10, [image, signed, zero], {"pads": [1, 1, 0, 1], "strides": [2, 1]}),
+        Case("ConvInteger", 10, [image, signed]),
         Case("QLinearMatMul", 10, [u8, floats(0.02).reshape(()), zero, i8, floats(0.03).reshape(()),
                                    np.array(2, np.int8), floats(1.1).reshape(()), np.array(99, U8)]),
         Case("QLinearConv", 10, [image, floats(0.02).reshape(()), zero, filters, floats(0.03).reshape(()), zero,

@@ -119,7 +119,7 @@ def test_sequences_are_resolved() -> None:
 
 
 def test_control_flow_that_depends_on_inputs_is_refused_by_name() -> None:
-    branches = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Neg", "b")}
+    branches = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Size", "b")}
     c = info("c", [], TensorProto.BOOL)
     refused = {
         "the condition must be known": [node("If", ["c"], ["y"], name="n", **branches)],
@@ -165,3 +165,60 @@ def test_ops_with_a_function_body_are_imported_by_it() -> None:
     ops = _agrees(proto, q=value)
     assert {"matmul", "softmax"} <= set(ops)
     assert "where" not in ops  # the guard against rows that see nothing: with this mask there are none
+
+
+def _on_condition(branches: dict[str, onnx.GraphProto]) -> onnx.ModelProto:
+    """Make a model whose If has a condition that it computes from x."""
+    nodes = [
+        node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        node("Greater", ["sum", "zero"], ["c"]),
+        node("If", ["c"], ["y"], name="cond", **branches),
+    ]
+    return model(nodes, [X], [info("y", None)], {"zero": np.array(0, np.float32)}, opset=16)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_computed_condition_selects_between_both_branches(sign: int) -> None:
+    branches = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Neg", "b")}
+    x = np.abs(X_VALUE) * np.float32(sign)
+    assert "where" in _agrees(_on_condition(branches), x=x)
+
+
+def test_branches_with_a_result_in_common_select_nothing() -> None:
+    branches = {"then_branch": _branch("Identity", "a"), "else_branch": _branch("Identity", "b")}
+    assert _agrees(_on_condition(branches), x=X_VALUE) == []
+
+
+@pytest.mark.parametrize("start", [-2.5, 2.5])
+def test_a_computed_condition_within_a_loop(start: float) -> None:
+    branches = {"then_branch": _named("Add", ["v", "x"], "a"), "else_branch": _named("Sub", ["v", "x"], "b")}
+    nodes = [
+        node("ReduceSum", ["v"], ["sum"], keepdims=0),
+        node("Less", ["sum", "limit"], ["c"]),
+        node("If", ["c"], ["next"], **branches),
+        node("Identity", ["go"], ["on"]),
+    ]
+    inputs = [info("i", [], TensorProto.INT64), info("go", [], TensorProto.BOOL), info("v", None)]
+    body = helper.make_graph(nodes, "body", inputs, [info("on", [], TensorProto.BOOL), info("next", None)])
+    proto = model([node("Loop", ["n", "", "v0"], ["y"], body=body)], [X, info("v0", [2, 3])], [info("y", None)],
+                  {"n": np.array(5), "limit": np.array(3, np.float32)}, opset=16)  # fmt: skip
+    ops = _agrees(proto, x=X_VALUE + 2, v0=np.full((2, 3), start, np.float32))
+    assert ops.count("where") == 5
+
+
+def _named(op: str, operands: list[str], name: str) -> onnx.GraphProto:
+    return helper.make_graph([node(op, operands, [name])], op, [], [info(name, None)])
+
+
+def test_a_branch_whose_index_may_be_out_of_range_is_not_computed_in_vain() -> None:
+    """The graph of both branches would read row 5 of 2 if the condition is false."""
+    safe = helper.make_graph([node("Gather", ["x", "k"], ["a"])], "then", [], [info("a", None)])
+    other = helper.make_graph([node("Gather", ["x", "first"], ["b"])], "else", [], [info("b", None)])
+    nodes = [
+        node("Less", ["k", "two"], ["c"]),
+        node("If", ["c"], ["y"], name="cond", then_branch=safe, else_branch=other),
+    ]
+    proto = model(nodes, [X, info("k", [], TensorProto.INT64)], [info("y", None)],
+                  {"two": np.array(2), "first": np.array(0)}, opset=16)  # fmt: skip
+    with pytest.raises(ModelError, match="the condition must be known at import"):
+        load(proto)

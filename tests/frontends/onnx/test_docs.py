@@ -9,7 +9,8 @@ from onnx_suite.suite import RECORD, counts
 
 from benchmarks.onnx_suite import table
 from benchmarks.tables_of_costs import read
-from fusec.frontends.onnx.__main__ import NOT_IMPORTED, imports, markdown, schemas
+from fusec.frontends.onnx.__main__ import NOT_IMPORTED, REFUSED, contrib_markdown, imports, markdown, schemas
+from fusec.frontends.onnx.tables import CONTRIB
 
 DOC = Path(__file__).parents[3] / "docs" / "onnx.md"
 
@@ -26,8 +27,9 @@ def _counted() -> str:
         ("<!-- begin: counts -->\n", "<!-- end: counts -->", _counted),
         ("<!-- begin: runs -->\n", "<!-- end: runs -->", lambda: table(read("onnx_suite.json")["rows"])),
         ("<!-- begin: python -m fusec.frontends.onnx -->\n", "<!-- end -->", lambda: markdown() + "\n"),
+        ("<!-- begin: ops of onnxruntime -->\n", "<!-- end: ops of onnxruntime -->", lambda: contrib_markdown() + "\n"),
     ],
-    ids=["counts", "runs", "ops"],
+    ids=["counts", "runs", "ops", "contrib"],
 )
 def test_generated_parts_match_the_code(begin: str, end: str, made: object, request: pytest.FixtureRequest) -> None:
     assert callable(made)
@@ -42,3 +44,7 @@ def test_generated_parts_match_the_code(begin: str, end: str, made: object, requ
 def test_every_op_that_is_not_imported_has_a_reason() -> None:
     assert {name for name, way in imports().items() if not way} == set(NOT_IMPORTED)
     assert set(NOT_IMPORTED) <= set(schemas())
+
+
+def test_only_known_ops_have_limits() -> None:
+    assert set(REFUSED) <= {name for _, name in CONTRIB}

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from examples.models import LIGHT, light, random_inputs, randomised, reference_inputs, reference_outputs
 from fusec.frontends import load
+from fusec.frontends.onnx.tensors import DTYPES
 from fusec.ir import Constant, DType, TensorType
 from fusec.reference import evaluate
 from fusec.text import parse
@@ -288,6 +289,20 @@ def _root(array: np.ndarray) -> object:
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base
     return base.obj if isinstance(base, memoryview) else base
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT8E4M3FN, TensorProto.UINT2])
+def test_external_data_of_a_narrow_type(kind: int, tmp_path: Path) -> None:
+    """Several numbers share a byte in the file, too."""
+    dtype = DTYPES[kind]
+    weight = (np.arange(77) % 3).astype(np.float32).astype(np.int8).astype(dtype.numpy).reshape(7, 11)
+    nodes = [helper.make_node("Cast", ["w"], ["c"], to=TensorProto.FLOAT), helper.make_node("Add", ["x", "c"], ["y"])]
+    proto = model(nodes, [info("x", [7, 11])], ["y"], opset=26)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save_model(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert (tmp_path / "w.bin").stat().st_size == -(-77 * dtype.bits // 8)
+    x = np.zeros((7, 11), np.float32)
+    np.testing.assert_array_equal(evaluate(load(tmp_path / "m.onnx"), {"x": x})["y"], weight.astype(np.float32))
 
 
 def test_external_data_at_an_odd_offset_in_a_subfolder(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def test_plans_compiled_by_workers_compete_and_are_right(
         came["plans" if blob else "none"] += 1
         return blob
 
-    def asked(self: Oracle, question: dict[str, Any], *args: Any) -> Any:
-        answer, worker = exchange(self, question, *args)
+    def asked(self: Oracle, question: dict[str, Any], **options: Any) -> Any:
+        answer, worker = exchange(self, question, **options)
         came["kernels"] += "compiled" in answer if isinstance(answer, dict) else 0
         crew.append(self)
         return answer, worker

@@ -19,6 +19,7 @@ from fusec.ops import (
     ConvTranspose,
     ConvWgrad,
     MatMul,
+    Recurrent,
     Reduce,
     Rotary,
     pw,
@@ -243,3 +244,23 @@ def rotaries() -> Iterator[Row]:
         yield row(
             f"rotary {dtype.value}", "rotary", [x, angles, ones], added(Rotary()), labels=labels.reshape(1, 16, 16, 1)
         )
+
+
+def recurrents() -> Iterator[Row]:
+    """Layers of two steps: each edge value is what one gate of a sequence reads, and one of the first states."""
+    for dtype in FLOATS:
+        values = edges(dtype)
+        names = np.array([name(v, dtype) for v in values], object)
+        for cell, gates in (("lstm", 4), ("gru", 3), ("rnn", 1)):
+            op, count = Recurrent(cell, linear_before_reset=cell == "gru"), len(values)
+            x = np.resize(plain(8, dtype), (2, count, 8 * gates))
+            x[0, :, 8 * (gates - 1)] = values
+            r = np.full((1, 8 * gates, 8), 0.125, dtype.numpy)
+            states = [np.zeros((1, count, 8), dtype.numpy) for _ in range(op.states)]
+            states[-1][0, :, 2] = values
+            title = f"recurrent {cell} {dtype.value}"
+            yield row(title, "recurrent", [x, r, *states], _recurrent(op), labels=names[:, None])
+
+
+def _recurrent(op: Recurrent) -> Any:
+    return lambda graph, *operands: graph.insert(op, operands).results

@@ -19,6 +19,7 @@ PARTS = (
     products.convolutions,
     products.attentions,
     products.rotaries,
+    products.recurrents,
     families.families,
     reductions.reductions,
     reductions.softmaxes,

@@ -11,7 +11,7 @@ from gpu.kernels.emulator import Emulator
 
 from fusec.gpu.kernels import Kernel, find
 from fusec.ir import DType, Graph, Node, TensorType, Value, channels_last
-from fusec.lowering.packing import pack, unpack
+from fusec.lowering.packing import code_bytes, from_codes, pack, to_codes, unpack
 from fusec.ops import Cast, Reduce
 from fusec.reference import evaluate_node
 from fusec.schedule.program import outputs_of
@@ -180,13 +180,13 @@ def on_the_device(
     import cupy
 
     held: dict[tuple[Value, TensorType], Any] = {
-        (v, v.type): cupy.full(v.type.nbytes, 0xA5, cupy.uint8) for v in outputs
+        (v, v.type): cupy.full(code_bytes(v.type.span, v.type.dtype), 0xA5, cupy.uint8) for v in outputs
     }
 
     def memory(value: Value, type: TensorType) -> Any:
         if (value, type) not in held:
-            held[value, type] = cupy.asarray(pack(np, arrays[value], type).view(np.uint8))
+            held[value, type] = cupy.asarray(to_codes(pack(np, arrays[value], type), type.dtype))
         return held[value, type]
 
     launcher.bind(kernel, memory)()
-    return [unpack(held[v, v.type].get().view(v.type.dtype.numpy), v.type) for v in outputs]
+    return [unpack(from_codes(held[v, v.type].get(), v.type.span, v.type.dtype), v.type) for v in outputs]

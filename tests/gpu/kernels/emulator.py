@@ -18,7 +18,7 @@ import pytest
 
 from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, prelude
 from fusec.ir import TensorType, Value
-from fusec.lowering.packing import pack, unpack
+from fusec.lowering.packing import code_bytes, from_codes, pack, to_codes, unpack
 
 OPTIONS = ("-O0", "-std=c++17", "-shared", "-fPIC", "-w", "-fno-strict-aliasing")  # compiling takes longest
 GUARD = 64  # bytes behind each buffer that must stay as they are
@@ -45,7 +45,7 @@ class Emulator:
         input of the same type."""
         buffers: dict[tuple[Value | None, TensorType | None], np.ndarray] = {}
         for value in outputs:
-            buffers[value, value.type] = _guarded(value.type.span * value.type.dtype.itemsize)
+            buffers[value, value.type] = _guarded(code_bytes(value.type.span, value.type.dtype))
         for value, old in (over or {}).items():
             buffers[old, old.type] = buffers[value, value.type]
             buffers[old, old.type][:-GUARD] = pack(np, arrays[old], old.type).view(np.uint8)
@@ -58,9 +58,9 @@ class Emulator:
                     buffers[key][:-GUARD] = 0
                 if key not in buffers:
                     assert argument.value is not None and argument.type is not None
-                    buffers[key] = _guarded(argument.type.span * argument.type.dtype.itemsize)
                     flat = pack(np, arrays[argument.value], argument.type)
-                    buffers[key][:-GUARD] = flat.view(np.uint8)
+                    buffers[key] = _guarded(code_bytes(argument.type.span, argument.type.dtype))
+                    buffers[key][:-GUARD] = to_codes(flat, argument.type.dtype)
             pointers = [buffers[a.value, a.type].ctypes.data for a in launch.arguments]
             pointers += [value for _, value in launch.numbers]
             try:
@@ -71,7 +71,9 @@ class Emulator:
             assert (buffer[-GUARD:] == 0xA5).all(), "written behind the end"
         for value in outputs:
             assert _gaps(buffers[value, value.type][:-GUARD], value.type), "written beside the tensor"
-        results = (buffers[value, value.type][:-GUARD].view(value.type.dtype.numpy) for value in outputs)
+        results = (
+            from_codes(buffers[value, value.type][:-GUARD], value.type.span, value.type.dtype) for value in outputs
+        )
         return [unpack(flat, value.type) for flat, value in zip(results, outputs, strict=True)]
 
 
@@ -85,6 +87,9 @@ def _guarded(nbytes: int) -> np.ndarray:
 def _gaps(raw: np.ndarray, type: TensorType) -> bool:
     """Whether what lies between the elements of a tensor is as it was."""
     itemsize = type.dtype.itemsize
+    if type.dtype.bits < 8:
+        assert not type.within
+        return True
     written = np.zeros(type.span, np.bool_)
     unpack(written, type)[...] = True
     return bool((raw.reshape(-1, itemsize)[~written] == 0xA5).all())

@@ -22,6 +22,7 @@ from gpu.kernels.convolution.test_thin_product import thin_cases
 from gpu.kernels.elementwise.test_gather_resize import among_pointwise_ops as around_samples
 from gpu.kernels.elementwise.test_gather_resize import gather_cases, pad_cases, resize_cases
 from gpu.kernels.elementwise.test_multi_tensor import list_cases
+from gpu.kernels.elementwise.test_narrow_types import cases as narrow_cases
 from gpu.kernels.elementwise.test_pointwise import cast_cases, op_cases, shape_cases
 from gpu.kernels.elementwise.test_relayout import among_pointwise_ops, move_cases
 from gpu.kernels.norm.test_batch_norm import channel_cases, surrounded_channels
@@ -30,6 +31,7 @@ from gpu.kernels.norm.test_instance_norm import cases as instance_cases
 from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surrounded_norm_backward
 from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
+from gpu.kernels.recurrent.test_persistent import recurrent_cases
 
 from benchmarks.kernels import CASES, kernel_of
 from fusec.gpu.kernels.codegen.kernel import Launch, prelude
@@ -43,6 +45,7 @@ def cases() -> list[Case]:
         *op_cases(),
         *shape_cases(),
         *cast_cases(),
+        *narrow_cases(),
         *random_cases(),
         *random_backward_cases(),
         *reductions(),
@@ -71,6 +74,7 @@ def cases() -> list[Case]:
         *rotary_cases(),
         *list_cases(),
         *integer_cases(),
+        *recurrent_cases(),
     ]
 
 

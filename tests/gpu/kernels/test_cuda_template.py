@@ -12,7 +12,7 @@ from fusec.gpu.kernels.codegen.cuda_template import NOT_HOLES, CudaTemplate, ind
 from fusec.gpu.kernels.codegen.kernel import prelude
 
 FOLDER = Path(cuda_template.__file__).parents[1]
-TEMPLATES = [file for file in FOLDER.rglob("*.cuh") if file.name != "prelude.cuh"]
+TEMPLATES = [file for file in FOLDER.rglob("*.cuh") if file.name not in ("prelude.cuh", "narrow_types.cuh")]
 
 
 TEXT = """// A file's comment.

@@ -137,6 +137,55 @@ def test_the_bound_of_a_sum_grows_with_the_root_of_its_length() -> None:
     assert 4 < bounds[1] / bounds[0] < 16
 
 
+def test_small_error_of_a_cancelled_value_is_within_bounds() -> None:
+    """Errors of hundreds are possible, where the slope of tanh is zero. A small error has a slope, too."""
+    graph = graph_of(
+        "%s = sin(%x) : f32[1]\n%h = mul(%s, %z) : f32[1]\n%a = add(%h, %z) : f32[1]\n%d = sub(%a, %h) : f32[1]\n"
+        "%e = sub(%d, %z) : f32[1]\n%y = tanh_backward(%e, %e) : f32[1]\nreturn %e, %y",
+        "%x: f32[1], %z: f32[1]",
+    )
+    right = allowed(graph, {"x": np.array([0.7], np.float32), "z": np.array([1e9], np.float32)}, execution())
+    right.refine()
+    assert right["e"].bound > 100
+    for error in (0.01, 1.0, 5.0):
+        got = {"e": np.array([error]), "y": np.array([error / np.cosh(error) ** 2])}
+        assert not differs(got, right), error
+
+
+def test_slope_of_a_well_conditioned_value_is_checked() -> None:
+    graph = graph_of("%y = tanh_backward(%z, %x) : f32[4,6]\nreturn %y", "%x: f32[4,6], %z: f32[4,6]")
+    right = allowed(graph, feeds_of(graph), execution())
+    right.refine()
+    assert right["y"].bound.max() < 2e-5
+
+
+@pytest.mark.parametrize(("size", "loosest"), [(1.0, 5e-5), (300.0, 2.0)])
+def test_rounded_sum_of_exponentials_changes_all_weights_of_a_query(size: float, loosest: float) -> None:
+    """Weights are exponentials of the scores minus the logarithm of their sum, of which one unit is an error of y."""
+    graph = graph_of("%y, %s = attention_train(%x, %x, %z)\nreturn %y, %s", "%x: f32[1,1,2,4], %z: f32[1,1,2,4]")
+    x = np.full((1, 1, 2, 4), size, np.float32)
+    right = allowed(graph, {"x": x, "z": np.ones_like(x)}, execution())
+    right.refine()
+    y, sums = (right[name] for name in graph.output_names)
+    assert (y.bound > 2.0**-24 * sums.want).all()
+    assert (y.bound < loosest).all()
+
+
+def test_attributes_may_be_rounded_in_onnx() -> None:
+    """The quotient is 1 + exp(-beta * x), which makes an error of beta as much larger as x is."""
+    body = "%s = swish(%x) {beta=BETA} : f64[2]\n%y = div(%x, %s) : f64[2]\nreturn %y"
+
+    def graph(beta: float) -> Graph:
+        return graph_of(body.replace("BETA", repr(beta)), "%x: f64[2]")
+
+    feeds = {"x": np.array([-300.0, -1.0])}
+    through_onnx = allowed(graph(1.702), feeds, meaning(exported=True))
+    for beta, wrong in ((float(np.float32(1.702)), False), (1.702 * (1 + 2e-6), True)):
+        got = evaluate(graph(beta), feeds, precision=DType.F64)
+        assert differs(got, through_onnx) == wrong
+        assert differs(got, allowed(graph(1.702), feeds, meaning()))
+
+
 # faults ------------------------------------------------------------------------------------------------------
 
 W = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)

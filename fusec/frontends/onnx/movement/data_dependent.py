@@ -1,6 +1,8 @@
-"""Import ops whose result shape depends on values (NonZero, Compress, …), if these values are known at import."""
+"""Import ops whose result shape depends on values (NonZero, Compress, …). NumPy computes them on the host."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,35 +14,45 @@ from fusec.ops.spec import normalize_axis, require
 
 
 def non_zero(g: Emitter, x: Value, /) -> Value:
-    array = np.atleast_1d(g.array(x, "the operand of NonZero"))
-    return g.constant(np.array(np.nonzero(array), np.int64))
+    def compute(arrays: Sequence[Array]) -> tuple[Array, ...]:
+        return (np.array(np.nonzero(np.atleast_1d(arrays[0])), np.int64),)
+
+    return g.on_host("the operand of NonZero", compute, x)[0]
 
 
 def compress(g: Emitter, x: Value, condition: Value, /, *, axis: int | None = None) -> Value:
-    """Import Compress. The condition must be known at import, x need not be."""
-    chosen = np.flatnonzero(g.array(condition, "the condition")).astype(np.int64)
+    """Import Compress. The host makes indices of the condition only; x stays where it is."""
     if axis is None:
         x, axis = g.reshape(x, (x.type.size,)), 0
     axis = normalize_axis(axis, x.type.rank)
-    require(not len(chosen) or chosen[-1] < x.type.shape[axis], f"the condition is longer than dim {axis} of {x.type}")
-    return g(Gather(axis), x, g.constant(chosen))
+    size = x.type.shape[axis]
+
+    def compute(arrays: Sequence[Array]) -> tuple[Array, ...]:
+        chosen = np.flatnonzero(arrays[0]).astype(np.int64)
+        require(not len(chosen) or chosen[-1] < size, f"the condition is longer than dim {axis} of {x.type}")
+        return (chosen,)
+
+    return g(Gather(axis), x, *g.on_host("the condition", compute, condition))
 
 
 def unique(g: Emitter, x: Value, /, *, axis: int | None = None, sorted: int = 1) -> tuple[Value, ...]:
-    array = g.array(x, "the operand of Unique")
     if axis is not None:
-        axis = normalize_axis(axis, array.ndim)
-    items, first, inverse, counts = np.unique(
-        array, return_index=True, return_inverse=True, return_counts=True, axis=axis
-    )
-    inverse = inverse.reshape(-1)
-    if not sorted:  # in the order of their first occurrence
-        order = np.argsort(first)
-        rank = np.empty_like(order)
-        rank[order] = np.arange(len(order))
-        items = np.take(items, order, axis=axis or 0)
-        first, counts, inverse = first[order], counts[order], rank[inverse]
-    return (g.constant(items), *(g.constant(np.asarray(a, np.int64)) for a in (first, inverse, counts)))
+        axis = normalize_axis(axis, x.type.rank)
+
+    def compute(arrays: Sequence[Array]) -> tuple[Array, ...]:
+        items, first, inverse, counts = np.unique(
+            arrays[0], return_index=True, return_inverse=True, return_counts=True, axis=axis
+        )
+        inverse = inverse.reshape(-1)
+        if not sorted:  # in the order of their first occurrence
+            order = np.argsort(first)
+            rank = np.empty_like(order)
+            rank[order] = np.arange(len(order))
+            items = np.take(items, order, axis=axis or 0)
+            first, counts, inverse = first[order], counts[order], rank[inverse]
+        return (items, *(np.asarray(a, np.int64) for a in (first, inverse, counts)))
+
+    return g.on_host("the operand of Unique", compute, x)
 
 
 def non_max_suppression(
@@ -66,23 +78,37 @@ def non_max_suppression(
     fit = len(shapes[0]) == len(shapes[1]) == 3 and shapes[0] == (shapes[1][0], shapes[1][2], 4)
     floats = boxes.type.dtype.is_float and scores.type.dtype.is_float
     require(fit and floats, f"takes [N, boxes, 4] and [N, classes, boxes] of floats, not {boxes.type}, {scores.type}")
-    limit = 0 if most is None else int(g.number(most, "max_output_boxes_per_class"))
-    overlap = 0.0 if iou is None else g.number(iou, "iou_threshold")
-    all_boxes, all_scores = g.array(boxes, "the boxes"), g.array(scores, "the scores")
-    rows: list[tuple[int, int, int]] = []
-    for image, corners in enumerate(_corners(all_boxes.astype(np.float64), bool(center_point_box))):
-        for kind, score in enumerate(all_scores[image]):
-            order = [int(i) for i in np.argsort(-score, kind="stable")]
-            if least is not None:
-                order = [i for i in order if score[i] > g.number(least, "score_threshold")]
-            chosen: list[int] = []
-            for i in order:
-                if len(chosen) >= limit:
-                    break
-                if all(_overlap(corners[i], corners[j]) <= overlap for j in chosen):
-                    chosen.append(i)
-            rows += [(image, kind, i) for i in chosen]
-    return g.constant(np.array(rows, np.int64).reshape(-1, 3))
+    given = {"max_output_boxes_per_class": most, "iou_threshold": iou, "score_threshold": least}
+    limits = {name: value for name, value in given.items() if value is not None}
+    for name, value in limits.items():
+        require(value.type.size == 1, f"{name} must be one number, not of shape {list(value.type.shape)}")
+
+    def compute(arrays: Sequence[Array]) -> tuple[Array, ...]:
+        numbers = {name: a.reshape(-1)[0].item() for name, a in zip(limits, arrays[2:], strict=True)}
+        corners = _corners(arrays[0].astype(np.float64), bool(center_point_box))
+        limit, overlap = int(numbers.get("max_output_boxes_per_class", 0)), numbers.get("iou_threshold", 0.0)
+        rows = [
+            (image, kind, box)
+            for image, classes in enumerate(arrays[1])
+            for kind, score in enumerate(classes)
+            for box in _suppressed(corners[image], score, limit, overlap, numbers.get("score_threshold"))
+        ]
+        return (np.array(rows, np.int64).reshape(-1, 3),)
+
+    return g.on_host("the boxes and scores", compute, boxes, scores, *limits.values())[0]
+
+
+def _suppressed(corners: Array, score: Array, limit: int, overlap: float, least: float | None) -> list[int]:
+    """Return the boxes of one class that stay, by descending score."""
+    order = np.argsort(-score, kind="stable")
+    if least is not None:
+        order = order[score[order] > least]
+    chosen: list[int] = []
+    while len(order) and len(chosen) < limit:
+        best, order = order[0], order[1:]
+        chosen.append(int(best))
+        order = order[_overlap(corners[best], corners[order]) <= overlap]
+    return chosen
 
 
 def _corners(boxes: Array, centred: bool) -> Array:
@@ -94,21 +120,25 @@ def _corners(boxes: Array, centred: bool) -> Array:
     return np.concatenate([low, high], axis=-1)
 
 
-def _overlap(a: Array, b: Array) -> float:
-    """Divide the area of the intersection of two boxes by that of their union."""
-    sides = np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2])
-    shared = float(np.prod(np.maximum(sides, 0)))
-    total = float(np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2])) - shared
-    return shared / total if total > 0 else 0.0
+def _overlap(box: Array, others: Array) -> Array:
+    """Divide the area of the intersection of a box with each other box by that of their union."""
+    sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
+    shared = np.prod(np.maximum(sides, 0), axis=1)
+    total = np.prod(box[2:] - box[:2]) + np.prod(others[:, 2:] - others[:, :2], axis=1) - shared
+    return np.divide(shared, total, out=np.zeros_like(shared), where=total > 0)
 
 
 def bit_cast(g: Emitter, x: Value, /, *, to: int) -> Value:
-    array, dtype = g.array(x, "the operand of BitCast"), dtype_of(to)
+    dtype = dtype_of(to)
     require(dtype.itemsize == x.type.dtype.itemsize, f"{x.type.dtype.value} and {dtype.value} differ in size")
     if dtype.is_narrow or x.type.dtype.is_narrow:
         full = {d for d in (dtype, x.type.dtype) if d.is_narrow} <= {d for d in (dtype, x.type.dtype) if "8" in d.value}
         require(full, f"{x.type.dtype.value} to {dtype.value} is not supported")
-    return g.constant(np.ascontiguousarray(array).view(dtype.numpy).reshape(array.shape))
+
+    def compute(arrays: Sequence[Array]) -> tuple[Array, ...]:
+        return (np.ascontiguousarray(arrays[0]).view(dtype.numpy).reshape(x.type.shape),)
+
+    return g.on_host("the operand of BitCast", compute, x)[0]
 
 
 TABLE: Table = {

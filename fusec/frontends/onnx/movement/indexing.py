@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from fusec.frontends.onnx.emit import Emitter, Table, axes_of
-from fusec.ir import Value
+from fusec.ir import Array, Value
 from fusec.ops import Concat, Gather, Pad, Slice, Split
 from fusec.ops.spec import normalize_axis, require
 
@@ -56,21 +58,51 @@ def slice_1(g: Emitter, x: Value, /, *, starts: Sequence[int], ends: Sequence[in
 def slice_10(
     g: Emitter, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None, /
 ) -> Value:
-    first = g.ints(starts, "starts")
-    return _slice(
-        g,
-        x,
-        first,
-        g.ints(ends, "ends"),
-        range(len(first)) if axes is None else g.ints(axes, "axes"),
-        [1] * len(first) if steps is None else g.ints(steps, "steps"),
-    )
+    count = _length(starts, "starts")
+    along = range(count) if axes is None else g.ints(axes, "axes")
+    if any(v is not None and v.literal is None for v in (starts, ends, steps)):
+        return _sliced_by_index(g, x, along, (starts, ends, *(() if steps is None else (steps,))))
+    by = [1] * count if steps is None else g.ints(steps, "steps")
+    return _slice(g, x, g.ints(starts, "starts"), g.ints(ends, "ends"), along, by)
+
+
+def _length(value: Value, what: str) -> int:
+    require(value.type.dtype.is_int, f"{what} must be integers, not {value.type.dtype.value}")
+    require(value.type.rank <= 1, f"{what} must be a list, not of shape {list(value.type.shape)}")
+    return value.type.size
+
+
+def _sliced_by_index(g: Emitter, x: Value, axes: Sequence[int], bounds: Sequence[Value]) -> Value:
+    """Slice by bounds that are computed: the host makes the indices of each dim, and the device gathers them.
+
+    bounds: starts, ends and, if given, steps. Another start of the same length is no other program then.
+    """
+    count = len(axes)
+    for value, what in zip(bounds, ("starts", "ends", "steps"), strict=False):
+        require(_length(value, what) == count, f"{value.type.size} {what} for {count} axes")
+    axes = tuple(axis % x.type.rank for axis in axes) if axes_of(axes, x.type.rank) else ()
+    sizes = [x.type.shape[axis] for axis in axes]
+
+    def compute(arrays: Sequence[Array]) -> list[Array]:
+        starts, ends, *steps = ([int(i) for i in array.reshape(-1)] for array in arrays)
+        by = steps[0] if steps else [1] * count
+        taken = map(_taken, starts, ends, by, sizes)
+        return [np.arange(t.start, t.stop, t.step, dtype=np.int64) for t in taken]
+
+    for axis, indices in zip(axes, g.on_host("the bounds of the slice", compute, *bounds), strict=True):
+        x = g(Gather(axis), x, indices)
+    return x
+
+
+def _taken(start: int, end: int, step: int, size: int) -> range:
+    """Clamp bounds out of range as Python's slices do, except that a start before index 0 is 0 for negative steps."""
+    require(step != 0, "a step is 0")
+    return range(*slice(max(start, -size) if step < 0 else start, end, step).indices(size))
 
 
 def _slice(
     g: Emitter, x: Value, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
 ) -> Value:
-    """Clamp bounds out of range as Python's slices do, except that a start before index 0 is 0 for negative steps."""
     shape = x.type.shape
     require(
         len(starts) == len(ends) == len(axes) == len(steps),
@@ -79,10 +111,7 @@ def _slice(
     axes_of(axes, len(shape))
     begin, size, by = [0] * len(shape), list(shape), [1] * len(shape)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        require(step != 0, "a step is 0")
-        if step < 0:
-            start = max(start, -shape[axis])
-        taken = range(*slice(start, end, step).indices(shape[axis]))
+        taken = _taken(start, end, step, shape[axis])
         begin[axis], size[axis], by[axis] = (taken.start if taken else 0), len(taken), step
     if tuple(size) == shape and all(step > 0 for step in by):
         return x

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.frontends.onnx.emit import Emitter, Table
+from fusec.frontends.onnx.limits import by_blocks, require_constant
 from fusec.frontends.onnx.tensors import shape_of
-from fusec.ir import DType, Literal, TensorType, Value
+from fusec.ir import Array, DType, Literal, TensorType, Value
 from fusec.ops.spec import require
 
 
@@ -56,17 +57,35 @@ def range_(g: Emitter, start: Value, limit: Value, delta: Value, /, *, stash_typ
     dtype = start.type.dtype
     for operand in (limit, delta):
         require(operand.type.dtype is dtype, f"operands differ in dtype: {dtype.value}, {operand.type.dtype.value}")
-    names = ("start", "limit", "delta")
-    first, last, step = (g.number(v, n) for v, n in zip((start, limit, delta), names, strict=True))
+    bounds = (start, limit, delta)
+    for name, operand in zip(("start", "limit", "delta"), bounds, strict=True):
+        require(operand.type.size == 1, f"{name} must be one number, not of shape {list(operand.type.shape)}")
+    if any(operand.literal is None for operand in bounds):
+        return g.on_host("start, limit and delta", lambda arrays: (_counted(arrays, dtype),), *bounds)[0]
+    count, at = _count_up([g.number(operand, "a bound") for operand in bounds], dtype)
+    return g.indexed((count,), at, dtype)
+
+
+def _counted(bounds: Sequence[Array], dtype: DType) -> Array:
+    """Return the numbers of Range as an array."""
+    count, at = _count_up([array.reshape(-1)[0].item() for array in bounds], dtype)
+    type = TensorType((count,), dtype)
+    require_constant(type, "the result of Range,")
+    return by_blocks(type, at)
+
+
+def _count_up(bounds: Sequence[float], dtype: DType) -> tuple[int, Callable[[Array], Array]]:
+    """Return how many numbers Range has, and a function from their indices to the numbers."""
+    first, last, step = bounds
     require(step != 0, "delta is 0")
-    require(all(math.isfinite(v) for v in (first, last, step)), f"from {first} to {last} by {step}")
+    require(all(math.isfinite(v) for v in bounds), f"from {first} to {last} by {step}")
     count = max(0, math.ceil((last - first) / step) if dtype.is_float else -((first - last) // step))
     wide = np.float64 if dtype.is_float else np.int64
     try:
         begin, by = wide(first), wide(step)
     except OverflowError as error:
         raise VerifyError(f"from {first} to {last} by {step}: {error}") from error
-    return g.indexed((int(count),), lambda i: begin + i * by, dtype)
+    return int(count), lambda i: begin + i * by
 
 
 TABLE: Table = {

@@ -1,4 +1,4 @@
-"""Import control flow: choose the branch of If, and unroll Loop and Scan. Conditions must be known at import."""
+"""Import control flow: choose the branch of If, or select between the results of both, and unroll Loop and Scan."""
 
 from __future__ import annotations
 
@@ -7,17 +7,60 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import GraphProto
 
+from fusec.errors import VerifyError
 from fusec.frontends.onnx.emit import Emitter, ModelValue, Table, TensorList
-from fusec.ir import Value
-from fusec.ops import Concat
+from fusec.ir import Node, Value
+from fusec.ops import Concat, Gather, Scatter, pw
 from fusec.ops.spec import normalize_axis, require
 
 MAX_TRIPS = 4096
 
 
 def if_(g: Emitter, condition: Value, /, *, then_branch: GraphProto, else_branch: GraphProto) -> tuple[ModelValue, ...]:
+    """Import If: one branch if the condition is known at import, else both with a selection, if that is possible."""
+    if condition.literal is None and condition.type.size == 1:
+        selected = _selected(g, condition, then_branch, else_branch)
+        if selected is not None:
+            return selected
     chosen = then_branch if g.number(condition, "the condition") else else_branch
     return tuple(g.subgraph(chosen, ()))
+
+
+def _selected(
+    g: Emitter, condition: Value, then_branch: GraphProto, else_branch: GraphProto
+) -> tuple[ModelValue, ...] | None:
+    """Compute both branches and select each result by the condition.
+
+    Returns None if results differ in type, if a branch cannot be imported without knowing that it is taken, or if a
+    branch reads by computed indices, because those of the other branch may be out of range. What a failed attempt
+    added to the graph has no reader.
+    """
+    before = g.graph.last
+    try:
+        with g.tentative():
+            results = [g.subgraph(branch, ()) for branch in (then_branch, else_branch)]
+            require(len(results[0]) == len(results[1]), "the branches give different numbers of results")
+            if any(_reads_anywhere(node) for node in g.graph.since(before)):
+                return None
+            flag = g.reshape(condition, ())
+            return tuple(_select(g, flag, a, b) for a, b in zip(*results, strict=True))
+    except VerifyError:
+        return None
+
+
+def _select(g: Emitter, flag: Value, then: ModelValue, other: ModelValue) -> ModelValue:
+    if isinstance(then, TensorList) and isinstance(other, TensorList):
+        require(len(then.items) == len(other.items), "the branches give sequences of different lengths")
+        pairs = zip(then.items, other.items, strict=True)
+        return TensorList(tuple(tensor(_select(g, flag, a, b)) for a, b in pairs), then.dtype)
+    a, b = tensor(then), tensor(other)
+    require(a.type.same_value_type(b.type), f"the branches give {a.type} and {b.type}")
+    return a if a is b else g(pw("where"), flag, a, b)
+
+
+def _reads_anywhere(node: Node) -> bool:
+    """Tell if a node fails for some values of its operands: an index out of range."""
+    return isinstance(node.op, Gather | Scatter) and node.operands[1].literal is None
 
 
 def loop(

@@ -1,18 +1,19 @@
-"""Import quantised ops: scales and zero points become pointwise ops, and integer products are exact in f64."""
+"""Import quantised ops: scales and zero points become pointwise ops, and integer products are exact, in i32 or f64."""
 
 from __future__ import annotations
 
 from typing import Unpack
 
 import ml_dtypes
+import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table
 from fusec.frontends.onnx.movement.gather_scatter import spread
 from fusec.frontends.onnx.ops.convolution import ConvAttributes, conv
 from fusec.frontends.onnx.ops.matmul import matmul
 from fusec.frontends.onnx.tensors import dtype_of
-from fusec.ir import DType, Value
-from fusec.ops import Cast, pw
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import Cast, MatMul, Reduce, pw
 from fusec.ops.spec import normalize_axis, require
 
 
@@ -110,11 +111,38 @@ def _shifted(g: Emitter, x: Value, zero: Value | None, axis: int) -> Value:
     return g(pw("sub"), wide, _along(g, wide_zero, x, axis, 0))
 
 
+def _signed(g: Emitter, v: Value, zero: Value | None) -> tuple[Value, Value | None]:
+    """Return signed integers and their zero point in i32, both less 128 where they are unsigned; None for no zero."""
+    shift = 0 if v.type.dtype is DType.I8 else 128
+    if shift:
+        v = g.cast(g(pw("sub"), g.cast(v, DType.I32), g.constant(np.int32(shift))), DType.I8)
+    wide = g.constant(np.int32(0)) if zero is None else g.cast(zero, DType.I32)
+    wide = g(pw("sub"), wide, g.constant(np.int32(shift))) if shift else wide
+    return v, None if wide.literal is not None and not wide.literal.array.any() else wide
+
+
+def _is_number(zero: Value | None) -> bool:
+    return zero is None or zero.type.size == 1
+
+
 def matmul_integer(
     g: Emitter, a: Value, b: Value, a_zero: Value | None = None, b_zero: Value | None = None, /
 ) -> Value:
-    left = _shifted(g, a, a_zero, -2 if a.type.rank > 1 else -1)
-    return g.cast(matmul(g, left, _shifted(g, b, b_zero, -1)), DType.I32)
+    """Import MatMulInteger: the sum of (a - y)(b - z) is that of a b, less y times b's sums and z times (a - y)'s."""
+    if a.type.rank < 2 or b.type.rank < 2 or not (_is_number(a_zero) and _is_number(b_zero)):
+        left = _shifted(g, a, a_zero, -2 if a.type.rank > 1 else -1)
+        return g.cast(matmul(g, left, _shifted(g, b, b_zero, -1)), DType.I32)
+    (left, y), (right, z) = _signed(g, a, a_zero), _signed(g, b, b_zero)
+    product = g(MatMul(), left, right)
+    if y is not None:
+        columns = g(Reduce("sum", (right.type.rank - 2,), True), g.cast(right, DType.I32))
+        product = g(pw("sub"), product, g(pw("mul"), columns, g.reshape(y, ())))
+    if z is not None:
+        wide = g.cast(left, DType.I32)
+        wide = wide if y is None else g(pw("sub"), wide, g.reshape(y, ()))
+        rows = g(Reduce("sum", (left.type.rank - 1,), True), wide)
+        product = g(pw("sub"), product, g(pw("mul"), rows, g.reshape(z, ())))
+    return product
 
 
 def qlinear_matmul(
@@ -153,7 +181,20 @@ def conv_integer(
     /,
     **attributes: Unpack[ConvAttributes],
 ) -> Value:
-    return g.cast(conv(g, _shifted(g, x, x_zero, 1), _shifted(g, w, w_zero, 0), **attributes), DType.I32)
+    """Import ConvInteger: the sum of (x - y) w is that of x w, less y times the sum of w over the window's pixels.
+
+    Those are fewer at the borders, where the window covers pads.
+    """
+    filters, z = _signed(g, w, w_zero)
+    if z is not None or not _is_number(x_zero):
+        return g.cast(conv(g, _shifted(g, x, x_zero, 1), _shifted(g, w, w_zero, 0), **attributes), DType.I32)
+    image, y = _signed(g, x, x_zero)
+    product = conv(g, image, filters, **attributes)
+    if y is None:
+        return product
+    pixels = g.full(TensorType((1, *image.type.shape[1:]), DType.I8), np.ones((), np.int8))
+    covered = conv(g, pixels, filters, **attributes)
+    return g(pw("sub"), product, g(pw("mul"), covered, g.reshape(y, ())))
 
 
 def qlinear_conv(

@@ -1,86 +1,23 @@
-"""Import RNN, GRU and LSTM: unroll them over the steps of the sequence, one direction after the other."""
+"""Import RNN, GRU and LSTM: one product of the input of all steps with its weights, then one op for the recurrence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table
-from fusec.frontends.onnx.movement.gather_scatter import reversed_in_time
-from fusec.frontends.onnx.ops.control import row, stacked
-from fusec.ir import DType, TensorType, Value
-from fusec.ops import MatMul, Transpose, pw
+from fusec.ir import Literal, TensorType, Value
+from fusec.ops import Concat, MatMul, Recurrent, Reshape, Transpose, pw
+from fusec.ops.recurrent import ACTIVATIONS, DEFAULT_ACTIVATIONS, DIRECTIONS, GATES
 from fusec.ops.spec import require
 
-MAX_STEPS = 4096
-Activation = Callable[[Value], Value]
-
-# Activations, with the defaults of their alpha and beta (None if they have none).
-_ACTIVATIONS: dict[str, tuple[float | None, float | None]] = {
-    "relu": (None, None),
-    "tanh": (None, None),
-    "sigmoid": (None, None),
-    "softsign": (None, None),
-    "softplus": (None, None),
-    "affine": (1.0, 0.0),
-    "leakyrelu": (0.01, None),
-    "thresholdedrelu": (1.0, None),
-    "scaledtanh": (1.0, 1.0),
-    "hardsigmoid": (0.2, 0.5),
-    "elu": (1.0, None),
-}
-
-
-def _activation(g: Emitter, name: str, alpha: float, beta: float, x: Value) -> Value:
-    match name:
-        case "leakyrelu":
-            return g(pw("leaky_relu", alpha=alpha), x)
-        case "thresholdedrelu":
-            return g(pw("thresholded_relu", alpha=alpha), x)
-        case "elu":
-            return g(pw("elu", alpha=alpha), x)
-        case "hardsigmoid":
-            return g(pw("hard_sigmoid", alpha=alpha, beta=beta), x)
-        case "affine":
-            return g(pw("add"), g(pw("mul"), x, g.scalar(alpha, x)), g.scalar(beta, x))
-        case "scaledtanh":
-            return g(pw("mul"), g(pw("tanh"), g(pw("mul"), x, g.scalar(beta, x))), g.scalar(alpha, x))
-        case _:
-            return g(pw(name), x)
-
-
-def _activations(
-    g: Emitter,
-    names: Sequence[str],
-    alphas: Sequence[float],
-    betas: Sequence[float],
-    defaults: Sequence[str],
-    count: int,
-) -> list[list[Activation]]:
-    """Return the activation functions of each of `count` directions.
-
-    alphas, betas: in order, for the functions that have an alpha or a beta.
-    """
-    each = [n.lower() for n in names] or [n.lower() for n in defaults] * count
-    require(len(each) == len(defaults) * count, f"{len(each)} activations, not {len(defaults) * count}")
-    given_alphas, given_betas = list(alphas), list(betas)
-    made: list[Activation] = []
-    for name in each:
-        require(name in _ACTIVATIONS, f"knows no activation {name!r}")
-        alpha, beta = _ACTIVATIONS[name]
-        if alpha is not None and given_alphas:
-            alpha = given_alphas.pop(0)
-        if beta is not None and given_betas:
-            beta = given_betas.pop(0)
-        made.append(partial(_activation, g, name, alpha or 0.0, beta or 0.0))
-    return [made[i * len(defaults) : (i + 1) * len(defaults)] for i in range(count)]
+_NAMES: Mapping[str, str] = {name.replace("_", ""): name for name in ACTIVATIONS}  # as ONNX has them, in lower case
 
 
 @dataclass(frozen=True)
-class Operands:
+class _Operands:
     """Operands that RNN, GRU and LSTM share: x[T, B, I], w[D, G*H, I], r[D, G*H, H], bias[D, 2*G*H], lengths[B]."""
 
     x: Value
@@ -88,120 +25,128 @@ class Operands:
     r: Value
     b: Value | None
     lengths: Value | None
+    initial: Sequence[Value | None]
 
 
 @dataclass(frozen=True)
-class RecurrentLayer:
-    """Attributes that RNN, GRU and LSTM share, and the number of their gates.
+class _Layer:
+    """Attributes that RNN, GRU and LSTM share. `layout`: 1 if the batch is the first dim. `size`: of a state."""
 
-    layout: 1 if the batch is the first dim, else 0.
-    size: size of a state.
-    """
-
+    cell: str
     direction: str
     layout: int
     size: int
-    gates: int
 
     @property
     def directions(self) -> int:
         return 2 if self.direction == "bidirectional" else 1
 
+    @property
+    def gates(self) -> int:
+        return GATES[self.cell]
+
     @classmethod
-    def of(cls, direction: str, layout: int, hidden_size: int, gates: int, r: Value) -> RecurrentLayer:
+    def of(cls, cell: str, direction: str, layout: int, hidden_size: int, r: Value) -> _Layer:
         """Check the attributes. `hidden_size`: size of a state; 0 to infer it from the recurrent weights r."""
-        require(direction in ("forward", "reverse", "bidirectional"), f"knows no direction {direction!r}")
+        require(direction in DIRECTIONS, f"knows no direction {direction!r}")
         require(r.type.rank == 3, f"R has shape {list(r.type.shape)}, not [directions, gates * size, size]")
-        return cls(direction, layout, hidden_size or r.type.shape[-1], gates)
+        return cls(cell, direction, layout, hidden_size or r.type.shape[-1])
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Weights of one direction: x[B, I] @ w[I, G*H] + h[B, H] @ r[H, G*H] + the two halves of the bias."""
+class _Functions:
+    """Activations as ONNX has them: alphas and betas are those of the functions that have one."""
 
-    w: Value
-    r: Value
-    w_bias: Value | None
-    r_bias: Value | None
+    names: Sequence[str]
+    alphas: Sequence[float]
+    betas: Sequence[float]
+
+    def attributes(self, layer: _Layer) -> tuple[tuple[str, ...], tuple[float, ...], tuple[float, ...]]:
+        """Return the names, alphas and betas of the op, which are empty if the functions are the default ones."""
+        defaults = DEFAULT_ACTIVATIONS[layer.cell] * layer.directions
+        given = [n.lower() for n in self.names] or [n.replace("_", "") for n in defaults]
+        require(len(given) == len(defaults), f"{len(given)} activations, not {len(defaults)}")
+        for name in given:
+            require(name in _NAMES, f"knows no activation {name!r}")
+        names = tuple(_NAMES[name] for name in given)
+        if names == defaults:
+            return (), (), ()
+        left = (list(self.alphas), list(self.betas))
+        numbers: tuple[list[float], list[float]] = ([], [])
+        for name in names:
+            for default, rest, made in zip(ACTIVATIONS[name], left, numbers, strict=True):
+                made.append(0.0 if default is None else rest.pop(0) if rest else default)
+        return names, tuple(numbers[0]), tuple(numbers[1])
 
 
-Step = Callable[[Weights, int, Value, list[Value]], list[Value]]  # (weights, direction, x, states) -> new states
-
-
-def _unrolled(
-    g: Emitter, operands: Operands, initial: Sequence[Value | None], layer: RecurrentLayer, step: Step
+def _imported(
+    g: Emitter, layer: _Layer, operands: _Operands, op: Recurrent, parameter: Value | None = None
 ) -> tuple[Value, ...]:
-    """Unroll a layer. Returns Y, which has the first state of each step, and the last value of each state.
+    """Import a layer. Returns Y, which has the first state of each step, and the last value of each state.
 
-    initial: first value of each state; None for zeros.
+    parameter: peepholes; None to take the bias of a GRU's gate h.
     """
-    x, w, r, b, lengths = operands.x, operands.w, operands.r, operands.b, operands.lengths
-    layout, gates, count, size = layer.layout, layer.gates, layer.directions, layer.size
+    x, layout, count, size = operands.x, layer.layout, layer.directions, layer.size
     require(x.type.rank == 3, f"takes [steps, batch, size], not {list(x.type.shape)}")
     if layout:
         x = g(Transpose((1, 0, 2)), x)
     steps, batch, _ = x.type.shape
+    require(steps > 0, "a sequence of no steps")
     first = (batch, count, size) if layout else (count, batch, size)
-    for state in filter(None, initial):
+    for state in filter(None, operands.initial):
         require(state.type.shape == first, f"an initial state has shape {list(state.type.shape)}, not {list(first)}")
-    require(0 < steps <= MAX_STEPS, f"{steps} steps; from 1 to {MAX_STEPS} are supported")
-    require(w.type.shape[:2] == (count, gates * size), f"W {w.type} for {count} directions of {gates}x{size}")
-    require(r.type.shape == (count, gates * size, size), f"R {r.type} for {count} directions of {gates}x{size}")
-    require(
-        b is None or b.type.shape == (count, 2 * gates * size), f"B {b and b.type}, not [{count},{2 * gates * size}]"
-    )
-    full = g.full(TensorType((batch,), DType.I64), np.array(steps))
-    outputs: list[Value] = []
-    last: list[list[Value]] = [[] for _ in initial]
-    for d in range(count):
-        backward = layer.direction == "reverse" or d == 1
-        weights = _weights(g, w, r, b, d, gates * size)
-        zeros = g.full(TensorType((batch, size), x.type.dtype), np.zeros((), x.type.dtype.numpy))
-        states = [zeros if v is None else row(g, v, 1 if layout else 0, d) for v in initial]
-        along_time = reversed_in_time(g, x, full if lengths is None else lengths, 0) if backward else x
-        made: list[Value] = []
-        for t in range(steps):
-            with g.unrolling():
-                now = step(weights, d, row(g, along_time, 0, t), states)
-            if lengths is None:
-                states, y = now, now[0]
-            else:  # after the end of a sequence its states stay, and Y is zero
-                ends = g.reshape(g.cast(lengths, DType.I64), (batch, 1))
-                running = g(pw("cmp_gt"), ends, g.scalar(t, ends))
-                states = [g(pw("where"), running, new, old) for new, old in zip(now, states, strict=True)]
-                y = g(pw("where"), running, now[0], g.scalar(0, x))
-            made.append(y)
-        whole = stacked(g, made, 0)
-        if backward:
-            whole = reversed_in_time(g, whole, full if lengths is None else lengths, 0)
-        outputs.append(whole)
-        for of_directions, state in zip(last, states, strict=True):
-            of_directions.append(state)
-    y = stacked(g, outputs, 1)  # [steps, directions, batch, size]
-    finals = [stacked(g, of_directions, 0) for of_directions in last]
+    _check_weights(layer, operands)
+    bias, last = _biases(g, layer, operands.b, op.linear_before_reset)
+    zeros = TensorType((count, batch, size), x.type.dtype)
+    states = [g.full(zeros, np.zeros((), zeros.dtype.numpy)) if v is None else v for v in operands.initial]
     if layout:
-        y = g(Transpose((2, 0, 1, 3)), y)
-        finals = [g(Transpose((1, 0, 2)), v) for v in finals]
+        states = [v if operands.initial[i] is None else g(Transpose((1, 0, 2)), v) for i, v in enumerate(states)]
+    more = [v for v in (parameter or last, operands.lengths) if v is not None]
+    y, *finals = g.many(op, _product(g, x, operands.w, bias), operands.r, *states, *more)
+    y = g.reshape(y, (steps, batch, count, size))
+    if layout:
+        return (g(Transpose((1, 0, 2, 3)), y), *(g(Transpose((1, 0, 2)), v) for v in finals))
+    y = g(Transpose((0, 2, 1, 3)), y) if count > 1 else g.reshape(y, (steps, 1, batch, size))
     return (y, *finals)
 
 
-def _weights(g: Emitter, w: Value, r: Value, b: Value | None, d: int, width: int) -> Weights:
-    transposed = [g(Transpose((1, 0)), row(g, v, 0, d)) for v in (w, r)]
+def _check_weights(layer: _Layer, operands: _Operands) -> None:
+    w, r, b = operands.w, operands.r, operands.b
+    count, width, size = layer.directions, layer.gates * layer.size, layer.size
+    of = f"{count} directions of {layer.gates}x{size}"
+    require(w.type.shape == (count, width, operands.x.type.shape[-1]), f"W {w.type} for {of}")
+    require(r.type.shape == (count, width, size), f"R {r.type} for {of}")
+    require(b is None or b.type.shape == (count, 2 * width), f"B {b and b.type}, not [{count},{2 * width}]")
+
+
+def _biases(g: Emitter, layer: _Layer, b: Value | None, linear_before_reset: bool) -> tuple[Value | None, Value | None]:
+    """Return the bias of the product of the input, and that of h @ r in a GRU's gate h if a gate multiplies that."""
     if b is None:
-        return Weights(transposed[0], transposed[1], None, None)
-    bias = row(g, b, 0, d)
-    return Weights(transposed[0], transposed[1], g.window(bias, 0, 0, width), g.window(bias, 0, width, width))
+        return None, None
+    width, size = layer.gates * layer.size, layer.size
+    of_x, of_h, last = g.window(b, 1, 0, width), g.window(b, 1, width, width), None
+    if linear_before_reset:
+        last = g.window(of_h, 1, 2 * size, size)
+        zeros = g.full(last.type, np.zeros((), last.type.dtype.numpy))
+        of_h = g(Concat(1), g.window(of_h, 1, 0, 2 * size), zeros)
+    return g(Reshape((layer.directions * width,)), g(pw("add"), of_x, of_h)), last
 
 
-def _clipped(g: Emitter, x: Value, limit: float) -> Value:
-    return g(pw("clip", min=-limit, max=limit), x) if limit else x
+def _product(g: Emitter, x: Value, w: Value, bias: Value | None) -> Value:
+    """Multiply the input of all steps with the weights of all directions: [T, B, D*G*H].
+
+    Weights that are the identity are left out: that is how a graph is exported (`fusec.exporters.onnx_recurrent`).
+    """
+    count, width, inputs = w.type.shape
+    reshaped = w.node is not None and isinstance(w.node.op, Reshape)
+    literal = w.node.operands[0].literal if reshaped and w.node is not None else w.literal
+    if literal is None or count * width != inputs or not _is_identity(literal, inputs):
+        x = g(MatMul(), x, g(Transpose((1, 0)), g.reshape(w, (count * width, inputs))))
+    return x if bias is None else g(pw("add"), x, bias)
 
 
-def _sum(g: Emitter, first: Value, *more: Value | None) -> Value:
-    for value in more:
-        if value is not None:
-            first = g(pw("add"), first, value)
-    return first
+def _is_identity(literal: Literal, count: int) -> bool:
+    return np.array_equal(literal.array.reshape(count, count), np.eye(count))
 
 
 def rnn(
@@ -222,16 +167,11 @@ def rnn(
     hidden_size: int = 0,
     layout: int = 0,
 ) -> tuple[Value, ...]:
-    layer = RecurrentLayer.of(direction, layout, hidden_size, 1, r)
-    count = layer.directions
+    layer = _Layer.of("rnn", direction, layout, hidden_size, r)
     # the default of the attribute is for two directions
-    functions = _activations(g, activations[:count], activation_alpha, activation_beta, ("Tanh",), count)
-
-    def step(p: Weights, d: int, now: Value, states: list[Value]) -> list[Value]:
-        total = _sum(g, g(MatMul(), now, p.w), g(MatMul(), states[0], p.r), p.w_bias, p.r_bias)
-        return [functions[d][0](_clipped(g, total, clip))]
-
-    return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h], layer, step)
+    functions = _Functions(activations[: layer.directions], activation_alpha, activation_beta)
+    op = Recurrent("rnn", direction, *functions.attributes(layer), clip)
+    return _imported(g, layer, _Operands(x, w, r, b, lengths, [initial_h]), op)
 
 
 def gru(
@@ -254,30 +194,10 @@ def gru(
     linear_before_reset: int = 0,
 ) -> tuple[Value, ...]:
     """Import GRU. The weights have gates z, r and h, in this order."""
-    layer = RecurrentLayer.of(direction, layout, hidden_size, 3, r)
-    size, defaults = layer.size, ("Sigmoid", "Tanh")
-    functions = _activations(g, activations, activation_alpha, activation_beta, defaults, layer.directions)
-
-    def part(v: Value, gate: int) -> Value:
-        return g.window(v, v.type.rank - 1, gate * size, size)
-
-    def step(p: Weights, d: int, now: Value, states: list[Value]) -> list[Value]:
-        inner, outer = functions[d]
-        h = states[0]
-        from_x = _sum(g, g(MatMul(), now, p.w), p.w_bias)
-        two = g.window(p.r, 1, 0, 2 * size)
-        from_h = _sum(g, g(MatMul(), h, two), None if p.r_bias is None else g.window(p.r_bias, 0, 0, 2 * size))
-        z, reset = (inner(_clipped(g, g(pw("add"), part(from_x, i), part(from_h, i)), clip)) for i in (0, 1))
-        last, bias = part(p.r, 2), None if p.r_bias is None else part(p.r_bias, 2)
-        if linear_before_reset:
-            hidden = g(pw("mul"), reset, _sum(g, g(MatMul(), h, last), bias))
-        else:
-            hidden = _sum(g, g(MatMul(), g(pw("mul"), reset, h), last), bias)
-        new = outer(_clipped(g, g(pw("add"), part(from_x, 2), hidden), clip))
-        old = g(pw("mul"), z, h)
-        return [g(pw("add"), g(pw("mul"), g(pw("sub"), g.scalar(1, z), z), new), old)]
-
-    return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h], layer, step)
+    layer = _Layer.of("gru", direction, layout, hidden_size, r)
+    functions = _Functions(activations, activation_alpha, activation_beta)
+    op = Recurrent("gru", direction, *functions.attributes(layer), clip, False, bool(linear_before_reset))
+    return _imported(g, layer, _Operands(x, w, r, b, lengths, [initial_h]), op)
 
 
 def lstm(
@@ -302,31 +222,13 @@ def lstm(
     layout: int = 0,
 ) -> tuple[Value, ...]:
     """Import LSTM. The weights have gates i, o, f and c, in this order; peepholes exist for the first three."""
-    layer = RecurrentLayer.of(direction, layout, hidden_size, 4, r)
-    size, defaults = layer.size, ("Sigmoid", "Tanh", "Tanh")
-    functions = _activations(g, activations, activation_alpha, activation_beta, defaults, layer.directions)
-    wanted = (layer.directions, 3 * size)
+    layer = _Layer.of("lstm", direction, layout, hidden_size, r)
+    wanted = (layer.directions, 3 * layer.size)
     given = wanted if peepholes is None else peepholes.type.shape
     require(given == wanted, f"P has shape {list(given)}, not {list(wanted)}")
-
-    def step(p: Weights, d: int, now: Value, states: list[Value]) -> list[Value]:
-        inner, middle, outer = functions[d]
-        h, c = states
-        total = _sum(g, g(MatMul(), now, p.w), g(MatMul(), h, p.r), p.w_bias, p.r_bias)
-        i, o, f, new = (g.window(total, 1, k * size, size) for k in range(4))
-
-        def peep(gate: Value, k: int, cell: Value) -> Value:
-            if peepholes is not None:
-                weight = g.window(row(g, peepholes, 0, d), 0, k * size, size)
-                gate = g(pw("add"), gate, g(pw("mul"), weight, cell))
-            return inner(_clipped(g, gate, clip))
-
-        i = peep(i, 0, c)
-        f = g(pw("sub"), g.scalar(1, i), i) if input_forget else peep(f, 2, c)
-        cell = g(pw("add"), g(pw("mul"), f, c), g(pw("mul"), i, middle(_clipped(g, new, clip))))
-        return [g(pw("mul"), peep(o, 1, cell), outer(cell)), cell]
-
-    return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h, initial_c], layer, step)
+    functions = _Functions(activations, activation_alpha, activation_beta)
+    op = Recurrent("lstm", direction, *functions.attributes(layer), clip, bool(input_forget))
+    return _imported(g, layer, _Operands(x, w, r, b, lengths, [initial_h, initial_c]), op, peepholes)
 
 
 TABLE: Table = {

@@ -35,13 +35,23 @@ C_TYPES: Mapping[DType, str] = {
     DType.U16: "u16",
     DType.U8: "u8",
     DType.BOOL: "bool",
+    **{dtype: dtype.value for dtype in DType if dtype.is_narrow},  # in narrow_types.cuh
 }
 HALVES = (DType.F16, DType.BF16)
+_NARROW = "|".join(dtype.value for dtype in DType if dtype.is_narrow)
+_NARROW_TYPE = re.compile(rf"\b(?:{_NARROW})\* __restrict__|<(?:{_NARROW})[,>]")  # of a pointer, or of a conversion
+
+
+def computed_in(dtype: DType) -> DType:
+    """Return the type that elements of a dtype are computed in: f32 for short floats, 8 bits for short integers."""
+    if dtype in HALVES or (dtype.is_narrow and not dtype.is_narrow_int):
+        return DType.F32
+    return dtype if not dtype.is_narrow else DType.I8 if dtype in (DType.I4, DType.I2) else DType.U8
 
 
 def compute_type(dtype: DType) -> str:
     """Return the C type that elements of a dtype are computed in."""
-    return "float" if dtype in HALVES else C_TYPES[dtype]
+    return C_TYPES[computed_in(dtype)]
 
 
 @dataclass(frozen=True)
@@ -201,6 +211,8 @@ class Arguments:
         given = [f"{c_type} __restrict__ {pointer}" for c_type, pointer in pointers]
         declared = ", ".join([*given, *(f"const {c_type} bound{i}" for i, (c_type, _) in enumerate(numbers))])
         before = "".join(f"{line}\n" for line in preamble)
+        if _NARROW_TYPE.search(declared + body):
+            before = _text("narrow_types.cuh") + before
         bounds = f"__launch_bounds__({block}, {resident})" if resident else f"__launch_bounds__({block})"
         bounds += f" __cluster_dims__({cluster})" if cluster > 1 else ""
         text = f'{before}extern "C" __global__ void {bounds} ENTRY({declared}) {{\n{body}\n}}\n'
@@ -212,7 +224,11 @@ class Arguments:
 
 def prelude() -> str:
     """Return the CUDA C that every source begins with."""
-    return resources.files("fusec.gpu.kernels.codegen").joinpath("prelude.cuh").read_text(encoding="utf-8")
+    return _text("prelude.cuh")
+
+
+def _text(file: str) -> str:
+    return resources.files("fusec.gpu.kernels.codegen").joinpath(file).read_text(encoding="utf-8")
 
 
 def ceil_div(a: int, b: int) -> int:

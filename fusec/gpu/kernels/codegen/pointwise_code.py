@@ -11,7 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fusec.gpu.kernels.codegen.indexing import Strided, View
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, MAX_VECTOR, VECTOR_BYTES, Arguments, compute_type
+from fusec.gpu.kernels.codegen.kernel import (
+    C_TYPES,
+    HALVES,
+    MAX_VECTOR,
+    VECTOR_BYTES,
+    Arguments,
+    compute_type,
+    computed_in,
+)
 from fusec.gpu.kernels.codegen.op_table import expression, literal, pattern
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Pointwise, Relayout
@@ -129,7 +137,8 @@ class PointwiseCode:
     def define(self, value: Value, text: str, rounds: bool = True) -> None:
         """Set the expression of a value, and round it to the value's type unless `rounds` is false."""
         dtype, name = value.type.dtype, f"{self.prefix}{len(self.known)}"
-        if rounds and self.rounds and dtype in HALVES:  # the stored number is reused, which saves a conversion
+        rounded = (self.rounds and dtype in HALVES) or dtype.is_narrow
+        if rounds and rounded:  # the stored number is reused, which saves a conversion
             self.body.append(f"const {C_TYPES[dtype]} {name}_stored = narrow<{C_TYPES[dtype]}>({text});")
             self.narrowed[value] = f"{name}_stored"
             text = f"wide({name}_stored)"
@@ -155,13 +164,26 @@ class PointwiseCode:
         c_type, vector, type = C_TYPES[value.type.dtype], self.space.vector, type or value.type
         pointer, at = self.arguments.write(value), self.space.offset(type)
         text, step = self.as_stored(known or value), self.space.stride_along(type)
-        if self.space.is_pack(type):
+        if value.type.dtype.bits < 8:
+            self._store_parts(pointer, at, text, type)
+        elif self.space.is_pack(type):
             pack = f"{pointer}_{len(self.tail)}"
             self.head.append(f"Pack<{c_type}, {vector}> {pack};")
             self.body.append(f"{pack}.v[j] = {text};")
             self.tail.append(f"store_pack<{c_type}, {vector}>({pointer} + ({at}), {pack});")
         else:
             self.body.append(f"{pointer}[{at} + j * {step}] = {text};")
+
+    def _store_parts(self, pointer: str, at: str, text: str, type: Strided) -> None:
+        """Store an element that shares its byte with others."""
+        kind = f"{C_TYPES[type.dtype]}, {self.space.vector}"
+        if self.space.is_pack(type) and self.space.vector * type.dtype.bits % 8 == 0:
+            pack = f"{pointer}_{len(self.tail)}"
+            self.head.append(f"PackedParts<{kind}> {pack} = {{0u}};")
+            self.body.append(f"{pack}.set(j, {text});")
+            self.tail.append(f"store_parts<{kind}>({pointer}, {at}, {pack});")
+        else:
+            self.body.append(f"store_part({pointer}, {at} + j * {self.space.stride_along(type)}, {text});")
 
     def as_stored(self, value: Value) -> str:
         """Return a known value in the type it is stored in."""
@@ -177,10 +199,13 @@ class PointwiseCode:
         """Load the element of a value from memory."""
         number = value.literal.array.reshape(-1)[0] if value.literal is not None and value.type.size == 1 else None
         if number is not None:
-            return literal(float(number) if type.dtype.is_float else number.item(), type.dtype)
+            kind = computed_in(type.dtype)
+            return literal(float(number) if kind.is_float else int(number), kind)
         c_type, vector = C_TYPES[type.dtype], self.space.vector
         pointer, at, step = self.arguments.read(value), self.space.offset(type), self.space.stride_along(type)
         name = f"{self.prefix}{pointer}_{len(self.known)}"
+        if type.dtype.bits < 8:
+            return self._load_parts(name, pointer, type)
         if self.space.is_pack(type):
             pack = f"Pack<{c_type}, {vector}>"
             load = "load_pack_here" if self.ahead else "load_pack"
@@ -191,16 +216,31 @@ class PointwiseCode:
         self.head.append(f"const {compute_type(type.dtype)} {name} = wide({pointer}[{at}]);")
         return name
 
+    def _load_parts(self, name: str, pointer: str, type: Strided) -> str:
+        """Load an element that shares its byte with others."""
+        at, step, vector = self.space.offset(type), self.space.stride_along(type), self.space.vector
+        if self.space.is_pack(type) and vector * type.dtype.bits % 8 == 0:
+            kind = f"{C_TYPES[type.dtype]}, {vector}"
+            self.head.append(f"const PackedParts<{kind}> {name} = load_parts<{kind}>({pointer}, {at});")
+            return f"wide({name}.get(j))"
+        if vector > 1 and step:
+            return f"wide(load_part({pointer}, {at} + j * {step}))"
+        self.head.append(f"const {compute_type(type.dtype)} {name} = wide(load_part({pointer}, {at}));")
+        return name
+
 
 def rounded_to(text: str, dtype: DType) -> str:
     """Round an expression to a storage type; its C type stays the one that is computed in."""
-    return f"rounded<{C_TYPES[dtype]}>({text})" if dtype in HALVES else text
+    return f"rounded<{C_TYPES[dtype]}>({text})" if dtype in HALVES or dtype.is_narrow else text
 
 
 def cast(text: str, source: DType, to: DType) -> str:
-    """Convert an element, in the types that are computed in. A result of 16 bits is not rounded yet."""
+    """Convert an element, in the types that are computed in. A result of 16 bits or fewer is not rounded yet."""
     if to is source:
         return text
+    if to.is_narrow or source.is_narrow:
+        kinds = computed_in(source), computed_in(to)
+        return text if kinds[0] is kinds[1] else cast(text, *kinds)
     if to is DType.BOOL:
         return f"{text} != 0"
     if to in HALVES:

@@ -208,6 +208,32 @@ DEVICE Pack<float, 8> across(const Pack<float, 8>* p) {
   return x;
 }
 
+// Words that blocks of a launch send each other, all on the GPU at once: each comes with a number other than the one
+// before, so that who asks for it needs no barrier. Both are stored by one instruction of 8 bytes, which nobody sees half
+// done; two words are asked for at once. The emulator has no blocks that run on: all send before any asks.
+#ifdef FUSEC_EMULATED
+DEVICE void all_have_sent() { barrier(MEETS); }
+DEVICE void send_word(u64* to, u32 word, u32 number) { *to = (u64)number << 32 | word; }
+DEVICE void receive(u32 (&x)[4], const u64* from) {
+  ALIGNED(from, 16);
+  memcpy(x, from, sizeof(x));
+}
+DEVICE bool is_sent(u32 number, u32 wanted) {
+  if (number != wanted) unexpected = "a word that was not sent in time";
+  return true;
+}
+#else
+DEVICE void all_have_sent() {}
+DEVICE void send_word(u64* to, u32 word, u32 number) {
+  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(word), "r"(number) : "memory");
+}
+DEVICE void receive(u32 (&x)[4], const u64* from) {
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(from) : "memory");
+}
+DEVICE bool is_sent(u32 number, u32 wanted) { return number == wanted; }
+#endif
+
 // Blocks of a cluster (Hopper and later) send each other numbers: each has a door in its resident memory, at the same
 // place, and tells it how many bytes will come, its own as well. They are sent when all are there.
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
@@ -314,6 +340,7 @@ DEVICE float quick_sigmoid(float x) {
   return y;
 }
 #endif
+DEVICE float quick_tanh(float x) { return 2.0f * quick_sigmoid(2.0f * x) - 1.0f; }
 // The tail of the normal distribution is its density times a smooth function, here a polynomial of 1 / (1 + 0.28 |x|)
 // fitted by least squares to a relative error of 4e-6 everywhere.
 DEVICE float quick_gelu_cdf(float x) {

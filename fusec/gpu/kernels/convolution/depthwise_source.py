@@ -216,7 +216,7 @@ class DepthwiseWindow:
     def cuda(self) -> CudaTemplate:
         x, tile = self.conv.operands[0].type, self.tile
         return CUDA.bind(
-            TYPE=compute_type(x.dtype),
+            TYPE=compute_type(self.conv.result.type.dtype),
             STORED=C_TYPES[x.dtype],
             VECTOR=tile.vector,
             STRIP=tile.strip,

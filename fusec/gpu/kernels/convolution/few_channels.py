@@ -15,7 +15,7 @@ from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div, with_variants
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
 from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, stride_along
 from fusec.ir import Node, TensorType, Value, channels_last
@@ -30,7 +30,6 @@ BANKS = 16  # of shared memory, eight bytes each
 RESIDENT = 3  # blocks on a multiprocessor
 SIZES = ((8, 128), (4, 128), (4, 64), (8, 64), (16, 64), (2, 64))  # rows and columns of a tile of results, about
 BEGUN = 256  # results that cost as much as the start of a block: an estimate
-OTHERS = 4
 _CUDA = cuda_template(__package__, "few_channels.cuh")
 
 
@@ -127,7 +126,7 @@ class _FewChannelsSource:
 
     @property
     def cost(self) -> float:
-        """Estimate the time, which orders the variants: rounds of blocks, times the results of a block."""
+        """Estimate the time, which chooses the tile: rounds of blocks, times the results of a block."""
         return ceil_div(self.blocks, PROCESSORS * RESIDENT) * (self.rows * self.columns + BEGUN)
 
     def sized(self, rows: int, columns: int) -> _FewChannelsSource:
@@ -249,14 +248,8 @@ def few_channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     if max(v.type.span for v in values) >= 1 << 31:
         return None
     sized = (source.sized(*size) for size in SIZES)
-    variants = {(variant.rows, variant.columns): variant for variant in sized}
-    fit = [
-        variant
-        for variant in variants.values()
-        if variant.tile[0] * variant.pitch * CHANNELS * x.type.dtype.itemsize <= SHARED_BYTES
-    ]
-    fit.sort(key=lambda variant: variant.cost)
-    return with_variants(variant.kernel() for variant in fit[: 1 + OTHERS])
+    fit = [s for s in sized if s.tile[0] * s.pitch * CHANNELS * x.type.dtype.itemsize <= SHARED_BYTES]
+    return min(fit, key=lambda s: s.cost).kernel() if fit else None
 
 
 def _reads(prologue: Sequence[Node], rest: Sequence[Node], x: Value) -> bool:

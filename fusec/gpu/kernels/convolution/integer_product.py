@@ -1,7 +1,7 @@
 """Multiply matrices of integers, exactly and modulo the range of their type.
 
 cuDNN and cuBLAS multiply no integers of 32 or 64 bits. Such products are small parts of models (indices, shapes,
-counts), so one thread sums one element of the result.
+counts), so one thread sums one element of the result. The kernel also runs products of i8 that cuDNN refuses.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def integer_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel |
     right = Space((*y.type.shape[:-2], depth, y.type.shape[-1]), (*batch, "k", column))
     arguments = Arguments()
     factors = (
-        f"{arguments.read(a)}[{left.offset(a.type)}]",
-        f"{arguments.read(b)}[{right.offset(b.type)}]",
+        f"({number}){arguments.read(a)}[{left.offset(a.type)}]",
+        f"({number}){arguments.read(b)}[{right.offset(b.type)}]",
     )
     lines = [
         f"const {index} i = ({index})blockIdx.x * {BLOCK}u + threadIdx.x;",

@@ -78,7 +78,8 @@ def pointwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
             return None
         if 0 in region.shape:
             continue
-        tile = transposed(region.shape, region.views) if len(made) == 1 else None
+        packed = any(view.dtype.bits < 8 for view in region.views)  # a tile has an element, not a byte, in each place
+        tile = transposed(region.shape, region.views) if len(made) == 1 and not packed else None
         body, blocks = _generate(region, arguments, tile)
         if len(made) == 1:
             lines += [f"const {_index(region)} b = blockIdx.x;", *body]

@@ -167,7 +167,7 @@ def few_filters(b: RandomGraph) -> None:
 
 def integer_product(b: RandomGraph) -> None:
     """Draw a matrix product of integers, and a sum with the result."""
-    dtype, (rows, depth, columns) = b.pick(INTEGERS), (b.pick([1, 3, 8, 17]) for _ in range(3))
+    dtype, (rows, depth, columns) = b.pick((*INTEGERS, DType.I8)), (b.pick([1, 3, 8, 17]) for _ in range(3))
     batch = b.pick([(), (2,), (1, 3)])
     other = b.pick([batch, ()])
     y = b.add(
@@ -176,7 +176,7 @@ def integer_product(b: RandomGraph) -> None:
         b.fresh(TensorType((*other, depth, columns), dtype)),
     )
     if b.chance(50):
-        b.pointwise(b.pick(["add", "mul", "max"]), y, b.constant(b.broadcast_shape(y.type.shape), dtype))
+        b.pointwise(b.pick(["add", "mul", "max"]), y, b.constant(b.broadcast_shape(y.type.shape), y.type.dtype))
 
 
 def rotary(b: RandomGraph) -> None:
@@ -219,6 +219,11 @@ def finite(b: RandomGraph) -> None:
     for shape in ((b.pick([5, 33, 300]),), (b.pick([2, 3]), b.pick([4, 129]))):
         b.input(TensorType(shape, b.pick([DType.F32, DType.F16, DType.BF16])))
     DRAWS["all_finite"](b)
+
+
+def recurrent(b: RandomGraph) -> None:
+    """Draw a layer of LSTM, GRU or RNN."""
+    DRAWS["recurrent"](b)
 
 
 def _about(b: RandomGraph, x: Value, name: str) -> None:
@@ -280,6 +285,7 @@ KERNELS: Mapping[str, Draw] = {
             integer_product,
             rotary,
             finite,
+            recurrent,
         ),
     )
 }

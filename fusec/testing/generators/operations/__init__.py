@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from fusec.ops import CLASSES, AvgPool, MaxPool
 from fusec.testing.generators.graph_builder import Draw
-from fusec.testing.generators.operations import pointwise, products, rows, shapes, state, windows
+from fusec.testing.generators.operations import pointwise, products, recurrent, rows, shapes, state, windows
 
 DRAWS: Mapping[str, Draw] = {
     **{name: pointwise.drawing(name) for name in CLASSES},
@@ -53,4 +53,5 @@ DRAWS: Mapping[str, Draw] = {
     "layer_norm_backward": rows.layer_norm_backward,
     "random_bits": state.random_bits,
     "all_finite": state.all_finite,
+    "recurrent": recurrent.recurrent,
 }

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fusec.ir import TensorType, Value
+from fusec.ir import DType, TensorType, Value
 from fusec.ops import Attention, AttentionBackward, AttentionTrain, MatMul, Rotary, Transpose
 from fusec.ops.matmul import INTEGERS
 from fusec.testing.generators.graph_builder import RandomGraph, Unfit
@@ -32,7 +32,7 @@ def multiply(b: RandomGraph, x: Value, columns: int = 0) -> Value:
 def matmul(b: RandomGraph) -> None:
     if b.chance(10):  # integers, for fusec's own kernel
         shape = tuple(b.pick([1, 2, 3, 5]) for _ in range(b.pick([2, 2, 3])))
-        multiply(b, b.fresh(TensorType(shape, b.pick(INTEGERS))))
+        multiply(b, b.fresh(TensorType(shape, b.pick((*INTEGERS, DType.I8)))))
         return
     multiply(b, b.float_value(2, 4))
 

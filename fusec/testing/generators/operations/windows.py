@@ -58,7 +58,10 @@ def convolve(b: RandomGraph, x: Value, filters: int = 0, keep_size: bool = False
 
 
 def conv(b: RandomGraph) -> None:
-    convolve(b, b.image())
+    image = b.image()
+    if b.chance(8):  # exact sums of 8-bit integers
+        image = b.fresh(TensorType(image.type.shape, DType.I8))
+    convolve(b, image)
 
 
 def conv_transpose(b: RandomGraph) -> None:

@@ -10,7 +10,7 @@ from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.errors import VerifyError
 from fusec.ir import DType, TensorType, channels_last
-from fusec.ops import Conv, pw
+from fusec.ops import Cast, Conv, pw
 
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
 
@@ -72,6 +72,34 @@ def test_work_shared_out_otherwise_is_the_same_work(rng: np.random.Generator) ->
         assert case.kernel is not None
         for other in case.kernel.others:
             assert_same(case, emulator.run(other, arrays, case.outputs), case.reference(arrays))
+
+
+def integer_case(rng: np.random.Generator, number: int) -> Case:
+    """A depthwise convolution of 8-bit integers, with the scale, bias and rounding of a quantised model."""
+    channels, size, side, stride = (int(rng.choice(each)) for each in ([3, 16, 32], [7, 14, 15], [1, 3, 5], [1, 2]))
+    op = Conv((stride, stride), (side // 2,) * 4, (1, 1), channels)
+
+    def make(g: Any, x: Any, w: Any, scale: Any, bias: Any) -> Any:
+        y = g.add(Cast(F32), g.add(op, x, w))
+        y = g.add(pw("relu"), g.add(pw("add"), g.add(pw("mul"), y, scale), bias))
+        return g.add(Cast(DType.I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
+
+    def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+        if type.dtype is DType.I8:
+            return rng.integers(-128, 128, type.shape, np.int8)
+        return np.rint(16 * rng.standard_normal(type.shape)).astype(np.float32) / 2048  # so that sums are exact
+
+    kind, vector = last if rng.integers(2) else rows, rows(F32, 1, channels, 1, 1)
+    types = [kind(DType.I8, 2, channels, size, size), rows(DType.I8, channels, 1, side, side), vector, vector]
+    return build(f"{number} {op} {kind.__name__}", types, make, draw, exact=True)
+
+
+@needs_compiler
+def test_integers_are_summed_exactly(rng: np.random.Generator) -> None:
+    fixed = np.random.default_rng(12)
+    cases = [integer_case(fixed, i) for i in range(12)]
+    assert all(case.kernel is not None for case in cases)
+    check(cases, rng)
 
 
 def test_others_are_left_alone() -> None:

@@ -22,7 +22,7 @@ def product(a: TensorType, b: TensorType) -> Case:
 
 
 def integer_cases() -> list[Case]:
-    cases = [product(rows(t, 5, 7), rows(t, 7, 3)) for t in INTEGERS]
+    cases = [product(rows(t, 5, 7), rows(t, 7, 3)) for t in (*INTEGERS, DType.I8)]
     shapes = [
         ((2, 1, 3, 4), (6, 4, 5)),
         ((4, 1), (1, 4)),

@@ -1,0 +1,75 @@
+"""Compile a model that is cut at host steps: each segment as a program of its own, which share weights and choices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fusec import frontends
+from fusec.errors import NotOneProgramError
+from fusec.execution.backend import SimulatorBackend
+from fusec.execution.compile_options import CompileOptions
+from fusec.execution.shape_family import ShapeFamily
+from fusec.gpu import device
+from fusec.ir import Graph
+from fusec.passes.layout.io_layout import names
+from fusec.runtime import Executable
+from fusec.segments.executable import Arrays, SegmentedExecutable, cut_at
+from fusec.targets.target import CPU, Target
+
+if TYPE_CHECKING:
+    from fusec.frontends.onnx.segments import Segment
+
+CompileGraph = Callable[[Graph, CompileOptions, ShapeFamily | None], Executable]
+
+
+def segmented_executable(
+    source: frontends.Source, first: Segment, options: CompileOptions, target: Target, compile_graph: CompileGraph
+) -> SegmentedExecutable:
+    """Return an executable that compiles segments when it meets their shapes. The first one is compiled now.
+
+    Raises NotOneProgramError for options that only one program can have: state and a lock.
+    """
+    for option, given in (("state", options.state), ("a lock", options.lock)):
+        if given:
+            cut = cut_at(first.steps[0])
+            raise NotOneProgramError(f"{source.file}: {option} needs one program, and the model is cut {cut}")
+    families: dict[Hashable, ShapeFamily] = {}
+
+    def compiled(graph: Graph, place: Hashable) -> Executable:
+        """Compile a segment. Those after one cut differ in shapes only, so that they share their choices."""
+        if place == ():
+            return compile_graph(graph, _for_segment(options, graph), None)
+        if place not in families:
+            first_plans, transfers = options.tune == "none" and not options.simulate, not options.simulate
+            families[place] = ShapeFamily(first_plans=first_plans, transfers=transfers)
+            if len(families) > 1:
+                families[place].weights = next(iter(families.values())).weights
+        return compile_graph(graph, _for_segment(options, graph), families[place])
+
+    if target.name == CPU:
+        arrays: Arrays = SimulatorBackend(CPU)
+        name = CPU
+    elif options.simulate or not device.is_present(target):
+        arrays, name = SimulatorBackend(), SimulatorBackend.name
+    else:
+        from fusec.gpu.launch.cupy_arrays import CupyArrays  # needs cupy, which only a GPU machine must have
+
+        arrays, name = CupyArrays(), device.device_name() or target.name
+    return SegmentedExecutable(first, source.interface[1], compiled, arrays, name)
+
+
+def require_whole(source: frontends.Source, read: Graph | Segment) -> Graph:
+    """Return the graph of a model that is one program. Raises NotOneProgramError for a model with host steps."""
+    if isinstance(read, Graph):
+        return read
+    raise NotOneProgramError(f"{source.file}: is not one program: it is cut {cut_at(read.steps[0])}")
+
+
+def _for_segment(options: CompileOptions, graph: Graph) -> CompileOptions:
+    """Return the options with those names of inputs and outputs that the segment has."""
+    if isinstance(options.channels_last, bool):
+        return options
+    own = {value.name for value in graph.inputs} | set(graph.output_names)
+    return replace(options, channels_last=tuple(name for name in names(options.channels_last) if name in own))

@@ -1,0 +1,210 @@
+"""Cut a model where a value must be known on the host, and import the segments between the cuts one by one.
+
+A segment is everything that can be imported with what is known so far. Nodes that need a value of it, and the nodes
+after them, are imported when the values are there: each such node is a host step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from fusec.errors import ModelError
+from fusec.frontends.onnx.emit import Answer, Compute, HostValueError, ModelValue, TensorList
+from fusec.frontends.onnx.importer import Bound, Importer
+from fusec.frontends.onnx.load import CheckedModel
+from fusec.frontends.onnx.structure import captured
+from fusec.ir import DType, Graph, Literal, TensorType, Value
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor that a call holds under a name: an input of the model, or a result of a segment or of a host step."""
+
+    name: str
+    type: TensorType
+
+
+@dataclass(frozen=True)
+class HeldList:
+    """A sequence of tensors that a call holds."""
+
+    items: tuple[Slot | Literal, ...]
+    dtype: DType | None
+
+
+Held = Slot | Literal | HeldList
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """A node that needs values on the host.
+
+    index: number of the node in the model.
+    what: names the values in words.
+    reads: names of the slots to read.
+    compute: computes results of these arrays, which are inputs of the next segment; None if the values themselves
+        decide shapes or branches, so that the next segment is for these values only.
+    """
+
+    index: int
+    node: str
+    op: str
+    what: str
+    reads: tuple[str, ...]
+    compute: Compute | None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a model between host steps.
+
+    inputs: all that it may read; those of the first segment are the inputs of the model.
+    graph: its inputs and outputs are slots; None if there is nothing to compute.
+    host_inputs: slots of what the host computed for a node, by number of the node, in order of its steps.
+    steps: the host steps after it, none in the last segment.
+    waiting: numbers of the nodes of the model that are imported after these steps.
+    results: outputs of the model that are known.
+    """
+
+    inputs: tuple[Slot, ...]
+    graph: Graph | None
+    host_inputs: Mapping[int, tuple[str, ...]]
+    steps: tuple[HostStep, ...]
+    waiting: tuple[int, ...]
+    results: Mapping[str, Held]
+    resume: Callable[[Sequence[Answer]], Segment]
+
+    def following(self, answers: Sequence[Answer]) -> Segment:
+        """Import the next segment. answers: for each host step the arrays that it read, or the types of its results.
+
+        Raises ModelError: when the model cannot be imported with these values.
+        """
+        return self.resume(answers)
+
+
+@dataclass(frozen=True)
+class SegmentedModel:
+    """A model that is imported in segments; parameters as those of `load_onnx`."""
+
+    model: CheckedModel
+    file: str
+    folder: Path | None
+    weights: MutableMapping[str, Literal]
+
+    def first(self, shapes: Mapping[str, Sequence[int]], bound: Mapping[str, Bound]) -> Graph | Segment:
+        """Import what needs no value on the host: the graph of the whole model, or the first segment."""
+        importer = self._importer()
+        importer.begin(shapes, bound)
+        importer.nodes(self.model.order, self.model.names)
+        if importer.asked and not importer.problems:
+            return self._segment(importer, {})
+        graph, lengths = importer.finish()
+        _require_tensors(self.file, lengths)
+        return graph
+
+    def _importer(self) -> Importer:
+        model = self.model
+        return Importer(model.graph, model.opsets, self.folder, self.file, self.weights, model.noted)
+
+    def _segment(self, importer: Importer, answers: Mapping[int, tuple[Answer, ...]]) -> Segment:
+        """Make the segment of what was imported. answers: those that waiting nodes got so far."""
+        slots = _Slots(importer.graph)
+        names = [v.name for v in self.model.graph.output]
+        for index in importer.waiting:
+            node = self.model.graph.node[index]
+            names += [*node.input, *sorted(captured(node))]
+        held = {name: slots.held(value, name) for name in names if name and (value := importer.value(name)) is not None}
+        outputs = [v.name for v in self.model.graph.output]
+        if importer.problems:
+            raise importer.report()
+        if not importer.waiting:
+            _require_tensors(self.file, [name for name in outputs if isinstance(held.get(name), HeldList)])
+            if missing := [name for name in outputs if name not in held]:
+                raise ModelError(f"{self.file}: output {missing[0]!r} is not computed: its node gives fewer results")
+        steps = tuple(self._step(index, error, slots) for index, error in importer.asked.items())
+        importer.close(list(slots.made), [slot.name for slot in slots.made.values()])
+
+        asked, waiting = tuple(importer.asked), tuple(importer.waiting)
+
+        def resume(new: Sequence[Answer]) -> Segment:
+            given = dict(answers)
+            for index, answer in zip(asked, new, strict=True):
+                given[index] = (*given.get(index, ()), answer)
+            return self._after(waiting, held, given)
+
+        return Segment(
+            tuple(Slot(v.name, v.type) for v in importer.graph.inputs),
+            _without_unused_inputs(importer.graph) if slots.made else None,
+            {index: tuple(v.name for v in values) for index, values in importer.host_results.items()},
+            steps,
+            waiting,
+            {name: held[name] for name in outputs if name in held},
+            resume,
+        )
+
+    def _after(
+        self, order: Sequence[int], held: Mapping[str, Held], answers: Mapping[int, tuple[Answer, ...]]
+    ) -> Segment:
+        """Import the nodes that waited, from what is held."""
+        importer = self._importer()
+        inputs: dict[str, Value] = {}
+
+        def tensor(name: str, one: Slot | Literal) -> Value:
+            if isinstance(one, Literal):
+                return importer.emit.literal(one, name)
+            if one.name not in inputs:
+                inputs[one.name] = importer.graph.add_input(one.name, one.type)
+            return inputs[one.name]
+
+        slots = {name: one for name, one in held.items() if isinstance(one, Slot)}
+        for name, one in {**slots, **held}.items():  # slots first, because a constant can have another name
+            if isinstance(one, HeldList):
+                items = tuple(tensor(f"{name}[{i}]", item) for i, item in enumerate(one.items))
+                importer.scope.values[name] = TensorList(items, one.dtype)
+            else:
+                importer.scope.values[name] = tensor(name, one)
+        importer.nodes(order, self.model.names, answers)
+        return self._segment(importer, {i: answers[i] for i in importer.waiting if i in answers})
+
+    def _step(self, index: int, error: HostValueError, slots: _Slots) -> HostStep:
+        node = self.model.graph.node[index]
+        reads = tuple(cast(Slot, slots.held(value, value.name)).name for value in error.values)
+        return HostStep(index, self.model.names[index], node.op_type, error.what, reads, error.compute)
+
+
+class _Slots:
+    """Names for the values that leave a segment. made: those that its graph computes."""
+
+    def __init__(self, graph: Graph):
+        self._taken = {value.name for value in graph.inputs}
+        self.made: dict[Value, Slot] = {}
+
+    def held(self, value: ModelValue, name: str) -> Held:
+        """Return how a call holds a value; a value with several names has one slot."""
+        if isinstance(value, TensorList):
+            return HeldList(tuple(self._one(v, f"{name}[{i}]") for i, v in enumerate(value.items)), value.dtype)
+        return self._one(value, name)
+
+    def _one(self, value: Value, name: str) -> Slot | Literal:
+        if value.literal is not None:
+            return value.literal
+        if value.node is None:
+            return Slot(value.name, value.type)
+        if value not in self.made:
+            while name in self._taken:
+                name += "'"
+            self._taken.add(name)
+            self.made[value] = Slot(name, value.type)
+        return self.made[value]
+
+
+def _without_unused_inputs(graph: Graph) -> Graph:
+    return graph.extract([v for v in graph.inputs if v.uses], list(graph.nodes), graph.outputs, graph.output_names)
+
+
+def _require_tensors(file: str, sequences: Mapping[str, int] | Sequence[str]) -> None:
+    for name in sequences:
+        raise ModelError(f"{file}: output {name!r} is a sequence of tensors, not a tensor")

@@ -1,0 +1,1 @@
+"""Kernels for LSTM, GRU and RNN."""

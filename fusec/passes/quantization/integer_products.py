@@ -1,0 +1,187 @@
+"""Multiply the integers of quantised operands, and scale the exact sums.
+
+The float product of (q - z) * s and (p - y) * t is the integer product of q and p, less terms that constants give,
+times s * t. cuDNN runs it with the scale, the bias, the activation and the next rounding as one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from fusec.ir import Array, DType, Graph, Node, TensorType, Value, quote
+from fusec.ops import Cast, Conv, MatMul, Pad, pw
+from fusec.passes.quantization.affine_values import Dequantised, Factors, dequantised
+from fusec.passes.rewriting.derived_constants import derive
+from fusec.passes.rewriting.rewriter import NoMatch, local
+
+SHIFT = 128  # between an unsigned byte and the signed one of the same bits
+
+
+def signed(graph: Graph, q: Value, before: Node) -> Value:
+    """Return signed integers, because products take no others: unsigned ones less 128."""
+    if q.type.dtype is DType.I8:
+        return q
+    wide = graph.add(Cast(DType.F32), q, before=before)
+    shifted = graph.add(pw("add"), wide, graph.constant(np.float32(-SHIFT), "shift", before), before=before)
+    return graph.add(Cast(DType.I8), shifted, before=before)
+
+
+def _signed_zero(found: Dequantised) -> float:
+    """Return the zero point of the signed integers.
+
+    Raises NoMatch: when there are several.
+    """
+    if found.zero.number is None:
+        raise NoMatch(f"{quote(found.q.name)} has several zero points", found.q)
+    return found.zero.number - (0 if found.q.type.dtype is DType.I8 else SHIFT)
+
+
+def centred(graph: Graph, found: Dequantised, before: Node) -> Value:
+    """Return constant integers less their zero points.
+
+    Raises NoMatch: when a difference does not fit in 8 bits.
+    """
+    literal = found.q.literal
+    assert literal is not None
+    if found.symmetric and found.q.type.dtype is DType.I8:
+        return found.q
+    offset = found.zero.array(found.q.type.rank).astype(np.int16)
+    less = literal.array - offset
+    least, most = int(less.min(initial=0)), int(less.max(initial=0))
+    if least < -128 or most > 127:
+        raise NoMatch(f"less their zero point its weights reach from {least} to {most}, which 8 bits do not hold")
+    type = found.q.type.with_dtype(DType.I8)
+    return derive(graph, before, type, [literal], partial(_less, offset=offset), literal)
+
+
+def _less(array: Array, offset: Array) -> Array:
+    return array.astype(np.int16) - offset
+
+
+def operands(node: Node) -> tuple[Dequantised, Dequantised]:
+    """Return the quantised operands of a product.
+
+    Raises NoMatch: when one is not quantised; the reason is "" if none is.
+    """
+    found = [dequantised(v) for v in node.operands]
+    left, right = found
+    if left is None and right is None:
+        raise NoMatch("", node.operands[0])
+    for one, value in zip(found, node.operands, strict=True):
+        if one is None:
+            what = "its weights are" if value.literal is not None else f"{quote(value.name)} is"
+            raise NoMatch(f"{what} not quantised", value)
+    assert left is not None and right is not None
+    if left.q.literal is not None and right.q.literal is not None:
+        raise NoMatch("", node.operands[0])
+    return left, right
+
+
+@local("conv", equation="conv((q - z)*s, p*t) = cast(conv(q, p))*(s*t) - z*sum(p)*(s*t), sums exact in i32, s a number")
+def integer_convolution(graph: Graph, node: Node) -> Value | None:
+    """Convolve integers. Where a zero point meets pads, the integers are padded with it, so that its term is constant.
+
+    Exact up to the rounding of fp32, as the float product is.
+    """
+    image, filters = operands(node)
+    op = node.op
+    assert isinstance(op, Conv)
+    if filters.q.literal is None:
+        raise NoMatch("its weights are not constant", filters.q)
+    if image.scale.number is None:
+        raise NoMatch("its image has a scale for each channel", image.q)
+    if filters.scale.axis not in (None, 0) or filters.zero.axis not in (None, 0):
+        raise NoMatch("its weights have scales along another axis than the filters'", filters.q)
+    zero, weight = _signed_zero(image), centred(graph, filters, node)
+    x = signed(graph, image.q, node)
+    if zero and any(op.pads):
+        n = len(op.strides)
+        pads = (0, 0, *op.pads[:n], 0, 0, *op.pads[n:])
+        x, op = graph.add(Pad(pads, "constant", zero), x, before=node), replace(op, pads=(0,) * 2 * n)
+    sums = graph.add(op, x, weight, before=node)
+    along = replace(filters.scale, axis=None if filters.scale.axis is None else 1)
+    return _scaled(graph, node, sums, image.scale.times(along), _Shift(weight, zero, 0, 1))
+
+
+@local("matmul", equation="matmul((q - z)*s, p*t) = cast(matmul(q, p))*(s*t) - z*sum(p)*(s*t), sums exact in i32")
+def integer_matmul(graph: Graph, node: Node) -> Value | None:
+    """Multiply matrices of integers; either operand may be constant, with a scale for each column (or row).
+
+    Exact up to the rounding of fp32, as the float product is.
+    """
+    pair, rank = operands(node), node.result.type.rank
+    zeros = [_signed_zero(found) if found.q.literal is None else 0.0 for found in pair]
+    for place, found in enumerate(pair):
+        kept = found.q.type.rank - 2 + place  # the dim that the product keeps
+        axes = (None,) if found.q.literal is None else (None, kept)
+        if found.scale.axis not in axes or found.zero.axis not in axes:
+            raise NoMatch(
+                f"{quote(found.q.name)} has several scales, along a dim that is summed or not constant", found.q
+            )
+        other = pair[1 - place].q
+        if zeros[place] and (other.literal is None or other.type.rank != 2):
+            raise NoMatch(f"{quote(found.q.name)} has a zero point, and the other operand is no constant matrix", other)
+    scale, integers = Factors(np.ones(1)), list[Value]()
+    for place, found in enumerate(pair):
+        if found.q.literal is not None:
+            integers.append(centred(graph, found, node))
+        else:
+            integers.append(signed(graph, found.q, node))
+        scale = scale.times(replace(found.scale, axis=None if found.scale.axis is None else rank - 2 + place))
+    sums = graph.add(MatMul(), *integers, before=node)
+    place = 0 if zeros[0] else 1
+    return _scaled(graph, node, sums, scale, _Shift(integers[1 - place], zeros[place], 1 - place, rank - 1 - place))
+
+
+@dataclass(frozen=True)
+class _Shift:
+    """The term zero * sum(weight), a sum for each index along `axis` of the weight, `result_axis` of the product."""
+
+    weight: Value
+    zero: float
+    axis: int
+    result_axis: int
+
+
+def _scaled(graph: Graph, node: Node, sums: Value, scale: Factors, shift: _Shift) -> Value:
+    """Return the float product from the integer sums: their scale, and the term of the zero point."""
+    rank = node.result.type.rank
+    y = graph.insert(Cast(DType.F32), [sums], before=node, types=[node.result.type]).result
+    y = graph.add(pw("mul"), y, graph.constant(scale.array(rank), "scale", node), before=node)
+    if not shift.zero:
+        return y
+    assert shift.weight.literal is not None
+    count = shift.weight.type.shape[shift.axis]
+    shape = tuple(count if i == shift.result_axis else 1 for i in range(rank))
+    term = partial(_term, axis=shift.axis, zero=shift.zero, scale=scale.vector, shape=np.array(shape))
+    literal = shift.weight.literal
+    bias = derive(graph, node, TensorType(shape, DType.F32), [literal], term, f"{node.result.name}.zero_point")
+    return graph.add(pw("add"), y, bias, before=node)
+
+
+def _term(weight: Array, axis: int, zero: float, scale: Array, shape: Array) -> Array:
+    rest = tuple(i for i in range(weight.ndim) if i != axis)
+    sums = weight.astype(np.int64).sum(axis=rest).astype(np.float64)
+    return (-zero * sums * scale).reshape(shape)
+
+
+def reasons(graph: Graph) -> Iterator[tuple[Node, str]]:
+    """Yield products of floats, and why they stay in floats; the reason is "" if no operand is quantised.
+
+    graph: one to which the rules were applied, as long as they matched.
+    """
+    for node in list(graph.nodes):
+        rule = {"conv": integer_convolution, "matmul": integer_matmul}.get(node.op.name)
+        if rule is None or not node.operands[0].type.dtype.is_float:
+            continue
+        try:
+            rule.apply(graph, node)
+        except NoMatch as miss:
+            yield node, miss.reason
+
+
+RULES = (integer_convolution, integer_matmul)

@@ -1,0 +1,13 @@
+"""Run quantised products in integers: move scales out of the way, then multiply 8-bit integers."""
+
+from __future__ import annotations
+
+from fusec.passes.base import RulePass
+from fusec.passes.quantization import integer_products, move_scales
+
+
+class RunInIntegers(RulePass):
+    """Multiply quantised operands as integers, and move quantisation next to such products."""
+
+    name = "run_in_integers"
+    rules = (*move_scales.RULES, *integer_products.RULES)

@@ -1,0 +1,1 @@
+"""Quantise models after training: calibrate, insert QuantizeLinear and DequantizeLinear, measure the noise."""

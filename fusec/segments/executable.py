@@ -1,0 +1,286 @@
+"""Run a model that is cut at host steps: segment by segment, each as a program of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import numpy as np
+
+from fusec.diagnostics.verify import Report
+from fusec.errors import ExecutionError, FusecError, VerifyError
+from fusec.execution.signature import Interface, SymbolicSpec
+from fusec.ir import Array, DType, Graph, Literal, TensorType, quote
+from fusec.reference import evaluate
+from fusec.runtime import Executable, by_name
+from fusec.segments.programs import Compile, PreparedSegment, SegmentPrograms
+from fusec.segments.records import HostStepRecord, SegmentedExplanation, SegmentRecord
+from fusec.system.compile_timer import CompileTimes
+
+if TYPE_CHECKING:
+    from fusec.frontends import Declaration
+    from fusec.frontends.onnx.emit import Answer
+    from fusec.frontends.onnx.segments import HostStep, Segment
+
+
+class Arrays(Protocol):
+    """The arrays of a device. xp: their module, numpy or cupy."""
+
+    xp: Any
+
+    def from_any(self, array: Any) -> Array:
+        """Return an array of the module from any array."""
+        ...
+
+
+@dataclass
+class _Held:
+    """The tensors of one call by name: on the device, on the host, or both."""
+
+    tensors: dict[str, Array]
+    host: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict[str, np.ndarray[Any, Any]])
+
+    def put(self, name: str, array: Array) -> None:
+        self.tensors[name] = array
+        self.host.pop(name, None)
+
+    def on_host(self, name: str) -> np.ndarray[Any, Any]:
+        if name not in self.host:
+            self.host[name] = _host(self.tensors[name])
+        return self.host[name]
+
+
+class SegmentedExecutable:
+    """A compiled model with host steps, ready to call. Calls from several threads take turns.
+
+    A host step is a node whose result has a shape that depends on values (NonZero), or whose operand decides a shape
+    (Reshape). The segment before it runs as a program, NumPy computes the host step, and the segment after it is
+    compiled for the shapes that the call met. Segments are cached.
+
+    inputs, outputs: names, shapes and types. Dims of outputs that depend on values are "".
+    device: `simulated`, or the name of the GPU.
+    spent: compile time of the first segment by stage.
+    """
+
+    def __init__(self, first: Segment, outputs: Sequence[Declaration], compile: Compile, arrays: Arrays, device: str):
+        """Compile the first segment.
+
+        outputs: as the model declares them.
+        compile: compiles the graph of a segment.
+        arrays: makes arrays on the device that runs the programs.
+        """
+        self.device = device
+        self.spent: CompileTimes | None = None
+        graph = Graph("inputs")
+        for slot in first.inputs:
+            graph.add_input(slot.name, slot.type)
+        self._interface = Interface(graph, (), arrays.xp, arrays.from_any)
+        self.inputs = self._interface.inputs
+        self.outputs = tuple(
+            SymbolicSpec(
+                each.name,
+                None if each.dims is None else tuple(d if isinstance(d, int) else "" for d in each.dims),
+                None if each.dtype is None else each.dtype.numpy,
+            )
+            for each in outputs
+        )
+        self._arrays = arrays
+        self._segments = SegmentPrograms(first, compile)
+        self._lock = threading.RLock()
+        self._last: list[tuple[PreparedSegment, SegmentRecord]] = []
+
+    @property
+    def programs(self) -> list[Executable]:
+        """Return the programs of the segments that are compiled, the first segment first."""
+        return [program for _, program in self._segments.programs]
+
+    @property
+    def asked(self) -> bool:
+        """Tell if cuDNN was asked about the programs."""
+        return all(program.compiled.asked for program in self.programs)
+
+    @property
+    def note(self) -> str:
+        """Return the note that reports print; see `Compiled.note`."""
+        return next((program.compiled.note for program in self.programs), "")
+
+    def __call__(self, *arrays: Any, **named: Any) -> Any:
+        """Run on arrays given in the order of `inputs`, or by name. One output comes bare, several as a tuple."""
+        results = self.run(None, by_name([spec.name for spec in self.inputs], arrays, named))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None
+    ) -> list[Array]:
+        """Run as `Executable.run`. Raises ModelError if a segment cannot be compiled for the values that it meets."""
+        wanted = self._wanted(output_names, out or {})
+        given, all_on_host = self._interface.feeds(feeds, ())
+        tensors = {spec.name: array for spec, array in zip(self.inputs, given, strict=True) if array is not None}
+        with self._lock:
+            results = self._run(_Held(tensors), wanted, all_on_host)
+        return [_written(name, array, out, self._arrays) for name, array in zip(wanted, results, strict=True)]
+
+    def _wanted(self, names: Sequence[str] | None, out: Mapping[str, Any]) -> list[str]:
+        known = [spec.name for spec in self.outputs]
+        wanted = known if names is None else list(names)
+        for name in (*wanted, *out):
+            if name not in known or name not in wanted:
+                raise ExecutionError(f"no output {quote(str(name))}; outputs are {', '.join(map(quote, known))}")
+        return wanted
+
+    def _run(self, held: _Held, wanted: Sequence[str], all_on_host: bool) -> list[Array]:
+        """Run segment by segment, and return outputs that share no memory with the inputs."""
+        prepared, path = self._segments.first, ()
+        computed: dict[int, list[Array]] = {}  # what the host computed, by number of the node
+        last: list[tuple[PreparedSegment, SegmentRecord]] = []
+        while True:
+            seconds = self._compute(prepared, held)
+            answers: list[Answer] = []
+            records: list[HostStepRecord] = []
+            for step in prepared.segment.steps:
+                answer, record = self._host_step(step, held, computed)
+                answers.append(answer)
+                records.append(record)
+            last.append((prepared, _record(prepared, records, seconds)))
+            if not answers:
+                break
+            path = (*path, tuple(map(_key, answers)))
+            prepared = self._segments.following(path, prepared, answers)
+            for index, names in prepared.segment.host_inputs.items():
+                for name, array in zip(names, computed.get(index, ()), strict=True):
+                    held.put(name, array)
+        self._last = last
+        found = prepared.segment.results
+        arrays: list[Array] = []
+        for name in wanted:
+            one = found[name]
+            array = one.array if isinstance(one, Literal) else held.tensors[one.name]  # pyright: ignore[reportAttributeAccessIssue] - no list
+            arrays.append(_host(array).copy() if all_on_host else self._arrays.xp.array(self._arrays.from_any(array)))
+        return arrays
+
+    def _compute(self, prepared: PreparedSegment, held: _Held) -> float:
+        """Run one segment, and return its seconds."""
+        graph, start = prepared.segment.graph, time.perf_counter()
+        if prepared.program is not None:
+            program = prepared.program
+            feeds = {spec.name: self._arrays.from_any(held.tensors[spec.name]) for spec in program.inputs}
+            for spec, array in zip(program.outputs, program.run(None, feeds), strict=True):
+                held.put(spec.name, array)
+        elif graph is not None:
+            with np.errstate(all="ignore"):
+                results = evaluate(graph, {value.name: held.on_host(value.name) for value in graph.inputs})
+            for name, array in results.items():
+                held.put(name, np.asarray(array))  # a reduction of NumPy gives a number
+        return time.perf_counter() - start
+
+    def _host_step(
+        self, step: HostStep, held: _Held, computed: dict[int, list[Array]]
+    ) -> tuple[Answer, HostStepRecord]:
+        """Read the values of a host step, and compute its results if it has some."""
+        start = time.perf_counter()
+        read = [held.on_host(name) for name in step.reads]
+        written: Sequence[Array] = ()
+        if step.compute is None:
+            answer: Answer = tuple(array.copy() for array in read)  # constants must not change with the caller's array
+        else:
+            try:
+                with np.errstate(all="ignore"):
+                    written = step.compute(read)
+            except (VerifyError, ValueError, IndexError, MemoryError) as error:
+                raise ExecutionError(f"node {step.node!r} ({step.op}): {error}") from error
+            computed.setdefault(step.index, []).extend(written)
+            answer = tuple(TensorType(array.shape, DType.of(array.dtype)) for array in written)
+        seconds = time.perf_counter() - start
+        sizes = sum(array.nbytes for array in read), sum(array.nbytes for array in written)
+        return answer, HostStepRecord(step.node, step.op, step.what, step.compute is None, len(read), *sizes, seconds)
+
+    def explain(self) -> SegmentedExplanation:
+        """Explain each segment, each cut and its cost, as the last call met them."""
+        with self._lock:
+            last = self._last or [(self._segments.first, _record(self._segments.first, None, None))]
+            return SegmentedExplanation(tuple(_explained(prepared, record) for prepared, record in last))
+
+    def verify(self, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
+        """Check the programs of all segments that are compiled, as `Executable.verify`. Host steps are the reference.
+
+        Raises ExecutionError if none is compiled.
+        """
+        with self._lock:
+            programs = self._segments.programs
+            if not programs:
+                raise ExecutionError("no segment has a program to verify: all of the model runs on the host so far")
+            found = ((depth, check) for depth, program in programs for check in program.verify(seed, progress).checks)
+            return Report(tuple(replace(check, what=f"segment {depth}: {check.what}") for depth, check in found))
+
+    def assert_fused(self, pattern: str, *, cudnn_only: bool = False) -> None:
+        """Raise CheckError unless the pattern holds in each program that is compiled; see `Executable.assert_fused`."""
+        for program in self.programs:
+            program.assert_fused(pattern, cudnn_only=cudnn_only)
+
+    def save(self, path: str | os.PathLike[str]) -> NoReturn:
+        """Raise FusecError, because a `.fusec` file holds one program."""
+        self.refuse(f"cannot be written to {os.fspath(path)}: a .fusec file holds one program")
+
+    def lock(self) -> NoReturn:
+        """Raise FusecError, because a lock names the choices of one program."""
+        self.refuse("has no lock: a lock names the choices of one program")
+
+    def bind(self, **arrays: Any) -> NoReturn:
+        """Raise FusecError, because no state is kept between the segments."""
+        self.refuse("has no state")
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise FusecError for what only a model of one program has."""
+        step = self._segments.first.segment.steps[0]
+        raise FusecError(f"the model {what}, and this model is cut {cut_at(step)}")
+
+
+def cut_at(step: HostStep) -> str:
+    """Describe a cut for messages, with what to do about it."""
+    return (
+        f"at node {step.node!r} ({step.op}), which needs {step.what} on the host. If inputs of the model decide them, "
+        "give their values: constants={'name': value}, on the command line --constant name=value"
+    )
+
+
+def _key(answer: Answer) -> Hashable:
+    return tuple(one if isinstance(one, TensorType) else (one.shape, one.dtype.str, one.tobytes()) for one in answer)
+
+
+def _host(array: Array) -> np.ndarray[Any, Any]:
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def _written(name: str, array: Array, out: Mapping[str, Any] | None, arrays: Arrays) -> Array:
+    """Write a result into the array that the caller gave for it, if there is one."""
+    if out is None or name not in out:
+        return array
+    into = out[name]
+    shared = into if isinstance(into, np.ndarray) else arrays.from_any(into)
+    if shared.shape != array.shape or shared.dtype != array.dtype:
+        raise ExecutionError(
+            f"out {quote(name)} is {shared.dtype}{list(shared.shape)}, the result {array.dtype}{list(array.shape)}"
+        )
+    shared[...] = _host(array) if isinstance(shared, np.ndarray) else arrays.from_any(array)
+    return into
+
+
+def _record(prepared: PreparedSegment, steps: Sequence[HostStepRecord] | None, seconds: float | None) -> SegmentRecord:
+    segment = prepared.segment
+    if steps is None:
+        steps = [HostStepRecord(s.node, s.op, s.what, s.compute is None, len(s.reads)) for s in segment.steps]
+    runs_as = "program" if prepared.program is not None else "nothing" if segment.graph is None else "numpy"
+    ops = 0 if segment.graph is None else len(segment.graph)
+    return SegmentRecord(runs_as, ops, None, tuple(steps), len(segment.waiting), seconds)
+
+
+def _explained(prepared: PreparedSegment, record: SegmentRecord) -> SegmentRecord:
+    return record if prepared.program is None else replace(record, explanation=prepared.program.explain())
+
+
+# A model is one program, or several with host steps between them.
+AnyExecutable = Executable | SegmentedExecutable

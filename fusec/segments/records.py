@@ -1,0 +1,125 @@
+"""Describe a model in segments: which host steps cut it, why, and what the last call spent on each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusec.diagnostics.explain import Explanation
+from fusec.diagnostics.explain.data import WIDTH
+from fusec.diagnostics.explain.table import bytes_text, wrapped
+from fusec.system.printable import printable
+
+
+@dataclass(frozen=True)
+class HostStepRecord:
+    """A host step. Bytes and seconds are those of the last call, None before the first call.
+
+    what: the values that it needs, in words.
+    decides: the next segment is compiled for these very values, because they decide shapes or branches.
+    values: number of tensors that it reads.
+    """
+
+    node: str
+    op: str
+    what: str
+    decides: bool
+    values: int
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """A segment and the host steps after it.
+
+    runs_as: `program`, `numpy` (too small to be compiled for one shape), or `nothing`.
+    ops: number of ops.
+    seconds: time of the last call for the segment; on a GPU the host steps wait for it, so their time is in theirs.
+    waiting: number of nodes of the model that wait for the host steps.
+    """
+
+    runs_as: str
+    ops: int
+    explanation: Explanation | None
+    steps: tuple[HostStepRecord, ...]
+    waiting: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class SegmentedExplanation:
+    """The segments of a model, as the last call met them. Before the first call only the first one is known."""
+
+    segments: tuple[SegmentRecord, ...]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Return counts over all segments."""
+        explained = [each.explanation for each in self.segments if each.explanation is not None]
+        return {
+            "segments": len(self.segments),
+            "host_steps": sum(len(each.steps) for each in self.segments),
+            "launches": sum(explanation.totals["launches"] for explanation in explained),
+            "host_bytes": sum((step.read_bytes or 0) for each in self.segments for step in each.steps),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, ready for json.dumps."""
+        rows = [
+            {
+                "runs_as": each.runs_as,
+                "ops": each.ops,
+                "seconds": each.seconds,
+                "waiting": each.waiting,
+                "explanation": None if each.explanation is None else each.explanation.to_json(),
+                "host_steps": [vars(step) for step in each.steps],
+            }
+            for each in self.segments
+        ]
+        return {"totals": self.totals, "segments": rows}
+
+    @property
+    def summary(self) -> str:
+        """Return the totals in words."""
+        t = self.totals
+        text = f"{t['segments']} segments, {t['host_steps']} host steps, {t['launches']} launches"
+        last = self.segments[-1]
+        return f"{text}; {last.waiting} nodes wait for the first call" if last.steps else text
+
+    def __str__(self) -> str:
+        blocks = ["\n\n".join([_segment(index, each), *_steps(each.steps)]) for index, each in enumerate(self.segments)]
+        return "\n\n".join([*blocks, "\n".join(wrapped(self.summary, "", WIDTH))])
+
+
+def _segment(index: int, record: SegmentRecord) -> str:
+    how = {
+        "program": f"{record.explanation.totals['launches'] if record.explanation else 0} launches",
+        "numpy": f"{record.ops} ops in NumPy on the host, because it is small and its shapes vary",
+        "nothing": "nothing to compute",
+    }[record.runs_as]
+    title = f"Segment {index}: {how}{_time(record.seconds)}"
+    return "\n".join([*wrapped(title, "", WIDTH), *(["", str(record.explanation)] if record.explanation else [])])
+
+
+def _steps(steps: Sequence[HostStepRecord]) -> list[str]:
+    lines: list[str] = []
+    for step in steps:
+        lines += wrapped(
+            f"Host step {printable(step.node)!r} ({step.op}): it needs {step.what} on the host.", "", WIDTH
+        )
+        if step.decides:
+            lines += wrapped("They decide shapes, so the next segment is compiled for these values.", "  ", WIDTH)
+        values = f"{step.values} value{'s' * (step.values != 1)}"
+        if step.read_bytes is not None and step.written_bytes is not None:
+            moved = f"{bytes_text(step.read_bytes)} to the host, {bytes_text(step.written_bytes)} back"
+            lines += wrapped(f"{values}, {moved}{_time(step.seconds)}", "  ", WIDTH)
+        else:
+            lines += wrapped(f"{values}; the cost is known after a call", "  ", WIDTH)
+    return ["\n".join(lines)] if lines else []
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else f"; {1e3 * seconds:.3g} ms in the last call"

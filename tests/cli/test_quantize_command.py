@@ -1,0 +1,84 @@
+"""`fusec quantize`: writes standard ONNX, reports, and fails with one clear line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from cli.command import fusec
+from quantization.models import images, residual_net
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    onnx.save(residual_net(), tmp_path / "net.onnx")
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data" / "a.npz", x=images())
+    return tmp_path / "net.onnx"
+
+
+def test_a_file_is_written_and_runs(net: Path) -> None:
+    out = net.with_name("int8.onnx")
+    result = fusec("quantize", net, "--data", net.parent / "data", "-o", out)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "4 layers in int8, entropy calibration on 16 samples; nodes left in float: 1; weights" in result.stdout
+    run = fusec("run", out, "--shape", "x=2,3,8,8", "--target", "cpu", "--compare", "onnxruntime", "--tolerance", 0.02)
+    assert run.exit_code == 0
+
+
+def test_the_report_names_edges_layers_and_reasons(net: Path) -> None:
+    """No file is written without -o."""
+    result = fusec("quantize", net, "--data", net.parent / "data", "--report")
+    assert result.exit_code == 0
+    for part in ("output y: ", "conv2", "SQNR", "r0 ", "stem (Conv): 3 input channels: Tensor Cores need 16"):
+        assert part in result.stdout
+    assert {path.name for path in net.parent.iterdir()} == {"net.onnx", "data"}
+
+
+def test_json(net: Path) -> None:
+    out = net.with_name("fp8.onnx")
+    options = ("--format", "fp8", "--calibration", "percentile", "--percentile", 99, "--keep-float", 1, "--json")
+    result = fusec("quantize", net, "--data", net.parent / "data" / "a.npz", "-o", out, *options)
+    told = json.loads(result.stdout)
+    assert (told["format"], told["calibration"], told["samples"], told["output"]) == ("fp8", "percentile", 16, str(out))
+    assert {"name", "op", "weight", "output"} == set(told["layers"][0])
+    assert {"tensor", "largest", "threshold", "scale", "sqnr"} == set(told["edges"][0])
+    assert {"name", "op", "reason"} == set(told["floats"][0])
+    assert told["weight_bytes"][0] > 2 * told["weight_bytes"][1]
+    assert told["outputs"]["y"] > 20
+
+
+def test_weights_alone_need_no_data(net: Path) -> None:
+    out = net.with_name("int4.onnx")
+    result = fusec("quantize", net, "--format", "weights-int4", "--block-size", 16, "--exclude", "lin*", "-o", out)
+    assert result.exit_code == 0
+    written = onnx.load(out)
+    blocks = [a.i for node in written.graph.node for a in node.attribute if a.name == "block_size"]
+    assert blocks == [16, 16, 16]
+
+
+def test_a_bound_that_cannot_hold_fails_with_1(net: Path) -> None:
+    out = net.with_name("int8.onnx")
+    result = fusec("quantize", net, "--data", net.parent / "data", "--min-sqnr", 300, "-o", out)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "fusec: the bound holds only with all 4 layers in float\n"
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "quantize: give -o FILE.onnx, or --report to write no file"),
+        (("-o", "out.onnx"), "net.onnx: calibration data is needed: give data"),
+        (("--report", "--data", "nosuch.npz"), "nosuch.npz: No such file or directory"),
+        (("--report", "--format", "int2"), "format is one of int8, fp8, weights-int8, weights-int4, not 'int2'"),
+    ],
+)
+def test_bad_options(net: Path, options: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(net.parent)
+    result = fusec("quantize", "net.onnx", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"fusec: error: {message}\n"

@@ -1,0 +1,57 @@
+"""A CNN that onnxruntime quantised: onnxruntime's results, in about as many steps as the float model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from quantized.models import IMAGE, quantised_cnn, run_onnxruntime, small_cnn
+
+import fusec
+from fusec.ir import DType, Node
+from fusec.ops import Conv, MatMul
+from fusec.schedule.program import Kind
+
+pytestmark = [
+    pytest.mark.cudnn,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+VARIANTS = {
+    "signed, symmetric, per channel": (True, True, False),
+    "signed, with zero points": (False, True, False),
+    "unsigned, with zero points, per tensor": (False, False, True),
+}
+
+
+def products(nodes: tuple[Node, ...]) -> list[Node]:
+    return [n for n in nodes if isinstance(n.op, (Conv, MatMul))]
+
+
+@pytest.mark.parametrize("title", VARIANTS)
+def test_a_quantised_cnn_runs_in_integers(title: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    symmetric, per_channel, unsigned = VARIANTS[title]
+    path = quantised_cnn(tmp_path, symmetric, per_channel, unsigned)
+    net = fusec.compile(path, target="h200", precision="fp16", simulate=True)
+    program = net.compiled.program
+    anchored = [step for step in program.steps if products(step.nodes)]
+    assert len(anchored) == 5
+    for step in anchored:  # each stores rounded integers
+        assert step.kind is Kind.CUDNN
+        assert products(step.nodes)[0].operands[0].type.dtype is DType.I8
+        assert [v.type.dtype for v in step.outputs] == [DType.I8]
+
+    x = rng.standard_normal(IMAGE).astype(np.float32)
+    want = run_onnxruntime(str(path), {"x": x})
+    step = np.unique(np.abs(np.diff(np.unique(want)))).min()
+    assert np.abs(np.asarray(net(x)) - want).max() <= 1.01 * step
+
+
+def test_the_quantised_cnn_takes_few_more_steps_than_the_float_one(tmp_path: Path) -> None:
+    quantised = quantised_cnn(tmp_path, True, True)
+    float_net = fusec.compile(small_cnn(), target="h200", precision="fp16", simulate=True)
+    net = fusec.compile(quantised, target="h200", precision="fp16", simulate=True)
+    extra = net.compiled.program.launches - float_net.compiled.program.launches
+    # the input is rounded, the residual block adds two rounded operands, the mean and the result are in floats
+    assert extra <= 5
