@@ -158,7 +158,7 @@ class DynamicExecutable:
         }
         padded_dims = self.padding.changed(self.sizing.dims(shapes))
         if not padded_dims:
-            return self.at(shapes).run(output_names, feeds, out)
+            return self._at(tuple(shapes[spec.name] for spec in self.inputs)).run(output_names, feeds, out)
         large = self.padding.padded(shapes, padded_dims)
         crop = self.padding.crops(shapes)
         program = self.at(large)

@@ -121,6 +121,10 @@ class InferenceSession(SaysWhy):
         self._choice = session_providers.choose(providers, provider_options, self._target)
         self._overriding: dict[frozenset[str], DynamicExecutable] = {}
         self._optimized_path = self._settings.optimized_path
+        # most sessions; a run of theirs needs no context, which would cost some microseconds
+        self._is_plain = not (
+            self._settings.severity >= 3 or self._choice.stream or self._profile or self._settings.optimized_path
+        )
         with self._event("session_initialization"), quiet(self._settings.severity):
             self.executable = self._make(self._source, self._choice)
             self._describe()
@@ -237,6 +241,8 @@ class InferenceSession(SaysWhy):
     ) -> list[Array]:
         """Run on arrays by name, and write results into the arrays of `out`."""
         executable = self._executable(feeds)
+        if self._is_plain:
+            return executable.run(output_names or None, feeds, out)
         with quiet(self._settings.severity), on_stream(self._choice.stream), self._event("model_run"):
             results = executable.run(output_names or None, feeds, out)
         if self._profile is not None:
