@@ -20,7 +20,7 @@ import numpy as np
 
 import fusec
 from benchmarks.machine import KEYS, gpu_and_torch, parser, write_row
-from fusec.cli.step_times import Timing
+from fusec.diagnostics.step_times import Timing
 from fusec.runtime import Executable
 
 CASES = ["resnet50:1", "resnet50:32", "unet:8", "squeezenet1_1:1", "squeezenet1_1:32", "googlenet:1"]

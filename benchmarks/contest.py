@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fusec.cli.step_times import Bench
+from fusec.diagnostics.step_times import Bench
 
 T = TypeVar("T")
 ROUNDS, ROUND_S = 15, 0.03

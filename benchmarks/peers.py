@@ -35,7 +35,7 @@ from benchmarks.contest import (
 )
 from benchmarks.machine import date_and_commit, gpu_and_torch, parser, write
 from benchmarks.zoo import channels_last, feeds_of, make, on_gpu
-from fusec.cli.step_times import measure
+from fusec.diagnostics.step_times import measure
 from fusec.runtime import Executable
 
 CASES = [

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 import fusec
 from benchmarks.contest import captured, limits_and_steps, relative_l2, timed
 from benchmarks.machine import KEYS, gpu_and_torch, parser, write_row
-from fusec.cli.step_times import measure
+from fusec.diagnostics.step_times import measure
 
 Array = np.ndarray[Any, Any]
 ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}  # of torch's gates, in ONNX

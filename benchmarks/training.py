@@ -183,7 +183,7 @@ def case(name: str, batch: int, settings: Settings) -> dict[str, Any]:
 
     from benchmarks.contest import best_peer_over_fusec, limits_and_steps, timed
     from benchmarks.torch_steps import Workload, first_weights
-    from fusec.cli.step_times import measure
+    from fusec.diagnostics.step_times import measure
 
     weights, side = first_weights(name), settings.side
     first = {key: value.numpy() for key, value in weights.items()}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fusec.artifacts.fusec_file import save
     from fusec.builder import Builder, Tensor
-    from fusec.driver import compile, load
-    from fusec.dynamic_shapes.executable import DynamicExecutable, compile_dynamic
+    from fusec.driver import compile, compile_dynamic, load
+    from fusec.dynamic_shapes.executable import DynamicExecutable
     from fusec.errors import (
         CheckError,
         ExecutionError,
@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "compile": "driver",
     "load": "driver",
-    "compile_dynamic": "dynamic_shapes.executable",
+    "compile_dynamic": "driver",
     "DynamicExecutable": "dynamic_shapes.executable",
     "InferenceSession": "session",
     "from_torch": "torch_backend",

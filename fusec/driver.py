@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from fusec import frontends, lockfile
 from fusec.builder import Builder
@@ -20,18 +20,23 @@ from fusec.compiler.build_program import CutModel, build_program, read_model
 from fusec.compiler.choose_judge import start_workers
 from fusec.compiler.choose_target import require_runs_on_gpu, resolve_target
 from fusec.compiler.gpu_executable import locked_executable, tuned_executable
-from fusec.compiler.load_file import load, load_artifact
+from fusec.compiler.load_file import load_artifact
 from fusec.compiler.segmented import require_whole, segmented_executable
 from fusec.compiler.size_transfer import executable_for_size
-from fusec.errors import ModelError
+from fusec.dynamic_shapes.executable import MAX_SHAPES, DynamicExecutable
+from fusec.dynamic_shapes.saved_shapes import load
+from fusec.dynamic_shapes.size_ranges import GivenShapes, read_sizes, sizing_of
+from fusec.dynamic_shapes.sizing import Shapes, Sizing
+from fusec.errors import FusecError, ModelError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions, Progress
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph
+from fusec.passes.layout.io_layout import names, require_known
 from fusec.runtime import Executable, SimulatorBackend
-from fusec.segments.executable import SegmentedExecutable
+from fusec.segments.executable import AnyExecutable
 from fusec.system import compile_timer
 from fusec.targets.target import CPU
 
@@ -46,6 +51,7 @@ __all__ = [
     "build",
     "build_model",
     "compile",
+    "compile_dynamic",
     "compile_model",
     "load",
     "load_artifact",
@@ -53,9 +59,7 @@ __all__ = [
 ]
 
 P = ParamSpec("P")
-E = TypeVar("E", bound="AnyExecutable")
-# A model is one program, or several with host steps between them.
-AnyExecutable = Executable | SegmentedExecutable
+E = TypeVar("E", bound=AnyExecutable)
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ def compile(
     *,
     target: str = "auto",
     precision: str = "fp32",
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: GivenShapes | None = None,
+    buckets: Mapping[str, Sequence[int]] | None = None,
     constants: Mapping[str, Any] | None = None,
     state: Mapping[str, str] | None = None,
     tune: str = "quick",
@@ -98,7 +103,7 @@ def compile(
     family: ShapeFamily | None = None,
     simulate: bool = False,
     oracle: Oracle | None = None,
-) -> AnyExecutable:
+) -> AnyExecutable | DynamicExecutable:
     """Compile a model for a GPU and return it ready to call.
 
     A model that needs values on the host is a SegmentedExecutable, which compiles what follows when it is called.
@@ -109,7 +114,11 @@ def compile(
         and never asks cuDNN; it is meant for training on a machine without a GPU. If cuDNN is not installed, fusec's
         rules alone say what fuses, with a CudnnNotAskedWarning.
     precision: fp32, tf32, fp16 or bf16, all with fp32 accumulation.
-    shapes: concrete shapes, by input name, for inputs with symbolic dims.
+    shapes: shapes by name of an input, or sizes by name of a symbolic dim: `{"x": (1, 3, 224, 224)}`, `{"batch": 8}`.
+        A size may be a range, from least to largest, with the likely size between: `"1..32"`, `"1..8..32"`, or for a
+        dim also `(1, 32)`, `(1, 8, 32)`. With a range the result is a DynamicExecutable. It has the program of the
+        likely sizes, and compiles others when it meets them.
+    buckets: sizes to compile for, by name of a symbolic dim; the result is a DynamicExecutable. See `compile_dynamic`.
     constants: values of inputs, by name, that the program is compiled for; they are no inputs of the executable.
         Arrays have the type of the input; Python numbers and lists take it.
     state: inputs that stay on the device between calls (`Executable.bind`, `step`). Each has the name of the output
@@ -150,7 +159,107 @@ def compile(
         if constants:
             raise ModelError("a Builder takes no constants: build it with `Builder.constant` in place of the input")
         return _compile_builder(model, options, oracle)
-    return compile_model(frontends.bind(model, constants), options, shapes, Shared(family, oracle))
+    shared = Shared(family, oracle)
+    if not (shapes or buckets):
+        return compile_model(frontends.bind(model, constants), options, None, shared)
+    with device.woken(options.target) if _wakes_gpu(options) else nullcontext():
+        source = _source(model, constants)
+    sizing = sizing_of(source, shapes) if buckets else read_sizes(source, shapes)
+    if sizing is None:
+        return compile_model(source, options, cast("Shapes", shapes), shared)
+    if not (sizing.ranges or buckets):
+        return compile_model(source, options, sizing.known_shapes, shared)
+    dynamic = _dynamic(source, options, sizing, shared, DynamicOptions(buckets=buckets))
+    if sizing.likely is not None:
+        dynamic.program()
+    return dynamic
+
+
+def compile_dynamic(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
+    *,
+    target: str = "auto",
+    precision: str = "fp32",
+    shapes: GivenShapes | None = None,
+    constants: Mapping[str, Any] | None = None,
+    tune: str = "quick",
+    budget: float = float("inf"),
+    disable: Collection[str] = (),
+    deterministic: bool = False,
+    channels_last: bool | Collection[str] = False,
+    progress: Progress | None = None,
+    max_shapes: int = MAX_SHAPES,
+    buckets: Mapping[str, Sequence[int]] | None = None,
+    share_kernels: bool = False,
+    tune_each: bool = False,
+    simulate: bool = False,
+) -> DynamicExecutable:
+    """Return an executable for all input shapes of a model. Nothing is compiled yet.
+
+    fusec compiles one program per set of input shapes, the first time it sees them. Parameters that are not listed
+    here are those of `compile`.
+
+    shapes: sizes and ranges, as for `compile`. Dims without one may have any size.
+    max_shapes: number of programs to cache, those used last.
+    buckets: sizes to compile for, by name of a symbolic dim. A smaller size is padded to the next one. That needs a
+        proof that no row of the results depends on another row; a call raises ModelError if there is none.
+    share_kernels: on a GPU, let cuDNN compile each kernel once for all sizes, so that a new size compiles none.
+    tune_each: time plans and kernels for each size. By default a size within a factor of 4 of a tuned size reuses its
+        choices, which takes tenths of a second.
+    simulate: run in simulation even if the target's GPU is present.
+
+    Raises ModelError: when the model cannot be read.
+    """
+    options = CompileOptions(
+        target=target,
+        precision=precision,
+        tune=tune,
+        budget_s=budget,
+        disable=disable,
+        deterministic=deterministic,
+        channels_last=channels_last,
+        simulate=simulate,
+        progress=progress,
+    )
+    more = DynamicOptions(max_shapes, buckets, share_kernels, tune_each)
+    source = _source(model, constants)
+    return _dynamic(source, options, sizing_of(source, shapes), Shared(), more)
+
+
+@dataclass(frozen=True)
+class DynamicOptions:
+    """Options of `compile_dynamic` that `compile` does not have."""
+
+    max_shapes: int = MAX_SHAPES
+    buckets: Mapping[str, Sequence[int]] | None = None
+    share_kernels: bool = False
+    tune_each: bool = False
+
+
+def _dynamic(
+    source: frontends.Source, options: CompileOptions, sizing: Sizing, shared: Shared, more: DynamicOptions
+) -> DynamicExecutable:
+    """Return an executable without programs yet, which share one family."""
+    if more.max_shapes < 1:
+        raise FusecError(f"max_shapes is {more.max_shapes}, but must be 1 or more")
+    if options.state or options.lock is not None:
+        given = "state" if options.state else "lock"
+        raise FusecError(f"{given} needs one size for each dim, because it is for one program")
+    if not isinstance(options.channels_last, bool):
+        require_known([spec.name for specs in source.interface for spec in specs], names(options.channels_last))
+    family = shared.family or ShapeFamily(
+        share_kernels=more.share_kernels,
+        first_plans=options.tune == "none" and not options.simulate,
+        transfers=not more.tune_each and not options.simulate,
+        more_sizes=any(not isinstance(d, int) for spec in sizing.inputs for d in spec.dims or (None,)),
+    )
+
+    def compiled(shapes: Shapes) -> AnyExecutable:
+        return compile_model(source, options, shapes, Shared(family, shared.oracle))
+
+    on_gpu = not options.simulate and device.is_present(resolve_target(options.target))
+    place = (device.device_name() if on_gpu else None) or SimulatorBackend.name
+    return DynamicExecutable(source, compiled, place, max_shapes=more.max_shapes, buckets=more.buckets, sizing=sizing)
 
 
 @_timed
@@ -162,9 +271,8 @@ def compile_model(
 ) -> AnyExecutable:
     """Compile a model with checked options. See `compile`, whose keywords become the options."""
     shared = shared or Shared()
-    wakes_gpu = not options.simulate and options.target != CPU
     options.report("import", 0, 1)
-    with device.woken(options.target) if wakes_gpu else nullcontext():
+    with device.woken(options.target) if _wakes_gpu(options) else nullcontext():
         source = read_model(model, shapes)
     target = resolve_target(options.target)
     if isinstance(source, CutModel):
@@ -207,6 +315,17 @@ def compile_graph(
     if family is not None and family.transfers and not compiled.options.deterministic:
         return executable_for_size(compiled, build, family, options)
     return tuned_executable(compiled, options, workers, family)
+
+
+def _source(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source, constants: Mapping[str, Any] | None
+) -> frontends.Source:
+    """Read a model once, for any shapes."""
+    return (model if isinstance(model, frontends.Source) else frontends.Source(model)).with_constants(constants or {})
+
+
+def _wakes_gpu(options: CompileOptions) -> bool:
+    return not options.simulate and options.target != CPU
 
 
 def _compile_builder(model: Builder, options: CompileOptions, oracle: Oracle | None) -> Executable:

@@ -16,6 +16,7 @@ from onnx import ModelProto, NodeProto, helper
 from onnx.backend.base import Backend, BackendRep
 
 from fusec import driver
+from fusec.dynamic_shapes.executable import DynamicExecutable
 from fusec.errors import ExecutionError
 from fusec.frontends.onnx.importer import Bound, InputsNeededError
 from fusec.frontends.onnx.load import load_bound
@@ -31,7 +32,9 @@ _GPUS = ("CUDA", "CUDA:0")
 class FusecBackendRep(BackendRep):
     """A model that is compiled when it is run. graph, executable: those of the last call."""
 
-    def __init__(self, model: ModelProto, compile: Callable[[Graph], driver.AnyExecutable] = driver.compile):
+    def __init__(
+        self, model: ModelProto, compile: Callable[[Graph], driver.AnyExecutable | DynamicExecutable] = driver.compile
+    ):
         self.model = model
         self.graph: Graph | None = None
         self.executable: driver.AnyExecutable | None = None
@@ -61,7 +64,9 @@ class FusecBackendRep(BackendRep):
         if self.executable is not None and self._fits(self.executable, given):
             return self.executable
         self.graph, self._lengths = self.compiled(given)
-        self.executable = self._compile(self.graph)
+        made = self._compile(self.graph)
+        assert not isinstance(made, DynamicExecutable), "a graph has no dims with ranges"
+        self.executable = made
         free = {spec.name for spec in self.executable.inputs}
         # copies, because a caller may write into the arrays later
         self._bound = {name: copy.deepcopy(value) for name, value in given.items() if name not in free}

@@ -19,7 +19,8 @@ from fusec import lockfile
 from fusec.artifacts import fusec_file
 from fusec.diagnostics.explain import Explanation, explain, float_edges
 from fusec.diagnostics.must_fuse import assert_fused
-from fusec.diagnostics.verify import Report, verify
+from fusec.diagnostics.step_times import Bench, measure
+from fusec.diagnostics.verify import Report, random_array, verify
 from fusec.errors import ExecutionError
 from fusec.execution.backend import Backend, Recorded, SimulatorBackend
 from fusec.execution.compilation import Compiled
@@ -30,7 +31,7 @@ from fusec.execution.step_binding import Constants, Steps
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.lowering.packing import code_bytes, stored_dtype, unpack, zeros
+from fusec.lowering.packing import code_bytes, in_order, stored_dtype, unpack, zeros
 from fusec.plans.lock_record import Lock
 from fusec.schedule.dependencies import lanes, waits
 from fusec.schedule.memory_plan import MemoryPlan, plan_memory
@@ -356,14 +357,20 @@ class Executable:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the compiled model to a `.fusec` file, which `fusec.load` reads; on a GPU with the tuned plans."""
-        fusec_file.save(os.fspath(path), [self._with_tuned_choices()], self._plans())
+        compiled, plans = self.contents()
+        fusec_file.save(os.fspath(path), [compiled], plans)
+
+    def contents(self) -> tuple[Compiled, lockfile.Plans]:
+        """Return what a `.fusec` file holds of this program: with its choices, and the plans of its graphs."""
+        return self._with_tuned_choices(), self._plans()
 
     def lock(self) -> Lock:
         """Return the lock of this program: the candidate, plan or kernel of each step, and if steps run side by side.
 
         `fusec.lockfile` writes it as text for version control. Steps may run over zeros here, to time both orders.
         """
-        return lockfile.make([self._with_tuned_choices()], self._plans())
+        compiled, plans = self.contents()
+        return lockfile.make([compiled], plans)
 
     def _with_tuned_choices(self) -> Compiled:
         """Return the program with the choices of `rehearse`, and with the order of its steps."""
@@ -391,6 +398,17 @@ class Executable:
     def _plans(self) -> lockfile.Plans:
         keys = dict.fromkeys(lowered.graph.key for lowered in self.compiled.lowered if lowered is not None)
         return {(self.compiled.target.name, key): [entry] for key, entry in self.backend.entries(keys).items()}
+
+    def bench(self, runs: int = 20, seed: int = 0) -> Bench:
+        """Time calls on random inputs, all steps in one replay, and each step alone against its limit.
+
+        A program with state is refused, because a call would replace the state.
+        """
+        if self.state:
+            raise ExecutionError("a program with state cannot be timed on random inputs")
+        rng = np.random.default_rng(seed)
+        types = {v.name: v.type for v in self.compiled.graph.inputs}
+        return measure(self, {name: in_order(random_array(rng, type), type) for name, type in types.items()}, runs)
 
     def explain(self) -> Explanation:
         """Explain which ops fused into which step and, for every op that did not fuse, the reason."""

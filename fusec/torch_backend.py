@@ -16,7 +16,8 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
 import torch.utils._pytree as pytree  # pyright: ignore[reportMissingImports] - as above
 
-from fusec.dynamic_shapes.executable import DynamicExecutable, compile_dynamic
+from fusec.driver import compile_dynamic
+from fusec.dynamic_shapes.executable import DynamicExecutable
 from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.frontends import Source
 from fusec.frontends.torch_export import CARRIERS, DTYPES, EXPORT_ERRORS, from_numpy, reason, source, to_numpy

@@ -1,5 +1,7 @@
 """Save a compiled model as one `.fusec` file, and load it: graphs, weights, programs and plans, for some targets.
 
+A file may hold programs for several sets of input shapes. The members of all but the first are in `shapes/N/`.
+
 Loading runs no pass and no partitioning, and asks cuDNN nothing.
 A serialized plan holds machine code. It is used only if this machine trusts it (`PlanStore.trusts`); for other plans,
 engine and knobs are used to build them again.
@@ -19,6 +21,7 @@ from fusec import __version__, lockfile
 from fusec.artifacts import container
 from fusec.artifacts.container import Reader, written
 from fusec.artifacts.safetensors import header_bytes, read, write
+from fusec.artifacts.shape_table import ShapeTable
 from fusec.errors import FusecError, ModelError, VerifyError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import device
@@ -38,6 +41,7 @@ from fusec.targets.target import load as load_target
 from fusec.text import parse
 
 FORMAT = 1
+FORMAT_OF_SHAPES = 2  # with programs for several sets of input shapes
 SUFFIX = ".fusec"
 WEIGHTS, SOURCE, SOURCE_WEIGHTS = "weights.safetensors", "source.txt", "source.safetensors"
 
@@ -65,36 +69,68 @@ def versions() -> dict[str, str]:
 # writing -------------------------------------------------------------------------------------------
 
 
-def save(path: str | Path, compiled: Sequence[Compiled], plans: lockfile.Plans | None = None) -> None:
+def save(
+    path: str | Path,
+    compiled: Sequence[Compiled],
+    plans: lockfile.Plans | None = None,
+    table: ShapeTable | None = None,
+) -> None:
     """Write a model that is compiled for one or more targets into a file, which is complete or not written at all.
 
+    table: what the file says about shapes, if `compiled` has programs for several sets of input shapes; the first
+        program's shapes are the default.
     Raises FusecError if models or options differ, a target occurs twice, or the file cannot be written.
     """
     first = compiled[0]
     for each in compiled:
         each.require_answers(f"{path}: a compiled model")
-    source = _text(first.source)
-    for other in compiled[1:]:
-        if other.options != first.options or _text(other.source) != source:
-            raise FusecError(f"{path}: {other.target.name} was compiled from another model or with other options")
-    names = [c.target.name for c in compiled]
-    if len(set(names)) != len(names):
-        raise FusecError(f"{path}: compiled twice for {max(names, key=names.count)}")
+    shapes = _by_shapes(path, compiled, several=table is not None)
     weights = {x.digest: x for c in compiled for graph in _graphs(c) for x in _literals(graph)}
-    rest = {x.digest: x for x in _literals(first.source) if x.digest not in weights}
+    sources = [members[0].source for members in shapes.values()]
+    rest = {x.digest: x for source in sources for x in _literals(source) if x.digest not in weights}
     with written(Path(path)) as file:
         # the large members come last, before the manifest, so that the members that are read first are together
-        file.add(SOURCE, source.encode())
-        for c in compiled:
-            _save_program(file, c, plans or {})
-        file.add(lockfile.NAME, lockfile.text_of(lockfile.make(compiled, plans)).encode())
+        stored: set[str] = set()
+        for number, (source, members) in enumerate(shapes.items()):
+            file.add(_folder(number) + SOURCE, source.encode())
+            for c in members:
+                _save_program(file, c, plans or {}, _folder(number), stored)
+            lock = lockfile.make(members, plans)
+            file.add(_folder(number) + lockfile.NAME, lockfile.text_of(lock).encode())
         file.stream(WEIGHTS, lambda member: write(member, weights.values()))
         file.stream(SOURCE_WEIGHTS, lambda member: write(member, rest.values()))
         options = {"precision": first.options.precision, "disable": first.options.disabled_names}
         options |= {"state": [list(pair) for pair in first.options.state]} if first.options.state else {}
         options |= {"orders": [list(pair) for pair in first.options.orders]} if first.options.orders else {}
         targets = {c.target.name: c.target.digest for c in compiled}
-        file.finish({"format": FORMAT, "fusec": __version__, **versions(), "options": options, "targets": targets})
+        manifest = {"format": FORMAT, "fusec": __version__, **versions(), "options": options, "targets": targets}
+        if table is not None:
+            manifest |= {"format": FORMAT_OF_SHAPES, "programs": len(shapes), "shapes": table.to_json()}
+        file.finish(manifest)
+
+
+def _by_shapes(path: str | Path, compiled: Sequence[Compiled], several: bool) -> dict[str, list[Compiled]]:
+    """Group programs by the text of their source, which differs between sets of input shapes."""
+    first, found = compiled[0], dict[str, list[Compiled]]()
+    for each in compiled:
+        if each.options != first.options:
+            raise FusecError(f"{path}: {each.target.name} was compiled with other options")
+        found.setdefault(_text(each.source), []).append(each)
+    if len(found) > 1 and not several:
+        other = list(found.values())[1][0]
+        raise FusecError(f"{path}: {other.target.name} was compiled from another model or with other options")
+    for members in found.values():
+        names = [c.target.name for c in members]
+        if len(set(names)) != len(names):
+            raise FusecError(f"{path}: compiled twice for {max(names, key=names.count)}")
+        if set(names) != {c.target.name for c in compiled}:
+            raise FusecError(f"{path}: not all input shapes were compiled for all targets")
+    return found
+
+
+def _folder(number: int) -> str:
+    """Return the start of the names of the members for one set of input shapes."""
+    return f"shapes/{number}/" if number else ""
 
 
 def _graphs(compiled: Compiled) -> list[Graph]:
@@ -109,7 +145,10 @@ def _text(graph: Graph) -> str:
     return print_graph(graph, locations=True, label=lambda literal: literal.digest) + "\n"
 
 
-def _save_program(file: container.Writer, compiled: Compiled, plans: lockfile.Plans) -> None:
+def _save_program(
+    file: container.Writer, compiled: Compiled, plans: lockfile.Plans, folder: str, stored: set[str]
+) -> None:
+    """Write a program and its plans; `stored` has the names of plans that the file has already."""
     name, program = compiled.target.name, compiled.program
     number = {node: i for i, node in enumerate(program.graph.nodes)}
     keys = [None if lowered is None else lowered.graph.key for lowered in compiled.lowered]
@@ -135,12 +174,13 @@ def _save_program(file: container.Writer, compiled: Compiled, plans: lockfile.Pl
     for key in dict.fromkeys(key for key in keys if key is not None):
         for place, entry in enumerate(plans.get((name, key), ())):
             blob = f"{name}/plans/{key}/{place}" if entry.blob else None
-            if blob is not None and entry.blob is not None:
+            if blob is not None and entry.blob is not None and blob not in stored:
                 file.add(blob, entry.blob)
+                stored.add(blob)
             listed.setdefault(key, []).append({"choice": entry.choice.to_json(), "blob": blob})
-    file.add(f"{name}/graph.txt", _text(program.graph).encode())
+    file.add(f"{folder}{name}/graph.txt", _text(program.graph).encode())
     data = {"steps": steps, "refusals": refusals, "plans": listed}
-    file.add(f"{name}/program.json", json.dumps(data, separators=(",", ":")).encode())
+    file.add(f"{folder}{name}/program.json", json.dumps(data, separators=(",", ":")).encode())
 
 
 # reading -------------------------------------------------------------------------------------------
@@ -166,14 +206,30 @@ def targets(path: str | Path) -> tuple[str, ...]:
     return tuple(_open(Path(path)).manifest["targets"])
 
 
+def table(path: str | Path) -> ShapeTable | None:
+    """Return what a file says about shapes; None if it has programs for one set of input shapes only."""
+    manifest = _open(Path(path)).manifest
+    return ShapeTable.from_json(manifest["shapes"], str(path)) if "shapes" in manifest else None
+
+
 def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artifact:
     """Read the contents of a file for a target. Weights that only the imported model has are read at first use.
 
+    Of a file with several sets of input shapes, these are the contents for the first one.
     store: tells which serialized plans are trusted; default: the plan cache of this machine.
     Raises ModelError that names a damaged member, TargetError for an unknown target.
     """
+    return _load(_open(Path(path)), target, store, 1)[0]
+
+
+def load_all(path: str | Path, target: str, store: PlanStore | None = None) -> list[Artifact]:
+    """Read the contents of a file for a target, for each set of input shapes; see `load`. They share the weights."""
     file = _open(Path(path))
-    manifest = file.manifest
+    return _load(file, target, store, file.manifest.get("programs", 1))
+
+
+def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> list[Artifact]:
+    manifest, path = file.manifest, file.path
     if target not in manifest["targets"]:
         raise ModelError(f"{path}: was compiled for {', '.join(manifest['targets'])}, not for {target}")
     gpu, saved = load_target(target), manifest["options"]
@@ -181,27 +237,32 @@ def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artif
     orders = tuple((str(name), tuple(map(int, order))) for name, order in saved.get("orders", ()))
     options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders)
     weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
-    graph = _graph(file, f"{target}/graph.txt", weights)
-    source = _graph(file, SOURCE, {**_late_weights(file), **weights})
-    member = f"{target}/program.json"
-    data = file.json(member)
-    try:
-        program = _program(graph, data, weights)
-        judge = None if deviceless.is_absent() else _LateJudge(gpu, options.tensor_cores)
-        compiled = Compiled(source, program, gpu, options, judge)
-        keys = {lowered.graph.key for lowered in compiled.lowered if lowered is not None}
-        return _with_plans(file, compiled, data["plans"], keys, store)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, VerifyError) as error:
-        raise ModelError(f"{path}: {member}: not a program of this graph: {error}") from error
+    late = {**_late_weights(file), **weights}
+    found: list[Artifact] = []
+    for number in range(count):
+        folder = _folder(number)
+        graph = _graph(file, f"{folder}{target}/graph.txt", weights)
+        source = _graph(file, folder + SOURCE, late)
+        member = f"{folder}{target}/program.json"
+        data = file.json(member)
+        try:
+            program = _program(graph, data, weights)
+            judge = None if deviceless.is_absent() else _LateJudge(gpu, options.tensor_cores)
+            compiled = Compiled(source, program, gpu, options, judge)
+            lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
+            found.append(_with_plans(file, replace(compiled, tuned=lock), data["plans"], lock, store))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, VerifyError) as error:
+            raise ModelError(f"{path}: {member}: not a program of this graph: {error}") from error
+    return found
 
 
 def _open(path: Path) -> Reader:
     file = Reader(path)
     manifest = file.manifest
-    if manifest.get("format") != FORMAT:
+    if manifest.get("format") not in (FORMAT, FORMAT_OF_SHAPES):
         raise ModelError(
-            f"{path}: is of format {manifest.get('format')!r}, this fusec ({__version__}) reads {FORMAT}: "
-            "compile the model again"
+            f"{path}: is of format {manifest.get('format')!r}, this fusec ({__version__}) reads {FORMAT} and "
+            f"{FORMAT_OF_SHAPES}: compile the model again"
         )
     options, named = manifest.get("options"), manifest.get("targets")
     if not (isinstance(named, dict) and named and isinstance(options, dict)) or not (
@@ -212,6 +273,8 @@ def _open(path: Path) -> Reader:
         and all(isinstance(pair, list) and len(cast("list[Any]", pair)) == 2 for pair in options.get("state", []))
         and _are_orders(options.get("orders", []))
         and all(isinstance(manifest.get(name), str) for name in ("fusec", "cudnn", "frontend"))
+        and type(manifest.get("programs", 1)) is int
+        and manifest.get("programs", 1) >= 1
     ):
         raise ModelError(f"{path}: {container.MANIFEST}: has other fields than fusec writes")
     return file
@@ -297,9 +360,10 @@ def _nodes(nodes: Sequence[Node], numbers: Sequence[int]) -> tuple[Node, ...]:
 
 
 def _with_plans(
-    file: Reader, compiled: Compiled, data: Mapping[str, Any], keys: set[str], store: PlanStore | None
+    file: Reader, compiled: Compiled, data: Mapping[str, Any], lock: lockfile.Lock, store: PlanStore | None
 ) -> Artifact:
     """Read the plans of the program's graphs. Blobs of other versions, or that are not trusted, are left out."""
+    keys = {lowered.graph.key for lowered in compiled.lowered if lowered is not None}
     here, manifest = versions(), file.manifest
     made = {name: manifest[name] for name in here}
     stale = [f"{name} {made[name] or 'none'}, here {here[name]}" for name in here if here[name] not in ("", made[name])]
@@ -328,21 +392,22 @@ def _with_plans(
         notes.append(
             f"{file.path}: {len(data.keys() - keys)} of its plans are of graphs that fusec now lowers otherwise"
         )
-    lock = lockfile.parse(file.text(lockfile.NAME), f"{file.path}: {lockfile.NAME}")
-    return Artifact(replace(compiled, tuned=lock), plans, lock, tuple(notes))
+    return Artifact(compiled, plans, lock, tuple(notes))
 
 
 def trust(path: str | Path, store: PlanStore | None = None) -> int:
     """Trust the serialized plans of a file, whose maker the user knows, and return their number."""
     file, keeper = _open(Path(path)), store or PlanStore()
     try:
-        blobs = [
-            bytes(file.check(item["blob"]))
+        named = {
+            item["blob"]: None
+            for number in range(file.manifest.get("programs", 1))
             for target in file.manifest["targets"]
-            for items in file.json(f"{target}/program.json")["plans"].values()
+            for items in file.json(f"{_folder(number)}{target}/program.json")["plans"].values()
             for item in items
             if item["blob"] is not None
-        ]
+        }
+        blobs = [bytes(file.check(name)) for name in named]
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path}: its lists of plans have another form than fusec writes: {error!r}") from error
     keeper.trust(*blobs)

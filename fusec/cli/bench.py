@@ -30,8 +30,8 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Time a model: compilation, calls, all steps together, and each step alone. In simulation without a GPU."""
-    from fusec.cli import step_times
     from fusec.cli.feeds import feeds
+    from fusec.diagnostics import step_times
     from fusec.runtime import SimulatorBackend
     from fusec.targets.target import CPU
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli import files, lock, output
+from fusec.cli import files, lock, output, sizes
 from fusec.cli.options import AsJson, Locked
 from fusec.cli.request import Request, compiles
 from fusec.errors import FusecError
@@ -34,6 +34,10 @@ def compile(
         Path | None,
         typer.Option("-o", "--output", help="Write the compiled model to this .fusec file; else the summary, as JSON."),
     ] = None,
+    bucket: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=SIZES", help="Sizes to compile a dim for; others are padded: batch=1,8,32."),
+    ] = None,
     locked: Locked = None,
     as_json: AsJson = False,
 ) -> None:
@@ -48,8 +52,12 @@ def compile(
     if len(targets) > 1 and not saves:
         raise FusecError("several targets need -o FILE.fusec, because only such a file holds them all")
     with output.progress() as report:
+        sized = sizes.ranged(request, bucket or (), locked is not None)
         try:
-            all_compiled = [request.build(name, report) for name in targets]
+            if sized is None:
+                all_compiled = [request.build(name, report) for name in targets]
+            else:
+                all_compiled = sizes.build(request, sized, targets, report, all_sizes=saves)
         except NotOneProgramError:
             if saves or locked is not None:
                 raise
@@ -61,9 +69,11 @@ def compile(
             programs = lock.required(locked, all_compiled) if locked is not None else None
             compiled = all_compiled[0] if programs is None else programs[0].compiled
             if file is not None and saves:
-                lock.save(file, all_compiled, report, programs)
+                lock.save(file, all_compiled, report, programs, sized)
             note = compiled.note
             summary, words = _summary(request.model, compiled, time.perf_counter() - start)
+            if sized is not None and saves:
+                summary["shapes"] = sizes.shapes_of(all_compiled)
     if file is not None and not saves:
         files.write_text(file, output.json_text(summary))
     if as_json:
@@ -77,6 +87,8 @@ def compile(
             layout = ", channels last" if "order" in spec else ""
             output.say(f"  {kind[:-1]:7}{printable(spec['name'])}: {spec['dtype']} {spec['shape']}{layout}")
     output.say(f"  {words}")
+    for shapes in summary.get("shapes", ()):
+        output.say(f"  program for {', '.join(f'{printable(name)} {shape}' for name, shape in shapes.items())}")
     output.print_note(note)
 
 

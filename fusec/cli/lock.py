@@ -15,6 +15,7 @@ from fusec.cli.request import Request, compiles
 from fusec.errors import CheckError
 
 if TYPE_CHECKING:
+    from fusec.cli.sizes import Sized
     from fusec.execution.compilation import Compiled
     from fusec.lockfile import LockedProgram
 
@@ -98,13 +99,19 @@ def diff(
 
 
 def save(
-    path: Path, compiled: Sequence[Compiled], report: output.Report, locked: Sequence[LockedProgram] | None = None
+    path: Path,
+    compiled: Sequence[Compiled],
+    report: output.Report,
+    locked: Sequence[LockedProgram] | None = None,
+    sized: Sized | None = None,
 ) -> None:
     """Write a `.fusec` file with plans that are built here, also for GPUs that this machine does not have.
 
     locked: programs with the plans of a lock file; None for the first plans that cuDNN offers.
+    sized: the sizes of dims, if there are programs for several sets of input shapes.
     """
     from fusec.artifacts import fusec_file
+    from fusec.dynamic_shapes import save_shapes
     from fusec.gpu.cudnn import plan_serialization
     from fusec.gpu.cudnn.deviceless import cudnn_number
     from fusec.plans.plan_cache import PlanStore
@@ -128,7 +135,10 @@ def save(
         for entry in entries:
             if entry.blob is not None:
                 store.trust(entry.blob)  # because this machine built it
-    fusec_file.save(path, programs, plans)
+    if sized is None:
+        fusec_file.save(path, programs, plans)
+    else:
+        save_shapes.save(path, [(each, plans) for each in programs], sized.sizing, sized.padding)
 
 
 def required(path: Path, compiled: Sequence[Compiled]) -> list[LockedProgram]:

@@ -21,7 +21,11 @@ Target = Annotated[
 Precision = Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are always fp32.")]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option("--shape", metavar="NAME=SIZES", help="Shape of an input with symbolic dims: x=1,3,224,224."),
+    typer.Option(
+        "--shape",
+        metavar="NAME=SIZES",
+        help="Shape of an input, or size or range of a symbolic dim: x=1,3,224,224, batch=8, batch=1..8..32.",
+    ),
 ]
 Constants = Annotated[
     list[str] | None,
@@ -55,6 +59,7 @@ Budget = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
 
+_RANGE = re.compile(r"\d+(\.\.\d+){1,2}")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -71,15 +76,27 @@ def budget_of(text: str | None) -> float:
     return math.inf if text is None else seconds_of(text, "--budget")
 
 
-def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Read `x=1,3,224,224` as name and sizes; `x=` is a scalar."""
-    shapes: dict[str, tuple[int, ...]] = {}
+def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
+    """Read `x=1,3,224,224` as name and sizes; `x=` is a scalar. A range such as `1..32` stays text."""
+    shapes: dict[str, tuple[int | str, ...]] = {}
     for name, text in pairs_of("--shape", "NAME=1,3,224,224", texts):
         try:
-            shapes[name] = tuple(int(size) for size in text.split(",")) if text else ()
+            sizes = text.split(",") if text else ()
+            shapes[name] = tuple(size if _RANGE.fullmatch(size) else int(size) for size in sizes)
         except ValueError:
-            raise FusecError(f"--shape {name}={text}: sizes are whole numbers joined by commas") from None
+            raise FusecError(
+                f"--shape {name}={text}: sizes are whole numbers joined by commas, or ranges such as 1..32"
+            ) from None
     return shapes
+
+
+def buckets_of(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Read `batch=1,8,32` as the name of a dim and its buckets."""
+    try:
+        named = pairs_of("--bucket", "NAME=1,8,32", texts)
+        return {name: [int(size) for size in text.split(",")] for name, text in named}
+    except ValueError:
+        raise FusecError(f"--bucket {' '.join(texts)}: buckets are whole numbers joined by commas") from None
 
 
 def number_of(text: str) -> bool | int | float:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fusec.cli import files, output
 from fusec.cli import options as cli_options
@@ -14,6 +14,7 @@ from fusec.errors import FusecError
 
 if TYPE_CHECKING:
     from fusec.driver import AnyExecutable
+    from fusec.dynamic_shapes.sizing import Sizing
     from fusec.execution.compilation import Compiled
     from fusec.execution.compile_options import CompileOptions
     from fusec.frontends import Source
@@ -54,20 +55,27 @@ class Request:
         return self.model.endswith(".fusec")
 
     def build(self, target: str, report: output.Report) -> Compiled:
-        """Compile the model up to its program, or read it from a `.fusec` file."""
+        """Compile the model up to its program, or read it from a `.fusec` file; with ranges for the likely sizes."""
         from fusec import driver
+        from fusec.dynamic_shapes import saved_shapes
 
         if self.is_compiled:
-            compiled = driver.load_artifact(self.model, target).compiled
+            self._require_several_shapes()
+            compiled = saved_shapes.load_program(self.model, target, cli_options.shapes_of(self.shape or ())).compiled
             self._require_no_late_option(compiled)
             return compiled
         options = replace(self.options, target=target, progress=report)
         with output.without_cudnn_warning():
-            return driver.build_model(self.bound(), options, cli_options.shapes_of(self.shape or ()))
+            model, shapes = self._sized()
+            return driver.build_model(model, options, shapes)
 
     def executable(self, target: str, report: output.Report, simulate: bool = False) -> AnyExecutable:
-        """Compile the model, or load a `.fusec` file, ready to run. simulate: also on a machine with the GPU."""
+        """Compile the model, or load a `.fusec` file, ready to run; with ranges for the likely sizes.
+
+        simulate: also on a machine with the GPU.
+        """
         from fusec import driver
+        from fusec.dynamic_shapes import saved_shapes
 
         if self.is_compiled:
             if self.options.lock is not None:
@@ -75,12 +83,39 @@ class Request:
                     f"{self.model}: has its plans already, so --locked comes too late: give --locked to the "
                     "`fusec compile` that writes the file"
                 )
-            executable = driver.load(self.model, target=target, tune=self.options.tune)
+            self._require_several_shapes()
+            given = cli_options.shapes_of(self.shape or ())
+            executable = saved_shapes.loaded_program(self.model, target, self.options.tune, given)
             self._require_no_late_option(executable.compiled)
             return executable
         options = replace(self.options, target=target, progress=report, simulate=simulate)
         with output.without_cudnn_warning():
-            return driver.compile_model(self.bound(), options, cli_options.shapes_of(self.shape or ()))
+            model, shapes = self._sized()
+            return driver.compile_model(model, options, shapes)
+
+    def sizing(self) -> tuple[str | Source, Sizing | None]:
+        """Return the model, and the sizes of --shape; None if it gives one shape for each input."""
+        from fusec.dynamic_shapes.size_ranges import read_sizes
+        from fusec.frontends import Source
+
+        bound, given = self.bound(), cli_options.shapes_of(self.shape or ())
+        if not given:
+            return bound, None
+        source = Source(bound) if isinstance(bound, str) else bound
+        return source, read_sizes(source, given)
+
+    def _sized(self) -> tuple[str | Source, Mapping[str, Sequence[int]]]:
+        model, sizing = self.sizing()
+        if sizing is None:
+            return model, cast("Mapping[str, Sequence[int]]", cli_options.shapes_of(self.shape or ()))
+        return model, sizing.likely or sizing.known_shapes
+
+    def _require_several_shapes(self) -> None:
+        """Raise FusecError if a shape is given for a file that has one program."""
+        from fusec.artifacts import fusec_file
+
+        if self.shape and fusec_file.table(self.model) is None:
+            raise self._too_late("--shape")
 
     def program(self, target: str, report: output.Report) -> Executable:
         """Compile or load the model as `executable`. Raises FusecError for a model with host steps."""
@@ -110,7 +145,6 @@ class Request:
                 f"{self.model}: was compiled in {precision}: compile it again for {self.options.precision}"
             )
         given = {
-            "--shape": self.shape,
             "--constant": self.constant,
             "--disable": self.options.disable,
             "--rounding": self.options.rounding != "fused",
@@ -118,10 +152,13 @@ class Request:
             "--channels-last": self.options.channels_last,
         }
         if late := [name for name, value in given.items() if value]:
-            raise FusecError(
-                f"{self.model}: is compiled already: {late[0]} comes too late: give it to the `fusec compile` "
-                "that writes the file"
-            )
+            raise self._too_late(late[0])
+
+    def _too_late(self, option: str) -> FusecError:
+        return FusecError(
+            f"{self.model}: is compiled already: {option} comes too late: give it to the `fusec compile` "
+            "that writes the file"
+        )
 
 
 def compiles(*more: str, model: Any = cli_options.Model) -> Callable[[Command], Command]:

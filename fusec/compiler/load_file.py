@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 
 from fusec import lockfile
@@ -11,42 +12,57 @@ from fusec.artifacts import fusec_file
 from fusec.compiler.choose_target import require_cudnn, require_runs_on_gpu
 from fusec.errors import ModelError
 from fusec.execution.backend import SimulatorBackend
+from fusec.execution.shared_weights import SharedWeights
 from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.runtime import Executable
 
 
-def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "quick") -> Executable:
-    """Load a model that was saved as a `.fusec` file, and return it ready to call.
+def load(
+    path: str | os.PathLike[str], *, target: str = "auto", tune: str = "quick", simulate: bool = False
+) -> Executable:
+    """Load the program of a `.fusec` file, the first one if it has several, and return it ready to call.
 
-    target: one of those it was compiled for; `auto`: this machine's GPU, or the file's first target without one.
-    tune: `quick` takes the plans of the file, and times only these if they were built without a GPU; `none` takes
-        the first plan of each step; `full` chooses again.
-    Raises ModelError when the file is damaged, or does not have the target.
+    Parameters as in `fusec.dynamic_shapes.saved_shapes.load`.
     """
-    with device.woken(target):
-        artifact = load_artifact(path, target)
-    if not device.is_present(artifact.compiled.target):
-        return Executable(artifact.compiled, SimulatorBackend())
+    with nullcontext() if simulate else device.woken(target):
+        artifact = load_artifact(path, target, simulate)
+    return executable_of(artifact, tune, simulate)
+
+
+def executable_of(
+    artifact: fusec_file.Artifact, tune: str, simulate: bool, weights: SharedWeights | None = None
+) -> Executable:
+    """Prepare the program of a file: on the GPU if it is this machine's, else in simulation.
+
+    weights: shared with the other programs of the file.
+    """
+    if simulate or not device.is_present(artifact.compiled.target):
+        return Executable(artifact.compiled, SimulatorBackend(), weights)
     require_cudnn()
     require_runs_on_gpu(artifact.compiled)
     for note in artifact.notes:
         warnings.warn(note, stacklevel=2)
-    return _on_gpu(artifact, tune)
+    return _on_gpu(artifact, tune, weights)
 
 
-def load_artifact(path: str | os.PathLike[str], target: str = "auto") -> fusec_file.Artifact:
-    """Read what a `.fusec` file holds for a target; see `load`."""
+def load_artifact(path: str | os.PathLike[str], target: str = "auto", simulate: bool = False) -> fusec_file.Artifact:
+    """Read what a `.fusec` file holds for a target, of its first program if it has several; see `load`."""
+    return fusec_file.load(os.fspath(path), target_of(path, target, simulate))
+
+
+def target_of(path: str | os.PathLike[str], target: str, simulate: bool = False) -> str:
+    """Return the target of a file to load; for `auto` that of this machine's GPU, or the file's first without one."""
+    if target != "auto":
+        return target
     file = os.fspath(path)
-    if target == "auto":
-        here, known = device.detect(), fusec_file.targets(file)
-        if here is not None and here.name not in known:
-            raise ModelError(f"{file}: was compiled for {', '.join(known)}; this machine's GPU is {here.name}")
-        target = here.name if here is not None else known[0]
-    return fusec_file.load(file, target)
+    here, known = None if simulate else device.detect(), fusec_file.targets(file)
+    if here is not None and here.name not in known:
+        raise ModelError(f"{file}: was compiled for {', '.join(known)}; this machine's GPU is {here.name}")
+    return here.name if here is not None else known[0]
 
 
-def _on_gpu(artifact: fusec_file.Artifact, tune: str) -> Executable:
+def _on_gpu(artifact: fusec_file.Artifact, tune: str, weights: SharedWeights | None) -> Executable:
     """Prepare the file's program with the choices of the file's lock."""
     from fusec.gpu.autotune.tuning_cache import KnownChoices
     from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
@@ -61,4 +77,4 @@ def _on_gpu(artifact: fusec_file.Artifact, tune: str) -> Executable:
         side_by_side=tune != "full" and lockfile.side_by_side(lock, compiled.target),
     )
     backend = CudnnBackend(tune, known, deterministic=options.deterministic)
-    return Executable(replace(compiled, program=program), backend)
+    return Executable(replace(compiled, program=program), backend, weights)

@@ -1,4 +1,4 @@
-"""Compile a model with symbolic dims for each set of input shapes, the first time it sees them.
+"""Run a model with symbolic dims; it is compiled for each set of input shapes, the first time it sees them.
 
 A `DynamicExecutable` is called like an `Executable`. It caches the programs it used last, and they share weights.
 """
@@ -9,101 +9,27 @@ import gc
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from fusec import driver, frontends
-from fusec.dynamic_shapes.padding_proof import Crop, crops
-from fusec.errors import ExecutionError, FusecError, ModelError
-from fusec.execution.compile_options import CompileOptions
-from fusec.execution.shape_family import ShapeFamily
-from fusec.execution.signature import SymbolicSpec, array_of, require_by_name
-from fusec.gpu import device
-from fusec.ir import Array, Graph, quote
-from fusec.lowering.packing import to_logical
-from fusec.passes.layout.io_layout import names, require_known
-from fusec.runtime import Executable, SimulatorBackend, by_name, on_host
-from fusec.system.printable import printable
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
+from fusec import frontends
+from fusec.diagnostics.explain import Explanation
+from fusec.diagnostics.step_times import Bench
+from fusec.diagnostics.verify import Report
+from fusec.dynamic_shapes.padding import Padding, pad
+from fusec.dynamic_shapes.padding_proof import Crop
+from fusec.dynamic_shapes.save_shapes import representatives, save
+from fusec.dynamic_shapes.size_ranges import sizing_of
+from fusec.dynamic_shapes.sizing import Key, Shapes, Sizes, Sizing, spec_of
+from fusec.errors import ExecutionError
+from fusec.execution.signature import array_of, require_by_name
+from fusec.ir import Array
+from fusec.runtime import Executable, by_name
+from fusec.segments.executable import AnyExecutable
+from fusec.segments.records import SegmentedExplanation
 
 MAX_SHAPES = 8
-Shapes = Mapping[str, Sequence[int]]
-
-
-def compile_dynamic(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
-    *,
-    target: str = "auto",
-    precision: str = "fp32",
-    tune: str = "quick",
-    budget: float = float("inf"),
-    disable: Collection[str] = (),
-    deterministic: bool = False,
-    channels_last: bool | Collection[str] = False,
-    progress: driver.Progress | None = None,
-    constants: Mapping[str, Any] | None = None,
-    max_shapes: int = MAX_SHAPES,
-    buckets: Mapping[str, Sequence[int]] | None = None,
-    share_kernels: bool = False,
-    tune_each: bool = False,
-    simulate: bool = False,
-) -> DynamicExecutable:
-    """Return an executable for all input shapes of a model. Nothing is compiled yet.
-
-    fusec compiles one program per set of input shapes, the first time it sees them. Parameters that are not listed
-    here are those of `compile`.
-
-    max_shapes: number of programs to cache, those used last.
-    buckets: sizes to compile for, by name of a symbolic dim. A smaller size is padded to the next one. That needs a
-        proof that no row of the results depends on another row; a call raises ModelError if there is none.
-    share_kernels: on a GPU, let cuDNN compile each kernel once for all sizes, so that a new size compiles none.
-    tune_each: time plans and kernels for each size. By default a size within a factor of 4 of a tuned size reuses its
-        choices, which takes tenths of a second.
-    simulate: run in simulation even if the target's GPU is present.
-
-    Raises ModelError: when the model cannot be read.
-    """
-    if max_shapes < 1:
-        raise FusecError(f"max_shapes is {max_shapes}, but must be 1 or more")
-    source = (model if isinstance(model, frontends.Source) else frontends.Source(model)).with_constants(constants or {})
-    if not isinstance(channels_last, bool):
-        require_known([spec.name for specs in source.interface for spec in specs], names(channels_last))
-    options = CompileOptions(
-        target=target,
-        precision=precision,
-        tune=tune,
-        budget_s=budget,
-        disable=disable,
-        deterministic=deterministic,
-        channels_last=channels_last,
-        simulate=simulate,
-        progress=progress,
-    )
-    symbolic = any(d is None or isinstance(d, str) for spec in source.interface[0] for d in spec.dims or (None,))
-    family = ShapeFamily(
-        share_kernels=share_kernels,
-        first_plans=tune == "none" and not simulate,
-        transfers=not tune_each and not simulate,
-        more_sizes=symbolic,
-    )
-
-    def compiled(shapes: Shapes) -> driver.AnyExecutable:
-        return driver.compile_model(source, options, shapes, driver.Shared(family))
-
-    here = "" if simulate or not device.is_present(driver.resolve_target(target)) else device.device_name()
-    return DynamicExecutable(source, compiled, here or SimulatorBackend.name, max_shapes, buckets or {})
-
-
-def loaded(path: str | os.PathLike[str], target: str = "auto", tune: str = "quick") -> DynamicExecutable:
-    """Load a `.fusec` file, whose shapes are fixed, as a DynamicExecutable."""
-    program = driver.load(path, target=target, tune=tune)
-    source = frontends.Source(program.compiled.source, file=os.fspath(path))
-    return DynamicExecutable(source, lambda shapes: program, program.device, 1, {})
 
 
 class DynamicExecutable:
@@ -112,29 +38,30 @@ class DynamicExecutable:
     def __init__(
         self,
         source: frontends.Source,
-        compile: Callable[[Shapes], driver.AnyExecutable],
+        compile: Callable[[Shapes], AnyExecutable],
         device: str,
-        max_shapes: int,
-        buckets: Mapping[str, Sequence[int]],
+        *,
+        max_shapes: int = MAX_SHAPES,
+        buckets: Mapping[str, Sequence[int]] | None = None,
+        sizing: Sizing | None = None,
+        proved: Mapping[Key, tuple[Crop, ...]] | None = None,
     ):
+        """Make an executable without programs.
+
+        compile: makes a program for input shapes.
+        sizing: inputs and outputs with the ranges of their dims; None: as the model declares them.
+        proved: crops of all input shapes that may be padded; None: they are proved when they are met.
+        """
         self.source = source
         self.device = device
-        inputs, outputs = source.interface
-        self.inputs = tuple(_spec(each) for each in inputs)
-        self.outputs = tuple(_spec(each) for each in outputs)
-        symbols = {d for spec in self.inputs for d in spec.shape or () if isinstance(d, str) and d}
-        for symbol, sizes in buckets.items():
-            if symbol not in symbols:
-                known = printable(", ".join(sorted(symbols))) or "none"
-                raise ModelError(f"{source.file}: there is no symbolic dim {symbol!r}; those of the inputs: {known}")
-            if not sizes or any(size < 1 for size in sizes):
-                raise FusecError(f"buckets of {symbol!r} are {list(sizes)}, but must be sizes of 1 or more")
-        self._buckets = {symbol: sorted(set(sizes)) for symbol, sizes in buckets.items()}
+        self.sizing = sizing or sizing_of(source)
+        self.inputs = tuple(map(spec_of, self.sizing.inputs))
+        self.outputs = tuple(map(spec_of, self.sizing.outputs))
+        self.padding = Padding(source, self.sizing, buckets or {}, 64 * max_shapes, proved)
         self._compile = compile
         self._max_shapes = max_shapes
         self._lock = threading.RLock()
-        self._programs: OrderedDict[tuple[tuple[int, ...], ...], driver.AnyExecutable] = OrderedDict()
-        self._crops: OrderedDict[tuple[tuple[int, ...], ...], tuple[Crop, ...]] = OrderedDict()
+        self._programs: OrderedDict[Key, AnyExecutable] = OrderedDict()
 
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
@@ -142,23 +69,78 @@ class DynamicExecutable:
         names = [spec.name for spec in self.inputs]
         return [dict(zip(names, key, strict=True)) for key in self._programs]
 
-    def at(self, shapes: Shapes) -> driver.AnyExecutable:
-        """Return the program for input shapes by name, and compile it if there is none.
+    def at(self, shapes: Shapes | Sizes) -> AnyExecutable:
+        """Return the program for these shapes, and compile it if there is none.
 
+        shapes: shapes by name of an input, or sizes by name of a symbolic dim.
         Raises ExecutionError: when the shapes do not fit the model or each other.
         Raises ModelError: when the model does not compile for these shapes.
         """
-        given = {name: tuple(shape) for name, shape in shapes.items()}
-        self._dims(given)
+        given = self.sizing.by_input(shapes)
+        self.sizing.dims(given)
         return self._at(tuple(given[spec.name] for spec in self.inputs))
 
     def fits(self, shapes: Shapes) -> bool:
         """Tell if these input shapes agree with the model and each other."""
         try:
-            self._dims({name: tuple(shape) for name, shape in shapes.items()})
+            self.sizing.dims(shapes)
         except ExecutionError:
             return False
         return True
+
+    def program(self, shapes: Shapes | Sizes | None = None) -> AnyExecutable:
+        """Return the program for these shapes, as `at`. None: the likely sizes, else the shapes that were used last.
+
+        Raises ExecutionError: when no sizes are likely and there is no program yet.
+        """
+        if shapes is not None:
+            return self.at(shapes)
+        likely = self.sizing.likely
+        if likely is not None:
+            return self.at(self.padding.padded(likely, self.padding.changed(self.sizing.dims(likely))))
+        if not self._programs:
+            raise ExecutionError(
+                f"{self.source.file}: there is no program yet: call it, give shapes, or compile it with ranges"
+            )
+        return self.at(self.shapes[-1])
+
+    def explain(self, shapes: Shapes | Sizes | None = None) -> Explanation | SegmentedExplanation:
+        """Explain the fusions of one program; see `program` and `Executable.explain`."""
+        return self.program(shapes).explain()
+
+    def verify(
+        self,
+        seed: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+        shapes: Shapes | Sizes | None = None,
+    ) -> Report:
+        """Check one program against float64 references; see `program` and `Executable.verify`."""
+        return self.program(shapes).verify(seed, progress)
+
+    def bench(self, runs: int = 20, seed: int = 0, shapes: Shapes | Sizes | None = None) -> Bench:
+        """Time one program on random inputs; see `program` and `Executable.bench`.
+
+        Raises FusecError: for a model with host steps.
+        """
+        return _one(self.program(shapes)).bench(runs, seed)
+
+    def assert_fused(self, pattern: str, *, cudnn_only: bool = False) -> None:
+        """Raise CheckError unless the pattern is fused in every program; see `Executable.assert_fused`."""
+        for program in list(self._programs.values()) or [self.program()]:
+            program.assert_fused(pattern, cudnn_only=cudnn_only)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a `.fusec` file with several programs, which `fusec.load` reads as a DynamicExecutable.
+
+        It has programs for the buckets of each dim, or for the least, likely and largest size of its range, and the
+        programs that were used. Input shapes that are padded to them are proved now. A loaded file refuses all other
+        shapes, because it does not hold the model.
+        Raises FusecError: when there are too many programs, the model has host steps, or the file cannot be written.
+        """
+        programs = [self.at(shapes) for shapes in representatives(self.sizing, self.padding)]
+        programs += [program for program in self._programs.values() if program not in programs]
+        programs = programs or [self.program()]
+        save(path, [_one(program).contents() for program in programs], self.sizing, self.padding)
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """Run on arrays in the order of the inputs, or by name. Several outputs are returned as a tuple."""
@@ -174,16 +156,14 @@ class DynamicExecutable:
             name: tuple(int(d) for d in (array if hasattr(array, "shape") else array_of(name, array)).shape)
             for name, array in feeds.items()
         }
-        dims = self._dims(shapes)
-        sizes = {symbol: self._padded(symbol, dims[symbol]) for symbol in self._buckets}
-        padded_dims = {symbol: size for symbol, size in sizes.items() if size != dims[symbol]}
+        padded_dims = self.padding.changed(self.sizing.dims(shapes))
         if not padded_dims:
-            return self.at(shapes).run(output_names, feeds, out)
-        large = {spec.name: _resized(spec, shapes[spec.name], padded_dims) for spec in self.inputs}
-        crop = self._proved_crops(shapes, dims, padded_dims)
+            return self._at(tuple(shapes[spec.name] for spec in self.inputs)).run(output_names, feeds, out)
+        large = self.padding.padded(shapes, padded_dims)
+        crop = self.padding.crops(shapes)
         program = self.at(large)
         assert isinstance(program, Executable), "padding is proved for graphs of one program only"
-        padded = {name: _pad(name, array, shapes[name], large[name], program) for name, array in feeds.items()}
+        padded = {name: pad(name, array, shapes[name], large[name], program) for name, array in feeds.items()}
         known = [spec.name for spec in program.outputs]
         results = program.run(output_names, padded)
         wanted = known if output_names is None else list(output_names)
@@ -194,35 +174,7 @@ class DynamicExecutable:
                 cropped[index] = out[name]
         return cropped
 
-    def _dims(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """Return the sizes of the named symbolic dims. Raises ExecutionError: when the shapes do not fit."""
-        known = {spec.name for spec in self.inputs}
-        for name in shapes:
-            if name not in known:
-                raise ExecutionError(
-                    f"no input {quote(str(name))}; inputs are {', '.join(quote(s.name) for s in self.inputs)}"
-                )
-        dims: dict[str, tuple[int, str]] = {}
-        for spec in self.inputs:
-            if spec.name not in shapes:
-                raise ExecutionError(f"input {quote(spec.name)} is missing")
-            if spec.shape is None:
-                continue
-            shape = shapes[spec.name]
-            fits = len(shape) == len(spec.shape)
-            if not fits or any(isinstance(d, int) and d != size for d, size in zip(spec.shape, shape, strict=True)):
-                want = ", ".join(printable(str(d)) if d != "" else "?" for d in spec.shape)
-                raise ExecutionError(f"input {quote(spec.name)} has shape [{want}], the array {list(shape)}")
-            for dim, size in zip(spec.shape, shape, strict=True):
-                if isinstance(dim, str) and dim:
-                    first = dims.setdefault(dim, (size, spec.name))
-                    if first[0] != size:
-                        raise ExecutionError(
-                            f"dim {dim!r} is {first[0]} in input {quote(first[1])}, {size} in input {quote(spec.name)}"
-                        )
-        return {dim: size for dim, (size, _) in dims.items()}
-
-    def _at(self, key: tuple[tuple[int, ...], ...]) -> driver.AnyExecutable:
+    def _at(self, key: Key) -> AnyExecutable:
         with self._lock:
             if key not in self._programs:
                 shapes = {spec.name: shape for spec, shape in zip(self.inputs, key, strict=True)}
@@ -234,44 +186,12 @@ class DynamicExecutable:
             self._programs.move_to_end(key)
             return self._programs[key]
 
-    def _padded(self, symbol: str, size: int) -> int:
-        """Return the bucket of a size; a size larger than all buckets is its own."""
-        return next((bucket for bucket in self._buckets[symbol] if bucket >= size), size) if size else size
 
-    def _proved_crops(
-        self, exact: Mapping[str, tuple[int, ...]], dims: Mapping[str, int], padded_dims: Mapping[str, int]
-    ) -> tuple[Crop, ...]:
-        """Return the crop of each output, cached by the input shapes.
-
-        exact: input shapes before padding.
-        dims: sizes of all named dims before padding.
-        padded_dims: sizes after padding, of the dims that are padded.
-
-        Raises ModelError: when padding could change a result.
-        """
-        key = tuple(exact[spec.name] for spec in self.inputs)
-        with self._lock:
-            if key in self._crops:
-                self._crops.move_to_end(key)
-                return self._crops[key]
-            shapes, graph = dict(exact), self.source.load(exact)
-            found = tuple(Crop() for _ in graph.outputs)
-            for symbol, size in padded_dims.items():  # one dim at a time, because a proof is about one size
-                shapes = {spec.name: _resized(spec, shapes[spec.name], {symbol: size}) for spec in self.inputs}
-                wider = self.source.load(shapes)
-                axes = {spec.name: [i for i, d in enumerate(spec.shape or ()) if d == symbol] for spec in self.inputs}
-                try:
-                    steps = crops(graph, wider, axes, dims[symbol], size)
-                except ModelError as error:
-                    raise ModelError(
-                        f"{self.source.file}: dim {symbol!r} cannot be padded from {dims[symbol]} to {size}: {error}"
-                    ) from error
-                found = tuple(step.then(crop) for step, crop in zip(steps, found, strict=True))
-                graph = wider
-            self._crops[key] = found
-            while len(self._crops) > 64 * self._max_shapes:
-                self._crops.popitem(last=False)
-            return found
+def _one(program: AnyExecutable) -> Executable:
+    """Return a program. Raises FusecError for a model with host steps, which is more than one."""
+    if not isinstance(program, Executable):
+        program.refuse("is more than one program")
+    return program
 
 
 @contextmanager
@@ -287,25 +207,3 @@ def _without_garbage_collection() -> Generator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _resized(spec: SymbolicSpec, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a shape with other sizes for some named dims."""
-    named = spec.shape or (None,) * len(shape)
-    return tuple(sizes.get(d, size) if isinstance(d, str) else size for d, size in zip(named, shape, strict=True))
-
-
-def _spec(declared: frontends.Declaration) -> SymbolicSpec:
-    return SymbolicSpec(declared.name, declared.dims, None if declared.dtype is None else declared.dtype.numpy)
-
-
-def _pad(name: str, array: Any, shape: tuple[int, ...], large: tuple[int, ...], program: Executable) -> Array:
-    """Pad the array of an input to the larger shape with copies of its last rows, which are valid input data."""
-    if shape == large:
-        return array
-    host = on_host(array)
-    own = np.asarray(array) if host else program.backend.from_any(array)
-    xp = np if host else program.backend.xp
-    order = next(spec.order for spec in program.inputs if spec.name == name) or tuple(range(len(shape)))
-    widths = [(0, large[d] - shape[d]) for d in order]
-    return to_logical(xp.pad(own.transpose(order), widths, mode="edge"), order)

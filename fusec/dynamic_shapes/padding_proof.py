@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from fusec.errors import ModelError
 from fusec.ir import Array, Constant, Graph, Node, Value, print_node, quote
 from fusec.ops import Cast, Pointwise
+from fusec.ops.recurrent import Recurrent
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,17 @@ class Crop:
     def then(self, other: Crop) -> Crop:
         """Return this crop followed by another."""
         return Crop(self.steps + other.steps)
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Tell if a result of this shape can be cropped, which a file may claim wrongly."""
+        sizes = list(shape)
+        for axis, outer, size, rest in self.steps:
+            if not (0 <= axis < len(sizes) and outer > 0 and 0 <= rest <= size and size > 0):
+                return False
+            if sizes[axis] % (outer * size):
+                return False
+            sizes[axis] = sizes[axis] // size * rest
+        return True
 
     def apply(self, array: Array) -> Array:
         """Return the cropped result."""
@@ -315,6 +328,17 @@ def _rotary(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     return row
 
 
+def _recurrent(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    """Follow the batch, whose sequences are separate. It is dim 1 of x, the states and all results, 0 of lengths."""
+    op = cast("Recurrent", node.op)
+    _, lengths = op.places([v.type.dtype for v in node.operands])
+    batch = {0: 1, **dict.fromkeys(range(2, 2 + op.states), 1)} | ({} if lengths is None else {lengths: 0})
+    axes = {place: row.axis for place, row in enumerate(rows) if row is not None}
+    if axes != batch:
+        raise _MixesError("it is not the batch dim")
+    return _same([row and _Row(1, row.outer) for row in rows])
+
+
 # attributes that may differ between the sizes, because the shape of the result is checked instead
 _SIZED: Mapping[str, frozenset[str]] = {
     "reshape": frozenset({"shape"}),
@@ -331,6 +355,7 @@ _RULES: Mapping[str, _Rule] = {
     "matmul": _matmul,
     "attention": _attention,
     "rotary": _rotary,
+    "recurrent": _recurrent,
     "reduce": _reduce,
     "reshape": _reshape,
     "transpose": _transpose,

@@ -6,7 +6,7 @@ import operator
 import os
 import stat
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -140,6 +140,25 @@ class Source:
         from fusec.frontends.onnx.standalone import standalone  # imported here as in `load`
 
         return standalone(self._model, self.file, self._folder, opset)
+
+    @property
+    def onnx(self) -> ModelProto | None:
+        """Return the ONNX model, which must not be changed; None for a graph."""
+        return None if isinstance(self._model, Graph) else self._model
+
+    def edited(self, edit: Callable[[ModelProto], None]) -> Source:
+        """Return a source of the same file with a copy of its ONNX model, which `edit` changes.
+
+        Raises ModelError: when the model is a graph.
+        """
+        if isinstance(self._model, Graph):
+            raise ModelError(f"{self.file}: is no ONNX model")
+        model = type(self._model)()
+        model.CopyFrom(self._model)
+        edit(model)
+        source = Source(model, self.constants, self.file)
+        source._folder = self._folder
+        return source
 
     @cached_property
     def interface(self) -> tuple[tuple[Declaration, ...], tuple[Declaration, ...]]:

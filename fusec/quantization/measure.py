@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from onnx import ModelProto
 
-from fusec.dynamic_shapes.executable import compile_dynamic
+from fusec.driver import compile_dynamic
 from fusec.errors import FusecError
 from fusec.quantization.calibration_data import Batch
 from fusec.quantization.insert_qdq import QuantizedOperands, insert_qdq

@@ -346,3 +346,7 @@ def _record(prepared: PreparedSegment, steps: Sequence[HostStepRecord] | None, s
 
 def _explained(prepared: PreparedSegment, record: SegmentRecord) -> SegmentRecord:
     return record if prepared.program is None else replace(record, explanation=prepared.program.explain())
+
+
+# A model is one program, or several with host steps between them.
+AnyExecutable = Executable | SegmentedExecutable

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from fusec.errors import FusecError
+from fusec.errors import FusecError, VerifyError
 from fusec.gpu import device
-from fusec.ir import Array
+from fusec.ir import Array, DType
 from fusec.runtime import on_host
 
 
@@ -19,15 +20,17 @@ def require_first(device_id: int) -> None:
         raise FusecError(f"fusec runs on device 0, not on device {device_id}")
 
 
-def check_device(device_type: str) -> None:
-    if device_type not in ("cpu", "cuda"):
+def device_of(device_type: str) -> str:
+    """Return `cpu` or `cuda`; `gpu` is another name of `cuda`."""
+    name = {"gpu": "cuda"}.get(device_type.lower(), device_type.lower())
+    if name not in ("cpu", "cuda"):
         raise FusecError(f"a device is cpu or cuda, not {device_type!r}")
+    return name
 
 
 def array_module(device_type: str) -> Any:
     """Return the array module of a device: numpy for cpu, cupy for cuda."""
-    check_device(device_type)
-    if device_type == "cpu":
+    if device_of(device_type) == "cpu":
         return np
     if device.device_name() is None:
         raise FusecError("an array on cuda needs a GPU, and this machine has none that fusec can use: use cpu")
@@ -36,19 +39,67 @@ def array_module(device_type: str) -> Any:
     return cupy
 
 
-def at_address(device_type: str, element_type: Any, shape: Sequence[int], address: int) -> Array:
-    """Return an array that shares the caller's memory at an address."""
-    dtype = np.dtype(element_type)
-    if device_type == "cuda":
-        return array_module("cuda").asarray(SimpleNamespace(__cuda_array_interface__=_interface(dtype, shape, address)))
-    check_device(device_type)
-    return np.asarray(SimpleNamespace(__array_interface__=_interface(dtype, shape, address)))
+def element_dtype(element_type: Any) -> np.dtype[Any]:
+    """Return the NumPy dtype of a NumPy type, or of a number from ONNX's TensorProto."""
+    if not isinstance(element_type, int):
+        return np.dtype(element_type)
+    from fusec.frontends.onnx.tensors import dtype_of  # here, because importing onnx takes long
+
+    try:
+        return dtype_of(element_type).numpy
+    except VerifyError as error:
+        raise FusecError(str(error)) from error
 
 
-def _interface(dtype: np.dtype[Any], shape: Sequence[int], address: int) -> dict[str, Any]:
-    if dtype.str[1] == "V":  # bfloat16 and other types that are not NumPy's own
-        raise FusecError(f"memory of {dtype} cannot be bound by its address: bind an OrtValue")
-    return {"shape": tuple(shape), "typestr": dtype.str, "data": (address, False), "version": 3}
+def copied(device_type: str, array: np.ndarray[Any, Any]) -> Array:
+    """Copy an array of the host to a device."""
+    made = array_module(device_type).array(_read_as(array, _storable(array.dtype)))
+    return _read_as(made, array.dtype)
+
+
+def copy_into(target: Any, source: Any) -> None:
+    """Copy an array of either device into one on the GPU, of the same shape and type."""
+    module, stored = array_module("cuda"), _storable(np.dtype(target.dtype))
+    own = target if isinstance(target, module.ndarray) else module.asarray(target)
+    given = np.asarray(source) if on_host(source) else module.asarray(source)
+    _read_as(own, stored)[...] = module.asarray(_read_as(given, stored))
+
+
+def _read_as(array: Any, dtype: np.dtype[Any]) -> Any:
+    """Return an array that reads the same memory as another type of the same size."""
+    return array if array.dtype == dtype else array.view(dtype)
+
+
+def empty(device_type: str, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """Make an array on a device without setting its elements. CuPy views types such as bfloat16, but makes none."""
+    return _read_as(array_module(device_type).empty(tuple(shape), _storable(dtype)), dtype)
+
+
+def at_address(device_type: str, element_type: Any, shape: Sequence[int], address: int, owner: object = None) -> Array:
+    """Return an array that shares the caller's memory at an address. It keeps `owner` alive."""
+    dtype = element_dtype(element_type)
+    if DType.of(dtype).is_narrow_int or DType.of(dtype) is DType.F4E2M1:
+        raise FusecError(f"memory of {dtype} cannot be bound, because it holds two elements in a byte")
+    interface = {"shape": tuple(shape), "typestr": _storable(dtype).str, "data": (address, False), "version": 3}
+    if device_of(device_type) == "cuda":
+        memory = SimpleNamespace(__cuda_array_interface__=interface, owner=owner)
+        return _read_as(array_module("cuda").asarray(memory), dtype)
+    return _read_as(np.asarray(SimpleNamespace(__array_interface__=interface, owner=owner)), dtype)
+
+
+def _storable(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a dtype of the same size that array interfaces can name; bfloat16 and others are not NumPy's own."""
+    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "V" or dtype.str[1] == "V" else dtype
+
+
+@contextmanager
+def on_stream(address: int | None) -> Generator[None]:
+    """Queue work on the caller's CUDA stream; None: on CuPy's current stream."""
+    if address is None or device.device_name() is None:
+        yield
+        return
+    with array_module("cuda").cuda.ExternalStream(address):
+        yield
 
 
 def to_host(array: Any) -> np.ndarray[Any, Any]:

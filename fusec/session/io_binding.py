@@ -10,11 +10,12 @@ import numpy as np
 from fusec.errors import ExecutionError, FusecError
 from fusec.ir import Array, quote
 from fusec.runtime import on_host
-from fusec.session.device_memory import array_module, at_address, check_device, require_first, to_host
-from fusec.session.ort_value import OrtValue
+from fusec.session.device_memory import array_module, at_address, device_of, require_first, to_host
+from fusec.session.ort_value import OrtValue, array_of_value
 
 if TYPE_CHECKING:
-    from fusec.session.inference_session import InferenceSession, NodeArg
+    from fusec.session.inference_session import InferenceSession
+    from fusec.session.model_interface import NodeArg
 
 
 class IOBinding:
@@ -28,15 +29,18 @@ class IOBinding:
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray[Any, Any]) -> None:
         """Bind an input to an array on the host. Each run reads it again."""
-        self._inputs[_known(name, self._session.get_inputs(), "input")] = np.asarray(arr_on_cpu)
+        self._inputs[_known(name, self._session.takes, "input")] = np.asarray(arr_on_cpu)
 
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
-        """Bind an input to contiguous memory at an address on `cuda` or `cpu`. It must outlive the binding."""
+        """Bind an input to contiguous memory at an address on `cuda` or `cpu`. It must outlive the binding.
+
+        element_type: a NumPy type, or a number from ONNX's TensorProto.
+        """
         require_first(device_id)
         array = at_address(device_type, element_type, shape, buffer_ptr)
-        self._inputs[_known(name, self._session.get_inputs(), "input")] = array
+        self._inputs[_known(name, self._session.takes, "input")] = array
 
     def bind_output(
         self,
@@ -51,24 +55,23 @@ class IOBinding:
         require_first(device_id)
         _known(name, self._session.get_outputs(), "output")
         if buffer_ptr is None:
-            check_device(device_type)
-            self._outputs[name] = device_type
+            self._outputs[name] = device_of(device_type)
         elif element_type is None or shape is None:
             raise FusecError(f"output {quote(name)}: an address needs element_type and shape")
         else:
             self._outputs[name] = at_address(device_type, element_type, shape, buffer_ptr)
 
-    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind an input to the memory of an OrtValue."""
-        self._inputs[_known(name, self._session.get_inputs(), "input")] = ortvalue.array
+    def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
+        """Bind an input to the memory of an OrtValue of fusec or onnxruntime."""
+        self._inputs[_known(name, self._session.takes, "input")] = array_of_value(ortvalue)
 
-    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind an output to the memory of an OrtValue."""
-        self._outputs[_known(name, self._session.get_outputs(), "output")] = ortvalue.array
+    def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
+        """Bind an output to the memory of an OrtValue of fusec or onnxruntime."""
+        self._outputs[_known(name, self._session.get_outputs(), "output")] = array_of_value(ortvalue)
 
-    def bind_ortvalue(self, name: str, ortvalue: OrtValue) -> None:
+    def bind_ortvalue(self, name: str, ortvalue: Any) -> None:
         """Bind the input or output of that name to the memory of an OrtValue."""
-        if any(arg.name == name for arg in self._session.get_inputs()):
+        if any(arg.name == name for arg in self._session.takes):
             self.bind_ortvalue_input(name, ortvalue)
         else:
             self.bind_ortvalue_output(name, ortvalue)
@@ -76,6 +79,10 @@ class IOBinding:
     def get_outputs(self) -> list[OrtValue]:
         """Return the results of the last run, in the order in which the outputs were bound."""
         return [OrtValue(self._results[name]) for name in self._bound()]
+
+    def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:
+        """Return `get_outputs()`; onnxruntime has a C++ vector here."""
+        return self.get_outputs()
 
     def copy_outputs_to_cpu(self) -> list[np.ndarray[Any, Any]]:
         """Return the results of the last run as arrays on the host."""
@@ -103,7 +110,7 @@ class IOBinding:
             raise ExecutionError("no output is bound: call bind_output first")
         given = {name: array for name, array in self._outputs.items() if not isinstance(array, str)}
         names = list(self._outputs)
-        results = self._session.executable.run(names, self._inputs, given)
+        results = self._session.run_arrays(names, self._inputs, given)
         for name, array in zip(names, results, strict=True):
             wanted = self._outputs[name]
             moved = array

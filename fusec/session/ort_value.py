@@ -7,9 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from fusec.errors import FusecError
 from fusec.ir import Array, DType
 from fusec.runtime import on_host
-from fusec.session.device_memory import array_module, require_first, to_host
+from fusec.session.device_memory import (
+    at_address,
+    copied,
+    copy_into,
+    device_of,
+    element_dtype,
+    empty,
+    require_first,
+    to_host,
+)
+from fusec.session.without import SaysWhy
 
 # element types that onnxruntime names otherwise than numpy
 _TYPES: Mapping[DType, str] = {
@@ -27,30 +38,71 @@ _TYPES: Mapping[DType, str] = {
 }
 
 
-class OrtValue:
-    """An array on the host or the device, whose memory a binding reads or writes."""
+class OrtValue(SaysWhy):
+    """An array on the host or the device, whose memory a binding reads or writes.
 
-    def __init__(self, array: Any):
-        self._array = array
+    ortvalue: an array, or an OrtValue of onnxruntime, whose memory is shared.
+    numpy_obj, session: accepted as onnxruntime does; they are not needed.
+    """
+
+    def __init__(self, ortvalue: Any, numpy_obj: Any = None, session: Any = None):
+        self._array = array_of_value(ortvalue)
 
     @classmethod
-    def ortvalue_from_numpy(cls, array: np.ndarray[Any, Any], device_type: str = "cpu", device_id: int = 0) -> OrtValue:
-        """Copy an array to a device, `cpu` or `cuda`."""
+    def ortvalue_from_numpy(
+        cls, numpy_obj: np.ndarray[Any, Any], /, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """Share the memory of an array on the host, or copy it to `cuda`."""
         require_first(device_id)
-        return cls(array_module(device_type).array(array))
+        if device_of(device_type) == "cpu":
+            return cls(np.asarray(numpy_obj))
+        return cls(copied(device_type, np.asarray(numpy_obj)))
+
+    @classmethod
+    def ortvalue_from_numpy_with_onnx_type(cls, data: np.ndarray[Any, Any], /, onnx_element_type: int) -> OrtValue:
+        """Share the memory of an array on the host, read as a type of ONNX of the same size."""
+        dtype = element_dtype(onnx_element_type)
+        if dtype.itemsize != data.dtype.itemsize:
+            raise FusecError(f"elements of {data.dtype} cannot be read as {dtype}, which has another size")
+        return cls(data.view(dtype))
 
     @classmethod
     def ortvalue_from_shape_and_type(
-        cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
+        cls,
+        shape: Sequence[int],
+        element_type: Any,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        vendor_id: int = -1,
+        memory_info: None = None,
     ) -> OrtValue:
-        """Make an array without setting its elements."""
+        """Make an array without setting its elements.
+
+        element_type: a NumPy type, or a number from ONNX's TensorProto.
+        memory_info: must be None, because fusec has no allocators of onnxruntime.
+        """
         require_first(device_id)
-        return cls(array_module(device_type).empty(tuple(shape), np.dtype(element_type)))
+        if memory_info is not None:
+            raise FusecError("memory_info names an allocator of onnxruntime: give device_type")
+        return cls(empty(device_type, shape, element_dtype(element_type)))
 
     @classmethod
-    def from_dlpack(cls, array: Any) -> OrtValue:
+    def from_dlpack(cls, data: Any, /) -> OrtValue:
         """Wrap an array that shares its memory: of NumPy, or with DLPack or `__cuda_array_interface__`."""
-        return cls(array)
+        return cls(data)
+
+    def update_inplace(self, data: Any) -> None:
+        """Copy an array or OrtValue into this memory, whose address stays the same."""
+        source = array_of_value(data)
+        if tuple(source.shape) != tuple(self._array.shape) or source.dtype != self._array.dtype:
+            raise FusecError(
+                f"an OrtValue of {self._array.dtype} {list(self._array.shape)} cannot take {source.dtype} "
+                f"{list(source.shape)}"
+            )
+        if on_host(self._array):
+            self._array[...] = to_host(source)
+        else:
+            copy_into(self._array, source)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the array on the host."""
@@ -67,10 +119,34 @@ class OrtValue:
         """Return the type as onnxruntime writes it, such as `tensor(float)`."""
         return type_name(DType.of(self._array.dtype))
 
+    def element_type(self) -> int:
+        """Return the number of the type in ONNX's TensorProto."""
+        from fusec.frontends.onnx.tensors import ELEMENT_TYPES  # here, because importing onnx takes long
+
+        return ELEMENT_TYPES[DType.of(self._array.dtype)]
+
+    def tensor_size_in_bytes(self) -> int:
+        return int(np.prod(self._array.shape, dtype=np.int64)) * self._array.dtype.itemsize
+
+    def has_value(self) -> bool:
+        return True
+
+    def is_tensor(self) -> bool:
+        return True
+
+    def is_sparse_tensor(self) -> bool:
+        return False
+
+    def is_tensor_sequence(self) -> bool:
+        return False
+
     def data_ptr(self) -> int:
         """Return the address of the first element."""
         interface = getattr(self._array, "__cuda_array_interface__", None) or self._array.__array_interface__
         return int(interface["data"][0])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self._array.__dlpack__(**options)
@@ -86,3 +162,19 @@ class OrtValue:
 
 def type_name(dtype: DType) -> str:
     return f"tensor({_TYPES.get(dtype, dtype.numpy.name)})"
+
+
+def array_of_value(value: Any) -> Any:
+    """Return the array of an OrtValue of fusec or onnxruntime, which shares its memory; any other value is returned.
+
+    Raises FusecError: when onnxruntime's value is no tensor of numbers.
+    """
+    if isinstance(value, OrtValue):
+        return value.array
+    if not (type(value).__module__.startswith("onnxruntime.") and hasattr(value, "data_ptr")):
+        return value
+    named = {type_name(dtype): dtype for dtype in DType}
+    if value.data_type() not in named:
+        raise FusecError(f"an OrtValue of {value.data_type()} is no tensor that fusec has")
+    place = value.device_name().lower()
+    return at_address(place, named[value.data_type()].numpy, value.shape(), value.data_ptr(), owner=value)

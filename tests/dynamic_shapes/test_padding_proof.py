@@ -15,6 +15,7 @@ from fusec.dynamic_shapes.padding_proof import Crop, crops
 from fusec.errors import ModelError, VerifyError
 from fusec.ir import DType, Graph, TensorType
 from fusec.ops import Reshape, Transpose
+from fusec.ops.recurrent import Recurrent
 from fusec.reference import evaluate
 
 
@@ -46,6 +47,10 @@ def passed(case: Case, rng: np.random.Generator) -> bool:
                 for i, r in enumerate(ranks)
                 if {"first": i == 0, "second": i == 1}.get(which, True)
             }
+            if isinstance(case.op, Recurrent) and (axis, which) == (0, "left"):  # the batch, at another axis of each
+                _, lengths = case.op.places([DType.of(a.dtype) for a in arrays])
+                places = {0: 1, **dict.fromkeys(range(2, 2 + case.op.states), 1)}
+                places |= {} if lengths is None else {lengths: 0}
             places = {i: a for i, a in places.items() if 0 <= a < ranks[i] and arrays[i].shape[a] > 1}
             sizes = {arrays[i].shape[a] for i, a in places.items()}
             if len(sizes) != 1:

@@ -40,6 +40,11 @@ REFUSED: dict[str, tuple[str, dict[str, list[int]], str]] = {
         {"q": [2], "k": [2], "v": [2]},
         "rows meet other rows",
     ),
+    "steps of a sequence": (
+        "(%x: f32[N,2,3], %r: f32[1,3,3], %h: f32[1,2,3]) { %y, %t = recurrent(%x, %r, %h) {cell='rnn'}",
+        {"x": [0]},
+        "it is not the batch dim",
+    ),
     "rows in the opposite order": (
         "(%x: f32[N,3]) { %y = slice(%x) {starts=[M,0], sizes=[N,3], steps=[-1,1]}",
         {"x": [0]},

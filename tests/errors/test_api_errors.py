@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fusec
 from fusec import driver
-from fusec.dynamic_shapes.executable import compile_dynamic
+from fusec.driver import compile_dynamic
 from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.session import InferenceSession
 from fusec.text import parse

@@ -208,8 +208,8 @@ def test_what_cannot_be_bound_is_refused() -> None:
         binding.bind_output("y", buffer_ptr=4096)
     with pytest.raises(FusecError, match="needs a GPU, and this machine has none"):
         OrtValue.ortvalue_from_shape_and_type([2], np.float32, "cuda")
-    with pytest.raises(FusecError, match="bfloat16 cannot be bound by its address"):
-        binding.bind_input("x", "cpu", 0, ml_dtypes.bfloat16, [2, 4], 4096)
+    with pytest.raises(FusecError, match="int4 cannot be bound, because it holds two elements in a byte"):
+        binding.bind_input("x", "cpu", 0, ml_dtypes.int4, [2, 4], 4096)
 
 
 def test_memory_with_a_cuda_interface_is_on_the_device() -> None:

@@ -12,7 +12,7 @@ from gpu.stand_in_gpu import Machine
 from gpu.test_backend import build, compiled
 from helpers import assert_close
 
-from fusec.cli import step_times
+from fusec.diagnostics import step_times
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.tuning_cache import KnownChoices
 from fusec.gpu.cublaslt import algorithms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,71 @@ def test_what_has_no_fixed_order_is_refused_by_name_where_one_is_asked_for(machi
     with pytest.raises(FusecError, match=r"%s = scatter.*in no fixed order, which deterministic rules out"):
         fusec.compile(graph, deterministic=True)
     assert fusec.compile(graph).backend.deterministic is False  # type: ignore[attr-defined]  # a GPU's
+
+
+def test_an_ortvalue_on_the_device_takes_new_values_at_its_address(machine: Machine) -> None:
+    session = fusec.InferenceSession(net(), providers=["CUDAExecutionProvider"], tune="none")
+    value = fusec.session.OrtValue.ortvalue_from_shape_and_type([2, 32], np.float32, "cuda")
+    address = value.data_ptr()
+    for seed, given in ((3, fresh(2)), (4, on_device(fresh(2) + 1)), (5, fusec.session.OrtValue(fresh(2) + 2))):
+        value.update_inplace(given)
+        assert value.data_ptr() == address
+        outputs = session.run_with_ort_values(None, {"x": value})
+        assert [v.device_name() for v in outputs] == ["cuda", "cuda"]
+        check([v.array for v in outputs], fresh(2) + (seed - 3))
+
+
+def test_work_is_queued_on_the_stream_that_a_provider_names(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from contextlib import contextmanager
+
+    from fusec.gpu.launch import cupy_arrays
+
+    inside: list[int] = []
+
+    @contextmanager
+    def stream(address: int) -> Any:
+        inside.append(address)
+        yield
+        inside.append(-address)
+
+    monkeypatch.setattr(cupy_arrays.cupy.cuda, "ExternalStream", stream, raising=False)
+    options = {"user_compute_stream": "4096", "device_id": 0}
+    session = fusec.InferenceSession(net(), providers=[("CUDAExecutionProvider", options)], tune="none")
+    check(session.run(None, {"x": fresh(2)}), fresh(2))
+    assert inside == [4096, -4096]
+
+
+def test_a_profile_of_the_device_names_the_library_of_each_step(machine: Machine, tmp_path: Path) -> None:
+    options = fusec.session.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "trace")
+    session = fusec.InferenceSession(net(), options, providers=["CUDAExecutionProvider"], tune="none")
+    for seed in (2, 2, 2):  # the second run captures, the third replays
+        check(session.run(None, {"x": fresh(seed)}), fresh(seed))
+    events = json.loads(Path(session.end_profiling()).read_text())
+    steps = [event["args"] for event in events if event["cat"] == "Node"]
+    assert {step["provider"] for step in steps} == {"CUDAExecutionProvider"}
+    assert {step["library"] for step in steps} <= {"cudnn", "cublaslt", "kernel"}
+
+
+def test_a_file_for_several_shapes_keeps_the_tuned_choices(machine: Machine, tmp_path: Path) -> None:
+    exe: Any = fusec.compile(net(), shapes={"N": "1..2..4"}, tune="quick")
+    check(exe(fresh(3)), fresh(3))
+    exe.save(tmp_path / "net.fusec")
+    names = [program.lock().entries for program in (exe.at({"N": n}) for n in (2, 1, 4, 3))]
+    loaded: Any = fusec.load(tmp_path / "net.fusec")
+    assert loaded.device == exe.device
+    built = len(machine.built)
+    for batch in (1, 2, 3, 4):
+        check(loaded(fresh(batch)), fresh(batch))
+    assert len(machine.built) == built  # plans are read, not built
+    assert [program.lock().entries for program in (loaded.at({"N": n}) for n in (2, 1, 4, 3))] == names
+
+
+def test_a_file_can_be_simulated_beside_a_gpu(machine: Machine, tmp_path: Path) -> None:
+    exe: Any = fusec.compile(net(), shapes={"N": (1, 2)}, tune="none")
+    exe.save(tmp_path / "net.fusec")
+    session = fusec.InferenceSession(tmp_path / "net.fusec", providers=["CPUExecutionProvider"])
+    assert session.get_providers() == ["CPUExecutionProvider"]
+    emitted = len(machine.emitted)
+    check(session.run(None, {"x": fresh(2)}), fresh(2))
+    assert len(machine.emitted) == emitted

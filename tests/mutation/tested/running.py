@@ -406,7 +406,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "cut_in_order",
         "shapes",
-        "dynamic_shapes/executable.py",
+        "dynamic_shapes/padding.py",
         "found = tuple(step.then(crop) for step, crop in zip(steps, found, strict=True))",
         "found = tuple(crop.then(step) for step, crop in zip(steps, found, strict=True))",
         "what was padded last is cut last",
@@ -415,7 +415,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "shapes_bucket",
         "shapes",
-        "dynamic_shapes/executable.py",
+        "dynamic_shapes/padding.py",
         "if bucket >= size), size)",
         "if bucket > size), size)",
         "a size that has a bucket of its own is padded to the next",

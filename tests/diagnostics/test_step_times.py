@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_runtime import executable
 
-from fusec.cli.step_times import EXCESS, Bench, StepTime, Timing, measure
+from fusec.diagnostics.step_times import EXCESS, Bench, StepTime, Timing, measure
 from fusec.errors import ExecutionError
 from fusec.passes.partition.cost_model import limit_us, step_us
 from fusec.targets.target import load

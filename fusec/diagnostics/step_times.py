@@ -10,12 +10,14 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusec.diagnostics.explain.table import bytes_text
 from fusec.passes.partition.cost_model import limit_us
-from fusec.runtime import Executable
 from fusec.schedule.program import Kind
+
+if TYPE_CHECKING:
+    from fusec.runtime import Executable
 
 EXCESS = 1.25  # ratio of the whole to the sum of its steps from which the report mentions it
 

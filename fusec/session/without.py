@@ -1,0 +1,46 @@
+"""Name what of onnxruntime's interface fusec does not have, with the reason.
+
+A program that calls such a method gets an AttributeError that says why, and `hasattr` is False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+_PLUGINS = "fusec has no plug-in providers of onnxruntime"
+_SPARSE = "fusec has no sparse tensors: give a dense array"
+_CONTEXT = "fusec stores compiled models in `.fusec` files, not in EPContext nodes"
+
+WITHOUT: Mapping[str, Mapping[str, str]] = {
+    "InferenceSession": {
+        "get_input_epdevices": _PLUGINS,
+        "get_input_memory_infos": _PLUGINS,
+        "get_output_memory_infos": _PLUGINS,
+        "get_provider_graph_assignment_info": "all nodes run in fusec: see `session.executable.explain()`",
+        "get_tuning_results": "fusec stores choices in its cache and in `fusec.lock`",
+        "set_tuning_results": "fusec stores choices in its cache and in `fusec.lock`",
+        "set_ep_dynamic_options": "no option of a provider changes after the session is made: call set_providers",
+        "run_with_ortvaluevector": "fusec has no C++ vectors of onnxruntime: call run_with_ort_values",
+    },
+    "OrtValue": {"as_sparse_tensor": _SPARSE, "ort_value_from_sparse_tensor": _SPARSE},
+    "SessionOptions": {
+        "add_external_initializers_from_files_in_memory": "give values with add_external_initializers",
+        "add_provider_for_devices": _PLUGINS,
+        "set_provider_selection_policy": _PLUGINS,
+        "set_provider_selection_policy_delegate": _PLUGINS,
+        "set_load_cancellation_flag": "loading cannot be cancelled",
+        "set_ep_context_data_read_func": _CONTEXT,
+        "clear_ep_context_data_read_func": _CONTEXT,
+    },
+    "RunOptions": {"add_active_adapter": "fusec has no LoRA adapters of onnxruntime"},
+}
+
+
+class SaysWhy:
+    """Base of classes that say why a method of onnxruntime's class of the same name is missing."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        kind = type(self).__name__
+        reason: Any = WITHOUT.get(kind, {}).get(name)
+        raise AttributeError(f"{kind} has no attribute {name!r}{f': {reason}' if reason else ''}")
