@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -98,11 +99,15 @@ def captured(run: Callable[[], T]) -> tuple[Callable[[], None], T]:
 
 
 def timed(
-    contenders: Mapping[str, Callable[[], None]], rounds: int = ROUNDS, round_s: float = ROUND_S
+    contenders: Mapping[str, Callable[[], None]],
+    rounds: int = ROUNDS,
+    round_s: float = ROUND_S,
+    spans: Mapping[str, Callable[[int], float]] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Return medians and deciles of the time of a run, in ms.
 
     Events around many runs take the time. The contenders take turns in random order.
+    spans: contenders in other processes, which take a number of runs and return the ms of one.
     """
 
     def span(run: Callable[[], None], count: int) -> float:
@@ -115,13 +120,14 @@ def timed(
         stop.synchronize()
         return start.elapsed_time(stop) / count
 
-    counts = {name: max(3, int(1000 * round_s / span(run, 3))) for name, run in contenders.items()}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    rng, names = random.Random(0), list(contenders)
+    turns = {name: partial(span, run) for name, run in contenders.items()} | dict(spans or {})
+    counts = {name: max(3, int(1000 * round_s / turn(3))) for name, turn in turns.items()}
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    rng, names = random.Random(0), list(turns)
     for _ in range(rounds):
         rng.shuffle(names)
         for name in names:
-            times[name].append(span(contenders[name], counts[name]))
+            times[name].append(turns[name](counts[name]))
     return {name: _median_and_deciles(series) for name, series in times.items()}
 
 

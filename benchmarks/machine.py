@@ -29,6 +29,7 @@ KEYS = {
     "genstats.json": ("batch",),
     "leave_one_out.json": ("model", "batch"),
     "onnx_suite.json": ("device",),
+    "peers.json": ("model", "batch"),
     "penalties.json": ("penalty",),
     "quantized_models.json": ("model", "batch", "format"),
     "recurrent.json": ("case",),
@@ -97,8 +98,8 @@ def write_row(path: Path, machine: Mapping[str, Any], commit: str, row: Mapping[
     """
     before = json.loads(path.read_text()) if path.exists() else {}
     rows = before.pop("rows", [])
-    if before != dict(machine):
-        rows = []
+    if any(before.get(name) != value for name, value in machine.items()):
+        before, rows = {}, []
 
     def case(one: Mapping[str, Any]) -> list[Any]:
         return [one.get(name) for name in key]
@@ -109,14 +110,26 @@ def write_row(path: Path, machine: Mapping[str, Any], commit: str, row: Mapping[
         rows[cases.index(case(row))] = new
     else:
         rows.append(new)
-    write(path, {**machine, "rows": rows})
+    write(path, {**before, **machine, "rows": rows})
 
 
 def merge(file: Path, results: Path = RESULTS) -> None:
     """Add rows measured on another machine to the result file of the same name; they keep their commits."""
     data = json.loads(file.read_text())
+    of_all = {name: data.pop(name) for name in ("date", "commit") if name in data}  # of rows of one run
+    key, path = KEYS[file.name], results / file.name
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
     for row in data.pop("rows"):
-        write_row(results / file.name, data, row["commit"], row, KEYS[file.name])
+        found = [old for old in before if all(old.get(name) == row.get(name) for name in key)]
+        new = {**of_all, **row, **(_elsewhere(found[0], row) if found and "times" in row else {})}
+        write_row(path, data, new["commit"], new, key)
+
+
+def _elsewhere(before: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the times of the row before of contenders that a row of benchmarks/peers.py lacks, with their commits."""
+    found = {who: {**time, "commit": before["commit"]} for who, time in before["times"].items()}
+    lacking = {who: time for who, time in (before.get("elsewhere", {}) | found).items() if who not in row["times"]}
+    return {"elsewhere": lacking} if lacking else {}
 
 
 if __name__ == "__main__":

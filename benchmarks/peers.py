@@ -1,9 +1,11 @@
-"""Compare fusec with torch on one GPU in fp16: the same weights and inputs, in one process.
+"""Compare fusec with torch and XLA on one GPU in fp16: the same weights and inputs.
 
-Usage, on a machine with an NVIDIA GPU, torch and torchvision: python -m benchmarks.peers [MODEL:BATCH ...]
-The peers are torch eager with cudnn.benchmark, and torch.compile with max-autotune and freezing. Both run in a CUDA
-graph. All contenders take turns in random order, over inputs that stay in place. Torch's images are channels last. So
-are fusec's, for the models in CHANNELS_LAST. Writes benchmarks/results/peers.json.
+Usage, on a machine with an NVIDIA GPU, torch, torchvision and JAX: python -m benchmarks.peers [MODEL:BATCH ...]
+The peers are torch eager with cudnn.benchmark, torch.compile with max-autotune and freezing, and XLA. `--peers
+eager,xla` measures these alone. Torch runs in a CUDA graph. XLA runs the exported ONNX as a JAX function in a process
+of its own (`benchmarks/xla_peer.py`); its time is that of many queued runs, divided by their number, because JAX gives
+no CUDA graph to replay. All contenders take turns in random order, over inputs that stay in place. The peers' images
+are channels last. So are fusec's, for the models in CHANNELS_LAST. Writes benchmarks/results/peers.json.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +37,7 @@ from benchmarks.contest import (
     within,
 )
 from benchmarks.machine import date_and_commit, gpu_and_torch, parser, write
+from benchmarks.xla_peer import XlaError, XlaPeer
 from benchmarks.zoo import channels_last, feeds_of, make, on_gpu
 from fusec.diagnostics.step_times import measure
 from fusec.runtime import Executable
@@ -45,7 +49,7 @@ CASES = [
 ]
 # fusec takes these models' images channels last, as torch does. It takes those of the others row-major, as exported.
 CHANNELS_LAST = {"unet", "hourglass", "diffusion_block", "mobilenet_v2", "efficientnet_b0"}
-PEERS = ("eager", "compile")
+PEERS = ("eager", "compile", "xla")
 TOLERANCE = 2e-2  # relative L2 of a whole model in fp16
 
 
@@ -97,24 +101,31 @@ def case(name: str, batch: int, nhwc: bool, settings: Settings) -> dict[str, Any
     row["errors"] = {"fusec": relative_l2(y, want)}
     row["peak_bytes"] = {}
     contenders: dict[str, Callable[[], None]] = {"fusec": executable.replay}
+    spans: dict[str, Callable[[int], float]] = {}
     model = model.to(memory_format=torch.channels_last)
-    with torch.inference_mode():
+    with torch.inference_mode(), ExitStack() as processes:
         for one in settings.peers:
             torch.cuda.reset_peak_memory_stats()
             started = time.perf_counter()
             try:
                 with within(settings.peer_s):
-                    contenders[one], out = peer(one, model, images, settings.products)
-            except TooLongError as late:
-                row.setdefault("missing", {})[one] = str(late)
+                    if one == "xla":
+                        xla = processes.enter_context(XlaPeer(data, [x.cpu().numpy() for x in images]))
+                        spans[one], row[one], out = xla.span, xla.about, torch.tensor(xla.output, device="cuda")
+                    else:
+                        contenders[one], out = peer(one, model, images, settings.products)
+            except (TooLongError, XlaError) as reason:
+                row.setdefault("missing", {})[one] = str(reason)
                 continue
             row[f"{one}_compile_s"] = round(time.perf_counter() - started, 2)
             if one == "compile":
                 row["products"] = settings.products
-            contenders[one]()
+            if one in contenders:
+                contenders[one]()
+                row["peak_bytes"][one] = torch.cuda.max_memory_allocated()
             row["errors"][one] = relative_l2(out, want)
-            row["peak_bytes"][one] = torch.cuda.max_memory_allocated()
-        row["times"] = timed(contenders)
+        row["times"] = timed(contenders, spans=spans)
+    with torch.inference_mode():
         if not all(bool((executable.input_buffers[name] == array).all()) for name, array in feeds.items()):
             raise RuntimeError("the inputs changed while replays were timed")
         executable.run(None, feeds)  # because the first call may have left the library with another stream
@@ -160,7 +171,7 @@ def show(row: dict[str, Any], worst: int) -> None:
 def main() -> int:
     options = parser(__doc__, "peers.json", budget=True)
     options.add_argument("cases", nargs="*", default=CASES, help="MODEL:BATCH")
-    options.add_argument("--peers", default=",".join(PEERS))
+    options.add_argument("--peers", default=",".join(PEERS), help="the peers to measure, separated by commas")
     options.add_argument("--tune", default="quick")
     options.add_argument("--peer-seconds", type=float, default=0.0, help="leave out a slower peer; 0: no limit")
     options.add_argument("--products", default=PRODUCTS, help="libraries whose products torch.compile times")
@@ -171,6 +182,8 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     torch.backends.cudnn.benchmark = True
     peers = tuple(p for p in given.peers.split(",") if p)
+    if unknown := set(peers) - set(PEERS):
+        options.error(f"--peers takes {', '.join(PEERS)}, not {', '.join(sorted(unknown))}")
     settings = Settings(peers, given.tune, given.budget, given.peer_seconds, given.products)
     rows: list[dict[str, Any]] = []
     result = {**date_and_commit(given.commit), **gpu_and_torch(), "rows": rows}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.machine import RESULTS
@@ -24,6 +25,8 @@ from benchmarks.tables_of_costs import (
     table,
 )
 
+VIEWS = {"slice", "split", "reshape", "transpose"}  # left out of a step's name in a cell
+LONGEST = 48  # characters of that name
 LIBRARIES = "ATEN"  # torch.compile's products if it did not time Triton's
 
 
@@ -135,7 +138,7 @@ def _mark(row: dict[str, Any], who: str) -> str:
 def _peer_ms(row: dict[str, Any], who: str, ms: dict[str, str]) -> str:
     """Return a peer's times in this run and in another run, or why there are none."""
     found = row.get("elsewhere", {}).get(who)
-    other = "" if found is None else f"({found['median_ms']:.3f} at {found['commit']})"
+    other = "" if found is None else f"({found['median_ms']:.3f} at {found['commit'][:7]})"
     return " ".join(time for time in (ms.get(who), other) if time) or row.get("missing", {}).get(who, "not run")
 
 
@@ -151,12 +154,25 @@ def _channels_last_note(data: dict[str, Any]) -> str:
     return "†: fusec's inputs and outputs are channels last, too; in the other rows they are row-major. "
 
 
+def _best_peer(row: dict[str, Any], names: Mapping[str, str]) -> str:
+    """Return how much faster fusec is than the fastest peer of this run, and which that is."""
+    ms = {who: row["times"][who]["median_ms"] for who in names if who in row["times"]}
+    return f"{row['best_peer_over_fusec']:.2f} ({names[min(ms, key=ms.__getitem__)]})"
+
+
 def peers() -> list[str]:
     data = read("peers.json")
     measured = {who for row in data["rows"] for who in row["times"]}
+    jax = sorted({row["xla"]["jax"] for row in data["rows"] if "xla" in row})
     how = {
         "eager": ("torch eager", "Torch eager runs in a CUDA graph, channels last, with cudnn.benchmark. "),
         "compile": ("torch.compile", "torch.compile has max-autotune and freezing, in a CUDA graph. "),
+        "xla": (
+            "XLA",
+            f"XLA (JAX {', '.join(jax)}) runs the same ONNX as a JAX function, images channels last, batch norms "
+            "folded, in a process of its own: many queued runs divided by their number, each alone or ten in a loop "
+            "on the device, and attention plain or cuDNN's, whichever is fastest. ",
+        ),
     }
     names = {who: title for who, (title, _) in how.items() if who in measured}
     rows: list[list[Any]] = []
@@ -164,15 +180,15 @@ def peers() -> list[str]:
         ms = {who: spread(time) + _mark(row, who) for who, time in row["times"].items()}
         rows.append(
             [
-                row["model"] + (f" ({row['commit']})" if "commit" in row else ""),
+                row["model"] + (f" ({row['commit'][:7]})" if "commit" in row else ""),
                 row["batch"],
                 ms["fusec"] + ("†" if row.get("inputs") == "channels last" else ""),
                 *(_peer_ms(row, who, ms) for who in names),
-                f"{row['best_peer_over_fusec']:.2f}",
+                _best_peer(row, names),
                 f"{row['limit_ms']:.3f}",
                 f"{row['cold_s']} / {row['warm_s']}",
                 *("/".join(str(row["peak_bytes"].get(who, 0) >> 20) for who in ("fusec", "eager")),),
-                f"{row['errors']['fusec']:.0e} / {row['errors']['eager']:.0e}",
+                " / ".join(f"{row['errors'][who]:.0e}" for who in ("fusec", "eager") if who in row["errors"]),
             ]
         )
     header = [
@@ -184,8 +200,12 @@ def peers() -> list[str]:
         "limit ms",
     ]
     header += ["cold / warm s", "peak MB fusec/eager", "error fusec / eager"]
+    steps = [
+        [row["model"], row["batch"], *(_against_limit(step) for step in worst_steps(row["steps"], 3))]
+        for row in data["rows"]
+    ]
     return [
-        "## Compared with torch on one GPU",
+        "## Compared with torch and XLA on one GPU",
         "",
         f"{_where(data)}; fp16, the same weights and inputs (`benchmarks/peers.py`). The table shows medians with "
         f"deciles; all take turns in random order. {''.join(how[who][1] for who in names)}Limit: the roofline of the "
@@ -197,7 +217,20 @@ def peers() -> list[str]:
         "",
         *table(header, rows),
         "",
+        "The steps of each model that exceed their limits most, in us: equal steps together, each timed alone, "
+        "and their limits.",
+        "",
+        *table(["model", "batch", "worst", "second", "third"], steps),
+        "",
     ]
+
+
+def _against_limit(step: tuple[str, str, int, float, float]) -> str:
+    name, kind, count, us, limit = step
+    ops = "+".join(op for op in name.split("+") if op not in VIEWS) or name
+    shown = ops if len(ops) <= LONGEST else f"{ops[: LONGEST - 1]}…"
+    times = f" × {count}" if count > 1 else ""
+    return f"`{shown}`{times}, {kind}: {us:.1f}, limit {limit:.1f}"
 
 
 def training() -> list[str]:
@@ -256,14 +289,22 @@ def training() -> list[str]:
 
 def slowest_steps(steps: list[dict[str, Any]], count: int) -> list[tuple[str, str, int, float, float]]:
     """Sum up equal steps; return name, kind, number, time and limit in us of those that take the most time together."""
+    return sorted(_summed(steps), key=lambda row: -row[3])[:count]
+
+
+def worst_steps(steps: list[dict[str, Any]], count: int) -> list[tuple[str, str, int, float, float]]:
+    """Return what `slowest_steps` does of those that exceed their limits most, together and in us."""
+    return sorted(_summed(steps), key=lambda row: row[4] - row[3])[:count]
+
+
+def _summed(steps: list[dict[str, Any]]) -> list[tuple[str, str, int, float, float]]:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for step in steps:
         groups.setdefault((step["step"], step["kind"]), []).append(step)
-    rows = [
+    return [
         (name, kind, len(equal), sum(s["us"] for s in equal), sum(s["limit_us"] for s in equal))
         for (name, kind), equal in groups.items()
     ]
-    return sorted(rows, key=lambda row: -row[3])[:count]
 
 
 def plot() -> None:
@@ -276,19 +317,19 @@ def plot() -> None:
 
     rows = read("peers.json")["rows"]
     figure, axes = plt.subplots(figsize=(8, 0.45 * len(rows) + 1))
-    colours = {"fusec": "#76b900", "eager": "#bbbbbb", "compile": "#777777"}
+    colours = {"fusec": "#76b900", "eager": "#bbbbbb", "compile": "#777777", "xla": "#333333"}
     for place, row in enumerate(reversed(rows)):
         least = row["times"]["fusec"]["median_ms"]
-        for shift, (who, colour) in zip((0.27, 0.0, -0.27), colours.items(), strict=True):
+        for shift, (who, colour) in zip((0.3, 0.1, -0.1, -0.3), colours.items(), strict=True):
             if who in row["times"]:
                 time = row["times"][who]
                 spread = [
                     [(time["median_ms"] - time["low_ms"]) / least],
                     [(time["high_ms"] - time["median_ms"]) / least],
                 ]
-                axes.barh(place + shift, time["median_ms"] / least, 0.25, color=colour, xerr=spread)
+                axes.barh(place + shift, time["median_ms"] / least, 0.18, color=colour, xerr=spread)
     axes.set_yticks(range(len(rows)), [f"{row['model']} b{row['batch']}" for row in reversed(rows)])
-    axes.set_xlabel("time, fusec = 1 (green: fusec, light grey: torch eager, dark grey: torch.compile)")
+    axes.set_xlabel("time, fusec = 1 (green: fusec, greys from light to dark: torch eager, torch.compile, XLA)")
     axes.axvline(1.0, color="black", linewidth=0.5)
     figure.tight_layout()
     figure.savefig(RESULTS.parent.parent / "docs" / "peers.svg", metadata={"Date": None})

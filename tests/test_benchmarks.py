@@ -7,6 +7,7 @@ import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -178,13 +179,55 @@ def test_the_table_of_peers_marks_models_with_channels_last_inputs(monkeypatch: 
     time = {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
     row = {"model": "unet", "batch": 8, "times": {"fusec": time, "eager": time}, "best_peer_over_fusec": 1.0}
     row |= {"limit_ms": 0.5, "cold_s": 1, "warm_s": 1, "peak_bytes": {}, "errors": {"fusec": 0.0, "eager": 0.0}}
+    row["steps"] = []
     data = {"gpu": "A", "driver": 1, "cudnn": 1, "torch": "2", "commit": "c", "date": "d", "rows": [row]}
     monkeypatch.setattr(tables, "read", lambda name: data)
     assert "†" not in "\n".join(tables.peers())
     data["rows"].append({**row, "model": "resnet50", "inputs": "channels last"})
     text = "\n".join(tables.peers())
     assert "†: fusec's inputs and outputs are channels last" in text
-    assert [line.count("†") for line in text.splitlines() if line.startswith(("| unet", "| resnet50"))] == [0, 1]
+    assert [line.count("†") for line in text.splitlines() if line.startswith(("| unet", "| resnet50"))][:2] == [0, 1]
+
+
+def test_the_table_of_peers_names_the_best_peer_and_the_worst_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(model: str, **ms: float) -> dict[str, Any]:
+        times = {who: {"median_ms": t, "low_ms": t, "high_ms": t} for who, t in {"fusec": 1.0, **ms}.items()}
+        steps = [{"step": f"reshape+conv{i % 4}", "kind": "cudnn", "us": 10.0 + i, "limit_us": 10.0} for i in range(5)]
+        found = {"model": model, "batch": 8, "times": times, "best_peer_over_fusec": min(ms.values()), "steps": steps}
+        return found | {"limit_ms": 0.5, "cold_s": 1, "warm_s": 1, "peak_bytes": {}, "errors": {"fusec": 0.0}}
+
+    rows = [row("a", eager=3.0, xla=2.0) | {"xla": {"jax": "0.11.2"}}, row("b", eager=1.5)]
+    data = {"gpu": "A", "driver": 1, "cudnn": 1, "torch": "2", "commit": "c", "date": "d", "rows": rows}
+    monkeypatch.setattr(tables, "read", lambda name: data)
+    text = "\n".join(tables.peers())
+    assert "XLA (JAX 0.11.2)" in text
+    first, second, steps, _ = [line.split(" | ") for line in text.splitlines() if line.startswith(("| a", "| b"))]
+    assert first[3:6] == ["3.000 (3.000 to 3.000)", "2.000 (2.000 to 2.000)", "2.00 (XLA)"]
+    assert second[4:6] == ["not run", "1.50 (torch eager)"]
+    worst = ["`conv0` × 2, cudnn: 24.0, limit 20.0", "`conv3`, cudnn: 13.0, limit 10.0"]
+    assert steps[2:4] == worst
+
+
+def test_a_peer_that_a_new_row_lacks_keeps_its_time_with_its_commit(tmp_path: Path) -> None:
+    machine = {"gpu": "A"}
+    before = {
+        "model": "m",
+        "batch": 1,
+        "commit": "old",
+        "times": {"fusec": {"median_ms": 2}, "compile": {"median_ms": 3}},
+    }
+    old = {"date": "d", "commit": "old", **machine, "note": "kept", "rows": [before]}
+    times = {"fusec": {"median_ms": 1}, "xla": {"median_ms": 2}}
+    new = {"date": "e", "commit": "new", **machine, "rows": [{"model": "m", "batch": 1, "times": times}]}
+    for folder, data in (("here", old), ("there", new)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "peers.json").write_text(json.dumps(data))
+    merge(tmp_path / "there" / "peers.json", tmp_path / "here")
+    merged = json.loads((tmp_path / "here" / "peers.json").read_text())
+    (row,) = merged.pop("rows")
+    assert merged == {key: value for key, value in old.items() if key != "rows"}
+    assert (row["commit"], row["times"]) == ("new", times)
+    assert row["elsewhere"] == {"compile": {"median_ms": 3, "commit": "old"}}
 
 
 def test_the_onnx_suite_counts_each_case_once() -> None:
