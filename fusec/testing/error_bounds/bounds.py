@@ -15,8 +15,9 @@ import numpy as np
 
 from fusec.ir import DType, Graph
 from fusec.testing.case import MismatchError
-from fusec.testing.error_bounds.montecarlo import FULL, sample
+from fusec.testing.error_bounds.montecarlo import sample
 from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples, distance
+from fusec.testing.error_bounds.random_errors import FULL
 
 Array = np.ndarray[Any, Any]
 

@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-import ml_dtypes
 import numpy as np
 
 from fusec.ir import Constant, DType, Graph, Node, Op, Value
 from fusec.reference import evaluate_node, keeps_number
+from fusec.testing.error_bounds.constant_folding import constants_exact, folds_a_product, has_fp32_numbers
 from fusec.testing.error_bounds.discontinuities import flips
 from fusec.testing.error_bounds.op_rounding import (
     FADING,
-    POLES,
     PRODUCTS,
     approximation,
     dropping_nan,
@@ -28,20 +27,17 @@ from fusec.testing.error_bounds.op_rounding import (
     is_exact,
     is_move,
     is_single,
-    never_zero,
     sum_length,
 )
-from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples
+from fusec.testing.error_bounds.overflow import MAX, overflow
+from fusec.testing.error_bounds.perturbed import Rounding, Samples, digits, in_float64
+from fusec.testing.error_bounds.random_errors import RandomErrors
 
 Array = np.ndarray[Any, Any]
 
 _F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines truncate
-_POOL = 1 << 14
-# This number of samples have errors of full size. Each further one has errors REDUCED times those of the one before.
-FULL, REDUCED = 24, 10.0**-1.5
 _ROUNDS = frozenset({"add", "sub", "mul", "leaky_relu", "prelu", "leaky_relu_backward", "cast"})
 _HALVES = (DType.F16, DType.BF16)
-_MAX = {d: float(ml_dtypes.finfo(d.numpy).max) for d in DType if d.is_float}
 
 
 def sample(graph: Graph, feeds: Mapping[str, Array], rounding: Rounding, count: int) -> dict[str, Samples]:
@@ -60,18 +56,16 @@ class _Sampler:
         self.count = count
         self.constant: set[Value] = set()  # values that depend on constants alone
         self.unit = _F64 if rounding.meaning else 8 * _F32 if rounding.device else _F32
-        self.signs = np.random.default_rng(count).choice([-1.0, 1.0], _POOL)
-        self.scales = [1.0] * min(count, FULL) + [REDUCED**j for j in range(1, count - FULL + 1)]
-        self.salt = 0
+        self.errors = RandomErrors(count, self.unit)
         floats = [v.type.dtype for v in graph.values() if v.type.dtype.is_float]
-        self.narrowest = rounding.storage if rounding.meaning else min(floats, key=_digits, default=DType.F64)
+        self.narrowest = rounding.storage if rounding.meaning else min(floats, key=digits, default=DType.F64)
         self.half = any(d in _HALVES for d in (*floats, self.narrowest))
-        self.constants_exact = self._constants_exact()
+        self.constants_exact = constants_exact(graph, rounding, self.half)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Samples]:
         values: dict[Value, Samples] = {}
         for value in self.graph.inputs:
-            values[value] = self._undisturbed(_wide(np.asarray(feeds[value.name])))
+            values[value] = self._undisturbed(in_float64(np.asarray(feeds[value.name])))
         for node in self.graph.nodes:
             values.update(zip(node.results, self._node(node, [values[v] for v in node.operands]), strict=True))
         return {name: values[v] for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)}
@@ -81,41 +75,25 @@ class _Sampler:
 
     # constants -------------------------------------------------------------------------------------------
 
-    def _constants_exact(self) -> bool:
-        """Tell if all that passes compute from the constants is exact: numbers of few bits, exact ops."""
-        if not self.rounding.meaning:
-            return not self.half  # because a spelling may store f32 constants in the 16 bits of the other operand
-        if self.half:
-            return False
-        for node in self.graph.nodes:
-            if isinstance(node.op, Constant):
-                if not _few_bits(_wide(node.op.literal.array)):
-                    return False
-            elif any(v.literal is not None for v in node.operands):
-                sums = node.op.name in PRODUCTS or node.op.name in ("reduce", "max_pool")
-                if not (sums or is_move(node.op) or is_single(node.op)):
-                    return False
-        return True
-
     def _constant(self, node: Node) -> Samples:
-        plain = _wide(cast(Constant, node.op).literal.array)
+        plain = in_float64(cast(Constant, node.op).literal.array)
         self.constant.add(node.result)
         dtype = node.result.type.dtype
         if not dtype.is_float or self.constants_exact or not plain.any():
             return self._undisturbed(plain)
-        narrow = min(dtype, self.narrowest, key=_digits)
+        narrow = min(dtype, self.narrowest, key=digits)
         if not self.rounding.meaning and narrow is dtype:
             return self._undisturbed(plain)  # stored without rounding
-        samples = self._stored(plain, [plain] * self.count, narrow, 0.0, None)
-        beyond = np.isfinite(plain) & (np.abs(plain) > _MAX[narrow])
-        for k, most in ((0, np.inf), (1, _MAX[narrow])):  # a third becomes infinite, a third the largest number
+        samples = self.errors.stored(plain, [plain] * self.count, narrow, 0.0, None)
+        beyond = np.isfinite(plain) & (np.abs(plain) > MAX[narrow])
+        for k, most in ((0, np.inf), (1, MAX[narrow])):  # a third becomes infinite, a third the largest number
             samples[k::3] = [np.where(beyond, np.copysign(most, s), s) for s in samples[k::3]]
         return Samples(plain, samples)
 
     # nodes -----------------------------------------------------------------------------------------------
 
     def _node(self, node: Node, operands: list[Samples]) -> list[Samples]:
-        self.salt += 1
+        self.errors.salt += 1
         if isinstance(node.op, Constant):
             return [self._constant(node)]
         indices = node.op.name == "gen_index" and self.rounding.exported  # a constant in ONNX
@@ -156,7 +134,7 @@ class _Sampler:
 
         One sample of three keeps it, since later ops may hide the replacement.
         """
-        draws = np.random.default_rng((self.salt, 1)).permutation(self.count) % 3
+        draws = np.random.default_rng((self.errors.salt, 1)).permutation(self.count) % 3
         samples: list[Array] = []
         for k, (sample, draw) in enumerate(zip(made.disturbed, draws, strict=True)):
             other = dropping_nan(op, [s.disturbed[k] for s in operands], draw == 2) if draw else None
@@ -171,10 +149,10 @@ class _Sampler:
         constants = [v for v in node.operands if v in self.constant and v.literal is not None]
         if node.result in self.constant or not constants or not node.result.type.dtype.is_float:
             return made
-        size = np.abs(_wide(cast(Constant, cast(Node, constants[0].node).op).literal.array))
+        size = np.abs(in_float64(cast(Constant, cast(Node, constants[0].node).op).literal.array))
         unit = max(_F32, self.narrowest.epsilon / 2, node.result.type.dtype.epsilon / 2)
         error = unit * np.where(np.isfinite(size), size, 0.0)
-        return Samples(made.plain, [s + self._signed(error, 7, k) for k, s in enumerate(made.disturbed)])
+        return Samples(made.plain, [s + self.errors.signed(error, 7, k) for k, s in enumerate(made.disturbed)])
 
     def _as_read(self, value: Samples, place: int) -> Samples:
         """Choose how one op reads a 16-bit value: in one sample of three, as it was before rounding.
@@ -183,7 +161,7 @@ class _Sampler:
         """
         if value.unstored is None:
             return value
-        draws = np.random.default_rng((self.salt, place)).integers(0, 3, self.count)
+        draws = np.random.default_rng((self.errors.salt, place)).integers(0, 3, self.count)
         pairs = zip(value.disturbed, value.unstored, draws, strict=True)
         return Samples(value.plain, [wide if draw == 0 else stored for stored, wide, draw in pairs])
 
@@ -201,7 +179,7 @@ class _Sampler:
         if error is None:
             return made
         error = np.where(np.isfinite(error), error, 0.0)
-        return Samples(made.plain, [s + self._signed(error, 77, k) for k, s in enumerate(made.disturbed)])
+        return Samples(made.plain, [s + self.errors.signed(error, 77, k) for k, s in enumerate(made.disturbed)])
 
     def _unit(self, node: Node) -> float:
         """Return the unit roundoff of the arithmetic inside a node.
@@ -216,7 +194,7 @@ class _Sampler:
         """Evaluate a node; rounded: its op with other attributes."""
         if keeps_number(node):
             return [operands[0].astype(np.float64, copy=False)]
-        return [_wide(r) for r in (rounded.reference(np, *operands) if rounded else evaluate_node(node, operands))]
+        return [in_float64(r) for r in (rounded.reference(np, *operands) if rounded else evaluate_node(node, operands))]
 
     def _rounded_attributes(self, op: Op, k: int) -> Op | None:
         """Return the op with its attributes rounded to fp32; None in about one sample of four, and if none changes.
@@ -229,7 +207,7 @@ class _Sampler:
         errors = {name: float(np.float32(v)) - v for name, v in numbers.items() if math.isfinite(v)}
         if not any(errors.values()):
             return None
-        return replace(cast(Any, op), **{name: numbers[name] + self.scales[k] * e for name, e in errors.items()})
+        return replace(cast(Any, op), **{name: numbers[name] + self.errors.scales[k] * e for name, e in errors.items()})
 
     def _scaled(self, node: Node) -> bool:
         """Tell if passes may fold a factor into a product's constant operand.
@@ -255,9 +233,9 @@ class _Sampler:
         if self.rounding.meaning and node.op.name.endswith("_norm"):
             # because passes fold the parameters, and round factor and shift separately
             inner = max(inner, _F32, self.narrowest.epsilon / 2, node.results[0].type.dtype.epsilon / 2)
-        if self.rounding.exported and not exact and self._has_fp32_numbers(node):
+        if self.rounding.exported and not exact and has_fp32_numbers(node, self.constant):
             inner = max(inner, _F32)
-        if self.rounding.meaning and self._folds_a_product(node):
+        if self.rounding.meaning and folds_a_product(node, self.constant):
             inner = max(inner, _F32 * math.sqrt(sum_length(node)))
         if node.op.name.startswith("attention") and not self.rounding.meaning:
             # kernels round the weights before the second product
@@ -272,41 +250,11 @@ class _Sampler:
                 continue
             if inner:
                 arrays = [
-                    self._shaken(a, inner + (_TF32 if tf32 and v.type.dtype is DType.F32 else 0.0), k, i)
+                    self.errors.shaken(a, inner + (_TF32 if tf32 and v.type.dtype is DType.F32 else 0.0), k, i)
                     for i, (a, v) in enumerate(zip(arrays, node.operands, strict=True))
                 ]
             rows.append(self._evaluate(node, arrays, self._rounded_attributes(node.op, k)))
         return [Samples(r, [row[i] for row in rows]) for i, r in enumerate(results)]
-
-    def _has_fp32_numbers(self, node: Node) -> bool:
-        """Tell if ONNX writes an op as single ops with fp32 numbers: its own, or such that are folded."""
-        own = node.op.name in ("gelu_backward", "gelu_tanh_backward")
-        return own or (node.op.name not in PRODUCTS and any(v in self.constant for v in node.operands))
-
-    def _folds_a_product(self, node: Node) -> bool:
-        """Tell if a product inside attention has constant operands alone.
-
-        In ONNX, attention is written as single ops, and such a product is folded in fp32.
-        """
-        if not node.op.name.startswith("attention"):
-            return False
-        factors = ((1, 2), (0, 3)) if node.op.name == "attention_backward" else ((0, 1),)
-        return any(all(node.operands[i] in self.constant for i in pair) for pair in factors)
-
-    def _shaken(self, x: Array, relative: float, k: int, operand: int) -> Array:
-        """Disturb each element of sample k by a relative error whose sign depends on the element's place."""
-        if x.dtype.kind != "f":
-            return x
-        return x * (1.0 + relative * self.scales[k] * self._signs(x.shape, k * 31 + operand))
-
-    def _signed(self, error: Array, place: int, k: int) -> Array:
-        """Return the errors of sample k, with signs that depend on the element's place."""
-        return error * (self.scales[k] * self._signs(error.shape, place + k))
-
-    def _signs(self, shape: tuple[int, ...], place: int) -> Array:
-        size = math.prod(shape)
-        start = (self.salt * 7919 + place * 104729) % max(_POOL - size, 1)
-        return np.resize(self.signs[start : start + size], size).reshape(shape)
 
     # rounding --------------------------------------------------------------------------------------------
 
@@ -316,7 +264,7 @@ class _Sampler:
         dtype = value.type.dtype
         if not dtype.is_float:
             return made
-        stored = min(dtype, self.narrowest, key=_digits) if value in self.constant else dtype
+        stored = min(dtype, self.narrowest, key=digits) if value in self.constant else dtype
         wide = self.rounding.meaning and value not in self.constant  # computed in float64
         unit = 0.0 if wide else stored.epsilon / 2
         mask: Array | None = None
@@ -328,70 +276,20 @@ class _Sampler:
             if node.op.name in _ROUNDS:  # because disturbed operands give another number to round
                 mask |= made.spread() > 0
         inner = self._unit(node) * (1.0 if exact else math.sqrt(sum_length(node)))
-        samples = self._stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
+        samples = self.errors.stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
         executed, plain = not self.rounding.meaning, [s.plain for s in results]
         spelled = self.rounding.exported and (executed or value in self.constant)
         size = intermediate_size(node.op, executed, spelled, operands, plain, at)
         if size is not None:
             absolute = self._unit(node) * size
-            samples = [s + self._signed(absolute, 0, k) for k, s in enumerate(samples)]
+            samples = [s + self.errors.signed(absolute, 0, k) for k, s in enumerate(samples)]
         lost = None if self.rounding.meaning or dtype is DType.F64 else flushed(node.op, operands)
         if lost is not None:
-            samples = [s + self._signed(lost, 0, k) for k, s in enumerate(samples)]
-        self._overflow(node, made.plain, samples, None if wide else stored, exact, operands)
+            samples = [s + self.errors.signed(lost, 0, k) for k, s in enumerate(samples)]
+        squares = not exact and not self.rounding.meaning
+        overflow(node, made.plain, samples, None if wide else stored, squares, operands)
         unstored = made.disturbed if not wide and stored in _HALVES else None
         return Samples(made.plain, samples, unstored)
-
-    def _stored(
-        self, plain: Array, samples: list[Array], dtype: DType | None, relative: float, mask: Array | None
-    ) -> list[Array]:
-        """Disturb samples by a relative error whose sign is a hash of the number.
-
-        Equal numbers are thus rounded alike.
-        """
-        relative = relative or (dtype.epsilon / 2 if dtype is not None else self.unit)
-        mixed = _mixed(np.abs(plain))
-        least = dtype.least if dtype is not None else 0.0
-        tiny = (plain != 0) & (np.abs(plain) < least / relative) if least else None
-        if tiny is not None and not tiny.any():
-            tiny = None
-        result: list[Array] = []
-        for k, sample in enumerate(samples):
-            sign = np.where(_mixed(_mixed(mixed ^ self._key(k))) >> np.uint64(63), 1.0, -1.0) * self.scales[k]
-            error = sign * relative if mask is None else sign * relative * mask
-            disturbed = sample * (1.0 + error)
-            result.append(disturbed if tiny is None else disturbed + np.where(tiny, sign * least, 0.0))
-        return result
-
-    def _key(self, k: int) -> np.uint64:
-        return np.uint64((self.salt * 1000 + k) * 0x9E3779B97F4A7C15 & (2**64 - 1))
-
-    def _overflow(
-        self, node: Node, plain: Array, samples: list[Array], dtype: DType | None, exact: bool, operands: list[Array]
-    ) -> None:
-        """Let every other sample overflow where storage or fp32 may overflow; the others neither over- nor underflow.
-
-        Results that depend on the overflow therefore differ among samples.
-        """
-        most = float(np.fmax.reduce(np.abs(plain), axis=None, initial=0.0))  # NaN is no number
-        own = node.results[0].type.dtype  # a constant is computed in its own type before it is narrowed
-        limit = 0.999 * min(_MAX[dtype], _MAX[own]) if dtype is not None and own.is_float else math.inf
-        if limit < math.inf and (beyond := _may_exceed(limit, plain, samples)) is not None:
-            samples[::2] = [np.where(beyond & ~np.isnan(s), np.copysign(np.inf, s), s) for s in samples[::2]]
-        if np.isinf(most) and node.op.name not in POLES and all(np.isfinite(x).all() for x in operands):
-            endless = np.isinf(plain)
-            samples[1::2] = [np.where(endless, np.copysign(1e300, plain), s) for s in samples[1::2]]
-        if never_zero(node.op) and (np.abs(plain) < 1e-290).any():
-            vanished = (np.abs(plain) < 1e-290) & ~np.isneginf(operands[0])  # subnormal in float64, or less
-            samples[1::2] = [np.where(vanished, 1e-290, s) for s in samples[1::2]]
-        if (
-            not exact
-            and not self.rounding.meaning
-            and most > 1e18
-            and ((np.abs(plain) > 1e18) & np.isfinite(plain)).any()
-        ):
-            # squares inside the op overflow fp32
-            samples[::2] = [np.full_like(s, np.nan) for s in samples[::2]]
 
     def _flip(self, made: Samples, where: Array) -> Samples:
         """Move samples to the other side of a discontinuity.
@@ -410,19 +308,10 @@ class _Sampler:
                     other = np.where(np.isnan(made.plain), 0.0, np.nan)
                 samples.append(np.where(where, other, s))
                 continue
-            some = where if k == 0 else where & (self._signs(where.shape, k) > 0)
+            some = where if k == 0 else where & (self.errors.signs(where.shape, k) > 0)
             other = ~made.plain if s.dtype == np.bool_ else made.plain + np.ones((), s.dtype)
             samples.append(np.where(some, other, s))
         return Samples(made.plain, samples)
-
-
-def _may_exceed(limit: float, plain: Array, samples: list[Array]) -> Array | None:
-    """Find the numbers that rounding may put beyond a limit; None if there are none."""
-    most = max(float(np.fmax.reduce(np.abs(x), axis=None, initial=0.0)) for x in (plain, *samples))
-    if most * (1 + 2 * SAFETY) < limit:  # samples are at most twice `most` apart
-        return None
-    beyond = np.abs(plain) + SAFETY * Samples(plain, samples).spread() >= limit
-    return beyond if beyond.any() else None
 
 
 def _steepest(plain: Array, disturbed: Array) -> Array:
@@ -432,26 +321,3 @@ def _steepest(plain: Array, disturbed: Array) -> Array:
     """
     least = np.where(plain * disturbed <= 0, 0.0, np.where(np.abs(plain) < np.abs(disturbed), plain, disturbed))
     return np.where(np.abs(disturbed - plain) > 0.1, least, disturbed)
-
-
-def _wide(array: Array) -> Array:
-    return array.astype(np.float64, copy=False) if DType.of(array.dtype).is_float else array
-
-
-def _mixed(array: Array) -> Array:
-    """Hash each element's bits (two rounds of multiplication and folding, as in MurmurHash3's finaliser)."""
-    bits = array.view(np.uint64)
-    bits = (bits ^ (bits >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    return (bits ^ (bits >> np.uint64(29))) * np.uint64(0xC4CEB9FE1A85EC53)
-
-
-def _digits(dtype: DType) -> int:
-    """Count the bits of a floating type's significand."""
-    return 1 - round(math.log2(dtype.epsilon))
-
-
-def _few_bits(array: Array) -> bool:
-    """Tell if every significand has at most 8 bits: products of three such numbers are exact in fp32."""
-    mantissa, exponent = np.frexp(array)
-    scaled = mantissa * 256
-    return bool((scaled == np.rint(scaled)).all() and (np.abs(exponent) < 10).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,3 +70,13 @@ def distance(a: Array, b: Array) -> Array:
             alike = (a == b) | (np.isnan(a) & np.isnan(b))
             result = np.where(odd, np.where(alike, 0.0, np.inf), result)
     return result
+
+
+def in_float64(array: Array) -> Array:
+    """Return floats in float64, and other arrays as they are."""
+    return array.astype(np.float64, copy=False) if DType.of(array.dtype).is_float else array
+
+
+def digits(dtype: DType) -> int:
+    """Count the bits of a floating type's significand."""
+    return 1 - round(math.log2(dtype.epsilon))

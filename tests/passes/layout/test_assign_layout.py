@@ -33,7 +33,8 @@ from fusec.ops import (
     pw,
 )
 from fusec.passes.base import Options, run
-from fusec.passes.layout.assign_layout import AssignLayout, tied_operands
+from fusec.passes.layout.assign_layout import AssignLayout
+from fusec.passes.layout.op_layouts import tied_operands
 from fusec.reference import evaluate
 from fusec.schedule.aliasing import is_view, same_storage, view_offset
 from fusec.text import parse

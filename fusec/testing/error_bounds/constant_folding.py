@@ -1,0 +1,58 @@
+"""Tell what passes and exporters may compute from constants, and if that is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+import numpy as np
+
+from fusec.ir import Constant, Graph, Node, Value
+from fusec.testing.error_bounds.op_rounding import PRODUCTS, is_move, is_single
+from fusec.testing.error_bounds.perturbed import Rounding, in_float64
+
+Array = np.ndarray[Any, Any]
+
+
+def constants_exact(graph: Graph, rounding: Rounding, half: bool) -> bool:
+    """Tell if all that passes compute from the constants is exact: numbers of few bits, exact ops.
+
+    half: some numbers have 16 bits.
+    """
+    if not rounding.meaning:
+        return not half  # because a spelling may store f32 constants in the 16 bits of the other operand
+    if half:
+        return False
+    for node in graph.nodes:
+        if isinstance(node.op, Constant):
+            if not _few_bits(in_float64(node.op.literal.array)):
+                return False
+        elif any(v.literal is not None for v in node.operands):
+            sums = node.op.name in PRODUCTS or node.op.name in ("reduce", "max_pool")
+            if not (sums or is_move(node.op) or is_single(node.op)):
+                return False
+    return True
+
+
+def has_fp32_numbers(node: Node, constant: Set[Value]) -> bool:
+    """Tell if ONNX writes an op as single ops with fp32 numbers: its own, or such that are folded."""
+    own = node.op.name in ("gelu_backward", "gelu_tanh_backward")
+    return own or (node.op.name not in PRODUCTS and any(v in constant for v in node.operands))
+
+
+def folds_a_product(node: Node, constant: Set[Value]) -> bool:
+    """Tell if a product inside attention has constant operands alone.
+
+    In ONNX, attention is written as single ops, and such a product is folded in fp32.
+    """
+    if not node.op.name.startswith("attention"):
+        return False
+    factors = ((1, 2), (0, 3)) if node.op.name == "attention_backward" else ((0, 1),)
+    return any(all(node.operands[i] in constant for i in pair) for pair in factors)
+
+
+def _few_bits(array: Array) -> bool:
+    """Tell if every significand has at most 8 bits: products of three such numbers are exact in fp32."""
+    mantissa, exponent = np.frexp(array)
+    scaled = mantissa * 256
+    return bool((scaled == np.rint(scaled)).all() and (np.abs(exponent) < 10).all())

@@ -1,0 +1,53 @@
+"""Let samples overflow where storage or fp32 may overflow."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from fusec.ir import DType, Node
+from fusec.testing.error_bounds.op_rounding import POLES, never_zero
+from fusec.testing.error_bounds.perturbed import SAFETY, Samples
+
+Array = np.ndarray[Any, Any]
+
+MAX = {d: float(ml_dtypes.finfo(d.numpy).max) for d in DType if d.is_float}
+
+
+def overflow(
+    node: Node, plain: Array, samples: list[Array], dtype: DType | None, squares: bool, operands: list[Array]
+) -> None:
+    """Let every other sample overflow where storage or fp32 may overflow; the others neither over- nor underflow.
+
+    Results that depend on the overflow therefore differ among samples.
+
+    samples: changed in place.
+    dtype: the type that the result is stored in; None if it is computed in float64.
+    squares: the op may square numbers in fp32.
+    """
+    most = float(np.fmax.reduce(np.abs(plain), axis=None, initial=0.0))  # NaN is no number
+    own = node.results[0].type.dtype  # a constant is computed in its own type before it is narrowed
+    limit = 0.999 * min(MAX[dtype], MAX[own]) if dtype is not None and own.is_float else math.inf
+    if limit < math.inf and (beyond := _may_exceed(limit, plain, samples)) is not None:
+        samples[::2] = [np.where(beyond & ~np.isnan(s), np.copysign(np.inf, s), s) for s in samples[::2]]
+    if np.isinf(most) and node.op.name not in POLES and all(np.isfinite(x).all() for x in operands):
+        endless = np.isinf(plain)
+        samples[1::2] = [np.where(endless, np.copysign(1e300, plain), s) for s in samples[1::2]]
+    if never_zero(node.op) and (np.abs(plain) < 1e-290).any():
+        vanished = (np.abs(plain) < 1e-290) & ~np.isneginf(operands[0])  # subnormal in float64, or less
+        samples[1::2] = [np.where(vanished, 1e-290, s) for s in samples[1::2]]
+    if squares and most > 1e18 and ((np.abs(plain) > 1e18) & np.isfinite(plain)).any():
+        # squares inside the op overflow fp32
+        samples[::2] = [np.full_like(s, np.nan) for s in samples[::2]]
+
+
+def _may_exceed(limit: float, plain: Array, samples: list[Array]) -> Array | None:
+    """Find the numbers that rounding may put beyond a limit; None if there are none."""
+    most = max(float(np.fmax.reduce(np.abs(x), axis=None, initial=0.0)) for x in (plain, *samples))
+    if most * (1 + 2 * SAFETY) < limit:  # samples are at most twice `most` apart
+        return None
+    beyond = np.abs(plain) + SAFETY * Samples(plain, samples).spread() >= limit
+    return beyond if beyond.any() else None
