@@ -36,7 +36,10 @@ def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_integer_products_with_scale_bias_residual_and_rounding_are_one_step(oracle: Oracle) -> None:
     verdicts = oracle.judge([lower(load(text)).graph for text in (CONVOLUTION, PRODUCT)])
-    assert all(isinstance(v, Legal) and len(v.plans) > 1 for v in verdicts), verdicts
+    for verdict in verdicts:
+        assert isinstance(verdict, Legal) and len(verdict.plans) > 1, verdict
+        built = [plan.engine for plan in verdict.plans if plan.built]
+        assert len(built) == 1 and built != [2], "one plan proves the others, and engine 2 is slow to compile"
 
 
 def test_a_depthwise_convolution_of_integers_takes_no_epilogue(oracle: Oracle) -> None:

@@ -66,6 +66,8 @@ def penalty(nodes: Sequence[Node], verdict: Legal | None = None) -> float:
     conv = next((n for n in nodes if isinstance(n.op, (Conv, ConvTranspose))), None)
     if conv is None or len(nodes) == 1:
         return 1.0
+    if conv.operands[0].type.dtype is DType.I8:  # cuDNN has no fast precompiled engine to lose
+        return 1.0
     if is_depthwise(conv):
         return DEPTHWISE_FUSED
     if isinstance(nodes[-1].op, ChannelSums) and verdict is not None and not is_fast(verdict):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fusec.passes.base import RulePass
-from fusec.passes.quantization import integer_products, move_scales
+from fusec.passes.quantization import integer_products, move_rounding, move_scales
 
 
 class RunInIntegers(RulePass):
     """Multiply quantised operands as integers, and move quantisation next to such products."""
 
     name = "run_in_integers"
-    rules = (*move_scales.RULES, *integer_products.RULES)
+    rules = (*move_rounding.RULES, *move_scales.RULES, *integer_products.RULES)

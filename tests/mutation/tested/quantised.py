@@ -36,7 +36,7 @@ QUANTISED: tuple[Mutant, ...] = (
     _m(
         "other_zero_point_kept",
         "quantised",
-        "passes/quantization/move_scales.py",
+        "passes/quantization/move_rounding.py",
         "    if not (found.zero.equals(rounded.zero) and found.scale.equals(rounded.scale)):\n",
         "    if not found.scale.equals(rounded.scale):\n",
         "integers are kept that stand for other numbers",

@@ -7,7 +7,7 @@ import pytest
 from passes.partition.oracles import FAST, GENERIC, RUNTIME
 
 from fusec.ir import DType, Graph, Node, TensorType
-from fusec.ops import Conv, ConvTranspose, MatMul, pw
+from fusec.ops import Cast, Conv, ConvTranspose, MatMul, pw
 from fusec.passes.partition.cost_model import DEPTHWISE_FUSED, RUNTIME_COMPILED, flops, is_depthwise, penalty, step_us
 from fusec.targets.target import load
 
@@ -34,13 +34,14 @@ def test_bytes_cross_the_border_of_the_step_only() -> None:
 
 def test_the_peak_is_that_of_the_operands_of_the_product() -> None:
     times = {}
-    for dtype in DType.F32, DType.F16:
+    for dtype in DType.F32, DType.F16, DType.I8:
         graph = Graph()
         a = graph.add_input("a", TensorType((4096, 4096), dtype))
         product = graph.add(MatMul(), a, a)
         times[dtype] = step_us([product.node], TARGET) - TARGET.launch_us
     assert times[DType.F32] == pytest.approx(2 * 4096**3 / TARGET.flops["fp32"] * 1e6)
     assert times[DType.F16] == pytest.approx(2 * 4096**3 / TARGET.flops["fp16"] * 1e6)
+    assert times[DType.I8] == pytest.approx(times[DType.F16] / 2)
 
 
 def test_operations_of_products() -> None:
@@ -68,3 +69,13 @@ def test_penalties_apply_to_convolutions_with_something_fused() -> None:
     assert penalty(nodes[:1], FAST) == 1.0
     _, nodes = conv_relu(groups=4)
     assert not is_depthwise(nodes[0])
+
+
+def test_integer_convolutions_lose_nothing_by_an_epilogue() -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType((2, 8, 16, 16), DType.I8))
+    conv = graph.add(Conv((1, 1), (1, 1, 1, 1), (1, 1)), x, graph.constant(np.ones((8, 8, 3, 3), np.int8)))
+    wide = graph.add(Cast(DType.F32), conv)
+    graph.set_outputs([wide])
+    nodes = [node for node in graph.nodes if node.op.name != "constant"]
+    assert penalty(nodes, RUNTIME) == 1.0
