@@ -14,7 +14,8 @@ from fusec.gpu import device
 from fusec.ir import Graph
 from fusec.passes.layout.io_layout import names
 from fusec.runtime import Executable
-from fusec.segments.executable import Arrays, CompileBody, SegmentedExecutable, cut_at
+from fusec.segments.call_values import Arrays
+from fusec.segments.executable import CompileBody, SegmentedExecutable, cut_at
 from fusec.targets.target import CPU, Target
 
 CompileGraph = Callable[[Graph, CompileOptions, ShapeFamily | None], Executable]

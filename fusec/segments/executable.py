@@ -6,9 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from fusec.execution.signature import Interface, SymbolicSpec
 from fusec.ir import Array, DType, Graph, Literal, TensorType, quote
 from fusec.reference import evaluate
 from fusec.runtime import Executable, by_name
+from fusec.segments.call_values import Arrays, CallValues, copied, to_host, written
 from fusec.segments.loops import BodyProgram, LoopPrograms, Shapes
 from fusec.segments.programs import Compile, PreparedSegment, SegmentPrograms
 from fusec.segments.records import HostStepRecord, SegmentedExplanation, SegmentRecord
@@ -32,38 +34,6 @@ if TYPE_CHECKING:
 
 
 CompileBody = Callable[["Source", Shapes], BodyProgram]
-
-
-class Arrays(Protocol):
-    """The arrays of a device. name: its name; xp: their module, numpy or cupy."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def xp(self) -> Any: ...
-
-    def from_any(self, array: Any) -> Array:
-        """Return an array of the module from any array."""
-        ...
-
-
-@dataclass
-class _Held:
-    """The tensors of one call by name: on the device, on the host, or both."""
-
-    tensors: dict[str, Array]
-    arrays: Arrays
-    host: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict[str, np.ndarray[Any, Any]])
-
-    def put(self, name: str, array: Array) -> None:
-        self.tensors[name] = array
-        self.host.pop(name, None)
-
-    def on_host(self, name: str) -> np.ndarray[Any, Any]:
-        if name not in self.host:
-            self.host[name] = _host(self.tensors[name], self.arrays)
-        return self.host[name]
 
 
 class SegmentedExecutable:
@@ -103,7 +73,7 @@ class SegmentedExecutable:
         self._arrays = arrays
         self._file = model.file
         self._compile_body = compile_body
-        self._loops: dict[tuple[int, str], LoopPrograms] = {}  # by number of the node and place within it
+        self._loops: WeakKeyDictionary[LoopBody, LoopPrograms] = WeakKeyDictionary()
         self._segments = SegmentPrograms(first, compile)
         self._lock = threading.RLock()
         self._last: list[tuple[PreparedSegment, SegmentRecord]] = []
@@ -146,8 +116,8 @@ class SegmentedExecutable:
         given, all_on_host = self._interface.feeds(feeds, ())
         tensors = {spec.name: array for spec, array in zip(self.inputs, given, strict=True) if array is not None}
         with self._lock:
-            results = self._run(_Held(tensors, self._arrays), wanted, all_on_host)
-        return [_written(name, array, out, self._arrays) for name, array in zip(wanted, results, strict=True)]
+            results = self._run(CallValues(tensors, self._arrays), wanted, all_on_host)
+        return [written(name, array, out, self._arrays) for name, array in zip(wanted, results, strict=True)]
 
     def _wanted(self, names: Sequence[str] | None, out: Mapping[str, Any]) -> list[str]:
         known = [spec.name for spec in self.outputs]
@@ -157,7 +127,7 @@ class SegmentedExecutable:
                 raise ExecutionError(f"no output {quote(str(name))}; outputs are {', '.join(map(quote, known))}")
         return wanted
 
-    def _run(self, held: _Held, wanted: Sequence[str], all_on_host: bool) -> list[Array]:
+    def _run(self, held: CallValues, wanted: Sequence[str], all_on_host: bool) -> list[Array]:
         """Run segment by segment, and return outputs that share no memory with the inputs."""
         prepared, path = self._segments.first, ()
         computed: dict[int, list[Array]] = {}  # what the host computed, by number of the node
@@ -184,22 +154,15 @@ class SegmentedExecutable:
         for name in wanted:
             one = found[name]
             array = one.array if isinstance(one, Literal) else held.tensors[one.name]  # pyright: ignore[reportAttributeAccessIssue] - no list
-            on_host = all_on_host or self._arrays.xp is np
-            arrays.append(_host(array, self._arrays).copy() if on_host else self._on_device(array))
+            arrays.append(copied(array, self._arrays, all_on_host))
         return arrays
 
-    def _on_device(self, array: Array) -> Array:
-        """Copy an array to the device, also if it is there."""
-        copy = self._arrays.xp.empty(array.shape, array.dtype)
-        copy[...] = self._arrays.from_any(array)
-        return copy
-
-    def _compute(self, prepared: PreparedSegment, held: _Held) -> float:
+    def _compute(self, prepared: PreparedSegment, held: CallValues) -> float:
         """Run one segment, and return its seconds."""
         graph, start = prepared.segment.graph, time.perf_counter()
         if prepared.program is not None:
             program = prepared.program
-            feeds = {spec.name: self._arrays.from_any(held.tensors[spec.name]) for spec in program.inputs}
+            feeds = {spec.name: held.on_device(spec.name) for spec in program.inputs}
             for spec, array in zip(program.outputs, program.run(None, feeds), strict=True):
                 held.put(spec.name, array)
         elif graph is not None:
@@ -210,33 +173,32 @@ class SegmentedExecutable:
         return time.perf_counter() - start
 
     def _host_step(
-        self, step: HostStep, held: _Held, computed: dict[int, list[Array]]
+        self, step: HostStep, held: CallValues, computed: dict[int, list[Array]]
     ) -> tuple[Answer, HostStepRecord]:
         """Read the values of a host step, and compute its results if it has some."""
         start = time.perf_counter()
         if step.body is not None:
-            written, trips = self._loop(step, step.body, [held.tensors[name] for name in step.reads])
-            answer = self._computed(step, written, computed)
+            made, trips = self._loop(step, step.body, [held.on_device(name) for name in step.reads])
+            answer = self._computed(step, made, computed)
             read_bytes, written_bytes = trips + 1, 9 * trips  # the condition; the number of the trip and the condition
         else:
-            read, trips, written = [held.on_host(name) for name in step.reads], None, list[Array]()
+            read, trips, made = [held.on_host(name) for name in step.reads], None, list[Array]()
             if step.compute is None:
                 answer: Answer = tuple(array.copy() for array in read)  # constants must not change with the caller's
             else:
-                written = self._on_host(step, step.compute, read)
-                answer = self._computed(step, written, computed)
-            read_bytes, written_bytes = sum(array.nbytes for array in read), sum(array.nbytes for array in written)
+                made = self._on_host(step, step.compute, read)
+                answer = self._computed(step, made, computed)
+            read_bytes, written_bytes = sum(array.nbytes for array in read), sum(array.nbytes for array in made)
         record = HostStepRecord(step.node, step.op, step.what, step.decides, len(step.reads), read_bytes, written_bytes)
         return answer, replace(record, seconds=time.perf_counter() - start, trips=trips)
 
     def _loop(self, step: HostStep, body: LoopBody, reads: Sequence[Array]) -> tuple[list[Array], int]:
         """Run a loop, and return its results and the number of its trips."""
-        loop = self._loops.get((step.index, step.what))
+        loop = self._loops.get(body)
         if loop is None:
-            loop = LoopPrograms(body, f"{self._file}, loop {step.node!r}", self._compile_body)
-            self._loops[step.index, step.what] = loop
+            loop = self._loops[body] = LoopPrograms(body, f"{self._file}, loop {step.node!r}", self._compile_body)
         try:
-            results = loop.run(body, reads, partial(_host, arrays=self._arrays), self._arrays.xp)
+            results = loop.run(body, reads, partial(to_host, arrays=self._arrays), self._arrays.xp)
         except ExecutionError as error:
             raise ExecutionError(f"node {step.node!r} ({step.op}): {error}") from error
         return results, loop.trips
@@ -250,10 +212,10 @@ class SegmentedExecutable:
             raise ExecutionError(f"node {step.node!r} ({step.op}): {error}") from error
 
     @staticmethod
-    def _computed(step: HostStep, written: Sequence[Array], computed: dict[int, list[Array]]) -> Answer:
+    def _computed(step: HostStep, results: Sequence[Array], computed: dict[int, list[Array]]) -> Answer:
         """Hold the results of a host step, and return their types."""
-        computed.setdefault(step.index, []).extend(written)
-        return tuple(TensorType(array.shape, DType.of(array.dtype)) for array in written)
+        computed.setdefault(step.index, []).extend(results)
+        return tuple(TensorType(array.shape, DType.of(array.dtype)) for array in results)
 
     def explain(self) -> SegmentedExplanation:
         """Explain each segment, each cut and its cost, as the last call met them."""
@@ -313,26 +275,6 @@ def cut_at(step: HostStep) -> str:
 
 def _key(answer: Answer) -> Hashable:
     return tuple(one if isinstance(one, TensorType) else (one.shape, one.dtype.str, one.tobytes()) for one in answer)
-
-
-def _host(array: Array, arrays: Arrays) -> np.ndarray[Any, Any]:
-    on_device = arrays.xp is not np and isinstance(array, arrays.xp.ndarray)
-    return array.get() if on_device else np.asarray(array)
-
-
-def _written(name: str, array: Array, out: Mapping[str, Any] | None, arrays: Arrays) -> Array:
-    """Write a result into the array that the caller gave for it, if there is one."""
-    if out is None or name not in out:
-        return array
-    into = out[name]
-    on_device = arrays.xp is not np and not (isinstance(into, np.ndarray) and not isinstance(into, arrays.xp.ndarray))
-    shared = arrays.from_any(into) if on_device else into
-    if shared.shape != array.shape or shared.dtype != array.dtype:
-        raise ExecutionError(
-            f"out {quote(name)} is {shared.dtype}{list(shared.shape)}, the result {array.dtype}{list(array.shape)}"
-        )
-    shared[...] = arrays.from_any(array) if on_device else _host(array, arrays)
-    return into
 
 
 def _record(prepared: PreparedSegment, steps: Sequence[HostStepRecord] | None, seconds: float | None) -> SegmentRecord:

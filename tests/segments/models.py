@@ -244,6 +244,26 @@ def loop_with_host_step() -> Case:
     return Case(positive(nodes, held=held, outputs=["y", ("counts", INT)]), X, ("Loop",))
 
 
+def loop_of_a_found_number() -> Case:
+    """Add a number in a loop: a constant of the segment, but another one in each call, since a length gives it."""
+    body = helper.make_graph(
+        [n("Add v found -> next"), n("ReduceSum next -> sum", keepdims=0), n("Less sum limit -> on")],
+        "body",
+        [info("i", [], INT), info("go", [], BOOL), info("v", None)],
+        [info("on", [], BOOL), info("next", None)],
+    )
+    nodes = [
+        n("NonZero p -> nz"),
+        n("Size nz -> count"),
+        n("Cast count -> number", to=FLOAT),
+        n("Add number one -> found"),
+        n("Loop most _ x -> last", body=body),
+        n("Relu last -> y"),
+    ]
+    held = {"limit": np.array(2000, np.float32), "one": np.array(1, np.float32), "most": np.array(30)}
+    return Case(positive(nodes, held=held), X, ("NonZero", "Loop"))
+
+
 def sequence_position() -> Case:
     nodes = [
         n("Cast p -> i", to=INT),
@@ -353,6 +373,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "if_with_host_step": branch_with_host_step,
     "loop": loop_of_computed_count,
     "loop_until": loop_until,
+    "loop_of_a_found_number": loop_of_a_found_number,
     "loop_with_host_step": loop_with_host_step,
     "sequence": sequence_position,
 }

@@ -1,0 +1,85 @@
+"""Hold the tensors of one call by name, on the device and on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from fusec.errors import ExecutionError
+from fusec.ir import Array, quote
+
+
+class Arrays(Protocol):
+    """The arrays of a device. name: its name; xp: their module, numpy or cupy."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def xp(self) -> Any: ...
+
+    def from_any(self, array: Any) -> Array:
+        """Return an array of the module from any array."""
+        ...
+
+
+@dataclass
+class CallValues:
+    """The tensors of one call by name. Each is copied at most once in each direction."""
+
+    tensors: dict[str, Array]
+    arrays: Arrays
+    _host: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict[str, np.ndarray[Any, Any]])
+    _device: dict[str, Array] = field(default_factory=dict[str, Array])
+
+    def put(self, name: str, array: Array) -> None:
+        """Hold a tensor, in place of an older one of this name."""
+        self.tensors[name] = array
+        self._host.pop(name, None)
+        self._device.pop(name, None)
+
+    def on_host(self, name: str) -> np.ndarray[Any, Any]:
+        if name not in self._host:
+            self._host[name] = to_host(self.tensors[name], self.arrays)
+        return self._host[name]
+
+    def on_device(self, name: str) -> Array:
+        if name not in self._device:
+            self._device[name] = self.arrays.from_any(self.tensors[name])
+        return self._device[name]
+
+
+def to_host(array: Array, arrays: Arrays) -> np.ndarray[Any, Any]:
+    """Return an array on the host; it is copied if it is on the device."""
+    on_device = arrays.xp is not np and isinstance(array, arrays.xp.ndarray)
+    return array.get() if on_device else np.asarray(array)
+
+
+def copied(array: Array, arrays: Arrays, on_host: bool) -> Array:
+    """Copy an array to the host or to the device, also if it is there."""
+    if on_host or arrays.xp is np:
+        return to_host(array, arrays).copy()
+    copy = arrays.xp.empty(array.shape, array.dtype)
+    copy[...] = arrays.from_any(array)
+    return copy
+
+
+def written(name: str, array: Array, out: Mapping[str, Any] | None, arrays: Arrays) -> Array:
+    """Write a result into the array that the caller gave for it, if there is one, and return that array.
+
+    Raises ExecutionError if the array has another shape or dtype.
+    """
+    if out is None or name not in out:
+        return array
+    into = out[name]
+    on_device = arrays.xp is not np and (not isinstance(into, np.ndarray) or isinstance(into, arrays.xp.ndarray))
+    shared = arrays.from_any(into) if on_device else into
+    if shared.shape != array.shape or shared.dtype != array.dtype:
+        raise ExecutionError(
+            f"out {quote(name)} is {shared.dtype}{list(shared.shape)}, the result {array.dtype}{list(array.shape)}"
+        )
+    shared[...] = arrays.from_any(array) if on_device else to_host(array, arrays)
+    return into
