@@ -17,6 +17,7 @@ from benchmarks.machine import parser
 from fusec.gpu import device
 from fusec.gpu.kernels import Kernel, find
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
+from fusec.lowering.packing import code_bytes
 from fusec.ops import (
     Attention,
     BatchNormBackward,
@@ -128,6 +129,12 @@ def backward_of_norm(g: Graph, dy: Value, x: Value, scale: Value, z: Value) -> S
     return g.add(pw("add"), dx, z), *sums
 
 
+def blocks_of_four_bits(g: Graph, x: Value, scale: Value) -> Value:
+    """Make weights of 4 bits wide: each block has a scale, the zero point is 8."""
+    centred = g.add(pw("sub"), g.add(Cast(F32), x), g.constant(np.float32(8)))
+    return g.add(Cast(F16), g.add(pw("mul"), centred, g.add(Cast(F32), scale)))
+
+
 P32, P768 = rows(32), rows(768)
 CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "max pool 3x3/2, 256x64x112x112": (
@@ -188,6 +195,13 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         [rows(30522, 768), rows(32, 128, dtype=DType.I64)],
         lambda g, *v: g.add(Gather(0), *v),
     ),
+    "f8e4m3 to f16, 4096x14336": ([rows(4096, 14336, dtype=DType.F8E4M3)], lambda g, x: g.add(Cast(F16), x)),
+    "f16 to f8e4m3, 4096x14336": ([rows(4096, 14336)], lambda g, x: g.add(Cast(DType.F8E4M3), x)),
+    "f8e5m2 to f16, 4096x14336": ([rows(4096, 14336, dtype=DType.F8E5M2)], lambda g, x: g.add(Cast(F16), x)),
+    "u4 by 32 to f16, 4096x14336": (
+        [rows(4096, 448, 32, dtype=DType.U4), rows(4096, 448, 1)],
+        blocks_of_four_bits,
+    ),
 }
 
 
@@ -199,7 +213,7 @@ def kernel_of(types: Sequence[TensorType], make: Callable[..., Any]) -> tuple[Ke
     nodes = [node for node in graph.nodes if all(v.literal is None for v in node.results)]
     outputs = outputs_of(nodes)
     read = [v for v in inputs_of(nodes) if not any(isinstance(n.op, Gather) and n.operands[0] is v for n in nodes)]
-    return find(nodes, outputs), sum(v.type.nbytes for v in (*read, *outputs))
+    return find(nodes, outputs), sum(code_bytes(v.type.size, v.type.dtype) for v in (*read, *outputs))
 
 
 def main() -> None:

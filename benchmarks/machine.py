@@ -30,6 +30,7 @@ KEYS = {
     "leave_one_out.json": ("model", "batch"),
     "onnx_suite.json": ("device",),
     "penalties.json": ("penalty",),
+    "quantized_models.json": ("model", "batch", "format"),
     "recurrent.json": ("case",),
     "quantization.json": ("model", "format", "tool", "where"),
     "shapes.json": ("model", "tune", "kernels", "cache", "size"),

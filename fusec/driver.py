@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from fusec import frontends, lockfile
 from fusec.builder import Builder
-from fusec.compiler.build_program import build_program, read_model
+from fusec.compiler.build_program import CutModel, build_program, read_model
 from fusec.compiler.choose_judge import start_workers
 from fusec.compiler.choose_target import require_runs_on_gpu, resolve_target
 from fusec.compiler.gpu_executable import locked_executable, tuned_executable
@@ -273,15 +273,14 @@ def compile_model(
     shared = shared or Shared()
     options.report("import", 0, 1)
     with device.woken(options.target) if _wakes_gpu(options) else nullcontext():
-        loaded = model if isinstance(model, frontends.Source) else frontends.Source(model)
-        source = read_model(loaded, shapes)
+        source = read_model(model, shapes)
     target = resolve_target(options.target)
-    if not isinstance(source, Graph):
+    if isinstance(source, CutModel):
 
         def program(graph: Graph, options: CompileOptions, family: ShapeFamily | None) -> Executable:
             return compile_graph(graph, options, replace(shared, family=family or shared.family))
 
-        return segmented_executable(loaded, source, options, target, program)
+        return segmented_executable(source, options, target, program)
     return compile_graph(source, options, shared, shapes)
 
 
@@ -374,6 +373,4 @@ def build_model(
     shared = shared or Shared()
     target = resolve_target(options.target)
     options.report("import", 0, 1)
-    source = model if isinstance(model, frontends.Source) else frontends.Source(model)
-    graph = require_whole(source, read_model(source, shapes))
-    return build_program(graph, options, target, shared.family, shared.oracle)
+    return build_program(require_whole(read_model(model, shapes)), options, target, shared.family, shared.oracle)

@@ -15,9 +15,11 @@ import numpy as np
 
 from fusec.errors import ModelError, VerifyError
 from fusec.ir import DType, Literal, TensorType
+from fusec.lowering.packing import as_stored, code_bytes, from_codes, to_codes
 from fusec.system.untrusted import read_json
 
-# Names of the format. Narrow types that it has no name for, or packs, are bytes, with their type in the metadata.
+# Names of the format. Narrow types that it has no name for are bytes, with their type in the metadata. Those below
+# 8 bits share bytes, as on a GPU, in one dim.
 _NAMES = {dtype: dtype.value.upper() for dtype in DType if not dtype.is_narrow} | {
     DType.F8E4M3: "F8_E4M3",
     DType.F8E5M2: "F8_E5M2",
@@ -33,13 +35,13 @@ def write(file: IO[bytes], literals: Iterable[Literal]) -> str:
     """Write literals by digest, with their labels in the metadata; return the SHA-256 of the written bytes."""
     wide_first = sorted({x.digest: x for x in literals}.values(), key=lambda x: (-x.type.dtype.itemsize, x.digest))
     labels = {x.digest: x.label for x in wide_first}
-    unnamed = {f"dtype:{x.digest}": x.type.dtype.value for x in wide_first if x.type.dtype not in _NAMES}
+    unnamed = {f"dtype:{x.digest}": str(x.type.with_order(())) for x in wide_first if x.type.dtype not in _NAMES}
     header: dict[str, Any] = {"__metadata__": {**labels, **unnamed}}
     start = 0
     for literal in wide_first:
-        offsets = [start, start + literal.type.nbytes]
+        offsets = [start, start + code_bytes(literal.type.size, literal.type.dtype)]
         dtype = _NAMES.get(literal.type.dtype, _BYTES)
-        header[literal.digest] = {"dtype": dtype, "shape": list(literal.type.shape), "data_offsets": offsets}
+        header[literal.digest] = {"dtype": dtype, "shape": list(as_stored(literal.type)), "data_offsets": offsets}
         start = offsets[1]
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
@@ -51,7 +53,8 @@ def write(file: IO[bytes], literals: Iterable[Literal]) -> str:
 
     put(len(text).to_bytes(8, "little") + text)
     for literal in wide_first:
-        put(np.ascontiguousarray(literal.array).reshape(-1).view(np.uint8).data)
+        flat = np.ascontiguousarray(literal.array).reshape(-1)
+        put((to_codes(flat, literal.type.dtype) if literal.type.dtype.bits < 8 else flat.view(np.uint8)).data)
     return sha.hexdigest()
 
 
@@ -79,15 +82,23 @@ def header_bytes(data: memoryview) -> int:
 
 
 def _literal(body: memoryview, entry: Any, label: str, unnamed: str | None) -> Literal:
-    dtype = _DTYPES[entry["dtype"]] if unnamed is None else DType(unnamed)
-    if unnamed is not None and (dtype in _NAMES or entry["dtype"] != _BYTES):
-        raise ModelError(f"{label!r}: is {entry['dtype']} and {unnamed}")
-    type = TensorType(tuple(map(int, entry["shape"])), dtype)
+    shape = tuple(map(int, entry["shape"]))
+    type = TensorType(shape, _DTYPES[entry["dtype"]]) if unnamed is None else _type(unnamed)
+    if unnamed is not None and (type.dtype in _NAMES or entry["dtype"] != _BYTES or as_stored(type) != shape):
+        raise ModelError(f"{label!r}: is {entry['dtype']}{list(shape)} and {unnamed}")
     start, end = map(int, entry["data_offsets"])
-    if not 0 <= start <= end <= len(body) or end - start != type.nbytes:
+    if not 0 <= start <= end <= len(body) or end - start != code_bytes(type.size, type.dtype):
         raise ModelError(f"{label!r}: {type} is not stored at bytes {start} to {end}")
 
     def view() -> np.ndarray[Any, Any]:
+        if type.dtype.bits < 8:
+            return from_codes(np.frombuffer(body[start:end], np.uint8), type.size, type.dtype).reshape(type.shape)
         return np.frombuffer(body[start:end], type.dtype.numpy).reshape(type.shape)
 
     return Literal(type, view, label)
+
+
+def _type(text: str) -> TensorType:
+    """Read a type as `str` writes it: `i4[2,3]`."""
+    name, _, dims = text.removesuffix("]").partition("[")
+    return TensorType(tuple(map(int, filter(None, dims.split(",")))), DType(name))

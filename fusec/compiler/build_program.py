@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import NoJudge
-from fusec.ir import HALVES, Graph
+from fusec.ir import HALVES, DType, Graph
 from fusec.passes.base import Options, run
 from fusec.passes.layout.io_layout import insert_edge_copies
 from fusec.passes.partition import kernels_only, partition
@@ -28,16 +29,31 @@ from fusec.targets.target import CPU, Target
 from fusec.targets.target import load as load_target
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from fusec.frontends.onnx.segments import Segment
 
 
+@dataclass(frozen=True)
+class CutModel:
+    """A model that needs values on the host, with its first segment."""
+
+    source: frontends.Source
+    first: Segment
+
+
 @spent_on("the model is read")
-def read_model(source: frontends.Source, shapes: Mapping[str, Sequence[int]] | None) -> Graph | Segment:
+def read_model(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
+    shapes: Mapping[str, Sequence[int]] | None,
+) -> Graph | CutModel:
     """Return the graph of a model with concrete shapes, or its first segment if values are needed on the host.
 
     Raises ModelError if it cannot be read.
     """
-    return source.segments(shapes)
+    source = model if isinstance(model, frontends.Source) else frontends.Source(model)
+    read = source.segments(shapes)
+    return read if isinstance(read, Graph) else CutModel(source, read)
 
 
 @spent_on("passes and partitions")
@@ -82,9 +98,12 @@ def build_program(
 
 
 def _without_rerounding(options: Options, source: Graph) -> Options:
-    """Leave out the rewrites that round 16-bit values elsewhere than the model does, for rounding as in the source."""
-    halves = options.storage in HALVES or any(v.type.dtype in HALVES for v in source.values())
-    if not (options.as_source and halves):
+    """Leave out the rewrites that round values elsewhere than the model does, for rounding as in the source.
+
+    They matter to values of 16 bits, and to floats that are rounded to integers of 8 bits.
+    """
+    narrow = (*HALVES, DType.I8, DType.U8)
+    if not options.as_source or not (options.storage in HALVES or any(v.type.dtype in narrow for v in source.values())):
         return options
     return replace(options, disable=options.disable | passes.REROUNDING)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from fusec import frontends
+from fusec.compiler.build_program import CutModel
 from fusec.errors import NotOneProgramError
 from fusec.execution.backend import SimulatorBackend
 from fusec.execution.compile_options import CompileOptions
@@ -18,14 +17,11 @@ from fusec.runtime import Executable
 from fusec.segments.executable import Arrays, SegmentedExecutable, cut_at
 from fusec.targets.target import CPU, Target
 
-if TYPE_CHECKING:
-    from fusec.frontends.onnx.segments import Segment
-
 CompileGraph = Callable[[Graph, CompileOptions, ShapeFamily | None], Executable]
 
 
 def segmented_executable(
-    source: frontends.Source, first: Segment, options: CompileOptions, target: Target, compile_graph: CompileGraph
+    model: CutModel, options: CompileOptions, target: Target, compile_graph: CompileGraph
 ) -> SegmentedExecutable:
     """Return an executable that compiles segments when it meets their shapes. The first one is compiled now.
 
@@ -33,8 +29,8 @@ def segmented_executable(
     """
     for option, given in (("state", options.state), ("a lock", options.lock)):
         if given:
-            cut = cut_at(first.steps[0])
-            raise NotOneProgramError(f"{source.file}: {option} needs one program, and the model is cut {cut}")
+            cut = cut_at(model.first.steps[0])
+            raise NotOneProgramError(f"{model.source.file}: {option} needs one program, and the model is cut {cut}")
     families: dict[Hashable, ShapeFamily] = {}
 
     def compiled(graph: Graph, place: Hashable) -> Executable:
@@ -54,17 +50,17 @@ def segmented_executable(
     elif options.simulate or not device.is_present(target):
         arrays, name = SimulatorBackend(), SimulatorBackend.name
     else:
-        from fusec.gpu.launch.cupy_arrays import CupyArrays  # needs cupy, which only a GPU machine must have
+        from fusec.gpu.backend import DeviceArrays  # needs cupy and cudnn, which only a GPU machine must have
 
-        arrays, name = CupyArrays(), device.device_name() or target.name
-    return SegmentedExecutable(first, source.interface[1], compiled, arrays, name)
+        arrays, name = DeviceArrays(), device.device_name() or target.name
+    return SegmentedExecutable(model.first, model.source.interface[1], compiled, arrays, name)
 
 
-def require_whole(source: frontends.Source, read: Graph | Segment) -> Graph:
+def require_whole(read: Graph | CutModel) -> Graph:
     """Return the graph of a model that is one program. Raises NotOneProgramError for a model with host steps."""
     if isinstance(read, Graph):
         return read
-    raise NotOneProgramError(f"{source.file}: is not one program: it is cut {cut_at(read.steps[0])}")
+    raise NotOneProgramError(f"{read.source.file}: is not one program: it is cut {cut_at(read.first.steps[0])}")
 
 
 def _for_segment(options: CompileOptions, graph: Graph) -> CompileOptions:

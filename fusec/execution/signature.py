@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,11 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     order: tuple[int, ...] = ()
+
+    @cached_property
+    def is_narrow(self) -> bool:
+        """Tell if the type is a float of 8 bits or fewer, or an integer below 8 bits; a GPU holds these as bytes."""
+        return DType.of(self.dtype).is_narrow
 
 
 @dataclass(frozen=True)
@@ -88,10 +94,9 @@ class Interface:
             all_on_host, some_on_host = all_on_host and host, some_on_host or host
             arrays.append(self._checked(array, spec, "input"))
         if self._device and some_on_host and not all_on_host:  # the call does not wait, so host arrays are copied now
-            narrow = [DType.of(spec.dtype).is_narrow for spec in self.inputs]  # which CuPy lacks; copied when fed
-            arrays = [
-                self._from_any(a) if isinstance(a, np.ndarray) and not kept else a
-                for a, kept in zip(arrays, narrow, strict=True)
+            arrays = [  # those of types that CuPy lacks are copied when they are fed
+                self._from_any(a) if isinstance(a, np.ndarray) and not spec.is_narrow else a
+                for a, spec in zip(arrays, self.inputs, strict=True)
             ]
         return arrays, all_on_host
 
@@ -121,9 +126,8 @@ class Interface:
 
     def _checked(self, array: Array, spec: TensorSpec, kind: str) -> Array:
         """Return the array. Raises ExecutionError when its type or shape does not fit."""
-        on_device = self._device and isinstance(array, self._own)
-        require = _require_codes if on_device and DType.of(spec.dtype).is_narrow else _require_fits
-        require(array, spec, kind)
+        coded = self._device and spec.is_narrow and isinstance(array, self._own)
+        (_require_codes if coded else _require_fits)(array, spec, kind)
         return array
 
     def _taken(self, given: Any, spec: TensorSpec) -> tuple[Array, bool]:

@@ -28,13 +28,13 @@ from fusec.gpu.cublaslt.algorithms import Blas, competitor
 from fusec.gpu.cublaslt.lone_matmul import lone_product
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.launch.cuda_graph import StepLaunch, in_order, or_side_by_side
-from fusec.gpu.launch.cupy_arrays import CupyArrays
 from fusec.gpu.launch.kernel_launcher import Launcher, Memory
 from fusec.gpu.launch.stream_calls import Ahead, CallOnCallersStream, Replay, Streams, feeder, fetcher
 from fusec.gpu.measure.random_inputs import random_array
 from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Array, TensorType
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.lowering.dlpack import from_dlpack
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import Choice, Entry
 from fusec.schedule.dependencies import Waits
@@ -42,6 +42,25 @@ from fusec.schedule.program import Partition, Program
 from fusec.system.compile_timer import spent_on
 
 HostBuffers = Mapping[int, np.ndarray[Any, Any]]  # flat, by uid
+
+
+class DeviceArrays:
+    """Arrays on the device, also for what runs no program. xp: their module."""
+
+    @property
+    def xp(self) -> Any:
+        return cupy
+
+    def from_any(self, array: Any) -> Array:
+        """Return a CuPy array from a NumPy or CuPy array, or any object with DLPack."""
+        if isinstance(array, cupy.ndarray):
+            return array
+        device = getattr(array, "__dlpack_device__", None)
+        if device is not None and not isinstance(array, np.ndarray) and device()[0] == 2:  # DLPack: kDLCUDA
+            return from_dlpack(cupy, array)
+        if device is not None and not isinstance(array, (np.ndarray, np.generic)):
+            return cupy.asarray(from_dlpack(np, array))
+        return cupy.asarray(array)
 
 
 class CudnnBackend:
@@ -121,7 +140,7 @@ class CudnnBackend:
         return self.steps.tune_steps(program, tuning, bind, as_source, prefer_kernels)
 
     def from_any(self, array: Any) -> Array:
-        return CupyArrays().from_any(array)
+        return DeviceArrays().from_any(array)
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Choose and build a plan of each graph, and compile the kernels of other steps.

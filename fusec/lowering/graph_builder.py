@@ -83,6 +83,7 @@ class CudnnBuilder:
 
     fold_batch: merge the batch dims of a matmul with its rows.
     pointwise_only: the body has no anchor.
+    integers: the body has a product of 8-bit integers.
     uids: tensors of computed values; bound: tensors of inputs and constants, by root, dims, strides and offset.
     stored: for computed values that outputs hold, the name of the output and the strides.
     feeds_anchor: values that a prologue computes.
@@ -95,6 +96,7 @@ class CudnnBuilder:
     fold_batch: bool = False
     pointwise_only: bool = False
     for_cudnn: bool = True
+    integers: bool = False
     tensors: list[CudnnTensor] = field(default_factory=list[CudnnTensor])
     calls: list[CudnnCall] = field(default_factory=list[CudnnCall])
     uids: dict[Value, int] = field(default_factory=dict[Value, int])
@@ -232,12 +234,23 @@ class CudnnBuilder:
         return uid
 
     def scalar(self, value: float, rank: int) -> int:
-        """Return the uid of a number that is passed by value."""
+        """Return the uid of a number: passed by value, or in memory after integer products.
+
+        The scales of a quantised model are numbers that differ from layer to layer. In memory they are no part of the
+        graph, so that layers of one shape share its verdict and plans.
+        """
         key = (value, math.copysign(1.0, value), rank)  # 0.0 and -0.0 are one number but two scalars
-        if key not in self.scalars:
-            ones = (1,) * rank
-            self.scalars[key] = self.tensor((ones, ones), DType.F32, value=value)
-        return self.scalars[key]
+        if key in self.scalars:
+            return self.scalars[key]
+        ones = (1,) * rank
+        if self.integers:
+            literal = Literal.of(np.full(ones, value, np.float32))
+            uid = self.tensor((ones, ones), DType.F32)
+            self.constants.append(ConstantBinding(uid, literal, literal.type))
+        else:
+            uid = self.tensor((ones, ones), DType.F32, value=value)
+        self.scalars[key] = uid
+        return uid
 
     def operand(self, value: Value, folding: DimFolding) -> int:
         """Return the uid of a value as an operand of a node that computes in the dims of `folding`."""

@@ -93,11 +93,12 @@ LATE_PASSES: tuple[Pass, ...] = (
 PIPELINE: tuple[Pass, ...] = (*EARLY_PASSES, *LATE_PASSES)
 
 
-# Names of passes and rules that change where (or of what) a value is rounded to 16 bits. They are left out where
-# rounding follows the model's own ops.
+# Names of passes and rules that change where (or of what) a value is rounded to 16 bits, or to integers of 8 bits. They
+# are left out where rounding follows the model's own ops.
 REROUNDING = frozenset(
     {
         *("recognise", "attend", "fold_batchnorm", "fold_scales", "order_sums", "upsampled", "sums_in_front"),
+        "unrounded_addend",
         *("cube", "reciprocal_of_root", "divide_by_root", "divide_by_constant"),
     }
 )

@@ -58,8 +58,9 @@ class FloatNode:
 _NORMS = ("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
 _REASONS: Mapping[str, str] = {
     **dict.fromkeys((*_NORMS, "SimplifiedLayerNormalization", "LpNormalization"), "a norm: its sums need float"),
-    **dict.fromkeys(("Attention", "MultiHeadAttention", "Softmax"), "part of attention"),
+    **dict.fromkeys(("Attention", "MultiHeadAttention"), "attention: the ranges of its products vary with each input"),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), "a recurrent layer: errors of its state add up"),
+    "Softmax": "a softmax: its exponentials need float",
     "ConvTranspose": "a transposed convolution: cuDNN has no 8-bit form",
     "Einsum": "written as Einsum: write it as MatMul to quantise it",
 }

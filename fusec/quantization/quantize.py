@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
     from fusec.execution.compile_options import Progress
 
+QUANTISED = (
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+    *("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "MatMulNBits"),
+)
 LIMIT = (1 << 31) - 1  # bytes of a protobuf message
 
 
@@ -124,6 +128,7 @@ def quantize_model(source: frontends.Source, data: CalibrationData | None, optio
     """Quantise a model with checked options. See `quantize`, whose keywords become the options."""
     options.tell("import", 0, 1)
     model = source.standalone(max(f.opset for f in (options.activations, options.weights) if f is not None))
+    _require_float(model, source.file)
     fold_batchnorm(model)
     placement = _placement(model, source.file, options)
     if data is None and (options.activations is not None or (options.ranks_layers and not _only_report(options))):
@@ -179,15 +184,25 @@ def _placement(model: ModelProto, file: str, options: QuantizeOptions) -> Placem
         grouped=options.format == "int8",
         attention=options.attention,
     )
-    names = [node.name for node in model.graph.node]
+    excluded: set[str] = set()
     for pattern in options.exclude:
-        if not fnmatch.filter(names, pattern):
+        named = {
+            node.name for node in model.graph.node if node.name == pattern or fnmatch.fnmatchcase(node.name, pattern)
+        }
+        if not named:
             raise FusecError(f"{file}: exclude: no node is named {pattern!r}")
+        excluded |= named
     _require_layers(placement, file)
-    excluded = {name for pattern in options.exclude for name in fnmatch.filter(names, pattern)}
     placement.leave_in_float(dict.fromkeys(sorted(excluded), "excluded by its name"))
     _require_layers(placement, file)
     return placement
+
+
+def _require_float(model: ModelProto, file: str) -> None:
+    """Raise FusecError if the model is quantised already, because rounding twice loses twice."""
+    for node in model.graph.node:
+        if node.op_type in QUANTISED:
+            raise FusecError(f"{file}: is quantised already: node {node.name!r} ({node.op_type})")
 
 
 def _require_layers(placement: Placement, file: str) -> None:

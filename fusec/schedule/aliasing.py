@@ -60,7 +60,8 @@ def would_view(node: Node, source: TensorType, result: TensorType, index: int = 
     if isinstance(op, PART_VIEWS):
         starts, steps = part_of(node, index)
         start = _block(source, result, starts) if all(step == 1 for step in steps) else None
-        return start if source.dtype.bits >= 8 else None if start else start  # a part may begin within a byte
+        begins_inside = bool(start) and source.dtype.bits < 8  # a part may begin within a byte
+        return None if begins_inside else start
     return None
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class Arrays(Protocol):
     """The arrays of a device. xp: their module, numpy or cupy."""
 
-    xp: Any
+    @property
+    def xp(self) -> Any: ...
 
     def from_any(self, array: Any) -> Array:
         """Return an array of the module from any array."""
@@ -42,6 +43,7 @@ class _Held:
     """The tensors of one call by name: on the device, on the host, or both."""
 
     tensors: dict[str, Array]
+    arrays: Arrays
     host: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict[str, np.ndarray[Any, Any]])
 
     def put(self, name: str, array: Array) -> None:
@@ -50,7 +52,7 @@ class _Held:
 
     def on_host(self, name: str) -> np.ndarray[Any, Any]:
         if name not in self.host:
-            self.host[name] = _host(self.tensors[name])
+            self.host[name] = _host(self.tensors[name], self.arrays)
         return self.host[name]
 
 
@@ -121,7 +123,7 @@ class SegmentedExecutable:
         given, all_on_host = self._interface.feeds(feeds, ())
         tensors = {spec.name: array for spec, array in zip(self.inputs, given, strict=True) if array is not None}
         with self._lock:
-            results = self._run(_Held(tensors), wanted, all_on_host)
+            results = self._run(_Held(tensors, self._arrays), wanted, all_on_host)
         return [_written(name, array, out, self._arrays) for name, array in zip(wanted, results, strict=True)]
 
     def _wanted(self, names: Sequence[str] | None, out: Mapping[str, Any]) -> list[str]:
@@ -159,8 +161,15 @@ class SegmentedExecutable:
         for name in wanted:
             one = found[name]
             array = one.array if isinstance(one, Literal) else held.tensors[one.name]  # pyright: ignore[reportAttributeAccessIssue] - no list
-            arrays.append(_host(array).copy() if all_on_host else self._arrays.xp.array(self._arrays.from_any(array)))
+            on_host = all_on_host or self._arrays.xp is np
+            arrays.append(_host(array, self._arrays).copy() if on_host else self._on_device(array))
         return arrays
+
+    def _on_device(self, array: Array) -> Array:
+        """Copy an array to the device, also if it is there."""
+        copy = self._arrays.xp.empty(array.shape, array.dtype)
+        copy[...] = self._arrays.from_any(array)
+        return copy
 
     def _compute(self, prepared: PreparedSegment, held: _Held) -> float:
         """Run one segment, and return its seconds."""
@@ -251,8 +260,9 @@ def _key(answer: Answer) -> Hashable:
     return tuple(one if isinstance(one, TensorType) else (one.shape, one.dtype.str, one.tobytes()) for one in answer)
 
 
-def _host(array: Array) -> np.ndarray[Any, Any]:
-    return array if isinstance(array, np.ndarray) else array.get()
+def _host(array: Array, arrays: Arrays) -> np.ndarray[Any, Any]:
+    on_device = arrays.xp is not np and isinstance(array, arrays.xp.ndarray)
+    return array.get() if on_device else np.asarray(array)
 
 
 def _written(name: str, array: Array, out: Mapping[str, Any] | None, arrays: Arrays) -> Array:
@@ -260,12 +270,13 @@ def _written(name: str, array: Array, out: Mapping[str, Any] | None, arrays: Arr
     if out is None or name not in out:
         return array
     into = out[name]
-    shared = into if isinstance(into, np.ndarray) else arrays.from_any(into)
+    on_device = arrays.xp is not np and not (isinstance(into, np.ndarray) and not isinstance(into, arrays.xp.ndarray))
+    shared = arrays.from_any(into) if on_device else into
     if shared.shape != array.shape or shared.dtype != array.dtype:
         raise ExecutionError(
             f"out {quote(name)} is {shared.dtype}{list(shared.shape)}, the result {array.dtype}{list(array.shape)}"
         )
-    shared[...] = _host(array) if isinstance(shared, np.ndarray) else arrays.from_any(array)
+    shared[...] = arrays.from_any(array) if on_device else _host(array, arrays)
     return into
 
 

@@ -102,6 +102,8 @@ def test_commands_that_write(evil: Path, tmp_path: Path, monkeypatch: pytest.Mon
     quiet(fusec("compile", out(".fusec"), *SHAPE), 2)
     quiet(fusec("lock", "diff", out(".lock"), evil, *SHAPE))
     quiet(fusec("convert", evil, *SHAPE, "-o", out(".onnx")))
+    quiet(fusec("quantize", evil, "--format", "weights-int8", "--report", "-o", out(".onnx")))
+    quiet(fusec("quantize", evil, "--exclude", name("z"), "-o", out(".onnx")), 2)
     quiet(fusec("run", evil, *SHAPE, "-o", out(".npz")))
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 8, 8), np.float32))
     quiet(fusec("run", evil, *SHAPE, "--input", f"{name('x')}={tmp_path / 'x.npy'}"))

@@ -46,7 +46,8 @@ def test_a_lowered_graph_runs_as_simulated(
     from gpu.plan_check import compare
 
     body = load(BODIES[title])
-    if not tensor_cores and "f32" in BODIES[title] and "matmul" in BODIES[title]:
+    floats = "matmul" in BODIES[title] and "i8" not in BODIES[title]
+    if not tensor_cores and "f32" in BODIES[title] and floats:
         with pytest.raises(LoweringError, match="true fp32"):  # partitions spell it as a convolution
             lower(body, tensor_cores)
         return
@@ -56,7 +57,10 @@ def test_a_lowered_graph_runs_as_simulated(
     assert checked.error <= allowed_error(body, body.outputs[0].type.dtype, graph)
 
 
-@pytest.mark.parametrize("name", [n for n, c in CLASSES.items() if n in LOWER and c.row.rule in ("float", "number")])
+POINTWISE = [n for n, c in CLASSES.items() if n in LOWER and c.row.rule in ("float", "number") and n != "round"]
+
+
+@pytest.mark.parametrize("name", POINTWISE)  # cuDNN rounds only where it stores integers, which `BODIES` show
 def test_every_pointwise_mode_computes_its_meaning(backend: Any, name: str, rng: np.random.Generator) -> None:
     op, graph = CLASSES[name](), Graph(name)
     operands = [graph.add_input(f"x{i}", TensorType((6, 40), DType.F32)) for i in range(op.row.arity)]

@@ -66,7 +66,7 @@ def test_products() -> None:
         "vector": "a matrix-vector product: bound by memory, not by arithmetic",
         "square": "a product of two computed values, as in attention",
         "wide": "its weights are float64",
-        "softmax": "part of attention",
+        "softmax": "a softmax: its exponentials need float",
         "norm": "a norm: its sums need float",
     }
 

@@ -14,7 +14,13 @@ from onnx import ModelProto, helper, numpy_helper
 from quantization.models import images, linear_net, model, normal, residual_net, rows
 
 import fusec
+from fusec import driver, frontends
 from fusec.errors import CheckError, FusecError
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.ir import DType
+from fusec.quantization.choose_float import choose_float
+from fusec.quantization.placement import Placement
+from fusec.quantization.quantize_options import QuantizeOptions
 from fusec.quantization.report import QuantizationReport
 
 FORMATS = ("int8", "fp8", "weights-int8", "weights-int4")
@@ -109,8 +115,14 @@ def test_blocks_of_four_bits() -> None:
     attributes = {a.name: a.i for a in node.attribute}
     assert attributes == {"axis": 1, "block_size": 16}
     scale = next(numpy_helper.to_array(t) for t in quantised.graph.initializer if t.name == "w_scale")
-    blocks = [weight.T[:, i : i + 16] for i in (0, 16, 32)]
-    assert scale == pytest.approx(np.stack([np.abs(b).max(1) / 7 for b in blocks], 1))
+    assert scale.shape == (24, 3)
+    for i in range(3):  # of the largest weight as code 7, 7.5 or 8, what leaves the least error in each block
+        part = weight.T[:, 16 * i : 16 * i + 16]
+        tried = [np.abs(part).max(1, keepdims=True) / np.float32(code) for code in (7, 7.5, 8)]
+        errors = [np.square(np.clip(np.rint(part / s), -8, 7) * s - part).sum(1) for s in tried]
+        best = np.argmin(errors, axis=0)
+        assert scale[:, i] == pytest.approx([tried[b][row, 0] for row, b in enumerate(best)])
+        assert 0 < np.count_nonzero(best) < 24
     x = rows(4, 40)
     (theirs,), (ours,) = in_onnxruntime(quantised, {"x": x}), in_fusec(quantised, {"x": x})
     assert relative_l2(ours, theirs) < 1e-6
@@ -291,6 +303,53 @@ def test_the_report_of_an_edge_is_its_own_noise() -> None:
 def test_wrong_options_are_told(options: dict[str, Any], message: str) -> None:
     with pytest.raises(FusecError, match=message.replace("*", r"\*")):
         fusec.quantize(linear_net(), **{"data": rows(), **options})
+
+
+def test_a_bound_is_checked_without_sums_whose_convolution_is_float() -> None:
+    placement = Placement(
+        frontends.Source(residual_net()).standalone(13), activations=True, grouped=True, attention=False
+    )
+    tried: list[set[str]] = []
+
+    class Recorder:
+        def sensitivities(self, progress: Any) -> dict[str, float]:
+            return {name: float(i) for i, name in enumerate(("conv2", "sum", "conv1", "linear"))}
+
+        def lowest_sqnr(self, quantised: set[str]) -> float:
+            tried.append(quantised)
+            return 10.0 if len(quantised) < 3 else 1.0
+
+    recorder: Any = Recorder()
+    choose_float(placement, recorder, QuantizeOptions(min_sqnr=5.0))
+    assert {"conv1", "linear"} in tried
+    assert all("conv2" in quantised for quantised in tried if "sum" in quantised)
+    assert [layer.name for layer in placement.layers] == ["conv1", "linear"]
+
+
+def test_names_with_brackets_are_excluded_as_they_are() -> None:
+    proto = linear_net()
+    proto.graph.node[0].name = "layers[0]"
+    report = fusec.quantize(proto, rows(), exclude=["layers[0]", "product2"]).report
+    assert [row.name for row in report.layers] == ["product1"]
+
+
+def test_a_quantised_model_is_refused() -> None:
+    once = fusec.quantize(linear_net(), rows()).model
+    with pytest.raises(FusecError, match=r"is quantised already: node 'x_QuantizeLinear' \(QuantizeLinear\)"):
+        fusec.quantize(once, rows())
+
+
+@pytest.mark.cudnn
+def test_a_residual_block_becomes_one_step_a_convolution(asked_once: Oracle) -> None:
+    """The shortcut is read in int8, and the sum is computed where the convolution is."""
+    quantised = fusec.quantize(residual_net(8, 32), images(8)).model
+    program = driver.build(quantised, target="h200", precision="fp16", oracle=asked_once).program
+    steps = [step.signature.split("+") for step in program.steps if "conv" in step.signature]
+    assert len(steps) == 3
+    assert {"conv", "add", "relu"} <= set(steps[-1])
+    (block,) = (step for step in program.steps if "conv" in step.signature and "add" in step.signature.split("+"))
+    integers = [v.type.dtype for v in block.inputs if v.type.rank == 4]
+    assert integers == [DType.I8, DType.I8]  # image and shortcut
 
 
 def test_a_report_of_weights_needs_no_data() -> None:

@@ -266,6 +266,22 @@ CASES: Mapping[str, Callable[[], Case]] = {
         held={"ax": ints(0, 1), "one": ints(1)},
         attributes={"mode": "linear"},
     ),
+    "resize_roi": lambda: count_of(
+        "Resize",
+        "x operand _ sizes",
+        before=(
+            n("Cast k -> whole", to=FLOAT),
+            n("Div whole many -> part"),
+            _joined("start", "start", "part", "end"),
+        ),
+        held={
+            "many": np.array([40], np.float32),
+            "start": np.array([0.1], np.float32),
+            "end": np.array([0.9], np.float32),
+            "sizes": ints(3, 7),
+        },
+        attributes={"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"},
+    ),
     "range": lambda: count_of(
         "Range", "nil count one", held={"nil": np.array(-2), "one": np.array(3)}, outputs=[("y", INT)]
     ),

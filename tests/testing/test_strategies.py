@@ -91,7 +91,7 @@ def test_graphs_reach_every_op_and_every_kind_of_value() -> None:
 
     look()
     assert set(BY_NAME) - set(seen) == set()
-    assert {d for d in DType if not d.is_narrow} - dtypes_seen == set()  # CuPy lacks the narrow ones
+    assert {*(d for d in DType if not d.is_narrow), DType.F8E4M3, DType.F8E5M2, DType.I4, DType.U4} <= dtypes_seen
     assert len(orders_seen) > 12
     assert ranks >= {0, 1, 2, 3, 4, 5}
     assert min(facts.values()) >= 3, facts

@@ -10,7 +10,6 @@ import cupy as _cupy
 import numpy as np
 
 from fusec.ir import Array, DType
-from fusec.lowering.dlpack import from_dlpack
 
 cupy: Any = _cupy
 
@@ -22,23 +21,6 @@ def borrowed(array: Any, dtype: np.dtype[Any]) -> Array:
     """
     held = cupy.from_dlpack(array)
     return held if held.dtype == dtype or DType.of(dtype).is_narrow else held.view(dtype)
-
-
-class CupyArrays:
-    """Arrays on the device, for what runs no program. xp: the array module."""
-
-    xp: Any = cupy
-
-    def from_any(self, array: Any) -> Array:
-        """Return a CuPy array from a NumPy or CuPy array, or any object with DLPack."""
-        if isinstance(array, cupy.ndarray):
-            return array
-        device = getattr(array, "__dlpack_device__", None)
-        if device is not None and not isinstance(array, np.ndarray) and device()[0] == 2:  # DLPack: kDLCUDA
-            return from_dlpack(cupy, array)
-        if device is not None and not isinstance(array, (np.ndarray, np.generic)):
-            return cupy.asarray(from_dlpack(np, array))
-        return cupy.asarray(array)
 
 
 @dataclass(frozen=True)

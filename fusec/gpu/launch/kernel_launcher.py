@@ -39,13 +39,14 @@ class Launcher:
         self._scratch: Array | None = None
         self._counters: Array | None = None  # at which the blocks of a kernel meet
         self._fastest: dict[str, int] = {}  # number of the fastest variant, by key of the kernel
+        self._fitting: dict[str, int] = {}  # number of the first variant that fits on the GPU, where none was timed
         self._times_us: dict[str, list[float]] = {}  # of all variants, by key of the kernel
 
     def fastest(self, kernel: Kernel) -> Kernel:
-        """Return the fastest variant of a kernel; the kernel itself before variants were timed."""
+        """Return the fastest variant of a kernel; before variants were timed, the first that fits on the GPU."""
         if not kernel.others:  # also a variant, whose key the whole kernel may have
             return kernel
-        return (kernel, *kernel.others)[self._fastest.get(kernel.key, 0)]
+        return (kernel, *kernel.others)[self._fastest.get(kernel.key, self._fitting.get(kernel.key, 0))]
 
     def is_measured(self, kernel: Kernel) -> bool:
         """Return True if the variants of a kernel were timed."""
@@ -119,17 +120,26 @@ class Launcher:
         return [item for entry, item in wanted.items() if entry not in self._functions and entry not in self._refused]
 
     def runs(self, kernel: Kernel) -> bool:
-        """Return True if a kernel compiles and fits on the GPU. Falls back from its fastest variant to its first."""
+        """Return True if a kernel compiles and fits on the GPU.
+
+        Falls back from its fastest variant, or from its first, to the first that runs.
+        """
         if kernel.key in self._wrong:
             return False
-        self.compile([kernel])
-        if all(launch.entry in self._functions for launch in self.fastest(kernel).launches):
+        if self._is_ready(self.fastest(kernel)):
             return True
-        if not kernel.others or not self._fastest.get(kernel.key):
-            return False
-        warnings.warn(f"the variant of {kernel.name} that was fastest does not run on this GPU", stacklevel=2)
-        self._fastest[kernel.key] = 0
-        return self.runs(kernel)
+        if self._fastest.pop(kernel.key, 0):
+            warnings.warn(f"the variant of {kernel.name} that was fastest does not run on this GPU", stacklevel=2)
+        for place, variant in enumerate(variants_of(kernel) if kernel.others else ()):
+            if self._is_ready(variant):
+                self._fitting[kernel.key] = place
+                return True
+        return False
+
+    def _is_ready(self, variant: Kernel) -> bool:
+        variant = replace(variant, others=())
+        self.compile([variant])
+        return all(launch.entry in self._functions for launch in variant.launches)
 
     def bind(self, kernel: Kernel, memory: Memory) -> Callable[..., None]:
         """Return a function that launches a kernel on the current stream; it neither allocates nor waits.

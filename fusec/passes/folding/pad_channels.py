@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from fusec.ir import Array, Graph, Node, TensorType, Value
+from fusec.ir import HALVES, Array, DType, Graph, Node, TensorType, Value
 from fusec.ops import Conv, ConvWgrad, Pad, Slice
 from fusec.passes.base import RulePass
 from fusec.passes.rewriting.derived_constants import derive
@@ -66,7 +66,8 @@ def _overlap_of(window: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _pays(x: Value, window: tuple[int, ...]) -> bool:
-    return x.type.dtype.itemsize == 2 and x.type.size >= _ENOUGH_ELEMENTS and math.prod(window) > 1
+    narrow = x.type.dtype in (*HALVES, DType.I8)
+    return narrow and x.type.size >= _ENOUGH_ELEMENTS and math.prod(window) > 1
 
 
 class PadChannels(RulePass):

@@ -1,7 +1,7 @@
 """Move dequantisation down and quantisation up past ops that commute with them, so that products meet integers.
 
-All rules are exact, because they choose or order the same integers: a scale is one positive number, and it changes
-neither which element is largest nor where an element goes.
+The rules are exact, because they choose or order the same integers: a scale is one positive number, and it changes
+neither which element is largest nor where an element goes. Only `unrounded_addend` leaves out a rounding.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from functools import partial
 import numpy as np
 
 from fusec.ir import Array, DType, Graph, Node, Op, Value
-from fusec.ops import Cast, Concat, Expand, MaxPool, Pad, Reshape, Slice, Transpose, pw
+from fusec.ops import Cast, Concat, MaxPool, Pad, Pointwise, Transpose, pw
 from fusec.passes.quantization.affine_values import (
     Dequantised,
     Factors,
     Quantised,
     dequantise,
     dequantised,
+    factors,
     quantised,
 )
 from fusec.passes.quantization.integer_products import SHIFT
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
-
-MOVES: tuple[type[Op], ...] = (Expand, MaxPool, Reshape, Slice, Transpose)
 
 
 def _number(value: Value) -> Dequantised:
@@ -186,6 +185,53 @@ def quantise_before(graph: Graph, node: Node) -> Value | None:
     return graph.add(made.op, *parts, before=node)
 
 
+@local("add", equation="add(dq(q(x)), y) = add(clip(x, a, b), y) where the sum is rounded to steps at least as large")
+def unrounded_addend(graph: Graph, node: Node) -> Value | None:
+    """Leave out the rounding between a product and the residual that is added, so that one step computes both.
+
+    The limits stay. The sum differs by half a step of the addend, so that its own rounding differs by one step at most.
+    """
+    left, right = (_number(v) for v in node.operands)
+    step = _next_step(node.result)
+    # the other operand is stored: one that others read, too, or else the second
+    for place in (0, 1) if _reads(left.q) <= _reads(right.q) else (1, 0):
+        found, operand = (left, right)[place], node.operands[place]
+        rounded = None if found.q.node is None else quantised(found.q.node)
+        if rounded is None or not single_use(operand) or _reads(found.q) != 1 or not single_use(found.q):
+            continue
+        made, scale, zero = rounded.x.node, found.scale.number, found.zero.number
+        if made is None or not isinstance(made.op, Pointwise) or not single_use(rounded.x):
+            continue
+        if scale is None or zero is None or scale > step or not rounded.scale.equals(found.scale):
+            continue
+        low, high = ((limit - zero) * scale for limit in (rounded.low, rounded.high))
+        x = graph.add(pw("clip", min=low, max=high), rounded.x, before=node)
+        return graph.add(node.op, *(x if i == place else v for i, v in enumerate(node.operands)), before=node)
+    raise NoMatch("both are stored, or their steps are larger than the sum's", node.result)
+
+
+def _reads(q: Value) -> int:
+    return len(q.uses)
+
+
+def _next_step(value: Value) -> float:
+    """Return the scale by which a value is rounded, after limits.
+
+    Raises NoMatch: when it is not, or used elsewhere too.
+    """
+    while single_use(value):
+        (user,) = value.users
+        if user.op.name in ("relu", "clip"):
+            value = user.result
+            continue
+        if user.op.name == "div" and user.operands[0] is value and single_use(user.result):
+            found = factors(user.operands[1], value.type.shape)
+            if found is not None and found.number is not None and user.result.users[0].op.name == "round":
+                return found.number
+        break
+    raise NoMatch("the sum is not rounded", value)
+
+
 def _rounded(node: Node) -> Quantised:
     found = quantised(node)
     if found is None:
@@ -198,6 +244,7 @@ RULES = (
     requantise_same,
     quantise_before,
     limit_integers,
+    unrounded_addend,
     dequantise_after,
     dequantise_after_pad,
     dequantise_after_concat,

@@ -6,9 +6,11 @@ import os
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
+from unittest import SkipTest
 
 import numpy as np
 
+from fusec.compiler.choose_target import require_runs_on_gpu
 from fusec.errors import ExecutionError, TargetError
 from fusec.gpu import device
 from fusec.ir import Graph
@@ -42,6 +44,10 @@ def device_agrees(graph: Graph, case: Case = CASE) -> None:
     shared = on_this_gpu(graph, case, "cudnn")
     compiled, backend = shared.compiled, gpu_backend()
     rounding = execution(case.options.tensor_cores, device=True)
+    try:
+        require_runs_on_gpu(compiled)
+    except TargetError as error:
+        raise SkipTest(str(error)) from error
     try:
         options, goal = compiled.options, compiled.target
         joined = backend.tune_steps(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)

@@ -179,6 +179,12 @@ def test_other_ops_of_microsofts_domain_are_refused() -> None:
         load(proto)
 
 
+def test_ops_for_one_kind_of_cpu_are_refused_with_advice() -> None:
+    proto = model([node("Conv", ["x", "x"], ["y"], name="m", domain="com.microsoft.nchwc")], [X], ["y"])
+    with pytest.raises(ModelError, match=r"com.microsoft.nchwc.Conv .*optimise with ORT_ENABLE_EXTENDED instead"):
+        load(proto)
+
+
 # what is unrolled --------------------------------------------------------------------------------------------------
 
 

@@ -59,6 +59,13 @@ def casts() -> Iterator[Row]:
     for source in FLOATS:  # what an integer does not hold has no meaning
         x = np.array([-0.0, 0.0, 0.9, -0.9, 1.0, -1.0, 2.5, 100.0], source.numpy).reshape(2, 4)
         yield row(f"cast {source.value} to i32", "cast", [x], added(Cast(DType.I32)))
+    x = np.array([*more(DType.F32), *(i / 4 for i in range(-520, 520, 7)), 0.5, 1.5, -2.5, 126.5, -128.5], np.float32)
+    yield row("round to i8", "round", [x[~np.isnan(x)]], _to_bytes)
+
+
+def _to_bytes(g: Any, x: Any) -> Any:
+    """Round as a quantised model does; a NaN has no integer."""
+    return g.add(Cast(DType.I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), x)))
 
 
 def chosen() -> Iterator[Row]:

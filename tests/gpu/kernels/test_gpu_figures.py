@@ -18,6 +18,12 @@ def test_the_h200_keeps_its_figures() -> None:
     assert gpu_figures.CACHE_BYTES * 2 // 5 == 24 << 20
 
 
+def test_the_default_target_comes_first_of_all_sizes() -> None:
+    sizes = gpu_figures.target_sizes()
+    assert sizes[0] == (gpu_figures.PROCESSORS, gpu_figures.MOST_SHARED_BYTES)
+    assert [n for n, _ in sizes] == [132, 108, 58, 40]
+
+
 def test_another_target_has_other_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with monkeypatch.context() as patch:

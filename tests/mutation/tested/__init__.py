@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from mutation.mutants import Mutant
 from mutation.tested.programs import PROGRAMS
+from mutation.tested.quantised import QUANTISED
+from mutation.tested.quantization import QUANTIZATION
 from mutation.tested.running import RUNNING
 from mutation.tested.training import TRAINING
 
-TESTED: tuple[Mutant, ...] = (*TRAINING, *PROGRAMS, *RUNNING)
+TESTED: tuple[Mutant, ...] = (*TRAINING, *PROGRAMS, *RUNNING, *QUANTIZATION, *QUANTISED)

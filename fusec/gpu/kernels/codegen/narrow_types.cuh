@@ -16,11 +16,15 @@ template <int E, int M, int BIAS, Highest HIGHEST> struct Minifloat {
 
   static DEVICE_MEMBER float number(u32 code) {
     const u32 size = code & SIZES;
-    if (HIGHEST == NAN_FOR_MINUS_ZERO ? code == MINUS : size > LARGEST)
-      return HIGHEST == INFINITIES && size == TOP ? (code & MINUS ? -INFINITE : INFINITE) : bits_to_f32(0x7fc00000u);
-    const float x = size >> M ? bits_to_f32((size << (23 - M)) + ((u32)(127 - BIAS) << 23))
-                              : (float)size * power_of_two(1 - BIAS - M);
-    return code & MINUS ? -x : x;
+    if (HIGHEST == NAN_FOR_MINUS_ZERO ? code == MINUS : HIGHEST == NAN_OF_EACH_SIGN && size == SIZES)
+      return bits_to_f32(0x7fc00000u);
+    if constexpr (E < 5 || HIGHEST == INFINITIES) {  // f16 has room for it, denormals included
+      return f16_to_f32((u16)((code & MINUS) << (15 - E - M) | size << (10 - M))) * power_of_two(15 - BIAS);
+    } else {
+      const float x = size >> M ? bits_to_f32((size << (23 - M)) + ((u32)(127 - BIAS) << 23))
+                                : (float)size * power_of_two(1 - BIAS - M);
+      return code & MINUS ? -x : x;
+    }
   }
 
   static DEVICE_MEMBER u8 code(float x) {

@@ -92,24 +92,25 @@ FRAGMENT(place) {
   const bool live = item < COUNTu && u < SIZEu && b < SEQUENCESu;
 }
 
+// Sums of two products say which one is not rounded, so that variants agree to the last bit over many steps.
 FRAGMENT(lstm) {
   const float enter = activate0(gate[i][0] + total[0] + PEEP_IN);
   const float forget = FORGET;
-  c = forget * c + enter * activate1(gate[i][3] + total[3]);
+  c = fma(forget, c, enter * activate1(gate[i][3] + total[3]));
   h = activate0(gate[i][1] + total[1] + PEEP_OUT) * activate2(c);
 }
 
 FRAGMENT(gru) {
   const float update = activate0(gate[i][0] + total[0]), reset = activate0(gate[i][1] + total[1]);
   const float fresh = activate1(gate[i][2] + reset * (total[2] + BIAS));
-  h = (1.0f - update) * fresh + update * state[i];
+  h = fma(update, state[i], (1.0f - update) * fresh);
 }
 
 // The product of the reset states needs a second exchange: steps have two halves.
 FRAGMENT(gru_twice) {
   if (ends) {
     const float fresh = activate1(gate[i][2] + total[2]);
-    h = (1.0f - update[i]) * fresh + update[i] * state[i];
+    h = fma(update[i], state[i], (1.0f - update[i]) * fresh);
   } else {
     update[i] = activate0(gate[i][0] + total[0]);
     sent = activate0(gate[i][1] + total[1]) * state[i];

@@ -17,12 +17,13 @@ without a GPU.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
+from fusec.gpu.kernels.codegen.gpu_figures import target_sizes
 from fusec.gpu.kernels.codegen.kernel import (
     C_TYPES,
     HALVES,
@@ -39,13 +40,11 @@ from fusec.ops import Recurrent, pw
 from fusec.ops.recurrent import Activation, compose
 
 WARPS = 8
-COUNTS = (132, 108, 58, 40)  # multiprocessors of H100 and H200, A100, L4, T4
 HELD_REGISTERS = 96  # of a thread, for weights
 ASKED_WORDS = 12  # that a thread asks for at the same time, of 16 bytes each
 MAX_TILES = 16  # of 16 rows, of a block of tensor cores: one more is four more sums of a thread
 MAX_DEPTH = 32  # steps of 16 of a warp: each is a word of 16 bytes that a thread asks for
 MAX_ROW_SUMS = 64  # of a thread, for 32-bit floats
-MAX_SHARED_BYTES = 200 << 10
 TRIP_CYCLES = 900  # of a state through the second-level cache to another block, estimated
 _CUDA = cuda_template(__package__, "persistent.cuh")
 
@@ -67,10 +66,9 @@ def recurrent(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
 def _plans(node: Node, outputs: Sequence[Value]) -> list[RecurrentPlan]:
     """Return the cheapest plan for each GPU: first for the one that kernels are shaped for."""
     found: list[RecurrentPlan] = []
-    for count in sorted({PROCESSORS, *COUNTS}, reverse=True):
-        every = [
-            RecurrentPlan(node, outputs, units, columns, count) for columns in (1, 2, 4) for units in _unit_counts(node)
-        ]
+    for processors, shared_bytes in target_sizes():
+        counts = itertools.product(_unit_counts(node), (1, 2, 4))
+        every = [RecurrentPlan(node, outputs, *each, processors, shared_bytes) for each in counts]
         best = min((plan for plan in every if plan.is_possible), key=lambda plan: plan.cycles, default=None)
         if best is not None and best.shape not in [plan.shape for plan in found]:
             found.append(best)
@@ -88,6 +86,7 @@ class RecurrentPlan:
     """Launches whose blocks have `units` units of 8 * `columns` sequences.
 
     processors: the most blocks of a launch, because all must be on the GPU at the same time.
+    most_shared_bytes: of shared memory of a block.
     """
 
     node: Node
@@ -95,6 +94,7 @@ class RecurrentPlan:
     units: int
     columns: int
     processors: int
+    most_shared_bytes: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -217,7 +217,7 @@ class RecurrentPlan:
 
     @property
     def is_possible(self) -> bool:
-        fits = self.shared_bytes <= MAX_SHARED_BYTES and self.items <= 8 and self.grid <= self.processors
+        fits = self.shared_bytes <= self.most_shared_bytes and self.items <= 8 and self.grid <= self.processors
         if self.on_tensor_cores:
             return fits and self.tiles <= MAX_TILES and self.depth <= MAX_DEPTH
         return fits and self.tiles * self.batch <= MAX_ROW_SUMS
@@ -242,11 +242,10 @@ class RecurrentPlan:
     def _launch(self, first_group: int) -> Launch:
         arguments = Arguments()
         cuda = self._cuda(arguments).bind(FIRST_GROUP=by_value(first_group))
-        return replace(
-            arguments.launch("recurrent", cuda("kernel", **self._parts(cuda, arguments)), self.grid, 32 * self.warps),
-            resident_bytes=self.shared_bytes,
-            meets=True,
-        )
+        lines = cuda("kernel", **self._parts(cuda, arguments))
+        # one block a multiprocessor, so that a thread may use all registers that there are for it
+        made = arguments.launch("recurrent", lines, self.grid, 32 * self.warps, resident=1)
+        return replace(made, resident_bytes=self.shared_bytes, meets=True)
 
     def _cuda(self, arguments: Arguments) -> CudaTemplate:
         node, op, threads = self.node, self.op, 32 * self.warps

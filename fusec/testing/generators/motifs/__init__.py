@@ -21,6 +21,7 @@ from fusec.testing.generators.motifs.layers import (
     summed_block,
     transposed_rows,
 )
+from fusec.testing.generators.motifs.quantised import quantised_layer
 from fusec.testing.generators.motifs.repeated_work import constant_ops, near_repeats, repeated_op
 from fusec.testing.generators.motifs.rewrite_rules import equation
 from fusec.testing.generators.motifs.views import (
@@ -71,4 +72,5 @@ MOTIFS: Mapping[Callable[[RandomGraph], None], int] = {
     expanded: 2,
     repeated_op: 4,
     constant_ops: 2,
+    quantised_layer: 4,
 }

@@ -7,6 +7,8 @@ from fusec.ops import Cast, LayerNorm, RmsNorm, Softmax
 from fusec.testing.generators.graph_builder import RandomGraph
 from fusec.testing.generators.motifs.attention_motifs import number_like
 
+SIGNED = (DType.F8E4M3, DType.F8E5M2, DType.I4, DType.F4E2M1)
+
 
 def norm_between_casts(b: RandomGraph) -> None:
     """Draw a norm or softmax in 32 bits between 16-bit tensors, or a quantised and dequantised value."""
@@ -27,6 +29,9 @@ def norm_between_casts(b: RandomGraph) -> None:
     y = b.pointwise("add", y, number_like(b, x, zero)) if zero else y
     low, high = b.pick([(-128.0, 127.0), (0.0, 255.0), (-128.0, 128.0)])
     integer = b.pick([DType.I8, DType.U8, DType.I16])
+    if b.chance(40):  # a type of 8 bits or fewer, which holds these numbers
+        low, high = b.pick([(-4.0, 4.0), (0.0, 4.0)])
+        integer = b.pick(SIGNED if low < 0 else (*SIGNED, DType.U4))
     y = b.add(Cast(DType.F32), b.add(Cast(integer), b.pointwise("clip", y, min=low, max=high)))
     y = b.pointwise("add", y, number_like(b, x, -zero)) if zero else y
     b.pointwise("mul", y, scale)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.cases import ROUNDING, Case, build, check, each_way, on_the_device, rows
-from gpu.kernels.emulator import needs_compiler
+from gpu.kernels.emulator import Emulator, needs_compiler
 
+from fusec.gpu.kernels.codegen import gpu_figures
 from fusec.gpu.kernels.recurrent import persistent
 from fusec.ir import DType, TensorType
 from fusec.ops import Recurrent
@@ -74,8 +75,7 @@ def test_layers(rng: np.random.Generator) -> None:
 def test_few_processors_take_a_large_batch_in_several_launches(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(persistent, "PROCESSORS", 3)
-    monkeypatch.setattr(persistent, "COUNTS", (3, 2))
+    monkeypatch.setattr(persistent, "target_sizes", lambda: ((3, 200 << 10), (2, 64 << 10)))
     lstm, gru = Recurrent("lstm", "bidirectional"), Recurrent("gru", linear_before_reset=True)
     cases = [layer(lstm, F16, (3, 70, 9), "l"), layer(gru, F32, (3, 150, 9), "p")]
     assert all(max(len(way.launches) for way in each_way(case.kernel)) > 2 for case in cases if case.kernel)
@@ -99,14 +99,39 @@ def test_weights_that_registers_cannot_hold_are_read_every_step(
     check(cases, rng, every=True)
 
 
+@needs_compiler
+def test_variants_give_the_same_bits(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autotuning compares variants, and a difference of one bit may grow with every step."""
+    monkeypatch.setattr(persistent, "target_sizes", lambda: ((20, 200 << 10), (6, 200 << 10), (3, 200 << 10)))
+    for dtype in (F16, F32):
+        case = layer(Recurrent("lstm"), dtype, (4, 20, 40))
+        assert case.kernel is not None
+        ways, arrays = each_way(case.kernel), case.arrays(rng)
+        assert len(ways) > 1
+        emulator = Emulator(ways)
+        first, *others = ([a.tobytes() for a in emulator.run(way, arrays, case.outputs)] for way in ways)
+        assert all(other == first for other in others)
+
+
 @pytest.mark.parametrize("sizes", [(400, 16, 512), (3, 500, 1024), (10, 1, 2048), (2, 5000, 64)])
 @pytest.mark.parametrize("dtype", [F16, F32])
-def test_blocks_are_never_more_than_processors(dtype: DType, sizes: tuple[int, int, int]) -> None:
+def test_all_blocks_of_a_launch_fit_on_a_target(dtype: DType, sizes: tuple[int, int, int]) -> None:
     kernel = layer(Recurrent("lstm", "bidirectional"), dtype, sizes).kernel
     assert kernel is not None
-    for way in each_way(kernel):
-        assert all(launch.meets and launch.grid <= persistent.PROCESSORS for launch in way.launches)
-        assert all(launch.resident_bytes <= persistent.MAX_SHARED_BYTES for launch in way.launches)
+    sizes = gpu_figures.target_sizes()
+    for place, way in enumerate(each_way(kernel)):
+        (needs,) = {(launch.grid, launch.resident_bytes) for launch in way.launches}
+        fitting = [needs[0] <= processors and needs[1] <= nbytes for processors, nbytes in sizes]
+        assert any(fitting) and (place or fitting[0]), "the first variant is for the default target"
+        assert all(launch.meets for launch in way.launches)
+
+
+def test_every_target_has_a_variant_of_an_ordinary_layer() -> None:
+    kernel = layer(Recurrent("lstm"), F16, (400, 16, 512)).kernel
+    assert kernel is not None
+    for processors, nbytes in gpu_figures.target_sizes():
+        launches = [way.launches[0] for way in each_way(kernel)]
+        assert any(launch.grid <= processors and launch.resident_bytes <= nbytes for launch in launches)
 
 
 def test_other_layers_are_left_alone() -> None:

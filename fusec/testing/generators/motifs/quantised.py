@@ -1,0 +1,84 @@
+"""Draw quantised layers: products of 8-bit integers with their scales, and the rounding of their results."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import Cast, MatMul, Reshape
+from fusec.testing.generators.graph_builder import RandomGraph
+from fusec.testing.generators.operations.windows import convolve
+
+_SCALES = (0.0123, 0.037, 0.11)  # products of two have no ties
+
+
+def quantised_layer(b: RandomGraph) -> None:
+    """Draw a product of quantised operands, in floats or in integers, with bias, residual, relu and rounding."""
+    y = _in_floats(b) if b.chance(50) else _in_integers(b)
+    rank = y.type.rank
+    if b.chance(60):
+        channels = (y.type.shape[1], *(1,) * (rank - 2)) if rank > 3 else y.type.shape[-1:]
+        y = b.pointwise("add", y, b.constant(channels, DType.F32))
+    if b.chance(40):
+        y = b.pointwise("add", y, _dequantised(b, b.fresh(TensorType(y.type.shape, DType.I8))))
+    if b.chance(50):
+        y = b.pointwise("relu", y)
+    if b.chance(70):
+        q = _rounded(b, y)
+        if b.chance(30):
+            b.pointwise("relu", _dequantised(b, q))
+
+
+def _number(b: RandomGraph, number: float) -> Value:
+    return b.graph.constant(np.float32(number))
+
+
+def _dequantised(b: RandomGraph, q: Value, zero: bool = True) -> Value:
+    y = b.add(Cast(DType.F32), q)
+    if zero and b.chance(30):
+        y = b.pointwise("sub", y, _number(b, b.pick([-6.0, 3.0, 100.0])))
+    return b.pointwise("mul", y, _number(b, b.pick(_SCALES)))
+
+
+def _rounded(b: RandomGraph, y: Value) -> Value:
+    """Round to i8. Zero points are even, because cuDNN adds them before it rounds, where ties go to even numbers."""
+    y = b.pointwise("round", b.pointwise("div", y, _number(b, b.pick([0.29, 1.7, 11.3]))))
+    if b.chance(30):
+        y = b.pointwise("add", y, _number(b, b.pick([-6.0, 4.0, 100.0])))
+    low, high = b.pick([(-128.0, 127.0), (-128.0, 127.0), (0.0, 127.0), (-100.0, 90.0)])
+    return b.add(Cast(DType.I8), b.pointwise("clip", y, min=low, max=high))
+
+
+def _image(b: RandomGraph) -> Value:
+    return b.fresh(TensorType(b.image_shape(), DType.I8))
+
+
+def _in_integers(b: RandomGraph) -> Value:
+    if b.chance(60):
+        sums = convolve(b, _image(b))
+        scale = (sums.type.shape[1], *(1,) * (sums.type.rank - 2))
+    else:
+        x = _rows(b)
+        sums = b.add(MatMul(), x, b.constant((x.type.shape[-1], b.pick([8, 5])), DType.I8))
+        scale = sums.type.shape[-1:]
+    factor = b.constant(scale, DType.F32, "positive") if b.chance(50) else _number(b, b.pick(_SCALES))
+    return b.pointwise("mul", b.add(Cast(DType.F32), sums), factor)
+
+
+def _in_floats(b: RandomGraph) -> Value:
+    """Draw the product of floats that a model has in QDQ form."""
+    if b.chance(60):
+        q = _image(b)
+        if b.chance(30):
+            q = _rounded(b, b.fresh(TensorType(q.type.shape, DType.F32)))
+        node = convolve(b, q).node  # drawn in integers, where nothing reads it
+        assert node is not None
+        return b.add(node.op, _dequantised(b, q), _dequantised(b, node.operands[1], zero=False))
+    x = _rows(b)
+    w = _dequantised(b, b.constant((x.type.shape[-1], b.pick([8, 5])), DType.I8), zero=False)
+    return b.add(MatMul(), _dequantised(b, x), w)
+
+
+def _rows(b: RandomGraph) -> Value:
+    x = b.fresh(TensorType((b.pick([4, 6, 1]), b.pick([16, 3, 40])), DType.I8))
+    return b.add(Reshape((1, *x.type.shape)), x) if b.chance(40) else x

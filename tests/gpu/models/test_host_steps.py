@@ -1,0 +1,91 @@
+"""Models with host steps on a stand-in GPU and on a real one: arrays stay on the device but for what the host reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from frontends.onnx.models import run
+from gpu.kernels.emulator import needs_compiler
+from gpu.stand_in_gpu import Array, Machine, on_device
+from helpers import assert_close
+from lowering.lowers_judge import LowersJudge
+from segments.models import CASES
+from segments.test_detector import detector, images
+
+import fusec
+from fusec.segments import programs
+from fusec.segments.executable import SegmentedExecutable
+
+pytest.importorskip("cupy")
+pytest.importorskip("cudnn")
+
+
+@pytest.fixture
+def machine(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    from fusec import driver
+    from fusec.compiler import choose_judge
+    from fusec.gpu import device
+
+    monkeypatch.setattr(choose_judge, "CudnnJudge", lambda *_: LowersJudge())
+    monkeypatch.setattr(driver.ShapeFamily, "oracle", lambda *_: None)
+    monkeypatch.setattr(device, "_first_gpu", lambda: ("NVIDIA H200", 90))
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    return machine
+
+
+@pytest.mark.cudnn
+@needs_compiler
+@pytest.mark.parametrize("small", [1 << 20, -1])
+@pytest.mark.parametrize("name", ["non_zero", "slice_end", "expand"])
+def test_arrays_stay_on_the_device(name: str, small: int, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "SMALL_ELEMENTS", small)
+    case = CASES[name]()
+    executable = fusec.compile(case.proto, target="h200", tune="none")
+    assert isinstance(executable, SegmentedExecutable)
+    assert executable.device == "NVIDIA H200"
+    for feeds in (*case.feeds[:2], *case.feeds[:2]):
+        wants = run(case.proto, dict(feeds))
+        for on_host in (True, False):
+            given = feeds if on_host else {key: on_device(array) for key, array in feeds.items()}
+            for got, want in zip(executable.run(None, given), wants, strict=True):
+                assert isinstance(got, Array) is not on_host
+                assert_close(got.get() if isinstance(got, Array) else got, want, 1e-5)
+        into = on_device(np.zeros_like(wants[0]))
+        executable.run(["y"], feeds, {"y": into})
+        assert_close(into.get(), wants[0], 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("small", [1 << 20, -1])
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_agrees_on_a_gpu(name: str, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cupy
+
+    monkeypatch.setattr(programs, "SMALL_ELEMENTS", small)
+    case = CASES[name]()
+    executable = fusec.compile(case.proto, tune="none")
+    assert isinstance(executable, SegmentedExecutable)
+    for feeds in case.feeds:
+        wants = run(case.proto, dict(feeds))
+        device: dict[str, Any] = {key: cupy.asarray(array) for key, array in feeds.items()}
+        for given in (feeds, device):
+            for got, want in zip(executable.run(None, given), wants, strict=True):
+                assert isinstance(got, np.ndarray) is (given is feeds)
+                host = got if isinstance(got, np.ndarray) else got.get()
+                assert host.shape == want.shape
+                assert_close(host, want, 1e-4)
+
+
+@pytest.mark.gpu
+def test_a_detector_on_a_gpu() -> None:
+    executable = fusec.compile(detector())
+    assert isinstance(executable, SegmentedExecutable)
+    for image in images():
+        wants = run(detector(), {"image": image})
+        for got, want in zip(executable.run(None, {"image": image}), wants, strict=True):
+            assert got.shape == want.shape
+            assert_close(got, want, 1e-3)
+    assert executable.verify().ok

@@ -1,0 +1,131 @@
+"""A small detector: a convolution, boxes that are decoded, NonMaxSuppression, and the boxes that stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from cli.command import fusec as command
+from frontends.onnx.models import info, model, run
+from helpers import assert_close
+from segments.models import FLOAT, INT, floats, ints, n
+
+import fusec
+from fusec.segments.executable import SegmentedExecutable
+
+CLASSES, ANCHORS, CELLS = 3, 2, 6
+
+
+def detector(batch: int | str = 1) -> onnx.ModelProto:
+    rng = np.random.default_rng(1)
+    outputs = ANCHORS * (4 + CLASSES)
+    cells = np.stack(np.meshgrid(np.arange(CELLS), np.arange(CELLS), indexing="ij"), -1).reshape(-1, 2) * 4.0
+    held = {
+        "w": (rng.standard_normal((outputs, 3, 3, 3)) * 0.4).astype(np.float32),
+        "b": (rng.standard_normal(outputs) * 0.1).astype(np.float32),
+        "flat": ints(0, -1, 4 + CLASSES),
+        "split": ints(2, 2, CLASSES),
+        "anchors": np.repeat(cells, ANCHORS, 0)[None].astype(np.float32),
+        "half": np.array(0.5, np.float32),
+        "most": ints(20),
+        "iou": np.array([0.5], np.float32),
+        "least": np.array([0.9], np.float32),
+        "box": ints(2),
+        "first": ints(0),
+    }
+    nodes = [
+        n("Conv image w b -> maps", strides=[4, 4], pads=[1, 1, 1, 1]),
+        n("Transpose maps -> last", perm=[0, 2, 3, 1]),
+        n("Reshape last flat -> rows"),
+        n("Split rows split -> xy wh logits", axis=2),
+        n("Add xy anchors -> centres"),
+        n("Exp wh -> scale"),
+        n("Mul scale half -> halves"),
+        n("Sub centres halves -> low"),
+        n("Add centres halves -> high"),
+        n("Concat low high -> boxes", axis=2),
+        n("Sigmoid logits -> probabilities"),
+        n("Transpose probabilities -> scores", perm=[0, 2, 1]),
+        n("NonMaxSuppression boxes scores most iou least -> chosen"),
+        n("Gather chosen box -> places", axis=1),
+        n("Gather boxes first -> image_boxes", axis=0),
+        n("Squeeze image_boxes first -> plain"),
+        n("Squeeze places one -> place"),
+        n("Gather plain place -> found", axis=0),
+        n("Shape found -> shape"),
+        n("Gather shape zero -> count", axis=0),
+    ]
+    held |= {"one": ints(1), "zero": np.array(0)}
+    outputs_of = [info("found", None), info("chosen", None, INT), info("count", None, INT), info("boxes", None, FLOAT)]
+    return model(nodes, [info("image", [batch, 3, 24, 24])], outputs_of, held)
+
+
+def images() -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    return [(rng.standard_normal((1, 3, 24, 24)) * scale).astype(np.float32) for scale in (1.0, 2.0, 0.0, 0.5, 0.7)]
+
+
+def agrees(executable: object, image: np.ndarray) -> None:
+    for got, want in zip(executable.run(None, {"image": image}), run(detector(), {"image": image}), strict=True):  # type: ignore[attr-defined]
+        assert got.shape == want.shape
+        assert got.dtype == want.dtype
+        assert_close(got, want, 1e-5)
+
+
+@pytest.mark.cudnn
+def test_a_detector_runs_in_simulation() -> None:
+    executable = fusec.compile(detector(), target="h200", simulate=True)
+    assert isinstance(executable, SegmentedExecutable)
+    counts = {len(run(detector(), {"image": image})[0]) for image in images()}
+    assert len(counts) > 2, "the images shall give several numbers of boxes"
+    for image in images():
+        agrees(executable, image)
+    explanation = executable.explain()
+    assert [each.runs_as for each in explanation.segments] == ["program", "numpy"]
+    assert [step.op for step in explanation.segments[0].steps] == ["NonMaxSuppression"]
+    assert len(executable.programs) == 1, "no number of boxes was compiled for"
+    assert executable.verify().ok
+    executable.assert_fused("conv*")
+
+
+@pytest.mark.cudnn
+def test_a_detector_in_fp16_finds_about_the_same() -> None:
+    executable = fusec.compile(detector(), target="h200", precision="fp16", simulate=True)
+    image = images()[0]
+    boxes = executable.run(["boxes"], {"image": image})[0]
+    assert_close(boxes, run(detector(), {"image": image})[3], 3e-2)
+
+
+@pytest.mark.cudnn
+def test_all_batches_of_a_detector() -> None:
+    executable = fusec.compile_dynamic(detector("n"), target="h200", simulate=True)
+    for image in images()[:2]:
+        agrees(executable, image)
+    assert len(executable.run(None, {"image": floats(2, 3, 24, 24)})) == 4
+
+
+@pytest.mark.cudnn
+def test_a_session_runs_a_detector() -> None:
+    session = fusec.InferenceSession(detector().SerializeToString(), providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_outputs()] == ["found", "chosen", "count", "boxes"]
+    agrees(session, images()[0])
+
+
+@pytest.mark.cudnn
+def test_commands_take_a_detector(tmp_path: Path) -> None:
+    path = tmp_path / "detector.onnx"
+    onnx.save(detector(), path)
+    assert command("run", path, "--compare", "onnxruntime").exit_code == 0
+    assert command("verify", path).exit_code == 0
+    explained = command("explain", path)
+    assert explained.exit_code == 0
+    assert "Host step 'NonMaxSuppression_12' (NonMaxSuppression): it needs the boxes and scores" in explained.stdout
+    assert "ops in NumPy on the host" in explained.stdout
+    compiled = command("compile", path, "--json")
+    assert '"host_steps": 1' in compiled.stdout
+    for refused in (("compile", path, "-o", tmp_path / "d.fusec"), ("bench", path), ("convert", path, "-o", path)):
+        result = command(*refused)
+        assert result.exit_code == 2
+        assert "is cut at node 'NonMaxSuppression_12'" in result.stderr
