@@ -61,8 +61,8 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "Which layers does quantisation leave in float?": "quantization/placement.py by kind, "
     "quantization/choose_float.py by their loss",
     "Where is a value stored?": "schedule/memory_plan.py; schedule/buffer_donation.py for state",
-    "Which figures of a GPU are used?": "targets/h200.json; gpu/kernels/codegen/gpu_figures.py for kernels, which are "
-    "shaped for the default target and right on any",
+    "Which figures of a GPU are used?": "those of the compiled target, such as targets/h200.json; "
+    "gpu/kernels/codegen/gpu_figures.py reads what shapes kernels, and gpu/kernels/__init__.py hands it to each family",
     "What does a call do?": "runtime.py",
 }
 

@@ -15,7 +15,7 @@ from benchmarks import leave_one_out
 from benchmarks.cold_cache import cold_timer
 from benchmarks.machine import parser
 from fusec.gpu import device
-from fusec.gpu.kernels import Kernel, find
+from fusec.gpu.kernels import GpuFigures, Kernel, find
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
 from fusec.lowering.packing import code_bytes
 from fusec.ops import (
@@ -42,6 +42,7 @@ from fusec.ops import (
     pw,
 )
 from fusec.schedule.program import inputs_of, outputs_of
+from fusec.targets.target import Target
 
 RUNS = 20
 F16, F32 = DType.F16, DType.F32
@@ -205,7 +206,7 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
 }
 
 
-def kernel_of(types: Sequence[TensorType], make: Callable[..., Any]) -> tuple[Kernel | None, int]:
+def kernel_of(types: Sequence[TensorType], make: Callable[..., Any], target: Target) -> tuple[Kernel | None, int]:
     """Return the kernel of a case, and how many bytes it must read and write."""
     graph = Graph("case")
     made = make(graph, *(graph.add_input(f"x{i}", type) for i, type in enumerate(types)))
@@ -213,7 +214,8 @@ def kernel_of(types: Sequence[TensorType], make: Callable[..., Any]) -> tuple[Ke
     nodes = [node for node in graph.nodes if all(v.literal is None for v in node.results)]
     outputs = outputs_of(nodes)
     read = [v for v in inputs_of(nodes) if not any(isinstance(n.op, Gather) and n.operands[0] is v for n in nodes)]
-    return find(nodes, outputs), sum(code_bytes(v.type.size, v.type.dtype) for v in (*read, *outputs))
+    moved = sum(code_bytes(v.type.size, v.type.dtype) for v in (*read, *outputs))
+    return find(nodes, outputs, GpuFigures.of(target)), moved
 
 
 def main() -> None:
@@ -240,7 +242,7 @@ def time_kernels(wanted: Sequence[str]) -> None:
     for name, (types, make) in CASES.items():
         if wanted and not any(part in name for part in wanted):
             continue
-        kernel, nbytes = kernel_of(types, make)
+        kernel, nbytes = kernel_of(types, make, target)
         assert kernel is not None, name
         launcher.compile((kernel, *kernel.others))
         running = [each for each in (kernel, *kernel.others) if launcher.runs(each)]

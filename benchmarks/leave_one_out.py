@@ -21,7 +21,7 @@ from unittest.mock import patch
 from benchmarks.machine import KEYS, gpu_and_torch, write_row
 from fusec.errors import FusecError
 from fusec.gpu import kernels
-from fusec.gpu.kernels import Family, Kernel
+from fusec.gpu.kernels import Family, GpuFigures, Kernel
 from fusec.ir import Node, Value
 from fusec.schedule.program import Partition
 
@@ -29,14 +29,15 @@ ALONE = "{} with one variant"
 TOLERANCE = 2e-2  # relative L2 of a whole model in fp16
 
 
-def used_families(steps: Sequence[Partition]) -> dict[str, int]:
+def used_families(steps: Sequence[Partition], figures: GpuFigures) -> dict[str, int]:
     """Count the steps of each kernel family. A family with variants is counted under a second name, too.
 
     steps: those that a kernel runs.
+    figures: of the GPU that they run on.
     """
     counts: dict[str, int] = {}
     for step in steps:
-        offers = ((f.__name__, f(step.nodes, step.outputs)) for f in kernels.FAMILIES)  # not `find`, which caches
+        offers = ((f.__name__, f(step.nodes, step.outputs, figures)) for f in kernels.FAMILIES)  # no `find`: cached
         for name, kernel in ((name, kernel) for name, kernel in offers if kernel is not None):
             for each in (name, *([ALONE.format(name)] if kernel.others else [])):
                 counts[each] = counts.get(each, 0) + 1
@@ -58,8 +59,8 @@ def left_out(name: str) -> Generator[None]:
 
 
 def _with_one_variant(family: Family) -> Family:
-    def first(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-        kernel = family(nodes, outputs)
+    def first(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+        kernel = family(nodes, outputs, figures)
         return None if kernel is None else replace(kernel, others=())
 
     return first
@@ -84,7 +85,7 @@ def measure(model: str, batch: int) -> dict[str, Any]:
         whole, want, _ = first_result(data, feeds, "quick", float("inf"), last)
         replays["all"] = whole.replay
         steps = [step for step in whole.compiled.program.steps if step in whole.kernels]
-        used = used_families(steps)
+        used = used_families(steps, whole.compiled.figures)
         for name in used:
             # cuDNN's verdicts still hold, but choices of plans must be made anew
             os.environ["FUSEC_CACHE"] = f"{folder}/{name}"

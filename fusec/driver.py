@@ -280,7 +280,10 @@ def compile_model(
         def program(graph: Graph, options: CompileOptions, family: ShapeFamily | None) -> Executable:
             return compile_graph(graph, options, replace(shared, family=family or shared.family))
 
-        return segmented_executable(source, options, target, program)
+        def body(model: frontends.Source, shapes: Mapping[str, Sequence[int]]) -> AnyExecutable:
+            return compile_model(model, replace(options, channels_last=False), shapes, Shared(oracle=shared.oracle))
+
+        return segmented_executable(source, options, target, program, body)
     return compile_graph(source, options, shared, shapes)
 
 

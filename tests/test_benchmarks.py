@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx_suite import suite
 from onnx_suite.suite import RECORD, Outcome, refusals, unlike_the_record
 from test_runtime import executable
 
@@ -88,12 +89,13 @@ def test_times_in_order_and_in_parallel_are_told_apart() -> None:
 def test_only_families_that_run_a_step_are_left_out() -> None:
     net = executable(TEXT)
     steps = [step for step in net.compiled.program.steps if step.kind is Kind.KERNEL]
-    used = leave_one_out.used_families(steps)
+    figures = net.compiled.figures
+    used = leave_one_out.used_families(steps, figures)
     assert used["rows"] == 1 and "depthwise" not in used
     for name in used:
         with leave_one_out.left_out(name):
-            assert name not in leave_one_out.used_families(steps)
-    assert leave_one_out.used_families(steps) == used, "all families are back"
+            assert name not in leave_one_out.used_families(steps, figures)
+    assert leave_one_out.used_families(steps, figures) == used, "all families are back"
 
 
 def test_a_result_file_has_one_row_for_each_case_and_one_machine(tmp_path: Path) -> None:
@@ -199,8 +201,12 @@ def test_the_onnx_suite_counts_each_case_once() -> None:
     assert line == "| simulation (h200) | 92200 | 4 | 1 | 2 | 1 | 0123456 |"
 
 
-def test_the_onnx_suite_knows_the_types_that_only_a_gpu_refuses() -> None:
+def test_the_onnx_suite_knows_the_types_that_only_a_gpu_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = ("Node", "test_cast_FLOAT_to_FLOAT4E2M1")
+    monkeypatch.setattr(suite, "RECORD", tmp_path / "record.txt")
+    suite.RECORD.write_text(suite.record({case: Outcome(simulated=True)}))
     refused = Outcome(refused="%y: f4e2m1 runs in simulation only, not on a GPU")
     assert unlike_the_record({case: refused}, "cuda") == [] == unlike_the_record({case: Outcome()}, "cpu")
     assert unlike_the_record({case: refused}, "cpu") == [f"{case[1]}: {refused.refused}"]

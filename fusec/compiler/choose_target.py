@@ -34,7 +34,7 @@ def require_runs_on_gpu(compiled: Compiled) -> None:
     for step in compiled.program.steps:
         # because CuPy, which runs steps without a kernel, has no types below 8 bits and no floats of 8 bits
         values = [v for node in step.nodes for v in (*node.operands, *node.results) if v.type.dtype.is_narrow]
-        if values and step.kind is Kind.KERNEL and kernels.find(step.nodes, step.outputs) is None:
+        if values and step.kind is Kind.KERNEL and kernels.find(step.nodes, step.outputs, compiled.figures) is None:
             raise TargetError(
                 f"{print_node(step.nodes[0])}: {values[0].type.dtype.value} runs in simulation only, not on a GPU, "
                 "because no kernel does this with such numbers"

@@ -69,7 +69,7 @@ def _on_gpu(artifact: fusec_file.Artifact, tune: str, weights: SharedWeights | N
 
     compiled, lock = artifact.compiled, artifact.lock
     options = compiled.options
-    program = apply_choices(compiled.program, {}, options.as_source)
+    program = apply_choices(compiled.program, {}, compiled.figures, options.as_source)
     known = KnownChoices(
         {} if options.deterministic else artifact.plans,  # a file's plans were not chosen for that
         lockfile.variants(lock, program, compiled.target, options.tensor_cores),

@@ -14,17 +14,18 @@ from fusec.gpu import device
 from fusec.ir import Graph
 from fusec.passes.layout.io_layout import names
 from fusec.runtime import Executable
-from fusec.segments.executable import Arrays, SegmentedExecutable, cut_at
+from fusec.segments.executable import Arrays, CompileBody, SegmentedExecutable, cut_at
 from fusec.targets.target import CPU, Target
 
 CompileGraph = Callable[[Graph, CompileOptions, ShapeFamily | None], Executable]
 
 
 def segmented_executable(
-    model: CutModel, options: CompileOptions, target: Target, compile_graph: CompileGraph
+    model: CutModel, options: CompileOptions, target: Target, compile_graph: CompileGraph, compile_body: CompileBody
 ) -> SegmentedExecutable:
     """Return an executable that compiles segments when it meets their shapes. The first one is compiled now.
 
+    compile_body: compiles the body of a loop.
     Raises NotOneProgramError for options that only one program can have: state and a lock.
     """
     for option, given in (("state", options.state), ("a lock", options.lock)):
@@ -46,14 +47,13 @@ def segmented_executable(
 
     if target.name == CPU:
         arrays: Arrays = SimulatorBackend(CPU)
-        name = CPU
     elif options.simulate or not device.is_present(target):
-        arrays, name = SimulatorBackend(), SimulatorBackend.name
+        arrays = SimulatorBackend()
     else:
         from fusec.gpu.backend import DeviceArrays  # needs cupy and cudnn, which only a GPU machine must have
 
-        arrays, name = DeviceArrays(), device.device_name() or target.name
-    return SegmentedExecutable(model.first, model.source.interface[1], compiled, arrays, name)
+        arrays = DeviceArrays()
+    return SegmentedExecutable(model.source, model.first, compiled, compile_body, arrays)
 
 
 def require_whole(read: Graph | CutModel) -> Graph:

@@ -64,5 +64,5 @@ def cudnn_graphs(compiled: Compiled, prefer_kernels: bool = False) -> dict[str, 
     return {
         lowered.graph.key: lowered.graph
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True)
-        if lowered is not None and not (prefer_kernels and can_run_as_kernel(step))
+        if lowered is not None and not (prefer_kernels and can_run_as_kernel(step, compiled.figures))
     }

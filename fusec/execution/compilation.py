@@ -9,6 +9,7 @@ from fusec.errors import TargetError
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.cudnn.deviceless import INSTALL
 from fusec.gpu.cudnn.partition_oracles import asks_cudnn
+from fusec.gpu.kernels import GpuFigures
 from fusec.ir import Graph
 from fusec.lower_cudnn import Lowered, lower
 from fusec.passes.base import Options
@@ -66,6 +67,11 @@ class Compiled:
     def graph(self) -> Graph:
         """Return the model after the passes, which the program's steps cover."""
         return self.program.graph
+
+    @cached_property
+    def figures(self) -> GpuFigures:
+        """Return the figures of the target, which shape its kernels."""
+        return GpuFigures.of(self.target)
 
     @cached_property
     def lowered(self) -> tuple[Lowered | None, ...]:

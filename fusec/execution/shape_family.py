@@ -139,7 +139,7 @@ class ShapeFamily:
         executable = running()
         side_by_side = executable is not None and executable.recorded[0] > 1
         tuned = replace(other.tuned, side_by_side=other.tuned.side_by_side or side_by_side)
-        return transfer(tuned, other.program, compiled.program, compiled.options.as_source)
+        return transfer(tuned, other.program, compiled.program, compiled.figures, compiled.options.as_source)
 
     def _sizes_of(self, oracle: Oracle) -> SizePlans:
         self._sizes = self._sizes or SizePlans(oracle)

@@ -47,6 +47,7 @@ class Source:
 
     constants: values of some inputs of an ONNX model, by name. These inputs become constants of the graph.
     file: name of the model in messages; by default its path.
+    folder: folder of its external data; by default that of the path.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class Source:
         model: str | os.PathLike[str] | bytes | ModelProto | Graph,
         constants: Mapping[str, Literal] | None = None,
         file: str = "",
+        folder: Path | None = None,
     ):
-        self._folder: Path | None = None
+        self._folder = folder
         self.constants = dict(constants or {})
         if isinstance(model, str | os.PathLike):
             path = Path(model)
@@ -92,9 +94,7 @@ class Source:
                 raise ModelError(f"{self.file}: {error}") from error
         if isinstance(self._model, Graph):
             return Source(with_constants(self._model, known), file=self.file)
-        bound = Source(self._model, {**self.constants, **known}, self.file)
-        bound._folder = self._folder
-        return bound
+        return Source(self._model, {**self.constants, **known}, self.file, self._folder)
 
     def load(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
         """Load the graph for some input shapes, as `frontends.load` does."""

@@ -40,12 +40,17 @@ from fusec.plans.plan_record import Choice, Entry
 from fusec.schedule.dependencies import Waits
 from fusec.schedule.program import Partition, Program
 from fusec.system.compile_timer import spent_on
+from fusec.targets.target import DEFAULT, load
 
 HostBuffers = Mapping[int, np.ndarray[Any, Any]]  # flat, by uid
 
 
 class DeviceArrays:
-    """Arrays on the device, also for what runs no program. xp: their module."""
+    """Arrays on the device, also for what runs no program. name: that of the device; xp: their module."""
+
+    @property
+    def name(self) -> str:
+        return device.device_name() or "cuda"
 
     @property
     def xp(self) -> Any:
@@ -111,6 +116,8 @@ class CudnnBackend:
         self._products: set[Partition] = set()  # steps that cuDNN refuses and cuBLASLt runs
         self._right_choices: dict[str, list[Choice]] = {}  # cuBLASLt's algorithms with right results, by graph
         self._launcher = Launcher()
+        # FUSEC_DEVICE=none hides the GPU from `detect`, but not from CuPy
+        self._figures = kernels.GpuFigures.of(device.detect() or load(DEFAULT))
         self._build_pool = build_pool
         context = CudnnContext(self._handle, self._stream, self._stopwatch, kernel_cache, deterministic, build_pool)
         self.plans = PlanSelector(context, cache, tuning, self._blas)
@@ -136,7 +143,7 @@ class CudnnBackend:
             self._reserve(self.plans.workspace_bytes([graph.key]))
             return self.bind(graph, buffers)
 
-        tuning = StepTuning(tensor_cores, launch_us, self.tune)
+        tuning = StepTuning(tensor_cores, launch_us, self.tune, self._figures)
         return self.steps.tune_steps(program, tuning, bind, as_source, prefer_kernels)
 
     def from_any(self, array: Any) -> Array:
@@ -147,7 +154,7 @@ class CudnnBackend:
 
         Raises ExecutionError when a graph has no plan.
         """
-        wanted = self.steps.variants.kernels_of(others)
+        wanted = self.steps.variants.kernels_of(others, self._figures)
         with ThreadPoolExecutor(1, thread_name_prefix="fusec-kernels") as pool:  # NVRTC releases Python's lock
             kernels_ready = pool.submit(self._launcher.compile, wanted)
             self._ready(graphs, footprint_bytes)
@@ -180,7 +187,7 @@ class CudnnBackend:
         seconds = min(SECONDS.get(self.tune, 0.0), self._budget_s)
         if seconds <= 0.0:
             return []
-        found = [each if isinstance(each, CudnnGraph) else kernels.find(each.nodes, each.outputs) for each in code]
+        found = [each if isinstance(each, CudnnGraph) else self._kernel_of(each) for each in code]
         using = (self.plans, self.steps, self._launcher, self._streams, self.scratch, self.time_us)
         trial = WholeModelTrial(found, runs, bind_step, *using)
         contests = trial.contests()
@@ -242,11 +249,14 @@ class CudnnBackend:
         return StepLaunch(run, plan.workspace_bytes)
 
     def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
-        kernel = kernels.find(step.nodes, step.outputs)
+        kernel = self._kernel_of(step)
         if kernel is None or not self._launcher.runs(kernel):
             return self._product(step, memory)
         shares_scratch = self._launcher.fastest(kernel).scratch_bytes > 0
         return StepLaunch(self._launcher.bind(kernel, memory), shares_scratch=shares_scratch, is_kernel=True)
+
+    def _kernel_of(self, step: Partition) -> kernels.Kernel | None:
+        return kernels.find(step.nodes, step.outputs, self._figures)
 
     def _product(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
         """Bind a product that cuDNN refuses, to run by cuBLASLt; None if that has no algorithm with right results."""

@@ -13,11 +13,10 @@ from fusec.errors import CheckError, LoweringError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
 from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
-from fusec.gpu.autotune.step_choices import TunedChoices, apply_choices, step_key
+from fusec.gpu.autotune.step_choices import TunedChoices, apply_choices, before_choices, step_key
 from fusec.lockfile.entries import (
     WHOLE,
     Builds,
-    before_choices,
     cudnn_parts,
     cudnn_steps,
     digest_of,
@@ -91,7 +90,7 @@ def with_choices(compiled: Compiled) -> Compiled:
     if compiled.tuned is not None:
         return compiled
     concats = concat_choices(concats_in_place(compiled.program), compiled.program)
-    program = apply_choices(compiled.program, {}, compiled.options.as_source)
+    program = apply_choices(compiled.program, {}, compiled.figures, compiled.options.as_source)
     return replace(compiled, program=program, tuned=TunedChoices(compiled.program, {}, {}, concats))
 
 
@@ -107,10 +106,10 @@ def _entries(c: Compiled, tuned: TunedChoices, plans: Plans) -> Iterator[Locked]
         yield Locked("concat", digest_of(work, True), target, each.shapes, (part,))
     for step in c.program.steps:
         if step.kind is Kind.KERNEL:
-            kernel = kernels.find(step.nodes, step.outputs)
+            kernel = kernels.find(step.nodes, step.outputs, c.figures)
             key = "" if kernel is None else tuned.variants.get(kernel.key, kernel.key)
             yield entry(step, (LockedPart(Part(0, "ops" if kernel is None else "kernel"), None, key),))
-    for step in steps_with_candidates(before_choices(tuned.partitioned, c.options.as_source)):
+    for step in steps_with_candidates(before_choices(tuned.partitioned, c.figures, c.options.as_source)):
         split = tuned.steps.get(step_key(c.graph, step), (Part(0, step.kind.value, step.spelling),))
         split = (replace(split[0], nodes=0),) if len(split) == 1 else split
         choices = _choices(step, c, split, plans)
@@ -122,7 +121,7 @@ def _entries(c: Compiled, tuned: TunedChoices, plans: Plans) -> Iterator[Locked]
 def _choices(step: Partition, c: Compiled, split: Sequence[Part], plans: Plans) -> dict[int, Choice]:
     """Return the known plans of the parts that cuDNN runs, by the number of the part."""
     found: dict[int, Choice] = {}
-    for place, part in cudnn_parts(c.graph, step, split):
+    for place, part in cudnn_parts(c.graph, step, split, c.figures):
         chosen = plans.get((c.target.name, lower(part.body, c.options.tensor_cores).graph.key))
         offered = () if part.verdict is None else part.verdict.plans
         if chosen:
@@ -162,12 +161,12 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
     choices: dict[str, Choice] = {}
     used: dict[str, Locked] = {}
     compiled = _apply_to_concats(lock, compiled, used)
-    for step in steps_with_candidates(before_choices(compiled.program, as_source)):
+    for step in steps_with_candidates(before_choices(compiled.program, compiled.figures, as_source)):
         entry = _required(lock, step, compiled)
         used[entry.work] = entry
         splits[step_key(compiled.graph, step)] = entry.split
         try:
-            for place, part in cudnn_parts(compiled.graph, step, entry.split):
+            for place, part in cudnn_parts(compiled.graph, step, entry.split, compiled.figures):
                 if (choice := entry.parts[place].choice) is not None:
                     if problem := unoffered(part, choice, target, cores, builds):
                         raise _broken(lock, step, target, problem)
@@ -175,7 +174,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
         except (ValueError, StopIteration, LoweringError) as error:
             raise _broken(lock, step, target, str(error)) from error
     try:
-        program = apply_choices(compiled.program, splits, as_source)
+        program = apply_choices(compiled.program, splits, compiled.figures, as_source)
     except ValueError as error:
         raise CheckError(f"{lock.origin}: {error}; {_REMEDY}") from error
     kernel_variants: dict[str, str] = {}
@@ -183,7 +182,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
         if step.kind is Kind.KERNEL:
             entry = _required(lock, step, compiled)
             used[entry.work] = entry
-            kernel = kernels.find(step.nodes, step.outputs)
+            kernel = kernels.find(step.nodes, step.outputs, compiled.figures)
             if problem := other_kernel(kernel, entry):
                 raise _broken(lock, step, target, problem)
             if kernel is not None:
@@ -232,8 +231,9 @@ def side_by_side(lock: Lock, target: Target) -> bool:
 def variants(lock: Lock, program: Program, target: Target, tensor_cores: bool = True) -> dict[str, str]:
     """Return the key of the variant that a lock names for each kernel of a program, by the key of the kernel."""
     found: dict[str, str] = {}
+    figures = kernels.GpuFigures.of(target)
     for step in program.steps:
-        kernel = kernels.find(step.nodes, step.outputs) if step.kind is Kind.KERNEL else None
+        kernel = kernels.find(step.nodes, step.outputs, figures) if step.kind is Kind.KERNEL else None
         if kernel is not None and kernel.others:
             entry = lock.entry(work_of(step, program.graph, tensor_cores), target.name)
             if entry is not None and entry.parts[0].kernel:

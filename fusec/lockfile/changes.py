@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
 from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
-from fusec.gpu.autotune.step_choices import apply_choices, step_key
+from fusec.gpu.autotune.step_choices import apply_choices, before_choices, step_key
 from fusec.lockfile.entries import (
     WHOLE,
     Builds,
-    before_choices,
     cudnn_parts,
     cudnn_steps,
     digest_of,
@@ -84,6 +83,7 @@ class _Comparison:
     def __init__(self, lock: Lock, compiled: Compiled, builds: Builds, lines: list[str]):
         self.lock, self.compiled, self.builds, self.lines = lock, compiled, builds, lines
         self.target, self.cores = compiled.target, compiled.options.tensor_cores
+        self.figures = compiled.figures
         self.program = compiled.program
         self.seen: set[str] = set()
         self.splits: dict[str, tuple[Part, ...]] = {}
@@ -102,12 +102,12 @@ class _Comparison:
 
     def compare_cudnn_steps(self) -> None:
         """Compare the steps that have candidates: how they are split and spelled, and the plans of cuDNN."""
-        for step in steps_with_candidates(before_choices(self.program, self.compiled.options.as_source)):
+        for step in steps_with_candidates(before_choices(self.program, self.figures, self.compiled.options.as_source)):
             entry = self._entry(step)
             if entry is None:
                 continue
             try:
-                parts = cudnn_parts(self.compiled.graph, step, entry.split)
+                parts = cudnn_parts(self.compiled.graph, step, entry.split, self.figures)
             except (ValueError, StopIteration) as error:
                 self.lines.append(f"~ {self._what(step)}: {error}")
                 continue
@@ -122,9 +122,11 @@ class _Comparison:
 
     def compare_kernels(self) -> None:
         """Compare the kernels, after the steps of cuDNN are split as the lock says."""
-        for step in apply_choices(self.program, self.splits, self.compiled.options.as_source).steps:
+        for step in apply_choices(self.program, self.splits, self.figures, self.compiled.options.as_source).steps:
             entry = self._entry(step) if step.kind is Kind.KERNEL else None
-            if entry is not None and (problem := other_kernel(kernels.find(step.nodes, step.outputs), entry)):
+            if entry is None:
+                continue
+            if problem := other_kernel(kernels.find(step.nodes, step.outputs, self.figures), entry):
                 self.lines.append(f"~ {self._what(step)}: {problem}")
 
     def compare_whole(self) -> None:

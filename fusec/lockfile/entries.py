@@ -10,11 +10,10 @@ from fusec import __version__
 from fusec.errors import LoweringError
 from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import has_candidates, step_key, steps_of_choice
-from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_version
 from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
-from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import Graph, Value
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -80,17 +79,14 @@ def whole_work(program: Program, tensor_cores: bool = True) -> str:
     return digest_of("\n".join(lines), tensor_cores)
 
 
-def before_choices(program: Program, as_source: bool) -> Program:
-    """Return the program whose steps `step_choices.apply_choices` replaces by their choices."""
-    return program if as_source else fuse_steps(program, products=True)
-
-
-def cudnn_parts(graph: Graph, step: Partition, split: Sequence[Part]) -> list[tuple[int, Partition]]:
+def cudnn_parts(
+    graph: Graph, step: Partition, split: Sequence[Part], figures: GpuFigures
+) -> list[tuple[int, Partition]]:
     """Return the parts of a step that cuDNN runs, as steps, each with the number of the part.
 
     Raises ValueError if the split does not fit the step.
     """
-    steps = iter(steps_of_choice(graph, step, tuple(split)))
+    steps = iter(steps_of_choice(graph, step, tuple(split), figures))
     found: list[tuple[int, Partition]] = []
     for place, part in enumerate(split):
         if part.runs == "cudnn":

@@ -59,9 +59,7 @@ def would_view(node: Node, source: TensorType, result: TensorType, index: int = 
         return 0 if strides is not None and _reads(result, strides) else None
     if isinstance(op, PART_VIEWS):
         starts, steps = part_of(node, index)
-        start = _block(source, result, starts) if all(step == 1 for step in steps) else None
-        begins_inside = bool(start) and source.dtype.bits < 8  # a part may begin within a byte
-        return None if begins_inside else start
+        return _block(source, result, starts) if all(step == 1 for step in steps) else None
     return None
 
 
@@ -106,4 +104,5 @@ def _block(source: TensorType, result: TensorType, starts: tuple[int, ...]) -> i
     """Return the offset of a part that is one contiguous, packed block of the operand; None if it is not."""
     if result.size == 0 or not _reads(result, source.strides):
         return None
-    return sum(start * stride for start, stride in zip(starts, source.strides, strict=True))
+    offset = sum(start * stride for start, stride in zip(starts, source.strides, strict=True))
+    return None if offset and source.dtype.bits < 8 else offset  # because it may begin within a byte

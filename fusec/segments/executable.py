@@ -7,28 +7,38 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
+from fusec.diagnostics.must_fuse import check
 from fusec.diagnostics.verify import Report
-from fusec.errors import ExecutionError, FusecError, VerifyError
+from fusec.errors import CheckError, ExecutionError, FusecError, VerifyError
 from fusec.execution.signature import Interface, SymbolicSpec
 from fusec.ir import Array, DType, Graph, Literal, TensorType, quote
 from fusec.reference import evaluate
 from fusec.runtime import Executable, by_name
+from fusec.segments.loops import BodyProgram, LoopPrograms, Shapes
 from fusec.segments.programs import Compile, PreparedSegment, SegmentPrograms
 from fusec.segments.records import HostStepRecord, SegmentedExplanation, SegmentRecord
 from fusec.system.compile_timer import CompileTimes
 
 if TYPE_CHECKING:
-    from fusec.frontends import Declaration
-    from fusec.frontends.onnx.emit import Answer
+    from fusec.frontends import Source
+    from fusec.frontends.onnx.emit import Answer, Compute
+    from fusec.frontends.onnx.loop_body import LoopBody
     from fusec.frontends.onnx.segments import HostStep, Segment
 
 
+CompileBody = Callable[["Source", Shapes], BodyProgram]
+
+
 class Arrays(Protocol):
-    """The arrays of a device. xp: their module, numpy or cupy."""
+    """The arrays of a device. name: its name; xp: their module, numpy or cupy."""
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def xp(self) -> Any: ...
@@ -68,14 +78,14 @@ class SegmentedExecutable:
     spent: compile time of the first segment by stage.
     """
 
-    def __init__(self, first: Segment, outputs: Sequence[Declaration], compile: Compile, arrays: Arrays, device: str):
+    def __init__(self, model: Source, first: Segment, compile: Compile, compile_body: CompileBody, arrays: Arrays):
         """Compile the first segment.
 
-        outputs: as the model declares them.
         compile: compiles the graph of a segment.
+        compile_body: compiles the body of a loop for the shapes of its inputs.
         arrays: makes arrays on the device that runs the programs.
         """
-        self.device = device
+        self.device = arrays.name
         self.spent: CompileTimes | None = None
         graph = Graph("inputs")
         for slot in first.inputs:
@@ -88,17 +98,30 @@ class SegmentedExecutable:
                 None if each.dims is None else tuple(d if isinstance(d, int) else "" for d in each.dims),
                 None if each.dtype is None else each.dtype.numpy,
             )
-            for each in outputs
+            for each in model.interface[1]
         )
         self._arrays = arrays
+        self._file = model.file
+        self._compile_body = compile_body
+        self._loops: dict[tuple[int, str], LoopPrograms] = {}  # by number of the node and place within it
         self._segments = SegmentPrograms(first, compile)
         self._lock = threading.RLock()
         self._last: list[tuple[PreparedSegment, SegmentRecord]] = []
 
     @property
     def programs(self) -> list[Executable]:
-        """Return the programs of the segments that are compiled, the first segment first."""
-        return [program for _, program in self._segments.programs]
+        """Return the programs that are compiled: of segments, the first segment first, and of the bodies of loops."""
+        return [program for _, program in self._named_programs()]
+
+    def _named_programs(self) -> list[tuple[str, Executable]]:
+        """Return the programs, each with its place for reports."""
+        found = [(f"segment {depth}", program) for depth, program in self._segments.programs]
+        for body in (body for loop in self._loops.values() for body in loop.programs.values()):
+            if isinstance(body, SegmentedExecutable):
+                found += [(f"loop body, {place}", program) for place, program in body._named_programs()]
+            elif isinstance(body, Executable):
+                found.append(("loop body", body))
+        return found
 
     @property
     def asked(self) -> bool:
@@ -191,21 +214,46 @@ class SegmentedExecutable:
     ) -> tuple[Answer, HostStepRecord]:
         """Read the values of a host step, and compute its results if it has some."""
         start = time.perf_counter()
-        read = [held.on_host(name) for name in step.reads]
-        written: Sequence[Array] = ()
-        if step.compute is None:
-            answer: Answer = tuple(array.copy() for array in read)  # constants must not change with the caller's array
+        if step.body is not None:
+            written, trips = self._loop(step, step.body, [held.tensors[name] for name in step.reads])
+            answer = self._computed(step, written, computed)
+            read_bytes, written_bytes = trips + 1, 9 * trips  # the condition; the number of the trip and the condition
         else:
-            try:
-                with np.errstate(all="ignore"):
-                    written = step.compute(read)
-            except (VerifyError, ValueError, IndexError, MemoryError) as error:
-                raise ExecutionError(f"node {step.node!r} ({step.op}): {error}") from error
-            computed.setdefault(step.index, []).extend(written)
-            answer = tuple(TensorType(array.shape, DType.of(array.dtype)) for array in written)
-        seconds = time.perf_counter() - start
-        sizes = sum(array.nbytes for array in read), sum(array.nbytes for array in written)
-        return answer, HostStepRecord(step.node, step.op, step.what, step.compute is None, len(read), *sizes, seconds)
+            read, trips, written = [held.on_host(name) for name in step.reads], None, list[Array]()
+            if step.compute is None:
+                answer: Answer = tuple(array.copy() for array in read)  # constants must not change with the caller's
+            else:
+                written = self._on_host(step, step.compute, read)
+                answer = self._computed(step, written, computed)
+            read_bytes, written_bytes = sum(array.nbytes for array in read), sum(array.nbytes for array in written)
+        record = HostStepRecord(step.node, step.op, step.what, step.decides, len(step.reads), read_bytes, written_bytes)
+        return answer, replace(record, seconds=time.perf_counter() - start, trips=trips)
+
+    def _loop(self, step: HostStep, body: LoopBody, reads: Sequence[Array]) -> tuple[list[Array], int]:
+        """Run a loop, and return its results and the number of its trips."""
+        loop = self._loops.get((step.index, step.what))
+        if loop is None:
+            loop = LoopPrograms(body, f"{self._file}, loop {step.node!r}", self._compile_body)
+            self._loops[step.index, step.what] = loop
+        try:
+            results = loop.run(body, reads, partial(_host, arrays=self._arrays), self._arrays.xp)
+        except ExecutionError as error:
+            raise ExecutionError(f"node {step.node!r} ({step.op}): {error}") from error
+        return results, loop.trips
+
+    @staticmethod
+    def _on_host(step: HostStep, compute: Compute, read: Sequence[Array]) -> list[Array]:
+        try:
+            with np.errstate(all="ignore"):
+                return list(compute(read))
+        except (VerifyError, ValueError, IndexError, MemoryError) as error:
+            raise ExecutionError(f"node {step.node!r} ({step.op}): {error}") from error
+
+    @staticmethod
+    def _computed(step: HostStep, written: Sequence[Array], computed: dict[int, list[Array]]) -> Answer:
+        """Hold the results of a host step, and return their types."""
+        computed.setdefault(step.index, []).extend(written)
+        return tuple(TensorType(array.shape, DType.of(array.dtype)) for array in written)
 
     def explain(self) -> SegmentedExplanation:
         """Explain each segment, each cut and its cost, as the last call met them."""
@@ -219,15 +267,22 @@ class SegmentedExecutable:
         Raises ExecutionError if none is compiled.
         """
         with self._lock:
-            programs = self._segments.programs
+            programs = self._named_programs()
             if not programs:
                 raise ExecutionError("no segment has a program to verify: all of the model runs on the host so far")
-            found = ((depth, check) for depth, program in programs for check in program.verify(seed, progress).checks)
-            return Report(tuple(replace(check, what=f"segment {depth}: {check.what}") for depth, check in found))
+            found = ((place, each) for place, program in programs for each in program.verify(seed, progress).checks)
+            return Report(tuple(replace(each, what=f"{place}: {each.what}") for place, each in found))
 
     def assert_fused(self, pattern: str, *, cudnn_only: bool = False) -> None:
-        """Raise CheckError unless the pattern holds in each program that is compiled; see `Executable.assert_fused`."""
-        for program in self.programs:
+        """Raise CheckError unless the pattern holds in the programs that are compiled; see `Executable.assert_fused`.
+
+        It must occur in one of them, and each place in any of them must be one step.
+        """
+        programs = self.programs
+        if not programs:
+            raise CheckError(f"{pattern}: no segment has a program: all of the model runs on the host so far")
+        having = [program for program in programs if check(program.compiled.program, pattern)[0]]
+        for program in having or programs[:1]:
             program.assert_fused(pattern, cudnn_only=cudnn_only)
 
     def save(self, path: str | os.PathLike[str]) -> NoReturn:
@@ -283,7 +338,7 @@ def _written(name: str, array: Array, out: Mapping[str, Any] | None, arrays: Arr
 def _record(prepared: PreparedSegment, steps: Sequence[HostStepRecord] | None, seconds: float | None) -> SegmentRecord:
     segment = prepared.segment
     if steps is None:
-        steps = [HostStepRecord(s.node, s.op, s.what, s.compute is None, len(s.reads)) for s in segment.steps]
+        steps = [HostStepRecord(s.node, s.op, s.what, s.decides, len(s.reads)) for s in segment.steps]
     runs_as = "program" if prepared.program is not None else "nothing" if segment.graph is None else "numpy"
     ops = 0 if segment.graph is None else len(segment.graph)
     return SegmentRecord(runs_as, ops, None, tuple(steps), len(segment.waiting), seconds)

@@ -19,6 +19,7 @@ class HostStepRecord:
     what: the values that it needs, in words.
     decides: the next segment is compiled for these very values, because they decide shapes or branches.
     values: number of tensors that it reads.
+    trips: for a loop, how often its body ran.
     """
 
     node: str
@@ -29,6 +30,7 @@ class HostStepRecord:
     read_bytes: int | None = None
     written_bytes: int | None = None
     seconds: float | None = None
+    trips: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ def _steps(steps: Sequence[HostStepRecord]) -> list[str]:
         values = f"{step.values} value{'s' * (step.values != 1)}"
         if step.read_bytes is not None and step.written_bytes is not None:
             moved = f"{bytes_text(step.read_bytes)} to the host, {bytes_text(step.written_bytes)} back"
-            lines += wrapped(f"{values}, {moved}{_time(step.seconds)}", "  ", WIDTH)
+            trips = "" if step.trips is None else f"; its body, a program of its own, ran {step.trips} times"
+            lines += wrapped(f"{values}, {moved}{_time(step.seconds)}{trips}", "  ", WIDTH)
         else:
             lines += wrapped(f"{values}; the cost is known after a call", "  ", WIDTH)
     return ["\n".join(lines)] if lines else []

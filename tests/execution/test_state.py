@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.kernels.cases import FIGURES
 from helpers import assert_close
 from lowering.lowers_judge import LowersJudge
 
@@ -224,7 +225,7 @@ def test_a_scale_is_updated_where_its_norm_reads_it(rng: np.random.Generator) ->
     b.output(y=y)
     graph, target, judge = b.graph(), load("h200"), LowersJudge()
     options = Options("tf32", state=tuple((n, b.updates.get(n, "")) for n in b.parameters))
-    program = fuse_steps(partition(run(PIPELINE, graph.clone(), options), judge, target))
+    program = fuse_steps(partition(run(PIPELINE, graph.clone(), options), judge, target), FIGURES)
     exe = Executable(Compiled(graph, program, target, options, judge), SimulatorBackend())
     assert exe.in_place == 2 and len(program.steps) == 1
     exe.bind(**{n: a for n, a in b.parameters.items() if a is not None})

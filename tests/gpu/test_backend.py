@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gpu.autotune.dense_block import dense_block
 from gpu.autotune.squeeze_excite_text import EXCITATION, drawn
-from gpu.kernels.cases import assert_same, last
+from gpu.kernels.cases import FIGURES, assert_same, last
 from gpu.kernels.cases import build as build_case
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import PROCESSORS, Array, Machine, on_device
@@ -376,13 +376,13 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     machine: Machine, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
     """What was found to be fastest elsewhere, and has no room here, gives way with a word."""
-    from fusec.gpu.kernels.norm import batch_norm, batch_norm_resident
+    from fusec.gpu.kernels.norm import batch_norm
     from fusec.gpu.launch.kernel_launcher import Launcher
 
     monkeypatch.setattr(batch_norm, "VARIANTS", ((64, 4),))
-    monkeypatch.setattr(batch_norm_resident, "BLOCKS", blocks)
     x, p, fits = last(DType.F16, 4, 8, 12, 20), TensorType((8,), DType.F32), blocks == PROCESSORS
     case = build_case("norm", [x, p, p], lambda g, *v: g.insert(BatchNormTrain(), list(v)).results)
+    case = replace(case, figures=replace(FIGURES, processors=blocks))
     kernel, launcher = case.kernel, Launcher()
     assert kernel is not None
     (once,) = kernel.others

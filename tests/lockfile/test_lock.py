@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gpu.autotune.squeeze_excite_text import EXCITATION, drawn
+from gpu.kernels.cases import FIGURES
 from lowering.lowers_judge import LowersJudge
 
 from fusec import lockfile
@@ -223,13 +224,13 @@ def test_a_lock_says_in_which_form_a_step_runs() -> None:
 
 def with_kernels(lock: Lock, c: Compiled) -> Lock:
     """The lock and what it lacks of kernels, as the program runs in its forms."""
-    first = step_fusion.fuse_steps(c.program)
+    first = step_fusion.fuse_steps(c.program, FIGURES)
     decided = {}
     for step in lockfile.cudnn_steps(first):
         entry = lock.entry(lockfile.work_of(step, c.graph), "h200")
         assert entry is not None
         decided[step_choices.step_key(c.graph, step)] = entry.split
-    program = step_choices.apply_choices(c.program, decided)
+    program = step_choices.apply_choices(c.program, decided, FIGURES)
     ran = dataclasses.replace(c, program=program, tuned=step_choices.TunedChoices(c.program, decided, {}, {}))
     kernels = [e for e in lockfile.make([ran]).entries if e.split[0].runs == "kernel"]
     others = [e for e in lock.entries if e.split[0].runs != "kernel"]
@@ -433,7 +434,7 @@ def test_a_lock_says_whether_a_kernel_does_the_work_of_several_steps() -> None:
     assert lockfile.make([kept.compiled]).entries == lock.entries and changes.changes(lock, c, always) == []
     work = step_choices.step_key(c.graph, united)
     decided = {work: (Part(1, "cudnn"), Part(3, "kernel"), Part(4, "kernel"))}
-    program = step_choices.apply_choices(c.program, decided)
+    program = step_choices.apply_choices(c.program, decided, FIGURES)
     ran = dataclasses.replace(c, program=program, tuned=step_choices.TunedChoices(c.program, decided, {}, {}))
     (conv,) = [lower(step.body, c.options.tensor_cores).graph.key for step in program.steps if len(step.nodes) == 1][:1]
     plans = {("h200", conv): [Entry(Choice(6, ()))]}

@@ -790,8 +790,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "view_of_steps",
         "views",
         "schedule/aliasing.py",
-        "start = _block(source, result, starts) if all(step == 1 for step in steps) else None",
-        "start = _block(source, result, starts)",
+        "return _block(source, result, starts) if all(step == 1 for step in steps) else None",
+        "return _block(source, result, starts)",
         "a slice with steps is taken for a block",
     ),
     _m(

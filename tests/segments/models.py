@@ -205,6 +205,45 @@ def loop_of_computed_count() -> Case:
     return Case(positive(nodes, held={"more": np.array(1)}, outputs=["y", "last"]), X[:3], ("Loop",))
 
 
+def loop_until() -> Case:
+    """Multiply by a weight until the sum is large: the body computes the condition, and reads x and m from outside."""
+    body = helper.make_graph(
+        [
+            n("MatMul v w -> product"),
+            n("Abs product -> size"),
+            n("Add size x -> next"),
+            n("Sub next m -> row"),
+            n("ReduceSum next -> sum", keepdims=0),
+            n("Less sum limit -> on"),
+        ],
+        "body",
+        [info("i", [], INT), info("go", [], BOOL), info("v", None)],
+        [info("on", [], BOOL), info("next", None), info("row", None)],
+    )
+    nodes = [n("Loop _ _ x -> last rows", body=body), n("Relu rows -> y")]
+    held = {"w": np.abs(floats(5, 5)), "limit": np.array(400, np.float32)}
+    return Case(positive(nodes, held=held, outputs=["y", "last"]), X, ("Loop",))
+
+
+def loop_with_host_step() -> Case:
+    """Keep the positive elements of a list that shrinks, until few are left: each trip has another shape."""
+    body = helper.make_graph(
+        [
+            n("Greater v zero -> large"),
+            n("Compress v large -> kept", axis=0),
+            n("Sub kept step -> next"),
+            n("Size kept -> count"),
+            n("Greater count few -> on"),
+        ],
+        "body",
+        [info("i", [], INT), info("go", [], BOOL), info("v", None)],
+        [info("on", [], BOOL), info("next", None), info("count", None, INT)],
+    )
+    nodes = [n("Reshape x all -> v0"), n("Loop most _ v0 -> last counts", body=body), n("Relu last -> y")]
+    held = {"all": ints(-1), "most": np.array(50), "step": np.array(0.3, np.float32), "few": np.array(3)}
+    return Case(positive(nodes, held=held, outputs=["y", ("counts", INT)]), X, ("Loop",))
+
+
 def sequence_position() -> Case:
     nodes = [
         n("Cast p -> i", to=INT),
@@ -313,5 +352,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "if": branches,
     "if_with_host_step": branch_with_host_step,
     "loop": loop_of_computed_count,
+    "loop_until": loop_until,
+    "loop_with_host_step": loop_with_host_step,
     "sequence": sequence_position,
 }

@@ -13,6 +13,7 @@ from helpers import assert_close
 from segments.models import FLOAT, INT, floats, ints, n
 
 import fusec
+from fusec.errors import CheckError
 from fusec.segments.executable import SegmentedExecutable
 
 CLASSES, ANCHORS, CELLS = 3, 2, 6
@@ -88,6 +89,8 @@ def test_a_detector_runs_in_simulation() -> None:
     assert len(executable.programs) == 1, "no number of boxes was compiled for"
     assert executable.verify().ok
     executable.assert_fused("conv*")
+    with pytest.raises(CheckError):
+        executable.assert_fused("conv*+softmax")
 
 
 @pytest.mark.cudnn

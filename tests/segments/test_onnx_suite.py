@@ -13,6 +13,38 @@ from fusec.frontends import load
 from fusec.frontends.onnx.importer import InputsNeededError
 from fusec.segments.executable import SegmentedExecutable
 
+# Ops with operands that decide shapes or branches, and ops whose results have shapes that depend on values.
+OPS = frozenset(
+    (
+        "BitCast",
+        "Compress",
+        "ConstantOfShape",
+        "CumSum",
+        "DFT",
+        "Expand",
+        "Loop",
+        "If",
+        "NonMaxSuppression",
+        "NonZero",
+        "OneHot",
+        "Pad",
+        "Range",
+        "ReduceSum",
+        "ReduceL1",
+        "Reshape",
+        "Resize",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "STFT",
+        "Tile",
+        "TopK",
+        "Trilu",
+        "Unique",
+        "Unsqueeze",
+    )
+)
+
 
 def _needs_values(model: Any, shapes: Any) -> bool:
     try:
@@ -29,6 +61,8 @@ def _arrays(items: Any) -> list[Any]:
 def test_cases_whose_inputs_decide_shapes() -> None:
     run, wrong = 0, list[str]()
     for case in passing():
+        if OPS.isdisjoint(node.op_type for node in case.model.graph.node):
+            continue
         inputs, outputs = map(_arrays, case.data_sets[0])
         if any(not isinstance(array, np.ndarray) for array in (*inputs, *outputs)) or case.name in DISPUTED:
             continue
@@ -47,4 +81,4 @@ def test_cases_whose_inputs_decide_shapes() -> None:
             if not close:
                 wrong.append(case.name)
     assert not wrong
-    assert run > 300
+    assert run > 150

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from frontends.onnx.models import info, model, run
 from helpers import assert_close
@@ -141,6 +142,36 @@ def test_the_explanation_tells_what_a_call_met() -> None:
     assert step.seconds is not None and step.seconds > 0
     assert json.loads(json.dumps(after.to_json()))["totals"]["host_steps"] == 1
     assert "20 B to the host, 320 B back" in str(after)
+
+
+def test_the_body_of_a_loop_is_compiled_once() -> None:
+    case = CASES["loop_until"]()
+    executable = compiled(case.proto, target="cpu")
+    trips = set[int | None]()
+    for feeds in case.feeds:
+        agrees(executable, case.proto, feeds)
+        trips.add(executable.explain().segments[0].steps[0].trips)
+    assert len(trips) > 1
+    assert len(executable.programs) == 2, "one for what is in front of the loop, one for its body"
+    assert f"ran {executable.explain().segments[0].steps[0].trips} times" in str(executable.explain())
+    report = executable.verify()
+    assert report.ok
+    assert any("loop body" in check.what for check in report.checks)
+
+
+def test_a_loop_that_makes_no_trip_has_no_scan_outputs() -> None:
+    case = CASES["loop"]()
+    executable = compiled(case.proto, target="cpu")
+    agrees(executable, case.proto, {"x": np.full((4, 5), -9, np.float32)})
+    body = onnx.helper.make_graph([n("Identity go -> on"), n("Neg v -> row")], "body",
+        [info("i", [], INT), info("go", [], BOOL), info("v", None)],
+        [info("on", [], BOOL), info("row", None), info("v", None)])  # fmt: skip
+    proto = model([n("Loop trips _ x -> last rows", body=body)], [info("x", [2]), info("trips", [], INT)],
+                  [info("last", None), info("rows", None)])  # fmt: skip
+    executable = compiled(proto, target="cpu")
+    agrees(executable, proto, {"x": floats(2), "trips": np.array(3)})
+    with pytest.raises(ExecutionError, match=r"node 'Loop_0' \(Loop\): its loop makes no trip"):
+        executable(floats(2), np.array(0))
 
 
 def test_what_a_model_with_host_steps_lacks(tmp_path: Path) -> None:

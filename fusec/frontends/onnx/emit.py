@@ -15,6 +15,7 @@ import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.frontends.onnx.limits import by_blocks, require_constant
+from fusec.frontends.onnx.loop_body import LoopBody, Surroundings, loop_body
 from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, TensorType, Value, quote
 from fusec.ops import Cast, Expand, Reshape, Slice
 from fusec.ops.spec import require
@@ -38,10 +39,15 @@ class HostValueError(VerifyError):
     what: names the values in messages, with the inner node that needs them.
     values: those that the host must read.
     compute: computes results from them, which become inputs of the graph; None if the values decide shapes or branches.
+    body: the body of a loop, whose results become inputs of the graph.
     """
 
-    def __init__(self, what: str, values: Sequence[Value], compute: Compute | None = None):
-        self.what, self.values, self.compute = what, tuple(values), compute
+    def __init__(
+        self, what: str, values: Sequence[Value], compute: Compute | None = None, body: LoopBody | None = None
+    ):
+        self.what, self.values, self.compute, self.body = what, tuple(values), compute, body
+        first = self.values if body is None else self.values[: body.operands[:2].count(None)]
+        self.decisive = first or self.values  # a user who gives these needs no host step
         names = ", ".join(quote(v.name) for v in values)
         verb = "is" if len(values) == 1 else "are"
         super().__init__(f"{what} must be known at import, but {names} {verb} computed at run time")
@@ -74,6 +80,7 @@ class Emitter:
         self.opset = opset
         self.outputs = 1
         self.subgraph: Callable[[GraphProto, Sequence[ModelValue]], list[ModelValue]] = _no_body
+        self.around: Callable[[GraphProto], Surroundings] = _no_surroundings
         self._reserved = reserved  # names of the model, which no intermediate value may have
         self._origin: tuple[str, ...] = ()
         self._name = ""
@@ -272,6 +279,18 @@ class Emitter:
             raise HostValueError(what, missing, from_missing)
         return tuple(self._host_result(type) for type in self._answers.popleft() if isinstance(type, TensorType))
 
+    def on_host_loop(
+        self, what: str, body: GraphProto, first: Sequence[Value], carried: Sequence[Value]
+    ) -> list[Value]:
+        """Return the results of a loop that the host runs. first: the number of trips and the condition.
+
+        Raises HostValueError: until the host has run it.
+        """
+        if not self._answers:
+            made, values = loop_body(body, first, carried, self.around(body))
+            raise HostValueError(what, values, body=made)
+        return [self._host_result(type) for type in self._answers.popleft() if isinstance(type, TensorType)]
+
     def _host_result(self, type: TensorType) -> Value:
         """Add an input for a result that the host computes."""
         value = self.graph.add_input(self.graph.free_name(self._hint("host")), type)
@@ -312,6 +331,10 @@ class Emitter:
 def _widens_weights(op: Op, result: TensorType, source: TensorType) -> bool:
     """Tell if an op makes floats of quantised weights; passes look for the integers."""
     return isinstance(op, Cast) and source.dtype in (DType.I8, DType.U8) and source.rank > 1 and result.dtype.is_float
+
+
+def _no_surroundings(body: GraphProto) -> Surroundings:
+    raise VerifyError("has a body, which cannot be imported here")
 
 
 def _no_body(body: GraphProto, given: Sequence[ModelValue]) -> list[ModelValue]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs
+from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs, helper
 
 from fusec.errors import ModelError, SizeError, VerifyError
 from fusec.frontends.onnx.advice import CUT
@@ -22,6 +22,7 @@ from fusec.frontends.onnx.annotations import check
 from fusec.frontends.onnx.attributes import attributes
 from fusec.frontends.onnx.emit import Answer, Emitter, HostValueError, ModelValue, OpFunction, TensorList
 from fusec.frontends.onnx.inputs import input_types
+from fusec.frontends.onnx.loop_body import Surroundings
 from fusec.frontends.onnx.scope import Scope, live_nodes, reads, scope_of, without
 from fusec.frontends.onnx.standard import body_of
 from fusec.frontends.onnx.structure import abridged, captured, constants, node_names, report
@@ -70,6 +71,8 @@ class Importer:
         names = {v.name for v in source.input} | {*constants(source)} | {n for node in source.node for n in node.output}
         self.emit = Emitter(self.graph, opsets.get("", 0), frozenset(names))
         self.emit.subgraph = self._subgraph
+        self.emit.around = self._around
+        self.folder = folder
         self.scope = scope_of(source, opsets, frozenset(v.name for v in source.output))
         self.problems: list[str] = []
         self.asked: dict[int, HostValueError] = {}  # by index of the node
@@ -192,7 +195,7 @@ class Importer:
         asked = [_problem(self.source.node[i], node_names(self.source.node)[i], e) for i, e in self.asked.items()]
         needed: set[str] = set()
         for error in self.asked.values():
-            needed |= _inputs_above(error.values)
+            needed |= _inputs_above(error.decisive)
         text = str(report(self.file, [*self.problems, *asked]))
         if not self.asked:
             return ModelError(text)
@@ -278,6 +281,18 @@ class Importer:
             scope.values[declared.name] = value
         return self._inner(scope, body.node, [v.name for v in body.output])
 
+    def _around(self, body: GraphProto) -> Surroundings:
+        """Return what a body of the current node sees. Raises VerifyError: when it reads a sequence."""
+        own = {v.name for v in body.input} | {*constants(body)} | {o for node in body.node for o in node.output}
+        values: dict[str, Value] = {}
+        wrapped = NodeProto(attribute=[helper.make_attribute("body", body)])
+        for name in sorted(captured(wrapped) - own - {""}):
+            value = self._value(self.scope, name)
+            require(not isinstance(value, TensorList), f"its body reads the sequence {name!r}")
+            if isinstance(value, Value):  # other names are those of inner bodies
+                values[name] = value
+        return Surroundings(values, self.scope.opsets, self.folder)
+
     def _by_definition(
         self,
         scope: Scope,
@@ -336,7 +351,7 @@ class Importer:
             self._node(scope, node, name)
         except HostValueError as error:
             what = f"in its body, node {name!r} ({printable(node.op_type)}): {error.what}"
-            raise HostValueError(what, error.values, error.compute) from error
+            raise HostValueError(what, error.values, error.compute, error.body) from error
         except VerifyError as error:
             raise VerifyError(f"in its body, node {name!r} ({printable(node.op_type)}): {error}") from error
 

@@ -15,6 +15,7 @@ from fusec.errors import ModelError
 from fusec.frontends.onnx.emit import Answer, Compute, HostValueError, ModelValue, TensorList
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.load import CheckedModel
+from fusec.frontends.onnx.loop_body import LoopBody
 from fusec.frontends.onnx.structure import captured
 from fusec.ir import DType, Graph, Literal, TensorType, Value
 
@@ -47,6 +48,7 @@ class HostStep:
     reads: names of the slots to read.
     compute: computes results of these arrays, which are inputs of the next segment; None if the values themselves
         decide shapes or branches, so that the next segment is for these values only.
+    body: the body of a loop to run, whose results are inputs of the next segment.
     """
 
     index: int
@@ -55,6 +57,12 @@ class HostStep:
     what: str
     reads: tuple[str, ...]
     compute: Compute | None
+    body: LoopBody | None
+
+    @property
+    def decides(self) -> bool:
+        """Tell if the values decide shapes or branches of the next segment."""
+        return self.compute is None and self.body is None
 
 
 @dataclass(frozen=True)
@@ -172,7 +180,7 @@ class SegmentedModel:
     def _step(self, index: int, error: HostValueError, slots: _Slots) -> HostStep:
         node = self.model.graph.node[index]
         reads = tuple(cast(Slot, slots.held(value, value.name)).name for value in error.values)
-        return HostStep(index, self.model.names[index], node.op_type, error.what, reads, error.compute)
+        return HostStep(index, self.model.names[index], node.op_type, error.what, reads, error.compute, error.body)
 
 
 class _Slots:

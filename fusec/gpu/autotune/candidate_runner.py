@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fusec.gpu import kernels
 from fusec.gpu.autotune.step_candidates import Candidate
+from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.launch.kernel_launcher import Launcher
 from fusec.gpu.measure.random_inputs import random_array, random_data
 from fusec.ir import Array, TensorType, Value
@@ -16,7 +17,9 @@ from fusec.schedule.program import Kind, outputs_of
 Bind = Callable[[CudnnGraph, Mapping[int, Array]], Callable[[], None]]
 
 
-def bind_candidate(candidate: Candidate, tensor_cores: bool, bind: Bind, launcher: Launcher) -> Callable[[], None]:
+def bind_candidate(
+    candidate: Candidate, tensor_cores: bool, bind: Bind, launcher: Launcher, figures: GpuFigures
+) -> Callable[[], None]:
     """Return a function that runs the steps of a candidate over memory of its own, filled with random numbers."""
     held: dict[str, Array] = {}
     constants: dict[tuple[Value, TensorType], Array] = {}
@@ -33,7 +36,7 @@ def bind_candidate(candidate: Candidate, tensor_cores: bool, bind: Bind, launche
     runs: list[Callable[[], None]] = []
     for step in candidate:
         if step.kind is Kind.KERNEL:
-            kernel = kernels.find(step.nodes, outputs_of(step.nodes))
+            kernel = kernels.find(step.nodes, outputs_of(step.nodes), figures)
             assert kernel is not None, f"no kernel for {step.signature}"
             runs.append(launcher.bind(kernel, memory))
             continue

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fusec.errors import LoweringError
 from fusec.gpu.autotune.step_candidates import Candidate, candidates
 from fusec.gpu.autotune.step_choices import StepChoice, has_candidates, kernel_of, step_key
-from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -24,11 +24,12 @@ NEAR_BEST = 1.5
 
 @dataclass(frozen=True)
 class StepTuning:
-    """Settings for choosing steps: the precision of products, the cost of a launch, and the tuning level."""
+    """Settings for choosing steps: precision of products, cost of a launch, tuning level, and figures of the GPU."""
 
     tensor_cores: bool
     launch_us: float
     level: str
+    figures: GpuFigures
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def step_times_us(graph: Graph, steps: Sequence[Partition], tuning: StepTuning, 
         if has_candidates(step):
             offers[str(number)] = _offers(graph, step, tuning)
         else:
-            kernel = kernel_of(step.nodes)
+            kernel = kernel_of(step.nodes, tuning.figures)
             offers[str(number)] = [] if kernel is None else [((step,), [kernel])]
     costs = _costs_us(offers, tuning, timers)
     return [min(costs[str(number)], default=float("inf")) for number in range(len(steps))]
@@ -103,7 +104,8 @@ def step_times_us(graph: Graph, steps: Sequence[Partition], tuning: StepTuning, 
 
 def _offers(graph: Graph, step: Partition, tuning: StepTuning) -> list[tuple[Candidate, list[Runnable]]]:
     """List the candidates of a step that have code to run them."""
-    found = ((each, runnables(each, tuning.tensor_cores)) for each in candidates(graph, step, tuning.level))
+    offered = candidates(graph, step, tuning.level, tuning.figures)
+    found = ((each, runnables(each, tuning.tensor_cores, tuning.figures)) for each in offered)
     return [(candidate, code) for candidate, code in found if code is not None]
 
 
@@ -124,12 +126,13 @@ def _costs_us(
     return {name: [cost_us(code) for _, code in offered] for name, offered in offers.items()}
 
 
-def runnables(candidate: Candidate, tensor_cores: bool) -> list[Runnable] | None:
+def runnables(candidate: Candidate, tensor_cores: bool, figures: GpuFigures) -> list[Runnable] | None:
     """Return the cuDNN graph or kernel of each step of a candidate; None if one step has neither."""
     found: list[Runnable] = []
     for step in candidate:
         try:
-            code = kernel_of(step.nodes) if step.kind is Kind.KERNEL else lower(step.body, tensor_cores).graph
+            is_kernel = step.kind is Kind.KERNEL
+            code = kernel_of(step.nodes, figures) if is_kernel else lower(step.body, tensor_cores).graph
         except LoweringError:
             return None
         if code is None:

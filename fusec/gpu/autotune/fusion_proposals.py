@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise
 from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
@@ -28,7 +29,7 @@ def is_joint_work(nodes: Sequence[Node]) -> bool:
     )
 
 
-def may_begin(nodes: Sequence[Node]) -> bool:
+def may_begin(nodes: Sequence[Node], figures: GpuFigures) -> bool:
     """Return True if a group of steps that begins with these nodes may become such a kernel."""
     first = nodes[0]
     if can_generate(first):
@@ -44,6 +45,6 @@ def may_begin(nodes: Sequence[Node]) -> bool:
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), None)
     if at is None:
         return is_depthwise(nodes, [first.result])
-    return bool(depthwise_with_mean(nodes[: at + 1], [])) and (
+    return bool(depthwise_with_mean(nodes[: at + 1], [], figures)) and (
         at + 1 == len(nodes) or match_layers(nodes[at + 1 :], 0) is not None
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
+from fusec.gpu.kernels import GpuFigures
 from fusec.ir import Graph, Node
 from fusec.ops import PRODUCTS, ChannelSums, MatMul, Pointwise, Reduce
 from fusec.passes.partition.cost_model import is_depthwise, is_fast
@@ -18,7 +19,7 @@ from fusec.schedule.program import Kind, Partition, body_of
 Candidate = tuple[Partition, ...]  # steps that replace one step, in order
 
 
-def candidates(graph: Graph, step: Partition, level: str) -> list[Candidate]:
+def candidates(graph: Graph, step: Partition, level: str, figures: GpuFigures) -> list[Candidate]:
     """List the candidates of a step that are worth timing; the step as it is comes first.
 
     Level `none` adds nothing. Level `quick` adds spellings, a kernel, and, where fused engines are known to be slow,
@@ -28,36 +29,36 @@ def candidates(graph: Graph, step: Partition, level: str) -> list[Candidate]:
     if level == "none" or not has_candidates(step):
         return found
     if step.kind is Kind.KERNEL:
-        return [*found, *_unfused(graph, step.nodes, level)]
+        return [*found, *_unfused(graph, step.nodes, level, figures)]
     found += [(other,) for other in _spelled(graph, step.nodes) if other.spelling != step.spelling]
     found += [(Partition(step.nodes, Kind.CUDNN, body, n),) for n, body in faster_spellings(body_of(graph, step.nodes))]
-    found += [(whole,) for whole in _kernel(graph, step.nodes)]
+    found += [(whole,) for whole in _kernel(graph, step.nodes, figures)]
     if level == "full" or _slow_when_fused(step):
         for first, second in _splits(products_first(step.nodes)):
             starts, rest = list(_spelled(graph, first)), next(_spelled(graph, second))
             for start in starts if any(isinstance(node.op, MatMul) for node in first) else starts[:1]:
                 found.append((start, rest))
-                found += [(start, kernel) for kernel in _kernel(graph, second)]
+                found += [(start, kernel) for kernel in _kernel(graph, second, figures)]
             if _pointwise(first):
-                found += [(kernel, rest) for kernel in _kernel(graph, first)]
-        found += _two_products(graph, products_first(step.nodes))
+                found += [(kernel, rest) for kernel in _kernel(graph, first, figures)]
+        found += _two_products(graph, products_first(step.nodes), figures)
     if isinstance(step.nodes[-1].op, ChannelSums):
         starts = _spelled(graph, step.nodes[:-1])
-        found += [(start, kernel) for start in starts for kernel in _kernel(graph, step.nodes[-1:])]
+        found += [(start, kernel) for start in starts for kernel in _kernel(graph, step.nodes[-1:], figures)]
     return found
 
 
-def _two_products(graph: Graph, nodes: Sequence[Node]) -> Iterator[Candidate]:
+def _two_products(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Candidate]:
     """Yield two products as steps of their own, in the same spelling, and a kernel for the rest."""
     rest = nodes[2:]
     if not rest or not all(isinstance(node.op, PRODUCTS) for node in nodes[:2]) or not _pointwise(rest):
         return
-    for kernel in _kernel(graph, rest):
+    for kernel in _kernel(graph, rest, figures):
         for first, second in zip(_spelled(graph, nodes[:1]), _spelled(graph, nodes[1:2]), strict=False):
             yield (first, second, kernel)
 
 
-def _unfused(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Candidate]:
+def _unfused(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigures) -> Iterator[Candidate]:
     """Yield sequences of smaller steps for a kernel that runs several steps.
 
     Such a kernel runs pointwise ops and a product, or a depthwise convolution with a mean and perhaps more products,
@@ -66,38 +67,42 @@ def _unfused(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Candid
     products = [i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)]
     if len(products) == 1 and products[0]:
         at = products[0]
-        for first in _as_one_step(graph, nodes[:at]):
-            yield from ((first, *rest) for rest in candidates(graph, next(_spelled(graph, nodes[at:])), level))
+        for first in _as_one_step(graph, nodes[:at], figures):
+            yield from ((first, *rest) for rest in candidates(graph, next(_spelled(graph, nodes[at:])), level, figures))
         return
     at = next((i + 1 for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), 0)
     begin, tail = nodes[:at], nodes[at:]
     if begin:
         # Neither cuDNN's fused depthwise engines nor its small products are timed, because the first are known to be
         # slow, and the second are mostly launch time.
-        first = [(a, b) for a in _as_one_step(graph, begin[:1]) for b in _kernel(graph, begin[1:])]
-        second = [(a, b) for a in _kernel(graph, begin[:-1]) for b in _kernel(graph, begin[-1:])]
-        ends: list[Candidate] = [(kernel,) for kernel in _kernel(graph, tail)] if tail else [()]
+        first = [(a, b) for a in _as_one_step(graph, begin[:1], figures) for b in _kernel(graph, begin[1:], figures)]
+        second = [(a, b) for a in _kernel(graph, begin[:-1], figures) for b in _kernel(graph, begin[-1:], figures)]
+        ends: list[Candidate] = [(kernel,) for kernel in _kernel(graph, tail, figures)] if tail else [()]
         yield from ((*start, *end) for start in (*first, *(second if at > 2 else ())) for end in ends)
         return
     found: list[Candidate] = [()]
     for number, (start, end) in enumerate(zip(products, [*products[1:], len(tail)], strict=True)):
         low, high = start if number else 0, start + 1
-        options: list[Candidate] = [(step,) for step in _as_one_step(graph, tail[low:end])]
+        options: list[Candidate] = [(step,) for step in _as_one_step(graph, tail[low:end], figures)]
         if high < end:
-            options += [(a, b) for a in _as_one_step(graph, tail[low:high]) for b in _kernel(graph, tail[high:end])]
+            options += [
+                (a, b)
+                for a in _as_one_step(graph, tail[low:high], figures)
+                for b in _kernel(graph, tail[high:end], figures)
+            ]
         found = [(*steps, *more) for steps in found for more in options]
     yield from found
 
 
-def _as_one_step(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:
+def _as_one_step(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Partition]:
     """Yield the nodes as one cuDNN step, then as one kernel."""
     yield next(_spelled(graph, nodes))
-    yield from _kernel(graph, nodes)
+    yield from _kernel(graph, nodes, figures)
 
 
-def _kernel(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:
+def _kernel(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Partition]:
     """Yield the nodes as one kernel, if one runs them."""
-    if kernel_of(nodes) is not None:
+    if kernel_of(nodes, figures) is not None:
         yield Partition(tuple(nodes), Kind.KERNEL, body_of(graph, nodes))
 
 

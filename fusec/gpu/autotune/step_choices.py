@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusec.gpu import kernels
 from fusec.gpu.autotune import fusion_proposals
 from fusec.gpu.autotune.step_fusion import fuse_steps
-from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import Graph, Node
 from fusec.ops import PRODUCTS, Cast, Pointwise
 from fusec.passes.partition.equivalent_spellings import spelled
@@ -50,28 +50,35 @@ def has_candidates(step: Partition) -> bool:
     return step.kind is Kind.CUDNN or (step.kind is Kind.KERNEL and fusion_proposals.is_joint_work(step.nodes))
 
 
-def can_run_as_kernel(step: Partition) -> bool:
+def can_run_as_kernel(step: Partition, figures: GpuFigures) -> bool:
     """Return True for a pointwise cuDNN step that a kernel can run.
 
     Such a kernel serves every input shape. cuDNN would compile the step for each shape again.
     """
     pointwise = step.kind is Kind.CUDNN and all(isinstance(node.op, (Pointwise, Cast)) for node in step.nodes)
-    return pointwise and kernel_of(step.nodes) is not None
+    return pointwise and kernel_of(step.nodes, figures) is not None
 
 
-def apply_choices(program: Program, chosen: Mapping[str, StepChoice], as_source: bool = False) -> Program:
+def apply_choices(
+    program: Program, chosen: Mapping[str, StepChoice], figures: GpuFigures, as_source: bool = False
+) -> Program:
     """Return the program as it runs on a GPU: steps replaced by their choices, and kernels fused with their neighbours.
 
+    figures: those of the GPU
     as_source: fuse nothing, because fusing would round otherwise than the model does
 
     Raises ValueError when a choice does not fit its step.
     """
-    if as_source:
-        return replace_steps(program, chosen)
-    return fuse_steps(replace_steps(fuse_steps(program, products=True), chosen))
+    replaced = replace_steps(before_choices(program, figures, as_source), chosen, figures)
+    return replaced if as_source else fuse_steps(replaced, figures)
 
 
-def replace_steps(program: Program, chosen: Mapping[str, StepChoice]) -> Program:
+def before_choices(program: Program, figures: GpuFigures, as_source: bool) -> Program:
+    """Return the program whose steps `apply_choices` replaces by their choices."""
+    return program if as_source else fuse_steps(program, figures, products=True)
+
+
+def replace_steps(program: Program, chosen: Mapping[str, StepChoice], figures: GpuFigures) -> Program:
     """Replace steps by their choices, by `step_key`; other steps stay.
 
     Raises ValueError when a choice does not fit its step.
@@ -79,7 +86,7 @@ def replace_steps(program: Program, chosen: Mapping[str, StepChoice]) -> Program
     steps: list[Partition] = []
     for step in program.steps:
         choice = chosen.get(step_key(program.graph, step)) if has_candidates(step) else None
-        steps += (step,) if choice is None else steps_of_choice(program.graph, step, choice)
+        steps += (step,) if choice is None else steps_of_choice(program.graph, step, choice, figures)
     rewritten = Program(program.graph, tuple(steps), program.refusals)
     rewritten.verify()
     return rewritten
@@ -90,7 +97,7 @@ def step_key(graph: Graph, step: Partition) -> str:
     return canonical_key(body_of(graph, step.nodes) if step.spelling else step.body)
 
 
-def steps_of_choice(graph: Graph, step: Partition, choice: StepChoice) -> Iterator[Partition]:
+def steps_of_choice(graph: Graph, step: Partition, choice: StepChoice, figures: GpuFigures) -> Iterator[Partition]:
     """Yield the steps that replace a step; ops that run one by one are a step each.
 
     Raises ValueError when the choice does not fit the step.
@@ -107,18 +114,18 @@ def steps_of_choice(graph: Graph, step: Partition, choice: StepChoice) -> Iterat
             raise ValueError(f"a choice of {counts} ops does not fit {step.signature}")
         if part.runs in ("in place", "copy"):
             raise ValueError(f"{step.signature} is no concat")
-        yield from _steps_of_part(graph, nodes, part)
+        yield from _steps_of_part(graph, nodes, part, figures)
         start = end
 
 
-def _steps_of_part(graph: Graph, nodes: tuple[Node, ...], part: Part) -> Iterator[Partition]:
+def _steps_of_part(graph: Graph, nodes: tuple[Node, ...], part: Part, figures: GpuFigures) -> Iterator[Partition]:
     if part.runs == "ops":
         yield from (alone(graph, node) for node in nodes)
         return
     body = body_of(graph, nodes)
     names = " ".join(display_name(node) for node in nodes)
     if part.runs == "kernel":
-        if kernel_of(nodes) is None:
+        if kernel_of(nodes, figures) is None:
             raise ValueError(f"no kernel runs {names}")
         yield Partition(nodes, Kind.KERNEL, body)
         return
@@ -142,6 +149,6 @@ def products_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
     return (*(node for node in nodes if node in wanted), *(node for node in nodes if node not in wanted))
 
 
-def kernel_of(nodes: Sequence[Node]) -> Kernel | None:
+def kernel_of(nodes: Sequence[Node], figures: GpuFigures) -> Kernel | None:
     """Return the kernel that runs nodes as one step; None if there is none."""
-    return kernels.find(nodes, outputs_of(nodes))
+    return kernels.find(nodes, outputs_of(nodes), figures)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fusec.gpu.autotune import fusion_proposals
-from fusec.gpu.kernels import find
+from fusec.gpu.kernels import GpuFigures, find
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.ir import Node
 from fusec.passes.partition import ordered
@@ -21,15 +21,16 @@ MAX_NODES = 48  # of one kernel: compile time grows faster than that
 MAX_REPEATED_ELEMENTS = 1 << 20
 
 
-def fuse_steps(program: Program, products: bool = False) -> Program:
+def fuse_steps(program: Program, figures: GpuFigures, products: bool = False) -> Program:
     """Fuse steps wherever one kernel runs them all.
 
+    figures: those of the GPU that the program is for
     products: fuse steps with products, too; `candidate_times` times the kernel against the steps it replaces
     """
     wiring = Wiring(program.graph)
     if not products and not any(step.kind is Kind.KERNEL for step in program.steps):
         return program
-    groups = _Groups(program.steps, wiring)
+    groups = _Groups(program.steps, wiring, figures)
     for number in range(len(program.steps)) if products else ():
         groups.extend_with_products(number)
     for number in range(len(program.steps)):
@@ -50,8 +51,8 @@ def fuse_steps(program: Program, products: bool = False) -> Program:
 class _Groups:
     """Groups of steps, by number; a group has the number of its first step."""
 
-    def __init__(self, steps: Sequence[Partition], wiring: Wiring):
-        self.steps, self.wiring = steps, wiring
+    def __init__(self, steps: Sequence[Partition], wiring: Wiring, figures: GpuFigures):
+        self.steps, self.wiring, self.figures = steps, wiring, figures
         self.owner = list(range(len(steps)))
         self.members: list[tuple[int, ...]] = [(i,) for i in range(len(steps))]
         step_of = {node: i for i, step in enumerate(steps) for node in step.nodes}
@@ -79,7 +80,7 @@ class _Groups:
 
     def extend_with_products(self, number: int) -> None:
         """Fuse a group with steps that read its results, products included, into the longest one that a kernel runs."""
-        if self.owner[number] != number or not fusion_proposals.may_begin(self.steps[number].nodes):
+        if self.owner[number] != number or not fusion_proposals.may_begin(self.steps[number].nodes, self.figures):
             return
         members, longest = (number,), ()
         while True:
@@ -89,7 +90,7 @@ class _Groups:
                 break
             members = (*members, reader)
             nodes = self.nodes(members)
-            if fusion_proposals.is_joint_work(nodes) and find(nodes, outputs_of(nodes)) is not None:
+            if fusion_proposals.is_joint_work(nodes) and find(nodes, outputs_of(nodes), self.figures) is not None:
                 longest = members
         if longest:
             self.members[number] = longest
@@ -101,7 +102,7 @@ class _Groups:
         alone = self.owner[reader] == reader and len(self.members[reader]) == 1
         return (
             alone
-            and fusion_proposals.may_begin(self.nodes((*members, reader)))
+            and fusion_proposals.may_begin(self.nodes((*members, reader)), self.figures)
             and not self._has_path_around(members, reader)
         )
 
@@ -148,7 +149,8 @@ class _Groups:
             return False
         if fusion_proposals.is_joint_work(nodes) and not any(fusion_proposals.is_joint_work(each) for each in pair):
             return False  # such a kernel was proposed before, and the separate steps were faster
-        return find(nodes, outputs_of(nodes)) is not None and not self._has_path_around((number,), reader)
+        kernel = find(nodes, outputs_of(nodes), self.figures)
+        return kernel is not None and not self._has_path_around((number,), reader)
 
     @staticmethod
     def _repeats(first: Sequence[Node], second: Sequence[Node]) -> bool:

@@ -22,12 +22,12 @@ from fusec.gpu.autotune.step_choices import (
     StepChoice,
     TunedChoices,
     apply_choices,
+    before_choices,
     can_run_as_kernel,
     has_candidates,
     replace_steps,
     step_key,
 )
-from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.autotune.step_split import split_epilogues, split_prologues
 from fusec.gpu.autotune.variant_selection import VariantSelector
 from fusec.gpu.kernels import Kernel
@@ -70,7 +70,7 @@ class StepSelector:
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
         tuning = replace(tuning, level="none" if as_source else self._level)
-        is_timed = tuning.level != "none"
+        figures, is_timed = tuning.figures, tuning.level != "none"
         timers = Timers(
             lambda graphs: self._plans.times_us(graphs, footprint_bytes),
             lambda asked: self.variants.times_us(asked, footprint_bytes),
@@ -84,15 +84,15 @@ class StepSelector:
             return step_times_us(graph, steps, replace(tuning, level="none"), replace(timers, compile_soon=None))
 
         def sequence_us(asked: Sequence[Candidate]) -> Sequence[float]:
-            return self._sequence_us(asked, tuning.tensor_cores, bind, footprint_bytes)
+            return self._sequence_us(asked, tuning, bind, footprint_bytes)
 
         concats = concats_in_place(program)
         partitioned = self._with_concats(program, concats, tuning.launch_us, times_us) if is_timed else program
         concat_choice = concat_choices(concats, partitioned)
-        program = partitioned if as_source else fuse_steps(partitioned, products=True)
+        program = before_choices(partitioned, figures, as_source)
         known = self._stored_choices(program, tuning) if is_timed else {}
         if prefer_kernels:
-            pointwise = [step for step in program.steps if can_run_as_kernel(step)]
+            pointwise = [step for step in program.steps if can_run_as_kernel(step, figures)]
             known |= {step_key(program.graph, step): (Part(len(step.nodes), "kernel"),) for step in pointwise}
         new = choose_steps(program, tuning, timers, known, sequence_us)
         if is_timed:
@@ -100,9 +100,9 @@ class StepSelector:
         chosen = {**known, **new}
         if is_timed:
             for split in (split_epilogues, split_prologues):
-                chosen |= split(program, chosen, lambda tried: apply_choices(partitioned, tried), unchanged_us)
-        program = apply_choices(partitioned, chosen, as_source)
-        found = {k.key: k for k in self.variants.kernels_of(program.steps) if k.others}
+                chosen |= split(program, chosen, lambda tried: apply_choices(partitioned, tried, figures), unchanged_us)
+        program = apply_choices(partitioned, chosen, figures, as_source)
+        found = {k.key: k for k in self.variants.kernels_of(program.steps, figures) if k.others}
         if self._level != "none":
             timers.kernels_us({key: k for key, k in found.items() if not self._launcher.is_measured(k)})
         variants = {key: self._launcher.fastest(k).key for key, k in found.items() if self._launcher.is_measured(k)}
@@ -139,22 +139,22 @@ class StepSelector:
             if choice is not None:
                 known[key] = choice
         try:
-            replace_steps(program, known)
+            replace_steps(program, known, tuning.figures)
         except ValueError:
             return {}
         return known
 
     @spent_on("candidates are timed")
     def _sequence_us(
-        self, asked: Sequence[Candidate], tensor_cores: bool, bind: Bind, footprint_bytes: int
+        self, asked: Sequence[Candidate], tuning: StepTuning, bind: Bind, footprint_bytes: int
     ) -> list[float]:
         """Time candidates of several steps as a sequence; infinite where a step fails."""
-        graphs = graphs_of(asked, tensor_cores)
+        graphs = graphs_of(asked, tuning.tensor_cores)
         self._plans.choose(graphs, footprint_bytes)
         times: list[float] = []
         with out_of_memory("timing candidates"), self._context.stream:
             for candidate in asked:
-                run = bind_candidate(candidate, tensor_cores, bind, self._launcher)
+                run = bind_candidate(candidate, tuning.tensor_cores, bind, self._launcher, tuning.figures)
                 try:
                     times.append(self._context.stopwatch.median_us(run, footprint_bytes))
                 except ExecutionError:

@@ -10,7 +10,7 @@ from fusec.errors import ExecutionError
 from fusec.gpu import kernels
 from fusec.gpu.autotune.plan_bench import CudnnContext
 from fusec.gpu.autotune.tuning_cache import TuningCache
-from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 from fusec.gpu.launch.stream_calls import out_of_memory
 from fusec.schedule.program import Kind, Partition
@@ -27,12 +27,12 @@ class VariantSelector:
         self._stream, self._stopwatch, self._build_pool = context.stream, context.stopwatch, context.build_pool
         self._cache, self._launcher, self._named = cache, launcher, named
 
-    def kernels_of(self, steps: Iterable[Partition]) -> list[Kernel]:
+    def kernels_of(self, steps: Iterable[Partition], figures: GpuFigures) -> list[Kernel]:
         """Return the kernels of the steps that kernels run, and use their named variants.
 
         Raises ExecutionError when a kernel has no variant of that name.
         """
-        found = (kernels.find(step.nodes, step.outputs) for step in steps if step.kind is Kind.KERNEL)
+        found = (kernels.find(step.nodes, step.outputs, figures) for step in steps if step.kind is Kind.KERNEL)
         wanted = [kernel for kernel in found if kernel is not None]
         for kernel in wanted:
             if kernel.key in self._named and not self._launcher.take(kernel, self._named[kernel.key]):

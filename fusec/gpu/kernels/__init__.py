@@ -1,6 +1,7 @@
 """Find the CUDA kernel of fusec that runs a step, where cuDNN lacks an op or is slower.
 
-Each kernel family looks at the nodes of a step. It returns a `Kernel` (CUDA C and how to launch it) or None.
+Each kernel family looks at the nodes of a step. It returns a `Kernel` (CUDA C and how to launch it), shaped for the
+target of the compilation, or None.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fusec.gpu.kernels.attention import attention_forward, rotary
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.kernels.convolution import (
     depthwise,
@@ -24,7 +26,7 @@ from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward
 from fusec.gpu.kernels.recurrent import persistent
 from fusec.ir import Node, Value
 
-Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
+Family = Callable[[Sequence[Node], Sequence[Value], GpuFigures], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
     attention_forward.attention,
     multi_tensor.multi_tensor,  # before pointwise, because that writes a piece of source for each tensor
@@ -51,20 +53,21 @@ FAMILIES: tuple[Family, ...] = (
 NARROW_FAMILIES: tuple[Family, ...] = (pointwise.pointwise, gather_resize.sampled)
 
 
-def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def find(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel that runs these nodes and stores `outputs`; None if no family has one.
 
     The graph caches the answer, because scheduling, tuning and binding ask for the same steps.
 
     nodes: in graph order.
     outputs: the results of the nodes that other steps, or the caller, read.
+    figures: those of the GPU that the model is compiled for; they shape the kernel.
     """
-    written, work = nodes[0].graph.memo, (find, *nodes, *outputs)
+    written, work = nodes[0].graph.memo, (find, figures, *nodes, *outputs)
     if work not in written:
         narrow = any(v.type.dtype.is_narrow for node in nodes for v in (*node.operands, *node.results))
         families = NARROW_FAMILIES if narrow else FAMILIES
-        written[work] = next((k for family in families if (k := family(nodes, outputs)) is not None), None)
+        written[work] = next((k for family in families if (k := family(nodes, outputs, figures)) is not None), None)
     return written[work]
 
 
-__all__ = ["FAMILIES", "Kernel", "find"]
+__all__ = ["FAMILIES", "GpuFigures", "Kernel", "find"]

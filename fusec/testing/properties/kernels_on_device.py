@@ -83,13 +83,13 @@ def jobs(compiled: Compiled) -> Iterator[Job]:
     No case asks for updates of state, so every output is treated as new state to reach these kernels, too.
     """
     program, graph = compiled.program, compiled.graph
-    steps = apply_choices(program, {}, compiled.options.as_source).steps
+    steps = apply_choices(program, {}, compiled.figures, compiled.options.as_source).steps
     state = {f" {name}": name for name in graph.output_names} | {v.name: "" for v in graph.inputs}
     for nodes in (*(step.nodes for step in steps if step.kind is not Kind.VIEW), *multi_tensor_steps(graph, state)):
         outputs = outputs_of(nodes)
         if any(v.type.dtype.is_narrow for v in (*inputs_of(nodes), *outputs)):
             continue  # whose buffers are packed bytes; `device_agrees` runs these steps
-        found = ((family.__name__, family(nodes, outputs)) for family in FAMILIES)
+        found = ((family.__name__, family(nodes, outputs, compiled.figures)) for family in FAMILIES)
         name, kernel = next(((name, kernel) for name, kernel in found if kernel is not None), ("", None))
         if kernel is not None:
             yield Job(name, graph, nodes, outputs, kernel)

@@ -90,7 +90,8 @@ def state_is_read_in_time(graph: Graph, case: Case = CASE) -> None:
     """
     shared = prepared(graph, case)
     optimised = shared.optimised
-    for program in (shared.compiled.program, fuse_steps(kernels_only(optimised)), _multi_tensor_program(optimised)):
+    fused = fuse_steps(kernels_only(optimised), shared.compiled.figures)
+    for program in (shared.compiled.program, fused, _multi_tensor_program(optimised)):
         found = in_place(program, _updates(program.graph))
         with np.errstate(all="ignore"):
             _check_late_elements(

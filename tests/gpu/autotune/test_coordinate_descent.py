@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.cudnn.test_build_pool import Shop
+from gpu.kernels.cases import FIGURES
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import build, check, compiled, fresh
@@ -198,7 +199,7 @@ def test_kernels_to_time_are_compiled_in_other_processes(
 
     net, shop = build(tmp_path, text=SOFTMAX), Shop(2)
     (step,) = net.compiled.program.steps
-    kernel = find(step.nodes, step.outputs)
+    kernel = find(step.nodes, step.outputs, FIGURES)
     assert kernel is not None and kernel.others
     backend = net.backend
     variants = backend.steps.variants
@@ -225,7 +226,7 @@ def test_a_kernel_that_is_faster_within_the_model_is_stored_if_it_computes_the_s
 
     net = build(tmp_path, text=SOFTMAX)
     (step,) = net.compiled.program.steps
-    kernel = find(step.nodes, step.outputs)
+    kernel = find(step.nodes, step.outputs, FIGURES)
     assert kernel is not None and kernel.others
     net.backend.steps.variants.times_us({kernel.key: kernel}, 0)
     monkeypatch.setattr(

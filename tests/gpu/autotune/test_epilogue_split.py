@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from gpu.kernels.cases import FIGURES
 from lowering.lowers_judge import LowersJudge
 
 from fusec.gpu.autotune.step_choices import apply_choices, step_key
@@ -47,11 +48,11 @@ def test_the_kernel_of_a_norm_runs_the_gradient_of_relu_where_that_is_faster(apa
         asked.extend(step.signature for step in steps)
         return [known[step.signature] for step in steps]
 
-    forms = split_epilogues(found, {}, lambda tried: apply_choices(found, tried), step_times_us)
+    forms = split_epilogues(found, {}, lambda tried: apply_choices(found, tried, FIGURES), step_times_us)
     assert sorted(asked) == sorted(known)
     work = step_key(found.graph, found.steps[0])
     assert forms == ({work: (Part(2), Part(1, "kernel"))} if apart_us < 10.0 else {})
-    steps = [step.signature for step in apply_choices(found, forms).steps]
+    steps = [step.signature for step in apply_choices(found, forms, FIGURES).steps]
     assert steps == sorted(known, key=list(known).index)[2:] if forms else steps == list(known)[:2]
 
 

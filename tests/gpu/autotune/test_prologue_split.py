@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from gpu.kernels.cases import FIGURES
 from lowering.lowers_judge import LowersJudge
 
 from fusec.gpu.autotune.step_choices import apply_choices, step_key
@@ -48,7 +49,7 @@ def test_the_kernel_of_a_squeeze_excite_multiplies_where_that_is_faster(apart_us
         asked.extend(step.signature for step in steps)
         return [known[step.signature] for step in steps]
 
-    forms = split_prologues(found, {}, lambda tried: apply_choices(found, tried), step_times_us)
+    forms = split_prologues(found, {}, lambda tried: apply_choices(found, tried, FIGURES), step_times_us)
     assert sorted(asked) == sorted(known)
     assert forms == (forms_of(found) if apart_us < 10.0 else {})
 

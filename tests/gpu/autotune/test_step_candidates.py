@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.autotune.squeeze_excite_text import EXCITATION, drawn
+from gpu.kernels.cases import FIGURES
 from gpu.stand_in_gpu import Machine
 from lowering.lowers_judge import LowersJudge
 
@@ -60,8 +61,8 @@ def rewrite(
     program: Program, tensor_cores: bool, launch_us: float, level: str, time_us: Any, *timers: Any, **more: Any
 ) -> Program:
     """Replace each step by the candidate that these times choose."""
-    tuning = StepTuning(tensor_cores, launch_us, level)
-    return replace_steps(program, choose_steps(program, tuning, Timers(time_us, *timers), **more))
+    tuning = StepTuning(tensor_cores, launch_us, level, FIGURES)
+    return replace_steps(program, choose_steps(program, tuning, Timers(time_us, *timers), **more), FIGURES)
 
 
 def signatures(program: Program) -> list[str]:
@@ -77,13 +78,15 @@ def outputs(of: Compiled) -> list[np.ndarray]:
 def test_candidates_of_a_fused_convolution() -> None:
     of = compiled()
     (step, *_) = of.program.steps
-    assert [tuple(p.signature for p in form) for form in candidates(of.graph, step, "none")] == [(step.signature,)]
-    quick = [tuple(p.spelling for p in form) for form in candidates(of.graph, step, "quick")]
+    assert [tuple(p.signature for p in form) for form in candidates(of.graph, step, "none", FIGURES)] == [
+        (step.signature,)
+    ]
+    quick = [tuple(p.spelling for p in form) for form in candidates(of.graph, step, "quick", FIGURES)]
     assert len(quick) == len(set(quick)) >= 2 and all(len(form) == 1 for form in quick)
-    full = {tuple(p.signature for p in form) for form in candidates(of.graph, step, "full")}
+    full = {tuple(p.signature for p in form) for form in candidates(of.graph, step, "full", FIGURES)}
     assert ("conv", "bias+add+relu") in full and ("conv+bias", "add+relu") in full
     softmax = next(s for s in of.program.steps if s.kind is Kind.KERNEL)
-    assert candidates(of.graph, softmax, "full") == [(softmax,)]
+    assert candidates(of.graph, softmax, "full", FIGURES) == [(softmax,)]
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])
@@ -135,7 +138,7 @@ def test_two_products_may_run_as_steps_before_the_op_that_joins_them(level: str)
     of = Compiled(graph, partition(graph, judge, target), target, Options(), judge)
     (step,) = of.program.steps
     slow = replace(step, verdict=None if step.verdict is None else Legal((Plan(4, (), False, 0, True),)))
-    found = {tuple(p.signature for p in form) for form in candidates(graph, slow, level)}
+    found = {tuple(p.signature for p in form) for form in candidates(graph, slow, level, FIGURES)}
     assert {("matmul", "matmul+swish+mul"), ("matmul", "matmul", "swish+mul")} <= found
 
     def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
@@ -165,7 +168,7 @@ def test_a_prologue_of_a_product_may_be_split_off() -> None:
     graph = parse(text, {"w": np.ones((8, 8, 1, 1), np.float16)})
     nodes = [node for node in graph.nodes if node.op.name != "constant"]
     step = Partition(tuple(nodes), Kind.CUDNN, body_of(graph, nodes))
-    found = {tuple((p.kind, p.signature) for p in form) for form in candidates(graph, step, "full")}
+    found = {tuple((p.kind, p.signature) for p in form) for form in candidates(graph, step, "full", FIGURES)}
     assert ((Kind.CUDNN, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
     assert ((Kind.KERNEL, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
 
@@ -184,7 +187,7 @@ def test_depthwise_convolutions_are_split_at_the_quick_level_too() -> None:
     of = compiled(groups=4)
     step = next(s for s in of.program.steps if any(n.op.name == "conv" for n in s.nodes))
     if len(step.nodes) > 1:
-        assert any(len(form) == 2 for form in candidates(of.graph, step, "quick"))
+        assert any(len(form) == 2 for form in candidates(of.graph, step, "quick", FIGURES))
 
 
 @pytest.mark.parametrize("level", ["none", "quick"])
@@ -200,14 +203,14 @@ def test_where_nothing_runs_ops_run_one_by_one(level: str) -> None:
 
 def test_a_candidate_whose_step_does_not_lower_has_no_code() -> None:
     of = compiled()
-    form = candidates(of.graph, of.program.steps[0], "none")[0]
-    assert runnables(form, True) is not None
+    form = candidates(of.graph, of.program.steps[0], "none", FIGURES)[0]
+    assert runnables(form, True, FIGURES) is not None
     softmax = next(s for s in of.program.steps if s.kind is Kind.KERNEL)
-    (kernel,) = runnables((softmax,), True) or [None]
+    (kernel,) = runnables((softmax,), True, FIGURES) or [None]
     assert isinstance(kernel, Kernel) and kernel.name == "softmax"
-    assert runnables((replace(softmax, kind=Kind.CUDNN),), True) is None
+    assert runnables((replace(softmax, kind=Kind.CUDNN),), True, FIGURES) is None
     conv = alone(of.graph, of.program.steps[0].nodes[0])
-    assert runnables((conv,), True) is None, "there is no kernel of a dense convolution"
+    assert runnables((conv,), True, FIGURES) is None, "there is no kernel of a dense convolution"
 
 
 def test_kernels_compete() -> None:
@@ -262,7 +265,9 @@ def test_steps_timed_as_a_sequence_share_the_values_between_them(machine: Machin
     from fusec.gpu.launch.kernel_launcher import Launcher
 
     of = compiled()
-    form = next(f for f in candidates(of.graph, of.program.steps[0], "full") if len(f) == 2 and f[1].kind is Kind.CUDNN)
+    form = next(
+        f for f in candidates(of.graph, of.program.steps[0], "full", FIGURES) if len(f) == 2 and f[1].kind is Kind.CUDNN
+    )
     assert len(graphs_of([form, form], True)) == 2
     seen: list[tuple[CudnnGraph, Mapping[int, Any]]] = []
     ran: list[int] = []
@@ -272,7 +277,7 @@ def test_steps_timed_as_a_sequence_share_the_values_between_them(machine: Machin
         place = len(seen)
         return lambda: ran.append(place)
 
-    bind_candidate(form, True, bind, Launcher())()
+    bind_candidate(form, True, bind, Launcher(), FIGURES)()
     (first, made), (second, read) = seen
     outputs = {id(made[t.uid]) for t in first.outputs}
     assert ran == [1, 2] and outputs & {id(read[t.uid]) for t in second.inputs}
@@ -294,11 +299,15 @@ def test_a_product_in_another_spelling_is_timed_with_the_ops_after_it(machine: M
     }"""
     graph = parse(text, {"w": np.ones((8, 8), np.float16)})
     nodes = tuple(node for node in graph.nodes if node.op.name != "constant")
-    found = [f for f in candidates(graph, Partition(nodes, Kind.CUDNN, body_of(graph, nodes)), "full") if len(f) == 2]
+    found = [
+        f
+        for f in candidates(graph, Partition(nodes, Kind.CUDNN, body_of(graph, nodes)), "full", FIGURES)
+        if len(f) == 2
+    ]
     assert {f[0].spelling for f in found} == {("as_convolution",), ()}, "each spelling of the product"
     for form in found:
         ran: list[CudnnGraph] = []
-        bind_candidate(form, True, lambda lowered, buffers, ran=ran: lambda: ran.append(lowered), Launcher())()
+        bind_candidate(form, True, lambda lowered, buffers, ran=ran: lambda: ran.append(lowered), Launcher(), FIGURES)()
         assert len(ran) + sum(part.kind is Kind.KERNEL for part in form) == 2
 
 
@@ -314,10 +323,10 @@ def test_a_product_in_another_spelling_still_writes_into_its_part_of_a_concat() 
     (y,) = graph.outputs
     graph.set_type(y, replace(y.type, within=(16, 24)))
     step = Partition(nodes, Kind.CUDNN, body_of(graph, nodes))
-    spellings = {form[0].spelling: form[0].body for form in candidates(graph, step, "quick") if len(form) == 1}
+    spellings = {form[0].spelling: form[0].body for form in candidates(graph, step, "quick", FIGURES) if len(form) == 1}
     assert ("as_convolution",) in {names[:1] for names in spellings}
     for names, timed in spellings.items():
-        (made,) = steps_of_choice(graph, step, (Part(2, "cudnn", names),))
+        (made,) = steps_of_choice(graph, step, (Part(2, "cudnn", names),), FIGURES)
         assert str(made.body) == str(timed), "what runs is what was timed"
         assert made.body.outputs[0].type.within == (16, 24)
 
@@ -330,10 +339,10 @@ def excited() -> Compiled:
 def test_a_kernel_for_several_steps_competes_with_these_steps() -> None:
     of = excited()
     want = outputs(of)
-    program = fuse_steps(of.program, products=True)
+    program = fuse_steps(of.program, FIGURES, products=True)
     (step, _) = program.steps
-    assert candidates(program.graph, step, "none") == [(step,)]
-    found = candidates(program.graph, step, "quick")
+    assert candidates(program.graph, step, "none", FIGURES) == [(step,)]
+    found = candidates(program.graph, step, "quick", FIGURES)
     names = {tuple((p.kind.value, p.signature) for p in form) for form in found}
     chain = ("kernel", "conv+relu+conv+sigmoid")
     assert names == {
@@ -343,7 +352,9 @@ def test_a_kernel_for_several_steps_competes_with_these_steps() -> None:
         (("kernel", "conv+bias+swish"), ("kernel", "reduce"), chain),
     }
     (lone,) = [p for p in next(f for f in found if len(f) == 3) if p.signature == chain[1]]
-    cut = {tuple((p.kind.value, p.signature) for p in form) for form in candidates(program.graph, lone, "quick")}
+    cut = {
+        tuple((p.kind.value, p.signature) for p in form) for form in candidates(program.graph, lone, "quick", FIGURES)
+    }
     assert cut == {
         (chain,),
         (("cudnn", "conv+relu"), ("cudnn", "conv+sigmoid")),
@@ -353,9 +364,9 @@ def test_a_kernel_for_several_steps_competes_with_these_steps() -> None:
     }
     for form in found:
         parts = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
-        arranged_so = replace_steps(program, {step_key(program.graph, step): parts})
+        arranged_so = replace_steps(program, {step_key(program.graph, step): parts}, FIGURES)
         assert len(arranged_so.steps) == len(form) + 1
-        again = apply_choices(of.program, {step_key(program.graph, step): parts})
+        again = apply_choices(of.program, {step_key(program.graph, step): parts}, FIGURES)
         united = [p.signature for p in form if has_candidates(p) and p.kind is Kind.KERNEL]
         assert [s.signature for s in again.steps if has_candidates(s) and s.kind is Kind.KERNEL] == united
         for got, right in zip(outputs(replace(of, program=arranged_so)), want, strict=True):
@@ -364,15 +375,15 @@ def test_a_kernel_for_several_steps_competes_with_these_steps() -> None:
 
 def test_the_fastest_candidate_of_a_kernel_for_several_steps_is_chosen() -> None:
     of = excited()
-    program = fuse_steps(of.program, products=True)
+    program = fuse_steps(of.program, FIGURES, products=True)
 
     def taken(kernel_us: float) -> list[str]:
         def kernels_us(asked: Mapping[str, Kernel]) -> dict[str, float]:
             return {key: kernel_us if "depthwise" in k.name and "reduce" in k.name else 1.0 for key, k in asked.items()}
 
         timers = Timers(lambda graphs: dict.fromkeys(graphs, 3.0), kernels_us)
-        tuned = choose_steps(program, StepTuning(True, 2.0, "quick"), timers)
-        return signatures(replace_steps(program, tuned))
+        tuned = choose_steps(program, StepTuning(True, 2.0, "quick", FIGURES), timers)
+        return signatures(replace_steps(program, tuned, FIGURES))
 
     assert taken(1.0)[0] == "conv+bias+swish+reduce+conv+relu+conv+sigmoid"
     assert taken(100.0)[:2] == ["conv", "bias+swish+reduce"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gpu.autotune.squeeze_excite_text import EXCITATION, drawn
 from gpu.autotune.test_step_candidates import outputs, signatures
+from gpu.kernels.cases import FIGURES
 from lowering.lowers_judge import LowersJudge
 
 from fusec.execution.compilation import Compiled
@@ -31,7 +32,7 @@ def compiled(text: str) -> Compiled:
 
 def check(text: str, want: list[str]) -> Compiled:
     of = compiled(text)
-    joined = replace(of, program=fuse_steps(of.program))
+    joined = replace(of, program=fuse_steps(of.program, FIGURES))
     assert signatures(joined.program) == want
     for got, right in zip(outputs(joined), outputs(of), strict=True):
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
@@ -110,7 +111,7 @@ def test_steps_of_cudnn_alone_are_not_fused() -> None:
   return %r
 }"""
     of = compiled(text)
-    assert fuse_steps(of.program) is of.program
+    assert fuse_steps(of.program, FIGURES) is of.program
 
 
 def test_fusion_makes_no_cycle() -> None:
@@ -136,18 +137,18 @@ def test_a_small_factor_is_not_computed_for_every_element_of_a_large_image(monke
   return %y
 }"""
     of = compiled(text)
-    small = signatures(fuse_steps(of.program))
+    small = signatures(fuse_steps(of.program, FIGURES))
     monkeypatch.setattr(step_fusion, "MAX_REPEATED_ELEMENTS", 1)
-    large = signatures(fuse_steps(of.program))
+    large = signatures(fuse_steps(of.program, FIGURES))
     assert "softmax+sigmoid" in small and "softmax+sigmoid" in large
     assert small[-1] == large[-1] == "mul"
 
 
 def test_a_squeeze_and_excitation_is_one_kernel_up_to_its_product() -> None:
     of = compiled(EXCITATION)
-    apart = [step.signature for step in fuse_steps(of.program).steps]
+    apart = [step.signature for step in fuse_steps(of.program, FIGURES).steps]
     assert "reduce" in " ".join(apart) and len(apart) > 3
-    united = replace(of, program=fuse_steps(of.program, products=True))
+    united = replace(of, program=fuse_steps(of.program, FIGURES, products=True))
     assert signatures(united.program) == ["conv+bias+swish+reduce+conv+relu+conv+sigmoid", "mul"]
     for got, right in zip(outputs(united), outputs(of), strict=True):
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
@@ -155,7 +156,7 @@ def test_a_squeeze_and_excitation_is_one_kernel_up_to_its_product() -> None:
 
 def test_steps_with_another_step_between_them_are_not_fused() -> None:
     text = EXCITATION.replace("%a = relu(%h)", "%a = softmax(%h) {axis=1}")
-    united = fuse_steps(compiled(text).program, products=True)
+    united = fuse_steps(compiled(text).program, FIGURES, products=True)
     assert signatures(united)[0] == "conv+bias+swish+reduce"
     assert sum(step.kind is Kind.CUDNN for step in united.steps) >= 2
 
@@ -192,7 +193,7 @@ def test_kernels_of_convolutions_run_the_ops_around_them() -> None:
         for step in of.program.steps
         if any(node.op.name in ("conv", "instance_norm") for node in step.nodes)
     }
-    joined = replace(of, program=apply_choices(of.program, chosen))
+    joined = replace(of, program=apply_choices(of.program, chosen, FIGURES))
     assert signatures(joined.program) == ["pad+conv", "instance_norm+relu+max_pool", "conv+tanh+relayout"]
     assert {step.kind for step in joined.program.steps} == {Kind.KERNEL}
     for got, right in zip(outputs(joined), outputs(of), strict=True):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.kernels.cases import FIGURES
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import build, check, compiled, fresh
@@ -199,7 +200,7 @@ def test_kernels_are_not_timed_twice(machine: Machine, tmp_path: Path) -> None:
 def _kernels(program: Any) -> list[Any]:
     from fusec.gpu import kernels
 
-    return [k for step in program.steps if (k := kernels.find(step.nodes, step.outputs)) is not None]
+    return [k for step in program.steps if (k := kernels.find(step.nodes, step.outputs, FIGURES)) is not None]
 
 
 def test_plans_made_without_a_gpu_compete_and_the_winner_is_remembered(machine: Machine, tmp_path: Path) -> None:

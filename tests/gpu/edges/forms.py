@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from gpu.edges.row import Array, Row
-from gpu.kernels.cases import each_way
+from gpu.kernels.cases import FIGURES, each_way
 
 from fusec.errors import LoweringError
 from fusec.gpu.kernels import find
@@ -39,7 +39,7 @@ def lowered(row: Row) -> Iterator[tuple[str, Lowered]]:
 
 def kernels(row: Row) -> list[tuple[str, Kernel]]:
     """The kernel of a step, and those that do the same."""
-    kernel = None if row.whole else find(row.nodes, row.outputs)
+    kernel = None if row.whole else find(row.nodes, row.outputs, FIGURES)
     return [] if kernel is None else [(str(i) if i else "", way) for i, way in enumerate(each_way(kernel))]
 
 

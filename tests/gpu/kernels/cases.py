@@ -9,26 +9,29 @@ from typing import Any
 import numpy as np
 from gpu.kernels.emulator import Emulator
 
-from fusec.gpu.kernels import Kernel, find
+from fusec.gpu.kernels import GpuFigures, Kernel, find
 from fusec.ir import DType, Graph, Node, TensorType, Value, channels_last
 from fusec.lowering.packing import code_bytes, from_codes, pack, to_codes, unpack
 from fusec.ops import Cast, Reduce
 from fusec.reference import evaluate_node
 from fusec.schedule.program import outputs_of
+from fusec.targets.target import DEFAULT, load
 
 ROUNDING = {DType.F64: 1e-12, DType.F32: 2e-6, DType.F16: 1.5e-3, DType.BF16: 1e-2}
 FLOATS = (DType.F32, DType.F16, DType.BF16)
+FIGURES = GpuFigures.of(load(DEFAULT))
 Draw = Callable[[np.random.Generator, TensorType], np.ndarray]
 
 
 @dataclass
 class Case:
-    """A graph that is one step, and what it is called."""
+    """A graph that is one step, what it is called, and the figures of the GPU that its kernel is shaped for."""
 
     name: str
     graph: Graph
     draw: Draw
     exact: bool = False
+    figures: GpuFigures = FIGURES
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -40,7 +43,7 @@ class Case:
 
     @property
     def kernel(self) -> Kernel | None:
-        return find(self.nodes, self.outputs)
+        return find(self.nodes, self.outputs, self.figures)
 
     def arrays(self, rng: np.random.Generator) -> dict[Value, np.ndarray]:
         """By value: inputs drawn, constants as they are."""

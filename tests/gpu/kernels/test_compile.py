@@ -35,7 +35,7 @@ from gpu.kernels.recurrent.test_persistent import recurrent_cases
 
 from benchmarks.kernels import CASES, kernel_of
 from fusec.gpu.kernels.codegen.kernel import Launch, prelude
-from fusec.targets.target import load, names
+from fusec.targets.target import DEFAULT, load, names
 
 ARCHITECTURES = sorted({load(name).sm for name in names()} | {120})
 
@@ -170,5 +170,5 @@ def test_kernels_on_the_device(rng: np.random.Generator, part: int) -> None:
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_what_is_timed_has_a_kernel(name: str) -> None:
-    kernel, nbytes = kernel_of(*CASES[name])
+    kernel, nbytes = kernel_of(*CASES[name], load(DEFAULT))
     assert kernel is not None and nbytes > 1 << 20

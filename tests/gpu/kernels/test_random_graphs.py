@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gpu.kernels.cases import ROUNDING
+from gpu.kernels.cases import FIGURES, ROUNDING
 from gpu.kernels.emulator import Emulator, needs_compiler
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from lowering.lowers_judge import LowersJudge
@@ -66,7 +66,7 @@ def check(programs: list[tuple[Graph, tuple[Partition, ...]]]) -> int:
     for number, (graph, steps) in enumerate(programs):
         held = values(graph, number)
         for step in steps:
-            kernel = kernels.find(step.nodes, step.outputs) if step.kind is Kind.KERNEL else None
+            kernel = kernels.find(step.nodes, step.outputs, FIGURES) if step.kind is Kind.KERNEL else None
             if kernel is not None:
                 jobs.append((step, kernel, held))
     emulator = Emulator([kernel for _, kernel, _ in jobs])
@@ -98,6 +98,6 @@ def test_programs() -> None:
     for number, graph in enumerate(drawn(graphs())):
         whole = run(PIPELINE, graph.clone(), Options(("fp32", "fp16", "bf16")[number % 3]))
         judge = Refuses() if number % 2 else LowersJudge()
-        found.append((whole, fuse_steps(partition(whole, judge, load("h200"))).steps))
+        found.append((whole, fuse_steps(partition(whole, judge, load("h200")), FIGURES).steps))
     assert any(len(step.nodes) > 2 for _, steps in found for step in steps if step.kind is Kind.KERNEL)
     assert check(found) > COUNT // 3

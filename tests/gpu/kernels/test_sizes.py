@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gpu.kernels.cases import FIGURES
 from gpu.kernels.emulator import Emulator, needs_compiler
 from helpers import assert_close
 
@@ -25,7 +26,7 @@ CASES = {
 def made(batch: int, line: str) -> tuple[Graph, Kernel]:
     graph = parse(f'graph "g" (%x: f32[{batch},8,4,4]{{0,2,3,1}}) {{\n  {line}\n  return %y\n}}')
     nodes: list[Node] = [node for node in graph.nodes if not isinstance(node.op, Constant)]
-    kernel = kernels.find(nodes, graph.outputs)
+    kernel = kernels.find(nodes, graph.outputs, FIGURES)
     assert kernel is not None
     return graph, kernel
 

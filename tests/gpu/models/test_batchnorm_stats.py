@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from gpu.kernels.cases import FIGURES
 from helpers import assert_close
 from lowering.lowers_judge import LowersJudge
 
@@ -52,16 +53,18 @@ def test_the_convolution_keeps_the_sums_where_that_is_faster(with_us: float) -> 
 
     work = step_key(found.graph, found.steps[0])
     cut, whole = (Part(1), Part(1, "kernel")), (Part(0),)
-    forms = split_epilogues(found, {}, lambda tried: apply_choices(found, tried), prices_us)
+    forms = split_epilogues(found, {}, lambda tried: apply_choices(found, tried, FIGURES), prices_us)
     assert forms == ({} if with_us < 50.0 else {work: cut})
     again = split_epilogues(
-        found, {work: cut}, lambda tried: apply_choices(found, tried), prices_us
+        found, {work: cut}, lambda tried: apply_choices(found, tried, FIGURES), prices_us
     )  # cut off by itself
     assert again == {work: whole if with_us < 50.0 else cut}
-    assert [step.signature for step in apply_choices(found, {work: cut, **again}).steps] == (
+    assert [step.signature for step in apply_choices(found, {work: cut, **again}, FIGURES).steps] == (
         WITH if with_us < 50.0 else APART
     )
-    assert [step.signature for step in apply_choices(found, forms).steps] == (WITH if with_us < 50.0 else APART)
+    assert [step.signature for step in apply_choices(found, forms, FIGURES).steps] == (
+        WITH if with_us < 50.0 else APART
+    )
 
 
 @pytest.mark.cudnn

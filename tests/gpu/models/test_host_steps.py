@@ -39,7 +39,7 @@ def machine(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 @pytest.mark.cudnn
 @needs_compiler
 @pytest.mark.parametrize("small", [1 << 20, -1])
-@pytest.mark.parametrize("name", ["non_zero", "slice_end", "expand"])
+@pytest.mark.parametrize("name", ["non_zero", "slice_end", "expand", "loop_until"])
 def test_arrays_stay_on_the_device(name: str, small: int, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "SMALL_ELEMENTS", small)
     case = CASES[name]()

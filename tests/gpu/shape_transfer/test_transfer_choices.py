@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from gpu.autotune.test_step_candidates import CONV, TEXT
+from gpu.kernels.cases import FIGURES
 from lowering.lowers_judge import LowersJudge
 
 from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
@@ -47,7 +48,7 @@ def tuned(before: Program, form: tuple[Part, ...], **more: Any) -> tuple[TunedCh
     found = TunedChoices(
         before, {step_key(before.graph, step): form}, {}, concat_choices(concats_in_place(before), before), **more
     )
-    return found, apply_choices(before, found.steps)
+    return found, apply_choices(before, found.steps, FIGURES)
 
 
 def shape(program: Program) -> list[tuple[Kind, int, tuple[str, ...]]]:
@@ -58,27 +59,31 @@ def test_choices_for_steps_are_transferred() -> None:
     found, ran = tuned(program(2), (Part(2, "cudnn"), Part(0, "kernel")), side_by_side=True)
     other = program(6)
     assert shape(ran) != shape(other)
-    transferred = transfer(found, ran, other, False)
+    transferred = transfer(found, ran, other, FIGURES, False)
     assert transferred is not None
     assert shape(transferred.program) == shape(ran)
     assert transferred.program.graph.inputs[0].type.shape[0] == 6
     assert transferred.tuned.side_by_side
     assert list(transferred.tuned.steps.values()) == list(found.steps.values())
     assert transferred.tuned.steps.keys() != found.steps.keys(), "they are of another size"
-    again = transfer(transferred.tuned, transferred.program, program(8), False)
+    again = transfer(transferred.tuned, transferred.program, program(8), FIGURES, False)
     assert again is not None and shape(again.program) == shape(ran)
 
 
 def test_variants_of_kernels_are_transferred() -> None:
     before, other = program(2), program(6)
-    (kernel,) = (k for s in before.steps if s.kind is Kind.KERNEL and (k := find(s.nodes, s.outputs)) is not None)
+    (kernel,) = (
+        k for s in before.steps if s.kind is Kind.KERNEL and (k := find(s.nodes, s.outputs, FIGURES)) is not None
+    )
     assert kernel.others
     found, ran = tuned(before, (Part(0, "cudnn"),))
     for way in (kernel, kernel.others[0]):
-        transferred = transfer(replace(found, variants={kernel.key: way.key}), ran, other, False)
+        transferred = transfer(replace(found, variants={kernel.key: way.key}), ran, other, FIGURES, False)
         assert isinstance(transferred, TransferredChoices)
         ((key, taken),) = transferred.variants.items()
-        (same,) = (k for s in other.steps if s.kind is Kind.KERNEL and (k := find(s.nodes, s.outputs)) is not None)
+        (same,) = (
+            k for s in other.steps if s.kind is Kind.KERNEL and (k := find(s.nodes, s.outputs, FIGURES)) is not None
+        )
         keys = [same.key, *(each.key for each in same.others)]
         assert (key, taken) == (same.key, keys[[kernel.key, *(o.key for o in kernel.others)].index(way.key)])
 
@@ -87,12 +92,14 @@ def test_choices_for_concats_are_transferred() -> None:
     before = program(2, CONCAT)
     in_place = concat_choices(concats_in_place(before), before)
     assert [each.in_place for each in in_place.values()] == [True]
-    whole = transfer(TunedChoices(before, {}, {}, in_place), apply_choices(before, {}), program(6, CONCAT), False)
+    whole = transfer(
+        TunedChoices(before, {}, {}, in_place), apply_choices(before, {}, FIGURES), program(6, CONCAT), FIGURES, False
+    )
     assert whole is not None and any(step.kind is Kind.VIEW for step in whole.program.steps)
     works = concats_in_place(before)
     apart = copy_concats(before, set(works))
     found = TunedChoices(apart, {}, {}, concat_choices(works, apart))
-    transferred = transfer(found, apply_choices(apart, {}), program(6, CONCAT), False)
+    transferred = transfer(found, apply_choices(apart, {}, FIGURES), program(6, CONCAT), FIGURES, False)
     assert transferred is not None
     assert not any(step.kind is Kind.VIEW for step in transferred.program.steps)
     assert [each.in_place for each in transferred.tuned.concats.values()] == [False]
@@ -102,12 +109,12 @@ def test_a_program_with_other_steps_gets_no_transfer_and_stays_as_it_was() -> No
     found, ran = tuned(program(2), (Part(2, "cudnn"), Part(0, "kernel")))
     for other in (program(6, relu="tanh"), program(6, CONCAT)):
         before = [value.type for value in other.graph.values()]
-        assert transfer(found, ran, other, False) is None
+        assert transfer(found, ran, other, FIGURES, False) is None
         assert [value.type for value in other.graph.values()] == before
         other.verify()
     no_fit = replace(found, steps={key: (Part(9, "cudnn"), Part(0, "kernel")) for key in found.steps})
     other = program(6)
-    assert transfer(no_fit, ran, other, False) is None
+    assert transfer(no_fit, ran, other, FIGURES, False) is None
     other.verify()
 
 
@@ -124,6 +131,6 @@ def test_pointwise_steps_are_kernels_for_all_sizes() -> None:
     before = program(2, POINTWISE)
     assert [step.kind for step in before.steps] == [Kind.CUDNN, Kind.KERNEL, Kind.CUDNN]
     found = TunedChoices(before, {}, {}, {})
-    transferred = transfer(found, apply_choices(before, {}), program(6, POINTWISE), False)
+    transferred = transfer(found, apply_choices(before, {}, FIGURES), program(6, POINTWISE), FIGURES, False)
     assert transferred is not None
     assert {step.kind for step in transferred.program.steps} == {Kind.KERNEL}

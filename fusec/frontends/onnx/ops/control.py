@@ -8,12 +8,13 @@ import numpy as np
 from onnx import GraphProto
 
 from fusec.errors import VerifyError
-from fusec.frontends.onnx.emit import Emitter, ModelValue, Table, TensorList
+from fusec.frontends.onnx.emit import Emitter, HostValueError, ModelValue, Table, TensorList
 from fusec.ir import Node, Value
 from fusec.ops import Concat, Gather, Scatter, pw
 from fusec.ops.spec import normalize_axis, require
 
 MAX_TRIPS = 4096
+_FOREVER = np.iinfo(np.int64).max
 
 
 def if_(g: Emitter, condition: Value, /, *, then_branch: GraphProto, else_branch: GraphProto) -> tuple[ModelValue, ...]:
@@ -72,6 +73,9 @@ def loop(
     body: GraphProto,
 ) -> tuple[ModelValue, ...]:
     """Import Loop: the body once for each trip. Its scan outputs are stacked."""
+    on_host = _on_host(g, trips, condition, carried, body)
+    if on_host is not None:
+        return on_host
     count = None if trips is None else int(g.number(trips, "the number of trips"))
     running = condition is None or bool(g.number(condition, "the condition"))
     require(all(v is not None for v in carried), "a carried value is missing")
@@ -91,6 +95,43 @@ def loop(
         trip += 1
     require(not scanned or trip > 0, "a loop of no trips has scan outputs of unknown shape")
     return (*state, *(stacked(g, items, 0) for items in scanned))
+
+
+def _on_host(
+    g: Emitter, trips: Value | None, condition: Value | None, carried: Sequence[ModelValue | None], body: GraphProto
+) -> tuple[ModelValue, ...] | None:
+    """Let the host run a loop whose end is computed: its body is one program. None if the loop can be unrolled."""
+    values = [v for v in carried if isinstance(v, Value)]
+    computed = any(v is not None and v.literal is None for v in (trips, condition))
+    names = [v.name for v in body.output]
+    if len(values) < len(carried) or len(set(names)) < len(names) or len(body.input) != len(values) + 2:
+        return None
+    if not computed and not _ends_by_itself(g, values, body):
+        return None
+    first = [g.constant(np.array(_FOREVER)) if trips is None else trips]
+    first.append(g.constant(np.array(True)) if condition is None else condition)
+    for value, what in zip(first, ("the number of trips", "the condition"), strict=True):
+        require(value.type.size == 1, f"{what} must be one number, not of shape {list(value.type.shape)}")
+    return tuple(g.on_host_loop("the end of its loop", body, first, values))
+
+
+def _ends_by_itself(g: Emitter, carried: Sequence[Value], body: GraphProto) -> bool:
+    """Tell if the body computes the condition, or needs values on the host to do so.
+
+    The usual body passes the condition on, so that nothing has to be imported.
+    """
+    passed = {body.input[1].name}
+    passed.update(o for n in body.node if n.op_type == "Identity" and n.input[0] in passed for o in n.output)
+    if body.output[0].name in passed:
+        return False
+    try:
+        with g.tentative():
+            results = g.subgraph(body, [g.constant(np.array(0, np.int64)), g.constant(np.array(True)), *carried])
+    except HostValueError:
+        return True  # unrolled, each trip would be a cut
+    except VerifyError:
+        return False
+    return isinstance(results[0], Value) and results[0].literal is None
 
 
 def scan_8(

@@ -14,7 +14,7 @@ from fusec.gpu.kernels.attention.mma_source import PACK, AttentionTiling, WarpTi
 from fusec.gpu.kernels.attention.wgmma_source import GroupTiles
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import MOST_SHARED_BYTES
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, View, source, view_of_operand
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import split_index
@@ -31,7 +31,7 @@ VARIANTS = (
 )
 
 
-def attention(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def attention(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of an attention without a bias; None for other steps.
 
     Its operands and its result may be views.
@@ -39,7 +39,8 @@ def attention(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     found = match_attention(nodes, outputs)
     if found is None:
         return None
-    fit = [t for t in VARIANTS if found.tiles(t).shared_bytes * t.resident <= MOST_SHARED_BYTES]
+    tilings = [t for t in VARIANTS if not t.grouped or figures.has(wgmma.ARCHITECTURE)]
+    fit = [t for t in tilings if found.tiles(t).shared_bytes * t.resident <= figures.dynamic_bytes]
     return with_variants(found.kernel(tiling) for tiling in fit)
 
 

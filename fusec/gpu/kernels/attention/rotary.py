@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, Strided, source
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.pointwise_code import (
@@ -23,7 +24,7 @@ from fusec.ops import Rotary
 from fusec.schedule.program import inputs_of
 
 
-def rotary(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def rotary(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a rotary embedding, with views before and pointwise ops after it; None for other steps."""
     at = next((i for i, node in enumerate(nodes) if not isinstance(node.op, VIEW_OPS)), len(nodes) - 1)
     views, node, epilogue = nodes[:at], nodes[at], nodes[at + 1 :]

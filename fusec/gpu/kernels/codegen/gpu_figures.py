@@ -1,29 +1,57 @@
-"""Figures of the GPU that kernels are shaped for, from the file of the default target.
+"""Read the figures of the GPU that kernels are shaped for from its target.
 
-They decide how kernels split their elements among blocks. The results are right on any GPU, whatever the figures.
+They decide how kernels split their elements among blocks, and which variants exist: a launch that needs more shared
+memory than a block may have, or clusters that the GPU lacks, is not generated. Results are right whatever the figures.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
-from fusec.targets.target import DEFAULT, load, names
+from fusec.targets.target import Target
 
-_PROPERTIES = json.loads(load(DEFAULT).properties)
-PROCESSORS = int(_PROPERTIES["multiProcessorCount"])
-PROCESSOR_THREADS = int(_PROPERTIES["maxThreadsPerSM"])
-SHARED_BYTES = int(_PROPERTIES["maxSharedMemoryPerBlock"])  # of a block that asks for no more
-RESERVED_BYTES = 3 << 10  # left free of the following, because sources declare static shared memory, too
-MOST_SHARED_BYTES = int(_PROPERTIES["maxSharedMemoryPerBlockOptin"]) - RESERVED_BYTES
-CACHE_BYTES = int(_PROPERTIES["l2CacheSize"])
+OWN_BYTES = 3 << 10  # kept free of dynamic shared memory, because sources declare some static shared memory, too
 
 
-def target_sizes() -> tuple[tuple[int, int], ...]:
-    """Return multiprocessors, and shared memory of a block in bytes, of all targets; the default target comes first.
+@dataclass(frozen=True)
+class GpuFigures:
+    """Figures of a GPU.
 
-    Kernels whose blocks must all run at the same time have a variant for each. Targets with more of both are left out.
+    sm: compute capability, 90 for 9.0.
+    processors: streaming multiprocessors.
+    processor_threads: threads that one multiprocessor holds at the same time.
+    static_bytes: static shared memory of a block, at most.
+    shared_bytes: static and dynamic shared memory of a block together, at most.
+    cache_bytes: size of the second-level cache.
     """
-    every = (json.loads(load(name).properties) for name in names())
-    sizes = {(p["multiProcessorCount"], p["maxSharedMemoryPerBlockOptin"] - RESERVED_BYTES) for p in every}
-    largest = (PROCESSORS, MOST_SHARED_BYTES)
-    return (largest, *sorted({size for size in sizes if size < largest}, reverse=True))
+
+    sm: int
+    processors: int
+    processor_threads: int
+    static_bytes: int
+    shared_bytes: int
+    cache_bytes: int
+
+    @classmethod
+    def of(cls, target: Target) -> GpuFigures:
+        """Return the figures of a target."""
+        properties = json.loads(target.properties)
+        return cls(
+            sm=target.sm,
+            processors=int(properties["multiProcessorCount"]),
+            processor_threads=int(properties["maxThreadsPerSM"]),
+            static_bytes=int(properties["maxSharedMemoryPerBlock"]),
+            shared_bytes=int(properties["maxSharedMemoryPerBlockOptin"]),
+            cache_bytes=int(properties["l2CacheSize"]),
+        )
+
+    @property
+    def dynamic_bytes(self) -> int:
+        """Dynamic shared memory of a block whose source declares little static shared memory, at most."""
+        return self.shared_bytes - OWN_BYTES
+
+    def has(self, architecture: str) -> bool:
+        """Tell if the GPU has the instructions of an architecture: see `Launch.architecture`."""
+        first = int(architecture.strip("sm_a") or 0)
+        return self.sm == first if architecture.endswith("a") else self.sm >= first

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, by_value, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
@@ -28,15 +29,16 @@ ENOUGH_THREADS = 1 << 17  # to fill the largest GPU; with fewer, strips are shor
 MAX_STRIP = 8
 MAX_TAPS = 128  # because the taps of a row are unrolled
 HELD_FILTERS = 128  # numbers of filters that a thread keeps in registers, at most
+WAVES = 8  # blocks for each multiprocessor, if threads have several turns
 MANY = 1 << 30  # blocks, so that each thread has one turn
 UNROLLED_TAPS = 16  # of a window whose rows are unrolled; code of more exceeds the instruction cache
 
 
-def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def depthwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a depthwise convolution and its epilogue; None for other steps."""
     conv, rest = nodes[0], nodes[1:]
     if any(isinstance(node.op, Reduce) for node in rest):
-        sources = depthwise_with_mean(nodes, [v for v in outputs if v is not nodes[-1].results[0]])
+        sources = depthwise_with_mean(nodes, [v for v in outputs if v is not nodes[-1].results[0]], figures)
         return with_variants(Kernel(_name(rest), source.launches(), source.scratch_bytes) for source in sources)
     if not is_depthwise(nodes, outputs):
         return None
@@ -67,7 +69,7 @@ def is_depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
     return max(x.type.size, y.type.size) < 1 << 31
 
 
-def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[DepthwiseSource]:
+def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> list[DepthwiseSource]:
     """Return the variants of a depthwise convolution whose result is also reduced over space.
 
     nodes: the convolution, its epilogue, and last the sum or mean over space.
@@ -85,19 +87,19 @@ def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list
     taps = conv.operands[1].type.size // y.shape[1]
     vector = _vector(conv, rest, outputs)
     width, height, strip = y.shape[-1], y.shape[-2] if y.rank > 3 else 1, max(1, STRIP // conv.op.strides[-1])
-    half = max(1, vector // 2)
+    half, few = max(1, vector // 2), WAVES * figures.processors
     tiles = [
-        DepthwiseTile(vector, strip),
+        DepthwiseTile(vector, strip, blocks=few),
         DepthwiseTile(half, strip, blocks=MANY),
         DepthwiseTile(vector, strip, blocks=MANY),
-        DepthwiseTile(vector, 7),
+        DepthwiseTile(vector, 7, blocks=few),
         DepthwiseTile(half, 2 * strip, blocks=MANY),
-        DepthwiseTile(vector, 2),
+        DepthwiseTile(vector, 2, blocks=few),
         DepthwiseTile(half, 2, blocks=MANY),
-        DepthwiseTile(half, 4, held=True),
-        DepthwiseTile(half, 2, rows=2, held=True),
-        DepthwiseTile(half, 7, held=True),
-        DepthwiseTile(vector // 4, 7, held=True),
+        DepthwiseTile(half, 4, held=True, blocks=few),
+        DepthwiseTile(half, 2, rows=2, held=True, blocks=few),
+        DepthwiseTile(half, 7, held=True, blocks=few),
+        DepthwiseTile(vector // 4, 7, held=True, blocks=few),
     ]
     fitting = [
         tile
@@ -107,7 +109,7 @@ def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list
         and tile.rows <= height
         and tile.held * taps * tile.vector <= HELD_FILTERS
     ]
-    tiles = fitting or [DepthwiseTile(vector, 1)]
+    tiles = fitting or [DepthwiseTile(vector, 1, blocks=few)]
     return [DepthwiseSource(conv, rest, outputs, mean, tile) for tile in dict.fromkeys(tiles)]
 
 
@@ -131,7 +133,7 @@ def _kernel(nodes: Sequence[Node], outputs: Sequence[Value], vector: int, strip:
     counts = {"c1": ("pack", y.shape[1] // vector), f"c{rank - 1}": ("strip", strips)}
     sizes = [counts.get(f"c{d}", (f"c{d}", y.shape[d])) for d in y.order or range(rank)]
     unroll = math.prod(conv.operands[1].type.shape[2:]) <= UNROLLED_TAPS
-    window = DepthwiseWindow(conv, DepthwiseTile(vector, strip, blocks=0), arguments, unroll).sums()
+    window = DepthwiseWindow(conv, DepthwiseTile(vector, strip), arguments, unroll).sums()
     code = PointwiseCode(Space(y.shape, tuple(f"c{d}" for d in range(rank)), 1, vector), arguments, rounds=False)
     code.define(conv.result, "acc[0][s][j]")
     code.compute(rest, outputs)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Launch, ceil_div, compute_type, power_of_two
 from fusec.gpu.kernels.codegen.loops import ChunkMerge
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
@@ -36,7 +35,7 @@ class DepthwiseTile:
     strip: int
     rows: int = 1
     held: bool = False
-    blocks: int = 8 * PROCESSORS
+    blocks: int = 0
 
 
 @dataclass(frozen=True, eq=False)

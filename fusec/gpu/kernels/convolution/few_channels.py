@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
 from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, stride_along
@@ -41,6 +41,7 @@ class _FewChannelsSource:
     conv: Node
     rest: Sequence[Node]
     outputs: Sequence[Value]
+    figures: GpuFigures
     rows: int = 0
     columns: int = 0
 
@@ -127,7 +128,7 @@ class _FewChannelsSource:
     @property
     def cost(self) -> float:
         """Estimate the time, which chooses the tile: rounds of blocks, times the results of a block."""
-        return ceil_div(self.blocks, PROCESSORS * RESIDENT) * (self.rows * self.columns + BEGUN)
+        return ceil_div(self.blocks, self.figures.processors * RESIDENT) * (self.rows * self.columns + BEGUN)
 
     def sized(self, rows: int, columns: int) -> _FewChannelsSource:
         """Return the source with tiles of about that size, which divide the image evenly."""
@@ -222,7 +223,7 @@ class _FewChannelsSource:
         return code.lines()
 
 
-def few_channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def few_channels(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a convolution of four channels with its epilogue; None for other steps.
 
     The fourth channel may be added by a pad before it.
@@ -241,14 +242,14 @@ def few_channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
         return None
     if not _reads(prologue, rest, x):
         return None
-    source = _FewChannelsSource(prologue, conv, rest, outputs)
+    source = _FewChannelsSource(prologue, conv, rest, outputs, figures)
     if source.steps > MOST_STEPS or not _packed(x.type, prologue) or not _stores(source):
         return None
     values = (x, w, y, source.source, *outputs, *(v for node in rest for v in node.operands))
     if max(v.type.span for v in values) >= 1 << 31:
         return None
     sized = (source.sized(*size) for size in SIZES)
-    fit = [s for s in sized if s.tile[0] * s.pitch * CHANNELS * x.type.dtype.itemsize <= SHARED_BYTES]
+    fit = [s for s in sized if s.tile[0] * s.pitch * CHANNELS * x.type.dtype.itemsize <= figures.static_bytes]
     return min(fit, key=lambda s: s.cost).kernel() if fit else None
 
 

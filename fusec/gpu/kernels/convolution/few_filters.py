@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
@@ -51,7 +51,7 @@ class FewFiltersTiling:
         return self.warps * self.tiles * PIXELS
 
 
-def few_filters(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def few_filters(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a convolution with at most 8 filters and its epilogue; None for other steps."""
     conv, rest = nodes[0], nodes[1:]
     if not isinstance(conv.op, Conv) or not all(map(can_follow, rest)):
@@ -66,11 +66,12 @@ def few_filters(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | Non
         return None
     if any(v.type.shape != y.type.shape for v in outputs) or max(v.type.span for v in (x, w, y)) >= 1 << 31:
         return None
-    return with_variants(_FewFiltersSource(conv, rest, outputs, tiling).kernel() for tiling in _variants(conv))
+    tilings = _variants(conv, figures)
+    return with_variants(_FewFiltersSource(conv, rest, outputs, tiling).kernel() for tiling in tilings)
 
 
-def _variants(conv: Node) -> list[FewFiltersTiling]:
-    """Return the variants, the likely fastest first; none if sums do not fit into registers."""
+def _variants(conv: Node, figures: GpuFigures) -> list[FewFiltersTiling]:
+    """Return the variants, the likely fastest first; none if registers or shared memory are too small."""
     op, (x, w), y = conv.op, conv.operands, conv.result
     assert isinstance(op, Conv)
     filters, _, high, wide = w.type.shape
@@ -79,14 +80,14 @@ def _variants(conv: Node) -> list[FewFiltersTiling]:
     width, reach = x.type.shape[3], (wide - 1) * op.dilations[1]
     for tiles, warps in ((tiles, warps) for tiles in TILES for warps in WARPS):
         tiling = FewFiltersTiling(warps, tiles, 1)
-        if high * numbers * 4 * tiles > MOST_SUMS or _shared_bytes(conv, tiling) > SHARED_BYTES:
+        if high * numbers * 4 * tiles > MOST_SUMS or not _fits(conv, tiling, figures):
             continue
         if width > tiling.span and tiling.span <= 2 * reach:
             continue
         resident = max(WARPS) // warps  # registers suffice for one block of the larger size
         for strip in STRIPS:
             down = op.dilations[0] * ceil_div(ceil_div(y.type.shape[2], op.dilations[0]), strip)
-            turns = ceil_div(x.type.shape[0] * _across(conv, tiling) * down, PROCESSORS * resident)
+            turns = ceil_div(x.type.shape[0] * _across(conv, tiling) * down, figures.processors * resident)
             rows = strip + high - 1
             products = strip if rows <= UNROLLED_STEPS else rows
             cost = turns * resident * tiling.span * (READ * rows + products + BEGUN)
@@ -110,10 +111,13 @@ def _across(conv: Node, tiling: FewFiltersTiling) -> int:
     return ceil_div(y.type.shape[3], tiling.span - (conv.operands[1].type.shape[3] - 1) * op.dilations[1])
 
 
-def _shared_bytes(conv: Node, tiling: FewFiltersTiling) -> int:
+def _fits(conv: Node, tiling: FewFiltersTiling, figures: GpuFigures) -> bool:
+    """Tell if shared memory holds the filters, which are static, and the sums of two rows."""
     filters, channels, high, wide = conv.operands[1].type.shape
     numbers = ceil_div(wide * filters, COLUMNS) * COLUMNS
-    return numbers * (high * channels * 2 + 2 * (tiling.span + PADDING) * 4)
+    static = numbers * high * channels * 2
+    most = min(SHARED_BYTES, figures.shared_bytes) - 2 * numbers * (tiling.span + PADDING) * 4
+    return static <= min(figures.static_bytes, most)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, split_index
 from fusec.ir import Node, Value
 from fusec.ops import MatMul
 
 
-def integer_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def integer_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a matrix product of integers and its epilogue; None for other steps."""
     product, rest = nodes[0], nodes[1:]
     if not isinstance(product.op, MatMul) or not product.result.type.dtype.is_int or not all(map(can_generate, rest)):

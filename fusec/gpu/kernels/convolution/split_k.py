@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
-from fusec.gpu.kernels.codegen.kernel import HALVES, Kernel, ceil_div, with_variants
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import CLUSTERS, HALVES, Kernel, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.mma_tiles import can_follow
 from fusec.gpu.kernels.convolution.split_k_source import SplitKSource
 from fusec.gpu.kernels.convolution.split_k_tiling import COLUMNS, DEPTH, PACK, ROWS, SplitKTiling, along, is_flat
@@ -20,14 +20,14 @@ from fusec.ops import Conv
 
 MOST_PIXELS = 4096
 MOST_STEPS = 20  # of a warp, because all are unrolled
-MOST_BLOCKS = 4 * PROCESSORS  # with more, cuDNN's engines fill the GPU, too
+WAVES = 4  # blocks for each multiprocessor, at most; with more, cuDNN's engines fill the GPU, too
 MOST_SPLITS = 8  # blocks of a cluster
 # Pixels and filters of a block; warps that share its steps, and its filters.
 VARIANTS = ((32, 32, 4, 1), (16, 32, 4, 1), (16, 64, 4, 2))
-SHARED_BYTES = 200 << 10
+SHARED_BYTES = 200 << 10  # of a block, at most
 
 
-def few_pixels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def few_pixels(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a convolution over few pixels and its epilogue; None for other steps."""
     conv, rest = nodes[0], nodes[1:]
     if not isinstance(conv.op, Conv) or not all(map(can_follow, rest)) or not _fits(conv):
@@ -35,15 +35,15 @@ def few_pixels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None
     y = conv.result
     if any(v.type.shape != y.type.shape for v in (*outputs, *(v for node in rest for v in node.results))):
         return None
-    sources = [SplitKSource(conv, rest, outputs, variant) for variant in variants(conv)]
-    kernels = [source.kernel() for source in sources if _runs(source)]
-    thin = thin_product(nodes, outputs) if kernels else None
+    sources = [SplitKSource(conv, rest, outputs, variant) for variant in variants(conv, figures)]
+    kernels = [source.kernel() for source in sources if _runs(source, figures)]
+    thin = thin_product(nodes, outputs, figures) if kernels else None
     return with_variants([*kernels, *([] if thin is None else [replace(thin, others=()), *thin.others])])
 
 
-def _runs(source: SplitKSource) -> bool:
-    fits = source.own_steps <= MOST_STEPS and source.resident_bytes <= SHARED_BYTES
-    return fits and source.grid <= MOST_BLOCKS
+def _runs(source: SplitKSource, figures: GpuFigures) -> bool:
+    fits = source.resident_bytes <= min(SHARED_BYTES, figures.dynamic_bytes)
+    return fits and source.own_steps <= MOST_STEPS and source.grid <= WAVES * figures.processors
 
 
 def _fits(conv: Node) -> bool:
@@ -61,13 +61,15 @@ def _fits(conv: Node) -> bool:
     return x.type.shape[1] % DEPTH == 0 and x.type.strides[1] == 1 and not any(stride % PACK for stride in others)
 
 
-def variants(conv: Node) -> list[SplitKTiling]:
-    """Return the variants, of which the first runs on any GPU."""
-    found = [_tiling(conv, *variant) for variant in VARIANTS]
+def variants(conv: Node, figures: GpuFigures) -> list[SplitKTiling]:
+    """Return the variants, of which the first needs no clusters; without clusters, scratch memory merges in all."""
+    found = [_tiling(conv, *variant, figures.processors) for variant in VARIANTS]
+    if not figures.has(CLUSTERS):
+        return list(dict.fromkeys(found))
     return list(dict.fromkeys([found[0], *(replace(variant, clusters=variant.splits > 1) for variant in found)]))
 
 
-def _tiling(conv: Node, pixels: int, filters: int, deep: int, across: int) -> SplitKTiling:
+def _tiling(conv: Node, pixels: int, filters: int, deep: int, across: int, processors: int) -> SplitKTiling:
     """Return the tiling of blocks of so many pixels and filters, with a block for each multiprocessor.
 
     deep, across: warps that share the steps, and the filters.
@@ -77,7 +79,7 @@ def _tiling(conv: Node, pixels: int, filters: int, deep: int, across: int) -> Sp
     if is_flat(conv):
         n, down, right = 1, 1, n * down * right
     blocks = n * ceil_div(down, high) * ceil_div(right, wide) * ceil_div(all, filters)
-    room = max(1, PROCESSORS // blocks)
+    room = max(1, processors // blocks)
     splits = max(n for n in range(1, min(MOST_SPLITS, room) + 1) if channels // DEPTH % n == 0)
     return SplitKTiling(high, wide, filters, splits, deep, across, False)
 

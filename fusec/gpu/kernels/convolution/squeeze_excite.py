@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import (
     C_TYPES,
     MAX_VECTOR,
@@ -56,12 +57,12 @@ class Layer:
         return {self.y, *(v for node in self.nodes for v in node.results)}
 
 
-def small_products(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def small_products(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of at least two small products in sequence; None for other steps."""
     name = "+".join(node.op.name for node in nodes)
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), None)
     if at is not None:
-        return _after_depthwise(name, nodes[: at + 1], nodes[at + 1 :], outputs)
+        return _after_depthwise(nodes, at + 1, outputs, figures)
     layers = match_layers(nodes)
     if layers is None:
         return None
@@ -69,8 +70,12 @@ def small_products(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | 
     return with_variants(Kernel(name, (SqueezeExciteSource(layers, outputs, n).launch(),)) for n in splits)
 
 
-def _after_depthwise(name: str, nodes: Sequence[Node], rest: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """Return the kernel that includes the depthwise convolution whose mean over space is the first vector."""
+def _after_depthwise(nodes: Sequence[Node], end: int, outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+    """Return the kernel that includes the depthwise convolution whose mean over space is the first vector.
+
+    end: the number of nodes up to the mean.
+    """
+    nodes, rest = nodes[:end], nodes[end:]
     mean, made = nodes[-1].result, {v for node in nodes for v in node.results}
     layers = match_layers(rest) if nodes[0].op.name == "conv" else None
     if layers is None or layers[0].x is not mean:
@@ -82,9 +87,11 @@ def _after_depthwise(name: str, nodes: Sequence[Node], rest: Sequence[Node], out
     stored = [v for v in outputs if v not in made or v is mean]
     shared = any(v in layer.made for layer in layers[:-1] for v in stored)
     splits = 2 if _weight_bytes(layers) > MANY_WEIGHT_BYTES and not shared else 1
-    for blocks in depthwise_with_mean(nodes, [v for v in outputs if v in made and v is not mean]):
+    name = "+".join(["depthwise", *(node.op.name for node in (*nodes[1:], *rest))])
+    stored_before = [v for v in outputs if v in made and v is not mean]
+    for blocks in depthwise_with_mean(nodes, stored_before, figures):
         launch = SqueezeExciteSource(layers, stored, splits, blocks).launch()
-        kernels.append(Kernel(f"depthwise+{name[5:]}", (blocks.elements(), launch), blocks.scratch_bytes))
+        kernels.append(Kernel(name, (blocks.elements(), launch), blocks.scratch_bytes))
     return with_variants(kernels)
 
 

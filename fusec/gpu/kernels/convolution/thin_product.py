@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
@@ -32,11 +32,11 @@ WARPS = BLOCK // 32
 MAX_WIDTH = 4  # groups of columns of a block, because sums are in registers
 MAX_INTENSITY = 170  # multiplications for each number moved; with more, cuDNN's engines are faster
 MIN_ROWS = 512
-BLOCKS = (4 * PROCESSORS, 2 * PROCESSORS)  # at most; fewer blocks read weights less often
+WAVES = (4, 2)  # blocks for each multiprocessor, at most; fewer blocks read weights less often
 _CUDA = cuda_template(__package__, "thin_product.cuh")
 
 
-def thin_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def thin_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of such a product with pointwise ops around it; None for other steps."""
     products = [node for node in nodes if isinstance(node.op, (Conv, MatMul))]
     if len(products) != 1 or not all(can_generate(node) or node is products[0] for node in nodes):
@@ -46,9 +46,9 @@ def thin_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
         return None
     name = "+".join(node.op.name for node in nodes)
     groups = ceil_div(step.columns, COLUMNS)
-    most = min(MAX_WIDTH, groups, max(1, SHARED_BYTES // (COLUMNS * ceil_div(step.depth, DEPTH) * DEPTH * 2)))
+    most = min(MAX_WIDTH, groups, max(1, figures.static_bytes // (COLUMNS * ceil_div(step.depth, DEPTH) * DEPTH * 2)))
     widths = sorted(range(1, most + 1), key=lambda n: (ceil_div(groups, n) * n, abs(n - 3)))[:3]
-    kernels = [Kernel(name, (ThinSource(step, outputs, n, b).launch(),)) for n in widths for b in BLOCKS]
+    kernels = [Kernel(name, (ThinSource(step, outputs, figures, n, w).launch(),)) for n in widths for w in WAVES]
     by_key: dict[str, Kernel] = {}
     for kernel in kernels:
         by_key.setdefault(kernel.key, kernel)
@@ -155,21 +155,23 @@ class ThinSource:
     """The launch of a product.
 
     width: groups of columns of a block.
-    blocks: the number of blocks to aim at.
+    waves: blocks to aim at for each multiprocessor.
     """
 
     step: ProductStep
     outputs: Sequence[Value]
+    figures: GpuFigures
     width: int
-    blocks: int
+    waves: int
 
     def launch(self) -> Launch:
         step, width, arguments = self.step, self.width, Arguments()
         depths, across = ceil_div(step.depth, DEPTH), ceil_div(step.columns, width * COLUMNS)
-        phases = ceil_div(depths * width * COLUMNS * DEPTH * 2, SHARED_BYTES)  # of a turn, each with its weights
+        weights = depths * width * COLUMNS * DEPTH * 2
+        phases = ceil_div(weights, self.figures.static_bytes)  # of a turn, each with its weights
         depths = ceil_div(depths, phases)
         tiles = ceil_div(step.rows, ROWS * WARPS)
-        turns = ceil_div(tiles, max(1, min(tiles, self.blocks // across)))
+        turns = ceil_div(tiles, max(1, min(tiles, self.waves * self.figures.processors // across)))
         down = ceil_div(tiles, turns)
         cuda = _CUDA.bind(
             TYPE=C_TYPES[step.x.dtype],

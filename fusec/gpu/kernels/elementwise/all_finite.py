@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import (
     BLOCK,
     C_TYPES,
@@ -27,7 +28,7 @@ PER_THREAD = 64  # elements
 _CUDA = cuda_template(__package__, "all_finite.cuh").bind(BLOCK=BLOCK)
 
 
-def finite(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def finite(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of an all_finite; None for other steps."""
     if len(nodes) != 1 or not isinstance(nodes[0].op, AllFinite):
         return None

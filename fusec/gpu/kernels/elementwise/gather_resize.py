@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import (
@@ -51,7 +52,7 @@ class Sample:
     moved: set[int] = field(default_factory=set[int])
 
 
-def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def sampled(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of such an op with pointwise ops around it; None for other steps."""
     anchors = [node for node in nodes if isinstance(node.op, ANCHORS)]
     if len(anchors) != 1 or not all(

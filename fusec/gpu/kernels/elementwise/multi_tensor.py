@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import View
 from fusec.gpu.kernels.codegen.kernel import BLOCK, MAX_VECTOR, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate
@@ -27,7 +28,7 @@ class _Local(Arguments):
         return super()._pointer(value, type, c_type, f"m{prefix}", written)
 
 
-def multi_tensor(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def multi_tensor(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of equal pointwise ops over many tensors; None for other steps."""
     found = equal_members(nodes) if len(nodes) > 1 and all(map(can_generate, nodes)) else None
     if found is None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, Strided, View, source, view_of_operand
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, by_value, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import (
@@ -60,7 +61,7 @@ class Region:
         return [*(sink.view for sink in self.sinks), *read]
 
 
-def pointwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def pointwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of pointwise and moving ops; None for other steps."""
     sinks = _sinks(nodes, outputs)
     if sinks is None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Kernel, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.norm_step import NormStep, match_norm_step
@@ -23,12 +23,12 @@ from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, Channe
 from fusec.schedule.program import inputs_of
 
 LANES = 32  # vectors of channels that a block visits together, at most
-SUM_BLOCKS, WRITE_BLOCKS = 4 * PROCESSORS, 8 * PROCESSORS  # of a pass over a large tensor
+SUM_WAVES, WRITE_WAVES = 4, 8  # blocks for each multiprocessor, of a pass over a large tensor
 UNROLLED = 4  # turns whose loads are issued together
 SUM_TURNS, WRITE_TURNS = 8, 4  # of a thread, at least, if there are several chunks
 
 
-def channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def channels(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a batch norm in training or its backward; None for other steps."""
     if any(node.op.name == "gen_index" for node in nodes):
         return None
@@ -44,8 +44,8 @@ def channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     written = [
         v.type for v in (*epilogue, *step.epilogue_outputs) if v.type.size != 1
     ]  # perhaps in another memory order than x
-    sums = _plan(step.x.type, [*read, *prologue_outputs], SUM_BLOCKS, SUM_TURNS)
-    write = _plan(step.x.type, [*again, *prologue_outputs, *written], WRITE_BLOCKS, WRITE_TURNS)
+    sums = _plan(step.x.type, [*read, *prologue_outputs], SUM_WAVES * figures.processors, SUM_TURNS)
+    write = _plan(step.x.type, [*again, *prologue_outputs, *written], WRITE_WAVES * figures.processors, WRITE_TURNS)
     name, source = "+".join(node.op.name for node in nodes), BatchNormSource(step, sums, write)
     if isinstance(step.anchor.op, BatchNormBySums) and not step.recomputed:
         if step.prologue_outputs:  # the sums were taken from them in another step
@@ -54,9 +54,9 @@ def channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return Kernel(name, source.launches(), source.scratch_bytes)
     common, others = _plan(step.x.type, [*read, *prologue_outputs, *again, *written], 1, 1), dict[str, Kernel]()
     for threads, unrolled in () if isinstance(step.anchor.op, ChannelSums) else VARIANTS:
-        plan = plan_resident(common, threads)
+        plan = plan_resident(common, threads, figures)
         if plan is not None:
-            resident = BatchNormResident(step, plan, plan, unrolled)
+            resident = BatchNormResident(step, plan, plan, unrolled, figures)
             other = Kernel(name, resident.launches(), resident.scratch_bytes)
             others[other.key] = other
     return Kernel(name, source.launches(), source.scratch_bytes, tuple(others.values()))

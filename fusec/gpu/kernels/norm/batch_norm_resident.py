@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import CACHE_BYTES, MOST_SHARED_BYTES, PROCESSORS
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Launch, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.loops import coordinates
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
@@ -21,17 +21,15 @@ from fusec.gpu.kernels.norm.batch_norm_source import BatchNormSource, space_of
 from fusec.gpu.kernels.norm.resident_norm import ResidentNorm, meet_at_counter
 from fusec.ir import Node, Value
 
-BLOCKS = PROCESSORS  # that run at the same time, one on each multiprocessor
 VARIANTS = ((512, 4), (1024, 2))  # threads of a block, and turns whose loads are issued together
 LANES = 8  # vectors of channels that a block visits together, at most
-RESIDENT_BYTES = MOST_SHARED_BYTES  # shared memory of a block, including its sums
-CACHED_BYTES = CACHE_BYTES * 2 // 5  # of elements that the second-level cache still holds in the second pass
+CACHED_SHARE = 2, 5  # of the second-level cache: two fifths hold elements until the second pass
 MERGED = 16  # chunks whose sums a thread loads together
 _CUDA = cuda_template(__package__, "batch_norm_resident.cuh")
 
 
-def plan_resident(plan: RowPlan, most: int) -> RowPlan | None:
-    """Adapt a plan to as many blocks as run at the same time; None if channels are not contiguous or too many.
+def plan_resident(plan: RowPlan, most: int, figures: GpuFigures) -> RowPlan | None:
+    """Adapt a plan to one block for each multiprocessor; None if channels are not contiguous or too many.
 
     most: threads of a block, at most.
     """
@@ -41,7 +39,7 @@ def plan_resident(plan: RowPlan, most: int) -> RowPlan | None:
     threads = min(most // lanes, power_of_two(plan.count))
     lanes = max(lanes, 32 // threads)
     plan = replace(plan, lanes=lanes, threads=threads, chunks=1, unrolled=1, whole=1)
-    chunks = min(BLOCKS // plan.blocks, ceil_div(plan.count, threads))
+    chunks = min(figures.processors // plan.blocks, ceil_div(plan.count, threads))
     return replace(plan, chunks=chunks) if chunks else None
 
 
@@ -50,9 +48,11 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     """One launch for a step; `sums`, which is also `write`, shares the elements.
 
     unrolled: turns whose loads are issued together.
+    figures: their shared memory and cache hold elements between the passes.
     """
 
     unrolled: int
+    figures: GpuFigures
 
     @property
     def turns(self) -> int:
@@ -91,7 +91,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     @property
     def resident(self) -> int:
         """Turns whose elements stay in shared memory until the sums are known."""
-        return max(0, min(self.turns, (RESIDENT_BYTES - self._sum_bytes) // self._turn_bytes))
+        return max(0, min(self.turns, (self.figures.dynamic_bytes - self._sum_bytes) // self._turn_bytes))
 
     @property
     def scratch_bytes(self) -> int:
@@ -275,7 +275,9 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     @property
     def _is_cached(self) -> bool:
         """Tell if the second-level cache likely holds all elements that are not in shared memory."""
-        return (self.turns - self.resident) * self._turn_bytes * self.sums.chunks * self.sums.blocks <= CACHED_BYTES
+        share, whole = CACHED_SHARE
+        nbytes = (self.turns - self.resident) * self._turn_bytes * self.sums.chunks * self.sums.blocks
+        return nbytes <= self.figures.cache_bytes * share // whole
 
     def _uncached_pass(self, body: list[str]) -> list[str]:
         """Visit the elements that are not in shared memory. It has the last turn, if it has any."""

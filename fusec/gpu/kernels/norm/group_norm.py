@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
-from fusec.gpu.kernels.codegen.kernel import HALVES, VECTOR_BYTES, Kernel
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import CLUSTERS, HALVES, VECTOR_BYTES, Kernel
 from fusec.gpu.kernels.codegen.pointwise_code import stride_along
 from fusec.gpu.kernels.norm.group_norm_source import WARP, GroupSource, GroupTiling
 from fusec.gpu.kernels.norm.row_step import RowStep
@@ -30,7 +30,7 @@ def merges(type: TensorType, shape: tuple[int, ...]) -> bool:
     )
 
 
-def one_launch(step: RowStep) -> list[Kernel]:
+def one_launch(step: RowStep, figures: GpuFigures) -> list[Kernel]:
     """Return the variants of a group norm with a prologue and an epilogue; none if it does not fit."""
     op, x = step.op, step.x.type
     if not isinstance(op, GroupNorm) or x.rank < 3 or not x.size or x.dtype not in (*HALVES, DType.F32):
@@ -47,12 +47,12 @@ def one_launch(step: RowStep) -> list[Kernel]:
         return []
     if any(node.op.name == "gen_index" for node in (*step.prologue, *step.epilogue)):
         return []
-    tilings = _tilings(x, channels // op.groups, vector, pixels)
+    tilings = _tilings(x, channels // op.groups, vector, pixels, figures)
     found = (GroupSource(step, tiling) for tiling in tilings)
-    return [each.kernel() for each in found if each.shared_bytes <= SHARED_BYTES]
+    return [each.kernel() for each in found if each.shared_bytes <= figures.static_bytes]
 
 
-def _tilings(x: TensorType, members: int, vector: int, pixels: int) -> list[GroupTiling]:
+def _tilings(x: TensorType, members: int, vector: int, pixels: int, figures: GpuFigures) -> list[GroupTiling]:
     least = math.lcm(members, vector)  # channels that are whole groups and whole vectors
     if x.shape[1] % least:
         return []
@@ -61,11 +61,11 @@ def _tilings(x: TensorType, members: int, vector: int, pixels: int) -> list[Grou
     lanes, teams = own // vector, x.size // (pixels * own)
     found: list[GroupTiling] = []
     for clustered, sizes in ((True, THREADS), (False, THREADS[:1])):
-        for size in sizes:
+        for size in sizes if not clustered or figures.has(CLUSTERS) else ():
             whole = WARP // math.gcd(lanes, WARP)  # rows that are whole warps
             tiling = GroupTiling(own, vector, max(1, size // (lanes * whole)) * whole, 1, pixels, clustered)
             best = _fullest(tiling, teams, CLUSTER if clustered else MEETING)
-            if best is not None and (clustered or teams * best.blocks <= 2 * PROCESSORS):
+            if best is not None and (clustered or teams * best.blocks <= 2 * figures.processors):
                 found.append(replace(best, clustered=clustered and best.blocks > 1))
     return list(dict.fromkeys(found))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES, Kernel
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.norm import row_reduction
@@ -25,7 +26,7 @@ LARGE, MOST_KEPT = 1024, 8  # threads of a block that alone handles an image, an
 FEW_PIXELS = 1024  # with fewer, the variants with one launch come first, because they may be as fast
 
 
-def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def instance(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of an instance norm, its epilogue, and perhaps a pool or copies last; None for other steps."""
     anchor, epilogue = nodes[0], nodes[1:]
     if not isinstance(anchor.op, InstanceNorm):
@@ -42,7 +43,7 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return None
     if last is None and any(v.type.shape != y.type.shape for v in outputs):
         return None
-    norm = InstanceNormSource(anchor, epilogue, last, window or (1, 1), outputs, TURNS[0])
+    norm = InstanceNormSource(anchor, epilogue, last, window or (1, 1), outputs, figures, TURNS[0])
     if x.type.strides[1] != 1 or x.type.shape[1] % norm.vector or norm.lanes * norm.vector > BLOCK:
         return None
     if last is not None and last.result.type.dtype is not x.type.dtype:
@@ -62,7 +63,7 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     wide = (replace(norm, turns=MOST_KEPT, block=LARGE, most=most) for most in (4, 2, 1))
     large = (InstanceNormOneBlock(each).kernel() for each in wide)
     mine += [kernel for kernel in large if kernel is not None][:2]
-    other = row_reduction.rows(nodes, outputs)
+    other = row_reduction.rows(nodes, outputs, figures)
     theirs = [] if other is None else [replace(other, others=()), *other.others]
     best, *others = [*theirs, *mine] if norm.pixels < FEW_PIXELS else [*mine, *theirs[:1]]
     return replace(best, others=tuple({variant.key: variant for variant in others if variant.key != best.key}.values()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, ceil_div
 from fusec.gpu.kernels.norm.instance_norm_source import Chunking, InstanceNormSource
 from fusec.gpu.kernels.norm.resident_norm import ResidentNorm, meet_at_counter
@@ -41,7 +40,7 @@ class InstanceNormResident(ResidentNorm):
     @property
     def _most_blocks(self) -> int:
         """Blocks that run at the same time, as registers allow."""
-        return PROCESSORS * (3 if self.norm.turns < 8 else 2)
+        return self.norm.figures.processors * (3 if self.norm.turns < 8 else 2)
 
     @property
     def _teams(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
@@ -20,7 +20,7 @@ from fusec.ir import DType, Node, Value
 from fusec.ops import InstanceNorm, MaxPool
 
 BLOCK, LANES = 256, 32  # threads; vectors of channels that a block visits together, at most
-BLOCKS = 8 * PROCESSORS  # of a launch over a large tensor
+WAVES = 8  # blocks for each multiprocessor, of a launch over a large tensor
 _CUDA = cuda_template(__package__, "instance_norm.cuh")
 
 
@@ -56,6 +56,7 @@ class InstanceNormSource:
     last: Node | None
     window: tuple[int, int]
     outputs: Sequence[Value]
+    figures: GpuFigures
     turns: int
     block: int = BLOCK
     most: int = LANES
@@ -108,7 +109,7 @@ class InstanceNormSource:
 
     def _shared_out(self, count: int, together: int) -> Chunking:
         images = self.x.type.shape[0] * self.columns
-        turns = max(together, ceil_div(count, self.threads * max(1, BLOCKS // images)))
+        turns = max(together, ceil_div(count, self.threads * max(1, WAVES * self.figures.processors // images)))
         return Chunking(count, self.threads * ceil_div(turns, together) * together)
 
     @property

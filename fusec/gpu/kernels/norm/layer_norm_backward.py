@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import (
     BLOCK,
@@ -42,23 +42,24 @@ from fusec.ops import LayerNormBackward, Reduce
 from fusec.schedule.program import inputs_of
 
 _CUDA = cuda_template(__package__, "layer_norm_backward.cuh")
-# Each: numbers of a row that a thread keeps, of each of four kinds; blocks at most (more blocks leave more sums to
-# merge); rows copied ahead; whether blocks wait for each other and merge the sums, which saves the second launch. The
-# first is the default.
+# Each: numbers of a row that a thread keeps, of each of four kinds; blocks for each multiprocessor at most (more blocks
+# leave more sums to merge); rows copied ahead; whether blocks wait for each other and merge the sums, which saves the
+# second launch. The first is the default.
 VARIANTS = (
-    (24, PROCESSORS, 0, False),
-    (16, 2 * PROCESSORS, 0, False),
-    (8, 4 * PROCESSORS, 0, False),
-    (24, PROCESSORS, 2, False),
-    (24, PROCESSORS, 2, True),
-    (16, 2 * PROCESSORS, 2, False),
+    (24, 1, 0, False),
+    (16, 2, 0, False),
+    (8, 4, 0, False),
+    (24, 1, 2, False),
+    (24, 1, 2, True),
+    (16, 2, 2, False),
 )
 AHEAD_BYTES = 200 << 10  # shared memory of a block for rows copied ahead
 MOST = 512  # threads for a row
+SUMS = 3  # of a row, at most
 SHARED_BYTES = 40 << 10  # for the column sums of the rows that a block works on
 
 
-def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def row_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a layer_norm_backward with nodes around it; None for other steps."""
     anchors = [node for node in nodes if isinstance(node.op, LayerNormBackward)]
     if len(anchors) != 1 or any(node.op.name == "gen_index" for node in nodes):
@@ -74,10 +75,10 @@ def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     if any(v.node in step.prologue for node in step.epilogue for v in node.operands):
         return None
     name, made = "+".join(node.op.name for node in nodes), list[Kernel]()
-    for held, blocks, ahead, meets in VARIANTS:
+    for held, waves, ahead, meets in VARIANTS:
         plan = _plan(step, held)
         if plan is not None and plan.lanes * _columns_bytes(step) <= SHARED_BYTES:
-            source = _LayerNormBackwardSource(step, plan, blocks, ahead)
+            source = _LayerNormBackwardSource(step, plan, waves * figures.processors, ahead, figures)
             if source.is_possible and (not meets or source.may_meet):
                 launches = (source.one_launch(),) if meets else (source.rows(), source.columns())
                 made.append(Kernel(name, launches, source.scratch_bytes))
@@ -140,12 +141,21 @@ class _LayerNormBackwardSource:
     plan: RowPlan
     most: int
     ahead: int
+    figures: GpuFigures
 
     @property
     def is_possible(self) -> bool:
         """Tell if rows can be copied before their turn, as far as that is wanted."""
         sizes = {self.plan.vector * value.type.dtype.itemsize for value in self._copied_values}
-        return not self.ahead or (bool(sizes) and sizes <= {4, 8, 16} and self._ahead_bytes <= AHEAD_BYTES)
+        most = min(AHEAD_BYTES, self.figures.shared_bytes - self._static_bytes)
+        return not self.ahead or (bool(sizes) and sizes <= {4, 8, 16} and self._ahead_bytes <= most)
+
+    @property
+    def _static_bytes(self) -> int:
+        """Bytes of the sums of threads, and of the columns of lanes."""
+        plan = self.plan
+        numbers = SUMS * plan.block + (plan.lanes * self.size if plan.lanes > 1 else 0)
+        return numbers * (8 if self.kind == "double" else 4)
 
     @property
     def _copied_values(self) -> list[Value]:
@@ -285,7 +295,7 @@ class _LayerNormBackwardSource:
         load.body += ["sums[1] += inner * e[turn][j];", *(["sums[2] += inner;"] if op.centred else [])]
         rows = self._cuda(
             "rows",
-            SHARED=self.plan.block * 3,
+            SHARED=self.plan.block * SUMS,
             DECLARE_COLUMN_SUMS=[f"{kind} {name}[{self.plan.turns}][{self.plan.vector}];" for name in names],
             ZERO_COLUMN_SUMS=" ".join(f"{name}[turn][j] = {kind}(0);" for name in names),
             FETCH=fetch,

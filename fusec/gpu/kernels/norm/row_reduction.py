@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Kernel, ceil_div
 from fusec.gpu.kernels.codegen.row_plan import COALESCED_BYTES, RowPlan, plan_rows
 from fusec.gpu.kernels.norm.group_norm import one_launch
@@ -33,7 +34,7 @@ VARIANTS = (
 )
 
 
-def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a reduction, softmax or norm with pointwise ops around it; None for other steps."""
     step = match_row_step(nodes, outputs)
     if step is None:
@@ -45,14 +46,15 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     variants = [_kernel(step, *variant) for variant in VARIANTS]
     plain = RowSource(step, plan_rows(step.op, step.x.type, step.moved, *VARIANTS[0][:3]))
     if plain.may_be_packed and len(variants[0].launches) == 1:
-        variants.append(Kernel(step.name, (replace(plain, packed=True).launch(),)))
+        packed = replace(plain, packed_threads=figures.processor_threads * 3 // 4)
+        variants.append(Kernel(step.name, (packed.launch(),)))
     if isinstance(step.op, GroupNorm):
         shapes = dict.fromkeys((block, unrolled) for block, unrolled, _, _ in VARIANTS)
         by_channels = (_by_channels(step, step.op, *shape) for shape in shapes)
         together = [variant for variant in by_channels if variant is not None]
         narrow = step.x.type.shape[1] // step.op.groups * step.x.type.dtype.itemsize < COALESCED_BYTES
         variants = [*together, *variants] if narrow else [*variants, *together]
-        variants += one_launch(step)
+        variants += one_launch(step, figures)
     best, *others = variants
     return replace(best, others=tuple({k.key: k for k in others if k.key != best.key}.values()))
 

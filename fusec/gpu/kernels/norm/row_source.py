@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import PROCESSOR_THREADS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Launch, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.loops import loop, thread_setup
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
@@ -14,7 +13,6 @@ from fusec.gpu.kernels.codegen.row_plan import CACHED, RowPlan
 from fusec.gpu.kernels.norm.row_step import RowStep
 from fusec.ops import Reduce
 
-RESIDENT = PROCESSOR_THREADS * 3 // 4  # threads that share a multiprocessor's registers
 WARP = 32
 _CUDA = cuda_template(__package__, "row.cuh")
 
@@ -23,13 +21,14 @@ _CUDA = cuda_template(__package__, "row.cuh")
 class RowSource:
     """The launches of a step.
 
-    packed: elements stay in registers as they were read, because that takes half as many registers.
+    packed_threads: elements stay in registers as they were read, because that takes half as many registers. So many
+        threads share the registers of a multiprocessor. 0 if elements are kept as numbers.
     members: numbers of the plan that are combined to one: the channels of a group, if the plan is by channels.
     """
 
     step: RowStep
     plan: RowPlan
-    packed: bool = False
+    packed_threads: int = 0
     members: int = 1
 
     def __post_init__(self) -> None:
@@ -57,7 +56,7 @@ class RowSource:
         """Return the launch that does everything."""
         lines = [*self._setup(), *self._passes()]
         lines += self._write_reduction() if isinstance(self.op, Reduce) else self._write()
-        resident = RESIDENT // self.plan.block if self.packed else 0
+        resident = self.packed_threads // self.plan.block
         return self.arguments.launch(self.anchor.op.name, lines, self.plan.blocks, self.plan.block, resident=resident)
 
     def partial(self) -> Launch:
@@ -159,7 +158,7 @@ class RowSource:
     @property
     def _cached_element(self) -> str:
         """The current element, from registers."""
-        return "wide(cache[turn].v[j])" if self.packed else f"cache[turn * {self.plan.vector} + j]"
+        return "wide(cache[turn].v[j])" if self.packed_threads else f"cache[turn * {self.plan.vector} + j]"
 
     @property
     def _numbers(self) -> range:
@@ -180,7 +179,7 @@ class RowSource:
         """
         plan = self.plan
         lines = [f"{self.kind} cache[{plan.turns * plan.vector}];"] if self.cached else []
-        if self.packed:
+        if self.packed_threads:
             lines = [f"Pack<{C_TYPES[self.x.type.dtype]}, {plan.vector}> cache[{plan.turns}];"]
         for number, each in enumerate(self.formula.passes):
             acc = f"acc{number}"
@@ -224,7 +223,7 @@ class RowSource:
                 code.store(value)
         element = code.get(self.x)
         code.body.append(f"const {self.kind} e = {element};")
-        if self.packed and first:
+        if self.packed_threads and first:
             code.head.append(f"cache[turn] = {element.removeprefix('wide(').removesuffix('.v[j])')};")
         elif self.cached and first:
             code.body.append(f"cache[turn * {self.plan.vector} + j] = e;")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, by_value, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
@@ -54,7 +55,7 @@ class _Dim:
         return self.dilation * (self.window - 1) // self.stride + 1
 
 
-def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a max_pool_backward and its epilogue; None for other steps."""
     pool, rest = nodes[0], nodes[1:]
     if not isinstance(pool.op, MaxPoolBackward) or not all(can_generate(node) for node in rest):

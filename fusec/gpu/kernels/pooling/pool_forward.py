@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import (
@@ -30,7 +31,7 @@ UNROLLED = 64  # taps; the compiler decides about larger loops
 _CUDA = cuda_template(__package__, "pool.cuh")
 
 
-def pooling(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def pooling(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a pool and its epilogue; None for other steps."""
     pool, rest = nodes[0], nodes[1:]
     if not isinstance(pool.op, (MaxPool, AvgPool)) or not all(can_generate(node) for node in rest):

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import target_sizes
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import (
     C_TYPES,
     HALVES,
@@ -32,7 +32,6 @@ from fusec.gpu.kernels.codegen.kernel import (
     Launch,
     by_value,
     ceil_div,
-    with_variants,
 )
 from fusec.gpu.kernels.codegen.op_table import expression, literal
 from fusec.ir import DType, Node, TensorType, Value
@@ -49,7 +48,7 @@ TRIP_CYCLES = 900  # of a state through the second-level cache to another block,
 _CUDA = cuda_template(__package__, "persistent.cuh")
 
 
-def recurrent(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def recurrent(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a recurrent layer; None for other steps, for fp64, and where no block could be made."""
     node = nodes[0]
     if len(nodes) != 1 or not isinstance(node.op, Recurrent):
@@ -59,20 +58,10 @@ def recurrent(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return None
     if any(v.type.size >= 1 << 31 for v in (*node.operands, *node.results)):
         return None
-    plans = _plans(node, outputs)
-    return with_variants(Kernel("recurrent", plan.launches(), plan.scratch_bytes) for plan in plans)
-
-
-def _plans(node: Node, outputs: Sequence[Value]) -> list[RecurrentPlan]:
-    """Return the cheapest plan for each GPU: first for the one that kernels are shaped for."""
-    found: list[RecurrentPlan] = []
-    for processors, shared_bytes in target_sizes():
-        counts = itertools.product(_unit_counts(node), (1, 2, 4))
-        every = [RecurrentPlan(node, outputs, *each, processors, shared_bytes) for each in counts]
-        best = min((plan for plan in every if plan.is_possible), key=lambda plan: plan.cycles, default=None)
-        if best is not None and best.shape not in [plan.shape for plan in found]:
-            found.append(best)
-    return found
+    counts = itertools.product(_unit_counts(node), (1, 2, 4))
+    plans = (RecurrentPlan(node, outputs, *each, figures.processors, figures.dynamic_bytes) for each in counts)
+    best = min((plan for plan in plans if plan.is_possible), key=lambda plan: plan.cycles, default=None)
+    return None if best is None else Kernel("recurrent", best.launches(), best.scratch_bytes)
 
 
 def _unit_counts(node: Node) -> list[int]:
@@ -95,11 +84,6 @@ class RecurrentPlan:
     columns: int
     processors: int
     most_shared_bytes: int
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Return what tells launches apart."""
-        return self.units, self.columns, self.groups
 
     @property
     def op(self) -> Recurrent:

@@ -102,7 +102,7 @@ def test_work_shared_out_otherwise_is_the_same_work(rng: np.random.Generator) ->
 @pytest.mark.parametrize("strip", [1, 9, 10, 11, 64])
 def test_strips_of_any_length_begin_anew(strip: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the rows above a strip are given is not left in the sums of its own."""
-    monkeypatch.setattr(few_filters, "_variants", lambda conv: [few_filters.FewFiltersTiling(4, 1, strip)])
+    monkeypatch.setattr(few_filters, "_variants", lambda conv, figures: [few_filters.FewFiltersTiling(4, 1, strip)])
     op = Conv((1, 1), (3,) * 4, (1, 1))
     check([convolved(f"strips of {strip}", last(F16, 2, 32, 45, 30), op, (7, 7), 3)], rng)
 

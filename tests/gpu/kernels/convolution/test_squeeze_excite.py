@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, awkward, build, check, last, rows
+from gpu.kernels.cases import FIGURES, Case, awkward, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
@@ -119,10 +119,10 @@ def test_all_ways_give_the_same(cases: Any, rng: np.random.Generator) -> None:
 def test_what_begins_and_is_such_work() -> None:
     (case, _) = whole()
     nodes = case.nodes
-    assert all(may_begin(nodes[:n]) for n in range(1, len(nodes) + 1))
+    assert all(may_begin(nodes[:n], FIGURES) for n in range(1, len(nodes) + 1))
     assert [is_joint_work(nodes[:n]) for n in (1, 3, 4, len(nodes))] == [False, False, True, True]
     product = chain(F16, 3, 32, 8, 32).nodes
-    assert may_begin(product[:1]) and not is_joint_work(product[:3]) and is_joint_work(product[:4])
+    assert may_begin(product[:1], FIGURES) and not is_joint_work(product[:3]) and is_joint_work(product[:4])
 
 
 def test_others_are_left_alone() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, build, check, last, rows
+from gpu.kernels.cases import FIGURES, Case, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
@@ -81,7 +81,7 @@ def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.Mo
 
 def test_a_gate_in_front_is_a_proposal() -> None:
     nodes = convolution(F16, (2, 16, 16, 16), 24, gated=True).nodes
-    assert all(may_begin(nodes[:n]) for n in range(1, len(nodes) + 1))
+    assert all(may_begin(nodes[:n], FIGURES) for n in range(1, len(nodes) + 1))
     assert [is_joint_work(nodes[:n]) for n in (2, 3)] == [True, True]
     assert not is_joint_work(nodes[1:]), "the product alone is cuDNN's step, which has a kernel for a form"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from gpu.kernels.cases import Case, awkward, build, check, rows
+from gpu.kernels.cases import FIGURES, Case, awkward, build, check, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import find
@@ -79,7 +79,7 @@ def test_more_pointers_than_a_launch_takes(rng: np.random.Generator) -> None:
 def test_all_finite(rng: np.random.Generator) -> None:
     case = finite()
     inputs = case.graph.inputs
-    kernel = find(case.nodes, case.outputs)
+    kernel = find(case.nodes, case.outputs, FIGURES)
     assert kernel is not None and len(kernel.launches) == 4
     emulator = Emulator([kernel])
     arrays = case.arrays(rng)

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import ROUNDING, Case, assert_same, build, check, each_way, last, on_the_device, rows
+from gpu.kernels.cases import FIGURES, ROUNDING, Case, assert_same, build, check, each_way, last, on_the_device, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
+from fusec.gpu.kernels import GpuFigures
+from fusec.gpu.kernels.codegen.gpu_figures import OWN_BYTES
 from fusec.gpu.kernels.norm import batch_norm as family
-from fusec.gpu.kernels.norm import batch_norm_resident
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, Cast, ChannelSums, pw
 from fusec.text import parse
@@ -23,6 +24,11 @@ SHAPES = ((3, 16, 9, 5), (2, 6, 3, 4), (5, 40, 12), (33, 24), (4, 1, 3, 3), (1, 
 
 def forward(g: Any, *v: Value) -> Sequence[Value]:
     return g.insert(BatchNormTrain(1e-3), list(v)).results
+
+
+def keeping(nbytes: int) -> GpuFigures:
+    """Figures of a GPU whose blocks keep so many bytes."""
+    return replace(FIGURES, shared_bytes=nbytes + OWN_BYTES)
 
 
 def summed(g: Any, x: Value) -> Sequence[Value]:
@@ -187,11 +193,10 @@ def test_one_launch_whose_blocks_meet(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int, threads: int, kept: int, cached: int
 ) -> None:
     """All turns are kept, some, or none; and the rest is read up or down."""
-    monkeypatch.setattr(batch_norm_resident, "CACHED_BYTES", cached)
-    monkeypatch.setattr(batch_norm_resident, "BLOCKS", blocks)
     monkeypatch.setattr(family, "VARIANTS", ((threads, 4),))
-    monkeypatch.setattr(batch_norm_resident, "RESIDENT_BYTES", kept)
+    figures = replace(keeping(kept), processors=blocks, cache_bytes=cached * 5 // 2)
     cases = [*channel_cases(), *turned_channels(), *surrounded_channels(), *long_channels()]
+    cases = [replace(case, figures=figures) for case in cases]
     cases = [case for case in cases if case.kernel is not None and case.kernel.others]
     found = [case.kernel.others[0] for case in cases if case.kernel is not None]
     assert len(found) > 60 and sum(way.launches[0].meets for way in found) > 20
@@ -207,7 +212,6 @@ def test_one_launch_whose_blocks_meet(
 def test_a_scale_is_written_over_once_all_blocks_have_it(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr(batch_norm_resident, "BLOCKS", 3)
     monkeypatch.setattr(family, "VARIANTS", ((64, 2),))
 
     def moved(g: Any, *v: Value) -> Sequence[Value]:
@@ -216,6 +220,7 @@ def test_a_scale_is_written_over_once_all_blocks_have_it(
 
     x, p = last(F16, 4, 8, 12, 20), rows(F32, 8)
     case = build("moved", [x, p, p] if where == "forward" else [x, x, p, p, p], moved, positive)
+    case = replace(case, figures=replace(FIGURES, processors=3))
     assert case.kernel is not None and case.kernel.others[0].launches[0].grid == 3
     arrays, kernel = case.arrays(rng), case.kernel.others[0]
     scale = case.graph.inputs[1 if where == "forward" else 2]
@@ -306,19 +311,17 @@ def test_by_sums_a_mean_of_many_deviations_costs_less_than_16_bits_do(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kept", [224 << 10, 64 << 10, 0])
-def test_images_of_a_network_on_the_device(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, kept: int
-) -> None:
+def test_images_of_a_network_on_the_device(rng: np.random.Generator, kept: int) -> None:
     """All of their blocks meet, several times; and the bits are the same each time."""
     pytest.importorskip("cupy")
     from fusec.gpu.launch.kernel_launcher import Launcher
 
-    monkeypatch.setattr(batch_norm_resident, "RESIDENT_BYTES", kept)
     launcher, met = Launcher(), 0
     for dtype, channels, side in ((F16, 64, 56), (F16, 512, 28), (F16, 2048, 7), (BF16, 40, 33), (F32, 64, 28)):
         x, p = last(dtype, 16, channels, side, side), rows(F32, channels)
         for make, types in ((forward, [x, p, p]), (backward, [x, x, p, p, p]), (masked, [x, x, p, p, p, p])):
             case = build(f"{make.__name__} {channels}", types, make, mostly_negative if make is masked else positive)
+            case = replace(case, figures=keeping(kept))
             assert case.kernel is not None
             arrays = case.arrays(rng)
             want = case.reference({v: a.astype(np.float64) if dtype is F32 else a for v, a in arrays.items()})

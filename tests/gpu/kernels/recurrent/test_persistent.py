@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import ROUNDING, Case, build, check, each_way, on_the_device, rows
+from gpu.kernels.cases import FIGURES, ROUNDING, Case, build, check, on_the_device, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
-from fusec.gpu.kernels.codegen import gpu_figures
+from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.recurrent import persistent
 from fusec.ir import DType, TensorType
 from fusec.ops import Recurrent
+from fusec.targets.target import load, names
 
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
 
@@ -68,19 +70,22 @@ def recurrent_cases() -> list[Case]:
 
 @needs_compiler
 def test_layers(rng: np.random.Generator) -> None:
-    check(recurrent_cases(), rng, every=True)
+    check(recurrent_cases(), rng)
 
 
 @needs_compiler
+@pytest.mark.parametrize(("processors", "nbytes"), [(3, 200 << 10), (2, 64 << 10)])
 def test_few_processors_take_a_large_batch_in_several_launches(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    rng: np.random.Generator, processors: int, nbytes: int
 ) -> None:
-    monkeypatch.setattr(persistent, "target_sizes", lambda: ((3, 200 << 10), (2, 64 << 10)))
+    few = replace(FIGURES, processors=processors, shared_bytes=nbytes)
     lstm, gru = Recurrent("lstm", "bidirectional"), Recurrent("gru", linear_before_reset=True)
     cases = [layer(lstm, F16, (3, 70, 9), "l"), layer(gru, F32, (3, 150, 9), "p")]
-    assert all(max(len(way.launches) for way in each_way(case.kernel)) > 2 for case in cases if case.kernel)
-    assert all(way.launches[0].grid <= 3 for case in cases if case.kernel for way in each_way(case.kernel))
-    check(cases, rng, every=True)
+    cases = [replace(case, figures=few) for case in cases]
+    kernels = [case.kernel for case in cases if case.kernel is not None]
+    assert len(kernels) == 2
+    assert all(len(kernel.launches) > 1 and kernel.launches[0].grid <= processors for kernel in kernels)
+    check(cases, rng)
 
 
 @needs_compiler
@@ -95,43 +100,36 @@ def test_weights_that_registers_cannot_hold_are_read_every_step(
         layer(gru, F32, (3, 5, 35), "pl"),
         layer(Recurrent("rnn"), BF16, (3, 4, 90)),
     ]
-    assert not any("held[" in way.launches[0].source for case in cases if case.kernel for way in each_way(case.kernel))
-    check(cases, rng, every=True)
+    assert not any("held[" in case.kernel.launches[0].source for case in cases if case.kernel)
+    check(cases, rng)
 
 
 @needs_compiler
-def test_variants_give_the_same_bits(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autotuning compares variants, and a difference of one bit may grow with every step."""
-    monkeypatch.setattr(persistent, "target_sizes", lambda: ((20, 200 << 10), (6, 200 << 10), (3, 200 << 10)))
+def test_every_number_of_blocks_gives_the_same_bits(rng: np.random.Generator) -> None:
     for dtype in (F16, F32):
         case = layer(Recurrent("lstm"), dtype, (4, 20, 40))
-        assert case.kernel is not None
-        ways, arrays = each_way(case.kernel), case.arrays(rng)
+        sized = [replace(case, figures=replace(FIGURES, processors=count)).kernel for count in (20, 6, 3)]
+        ways, arrays = list({kernel.key: kernel for kernel in sized if kernel is not None}.values()), case.arrays(rng)
         assert len(ways) > 1
         emulator = Emulator(ways)
         first, *others = ([a.tobytes() for a in emulator.run(way, arrays, case.outputs)] for way in ways)
         assert all(other == first for other in others)
 
 
+@pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("sizes", [(400, 16, 512), (3, 500, 1024), (10, 1, 2048), (2, 5000, 64)])
 @pytest.mark.parametrize("dtype", [F16, F32])
-def test_all_blocks_of_a_launch_fit_on_a_target(dtype: DType, sizes: tuple[int, int, int]) -> None:
-    kernel = layer(Recurrent("lstm", "bidirectional"), dtype, sizes).kernel
-    assert kernel is not None
-    sizes = gpu_figures.target_sizes()
-    for place, way in enumerate(each_way(kernel)):
-        (needs,) = {(launch.grid, launch.resident_bytes) for launch in way.launches}
-        fitting = [needs[0] <= processors and needs[1] <= nbytes for processors, nbytes in sizes]
-        assert any(fitting) and (place or fitting[0]), "the first variant is for the default target"
-        assert all(launch.meets for launch in way.launches)
+def test_all_blocks_of_a_launch_fit_on_the_target(dtype: DType, sizes: tuple[int, int, int], name: str) -> None:
+    figures = GpuFigures.of(load(name))
+    kernel = replace(layer(Recurrent("lstm", "bidirectional"), dtype, sizes), figures=figures).kernel
+    for launch in kernel.launches if kernel is not None else ():
+        assert launch.meets and launch.grid <= figures.processors and launch.resident_bytes <= figures.dynamic_bytes
 
 
-def test_every_target_has_a_variant_of_an_ordinary_layer() -> None:
-    kernel = layer(Recurrent("lstm"), F16, (400, 16, 512)).kernel
-    assert kernel is not None
-    for processors, nbytes in gpu_figures.target_sizes():
-        launches = [way.launches[0] for way in each_way(kernel)]
-        assert any(launch.grid <= processors and launch.resident_bytes <= nbytes for launch in launches)
+@pytest.mark.parametrize("name", names())
+def test_every_target_has_a_kernel_of_an_ordinary_layer(name: str) -> None:
+    case = replace(layer(Recurrent("lstm"), F16, (400, 16, 512)), figures=GpuFigures.of(load(name)))
+    assert case.kernel is not None
 
 
 def test_other_layers_are_left_alone() -> None:
@@ -156,23 +154,18 @@ def drawn(rng: np.random.Generator) -> Case:
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(24))
 def test_random_layers_on_the_device(seed: int) -> None:
-    """Every variant, twice in a row, against the reference in float64: the second run meets what the first has left."""
+    """Twice in a row, against the reference in float64: the second run meets what the first has left."""
     pytest.importorskip("cupy")
     from fusec.gpu.launch.kernel_launcher import Launcher
 
-    rng, launcher, ran = np.random.default_rng(seed), Launcher(), 0
+    rng, launcher = np.random.default_rng(seed), Launcher()
     case = drawn(rng)
-    assert case.kernel is not None
+    assert case.kernel is not None and launcher.runs(case.kernel)
     arrays = case.arrays(rng)
     wide = {v: a.astype(np.float64) if v.type.dtype.is_float else a for v, a in arrays.items()}
     want = case.reference(wide)
-    for way in each_way(case.kernel):
-        if not launcher.runs(way):  # no room for all its blocks at once
-            continue
-        ran += 1
-        for _ in range(2):
-            got = on_the_device(launcher, way, arrays, case.outputs)
-            for value, a, b in zip(case.outputs, got, want, strict=True):
-                rounding = 4 * ROUNDING[value.type.dtype]
-                np.testing.assert_allclose(a.astype(np.float64), b, rounding, rounding, err_msg=case.name)
-    assert ran
+    for _ in range(2):
+        got = on_the_device(launcher, case.kernel, arrays, case.outputs)
+        for value, a, b in zip(case.outputs, got, want, strict=True):
+            rounding = 4 * ROUNDING[value.type.dtype]
+            np.testing.assert_allclose(a.astype(np.float64), b, rounding, rounding, err_msg=case.name)
