@@ -20,7 +20,7 @@ from benchmarks.contest import limits_and_steps, relative_l2, timed
 from benchmarks.machine import KEYS, gpu_and_torch, parser, write_row
 from benchmarks.peers import CHANNELS_LAST, first_result
 from benchmarks.zoo import channels_last, exported, feeds_of, halved, make
-from fusec.cli.step_times import measure
+from fusec.diagnostics.step_times import measure
 
 NAME = "quantized_models.json"
 CASES = ["resnet50:32", "resnet50:256", "mobilenet_v2:32", "bert_base:32", "vit_b_16:32"]
