@@ -25,6 +25,7 @@ from fusec.ir import Constant, Node
 from fusec.onnx_backend import FusecBackend, FusecBackendRep
 from fusec.reference import evaluate
 from fusec.schedule.aliasing import is_view
+from fusec.targets.target import DEFAULT, load
 
 RECORD = Path(__file__).parent / "record.txt"
 FAMILIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
@@ -44,6 +45,8 @@ CORNERS = "disputed: corners are aligned to the rounded length, as torch and onn
 DISPUTED = dict.fromkeys(
     ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"), CORNERS
 )
+
+FIGURES = kernels.GpuFigures.of(load(DEFAULT))
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def _in_simulation_only(node: Node) -> bool:
     values = (*node.operands, *node.results)
     if not any(v.type.dtype.is_narrow for v in values) or isinstance(node.op, Constant) or is_view(node):
         return False
-    return kernels.find((node,), node.results) is None
+    return kernels.find((node,), node.results, FIGURES) is None
 
 
 def outcomes(of: Iterable[Case], device: str) -> dict[Case, Outcome]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fusec.diagnostics.refusal_core.rebuild import with_dtype, with_order, with_sizes
 from fusec.diagnostics.refusal_core.reduce import Candidates, fewer_ops, fewer_outputs
-from fusec.errors import FusecError
+from fusec.errors import FusecError, VerifyError
 from fusec.ir import Constant, DType, Graph, Literal, Node, Op, TensorType, Value, print_graph
 from fusec.testing.case import Case
 from fusec.testing.failure import Failure
@@ -186,6 +186,16 @@ def _fewer_leaves(graph: Graph) -> Iterator[Graph | None]:
                 yield rebuilt(graph, instead={value: earlier})
 
 
+def _without_pairs(graph: Graph) -> Iterator[Graph | None]:
+    """Remove two nodes in a row, such as a cast and the cast back, neither of which can be removed alone."""
+    for node in graph.nodes:
+        for value in node.results:
+            for middle in (v.node for v in node.operands if v.node is not None):
+                for source in middle.operands:
+                    if value.type.same_value_type(source.type):
+                        yield rebuilt(graph, instead={value: source})
+
+
 def _leaves(graph: Graph) -> list[Value]:
     return [*graph.inputs, *(n.result for n in graph.nodes if isinstance(n.op, Constant))]
 
@@ -248,6 +258,7 @@ STAGES: tuple[Stage, ...] = (
     _graphs_of(fewer_ops),
     _earlier_outputs,
     _fewer_leaves,
+    _without_pairs,
     _plain_attributes,
     _smaller_sizes,
     _smaller_leaves,
@@ -297,6 +308,8 @@ def rebuilt(
             types=None if changed or retyped else [v.type for v in node.results],
             origin=node.origin,
         )
+        if len(twin.results) != len(node.results):
+            raise VerifyError(f"{node!r} has {len(twin.results)} results with other attributes")
         made.update(zip(node.results, twin.results, strict=True))
         for old, new in zip(node.results, twin.results, strict=True):
             if new.type.same_value_type(old.type):

@@ -46,6 +46,9 @@ MAX_DEPTH = 32  # steps of 16 of a warp: each is a word of 16 bytes that a threa
 MAX_ROW_SUMS = 64  # of a thread, for 32-bit floats
 TRIP_CYCLES = 900  # of a state through the second-level cache to another block, estimated
 _CUDA = cuda_template(__package__, "persistent.cuh")
+# Fragments by the unit that multiplies: weights, weights held in registers, product, and what a block sends.
+TILES = ("tile_weights", "tile_held", "tile_product", "tile_send")  # tensor cores
+ROWS = ("row_weights", "row_held", "row_product", "row_send")
 
 
 def recurrent(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
@@ -280,15 +283,15 @@ class RecurrentPlan:
         )
 
     def _parts(self, cuda: CudaTemplate, arguments: Arguments) -> dict[str, list[str] | str]:
-        kind = "tile" if self.on_tensor_cores else "row"
+        weights_of, held_of, product, send = TILES if self.on_tensor_cores else ROWS
         held = "held[m][i]" if self.is_held else ""
         taken = {f"TAKEN_{k}": f"{held}[{k}]" if held else f"weight(m, i, {k}u)" for k in range(4)}
         steps = self.node.operands[0].type.shape[0]
-        weights = [*cuda(f"{kind}_weights"), *(cuda(f"{kind}_held") if self.is_held else [])]
+        weights = [*cuda(weights_of), *(cuda(held_of) if self.is_held else [])]
         return {
             "WEIGHTS": weights,
-            "PRODUCT": cuda(f"{kind}_product", TAKEN_ROW=held or "weight(m, i)", **taken),
-            "SEND": cuda(f"{kind}_send"),
+            "PRODUCT": cuda(product, TAKEN_ROW=held or "weight(m, i)", **taken),
+            "SEND": cuda(send),
             "PLACE": cuda("place"),
             "ACTIVATIONS": self._activations(),
             "MEET": f"meet({arguments.doors(1)}, {self.grid}u);" if steps * self.halves > 1 else "__syncthreads();",

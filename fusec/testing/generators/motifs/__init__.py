@@ -54,7 +54,7 @@ MOTIFS: Mapping[Callable[[RandomGraph], None], int] = {
     summed_block: 2,
     squeeze_excite: 3,
     attention: 5,
-    norm_between_casts: 2,
+    norm_between_casts: 4,
     escape: 4,
     cycle: 4,
     diamond: 4,
