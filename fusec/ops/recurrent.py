@@ -19,6 +19,7 @@ DEFAULT_ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "gru": ("sigmoid", "tanh"),
     "rnn": ("tanh",),
 }
+_SLOPES = tuple(float(np.float32(slope)) for slope in (0.01, 0.2))  # because attributes of ONNX are fp32
 # Activations, with the defaults of their alpha and beta (None if they have none).
 ACTIVATIONS: Mapping[str, tuple[float | None, float | None]] = {
     "relu": (None, None),
@@ -27,10 +28,10 @@ ACTIVATIONS: Mapping[str, tuple[float | None, float | None]] = {
     "softsign": (None, None),
     "softplus": (None, None),
     "affine": (1.0, 0.0),
-    "leaky_relu": (0.01, None),
+    "leaky_relu": (_SLOPES[0], None),
     "thresholded_relu": (1.0, None),
     "scaled_tanh": (1.0, 1.0),
-    "hard_sigmoid": (0.2, 0.5),
+    "hard_sigmoid": (_SLOPES[1], 0.5),
     "elu": (1.0, None),
 }
 DIRECTIONS = ("forward", "reverse", "bidirectional")

@@ -147,7 +147,7 @@ def small_cnn() -> onnx.ModelProto:
     inner = conv(g.op("Relu", conv(first, 16, 16)), 16, 16)
     last = g.op("Relu", conv(g.op("Relu", g.op("Add", inner, first)), 16, 32, stride=2))
     flat = g.op("Flatten", g.op("GlobalAveragePool", last))
-    w, b = rng.standard_normal((10, 32)) / np.sqrt(32), rng.standard_normal(10)
+    w, b = rng.standard_normal((16, 32)) / np.sqrt(32), rng.standard_normal(16)
     g.op("Gemm", flat, *(g.constant(v.astype(np.float32)) for v in (w, b)), transB=1, name="y")
     return g.model({"x": IMAGE}, "y")
 

@@ -15,11 +15,11 @@ from fusec.passes.partition import partition
 from fusec.targets.target import load
 from fusec.text import parse
 
-MODEL = """graph "g" (%x: i8[2,4,3], %v: i8[2,3,5], %f: f32[2,5,4]) {
+MODEL = """graph "g" (%x: i8[2,4,8], %v: i8[2,8,5], %f: f32[2,5,4]) {
   %s = constant [0.05] : f32[]
   %z = constant [-7.0] : f32[]
-  %w = constant weight("w") : i8[3,6]
-  %u = constant weight("u") : f32[3,6]
+  %w = constant weight("w") : i8[8,16]
+  %u = constant weight("u") : f32[8,16]
   %a.f = cast(%x) {to=f32}
   %a = mul(%a.f, %s)
   %b.z = sub(%a.f, %z)
@@ -45,7 +45,7 @@ def edges(source: Graph, precision: str = "fp32") -> dict[str, FloatEdge]:
 
 
 def source(rng: np.random.Generator) -> Graph:
-    weights = {"w": rng.integers(-128, 128, (3, 6), np.int8), "u": rng.standard_normal((3, 6)).astype(np.float32)}
+    weights = {"w": rng.integers(-128, 128, (8, 16), np.int8), "u": rng.standard_normal((8, 16)).astype(np.float32)}
     return parse(MODEL, weights)
 
 

@@ -24,7 +24,8 @@ from fusec.gpu.kernels.elementwise import all_finite, gather_resize, multi_tenso
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward
 from fusec.gpu.kernels.recurrent import persistent
-from fusec.ir import Node, Value
+from fusec.ir import DType, Node, Value
+from fusec.ops import Cast
 
 Family = Callable[[Sequence[Node], Sequence[Value], GpuFigures], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
@@ -66,6 +67,8 @@ def find(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -
     if work not in written:
         narrow = any(v.type.dtype.is_narrow for node in nodes for v in (*node.operands, *node.results))
         families = NARROW_FAMILIES if narrow else FAMILIES
+        if any(node.op == Cast(DType.F8E8M0) for node in nodes):  # its least number is a denormal, which kernels flush
+            families = ()
         written[work] = next((k for family in families if (k := family(nodes, outputs, figures)) is not None), None)
     return written[work]
 

@@ -23,6 +23,7 @@ from fusec.lowering.known_bugs.storage import (
 
 _OPERANDS_BEFORE_BIAS = {"sdpa": 3, "sdpa_train": 3, "sdpa_backward": 6}
 _MAX_GRID = 65535  # CUDA's limit for the second and third dim of a launch grid
+_INTEGERS_AT_ONCE = 8  # bytes of a vector: with other numbers of channels, results were wrong or reads illegal
 _MAX_TILE_COLUMNS = 128  # of the widest tile measured
 
 
@@ -129,6 +130,15 @@ def _broadcasts_in_backward_mode(facts: Facts, call: CudnnCall) -> bool:
     return call.mode.endswith("_backward") and any(t.dims != dims for t in facts.operands(call))
 
 
+def _multiplies_odd_number_of_integers(facts: Facts, call: CudnnCall) -> bool:
+    """Return True for a product of integers whose channels, or inner dim and columns, are no multiples of 8."""
+    if call.compute is not DType.I32:
+        return False
+    left, right = (tensor.dims for tensor in facts.operands(call))
+    counts = right[:2] if call.op in CONVOLUTIONS else (left[-1], right[-1])
+    return any(count % _INTEGERS_AT_ONCE for count in counts)
+
+
 def _is_power_next_to_product(facts: Facts, call: CudnnCall) -> bool:
     return call.mode == "pow" and (facts.convolution or facts.matmul)
 
@@ -197,6 +207,11 @@ CALL_RULES: tuple[tuple[Callable[[Facts, CudnnCall], bool], str], ...] = (
     (_has_filters_in_odd_order, "filters stored neither row-major nor channels last"),
     (_exceeds_launch_grid, "a pointwise graph over {result}: more than a launch grid holds"),
     (_broadcasts_in_backward_mode, "{mode} with a broadcast operand"),
+    (
+        _multiplies_odd_number_of_integers,
+        "a product of 8-bit integers whose channels (inner dim and columns of a matmul) are no multiples of 8: wrong "
+        "sums, or illegal memory accesses",
+    ),
     (_is_power_next_to_product, "pow next to a product: computed by logarithms, NaN for 0 to the power 0"),
     (
         _is_tanh_next_to_convolution,

@@ -74,6 +74,8 @@ def round_to_signed(graph: Graph, node: Node) -> Value | None:
     if node.op != Cast(DType.F32) or q.type.dtype is not DType.U8 or q.node is None:
         raise NoMatch("not from unsigned bytes", q)
     rounded = _rounded(q.node)
+    if rounded.zero.number is None or rounded.zero.number % 1:
+        raise NoMatch("its zero point is no integer", q)
     if any(user.op != Cast(DType.F32) for user in q.users):
         raise NoMatch("the bytes themselves are used", q)
     clip = q.node.operands[0].node

@@ -103,6 +103,8 @@ class _Sampler:
             v in self.constant for v in (*node.operands[:2], *node.operands[3:])
         ):
             self.constant.add(node.results[1])  # the sums do not depend on v
+        if node.op.name == "batch_norm_backward" and node.operands[0] in self.constant:
+            self.constant.add(node.results[2])  # the sum of dy alone
         op, plain = node.op, [s.plain for s in operands]
         operands = [self._as_read(s, i) for i, s in enumerate(operands)]
         results = self._evaluate(node, plain)

@@ -45,7 +45,10 @@ def test_arrays_on_the_device_are_bytes(dtype: DType) -> None:
     for _ in range(4):
         results = dict(zip(graph.output_names, exe.run(None, given), strict=True))
         for output in ("t", "v", "first"):
-            np.testing.assert_array_equal(results[output].get().reshape(-1), to_codes(want[output].reshape(-1), dtype))
+            got, right = results[output].get().reshape(-1), to_codes(want[output].reshape(-1), dtype)
+            if dtype.bits == 8:  # NaN has several codes
+                got, right = (codes.view(dtype.numpy).astype(np.float32) for codes in (got, right))
+            np.testing.assert_array_equal(got, right)
 
 
 def test_a_file_with_narrow_weights(tmp_path: Path) -> None:
