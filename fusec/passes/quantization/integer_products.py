@@ -81,7 +81,7 @@ def operands(node: Node) -> tuple[Dequantised, Dequantised]:
     return left, right
 
 
-@local("conv", equation="conv((q - z)*s, p*t) = cast(conv(q, p))*(s*t) - z*sum(p)*(s*t), sums exact in i32, s a number")
+@local("conv", equation="conv((q - z)*s, p*t) = (cast(conv(q, p)) - z*sum(p))*(s*t), sums exact in i32, s a number")
 def integer_convolution(graph: Graph, node: Node) -> Value | None:
     """Convolve integers. Where a zero point meets pads, the integers are padded with it, so that its term is constant.
 
@@ -107,7 +107,7 @@ def integer_convolution(graph: Graph, node: Node) -> Value | None:
     return _scaled(graph, node, sums, image.scale.times(along), _Shift(weight, zero, 0, 1))
 
 
-@local("matmul", equation="matmul((q - z)*s, p*t) = cast(matmul(q, p))*(s*t) - z*sum(p)*(s*t), sums exact in i32")
+@local("matmul", equation="matmul((q - z)*s, p*t) = (cast(matmul(q, p)) - z*sum(p))*(s*t), sums exact in i32")
 def integer_matmul(graph: Graph, node: Node) -> Value | None:
     """Multiply matrices of integers; either operand may be constant, with a scale for each column (or row).
 
@@ -148,25 +148,27 @@ class _Shift:
 
 
 def _scaled(graph: Graph, node: Node, sums: Value, scale: Factors, shift: _Shift) -> Value:
-    """Return the float product from the integer sums: their scale, and the term of the zero point."""
+    """Return the float product from the integer sums: less the term of the zero point, which is whole, times scale."""
     rank = node.result.type.rank
     y = graph.insert(Cast(DType.F32), [sums], before=node, types=[node.result.type]).result
-    y = graph.add(pw("mul"), y, graph.constant(scale.array(rank), "scale", node), before=node)
-    if not shift.zero:
-        return y
+    if shift.zero:
+        y = graph.add(pw("add"), y, _term(graph, node, shift, rank), before=node)
+    return graph.add(pw("mul"), y, graph.constant(scale.array(rank), "scale", node), before=node)
+
+
+def _term(graph: Graph, node: Node, shift: _Shift, rank: int) -> Value:
+    """Return -zero * sum(weight) as a constant that broadcasts with the product."""
     assert shift.weight.literal is not None
     count = shift.weight.type.shape[shift.axis]
     shape = tuple(count if i == shift.result_axis else 1 for i in range(rank))
-    term = partial(_term, axis=shift.axis, zero=shift.zero, scale=scale.vector, shape=np.array(shape))
+    sums = partial(_sums, axis=shift.axis, zero=shift.zero, shape=np.array(shape))
     literal = shift.weight.literal
-    bias = derive(graph, node, TensorType(shape, DType.F32), [literal], term, f"{node.result.name}.zero_point")
-    return graph.add(pw("add"), y, bias, before=node)
+    return derive(graph, node, TensorType(shape, DType.F32), [literal], sums, f"{node.result.name}.zero_point")
 
 
-def _term(weight: Array, axis: int, zero: float, scale: Array, shape: Array) -> Array:
+def _sums(weight: Array, axis: int, zero: float, shape: Array) -> Array:
     rest = tuple(i for i in range(weight.ndim) if i != axis)
-    sums = weight.astype(np.int64).sum(axis=rest).astype(np.float64)
-    return (-zero * sums * scale).reshape(shape)
+    return (-zero * weight.astype(np.int64).sum(axis=rest)).reshape(shape)
 
 
 def reasons(graph: Graph) -> Iterator[tuple[Node, str]]:
