@@ -55,6 +55,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         _skip(items, "cudnn", _cudnn_missing())
 
 
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide this machine's GPU."""
+    from fusec.gpu import device
+
+    monkeypatch.setenv("FUSEC_DEVICE", "none")
+    device._first_gpu.cache_clear()
+
+
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
     for item in items if reason else ():
         if item.get_closest_marker(marker):

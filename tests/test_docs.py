@@ -7,10 +7,12 @@ import re
 import tokenize
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import suite_times, tables, tables_of_kernels
+from benchmarks import quantization, suite_times, tables, tables_of_kernels
+from benchmarks.machine import RESULTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -19,23 +21,36 @@ PAGES = [
 ]
 
 
+def _result(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
 def test_results_are_generated() -> None:
     assert (ROOT / "docs" / "results.md").read_text() == tables.main()
 
 
 @pytest.mark.parametrize(
-    ("name", "script", "made"),
+    ("name", "command", "made"),
     [
-        ("tests.md", "suite_times.py", lambda: suite_times.tables(json.loads(suite_times.RESULTS.read_text()))),
-        ("kernels.md", "tables_of_kernels.py", tables_of_kernels.page_part),
+        (
+            "tests.md",
+            "python benchmarks/suite_times.py",
+            lambda: suite_times.tables(_result("suite_times.json")),
+        ),
+        ("kernels.md", "python benchmarks/tables_of_kernels.py", tables_of_kernels.page_part),
+        (
+            "quantization.md",
+            "python -m benchmarks.quantization",
+            lambda: quantization.tables(_result("quantization.json")),
+        ),
     ],
     ids=lambda part: part if isinstance(part, str) and part.endswith(".md") else "",
 )
 def test_tables_of_results_are_generated(
-    name: str, script: str, made: Callable[[], str], request: pytest.FixtureRequest
+    name: str, command: str, made: Callable[[], str], request: pytest.FixtureRequest
 ) -> None:
-    page, begin, end = ROOT / "docs" / name, f"<!-- begin: python benchmarks/{script} -->\n", "<!-- end -->"
-    new = made() + "\n"
+    page, begin, end = ROOT / "docs" / name, f"<!-- begin: {command} -->\n", "<!-- end -->"
+    new = made().rstrip("\n") + "\n"
     before, _, rest = page.read_text().partition(begin)
     listed, _, after = rest.partition(end)
     if request.config.getoption("--accept"):

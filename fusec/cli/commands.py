@@ -29,12 +29,12 @@ from fusec.cli import (
     quantize,
     repro,
     run,
-    signals,
     verify,
 )
 from fusec.errors import CheckError, FusecError
+from fusec.system import interrupts
 
-EXIT_CHECK, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, signals.EXIT_INTERRUPTED, 141
+EXIT_CHECK, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, interrupts.EXIT_INTERRUPTED, 141
 
 
 class _Commands(TyperGroup):
@@ -71,7 +71,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 def main() -> NoReturn:
     """Run the command line of this process. This is the entry point of `fusec`."""
-    signals.watch()
+    interrupts.watch()
     try:
         with output.plain_warnings():
             status = app(prog_name="fusec", standalone_mode=False)

@@ -15,14 +15,6 @@ import fusec as library
 pytestmark = pytest.mark.cudnn
 
 
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusec.gpu import device
-
-    monkeypatch.setenv("FUSEC_DEVICE", "none")
-    device._first_gpu.cache_clear()
-
-
 def told(*args: object) -> Any:
     result = fusec(*args, "--json")
     assert result.exit_code == 0, result.stderr

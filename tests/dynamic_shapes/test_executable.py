@@ -18,16 +18,7 @@ from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.ir import Array, Literal
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 
-pytestmark = pytest.mark.cudnn
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests are about described GPUs, also on a machine that has one."""
-    from fusec.gpu import device
-
-    monkeypatch.setenv("FUSEC_DEVICE", "none")
-    device._first_gpu.cache_clear()
+pytestmark = [pytest.mark.cudnn, pytest.mark.usefixtures("no_gpu")]
 
 
 node = helper.make_node

@@ -17,15 +17,7 @@ from fusec.errors import FusecError
 from fusec.segments.executable import SegmentedExecutable
 from fusec.session import SessionOptions
 
-pytestmark = pytest.mark.cudnn
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusec.gpu import device
-
-    monkeypatch.setenv("FUSEC_DEVICE", "none")
-    device._first_gpu.cache_clear()
+pytestmark = [pytest.mark.cudnn, pytest.mark.usefixtures("no_gpu")]
 
 
 def net() -> onnx.ModelProto:

@@ -20,15 +20,7 @@ from fusec.dynamic_shapes.save_shapes import save
 from fusec.errors import FusecError, ModelError
 from fusec.plans.plan_record import Choice, Entry
 
-pytestmark = pytest.mark.cudnn
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusec.gpu import device
-
-    monkeypatch.setenv("FUSEC_DEVICE", "none")
-    device._first_gpu.cache_clear()
+pytestmark = [pytest.mark.cudnn, pytest.mark.usefixtures("no_gpu")]
 
 
 def check(exe: Any, *shape: int) -> None:

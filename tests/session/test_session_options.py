@@ -21,15 +21,7 @@ from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.session import CPU, GPU, providers
 from fusec.session.settings import disabled
 
-pytestmark = pytest.mark.cudnn
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusec.gpu import device
-
-    monkeypatch.setenv("FUSEC_DEVICE", "none")
-    device._first_gpu.cache_clear()
+pytestmark = [pytest.mark.cudnn, pytest.mark.usefixtures("no_gpu")]
 
 
 def net(batch: int | str | None = "N") -> onnx.ModelProto:

@@ -188,12 +188,11 @@ def _fewer_leaves(graph: Graph) -> Iterator[Graph | None]:
 
 def _without_pairs(graph: Graph) -> Iterator[Graph | None]:
     """Remove two nodes in a row, such as a cast and the cast back, neither of which can be removed alone."""
-    for node in graph.nodes:
-        for value in node.results:
-            for middle in (v.node for v in node.operands if v.node is not None):
-                for source in middle.operands:
-                    if value.type.same_value_type(source.type):
-                        yield rebuilt(graph, instead={value: source})
+    for value in (v for node in graph.nodes for v in node.results):
+        earlier = [v.node for v in cast(Node, value.node).operands if v.node is not None]
+        for source in (v for node in earlier for v in node.operands):
+            if value.type.same_value_type(source.type):
+                yield rebuilt(graph, instead={value: source})
 
 
 def _leaves(graph: Graph) -> list[Value]:

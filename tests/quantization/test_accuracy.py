@@ -1,0 +1,18 @@
+"""What quantised formats lose, as measured."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks import quantization
+from benchmarks.machine import RESULTS
+
+
+def test_no_format_loses_more_than_its_goal() -> None:
+    rows = json.loads((RESULTS / "quantization.json").read_text())["rows"]
+    own = [row for row in rows if row["tool"] == "fusec"]
+    assert {(row["model"], row["format"]) for row in own} == {
+        (m, f) for m in ("cnn", "vit") for f in quantization.GOALS
+    }
+    for row in own:
+        assert row["float"] - min(row["accuracy"], row["onnxruntime"]) <= quantization.GOALS[row["format"]], row
