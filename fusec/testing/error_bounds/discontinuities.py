@@ -47,11 +47,13 @@ def _other_side(node: Node, operands: list[Samples], result: Array) -> Array | N
     if label is None or all(s.exact for s in operands) or not any(v.type.dtype.is_float for v in node.operands):
         return None
     plain = [s.plain for s in operands]
-    reach = [SAFETY * s.spread() if s.plain.dtype.kind == "f" else None for s in operands]
+    reach = [s.reach() if s.plain.dtype.kind == "f" else None for s in operands]
     here = label(node.op, plain)
     flipped = np.zeros(result.shape, np.bool_)
     for signs in ((1, 1), (-1, -1)) if len(plain) == 1 else ((1, 1), (-1, -1), (1, -1), (-1, 1)):
-        moved = [x if r is None else _moved(x, s * r) for x, r, s in zip(plain, reach, signs, strict=False)]
+        moved = [
+            x if r is None else _moved(x, s * SAFETY * r[s > 0]) for x, r, s in zip(plain, reach, signs, strict=False)
+        ]
         there = label(node.op, moved)
         flipped = flipped | ~((there == here) | ((there != there) & (here != here)))
     return flipped

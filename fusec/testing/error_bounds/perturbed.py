@@ -59,6 +59,21 @@ class Samples:
                 np.maximum(result, distance(sample, self.plain), out=result)
         return result
 
+    def reach(self) -> tuple[Array, Array]:
+        """Return the largest distances of a sample below and above, by element.
+
+        Finite samples count on both sides, because the sign of an error is random. A sample that overflowed counts on
+        its own side alone.
+        """
+        below = above = np.zeros(self.plain.shape)
+        for sample in self.disturbed:
+            if sample is not self.plain:
+                far = distance(sample, self.plain)
+                overflowed = np.isinf(sample) & np.isfinite(self.plain)
+                below = np.maximum(below, np.where(overflowed & (sample > 0), 0.0, far))
+                above = np.maximum(above, np.where(overflowed & (sample < 0), 0.0, far))
+        return below, above
+
 
 def distance(a: Array, b: Array) -> Array:
     """Return |a - b| by element: 0 between equal infinities or NaNs, infinite between finite and non-finite."""

@@ -160,7 +160,7 @@ def test_an_early_launch_waits_for_the_launch_before_it(front: str, rng: np.rand
             new = rng.standard_normal(x.type.shape).astype(np.float16)
             if front == "memset":
                 new = np.full(x.type.shape, np.array([0x3A3A], np.uint16).view(np.float16)[0])
-            later.set(pack(np, new, x.type).view(np.uint8))
+            later.set(pack(np, new, x.type).view(np.uint8), stream=stream)  # other streams do not wait for this copy
             graph.launch(stream)
             stream.synchronize()
             got = [unpack(a.get().view(np.float16), x.type) for a in (back, there)]

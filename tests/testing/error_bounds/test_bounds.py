@@ -322,6 +322,18 @@ def test_row_that_overflows_next_to_a_mask_is_unchecked_on_a_gpu() -> None:
     assert np.isinf(right["y"].bound).tolist() == [[True, True], [False, False]]
 
 
+def test_an_overflow_stays_on_its_side_of_a_comparison() -> None:
+    """The mask of the first and last two is certain, so a softmax of their row is NaN if the score overflows."""
+    body = (
+        "%m = mul(%x, %x) : f16[5]\n%c = constant [0.5] : f16[]\n%p = mul(%m, %x) : f16[5]\n"
+        "%y = cmp_ge(%p, %c) : bool[5]\nreturn %y"
+    )
+    x = np.array([300, 2, 0.7937, -2, -300], np.float16)
+    right = allowed(graph_of(body, "%x: f16[5]"), {"x": x}, execution(device=True))
+    right.refine()
+    assert np.isinf(right["y"].bound).tolist() == [False, False, True, False, False]
+
+
 def test_numbers_that_rounding_may_make_infinite_are_unchecked() -> None:
     """1064.5625 becomes 1065 in f16, so 65111 becomes 65552, which is infinite; 40338 stays far below."""
     body = (
