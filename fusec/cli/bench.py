@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli import files, output
-from fusec.cli.options import AsJson, Seed, Target
-from fusec.cli.request import Request, compiles
+from fusec.cli.common import files, output
+from fusec.cli.common.options import AsJson, Seed, Target
+from fusec.cli.common.request import Request, compiles
 
 # What the command needs is imported inside it, as in commands.py.
 
@@ -30,7 +30,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Time a model: compilation, calls, all steps together, and each step alone. In simulation without a GPU."""
-    from fusec.cli.feeds import feeds
+    from fusec.cli.common.feeds import feeds
     from fusec.diagnostics import step_times
     from fusec.runtime import SimulatorBackend
     from fusec.targets.target import CPU

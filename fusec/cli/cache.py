@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli import files, output
-from fusec.cli.options import AsJson
+from fusec.cli.common import files, output
+from fusec.cli.common.options import AsJson
 from fusec.system.printable import printable
 
 # What a command needs is imported inside it, as in commands.py.

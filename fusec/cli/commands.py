@@ -25,12 +25,12 @@ from fusec.cli import (
     fuzz,
     lock,
     machine,
-    output,
     quantize,
     repro,
     run,
     verify,
 )
+from fusec.cli.common import output
 from fusec.errors import CheckError, FusecError
 from fusec.system import interrupts
 

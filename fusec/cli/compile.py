@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli import files, lock, output, sizes
-from fusec.cli.options import AsJson, Locked
-from fusec.cli.request import Request, compiles
+from fusec.cli import lock
+from fusec.cli.common import files, output, sizes
+from fusec.cli.common.options import AsJson, Locked
+from fusec.cli.common.request import Request, compiles
 from fusec.errors import FusecError
 from fusec.system.printable import printable
 

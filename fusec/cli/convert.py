@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli import files, output
-from fusec.cli.options import AsJson, Target
-from fusec.cli.request import Request, compiles
+from fusec.cli.common import files, output
+from fusec.cli.common.options import AsJson, Target
+from fusec.cli.common.request import Request, compiles
 
 # What the command needs is imported inside it, as in commands.py.
 

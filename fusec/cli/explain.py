@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli import output
-from fusec.cli.options import AsJson
-from fusec.cli.request import Request, compiles
+from fusec.cli.common import output
+from fusec.cli.common.options import AsJson
+from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def explain(
 
 def _explain_segments(request: Request, names: Sequence[str], must_fuse: Sequence[str], as_json: bool) -> None:
     """Explain a model with host steps, after one simulated call on random inputs, which meets the later segments."""
-    from fusec.cli import feeds as running
+    from fusec.cli.common import feeds as running
     from fusec.segments.executable import SegmentedExecutable
 
     explained: list[tuple[str, SegmentedExplanation]] = []

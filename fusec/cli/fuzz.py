@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fusec.cli import output
-from fusec.cli.options import AsJson, seconds_of
+from fusec.cli.common import output
+from fusec.cli.common.options import AsJson, seconds_of
 from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:

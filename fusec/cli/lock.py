@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fusec.cli import files, output
-from fusec.cli.options import AsJson
-from fusec.cli.request import Request, compiles
+from fusec.cli.common import files, output
+from fusec.cli.common.options import AsJson
+from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError
 
 if TYPE_CHECKING:
-    from fusec.cli.sizes import Sized
+    from fusec.cli.common.sizes import Sized
     from fusec.execution.compilation import Compiled
     from fusec.lockfile import LockedProgram
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fusec.cli import output
-from fusec.cli.options import AsJson
+from fusec.cli.common import output
+from fusec.cli.common.options import AsJson
 from fusec.errors import CheckError
 
 # What a command needs is imported inside it, as in commands.py.

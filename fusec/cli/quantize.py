@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli import files, output
-from fusec.cli.options import AsJson
+from fusec.cli.common import files, output
+from fusec.cli.common.options import AsJson
 from fusec.errors import FusecError
 
 # What the command needs is imported inside it, as in commands.py.

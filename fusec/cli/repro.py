@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli import output
-from fusec.cli.options import AsJson, Seed, Target
-from fusec.cli.request import Request, compiles
+from fusec.cli.common import output
+from fusec.cli.common.options import AsJson, Seed, Target
+from fusec.cli.common.request import Request, compiles
 from fusec.system.printable import printable
 
 # What the command needs is imported inside it, as in commands.py.

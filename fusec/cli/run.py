@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli import files, output
-from fusec.cli.options import AsJson, Seed, Target
-from fusec.cli.request import Request, compiles
+from fusec.cli.common import files, output
+from fusec.cli.common.options import AsJson, Seed, Target
+from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError
 from fusec.system.printable import printable
 
@@ -36,7 +36,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Compile a model and run it once: on the GPU if it is this machine's, else in simulation."""
-    from fusec.cli import feeds as running
+    from fusec.cli.common import feeds as running
 
     files.check_writable(file)
     if compare is not None:

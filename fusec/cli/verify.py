@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fusec.cli import output
-from fusec.cli.options import AsJson, Seed, Target
-from fusec.cli.request import Request, compiles
+from fusec.cli.common import output
+from fusec.cli.common.options import AsJson, Seed, Target
+from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError
 
 # What the command needs is imported inside it, as in commands.py.

@@ -12,7 +12,7 @@ import pytest
 from cli.command import Result, fusec
 
 from fusec.cli import fuzz as cli_fuzz
-from fusec.cli import options
+from fusec.cli.common import options
 from fusec.errors import FusecError
 from fusec.testing.runner.report import Found
 

@@ -16,7 +16,7 @@ from cli.command import fusec
 
 import fusec as library
 from fusec import driver
-from fusec.cli import output
+from fusec.cli.common import output
 from fusec.gpu import doctor
 from fusec.ops import ALL
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fusec.artifacts import container
-from fusec.cli import files
+from fusec.cli.common import files
 from fusec.errors import FusecError, ModelError
 from fusec.lockfile import toml_text
 from fusec.plans.lock_record import Lock

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fusec.cli import options as cli_options
-from fusec.cli import output
-from fusec.cli.request import Request
+from fusec.cli.common import options as cli_options
+from fusec.cli.common import output
+from fusec.cli.common.request import Request
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:

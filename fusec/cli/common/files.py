@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from fusec.cli.options import number_of, pairs_of
+from fusec.cli.common.options import number_of, pairs_of
 from fusec.errors import FusecError
 from fusec.system import atomic_write
 from fusec.system.printable import printable

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from fusec.cli import files, output
-from fusec.cli import options as cli_options
+from fusec.cli.common import files, output
+from fusec.cli.common import options as cli_options
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:

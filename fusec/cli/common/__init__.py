@@ -1,0 +1,1 @@
+"""Share options, reading, printing and compiling among commands."""
