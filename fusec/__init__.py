@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fusec.ir import DType, Graph, TensorType
     from fusec.quantization.quantize import QuantizedModel, quantize
     from fusec.runtime import Executable
+    from fusec.scale.pool import DevicePool, pool
     from fusec.session import InferenceSession
     from fusec.text import parse
     from fusec.torch_backend import from_torch
@@ -39,6 +40,7 @@ _HOMES = {
     **dict.fromkeys(("quantize", "QuantizedModel"), "quantization.quantize"),
     "save": "artifacts.fusec_file",
     "Executable": "runtime",
+    **dict.fromkeys(("pool", "DevicePool"), "scale.pool"),
     "parse": "text",
     "Builder": "builder",
     "Tensor": "builder",
@@ -55,6 +57,7 @@ __all__ = [
     "Builder",
     "CheckError",
     "DType",
+    "DevicePool",
     "DynamicExecutable",
     "Executable",
     "ExecutionError",
@@ -76,6 +79,7 @@ __all__ = [
     "grad",
     "load",
     "parse",
+    "pool",
     "quantize",
     "save",
 ]
