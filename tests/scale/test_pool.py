@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from helpers import assert_close
 from scale.faulty_worker import HANGS, KILLS, KILLS_ONCE, SLOW
+from scale.page import run_examples
 
 import fusec
 from fusec.errors import ExecutionError, FusecError, ModelError, TargetError
@@ -196,3 +197,11 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meaning: Meaning) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FUSEC_DEVICE", "none")
+    names = run_examples("All GPUs of one machine")
+    assert_close(names["results"], meaning(names["batches"]), 1e-6)
+    assert_close(names["y"], meaning(names["x"]), 1e-6)
