@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from fusec.ir import DType, Graph, TensorType
     from fusec.quantization.quantize import QuantizedModel, quantize
     from fusec.runtime import Executable
+    from fusec.scale.data_parallel import DataParallel, data_parallel
     from fusec.scale.pool import DevicePool, pool
+    from fusec.scale.worker_group import run_workers
     from fusec.session import InferenceSession
     from fusec.text import parse
     from fusec.torch_backend import from_torch
@@ -41,6 +43,8 @@ _HOMES = {
     "save": "artifacts.fusec_file",
     "Executable": "runtime",
     **dict.fromkeys(("pool", "DevicePool"), "scale.pool"),
+    **dict.fromkeys(("data_parallel", "DataParallel"), "scale.data_parallel"),
+    "run_workers": "scale.worker_group",
     "parse": "text",
     "Builder": "builder",
     "Tensor": "builder",
@@ -57,6 +61,7 @@ __all__ = [
     "Builder",
     "CheckError",
     "DType",
+    "DataParallel",
     "DevicePool",
     "DynamicExecutable",
     "Executable",
@@ -75,12 +80,14 @@ __all__ = [
     "backward",
     "compile",
     "compile_dynamic",
+    "data_parallel",
     "from_torch",
     "grad",
     "load",
     "parse",
     "pool",
     "quantize",
+    "run_workers",
     "save",
 ]
 

@@ -24,5 +24,8 @@ def run_examples(title: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__", "batches": batches, "x": batches[0], "np": np}
     (section,) = re.findall(rf"^## {re.escape(title)}[^\n]*\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
     for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        if code.startswith("# train.py\n"):
+            Path("train.py").write_text(code)
+            continue
         exec(code.replace("/models/", os.getcwd() + "/"), names)  # noqa: PTH109
     return names
