@@ -18,12 +18,14 @@ from fusec.lowering.known_bugs.storage import (
     is_packed,
     is_row_major_or_channels_last,
     memory_order,
+    row_length,
     two_of_three,
 )
 
 _OPERANDS_BEFORE_BIAS = {"sdpa": 3, "sdpa_train": 3, "sdpa_backward": 6}
 _MAX_GRID = 65535  # CUDA's limit for the second and third dim of a launch grid
 _INTEGERS_AT_ONCE = 8  # bytes of a vector: with other numbers of channels, results were wrong or reads illegal
+_CONVERTED_AT_ONCE = 4  # numbers of 8 bits that a matmul of two such operands converts together
 _MAX_TILE_COLUMNS = 128  # of the widest tile measured
 
 
@@ -139,6 +141,18 @@ def _multiplies_odd_number_of_integers(facts: Facts, call: CudnnCall) -> bool:
     return any(count % _INTEGERS_AT_ONCE for count in counts)
 
 
+def _converts_odd_number_of_bytes(facts: Facts, call: CudnnCall) -> bool:
+    """Return True for a product of numbers converted from 8 bits, with rows that vector accesses do not divide."""
+    if call.op not in (*CONVOLUTIONS, "matmul"):
+        return False
+    converted = [list(map(facts.graph.tensor, facts.sources(uid))) for uid in call.inputs if uid in facts.computed]
+    bytes_of = [t for sources in converted for t in sources if t.dtype.itemsize == 1]
+    if call.op in CONVOLUTIONS:
+        return bool(bytes_of) and facts.result(call).dims[1] % _INTEGERS_AT_ONCE != 0
+    both = sum(any(t.dtype.itemsize == 1 for t in sources) for sources in converted) == 2
+    return both and any(row_length(t) % _CONVERTED_AT_ONCE for t in bytes_of)
+
+
 def _is_power_next_to_product(facts: Facts, call: CudnnCall) -> bool:
     return call.mode == "pow" and (facts.convolution or facts.matmul)
 
@@ -212,6 +226,11 @@ CALL_RULES: tuple[tuple[Callable[[Facts, CudnnCall], bool], str], ...] = (
         "a product of 8-bit integers whose channels (inner dim and columns of a matmul) are no multiples of 8: wrong "
         "sums, or illegal memory accesses",
     ),
+    (
+        _converts_odd_number_of_bytes,
+        "a product of numbers converted from 8 bits whose filters are no multiple of 8, or whose rows are none of 4 in "
+        "both operands of a matmul: wrong numbers, or illegal memory accesses",
+    ),
     (_is_power_next_to_product, "pow next to a product: computed by logarithms, NaN for 0 to the power 0"),
     (
         _is_tanh_next_to_convolution,
@@ -234,6 +253,14 @@ def _is_part_in_fp32(facts: Facts, operand: CudnnTensor, result: CudnnTensor) ->
     return full and operand.dtype is DType.F32 and not operand.virtual and not is_packed(operand)
 
 
+def _has_pixels_in_another_order(facts: Facts, operand: CudnnTensor, result: CudnnTensor) -> bool:
+    """Return True for an operand of a convolution's epilogue whose dims except channels are stored in another order."""
+    if not facts.convolution or not facts.follows_convolution(result):
+        return False
+    orders = ([d for d in memory_order(t, operand) if d != 1] for t in (operand, result))
+    return len({tuple(order) for order in orders}) > 1
+
+
 OPERAND_RULES: tuple[tuple[Callable[[Facts, CudnnTensor, CudnnTensor], bool], str], ...] = (
     (
         _is_part_in_fp32,
@@ -243,6 +270,10 @@ OPERAND_RULES: tuple[tuple[Callable[[Facts, CudnnTensor, CudnnTensor], bool], st
         _does_not_fit_convolution,
         "a convolution's epilogue with an operand {operand} for {result}: cuDNN computes only full, per-channel and "
         "per-pixel operands right",
+    ),
+    (
+        _has_pixels_in_another_order,
+        "a convolution's epilogue with an operand by strides {strides}: it is read in the result's order of pixels",
     ),
     (_does_not_fit_matmul, "a matmul's epilogue with an operand {operand} by strides {strides}"),
     (_mixes_memory_orders, "a pointwise graph over operands of two memory orders"),
