@@ -25,7 +25,7 @@ from fusec.lowering.known_bugs.storage import (
 _OPERANDS_BEFORE_BIAS = {"sdpa": 3, "sdpa_train": 3, "sdpa_backward": 6}
 _MAX_GRID = 65535  # CUDA's limit for the second and third dim of a launch grid
 _INTEGERS_AT_ONCE = 8  # bytes of a vector: with other numbers of channels, results were wrong or reads illegal
-_CONVERTED_AT_ONCE = 4  # numbers of 8 bits that a matmul of two such operands converts together
+_CONVERTED_AT_ONCE = 4  # numbers of 8 bits of a matmul's right operand that are converted together
 _MAX_TILE_COLUMNS = 128  # of the widest tile measured
 
 
@@ -66,13 +66,6 @@ class Facts:
         """Return the first tensor that a call writes."""
         return self.graph.tensor(call.outputs[0])
 
-    def sources(self, uid: int) -> set[int]:
-        """Find the tensors in memory from which a tensor is computed; a scalar passed by value has none."""
-        makers = [call for call in self.graph.calls if uid in call.outputs]
-        if not makers:
-            return {uid} if self.graph.tensor(uid).value is None else set()
-        return {source for call in makers for each in call.inputs for source in self.sources(each)}
-
 
 # rules for a whole graph ---------------------------------------------------------------------------------
 
@@ -109,7 +102,9 @@ def _multiplies_tensor_by_itself(facts: Facts, call: CudnnCall) -> bool:
 
 
 def _multiplies_tensor_by_its_prologue(facts: Facts, call: CudnnCall) -> bool:
-    return call.op == "matmul" and not facts.sources(call.inputs[0]).isdisjoint(facts.sources(call.inputs[1]))
+    return call.op == "matmul" and not facts.graph.sources(call.inputs[0]).isdisjoint(
+        facts.graph.sources(call.inputs[1])
+    )
 
 
 def _convolves_tensor_with_itself(facts: Facts, call: CudnnCall) -> bool:
@@ -141,16 +136,12 @@ def _multiplies_odd_number_of_integers(facts: Facts, call: CudnnCall) -> bool:
     return any(count % _INTEGERS_AT_ONCE for count in counts)
 
 
-def _converts_odd_number_of_bytes(facts: Facts, call: CudnnCall) -> bool:
-    """Return True for a product of numbers converted from 8 bits, with rows that vector accesses do not divide."""
-    if call.op not in (*CONVOLUTIONS, "matmul"):
+def _converts_odd_rows_of_bytes(facts: Facts, call: CudnnCall) -> bool:
+    """Return True for a matmul with a prologue on the left operand, whose right one is converted from odd rows."""
+    if call.op != "matmul" or not facts.computed.issuperset(call.inputs):
         return False
-    converted = [list(map(facts.graph.tensor, facts.sources(uid))) for uid in call.inputs if uid in facts.computed]
-    bytes_of = [t for sources in converted for t in sources if t.dtype.itemsize == 1]
-    if call.op in CONVOLUTIONS:
-        return bool(bytes_of) and facts.result(call).dims[1] % _INTEGERS_AT_ONCE != 0
-    both = sum(any(t.dtype.itemsize == 1 for t in sources) for sources in converted) == 2
-    return both and any(row_length(t) % _CONVERTED_AT_ONCE for t in bytes_of)
+    right = map(facts.graph.tensor, facts.graph.sources(call.inputs[1]))
+    return any(t.dtype.itemsize == 1 and row_length(t) % _CONVERTED_AT_ONCE for t in right)
 
 
 def _is_power_next_to_product(facts: Facts, call: CudnnCall) -> bool:
@@ -227,9 +218,9 @@ CALL_RULES: tuple[tuple[Callable[[Facts, CudnnCall], bool], str], ...] = (
         "sums, or illegal memory accesses",
     ),
     (
-        _converts_odd_number_of_bytes,
-        "a product of numbers converted from 8 bits whose filters are no multiple of 8, or whose rows are none of 4 in "
-        "both operands of a matmul: wrong numbers, or illegal memory accesses",
+        _converts_odd_rows_of_bytes,
+        "a matmul with a prologue on its left operand, whose right one is converted from 8 bits in rows that are no "
+        "multiple of 4: illegal memory accesses",
     ),
     (_is_power_next_to_product, "pow next to a product: computed by logarithms, NaN for 0 to the power 0"),
     (
