@@ -15,7 +15,7 @@ from pathlib import Path
 from fusec.report.charts import Area, Bar, Roof, memory_area, roofline, shares
 from fusec.report.collect import Background, explained, host_step_row, of_compiled, of_executable, totals_json
 from fusec.report.records import HostStepRow, ReportedProgram
-from fusec.report.render import RUNS_AS, need_jinja, page
+from fusec.report.render import RUNNERS, need_jinja, page
 from fusec.report.side_by_side import SideBySide, difference, fleet
 from fusec.report.step_graph import StepGraph, draw
 from fusec.system import atomic_write
@@ -92,9 +92,9 @@ def write(path: str | Path, *programs: ReportedProgram) -> None:
 def _view(program: ReportedProgram) -> _View:
     working = program.working
     times = [step.limit_us if program.is_simulated else step.time_us or 0.0 for step in working]
-    launches: dict[str, float] = dict.fromkeys(RUNS_AS, 0)
+    launches: dict[str, float] = dict.fromkeys(RUNNERS, 0)
     for step in working:
-        launches[step.explained.runs_as] += 1
+        launches[step.runner] += 1
     memory = program.memory
     uses = {"weights": memory.weight_bytes, "arena": memory.arena_bytes, "workspace": memory.workspace_bytes}
     labels = {"weights": "weights", "arena": "values in the arena", "workspace": "largest workspace"}
@@ -103,14 +103,14 @@ def _view(program: ReportedProgram) -> _View:
         program,
         _Graph(
             drawing,
-            frozenset(step.explained.runs_as for step in program.steps),
+            frozenset(step.runner for step in program.steps),
             tuple(dict.fromkeys(line.dtype for line in drawing.lines)),
         ),
         roofline(program),
         _Longest(sum(times), max(times, default=0.0)),
         memory_area(memory),
         {
-            "launches": shares(launches, RUNS_AS),
+            "launches": shares(launches, RUNNERS),
             "memory": shares(uses, labels),
             "precision": shares({row.dtype: row.moved_bytes for row in program.edges}),
         },

@@ -116,7 +116,7 @@ def roofline(program: ReportedProgram) -> Roof:
         moved = step.explained.read_bytes + step.explained.written_bytes
         took = step.limit_us if step.time_us is None else step.time_us
         if step.flops and moved and took:
-            found.append((step.index, step.explained.runs_as, step.flops / moved, step.flops / took * 1e6))
+            found.append((step.index, step.runner, step.flops / moved, step.flops / took * 1e6))
     best = max(program.peaks.values())
     ridge = best / program.bandwidth
     x_range = _decades([f[2] for f in found] + [ridge / 30, ridge * 10])

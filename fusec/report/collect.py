@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +13,7 @@ from fusec.diagnostics.explain.table import bytes_text
 from fusec.diagnostics.step_times import Bench
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
-from fusec.ir import Node, TensorType, Value, channels_last, print_node
+from fusec.ir import Graph, Node, TensorType, Value, channels_last, print_node
 from fusec.passes.partition.cost_model import flops, limit_us
 from fusec.plans.lock_record import Lock
 from fusec.plans.plan_record import Entry
@@ -22,10 +23,10 @@ from fusec.report.precision_edges import edges_by_type
 from fusec.report.records import HostStepRow, PlanChoice, ReportedProgram, ReportedStep, ReportedTensor
 from fusec.runtime import Executable
 from fusec.schedule.memory_plan import MemoryPlan, plan_memory
-from fusec.schedule.program import Kind, Partition, Program, display_name, inputs_of
+from fusec.schedule.program import Kind, Partition, Program, inputs_of
 from fusec.segments.records import HostStepRecord
 
-LAYOUTS = {3: ("NCW", "NWC"), 4: ("NCHW", "NHWC"), 5: ("NCDHW", "NDHWC")}
+CHANNELS_LAST = {3: "NWC", 4: "NHWC", 5: "NDHWC"}  # by rank
 CODE_LINES = 200  # ops of one step that a page shows
 
 
@@ -85,6 +86,7 @@ def of_compiled(compiled: Compiled, explanation: Explanation, background: Backgr
     return ReportedProgram(
         title=background.title,
         anchor=background.anchor,
+        model=_digest(compiled.source),
         target=target.name,
         target_name=target.device_name,
         is_derived=target.derived,
@@ -129,7 +131,7 @@ def _steps(
             ReportedStep(
                 explained=told,
                 code=tuple(map(print_node, step.nodes[:CODE_LINES])),
-                keys=tuple(_key(node, value) for node in step.nodes for value in node.results),
+                keys=tuple(dict.fromkeys(key for node in step.nodes for key in _keys(node))),
                 tensors_read=tuple(map(tensors.row, read)),
                 tensors_written=tuple(map(tensors.row, step.outputs)),
                 flops=0 if is_view else sum(map(flops, step.nodes)),
@@ -144,9 +146,18 @@ def _steps(
     return found
 
 
-def _key(node: Node, value: Value) -> str:
-    """Identify a value in any version of a model: its name, the op that makes it, and its shape, but not its type."""
-    return f"{display_name(node)} {list(value.type.shape)} {value.name}"
+def _keys(node: Node) -> tuple[str, ...]:
+    """Identify an op in other programs of the same model: by its model nodes, or by its results if a pass made it."""
+    return tuple(f"node {name}" for name in node.origin) or tuple(f"value {value.name}" for value in node.results)
+
+
+def _digest(source: Graph) -> str:
+    """Identify a model by its ops and names, so that programs for other GPUs, types and sizes have the same one."""
+    lines = ["".join(f"{v.name}\n" for v in source.inputs), *source.output_names]
+    for node in source.nodes:
+        names = [v.name for v in (*node.operands, *node.results)]
+        lines.append("\t".join((node.op.name, *node.origin, "", *names)))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 class _Tensors:
@@ -178,12 +189,11 @@ class _Tensors:
 
 def _order(type: TensorType) -> str:
     """Name the order of the dims in memory."""
-    plain, last = LAYOUTS.get(type.rank, ("row-major", ""))
     part = f", part of {' × '.join(map(str, type.within))}" if type.within else ""
     if not type.order:
-        return plain + part
-    if last and type.order == channels_last(type.rank):
-        return last + part
+        return f"row-major{part}"
+    if type.rank in CHANNELS_LAST and type.order == channels_last(type.rank):
+        return CHANNELS_LAST[type.rank] + part
     return f"dims {', '.join(map(str, type.order))} from outermost to innermost{part}"
 
 

@@ -13,7 +13,7 @@ from fusec.diagnostics.step_times import Bench, StepTime
 class ReportedTensor:
     """A stored tensor that a step reads or writes.
 
-    order: NCHW, NHWC, row-major, or the dims from outermost to innermost in memory.
+    order: row-major, NHWC, or the dims from outermost to innermost in memory.
     role: `input`, `output`, `weight`, or empty for a value between steps.
     maker: number of the step that computes it; None for inputs and weights. readers: numbers of the steps that read it.
     """
@@ -80,6 +80,11 @@ class ReportedStep:
     @property
     def index(self) -> int:
         return self.explained.index
+
+    @property
+    def runner(self) -> str:
+        """Return what runs it: a key of `render.RUNNERS`."""
+        return self.explained.engine or self.explained.kind
 
     @property
     def time_us(self) -> float | None:
@@ -152,6 +157,7 @@ class ReportedProgram:
     """One program of a model on one target.
 
     anchor: start of the ids of this program on a page; empty for a page with one program.
+    model: digest of the ops and names of the model, without types and weights.
     device: the GPU that ran it, or `simulated` or `cpu`.
     outputs: the values under their names in the graph; output_names: the names of the interface.
     is_derived: the figures of the target come from data sheets. bandwidth: bytes per second. peaks: operations per
@@ -162,6 +168,7 @@ class ReportedProgram:
 
     title: str
     anchor: str
+    model: str
     target: str
     target_name: str
     is_derived: bool

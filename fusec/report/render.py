@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 TEMPLATES = "templates"
-RUNS_AS = {
+RUNNERS = {
     "precompiled": "cuDNN, precompiled",
     "runtime": "cuDNN, compiled at run time",
     "cublaslt": "cuBLASLt",
@@ -96,7 +96,7 @@ def _environment() -> Environment:
     }
     for name, function in filters.items():
         environment.filters[name] = function
-    names: dict[str, Any] = {"RUNS_AS": RUNS_AS, "ROUNDED": ROUNDED}
+    names: dict[str, Any] = {"RUNNERS": RUNNERS, "ROUNDED": ROUNDED}
     environment.globals.update(names)
     return environment
 

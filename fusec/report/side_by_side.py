@@ -64,18 +64,17 @@ class SideBySide:
 
 def fleet(programs: Sequence[ReportedProgram]) -> SideBySide:
     """Compare the programs of one model on several GPUs."""
-    return _side_by_side([program.target for program in programs], programs, _by_values(programs))
+    return _side_by_side([program.target for program in programs], programs, _by_nodes(programs))
 
 
 def difference(old: ReportedProgram, new: ReportedProgram, names: Sequence[str]) -> SideBySide:
     """Compare two programs: of two versions of a model, two GPUs, or two releases of cuDNN.
 
-    Steps are matched by the values that they compute, if both programs compute the same ones, else by their ops and
-    shapes in order, as a diff of texts does.
+    Steps of one model are matched by its nodes. Those of two models are matched in order, by ops and shapes, as a diff
+    of texts does.
     """
     programs = (old, new)
-    values = [{key for step in program.steps for key in step.keys} for program in programs]
-    groups = _by_values(programs) if values[0] == values[1] else _in_order(old, new)
+    groups = _by_nodes(programs) if old.model == new.model else _in_order(old, new)
     told = [{_refusal_key(d): d for d in (*p.explanation.left_out, *p.explanation.declined)} for p in programs]
     refusals = tuple(
         (f"Only in {names[i]}", tuple(d for key, d in told[i].items() if key not in told[1 - i])) for i in (0, 1)
@@ -109,7 +108,7 @@ def _varies(group: Sides, what: Callable[[Sequence[ReportedStep]], object]) -> b
 
 
 def _fusion(steps: Sequence[ReportedStep]) -> tuple[tuple[str, str], ...]:
-    return tuple((step.explained.ops, step.explained.runs_as) for step in steps)
+    return tuple((step.explained.ops, step.runner) for step in steps)
 
 
 def _plans(steps: Sequence[ReportedStep]) -> tuple[tuple[str, str], ...]:
@@ -132,8 +131,8 @@ def _merged(groups: Sequence[Sides]) -> tuple[StepGroup, ...]:
     return tuple(found.values())
 
 
-def _by_values(programs: Sequence[ReportedProgram]) -> list[Sides]:
-    """Group steps that share values on any side, so that no group splits a step."""
+def _by_nodes(programs: Sequence[ReportedProgram]) -> list[Sides]:
+    """Group steps that share model nodes on any side, so that no group splits a step."""
     from networkx.utils import UnionFind  # here, because networkx takes long to import and few commands compare
 
     joined = UnionFind()

@@ -59,7 +59,7 @@ class _Wire:
 def draw(program: ReportedProgram) -> StepGraph:
     """Draw the steps of a program, its inputs above and its outputs below."""
     names = [(v.name, "input", None) for v in program.inputs]
-    names += [(s.explained.ops, s.explained.runs_as, s.index) for s in program.steps]
+    names += [(s.explained.ops, s.runner, s.index) for s in program.steps]
     names += [(name, "output", None) for name in program.output_names]
     wires = _wires(program)
     lanes = _assign_lanes(wires, len(names))

@@ -44,7 +44,17 @@ def test_tensors_name_their_makers_and_readers() -> None:
                 assert step.index in by_name[tensor.name].readers
                 assert tensor.name in [t.name for t in found.steps[tensor.maker].tensors_written]
     assert found.output_names == ("out", "signs")
-    assert [t.name for t in found.inputs] == ["x"] and found.inputs[0].order == "NCHW"
+    assert [t.name for t in found.inputs] == ["x"] and found.inputs[0].order == "row-major"
+
+
+def test_layouts_have_their_names() -> None:
+    text = """graph "g" (%x: f16[2,8,6,6]{0,2,3,1}, %y: f16[4,6]{1,0}) {
+      %a = relu(%x) : f16[2,8,6,6]{0,2,3,1}
+      %b = relu(%y) : f16[4,6]{1,0}
+      return %a, %b
+    }"""
+    orders = [tensor.order for tensor in program(text).inputs]
+    assert orders == ["NHWC", "dims 1, 0 from outermost to innermost"]
 
 
 def test_memory_is_that_of_the_plan() -> None:

@@ -171,3 +171,11 @@ def test_a_fleet_has_a_column_for_each_gpu() -> None:
         assert name in page.texts["fleet"]
     limits = next(row for row in side.totals if row.label == "limit of all steps")
     assert len(set(limits.cells)) == 3 and all(cell in page.texts["fleet"] for cell in limits.cells)
+
+
+def test_another_size_of_a_model_is_matched_by_its_nodes() -> None:
+    larger = BLOCK.replace("f32[1,8,6,6]", "f32[4,8,6,6]").replace("shape=[1, 288]", "shape=[4, 288]")
+    side = difference(program(), program(larger), ("one", "four"))
+    assert side.different == () and side.alike == side.count > 2
+    read = next(row for row in side.totals if row.label == "read")
+    assert read.trend == "more"

@@ -21,11 +21,11 @@ const find = (list) => {
     const first = [...list.querySelectorAll("li")].find((row) => words.length && !row.style.opacity);
     if (first) first.scrollIntoView({ block: "nearest" });
   });
-  list.closest(".tree").before(field);
+  const tree = list.closest(".tree");
   const box = document.createElement("div");
-  box.style.cssText = "display:flex;flex-direction:column;min-height:0";
-  field.before(box);
-  box.append(field, list.closest(".tree"));
+  box.className = "finder";
+  tree.before(box);
+  box.append(field, tree);
 };
 const sort = (table) => {
   table.querySelectorAll("thead th").forEach((head, column) => {
