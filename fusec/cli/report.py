@@ -67,7 +67,8 @@ def write(
     if side is not None:
         data["fleet"] = list(map(pages.totals_json, fleet_programs))
     words = ", ".join(_words(program) for program in programs)
-    _write(file, pages.report_page(Path(request.model).name, programs, side), request.model, data, words, as_json)
+    page = pages.report_page(Path(request.model).name, programs, side)
+    _write(file, page, programs, {"model": request.model}, data, words, as_json)
 
 
 _New = Annotated[str, typer.Argument(metavar="NEW", help="Another model or .fusec file, or the same for another GPU.")]
@@ -112,16 +113,29 @@ def diff(
         "other_plans": side.places_replanned,
     }
     words = f"{data['different']} of {side.count} groups of steps run differently"
-    _write(file, pages.difference_page(side), request.model, data, words, as_json)
+    models = {"old_model": old, "new_model": request.model}
+    _write(file, pages.difference_page(side), programs, models, data, words, as_json)
 
 
-def _write(file: Path, page: str, model: str, data: dict[str, Any], words: str, as_json: bool) -> None:
+def _write(
+    file: Path,
+    page: str,
+    programs: Sequence[ReportedProgram],
+    models: dict[str, str],
+    data: dict[str, Any],
+    words: str,
+    as_json: bool,
+) -> None:
+    """Write a page, and print where it is and what it is about."""
     from fusec.diagnostics.explain.table import bytes_text
 
     files.write_text(file, page)
     size = file.stat().st_size
-    written = {"model": model, "output": str(file), "bytes": size}
+    asked = all(program.explanation.asked for program in programs)
+    written = {**models, "output": str(file), "bytes": size, "cudnn_asked": asked}
     output.result({**written, **data}, f"{file}: {bytes_text(size)}; {words}", as_json)
+    if not as_json:
+        output.print_note(next((p.explanation.note for p in programs if p.explanation.note), ""))
 
 
 def _words(program: ReportedProgram) -> str:

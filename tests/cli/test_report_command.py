@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from report.page_structure import checked
 
 from fusec.errors import FusecError
+from fusec.runtime import SimulatorBackend
 from fusec.targets import target
 
 pytestmark = pytest.mark.cudnn
@@ -110,6 +111,19 @@ def test_a_model_with_host_steps_has_a_part_for_each_program(tmp_path: Path) -> 
     read = checked(page(file))
     assert "segment-0-step-0" in read.ids
     assert "NonZero" in read.texts["segment-0-summary"] and "on the host" in read.texts["segment-0-summary"]
+
+
+def test_on_a_gpu_everything_is_timed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator takes the place of the GPU, under its name."""
+    file = tmp_path / "page.html"
+    monkeypatch.setattr("fusec.cli.report._is_present", lambda request, target: True)
+    monkeypatch.setattr("fusec.driver.SimulatorBackend", lambda: SimulatorBackend("NVIDIA H200"))
+    data = json.loads(fusec("report", model, *SHAPE, "--runs", 2, "--no-cores", "-o", file, "--json").stdout)
+    (program,) = data["programs"]
+    assert (program["device"], program["simulated"]) == ("NVIDIA H200", False) and program["time_us"] > 0
+    text = checked(page(file)).texts
+    assert "Measured on NVIDIA H200" in text["summary"] and "medians of 2 runs" in text["summary"]
+    assert "measured alone" in text["step-0"] and "compiled in" in text["summary"]
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:

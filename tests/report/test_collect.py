@@ -8,9 +8,11 @@ from report.programs import INPUT, executable, measured_program, program
 
 from fusec.lockfile import versions
 from fusec.passes.partition.cost_model import flops, limit_us
+from fusec.plans.plan_record import BLAS, Choice, Entry
 from fusec.report import totals_json
 from fusec.report.knob_names import KNOBS, knobs_text
-from fusec.report.plan_choices import FIRST
+from fusec.report.plan_choices import FIRST, plan_choices
+from fusec.report.records import ReportedPlan
 from fusec.schedule.program import Kind
 from fusec.targets.target import load
 
@@ -89,6 +91,21 @@ def test_plans_say_how_they_were_chosen() -> None:
         if step.plans is not None:
             assert len(step.plans.offered) == step.explained.plans
             assert "conv" in step.plans.graph or "pointwise" in step.plans.graph
+
+
+def test_a_prepared_plan_is_told_with_its_time() -> None:
+    compiled = executable().compiled
+    keys = [lowered.graph.key for lowered in compiled.lowered if lowered is not None]
+    timed = Choice(11, ((2, 7),), 4096, time_us=12.5)
+    blas = Choice(BLAS, ((3, 1),))
+    found = [plan for plan in plan_choices(compiled, {keys[0]: [Entry(timed)], keys[1]: [Entry(blas)]}) if plan]
+    assert found[0].why == "timed on a GPU"
+    assert found[0].chosen == ReportedPlan("engine 11", "TILE_SIZE=7", "", 4096, 12.5)
+    assert (found[1].why, found[1].chosen) == (
+        "prepared; no plan was timed",
+        ReportedPlan("cuBLASLt", "knob 3=1", "", 0, None),
+    )
+    assert found[2].why == FIRST
 
 
 def test_refusals_belong_to_steps() -> None:
