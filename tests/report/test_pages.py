@@ -12,6 +12,7 @@ from diagnostics.explain.test_explain import Rule, no_gate
 from report.page_structure import checked
 from report.programs import BLOCK, lenient, measured_program, program
 
+from fusec.diagnostics.explain.data import FloatEdge
 from fusec.errors import FusecError
 from fusec.report import difference, difference_page, fleet, report_page, write
 
@@ -66,6 +67,13 @@ def test_a_measured_page_has_the_time_of_each_step() -> None:
     for step in found.working:
         assert "measured alone" in page.texts[f"step-{step.index}"]
     assert page.texts["time"].count("µs") > 2 * len(found.working)
+
+
+def test_what_stays_in_floats_is_listed() -> None:
+    found = program()
+    edge = FloatEdge("conv", "c", "its weight is not quantised", ("conv0",))
+    page = checked(report_page("model.onnx", [replace(found, explanation=replace(found.explanation, floats=(edge,)))]))
+    assert "its weight is not quantised" in page.texts["precision"] and "conv0" in page.texts["precision"]
 
 
 def test_programs_between_host_steps_have_ids_of_their_own() -> None:
