@@ -19,6 +19,7 @@ from fusec import lockfile
 from fusec.artifacts import fusec_file
 from fusec.diagnostics.explain import Explanation, explain, float_edges
 from fusec.diagnostics.must_fuse import assert_fused
+from fusec.diagnostics.notebook import program_html, program_text
 from fusec.diagnostics.step_times import Bench, measure
 from fusec.diagnostics.verify import Report, random_array, verify
 from fusec.errors import ExecutionError
@@ -118,6 +119,14 @@ class Executable:
             with backend.calling():
                 bindings = (b for lowered in compiled.lowered if lowered is not None for b in lowered.constants)
                 self._shared = [self._constants(binding.literal, binding.type) for binding in bindings]
+
+    def __repr__(self) -> str:
+        """Describe the program in one line."""
+        return program_text(self)
+
+    def _repr_html_(self) -> str:
+        """Describe the program for notebooks."""
+        return program_html(self)
 
     def _plan_memory(self) -> MemoryPlan:
         program, elsewhere = self.compiled.program, self._state.stored

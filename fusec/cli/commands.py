@@ -26,6 +26,7 @@ from fusec.cli import (
     lock,
     machine,
     quantize,
+    report,
     repro,
     run,
     verify,
@@ -118,6 +119,7 @@ for command in (
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(cache.app, name="cache")
 app.add_typer(lock.app, name="lock")
+app.add_typer(report.app, name="report")
 
 
 def _os_error(error: OSError) -> str:

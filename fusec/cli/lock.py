@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from fusec.cli.common import files, output
+from fusec.cli.common.groups import WriteUnlessNamed
 from fusec.cli.common.options import AsJson
 from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError
@@ -22,19 +22,7 @@ if TYPE_CHECKING:
 # What a command needs is imported inside it, as in commands.py.
 
 
-class _WriteUnlessNamed(TyperGroup):
-    """Commands of `fusec lock`. `fusec lock MODEL` means `fusec lock write MODEL`.
-
-    A model whose file has the name of a command is given as ./diff.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help"):
-            args = ["write", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(cls=_WriteUnlessNamed, help="Write which plan runs each step to a lock file, and compare lock files.")
+app = typer.Typer(cls=WriteUnlessNamed, help="Write which plan runs each step to a lock file, and compare lock files.")
 
 
 @app.command()

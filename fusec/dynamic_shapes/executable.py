@@ -15,6 +15,7 @@ from typing import Any
 
 from fusec import frontends
 from fusec.diagnostics.explain import Explanation
+from fusec.diagnostics.notebook import shapes_html, shapes_text
 from fusec.diagnostics.step_times import Bench
 from fusec.diagnostics.verify import Report
 from fusec.dynamic_shapes.padding import Padding, pad
@@ -62,6 +63,14 @@ class DynamicExecutable:
         self._max_shapes = max_shapes
         self._lock = threading.RLock()
         self._programs: OrderedDict[Key, AnyExecutable] = OrderedDict()
+
+    def __repr__(self) -> str:
+        """Describe the model and its programs in one line."""
+        return shapes_text(self)
+
+    def _repr_html_(self) -> str:
+        """Describe the model and its programs for notebooks."""
+        return shapes_html(self)
 
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
