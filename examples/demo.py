@@ -37,7 +37,7 @@ def main() -> int:
     error = float(np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want))
     program = executable.compiled.program
     print(
-        f"\nResNet-50 for {executable.compiled.target.name}: {program.launches} steps, compiled in {compile_s:.1f} s, "
+        f"\nResNet-50 for {executable.compiled.target.name}: {program.counts}, compiled in {compile_s:.1f} s, "
         f"run on {executable.device} in {run_s:.2f} s"
     )
     print(f"relative L2 distance from onnxruntime: {error:.1e} (allowed {ALLOWED:.0e})")

@@ -9,6 +9,7 @@ from typing import Any
 from fusec.diagnostics.explain import Explanation
 from fusec.diagnostics.explain.data import WIDTH
 from fusec.diagnostics.explain.table import bytes_text, wrapped
+from fusec.schedule.program import counts
 from fusec.system.printable import printable
 
 
@@ -64,6 +65,7 @@ class SegmentedExplanation:
         return {
             "segments": len(self.segments),
             "host_steps": sum(len(each.steps) for each in self.segments),
+            "steps": sum(explanation.totals["steps"] for explanation in explained),
             "launches": sum(explanation.totals["launches"] for explanation in explained),
             "host_bytes": sum((step.read_bytes or 0) for each in self.segments for step in each.steps),
         }
@@ -87,7 +89,7 @@ class SegmentedExplanation:
     def summary(self) -> str:
         """Return the totals in words."""
         t = self.totals
-        text = f"{t['segments']} segments, {t['host_steps']} host steps, {t['launches']} launches"
+        text = f"{t['segments']} segments, {t['host_steps']} host steps, {counts(t['steps'], t['launches'])}"
         last = self.segments[-1]
         return f"{text}; {last.waiting} nodes wait for the first call" if last.steps else text
 
@@ -98,7 +100,9 @@ class SegmentedExplanation:
 
 def _segment(index: int, record: SegmentRecord) -> str:
     how = {
-        "program": f"{record.explanation.totals['launches'] if record.explanation else 0} launches",
+        "program": counts(
+            *(record.explanation.totals[key] if record.explanation else 0 for key in ("steps", "launches"))
+        ),
         "numpy": f"{record.ops} ops in NumPy on the host, because it is small and its shapes vary",
         "nothing": "nothing to compute",
     }[record.runs_as]

@@ -9,6 +9,7 @@ from typing import Any
 
 from fusec.diagnostics.explain.table import GAP, bytes_text, listed, shortened, table, wrapped
 from fusec.execution.compilation import label
+from fusec.schedule.program import counts
 
 WIDTH = 118
 _NODES_WIDTH = 18  # at least
@@ -165,8 +166,8 @@ class Explanation:
         steps = f"cuDNN steps ({t['precompiled']} precompiled, {t['runtime']} compiled at run time)"
         steps = "steps proposed to cuDNN" if self.note else steps
         return (
-            f"{self.target}: {t['launches']} launches: {t['cudnn']} {steps}, {cublaslt}{t['kernels']} other kernels; "
-            f"{t['views']} views cost nothing. {bytes_text(t['read_bytes'])} read, "
+            f"{self.target}: {counts(t['steps'], t['launches'])}: "
+            f"{t['cudnn']} {steps}, {cublaslt}{t['kernels']} other kernels. {bytes_text(t['read_bytes'])} read, "
             f"{bytes_text(t['written_bytes'])} written, {bytes_text(t['virtual_bytes'])} kept virtual."
         )
 
