@@ -17,7 +17,7 @@ import numpy as np
 
 from fusec import lockfile
 from fusec.artifacts import fusec_file
-from fusec.diagnostics.explain import Explanation, explain, float_edges
+from fusec.diagnostics.explain import Explanation, explain, float_edges, with_chosen_plans
 from fusec.diagnostics.must_fuse import assert_fused
 from fusec.diagnostics.step_times import Bench, measure
 from fusec.diagnostics.verify import Report, random_array, verify
@@ -414,6 +414,10 @@ class Executable:
         """Explain which ops fused into which step and, for every op that did not fuse, the reason."""
         c = self.compiled
         explanation = explain(c.program, c.target, c.judge, libraries=self.libraries())
+        keys = {s: each.graph.key for s, each in zip(c.program.steps, c.lowered, strict=True) if each is not None}
+        plans = self.backend.entries(dict.fromkeys(keys.values()))
+        chosen = {step: plans[key].choice for step, key in keys.items() if key in plans}
+        explanation = with_chosen_plans(explanation, c.program, chosen)
         return replace(explanation, floats=float_edges(c.source, c.program, c.options))
 
     def libraries(self) -> dict[Partition, str]:

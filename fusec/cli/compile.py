@@ -146,6 +146,7 @@ def _summary(model: str, compiled: Compiled, seconds: float) -> tuple[dict[str, 
         "inputs": specs([v.name for v in graph.inputs], graph.inputs),
         "outputs": specs(graph.output_names, graph.outputs),
         "totals": explanation.totals,
+        "engine_classes": explanation.engine_classes,
         "cudnn_asked": compiled.asked,
         "seconds": seconds,
     }

@@ -52,6 +52,7 @@ class Step:
     read_bytes: int
     written_bytes: int
     edges: tuple[Edge, ...] = ()
+    engine_class: str = ""  # of a cuDNN step, in NVIDIA's words (engine_classes.py)
 
     @property
     def runs_as(self) -> str:
@@ -153,18 +154,24 @@ class Explanation:
             "virtual_bytes": sum(s.virtual_bytes for s in self.steps),
         }
 
+    @property
+    def engine_classes(self) -> dict[str, int]:
+        """Return the number of cuDNN steps of each engine class, the most frequent first."""
+        return dict(Counter(s.engine_class for s in self.steps if s.engine_class).most_common())
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data, ready for json.dumps."""
         data = asdict(self)
-        return {"target": data.pop("target"), "totals": self.totals, "cudnn_asked": data.pop("asked"), **data}
+        first = {"target": data.pop("target"), "totals": self.totals, "engine_classes": self.engine_classes}
+        return {**first, "cudnn_asked": data.pop("asked"), **data}
 
     @property
     def summary(self) -> str:
         """Return the totals in words."""
         t = self.totals
         cublaslt = f"{t['cublaslt']} steps of cuBLASLt, " if t["cublaslt"] else ""
-        steps = f"cuDNN steps ({t['precompiled']} precompiled, {t['runtime']} compiled at run time)"
-        steps = "steps proposed to cuDNN" if self.note else steps
+        classes = ", ".join(f"{count} {name}" for name, count in self.engine_classes.items())
+        steps = "steps proposed to cuDNN" if self.note else f"cuDNN steps{f' ({classes})' if classes else ''}"
         return (
             f"{self.target}: {counts(t['steps'], t['launches'])}: "
             f"{t['cudnn']} {steps}, {cublaslt}{t['kernels']} other kernels. {bytes_text(t['read_bytes'])} read, "
