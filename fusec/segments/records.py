@@ -93,12 +93,27 @@ class SegmentedExplanation:
         last = self.segments[-1]
         return f"{text}; {last.waiting} nodes wait for the first call" if last.steps else text
 
+    def text(self, width: int = WIDTH, fold: bool = True) -> str:
+        """Return the segments and host steps in words. width: of a line. fold: show steps that repeat once."""
+        blocks = [
+            "\n\n".join([_segment(index, each, width, fold), *_steps(each.steps)])
+            for index, each in enumerate(self.segments)
+        ]
+        return "\n\n".join([*blocks, "\n".join(wrapped(self.summary, "", width))])
+
+    def overview(self, width: int = WIDTH) -> str:
+        """Return the summary, and that of each segment."""
+        parts = [wrapped(self.summary, "", width)]
+        for index, each in enumerate(self.segments):
+            told = "" if each.explanation is None else f"; {each.explanation.summary}"
+            parts.append(wrapped(f"segment {index} runs as {each.runs_as}{told}", "", width))
+        return "\n".join("\n".join(part) for part in parts)
+
     def __str__(self) -> str:
-        blocks = ["\n\n".join([_segment(index, each), *_steps(each.steps)]) for index, each in enumerate(self.segments)]
-        return "\n\n".join([*blocks, "\n".join(wrapped(self.summary, "", WIDTH))])
+        return self.text()
 
 
-def _segment(index: int, record: SegmentRecord) -> str:
+def _segment(index: int, record: SegmentRecord, width: int, fold: bool) -> str:
     how = {
         "program": counts(
             *(record.explanation.totals[key] if record.explanation else 0 for key in ("steps", "launches"))
@@ -107,7 +122,8 @@ def _segment(index: int, record: SegmentRecord) -> str:
         "nothing": "nothing to compute",
     }[record.runs_as]
     title = f"Segment {index}: {how}{_time(record.seconds)}"
-    return "\n".join([*wrapped(title, "", WIDTH), *(["", str(record.explanation)] if record.explanation else [])])
+    explained = [] if record.explanation is None else ["", record.explanation.text(width, fold)]
+    return "\n".join([*wrapped(title, "", width), *explained])
 
 
 def _steps(steps: Sequence[HostStepRecord]) -> list[str]:

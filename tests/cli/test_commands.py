@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from helpers import assert_close
 
 import fusec as library
 from fusec import driver
+from fusec.cli.common import colour
 from fusec.diagnostics import verify as verifying
+from fusec.diagnostics.explain.table import bytes_text
 
 pytestmark = pytest.mark.cudnn
 
@@ -255,3 +258,57 @@ def test_bad_tuning_options_are_named(model: Path, command: str) -> None:
     assert result.exit_code == 2 and "tune is one of none, quick, full, not 'max'" in result.stderr
     result = fusec(command, model, *SHAPE, "--budget", "soon")
     assert result.exit_code == 2 and "--budget soon: a time is written" in result.stderr
+
+
+def test_explain_writes_a_file_and_prints_the_totals(model: Path, tmp_path: Path) -> None:
+    text, data = tmp_path / "e.txt", tmp_path / "e.json"
+    printed = fusec("explain", model, *SHAPE, "--no-cores", "--all").stdout
+    written = fusec("explain", model, *SHAPE, "--no-cores", "--all", "-o", text)
+    assert text.read_text() == printed
+    assert written.stdout.splitlines()[0].startswith("h200: ")
+    assert written.stdout.splitlines()[1:] == [f"wrote {text}, {bytes_text(text.stat().st_size)}"]
+    as_json = fusec("explain", model, *SHAPE, "--no-cores", "--json", "-o", data)
+    assert data.read_text() == as_json.stdout, "stdout has one document alone"
+    assert as_json.stderr.startswith(f"wrote {data}, ")
+    refused = fusec("explain", model, *SHAPE, "-o", tmp_path / "none" / "e.txt")
+    assert (refused.exit_code, "there is no folder" in refused.stderr) == (2, True)
+
+
+def test_a_summary_has_no_steps_and_no_reasons(model: Path) -> None:
+    summary = fusec("explain", model, *SHAPE, "--summary").stdout
+    assert "4 steps (4 launches)" in summary and "steps  runs as" in summary
+    assert "cuDNN has no pointwise mode for it" not in summary
+    several = fusec("explain", model, *SHAPE, "--summary", "--target", "t4,h200").stdout
+    assert several.splitlines()[0].split() == ["t4", "h200"] and "pointwise mode" not in several
+
+
+def test_colours_are_for_terminals_that_want_them(model: Path) -> None:
+    plain = fusec("explain", model, *SHAPE, "--no-cores").stdout
+    assert "\x1b" not in plain, "a pipe has none"
+    for name, value, wanted in (("NO_COLOR", "1", False), ("NO_COLOR", "", True), ("TERM", "dumb", False)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TERM", "xterm")
+            patch.delenv("NO_COLOR", raising=False)
+            patch.setenv(name, value)
+            patch.setattr("sys.stdout", _Terminal())
+            assert colour.wanted() is wanted, (name, value)
+    painted = colour.coloured(plain)
+    assert "\x1b[32mprecompiled fused\x1b[0m" in painted and "\x1b[33mkernel\x1b[0m" in painted
+    assert "\x1b[1mNot in a cuDNN step:\x1b[0m" in painted
+    assert re.sub(r"\x1b\[\d+m", "", painted) == plain, "nothing but colours is added"
+
+
+class _Terminal:
+    """A stdout that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert colour.width() == colour.WIDTH
+    monkeypatch.setattr("sys.stdout", _Terminal())
+    monkeypatch.setenv("COLUMNS", "91")
+    assert colour.width() == 91
+    monkeypatch.setenv("COLUMNS", "20")
+    assert colour.width() == 60

@@ -8,11 +8,13 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from fusec.cli.common import colour
 from fusec.errors import CudnnNotAskedWarning
 from fusec.system.printable import printable, printable_lines
 
@@ -37,14 +39,33 @@ def json_text(data: Any) -> str:
 
 
 def say(text: object, file: IO[str] | None = None, flush: bool = False) -> None:
-    """Print a text that may contain names from a model or a file, with control characters escaped.
+    """Print a text that may contain names from a model or a file, with control characters escaped."""
+    print(_escaped(text), file=file, flush=flush)
 
-    Line breaks are printed, because fusec wrote them, except those in arguments of the command line, such as names.
+
+def show(text: object) -> None:
+    """Print a report, in colours if stdout is a terminal that has them."""
+    escaped = _escaped(text)
+    print(colour.coloured(escaped) if colour.wanted() else escaped)
+
+
+def wrote(path: Path, as_json: bool) -> None:
+    """Print which file or folder was written and how large it is; on stderr if stdout has a JSON document."""
+    from fusec.diagnostics.explain.table import bytes_text  # here, because it would triple the time of `fusec --help`
+
+    size = path.stat().st_size if path.is_file() else sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    say(f"wrote {printable(str(path))}, {bytes_text(size)}", file=sys.stderr if as_json else None)
+
+
+def _escaped(text: object) -> str:
+    """Escape control characters.
+
+    Line breaks stay, because fusec wrote them, except those in arguments of the command line, such as names.
     """
     told = printable_lines(str(text))
     for given in (part for argument in sys.argv[1:] for part in (argument, *argument.split("=")) if "\n" in part):
         told = told.replace(printable_lines(given), printable(given))
-    print(told, file=file, flush=flush)
+    return told
 
 
 def _plain(data: Any) -> Any:

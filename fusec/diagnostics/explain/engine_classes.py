@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusec.diagnostics.explain.data import Explanation
+from fusec.diagnostics.explain.data import (
+    GENERIC,
+    SINGLE,
+    SPECIALISED,
+    SPECIALISED_RUNTIME,
+    UNKNOWN,
+    Explanation,
+)
 from fusec.errors import LoweringError
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import Choice
 from fusec.plans.verdict import Plan
 from fusec.schedule.program import Kind, Partition, Program
-
-SINGLE = "pre-compiled single operation"
-GENERIC = "generic runtime fusion"
-SPECIALISED_RUNTIME = "specialised runtime fusion"
-SPECIALISED = "specialised pre-compiled"
-UNKNOWN = "unknown"  # cuDNN was not asked, or the plan that runs is not among those it offered
 
 # Calls with engines of their own, which are compiled at run time. Generic engines take products, pointwise ops and
 # reductions.

@@ -9,14 +9,8 @@ from passes.partition.oracles import AcceptAll
 
 from fusec import driver
 from fusec.diagnostics.explain import explain, with_chosen_plans
-from fusec.diagnostics.explain.engine_classes import (
-    GENERIC,
-    SINGLE,
-    SPECIALISED,
-    SPECIALISED_RUNTIME,
-    UNKNOWN,
-    class_of_step,
-)
+from fusec.diagnostics.explain.data import GENERIC, SINGLE, SPECIALISED, SPECIALISED_RUNTIME, UNKNOWN
+from fusec.diagnostics.explain.engine_classes import class_of_step
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph
 from fusec.passes.partition import partition
