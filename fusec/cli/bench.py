@@ -50,6 +50,8 @@ def bench(
         told = {"model": request.model, "cudnn_asked": executable.asked}
         timed = {"compile_s": compile_s, "compile": stages, **measured.to_json()}
         output.say(output.json_text({**told, **timed}))
+        if trace is not None:
+            output.wrote(trace, as_json)
         return
     how = "loaded" if request.is_compiled else "compiled"
     output.say(f"{request.model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
@@ -60,3 +62,5 @@ def bench(
         output.say(measured.table())
         if executable.spent is not None:
             output.say(f"compile time by stage\n{executable.spent}")
+    if trace is not None:
+        output.wrote(trace, as_json)

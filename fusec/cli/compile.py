@@ -79,6 +79,8 @@ def compile(
         files.write_text(file, output.json_text(summary))
     if as_json:
         output.say(output.json_text(summary))
+        if file is not None:
+            output.wrote(file, as_json)
         return
     output.say(
         f"{request.model} for {summary['target']} in {summary['precision']}, compiled in {summary['seconds']:.1f} s"
@@ -91,6 +93,8 @@ def compile(
     for shapes in summary.get("shapes", ()):
         output.say(f"  program for {', '.join(f'{printable(name)} {shape}' for name, shape in shapes.items())}")
     output.print_note(note)
+    if file is not None:
+        output.wrote(file, as_json)
 
 
 def _segments_summary(

@@ -43,3 +43,4 @@ def convert(
     words = f"{file}: {len(program.graph)} nodes in {program.counts} for {compiled.target.name}"
     output.result(summary, words, as_json)
     output.print_note("" if as_json else compiled.note)
+    output.wrote(file, as_json)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fusec.cli.common import files, output
+from fusec.cli.common import files, output, verbosity
 from fusec.cli.common.options import AsJson
 from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError
@@ -38,6 +38,7 @@ app = typer.Typer(cls=_WriteUnlessNamed, help="Write which plan runs each step t
 
 
 @app.command()
+@verbosity.told
 @compiles("tune", "budget")
 def write(
     request: Request,
@@ -68,6 +69,7 @@ def write(
     lockfile.write(file, lock)
     count = sum(entry.name != lockfile.WHOLE for entry in lock.entries)
     output.result({"partitions": count}, f"{count} partitions locked in {file}", as_json)
+    output.wrote(file, as_json)
 
 
 _Compared = Annotated[
@@ -76,6 +78,7 @@ _Compared = Annotated[
 
 
 @app.command()
+@verbosity.told
 @compiles(model=_Compared)
 def diff(
     old: Annotated[Path, typer.Argument(metavar="LOCK", help="A lock file.")],

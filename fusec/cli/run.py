@@ -67,6 +67,8 @@ def run(
         output.print_note(executable.note)
         for name, error in errors.items():
             output.say(f"relative L2 distance from {compare}: {printable(name)} {error:.1e} (allowed {tolerance:.0e})")
+    if file is not None:
+        output.wrote(file, as_json)
     bad = [f"{printable(name)} {error:.1e}" for name, error in errors.items() if not error <= tolerance]  # NaN is bad
     if bad:
         raise CheckError(f"{model}: differs from {compare} by more than {tolerance:.0e}: {', '.join(bad)}")

@@ -269,7 +269,7 @@ def test_explain_writes_a_file_and_prints_the_totals(model: Path, tmp_path: Path
     assert written.stdout.splitlines()[1:] == [f"wrote {text}, {bytes_text(text.stat().st_size)}"]
     as_json = fusec("explain", model, *SHAPE, "--no-cores", "--json", "-o", data)
     assert data.read_text() == as_json.stdout, "stdout has one document alone"
-    assert as_json.stderr.startswith(f"wrote {data}, ")
+    assert as_json.stderr == ""
     refused = fusec("explain", model, *SHAPE, "-o", tmp_path / "none" / "e.txt")
     assert (refused.exit_code, "there is no folder" in refused.stderr) == (2, True)
 

@@ -30,7 +30,7 @@ def test_version_and_help_answer_at_once() -> None:
         start = time.perf_counter()
         result = subprocess.run([*FUSEC, "--version"], capture_output=True, text=True, check=True)
         quickest.append(time.perf_counter() - start)
-    assert result.stdout == f"fusec {library.__version__}\n"
+    assert result.stdout.startswith(f"fusec {library.__version__}, ")
     assert min(quickest) < 0.5
     program = (
         "import sys; sys.argv = ['fusec', '--help']; import fusec.cli.commands, atexit\n"

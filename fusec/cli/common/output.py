@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from fusec.cli.common import colour
 from fusec.errors import CudnnNotAskedWarning
@@ -20,6 +30,7 @@ from fusec.system.printable import printable, printable_lines
 
 Report = Callable[[str, int, int], None]  # stage, done, total (0: not known)
 PATIENCE_S = 1.0  # a stage shorter than this shows no bar
+quiet = False  # print results and errors alone; verbosity.py sets it
 
 
 def result(data: Any, text: object, as_json: bool) -> None:
@@ -29,7 +40,7 @@ def result(data: Any, text: object, as_json: bool) -> None:
 
 def print_note(note: str) -> None:
     """Print the note that goes with a result, if there is one."""
-    if note:
+    if note and not quiet:
         say(note)
 
 
@@ -50,11 +61,13 @@ def show(text: object) -> None:
 
 
 def wrote(path: Path, as_json: bool) -> None:
-    """Print which file or folder was written and how large it is; on stderr if stdout has a JSON document."""
+    """Print which file or folder was written and how large it is; nothing next to a JSON document."""
+    if quiet or as_json:
+        return
     from fusec.diagnostics.explain.table import bytes_text  # here, because it would triple the time of `fusec --help`
 
     size = path.stat().st_size if path.is_file() else sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-    say(f"wrote {printable(str(path))}, {bytes_text(size)}", file=sys.stderr if as_json else None)
+    say(f"wrote {printable(str(path))}, {bytes_text(size)}")
 
 
 def _escaped(text: object) -> str:
@@ -94,6 +107,13 @@ def plain_warnings() -> Generator[None]:
         warnings.formatwarning = standard
 
 
+class _Count(MofNCompleteColumn):
+    """The number of parts that are done; nothing if the number of all is not known."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total is not None else Text("")
+
+
 class _LateBars(Progress):
     """Progress bars that show only stages longer than PATIENCE_S."""
 
@@ -113,11 +133,14 @@ def without_cudnn_warning() -> Generator[None]:
 
 @contextlib.contextmanager
 def progress() -> Generator[Report]:
-    """Return a function to report progress to; it shows bars on stderr if that is a terminal."""
-    if not sys.stderr.isatty():
+    """Return a function to report progress to; it shows bars on stderr if that is a terminal.
+
+    A spinner and the time move also in a stage that cannot tell how much of it is done.
+    """
+    if quiet or not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Count(), TimeElapsedColumn())
     current: list[tuple[str, TaskID]] = []
     with _LateBars(*columns, console=Console(stderr=True), transient=True) as bars:
 
@@ -127,6 +150,7 @@ def progress() -> Generator[Report]:
                 if current:
                     bars.remove_task(current.pop()[1])
                 current.append((kind, bars.add_task(stage, total=None)))
-            bars.update(current[0][1], description=stage, completed=done, total=total or None)
+            # one thing to do has no part that is done: its bar would stand still, so it pulses instead
+            bars.update(current[0][1], description=stage, completed=done, total=total if total > 1 else None)
 
         yield report
