@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fusec import frontends, passes
 from fusec.compiler.choose_judge import choose_judge
+from fusec.diagnostics import hints
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
@@ -95,7 +96,10 @@ def build_program(
     program = expand_refused_attention(partitioned(graph), before_layout, partitioned, judge, pass_options)
     program = concat_in_place(program, judge, pass_options)
     _log.info("partitioned for %s in %s: %s", target.name, pass_options.precision, program.counts)
-    return Compiled(source, program, target, pass_options, judge)
+    compiled = Compiled(source, program, target, pass_options, judge)
+    if (hint := hints.launches(compiled)) is not None:
+        _log.warning("%s", hint.text)
+    return compiled
 
 
 def _run_passes(source: Graph, options: CompileOptions, pass_options: Options) -> Graph:

@@ -44,6 +44,12 @@ def print_note(note: str) -> None:
         say(note)
 
 
+def print_hint(hint: str) -> None:
+    """Print what the user may want to know about a result."""
+    if not quiet:
+        show(f"  hint: {hint}")
+
+
 def json_text(data: Any) -> str:
     """Return one JSON document, with escapes for all characters that a terminal could obey."""
     return json.dumps(_plain(data), indent=1, allow_nan=False).replace("\x7f", "\\u007f")
