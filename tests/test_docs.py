@@ -130,3 +130,31 @@ def test_the_guide_names_files_and_tests_that_exist() -> None:
         path, _, test = name.partition("::")
         assert (ROOT / path).exists(), name
         assert f"def {test}(" in (ROOT / path).read_text() if test else True, name
+
+
+def test_every_environment_variable_is_on_its_page() -> None:
+    """Also macros and codes of refusals, which look like variables and must be told apart."""
+    page = (ROOT / "docs" / "environment.md").read_text()
+    named: set[str] = set()
+    for path in sorted((ROOT / "fusec").rglob("*")):
+        if path.suffix in (".py", ".cuh", ".cu", ".h"):
+            text = path.read_text()
+            named |= set(re.findall(r"\bFUSEC_[A-Z0-9_]+\b", text))
+            named |= set(re.findall(r"""(?:environ(?:\.get\(|\[)|getenv\()\s*["']([A-Z][A-Z0-9_]*)""", text))
+    for path in (*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "Makefile"):
+        named |= set(re.findall(r"\bFUSEC_(?:REQUIRE|TEST|SUITE)[A-Z_]*\b", path.read_text()))
+    assert {"FUSEC_CACHE", "NO_COLOR", "FUSEC_TEST_SEED"} <= named
+    missing = {name for name in named if f"`{name}`" not in page}
+    assert not missing
+    gone = set(re.findall(r"`(FUSEC_[A-Z_]+)`", page)) - named
+    assert not gone, "the page names what nothing reads"
+
+
+def test_every_logger_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text()
+    loggers = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "fusec").rglob("*.py")
+        if "getLogger(__name__)" in path.read_text()
+    }
+    assert loggers == set(re.findall(r"^\| `(fusec\.[a-z_.]+)`", page, re.MULTILINE))
