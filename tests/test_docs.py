@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tokenize
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +117,23 @@ def test_speed_is_not_told_by_code() -> None:
 def _tokens(path: Path) -> list[tokenize.TokenInfo]:
     with path.open("rb") as file:
         return list(tokenize.tokenize(file.readline))
+
+
+@pytest.mark.cudnn
+def test_the_first_program_of_the_readme_runs_on_the_model_of_the_demo(tmp_path: Path) -> None:
+    """As a new user has it: the command above it, then the program, word by word."""
+    text = (ROOT / "README.md").read_text()
+    (command,) = re.findall(r"`\.venv/bin/python (examples/demo\.py --save resnet50\.onnx)`", text)
+    script, *options = command.split()
+    program = next(iter(re.findall(r"```python\n(.*?)```", text, re.DOTALL)))
+    (tmp_path / "first.py").write_text(program)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FUSEC_DEVICE": "none"}
+    for args in ([str(ROOT / script), *options], ["first.py"]):
+        run = subprocess.run(
+            [sys.executable, *args], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stderr
+    assert "conv+bias+add+relu" in run.stdout and "h200: " in run.stdout
 
 
 def test_readme_names_the_two_commands() -> None:
