@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -304,6 +305,20 @@ class Executable:
                 self._replay = self._recorded()
             whole = self.backend.time_us(self._replay, count)
             return whole, [self.backend.time_us(launch, count, alone=True) for launch in self._launches]
+
+    def run_steps(self, around: Callable[[int], AbstractContextManager[object]]) -> None:
+        """Run the steps once more, one by one, over the values of the last call; each ends before the next begins.
+
+        around: returns the context in which a step runs, by its number, such as a range that a profiler shows.
+        Raises ExecutionError before the first call.
+        """
+        if not self._called:
+            raise ExecutionError("no steps to run before the first call")
+        with self._lock, self.backend.calling(), self.backend.scratch():
+            for index, launch in enumerate(self._launches):
+                with around(index):
+                    launch()
+                    self.backend.finish()
 
     def rehearse(self, choose: StepChooser) -> None:
         """Choose plans and kernels by the time of the whole model, before the first call.

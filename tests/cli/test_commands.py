@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -312,3 +313,26 @@ def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     assert colour.width() == 91
     monkeypatch.setenv("COLUMNS", "20")
     assert colour.width() == 60
+
+
+def test_bench_marks_each_step_for_profilers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvtx = pytest.importorskip("cupy.cuda.nvtx")
+    ranges: list[str] = []
+    monkeypatch.setattr(nvtx, "RangePush", ranges.append)
+    monkeypatch.setattr(nvtx, "RangePop", lambda: ranges.append(")"))
+    assert fusec("bench", model, *SHAPE, "--runs", 1).exit_code == 0
+    assert ranges == [], "only if asked for"
+    assert fusec("bench", model, *SHAPE, "--runs", 1, "--nvtx").exit_code == 0
+    steps = ["0 cudnn conv+bias+relu", "1 kernel sign", "2 cudnn add", "3 kernel relayout"]
+    assert ranges == ["fusec", *(each for step in steps for each in (step, ")")), ")"]
+
+
+def test_steps_run_one_by_one_and_change_nothing(model: Path, rng: np.random.Generator) -> None:
+    executable = library.compile(model, target="h200", shapes={"x": (1, 8, 8, 8)}, simulate=True)
+    with pytest.raises(library.ExecutionError, match="before the first call"):
+        executable.run_steps(lambda index: contextlib.nullcontext())
+    x = rng.standard_normal((1, 8, 8, 8)).astype(np.float32)
+    want, seen = executable(x), list[int]()
+    executable.run_steps(lambda index: contextlib.nullcontext(seen.append(index)))
+    assert seen == list(range(len(executable.compiled.program.steps)))
+    assert_close(executable(x), want, 0.0)
