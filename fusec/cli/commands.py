@@ -8,7 +8,6 @@ function, so that `--help` and `--version` answer fast.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import sys
 from typing import Annotated, Any, NoReturn
@@ -97,6 +96,8 @@ def main() -> NoReturn:
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
+    import importlib.metadata
+
     from fusec.gpu.cudnn.deviceless import cudnn_version
 
     try:

@@ -16,7 +16,7 @@ from cli.command import SHAPE, fusec
 from rich.console import Console
 
 import fusec as library
-from fusec.cli.common import output
+from fusec.cli.common import bars, output
 from fusec.diagnostics.explain.table import bytes_text
 from fusec.gpu.cudnn import deviceless
 
@@ -124,9 +124,9 @@ def test_records_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
 def test_progress_moves_where_no_part_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage of one part, such as the import, pulses; one of several counts."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(output, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(bars, "PATIENCE_S", 0.0)
     seen = io.StringIO()
-    monkeypatch.setattr(output, "Console", lambda stderr: Console(file=seen, force_terminal=True, width=100))
+    monkeypatch.setattr(bars, "Console", lambda stderr: Console(file=seen, force_terminal=True, width=100))
     with output.progress() as report:
         report("import", 0, 1)
     assert "import" in seen.getvalue() and "0/1" not in seen.getvalue() and "0/?" not in seen.getvalue()

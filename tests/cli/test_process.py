@@ -16,7 +16,7 @@ from cli.command import fusec
 
 import fusec as library
 from fusec import driver
-from fusec.cli.common import output
+from fusec.cli.common import bars, output
 from fusec.gpu import doctor
 from fusec.ops import ALL
 
@@ -178,7 +178,7 @@ def test_bars_for_slow_stages_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     quick = capsys.readouterr()
     assert quick.out == ""
     assert "import" not in quick.err
-    monkeypatch.setattr(output, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(bars, "PATIENCE_S", 0.1)
     with output.progress() as report:
         report("import", 0, 1)
         report("partition", 3, 9)

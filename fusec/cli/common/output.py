@@ -7,29 +7,15 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.text import Text
 
 from fusec.cli.common import colour
 from fusec.errors import CudnnNotAskedWarning
 from fusec.system.printable import printable, printable_lines
 
 Report = Callable[[str, int, int], None]  # stage, done, total (0: not known)
-PATIENCE_S = 1.0  # a stage shorter than this shows no bar
 quiet = False  # print results and errors alone; verbosity.py sets it
 
 
@@ -113,22 +99,6 @@ def plain_warnings() -> Generator[None]:
         warnings.formatwarning = standard
 
 
-class _Count(MofNCompleteColumn):
-    """The number of parts that are done; nothing if the number of all is not known."""
-
-    def render(self, task: Task) -> Text:
-        return super().render(task) if task.total is not None else Text("")
-
-
-class _LateBars(Progress):
-    """Progress bars that show only stages longer than PATIENCE_S."""
-
-    def get_renderables(self) -> Iterable[Any]:
-        late = [task for task in self.tasks if (task.elapsed or 0.0) > PATIENCE_S]
-        if late:
-            yield self.make_tasks_table(late)
-
-
 @contextlib.contextmanager
 def without_cudnn_warning() -> Generator[None]:
     """Suppress the warning that cuDNN was not asked, because the command prints it with its result."""
@@ -139,24 +109,11 @@ def without_cudnn_warning() -> Generator[None]:
 
 @contextlib.contextmanager
 def progress() -> Generator[Report]:
-    """Return a function to report progress to; it shows bars on stderr if that is a terminal.
-
-    A spinner and the time move also in a stage that cannot tell how much of it is done.
-    """
+    """Return a function to report progress to; it shows bars on stderr if that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Count(), TimeElapsedColumn())
-    current: list[tuple[str, TaskID]] = []
-    with _LateBars(*columns, console=Console(stderr=True), transient=True) as bars:
+    from fusec.cli.common.bars import bars
 
-        def report(stage: str, done: int, total: int) -> None:
-            kind = stage.partition(" ")[0]  # `pass layout` and `pass cse` share a bar
-            if not current or current[0][0] != kind:
-                if current:
-                    bars.remove_task(current.pop()[1])
-                current.append((kind, bars.add_task(stage, total=None)))
-            # one thing to do has no part that is done: its bar would stand still, so it pulses instead
-            bars.update(current[0][1], description=stage, completed=done, total=total if total > 1 else None)
-
+    with bars() as report:
         yield report
