@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from fusec.torch_backend import from_torch
 
 __version__ = "0.1.0"
+
+logging.getLogger("fusec").addHandler(logging.NullHandler())  # a program that uses fusec decides what it shows
 
 _HOMES = {
     "compile": "driver",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusec.cli.common import files, output
+from fusec.cli.common import files, output, verbosity
 from fusec.cli.common.groups import WriteUnlessNamed
 from fusec.cli.common.options import AsJson
 from fusec.cli.common.request import Request, compiles
@@ -26,6 +26,7 @@ app = typer.Typer(cls=WriteUnlessNamed, help="Write which plan runs each step to
 
 
 @app.command()
+@verbosity.told
 @compiles("tune", "budget")
 def write(
     request: Request,
@@ -56,6 +57,7 @@ def write(
     lockfile.write(file, lock)
     count = sum(entry.name != lockfile.WHOLE for entry in lock.entries)
     output.result({"partitions": count}, f"{count} partitions locked in {file}", as_json)
+    output.wrote(file, as_json)
 
 
 _Compared = Annotated[
@@ -64,6 +66,7 @@ _Compared = Annotated[
 
 
 @app.command()
+@verbosity.told
 @compiles(model=_Compared)
 def diff(
     old: Annotated[Path, typer.Argument(metavar="LOCK", help="A lock file.")],
