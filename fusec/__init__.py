@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fusec.ir import DType, Graph, TensorType
     from fusec.quantization.quantize import QuantizedModel, quantize
     from fusec.runtime import Executable
+    from fusec.serving.predictor import Predictor
     from fusec.session import InferenceSession
     from fusec.text import parse
     from fusec.torch_backend import from_torch
@@ -35,6 +36,7 @@ _HOMES = {
     "compile_dynamic": "driver",
     "DynamicExecutable": "dynamic_shapes.executable",
     "InferenceSession": "session",
+    "Predictor": "serving.predictor",
     "from_torch": "torch_backend",
     **dict.fromkeys(("quantize", "QuantizedModel"), "quantization.quantize"),
     "save": "artifacts.fusec_file",
@@ -63,6 +65,7 @@ __all__ = [
     "InferenceSession",
     "LoweringError",
     "ModelError",
+    "Predictor",
     "QuantizedModel",
     "TargetError",
     "Tensor",
