@@ -28,6 +28,7 @@ from fusec.cli import (
     quantize,
     repro,
     run,
+    serve,
     verify,
 )
 from fusec.cli.common import output
@@ -112,6 +113,7 @@ def options(
 for command in (
     *(compile.compile, run.run, explain.explain, verify.verify, repro.repro, bench.bench, convert.convert),
     quantize.quantize,
+    *(serve.serve, serve.export_triton),
     *(machine.targets, machine.doctor),
 ):
     app.command()(command)

@@ -35,10 +35,7 @@ def choose(device: str | int) -> bool:
 
 
 def _hide_others(number: int) -> None:
-    driver = None
-    if os.environ.get("FUSEC_DEVICE") != "none":
-        with suppress(OSError):
-            driver = ctypes.CDLL("libcuda.so.1")
+    driver = _driver()
     if driver is None:
         raise TargetError(f"GPU {number} was asked for, but this machine has no NVIDIA driver")
     count = ctypes.c_int()
@@ -54,3 +51,36 @@ def _hide_others(number: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = str(number) if visible is None else visible[number]
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         raise TargetError(f"GPU {number} was asked for, but the driver finds no such GPU")
+
+
+def devices_of(text: str) -> list[str | int]:
+    """Read `all`, `simulated`, or numbers of GPUs joined by commas, as devices of worker processes.
+
+    Raises TargetError: when it is something else.
+    """
+    if text == "all":
+        return list[str | int](range(gpu_count())) or [AUTO]
+    if text == SIMULATED:
+        return [SIMULATED]
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [-1]
+    if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
+        raise TargetError(f"--device {text}: must be all, {SIMULATED}, or numbers of GPUs joined by commas")
+    return list[str | int](numbers)
+
+
+def gpu_count() -> int:
+    """Count the GPUs that this process sees; 0 without a driver, or with FUSEC_DEVICE=none."""
+    driver, count = _driver(), ctypes.c_int()
+    if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value
+
+
+def _driver() -> ctypes.CDLL | None:
+    if os.environ.get("FUSEC_DEVICE") != "none":
+        with suppress(OSError):
+            return ctypes.CDLL("libcuda.so.1")
+    return None

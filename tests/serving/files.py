@@ -46,3 +46,17 @@ def saved(folder: Path, sizes: list[int]) -> Path:
 
 def images(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, 3, 8, 8)).astype(np.uint8)
+
+
+def slow(folder: Path) -> Path:
+    """Write a model that takes long in simulation: convolutions of many channels, for one image."""
+    nodes = [node("Conv", ["x", "w0"], ["c0"], pads=[1, 1, 1, 1])]
+    nodes += [node("Conv", [f"c{i}", "w"], [f"c{i + 1}"], pads=[1, 1, 1, 1]) for i in range(6)]
+    nodes += [node("GlobalAveragePool", ["c6"], ["y"])]
+    held = {"w0": weights(0, 64, 3, 3, 3), "w": weights(1, 64, 64, 3, 3) * np.float32(0.1)}
+    proto = model(nodes, [info("x", [1, 3, 64, 64])], [info("y", [1, 64, 1, 1])], held)
+    path = folder / "slow.fusec"
+    exe = fusec.compile(proto, target="h200", simulate=True)
+    assert isinstance(exe, fusec.Executable)
+    exe.save(path)
+    return path
