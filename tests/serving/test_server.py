@@ -23,6 +23,9 @@ from serving.files import classifier, images, saved, slow
 from serving.running import Running, at_once, binary_request, serving
 from tritonclient.utils import InferenceServerException
 
+from fusec.serving.server import supervisor
+from fusec.serving.server.serve_options import ServeOptions
+
 pytestmark = [pytest.mark.cudnn]
 INFER = "/v2/models/classifier/infer"
 
@@ -176,9 +179,15 @@ def test_numbers_that_json_lacks(server: Running) -> None:
 
 
 def test_an_overload_is_refused_soon(tmp_path: Path) -> None:
-    """A model that takes long: more requests than the queue holds are refused at once, late ones within the wait."""
+    """A model that takes long: more requests than the queue holds are refused at once, late ones within the wait.
+
+    Then SIGTERM: what is in progress is answered, and nothing stays.
+    """
     limits = ("--front-ends", 1, "--queue", 6, "--max-wait-ms", 300, "--preferred", 1)
-    with serving(slow(tmp_path), *limits) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,  # tmp_path is too long for sockets
+        serving(slow(tmp_path), *limits, env={"TMPDIR": folder}) as server,
+    ):
         x = np.ones((1, 3, 64, 64), np.float32)
         body, headers = binary_request({"x": x}, "FP32")
         told: list[tuple[int, float, Any]] = []
@@ -198,10 +207,25 @@ def test_an_overload_is_refused_soon(tmp_path: Path) -> None:
         assert all(retry == "1" for _, _, retry in refused)
         assert max(seconds for _, seconds, _ in refused) < 0.3 + 3 * one + 1
         assert counts(server)["fusec_requests_in_progress"] == 0
+        told.clear()
+        asking = threading.Thread(target=ask, args=(0,))
+        asking.start()
+        until(lambda: told or counts(server)["fusec_requests_in_progress"])
+        pids = [*server.children("model_worker"), *server.children("front_end")]
+        assert (server.end(), len(pids)) == (0, 2)
+        asking.join(10)
+        assert [status for status, _, _ in told] == [200]
+        assert not any(alive(pid) for pid in pids)
+        assert not list(Path(folder).iterdir())
+        with pytest.raises(OSError, match="refused"):
+            server.request("GET", "/v2/health/live")
 
 
 def test_nothing_is_lost_or_doubled_when_a_worker_is_killed(file: Path) -> None:
-    """Each request is answered once, with its own rows, or refused; then the worker is there again."""
+    """Each request is answered once, with its own rows, or refused; then the worker is there again.
+
+    A front end is started again, too; and when the first process is killed, all others end.
+    """
     with serving(file, "--front-ends", 1, "--workers", 2, "--delay-ms", 1) as server:
         x = images(64, seed=9)
         want = run(classifier(), {"image": x})[0]
@@ -242,6 +266,14 @@ def test_nothing_is_lost_or_doubled_when_a_worker_is_killed(file: Path) -> None:
         assert held['fusec_requests_total{model="classifier",status="200"}'] == given.count(200)
         assert held['fusec_requests_total{model="classifier",status="503"}'] == given.count(503)
         assert held["fusec_request_bytes"] == 0
+        (front_end,) = server.children("front_end")
+        os.kill(front_end, signal.SIGKILL)
+        until(lambda: front_end not in server.children("front_end") and server.children("front_end"))
+        body, headers = binary_request({"image": x[:1]}, "UINT8")
+        until(lambda: server.request("POST", INFER, body, headers)[0] == 200)
+        pids = [*server.children("model_worker"), *server.children("front_end")]
+        server.process.kill()
+        until(lambda: not any(alive(pid) for pid in pids))
 
 
 def until(met: Any) -> None:
@@ -249,36 +281,6 @@ def until(met: Any) -> None:
     while not met():
         assert time.monotonic() < end
         time.sleep(0.05)
-
-
-def test_sigterm_answers_what_is_in_progress(tmp_path: Path) -> None:
-    with (
-        tempfile.TemporaryDirectory() as folder,  # tmp_path is too long for sockets
-        serving(slow(tmp_path), "--front-ends", 1, env={"TMPDIR": folder}) as server,
-    ):
-        body, headers = binary_request({"x": np.ones((1, 3, 64, 64), np.float32)}, "FP32")
-        told: list[int] = []
-        asking = threading.Thread(
-            target=lambda: told.append(server.request("POST", "/v2/models/slow/infer", body, headers)[0])
-        )
-        asking.start()
-        until(lambda: counts(server)["fusec_requests_in_progress"] >= 1 or told)
-        workers, front_ends = server.children("model_worker"), server.children("front_end")
-        assert server.end() == 0
-        asking.join(10)
-        assert told == [200]
-        assert not [pid for pid in (*workers, *front_ends) if Path(f"/proc/{pid}").exists()]
-        assert not list(Path(folder).iterdir())
-        with pytest.raises(OSError, match="refused"):
-            server.request("GET", "/v2/health/live")
-
-
-def test_all_processes_end_with_the_first(file: Path) -> None:
-    with serving(file, "--front-ends", 1) as server:
-        pids = [*server.children("model_worker"), *server.children("front_end")]
-        assert len(pids) == 2
-        server.process.kill()
-        until(lambda: not any(alive(pid) for pid in pids))
 
 
 def alive(pid: int) -> bool:
@@ -311,17 +313,12 @@ def test_a_file_that_does_not_load_ends_the_server(tmp_path: Path) -> None:
     assert "model_worker 0 did not start" in result.stderr
 
 
-def test_json_tells_where_it_serves(file: Path) -> None:
-    import subprocess
-    import sys
+def test_json_tells_where_it_serves(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(options: ServeOptions, announce: Any) -> None:
+        assert (options.delay_s, options.devices, options.preferred) == (0.001, ("auto", "auto"), (4, 8))
+        announce("http://here:1")
 
-    arguments = [sys.executable, "-m", "fusec", "serve", str(file), "--port", "0", "--json", "--front-ends", "1"]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        text = ""
-        while not text.endswith("}\n"):
-            text += process.stdout.readline()
-        told = json.loads(text)
-        assert (told["models"], told["pid"]) == (["classifier"], process.pid)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+    monkeypatch.setattr(supervisor, "serve", serve)
+    monkeypatch.setenv("FUSEC_DEVICE", "none")
+    result = command("serve", f"a={file}", "--json", "--delay-ms", 1, "--workers", 2, "--preferred", "4,8")
+    assert json.loads(result.stdout) == {"url": "http://here:1", "models": ["a"], "pid": os.getpid()}

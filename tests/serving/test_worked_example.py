@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import shlex
+import signal
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ def test_the_worked_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 exec(compile(block.replace("localhost:8000", server.address), str(PAGE), "exec"), {})
             expected = re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE)
             assert said.getvalue().splitlines() == expected
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 130
     exported = re.findall(r"\$ fusec (export-triton .*)\n((?:wrote .*\n)+)```", text)
     ((command, lines),) = exported
     result = fusec(*shlex.split(command))
