@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fusec.ir import DType, Graph, TensorType
     from fusec.quantization.quantize import QuantizedModel, quantize
     from fusec.runtime import Executable
+    from fusec.serving.predictor import Predictor
     from fusec.session import InferenceSession
     from fusec.text import parse
     from fusec.torch_backend import from_torch
@@ -38,6 +39,7 @@ _HOMES = {
     "compile_dynamic": "driver",
     "DynamicExecutable": "dynamic_shapes.executable",
     "InferenceSession": "session",
+    "Predictor": "serving.predictor",
     "from_torch": "torch_backend",
     **dict.fromkeys(("quantize", "QuantizedModel"), "quantization.quantize"),
     "save": "artifacts.fusec_file",
@@ -66,6 +68,7 @@ __all__ = [
     "InferenceSession",
     "LoweringError",
     "ModelError",
+    "Predictor",
     "QuantizedModel",
     "TargetError",
     "Tensor",

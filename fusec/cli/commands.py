@@ -29,6 +29,7 @@ from fusec.cli import (
     report,
     repro,
     run,
+    serve,
     verify,
 )
 from fusec.cli.common import output, verbosity
@@ -131,6 +132,7 @@ def options(
 for command in (
     *(compile.compile, run.run, explain.explain, verify.verify, repro.repro, bench.bench, convert.convert),
     quantize.quantize,
+    *(serve.serve, serve.export_triton),
     *(machine.targets, machine.doctor),
 ):
     app.command()(verbosity.told(command))

@@ -44,7 +44,11 @@ def test_version_and_help_answer_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["compile", "run", "explain", "verify", "quantize", "report write", "report diff", "targets", "doctor"]
+    "command",
+    [
+        *("compile", "run", "explain", "verify", "quantize", "report write", "report diff"),
+        *("serve", "export-triton", "targets", "doctor"),
+    ],
 )
 def test_every_command_has_help_and_json(command: str) -> None:
     result = fusec(*command.split(), "--help")
@@ -197,7 +201,7 @@ def test_bars_for_slow_stages_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     "command",
     [
         *("compile", "run", "explain", "verify", "quantize", "targets", "doctor", "lock write", "lock diff"),
-        *("report write", "report diff"),
+        *("report write", "report diff", "serve", "export-triton"),
     ],
 )
 def test_the_manual_names_every_option(command: str) -> None:
