@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from fusec.quantization.quantize import QuantizedModel, quantize
     from fusec.runtime import Executable
     from fusec.serving.predictor import Predictor
+    from fusec.scale.data_parallel import DataParallel, data_parallel
+    from fusec.scale.pool import DevicePool, pool
+    from fusec.scale.worker_group import run_workers
     from fusec.session import InferenceSession
     from fusec.text import parse
     from fusec.torch_backend import from_torch
@@ -44,6 +47,9 @@ _HOMES = {
     **dict.fromkeys(("quantize", "QuantizedModel"), "quantization.quantize"),
     "save": "artifacts.fusec_file",
     "Executable": "runtime",
+    **dict.fromkeys(("pool", "DevicePool"), "scale.pool"),
+    **dict.fromkeys(("data_parallel", "DataParallel"), "scale.data_parallel"),
+    "run_workers": "scale.worker_group",
     "parse": "text",
     "Builder": "builder",
     "Tensor": "builder",
@@ -60,6 +66,8 @@ __all__ = [
     "Builder",
     "CheckError",
     "DType",
+    "DataParallel",
+    "DevicePool",
     "DynamicExecutable",
     "Executable",
     "ExecutionError",
@@ -78,11 +86,14 @@ __all__ = [
     "backward",
     "compile",
     "compile_dynamic",
+    "data_parallel",
     "from_torch",
     "grad",
     "load",
     "parse",
+    "pool",
     "quantize",
+    "run_workers",
     "save",
 ]
 

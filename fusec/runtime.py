@@ -186,6 +186,23 @@ class Executable:
             self._state.buffers.update({name: other._state.buffer(name) for name in names})
             self._ready, self._called, self._replay = False, False, None  # because recorded steps use the old addresses
 
+    def place_state(self, memory: Mapping[str, Array]) -> None:
+        """Keep state in given flat memory of the device, such as parts of one block. Its contents are the new values.
+
+        Raises ExecutionError if the memory does not have the type and size of the state.
+        """
+        for name, array in memory.items():
+            value = self._state.values.get(name)
+            if value is None:
+                raise ExecutionError(f"{quote(name)} is no state")
+            type = value.type
+            fits = array.dtype == type.dtype.numpy and array.shape == (type.size,)
+            if not fits or not isinstance(array, self.backend.xp.ndarray):
+                raise ExecutionError(f"state {quote(name)} is {type}, and the memory {array.dtype}{list(array.shape)}")
+        with self._lock:
+            self._state.buffers.update(memory)
+            self._ready, self._called, self._replay = False, False, None  # because recorded steps use the old addresses
+
     def step(self, *arrays: Any, **named: Any) -> Any:
         """Run on the inputs that are no state, replace the state that has updates, and return the other outputs.
 
