@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+import fusec
 from benchmarks import quantization, suite_times, tables, tables_of_kernels
 from benchmarks.machine import RESULTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 
@@ -39,7 +40,7 @@ def test_results_are_generated() -> None:
         ),
         ("kernels.md", "python benchmarks/tables_of_kernels.py", tables_of_kernels.page_part),
         (
-            "quantization.md",
+            "quantize-a-model.md",
             "python -m benchmarks.quantization",
             lambda: quantization.tables(_result("quantization.json")),
         ),
@@ -130,3 +131,16 @@ def test_the_guide_names_files_and_tests_that_exist() -> None:
         path, _, test = name.partition("::")
         assert (ROOT / path).exists(), name
         assert f"def {test}(" in (ROOT / path).read_text() if test else True, name
+
+
+def test_the_index_leads_to_every_page() -> None:
+    """A newcomer starts there; make docs fails for a page that no menu has."""
+    docs = ROOT / "docs"
+    links = re.findall(r"\]\(([^)#:]+)", (docs / "index.md").read_text())
+    missing = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md", *links}
+    assert not missing
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = re.findall(r"^\.\. auto\w+:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert {*listed} >= {*fusec.__all__} - {"__version__"}
