@@ -39,6 +39,7 @@ html_additional_pages = {"index": "to_docs.html"}
 templates_path = ["templates"]
 pygments_style = "default"
 
+python_maximum_signature_line_length = 88
 autodoc_typehints = "signature"
 autodoc_mock_imports = ["torch"]  # a download of its own size, and an extra
 autodoc_member_order = "bysource"

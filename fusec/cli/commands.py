@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from fusec import __version__
 from fusec.cli import (
+    atlas,
     bench,
     cache,
     compile,
@@ -112,7 +113,7 @@ def options(
 for command in (
     *(compile.compile, run.run, explain.explain, verify.verify, repro.repro, bench.bench, convert.convert),
     quantize.quantize,
-    *(machine.targets, machine.doctor),
+    *(machine.targets, machine.doctor, atlas.atlas),
 ):
     app.command()(command)
 app.add_typer(fuzz.app, name="fuzz")

@@ -59,6 +59,7 @@ CALLS: dict[str, list[tuple[str, ...]]] = {
     "cache import": [("plans.zip",)],
     "cache trust": [("model.fusec",)],
     "cache clear": [()],
+    "atlas": [("--pattern", "conv+bias+relu", "--target", "h200")],
     "targets": [()],
     "doctor": [(), ("--ops",)],
 }
