@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from fusec import __version__
 from fusec.cli import (
+    atlas,
     bench,
     cache,
     compile,
@@ -133,7 +134,7 @@ for command in (
     *(compile.compile, run.run, explain.explain, verify.verify, repro.repro, bench.bench, convert.convert),
     quantize.quantize,
     *(serve.serve, serve.export_triton),
-    *(machine.targets, machine.doctor),
+    *(machine.targets, machine.doctor, atlas.atlas),
 ):
     app.command()(verbosity.told(command))
 app.add_typer(fuzz.app, name="fuzz")
