@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from fusec.ir import DType, Graph, TensorType
     from fusec.quantization.quantize import QuantizedModel, quantize
     from fusec.runtime import Executable
-    from fusec.serving.predictor import Predictor
     from fusec.scale.data_parallel import DataParallel, data_parallel
     from fusec.scale.pool import DevicePool, pool
     from fusec.scale.worker_group import run_workers
+    from fusec.serving.predictor import Predictor
     from fusec.session import InferenceSession
     from fusec.text import parse
     from fusec.torch_backend import from_torch

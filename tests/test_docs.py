@@ -179,6 +179,8 @@ def test_every_logger_is_on_its_page() -> None:
         if "getLogger(__name__)" in path.read_text()
     }
     assert loggers == set(re.findall(r"^\| `(fusec\.[a-z_.]+)`", page, re.MULTILINE))
+
+
 def test_the_index_leads_to_every_page() -> None:
     """A newcomer starts there; make docs fails for a page that no menu has."""
     docs = ROOT / "docs"
