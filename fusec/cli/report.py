@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fusec.cli import lock
 from fusec.cli.common import files, output
 from fusec.cli.common.groups import WriteUnlessNamed
 from fusec.cli.common.options import AsJson, Seed, Target
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 # What a command needs is imported inside it, as in commands.py.
 
 app = typer.Typer(
-    cls=WriteUnlessNamed, help="Write one HTML page about a compiled model, or one that compares two models."
+    cls=WriteUnlessNamed, help="Write one HTML page about a model (`fusec report MODEL`), or one that compares two."
 )
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="The page to write.")]
@@ -163,10 +164,11 @@ def _programs(request: Request, target: str, wish: _Wish, progress: output.Repor
     from fusec.cli.common.feeds import feeds
     from fusec.diagnostics import step_times
     from fusec.errors import NotOneProgramError
+    from fusec.plans.plan_record import Entry
     from fusec.segments.executable import SegmentedExecutable
 
     title = Path(request.model).name
-    if _is_present(request, target) or request.options.lock is not None:
+    if _is_present(request, target):
         executable = request.executable(target, progress)
         if isinstance(executable, SegmentedExecutable):
             return _segments(request, executable, wish, progress)
@@ -182,6 +184,9 @@ def _programs(request: Request, target: str, wish: _Wish, progress: output.Repor
             compiled, plans = artifact.compiled, dict(artifact.plans)
         else:
             compiled = request.build(target, progress)
+            if request.options.lock is not None:
+                (locked,) = lock.required(Path(request.options.lock), [compiled])
+                compiled, plans = locked.compiled, {key: (Entry(choice),) for key, choice in locked.choices.items()}
     except NotOneProgramError:
         segmented = request.executable(target, progress, simulate=True)
         assert isinstance(segmented, SegmentedExecutable)
