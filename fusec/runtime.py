@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from fusec import lockfile
 from fusec.artifacts import fusec_file
-from fusec.diagnostics.explain import Explanation, explain, float_edges
+from fusec.diagnostics.explain import Explanation, explain, float_edges, with_chosen_plans
 from fusec.diagnostics.must_fuse import assert_fused
 from fusec.diagnostics.notebook import program_html, program_text
 from fusec.diagnostics.step_times import Bench, measure
@@ -185,6 +186,23 @@ class Executable:
             self._state.buffers.update({name: other._state.buffer(name) for name in names})
             self._ready, self._called, self._replay = False, False, None  # because recorded steps use the old addresses
 
+    def place_state(self, memory: Mapping[str, Array]) -> None:
+        """Keep state in given flat memory of the device, such as parts of one block. Its contents are the new values.
+
+        Raises ExecutionError if the memory does not have the type and size of the state.
+        """
+        for name, array in memory.items():
+            value = self._state.values.get(name)
+            if value is None:
+                raise ExecutionError(f"{quote(name)} is no state")
+            type = value.type
+            fits = array.dtype == type.dtype.numpy and array.shape == (type.size,)
+            if not fits or not isinstance(array, self.backend.xp.ndarray):
+                raise ExecutionError(f"state {quote(name)} is {type}, and the memory {array.dtype}{list(array.shape)}")
+        with self._lock:
+            self._state.buffers.update(memory)
+            self._ready, self._called, self._replay = False, False, None  # because recorded steps use the old addresses
+
     def step(self, *arrays: Any, **named: Any) -> Any:
         """Run on the inputs that are no state, replace the state that has updates, and return the other outputs.
 
@@ -314,6 +332,20 @@ class Executable:
             whole = self.backend.time_us(self._replay, count)
             return whole, [self.backend.time_us(launch, count, alone=True) for launch in self._launches]
 
+    def run_steps(self, around: Callable[[int], AbstractContextManager[object]]) -> None:
+        """Run the steps once more, one by one, over the values of the last call; each ends before the next begins.
+
+        around: returns the context in which a step runs, by its number, such as a range that a profiler shows.
+        Raises ExecutionError before the first call.
+        """
+        if not self._called:
+            raise ExecutionError("no steps to run before the first call")
+        with self._lock, self.backend.calling(), self.backend.scratch():
+            for index, launch in enumerate(self._launches):
+                with around(index):
+                    launch()
+                    self.backend.finish()
+
     def rehearse(self, choose: StepChooser) -> None:
         """Choose plans and kernels by the time of the whole model, before the first call.
 
@@ -423,6 +455,10 @@ class Executable:
         """Explain which ops fused into which step and, for every op that did not fuse, the reason."""
         c = self.compiled
         explanation = explain(c.program, c.target, c.judge, libraries=self.libraries())
+        keys = {s: each.graph.key for s, each in zip(c.program.steps, c.lowered, strict=True) if each is not None}
+        plans = self.backend.entries(dict.fromkeys(keys.values()))
+        chosen = {step: plans[key].choice for step, key in keys.items() if key in plans}
+        explanation = with_chosen_plans(explanation, c.program, chosen)
         return replace(explanation, floats=float_edges(c.source, c.program, c.options))
 
     def libraries(self) -> dict[Partition, str]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.diagnostics.explain.table import bytes_text
 from fusec.execution.backend import SimulatorBackend
+from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.passes.partition.cost_model import limit_us
-from fusec.schedule.program import Kind
+from fusec.schedule.program import Kind, counts
 from fusec.targets.target import CPU
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Bench:
     lanes: largest number of steps that run at the same time.
     other_us, this_us: the whole in the other order and in this one, timed alternately; None if not timed.
     declined: reason why the other order could not be captured.
+    views: number of steps that do no work, which `steps` leaves out.
+    partitioned: the number of steps before tuning, in words; empty if the program was not tuned.
     """
 
     device: str
@@ -82,6 +85,18 @@ class Bench:
     other_us: float | None = None
     declined: str = ""
     this_us: float | None = None
+    views: int = 0
+    partitioned: str = ""
+
+    @property
+    def counts(self) -> str:
+        """Return the number of steps in words, as every report counts them."""
+        return counts(len(self.steps) + self.views, len(self.steps))
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Return the numbers of steps, launches and views."""
+        return {"steps": len(self.steps) + self.views, "launches": len(self.steps), "views": self.views}
 
     @property
     def is_simulated(self) -> bool:
@@ -108,7 +123,7 @@ class Bench:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data. `more` is None in simulation, where NumPy's times vary by more than a call costs."""
-        sums = {"sum_us": self.sum_us, "limit_us": self.limit_us, "excess": self.excess}
+        sums = {"sum_us": self.sum_us, "limit_us": self.limit_us, "excess": self.excess, "totals": self.totals}
         data = {**asdict(self), **sums, "simulated": self.is_simulated}
         return {**data, "more": None} if self.is_simulated else data
 
@@ -161,7 +176,7 @@ class Bench:
         return (
             f"simulated by NumPy, so no time of a GPU was measured; a simulated call takes "
             f"{self.call.median_us / 1e6:.3g} s\n"
-            f"{len(self.steps)} steps, limit {self.limit_us:.1f} us on the target; {self._memory_text}"
+            f"{self.counts}, limit {self.limit_us:.1f} us on the target; {self._memory_text}"
         )
 
     def __str__(self) -> str:
@@ -170,9 +185,11 @@ class Bench:
         lines = [
             f"on {self.device}: {_shown(self.call)} a call, {self.more.median_us:.1f} us more than a replay of its "
             f"steps; {_shown(self.whole)} all steps together",
-            f"{len(self.steps)} steps, {self.sum_us:.1f} us in sum if timed alone, limit {self.limit_us:.1f} us; "
+            f"{self.counts}, {self.sum_us:.1f} us in sum if timed alone, limit {self.limit_us:.1f} us; "
             f"first call {self.first_call_s:.3f} s; {self._memory_text}",
         ]
+        if self.partitioned not in ("", self.counts):
+            lines.append(f"these are the steps as tuned; before tuning there were {self.partitioned}")
         if self.other_us is not None:
             orders = ("in order", f"in parallel on {self.lanes} streams" if self.lanes > 1 else "in parallel")
             this, other = reversed(orders) if self.lanes > 1 else orders
@@ -228,6 +245,8 @@ def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) ->
         memory.nbytes,
         memory.live_bytes,
         *executable.recorded,
+        views=len(compiled.program.steps) - compiled.program.launches,
+        partitioned=tuned.partitioned.counts if isinstance(tuned := compiled.tuned, TunedChoices) else "",
     )
 
 

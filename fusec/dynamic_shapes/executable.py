@@ -46,14 +46,17 @@ class DynamicExecutable:
         buckets: Mapping[str, Sequence[int]] | None = None,
         sizing: Sizing | None = None,
         proved: Mapping[Key, tuple[Crop, ...]] | None = None,
+        available: Sequence[Key] | None = None,
     ):
         """Make an executable without programs.
 
         compile: makes a program for input shapes.
         sizing: inputs and outputs with the ranges of their dims; None: as the model declares them.
         proved: crops of all input shapes that may be padded; None: they are proved when they are met.
+        available: the only input shapes that a file has programs for; None: any can be compiled.
         """
         self.source = source
+        self.available = None if available is None else tuple(available)
         self.device = device
         self.sizing = sizing or sizing_of(source)
         self.inputs = tuple(map(spec_of, self.sizing.inputs))

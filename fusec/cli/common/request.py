@@ -43,12 +43,16 @@ _MORE: Mapping[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True)
 class Request:
-    """A model, `--shape` and `--constant` as they were given, and all other options."""
+    """A model, `--shape` and `--constant` as they were given, and all other options.
+
+    models: all models that the command was given; most take one.
+    """
 
     model: str
     shape: Sequence[str] | None
     options: CompileOptions
     constant: Sequence[str] | None = None
+    models: tuple[str, ...] = ()
 
     @property
     def is_compiled(self) -> bool:
@@ -177,7 +181,7 @@ def compiles(*more: str, model: Any = cli_options.Model) -> Callable[[Command], 
 
     def with_request(command: Command) -> Command:
         @functools.wraps(command)
-        def run(model: str, **given: Any) -> None:
+        def run(model: str | Sequence[str], **given: Any) -> None:
             from fusec.execution.compile_options import CompileOptions
 
             value = {name: given.pop(name) for name in options}
@@ -191,7 +195,9 @@ def compiles(*more: str, model: Any = cli_options.Model) -> Callable[[Command], 
                 budget_s=cli_options.budget_of(value.get("budget")),
                 lock=value.get("locked"),
             )
-            command(request=Request(model, value["shape"], compile_options, value["constant"]), **given)
+            models = (model,) if isinstance(model, str) else tuple(model)
+            request = Request(models[0], value["shape"], compile_options, value["constant"], models)
+            command(request=request, **given)
 
         # typer makes the options of a command from the signature and the annotations of its function
         parameters: dict[str, tuple[Any, Any]] = {}

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fusec.diagnostics.explain.compare import compare
 from fusec.diagnostics.explain.data import Accepted, Cause, Decline, Edge, Explanation, FloatEdge, Step
+from fusec.diagnostics.explain.engine_classes import class_of_step, with_chosen_plans
 from fusec.diagnostics.explain.float_edges import float_edges
 from fusec.diagnostics.refusal_core import Core, CoreSearch
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge, asks_cudnn
@@ -36,6 +37,7 @@ __all__ = [
     "compare",
     "explain",
     "float_edges",
+    "with_chosen_plans",
 ]
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
@@ -110,6 +112,7 @@ def _step(index: int, step: Partition, library: str = "") -> Step:
         read_bytes=sum(v.type.nbytes for v in read),
         written_bytes=sum(v.type.nbytes for v in written),
         edges=tuple(map(_edge, inside)),
+        engine_class="" if library == "cublaslt" else class_of_step(step),
     )
 
 

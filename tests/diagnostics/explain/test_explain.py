@@ -263,8 +263,8 @@ def test_compare_shows_what_differs_and_counts_what_does_not() -> None:
     header = text.splitlines()[0]
     assert "h200" in header
     assert "t4" in header
-    assert "conv+bias+sigmoid+mul (precompiled)" in text
-    assert "conv+bias (precompiled) | sigmoid+mul (precompiled)" in text
+    assert "conv+bias+sigmoid+mul (precompiled fused)" in text
+    assert "conv+bias (precompiled fused) | sigmoid+mul (precompiled fused)" in text
     assert "1 of 2 groups of ops run alike on all" in text
     launches = next(line for line in text.splitlines() if line.startswith("launches"))
     assert launches.split()[1:] == ["2", "3"]
