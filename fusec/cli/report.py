@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fusec.cli import lock
-from fusec.cli.common import files, output
+from fusec.cli.common import files, output, verbosity
 from fusec.cli.common.groups import WriteUnlessNamed
 from fusec.cli.common.options import AsJson, Seed, Target
 from fusec.cli.common.request import Request, compiles
@@ -42,6 +42,7 @@ class _Wish:
 
 
 @app.command()
+@verbosity.told
 @compiles("rounding", "tune", "budget", "locked")
 def write(
     request: Request,
@@ -76,6 +77,7 @@ _New = Annotated[str, typer.Argument(metavar="NEW", help="Another model or .fuse
 
 
 @app.command()
+@verbosity.told
 @compiles("rounding", "tune", "budget", model=_New)
 def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A model or .fusec file.")],
@@ -128,20 +130,21 @@ def _write(
     as_json: bool,
 ) -> None:
     """Write a page, and print where it is and what it is about."""
-    from fusec.diagnostics.explain.table import bytes_text
-
     files.write_text(file, page)
-    size = file.stat().st_size
     asked = all(program.explanation.asked for program in programs)
-    written = {**models, "output": str(file), "bytes": size, "cudnn_asked": asked}
-    output.result({**written, **data}, f"{file}: {bytes_text(size)}; {words}", as_json)
+    written = {**models, "output": str(file), "bytes": file.stat().st_size, "cudnn_asked": asked}
+    output.result({**written, **data}, words, as_json)
     if not as_json:
         output.print_note(next((p.explanation.note for p in programs if p.explanation.note), ""))
+    output.wrote(file, as_json)
 
 
 def _words(program: ReportedProgram) -> str:
+    from fusec.schedule.program import counts
+
     where = "simulated" if program.is_simulated else f"measured on {program.device}"
-    return f"{len(program.steps)} steps for {program.target} in {program.precision}, {where}"
+    steps = counts(len(program.steps), len(program.working))
+    return f"{steps} for {program.target} in {program.precision}, {where}"
 
 
 def _names(models: Sequence[str], programs: Sequence[ReportedProgram]) -> tuple[str, str]:

@@ -29,11 +29,15 @@ def test_a_page_holds_what_explain_says(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     result = fusec("report", model, *SHAPE, "-o", file)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"{file}: {file.stat().st_size / 1024:.1f} KiB; 4 steps for h200 in fp32, simulated\n"
+    size = f"{file.stat().st_size / 1024:.1f} KiB"
+    assert result.stdout == f"4 steps (4 launches) for h200 in fp32, simulated\nwrote {file}, {size}\n"
+    assert fusec("report", "-q", model, *SHAPE, "-o", file).stdout.count("\n") == 1
     read = checked(page(file))
     (explained,) = json.loads(fusec("explain", model, *SHAPE, "--json").stdout)["targets"]
     for step in explained["steps"]:
         assert f"Step {step['index']}: {step['ops']}" in read.texts[f"step-{step['index']}"]
+        assert step["engine_class"] in read.texts[f"step-{step['index']}"]
+    assert any(step["engine_class"] for step in explained["steps"])
     for number, decline in enumerate((*explained["left_out"], *explained["declined"])):
         assert decline["ours"] in read.texts[f"refusal-{number}"]
     assert "tiny.onnx" in read.text and str(model.parent) not in read.text  # the reader need not know the folder
