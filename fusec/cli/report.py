@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli.common import files, output
+from fusec.cli import lock
+from fusec.cli.common import files, output, verbosity
 from fusec.cli.common.groups import WriteUnlessNamed
 from fusec.cli.common.options import AsJson, Seed, Target
 from fusec.cli.common.request import Request, compiles
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 # What a command needs is imported inside it, as in commands.py.
 
 app = typer.Typer(
-    cls=WriteUnlessNamed, help="Write one HTML page about a compiled model, or one that compares two models."
+    cls=WriteUnlessNamed, help="Write one HTML page about a model (`fusec report MODEL`), or one that compares two."
 )
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="The page to write.")]
@@ -41,6 +42,7 @@ class _Wish:
 
 
 @app.command()
+@verbosity.told
 @compiles("rounding", "tune", "budget", "locked")
 def write(
     request: Request,
@@ -75,6 +77,7 @@ _New = Annotated[str, typer.Argument(metavar="NEW", help="Another model or .fuse
 
 
 @app.command()
+@verbosity.told
 @compiles("rounding", "tune", "budget", model=_New)
 def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A model or .fusec file.")],
@@ -127,20 +130,21 @@ def _write(
     as_json: bool,
 ) -> None:
     """Write a page, and print where it is and what it is about."""
-    from fusec.diagnostics.explain.table import bytes_text
-
     files.write_text(file, page)
-    size = file.stat().st_size
     asked = all(program.explanation.asked for program in programs)
-    written = {**models, "output": str(file), "bytes": size, "cudnn_asked": asked}
-    output.result({**written, **data}, f"{file}: {bytes_text(size)}; {words}", as_json)
+    written = {**models, "output": str(file), "bytes": file.stat().st_size, "cudnn_asked": asked}
+    output.result({**written, **data}, words, as_json)
     if not as_json:
         output.print_note(next((p.explanation.note for p in programs if p.explanation.note), ""))
+    output.wrote(file, as_json)
 
 
 def _words(program: ReportedProgram) -> str:
+    from fusec.schedule.program import counts
+
     where = "simulated" if program.is_simulated else f"measured on {program.device}"
-    return f"{len(program.steps)} steps for {program.target} in {program.precision}, {where}"
+    steps = counts(len(program.steps), len(program.working))
+    return f"{steps} for {program.target} in {program.precision}, {where}"
 
 
 def _names(models: Sequence[str], programs: Sequence[ReportedProgram]) -> tuple[str, str]:
@@ -163,10 +167,11 @@ def _programs(request: Request, target: str, wish: _Wish, progress: output.Repor
     from fusec.cli.common.feeds import feeds
     from fusec.diagnostics import step_times
     from fusec.errors import NotOneProgramError
+    from fusec.plans.plan_record import Entry
     from fusec.segments.executable import SegmentedExecutable
 
     title = Path(request.model).name
-    if _is_present(request, target) or request.options.lock is not None:
+    if _is_present(request, target):
         executable = request.executable(target, progress)
         if isinstance(executable, SegmentedExecutable):
             return _segments(request, executable, wish, progress)
@@ -182,6 +187,9 @@ def _programs(request: Request, target: str, wish: _Wish, progress: output.Repor
             compiled, plans = artifact.compiled, dict(artifact.plans)
         else:
             compiled = request.build(target, progress)
+            if request.options.lock is not None:
+                (locked,) = lock.required(Path(request.options.lock), [compiled])
+                compiled, plans = locked.compiled, {key: (Entry(choice),) for key, choice in locked.choices.items()}
     except NotOneProgramError:
         segmented = request.executable(target, progress, simulate=True)
         assert isinstance(segmented, SegmentedExecutable)

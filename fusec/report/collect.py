@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fusec import lockfile
-from fusec.diagnostics.explain import Explanation, Progress, explain, float_edges
+from fusec.diagnostics.explain import Explanation, Progress, explain, float_edges, with_chosen_plans
 from fusec.diagnostics.explain.table import bytes_text
 from fusec.diagnostics.step_times import Bench
 from fusec.execution.compilation import Compiled
@@ -81,6 +81,9 @@ def of_compiled(compiled: Compiled, explanation: Explanation, background: Backgr
     program, target = compiled.program, compiled.target
     memory = background.memory or plan_memory(program)
     choices = plan_choices(compiled, background.plans)
+    graphs = ((s, each.graph.key) for s, each in zip(program.steps, compiled.lowered, strict=True) if each is not None)
+    chosen = {step: background.plans[key][0].choice for step, key in graphs if background.plans.get(key)}
+    explanation = with_chosen_plans(explanation, program, chosen)
     tensors = _Tensors(program)
     graph = program.graph
     return ReportedProgram(

@@ -42,14 +42,14 @@ def plan_choices(compiled: Compiled, plans: Plans) -> list[PlanChoice | None]:
 def _chosen(
     compiled: Compiled, step: Partition, offered: Sequence[Plan], entries: Sequence[Entry]
 ) -> tuple[Choice | None, str]:
-    if entries:
-        choice = entries[0].choice
-        return choice, "timed on a GPU" if choice.time_us is not None else "prepared; no plan was timed"
-    lock = compiled.tuned
-    if isinstance(lock, Lock):
-        work = work_of(step, compiled.graph, compiled.options.tensor_cores)
-        if (choice := lock.choice(work, compiled.target.name)) is not None:
-            return choice, "locked"
+    """Return the plan of a step, and how it was chosen."""
+    lock = compiled.tuned if isinstance(compiled.tuned, Lock) else None
+    choice = entries[0].choice if entries else None
+    if choice is None and lock is not None:
+        choice = lock.choice(work_of(step, compiled.graph, compiled.options.tensor_cores), compiled.target.name)
+    if choice is not None:
+        by = "prepared" if lock is None else "as its lock says"
+        return choice, f"{by}; {'no plan was timed' if choice.time_us is None else 'timed on a GPU'}"
     if not offered:
         return None, "cuDNN was not asked"
     return Choice.of(next((plan for plan in offered if plan.built), offered[0])), FIRST

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from report.page_structure import checked
 
 from fusec.errors import FusecError
+from fusec.report.plan_choices import FIRST
 from fusec.runtime import SimulatorBackend
 from fusec.targets import target
 
@@ -28,11 +29,15 @@ def test_a_page_holds_what_explain_says(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     result = fusec("report", model, *SHAPE, "-o", file)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"{file}: {file.stat().st_size / 1024:.1f} KiB; 4 steps for h200 in fp32, simulated\n"
+    size = f"{file.stat().st_size / 1024:.1f} KiB"
+    assert result.stdout == f"4 steps (4 launches) for h200 in fp32, simulated\nwrote {file}, {size}\n"
+    assert fusec("report", "-q", model, *SHAPE, "-o", file).stdout.count("\n") == 1
     read = checked(page(file))
     (explained,) = json.loads(fusec("explain", model, *SHAPE, "--json").stdout)["targets"]
     for step in explained["steps"]:
         assert f"Step {step['index']}: {step['ops']}" in read.texts[f"step-{step['index']}"]
+        assert step["engine_class"] in read.texts[f"step-{step['index']}"]
+    assert any(step["engine_class"] for step in explained["steps"])
     for number, decline in enumerate((*explained["left_out"], *explained["declined"])):
         assert decline["ours"] in read.texts[f"refusal-{number}"]
     assert "tiny.onnx" in read.text and str(model.parent) not in read.text  # the reader need not know the folder
@@ -67,7 +72,7 @@ def test_a_compiled_model_is_reported_with_its_plans(model: Path, tmp_path: Path
     data = json.loads(fusec("report", compiled, "--fleet", "--no-cores", "-o", file, "--json").stdout)
     assert [each["target"] for each in data["fleet"]] == ["h200"]
     text = checked(page(file)).text
-    assert "prepared; no plan was timed" in text
+    assert "as its lock says; no plan was timed" in text
     differ = tmp_path / "diff.html"
     result = fusec("report", "diff", model, compiled, *SHAPE, "-o", differ)
     assert (result.exit_code, "comes too late" in result.stderr) == (2, True)
@@ -78,6 +83,17 @@ def test_one_model_is_compared_on_two_gpus(model: Path, tmp_path: Path) -> None:
     result = fusec("report", "diff", model, model, *SHAPE, "--target", "h200,t4", "--no-cores", "-o", file)
     assert result.exit_code == 0 and "of 4 groups of steps run differently" in result.stdout
     assert "tiny.onnx on h200 and tiny.onnx on t4" in checked(page(file)).text
+
+
+def test_a_lock_decides_the_plans(model: Path, tmp_path: Path) -> None:
+    lock, file = tmp_path / "fusec.lock", tmp_path / "page.html"
+    assert fusec("lock", model, *SHAPE, "-o", lock).exit_code == 0
+    assert fusec("report", model, *SHAPE, "--locked", lock, "--no-cores", "-o", file).exit_code == 0
+    text = checked(page(file)).text
+    assert "as its lock says; no plan was timed" in text and FIRST not in text
+    lock.write_text(lock.read_text().split("[[partition]]")[0])
+    result = fusec("report", model, *SHAPE, "--locked", lock, "--no-cores", "-o", tmp_path / "other.html")
+    assert result.exit_code == 1 and "has no entry" in result.stderr and not (tmp_path / "other.html").exists()
 
 
 def test_two_versions_are_compared(model: Path, tmp_path: Path) -> None:

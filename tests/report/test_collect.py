@@ -99,7 +99,7 @@ def test_a_prepared_plan_is_told_with_its_time() -> None:
     timed = Choice(11, ((2, 7),), 4096, time_us=12.5)
     blas = Choice(BLAS, ((3, 1),))
     found = [plan for plan in plan_choices(compiled, {keys[0]: [Entry(timed)], keys[1]: [Entry(blas)]}) if plan]
-    assert found[0].why == "timed on a GPU"
+    assert found[0].why == "prepared; timed on a GPU"
     assert found[0].chosen == ReportedPlan("engine 11", "TILE_SIZE=7", "", 4096, 12.5)
     assert (found[1].why, found[1].chosen) == (
         "prepared; no plan was timed",
