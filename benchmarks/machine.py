@@ -34,6 +34,7 @@ KEYS = {
     "quantized_models.json": ("model", "batch", "format"),
     "recurrent.json": ("case",),
     "quantization.json": ("model", "format", "tool", "where"),
+    "serving.json": ("model", "batch"),
     "shapes.json": ("model", "tune", "kernels", "cache", "size"),
 }
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from fusec.ir import DType, Graph, TensorType
     from fusec.quantization.quantize import QuantizedModel, quantize
     from fusec.runtime import Executable
+    from fusec.serving.predictor import Predictor
+    from fusec.scale.data_parallel import DataParallel, data_parallel
+    from fusec.scale.pool import DevicePool, pool
+    from fusec.scale.worker_group import run_workers
     from fusec.session import InferenceSession
     from fusec.text import parse
     from fusec.torch_backend import from_torch
@@ -38,10 +42,14 @@ _HOMES = {
     "compile_dynamic": "driver",
     "DynamicExecutable": "dynamic_shapes.executable",
     "InferenceSession": "session",
+    "Predictor": "serving.predictor",
     "from_torch": "torch_backend",
     **dict.fromkeys(("quantize", "QuantizedModel"), "quantization.quantize"),
     "save": "artifacts.fusec_file",
     "Executable": "runtime",
+    **dict.fromkeys(("pool", "DevicePool"), "scale.pool"),
+    **dict.fromkeys(("data_parallel", "DataParallel"), "scale.data_parallel"),
+    "run_workers": "scale.worker_group",
     "parse": "text",
     "Builder": "builder",
     "Tensor": "builder",
@@ -58,6 +66,8 @@ __all__ = [
     "Builder",
     "CheckError",
     "DType",
+    "DataParallel",
+    "DevicePool",
     "DynamicExecutable",
     "Executable",
     "ExecutionError",
@@ -66,6 +76,7 @@ __all__ = [
     "InferenceSession",
     "LoweringError",
     "ModelError",
+    "Predictor",
     "QuantizedModel",
     "TargetError",
     "Tensor",
@@ -75,11 +86,14 @@ __all__ = [
     "backward",
     "compile",
     "compile_dynamic",
+    "data_parallel",
     "from_torch",
     "grad",
     "load",
     "parse",
+    "pool",
     "quantize",
+    "run_workers",
     "save",
 ]
 

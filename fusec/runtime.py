@@ -20,6 +20,7 @@ from fusec import lockfile
 from fusec.artifacts import fusec_file
 from fusec.diagnostics.explain import Explanation, explain, float_edges, with_chosen_plans
 from fusec.diagnostics.must_fuse import assert_fused
+from fusec.diagnostics.notebook import program_html, program_text
 from fusec.diagnostics.step_times import Bench, measure
 from fusec.diagnostics.verify import Report, random_array, verify
 from fusec.errors import ExecutionError
@@ -120,6 +121,14 @@ class Executable:
                 bindings = (b for lowered in compiled.lowered if lowered is not None for b in lowered.constants)
                 self._shared = [self._constants(binding.literal, binding.type) for binding in bindings]
 
+    def __repr__(self) -> str:
+        """Describe the program in one line."""
+        return program_text(self)
+
+    def _repr_html_(self) -> str:
+        """Describe the program for notebooks."""
+        return program_html(self)
+
     def _plan_memory(self) -> MemoryPlan:
         program, elsewhere = self.compiled.program, self._state.stored
         held = program.graph.inputs if self._holds_inputs else ()
@@ -175,6 +184,23 @@ class Executable:
                 raise ExecutionError(f"state {quote(name)} is {mine} here and {theirs} there")
         with self._lock, other._lock:
             self._state.buffers.update({name: other._state.buffer(name) for name in names})
+            self._ready, self._called, self._replay = False, False, None  # because recorded steps use the old addresses
+
+    def place_state(self, memory: Mapping[str, Array]) -> None:
+        """Keep state in given flat memory of the device, such as parts of one block. Its contents are the new values.
+
+        Raises ExecutionError if the memory does not have the type and size of the state.
+        """
+        for name, array in memory.items():
+            value = self._state.values.get(name)
+            if value is None:
+                raise ExecutionError(f"{quote(name)} is no state")
+            type = value.type
+            fits = array.dtype == type.dtype.numpy and array.shape == (type.size,)
+            if not fits or not isinstance(array, self.backend.xp.ndarray):
+                raise ExecutionError(f"state {quote(name)} is {type}, and the memory {array.dtype}{list(array.shape)}")
+        with self._lock:
+            self._state.buffers.update(memory)
             self._ready, self._called, self._replay = False, False, None  # because recorded steps use the old addresses
 
     def step(self, *arrays: Any, **named: Any) -> Any:

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+import fusec
 from benchmarks import quantization, suite_times, tables, tables_of_kernels
 from benchmarks.machine import RESULTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 
@@ -42,7 +43,7 @@ def test_results_are_generated() -> None:
         ),
         ("kernels.md", "python benchmarks/tables_of_kernels.py", tables_of_kernels.page_part),
         (
-            "quantization.md",
+            "quantize-a-model.md",
             "python -m benchmarks.quantization",
             lambda: quantization.tables(_result("quantization.json")),
         ),
@@ -178,3 +179,14 @@ def test_every_logger_is_on_its_page() -> None:
         if "getLogger(__name__)" in path.read_text()
     }
     assert loggers == set(re.findall(r"^\| `(fusec\.[a-z_.]+)`", page, re.MULTILINE))
+def test_the_index_leads_to_every_page() -> None:
+    """A newcomer starts there; make docs fails for a page that no menu has."""
+    docs = ROOT / "docs"
+    links = re.findall(r"\]\(([^)#:]+)", (docs / "index.md").read_text())
+    missing = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md", *links}
+    assert not missing
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = re.findall(r"^\.\. auto\w+:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert {*listed} >= {*fusec.__all__} - {"__version__"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from examples.toy_framework.data import DataLoader
 from examples.toy_framework.losses import cross_entropy
 from examples.toy_framework.tape import Array, Tape, Tensor
 from fusec.exporters.onnx import to_onnx
+from fusec.scale.communicator import Communicator
 
 
 class Optimiser(Protocol):
@@ -25,9 +26,18 @@ class Trainer:
     """The programs of one model, for batches of one size.
 
     target: as `fusec.compile` takes it.
+    communicator: connects workers that train together, each with batches of its own; None: there is one.
     """
 
-    def __init__(self, model: nn.Module, optimiser: Optimiser, image: tuple[int, ...], batch: int, target: str = "cpu"):
+    def __init__(
+        self,
+        model: nn.Module,
+        optimiser: Optimiser,
+        image: tuple[int, ...],
+        batch: int,
+        target: str = "cpu",
+        communicator: Communicator | None = None,
+    ):
         self.model = model
         self.image = image
         self.batch = batch
@@ -41,12 +51,17 @@ class Trainer:
         trained = [p.on(tape) for p in parameters.values() if p.trained]
         optimiser.add(tape, trained, fusec.backward(loss, trained), rate)
         tape.output(loss=loss)
-        self.training = fusec.compile(tape, target=target)
+        self.training: Any = fusec.compile(tape, target=target) if communicator is None else None
+        programs = (self.training,)
+        if communicator is not None:
+            self.training = fusec.data_parallel(tape, communicator, target=target)
+            programs = self.training.programs
 
         tape = Tape()
         tape.output(logits=model(tape.input("x", (batch, *image))))
         self.inference = fusec.compile(tape, target=target)
-        self.inference.share(self.training)
+        for program in programs:
+            self.inference.share(program)
 
     def step(self, images: Array, labels: Array, rate: float) -> float:
         """Run one step of the optimiser; return the loss before it."""

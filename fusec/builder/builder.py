@@ -53,6 +53,7 @@ class Builder:
         self.parameters: dict[str, np.ndarray[Any, Any] | None] = {}
         self.updates: dict[str, str] = {}
         self.copies: dict[str, list[Tensor]] = {}
+        self.gradients: dict[str, Tensor] = {}  # by parameter; `fusec.backward` adds them
         self._graph = Graph(name)
         self._outputs: dict[str, Tensor] = {}
         self._scalars: dict[tuple[str, DType], Tensor] = {}
@@ -143,14 +144,16 @@ class Builder:
         for copy in self.copies.get(name, ()):
             self.update(copy, new.astype(copy.dtype))
 
-    def graph(self, prune: bool = True) -> Graph:
+    def graph(self, prune: bool = True, also: Mapping[str, Tensor] | None = None) -> Graph:
         """Return a copy of the graph so far. Later calls of the builder do not change it.
 
         prune: remove nodes that no output depends on.
+        also: more outputs, of this copy alone.
         """
         if not self._outputs:
             raise self.error("the graph has no outputs")
-        self._graph.set_outputs([t.value for t in self._outputs.values()], list(self._outputs))
+        outputs = {**self._outputs, **(also or {})}
+        self._graph.set_outputs([self._own(t).value for t in outputs.values()], list(outputs))
         copy = self._graph.clone()
         if prune:
             copy.prune()

@@ -37,11 +37,9 @@ def bench(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Time a model: compilation, calls, all steps together, and each step alone. In simulation without a GPU."""
+    """Time a model: compilation, calls, all steps together, and each step alone. Without a GPU only their limits."""
     from fusec.cli.common.feeds import feeds
     from fusec.diagnostics import step_times
-    from fusec.runtime import SimulatorBackend
-    from fusec.targets.target import CPU
 
     files.check_writable(trace)
     if nvtx and importlib.util.find_spec("cupy") is None:
@@ -67,8 +65,6 @@ def bench(
         return
     how = "loaded" if request.is_compiled else "compiled"
     output.say(f"{request.model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
-    if executable.device in (SimulatorBackend.name, CPU):
-        output.say("NumPy ran the steps, so these times say nothing about a GPU")
     output.print_note(executable.note)
     if profile:
         output.say(measured.table())

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from fusec import __version__
 from fusec.cli import (
+    atlas,
     bench,
     cache,
     compile,
@@ -26,8 +27,10 @@ from fusec.cli import (
     lock,
     machine,
     quantize,
+    report,
     repro,
     run,
+    serve,
     verify,
 )
 from fusec.cli.common import output, verbosity
@@ -130,12 +133,14 @@ def options(
 for command in (
     *(compile.compile, run.run, explain.explain, verify.verify, repro.repro, bench.bench, convert.convert),
     quantize.quantize,
-    *(machine.targets, machine.doctor),
+    *(serve.serve, serve.export_triton),
+    *(machine.targets, machine.doctor, atlas.atlas),
 ):
     app.command()(verbosity.told(command))
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(cache.app, name="cache")
 app.add_typer(lock.app, name="lock")
+app.add_typer(report.app, name="report")
 
 
 def _os_error(error: OSError) -> str:

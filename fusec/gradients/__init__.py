@@ -81,4 +81,6 @@ def backward(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> l
     wanted = [each.value for t in wrt for each in (t, *copies[t])]
     found = reverse(builder, builder.nodes, {of.value: seed}, wanted, RULES, STOPS)
     parts = ([found[each.value].astype(t.dtype) for each in (t, *copies[t]) if each.value in found] for t in wrt)
-    return [zeros(t) if g is None else g for t, g in zip(wrt, map(total, parts), strict=True)]
+    gradients = [zeros(t) if g is None else g for t, g in zip(wrt, map(total, parts), strict=True)]
+    builder.gradients |= {t.name: g for t, g in zip(wrt, gradients, strict=True) if t.name in builder.parameters}
+    return gradients

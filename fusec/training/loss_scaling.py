@@ -27,7 +27,7 @@ def scaled_backward(
     scale, good = b.parameter("loss.scale", np.float32(start)), b.parameter("loss.good", np.zeros((), np.float32))
     found = backward(loss.astype(DType.F32) * scale, parameters)
     gradients = [g.astype(DType.F32) / scale for g in found]
-    finite = b.apply(AllFinite(), *map(_narrowest, found))
+    finite = b.apply(AllFinite(), *map(narrowest, found))
     steps = b.where(finite, good + 1.0, 0.0)
     full = steps >= float(growth)
     b.update(good, b.where(full, 0.0, steps))
@@ -35,7 +35,7 @@ def scaled_backward(
     return gradients, finite
 
 
-def _narrowest(gradient: Tensor) -> Tensor:
+def narrowest(gradient: Tensor) -> Tensor:
     """Return the tensor that a gradient was cast from, if it is no wider.
 
     It is finite where the gradient is, and the cast then need not reach memory.

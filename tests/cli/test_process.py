@@ -43,9 +43,15 @@ def test_version_and_help_answer_at_once() -> None:
         assert f"\n  {command} " in result.stdout
 
 
-@pytest.mark.parametrize("command", ["compile", "run", "explain", "verify", "quantize", "targets", "doctor"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("compile", "run", "explain", "verify", "quantize", "report write", "report diff"),
+        *("serve", "export-triton", "targets", "doctor"),
+    ],
+)
 def test_every_command_has_help_and_json(command: str) -> None:
-    result = fusec(command, "--help")
+    result = fusec(*command.split(), "--help")
     assert result.exit_code == 0
     assert "--json" in result.stdout
 
@@ -192,7 +198,11 @@ def test_bars_for_slow_stages_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    "command", ["compile", "run", "explain", "verify", "quantize", "targets", "doctor", "lock write", "lock diff"]
+    "command",
+    [
+        *("compile", "run", "explain", "verify", "quantize", "targets", "doctor", "lock write", "lock diff"),
+        *("report write", "report diff", "serve", "export-triton"),
+    ],
 )
 def test_the_manual_names_every_option(command: str) -> None:
     manual = (Path(library.__file__).parent.parent / "docs" / "cli.md").read_text()

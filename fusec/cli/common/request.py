@@ -13,6 +13,7 @@ from fusec.cli.common import options as cli_options
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:
+    from fusec.artifacts.fusec_file import Artifact
     from fusec.driver import AnyExecutable
     from fusec.dynamic_shapes.sizing import Sizing
     from fusec.execution.compilation import Compiled
@@ -61,17 +62,22 @@ class Request:
     def build(self, target: str, report: output.Report) -> Compiled:
         """Compile the model up to its program, or read it from a `.fusec` file; with ranges for the likely sizes."""
         from fusec import driver
-        from fusec.dynamic_shapes import saved_shapes
 
         if self.is_compiled:
-            self._require_several_shapes()
-            compiled = saved_shapes.load_program(self.model, target, cli_options.shapes_of(self.shape or ())).compiled
-            self._require_no_late_option(compiled)
-            return compiled
+            return self.artifact(target).compiled
         options = replace(self.options, target=target, progress=report)
         with output.without_cudnn_warning():
             model, shapes = self._sized()
             return driver.build_model(model, options, shapes)
+
+    def artifact(self, target: str) -> Artifact:
+        """Read the program of a `.fusec` file, with its plans."""
+        from fusec.dynamic_shapes import saved_shapes
+
+        self._require_several_shapes()
+        artifact = saved_shapes.load_program(self.model, target, cli_options.shapes_of(self.shape or ()))
+        self._require_no_late_option(artifact.compiled)
+        return artifact
 
     def executable(self, target: str, report: output.Report, simulate: bool = False) -> AnyExecutable:
         """Compile the model, or load a `.fusec` file, ready to run; with ranges for the likely sizes.

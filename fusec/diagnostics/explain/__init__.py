@@ -73,12 +73,13 @@ def explain(
     libraries: library of each step, if plans were chosen (`Executable.libraries`).
     """
     libraries, verdicts = libraries or {}, verdicts_of(program, judge)
-    steps = tuple(
-        _step(index, step, verdicts.get(step), libraries.get(step, "")) for index, step in enumerate(program.steps)
-    )
+    number = {step: index for index, step in enumerate(program.steps)}
+    steps = tuple(_step(index, step, verdicts.get(step), libraries.get(step, "")) for step, index in number.items())
     kernels = [step for step in program.steps if step.kind is Kind.KERNEL]
-    left_out = _grouped(_left_out(step, program.refusals, judge) for step in kernels)
-    declined = _grouped((_declined(r), r) for r in _minimal(program))
+    left_out = _grouped(_of_steps(_left_out(step, program.refusals, judge), (number[step],)) for step in kernels)
+    declined = _grouped(
+        _of_steps((_declined(r), r), {number[program.step_of[n]] for n in r.nodes}) for r in _minimal(program)
+    )
     asked = asks_cudnn(judge)
     if judge is not None and cores and asked:
         loose = CudnnJudge(judge.oracle, True) if isinstance(judge, CudnnJudge) and not judge.tensor_cores else None
@@ -152,6 +153,11 @@ def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Judge | None)
     return replace(_declined(alone), op=name), alone
 
 
+def _of_steps(found: _Found, steps: Iterable[int]) -> _Found:
+    """Return an entry with the numbers of the steps that run its ops."""
+    return replace(found[0], steps=tuple(sorted(steps))), found[1]
+
+
 def _declined(refusal: Refusal) -> Decline:
     ops = "+".join(display_name(n) for n in refusal.nodes)
     places = (_origin(refusal.nodes),)
@@ -188,7 +194,8 @@ def _grouped(found: Iterable[_Found]) -> list[_Found]:
         key = (decline.op, decline.ops, decline.stage, decline.code, message, decline.ours)
         if key in groups:
             first, start = groups[key]
-            groups[key] = replace(first, places=(*first.places, *decline.places)), start
+            merged = replace(first, places=(*first.places, *decline.places))
+            groups[key] = _of_steps((merged, start), {*first.steps, *decline.steps})
         else:
             groups[key] = decline, refusal
     return list(groups.values())

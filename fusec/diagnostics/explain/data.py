@@ -100,6 +100,7 @@ class Decline:
     op: the op that cuDNN does not run; empty for a declined fusion.
     message: cuDNN's message, or fusec's at stages `lower` and `fusec`.
     ours: the meaning of the message.
+    steps: numbers of the steps that run its ops.
     """
 
     op: str
@@ -110,6 +111,7 @@ class Decline:
     ours: str
     places: tuple[tuple[str, ...], ...]  # source-model nodes of each place
     cause: Cause | None = None
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fusec.errors import FusecError
-from fusec.testing.child_process import Child, Inbox
+from fusec.system.json_child import Inbox
+from fusec.testing.child_process import Child
 from fusec.testing.example_codec import decode
 from fusec.testing.failure import Failure
 from fusec.testing.finding_folder import Finding, copy

@@ -21,6 +21,7 @@ from typing import Any
 
 from fusec.errors import FusecError
 from fusec.ir import Graph
+from fusec.system.json_child import ParentPipe
 from fusec.testing.case import Case
 from fusec.testing.child_process import HUNG_STATUS
 from fusec.testing.example_codec import decode, encode
@@ -31,20 +32,6 @@ from fusec.testing.runner.task import Task
 
 TICK_S = 0.5
 _HEAD = 16  # bytes of the first line of the file of the current example
-
-
-class Pipe:
-    """Pipe to the parent that any thread can write whole lines to."""
-
-    def __init__(self) -> None:
-        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        self._lock = threading.Lock()
-        os.dup2(2, 1)  # stdout becomes stderr, so that prints of libraries do not break the protocol
-
-    def tell(self, message: dict[str, Any]) -> None:
-        with self._lock:
-            self._out.write(json.dumps(message) + "\n")
-            self._out.flush()
 
 
 class Current:
@@ -86,7 +73,7 @@ def read_current(path: Path) -> tuple[int, int, dict[str, Any]] | None:
 class Worker:
     """Worker: one thread reads commands, the main thread runs them, and a third one checks the time limit."""
 
-    def __init__(self, pipe: Pipe):
+    def __init__(self, pipe: ParentPipe):
         self.pipe = pipe
         self.jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.chunks: Any = None  # of type Chunks, whose module needs Hypothesis; a replay does not need it
@@ -206,7 +193,7 @@ class Worker:
 def main() -> None:
     """Run commands until the input ends. Unexpected exceptions are sent to the parent with their traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # because the parent handles Ctrl-C and closes the input
-    pipe = Pipe()
+    pipe = ParentPipe()
     worker = Worker(pipe)
     for serve in (worker.listen, worker.watch):
         threading.Thread(target=serve, daemon=True).start()

@@ -174,6 +174,11 @@ def test_equal_refusals_are_one_entry_with_every_place() -> None:
     assert {p for d in found.left_out for (p,) in d.places} == {f"sign{i}" for i in range(1, 13)}
     text = str(found)
     assert text.count("sign × 12") == 1
+    for decline in (*found.left_out, *found.declined):  # each place is in one of the steps that the entry names
+        named = {node for index in decline.steps for node in found.steps[index].nodes}
+        assert {node for place in decline.places for node in place} <= named
+    (sign,) = found.left_out
+    assert [found.steps[index].ops for index in sign.steps] == ["sign"] * 12
     assert text.count("smallest refused core") == len(found.declined)
 
 

@@ -32,7 +32,7 @@ from fusec.passes.partition.equivalent_spellings import FOR_ENGINES, REWRITES
 from fusec.passes.rewriting.rewriter import local
 from fusec.schedule import memory_plan
 from fusec.schedule.program import Kind, Program, body_of
-from fusec.testing import child_process
+from fusec.system import json_child
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.example_codec import relabelled
 from fusec.testing.properties import compiling, on_device, reproducible
@@ -423,7 +423,7 @@ def test_twin_reports_errors_and_ends_with_its_input() -> None:
 
 def test_twin_that_always_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     child = reproducible.Twin()
-    monkeypatch.setattr(child_process.sys, "executable", "/bin/false")
+    monkeypatch.setattr(json_child.sys, "executable", "/bin/false")
     with pytest.raises(MismatchError, match="died twice"):
         child.ask(example(), CASE)
 

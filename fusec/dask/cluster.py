@@ -1,0 +1,37 @@
+"""Start a Dask cluster on this machine with one worker process for each GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from fusec.scale.devices import worker_devices
+from fusec.scale.extras import extra_module
+
+
+def gpu_cluster(devices: str | int | Sequence[str | int] = "all", **options: Any) -> Any:
+    """Return a cluster (`distributed.SpecCluster`) whose workers see one device each. A worker that dies is replaced.
+
+    A plain `LocalCluster` would give all its workers the first GPU. For several machines, start each worker with a GPU
+    of its own: `CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 1`, or use dask-cuda.
+
+    devices: as for `fusec.pool`.
+    options: those of `distributed.SpecCluster`.
+    """
+    distributed = extra_module("distributed", "dask")
+    chosen = worker_devices(devices)
+    scheduler = {"cls": distributed.Scheduler, "options": {"dashboard_address": None, "port": 0, "host": "127.0.0.1"}}
+    workers = {
+        number: {
+            "cls": distributed.Nanny,
+            "options": {"nthreads": 1, "env": _changes(device.environment(len(chosen))), "dashboard_address": None},
+        }
+        for number, device in enumerate(chosen)
+    }
+    return distributed.SpecCluster(scheduler=scheduler, workers=workers, **options)
+
+
+def _changes(environment: dict[str, str]) -> dict[str, str]:
+    """Return the variables that differ from those of this process, because Dask sends them in a message."""
+    return {name: value for name, value in environment.items() if os.environ.get(name) != value}

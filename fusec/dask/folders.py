@@ -1,0 +1,48 @@
+"""Run a model over a folder of files in the workers of Dask, and write a file of results for each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fusec.scale.extras import extra_module
+from fusec.scale.model_recipe import ModelRecipe, loaded
+from fusec.scale.row_batches import SYMBOLIC, BatchOptions, run_rows
+from fusec.scale.row_files import read_rows, result_path, row_files, write_rows
+
+
+def map_folder(
+    source: str | os.PathLike[str],
+    results: str | os.PathLike[str],
+    model: str | os.PathLike[str],
+    *,
+    rows: int = SYMBOLIC,
+    pad: bool = False,
+    **options: Any,
+) -> list[Path]:
+    """Run a model over the rows of each file in a folder, write the results, and return their paths.
+
+    A file appears in `results` whole or not at all, and one that is there already is not computed again. So the same
+    call continues a run that was stopped.
+
+    source: folder of .npy files (a model with one input), or .npz or .parquet files whose arrays or columns have the
+        names of the inputs. A row of a column is a number, or the list of a row's numbers.
+    results: folder for a file of the same name and type; .npz for .npy if the model has several outputs.
+    rows, pad: see `BatchOptions`.
+    model, options: as for `map_bag`. All workers must see the model and both folders.
+    """
+    dask = extra_module("dask", "dask")
+    recipe, batches = ModelRecipe.of(model, options), BatchOptions(rows, pad)
+    folder = Path(results).absolute()
+    run = dask.delayed(_run_file)
+    files = row_files(Path(source).absolute())
+    return list(dask.compute(*(run(str(path), str(folder), recipe, batches) for path in files)))
+
+
+def _run_file(path: str, folder: str, recipe: ModelRecipe, options: BatchOptions) -> Path:
+    model, source = loaded(recipe), Path(path)
+    goal = result_path(source, Path(folder), model.outputs)
+    if not goal.exists():
+        write_rows(goal, run_rows(model, read_rows(source, model), options))
+    return goal

@@ -1,0 +1,46 @@
+"""Connect workers on GPUs by NCCL (`cupy.cuda.nccl`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cupy
+
+from fusec.errors import TargetError
+from fusec.ir import Array, DType
+
+# ncclDataType_t and ncclRedOp_t of nccl.h
+_TYPES = {DType.F16: 6, DType.F32: 7, DType.F64: 8, DType.BF16: 9}
+_BYTES = 1  # ncclUint8
+_AVERAGE = 4  # ncclAvg
+
+
+def unique_id() -> list[int]:
+    """Return the name of a new group of workers, which worker 0 makes. Raises TargetError without NCCL."""
+    return [int(x) for x in _nccl().get_unique_id()]
+
+
+def _nccl() -> Any:
+    from cupy.cuda import nccl
+
+    if not nccl.available:
+        raise TargetError("training on several GPUs needs NCCL: pip install 'fusec[nccl-cu13]' (or nccl-cu12)")
+    return nccl
+
+
+class NcclCommunicator:
+    """The communicator of a worker on a GPU. Calls are queued on CuPy's current stream, and the host does not wait."""
+
+    def __init__(self, rank: int, size: int, group: Sequence[int]):
+        """Join a group. Waits until all its workers have."""
+        self.rank, self.size = rank, size
+        self._nccl = _nccl().NcclCommunicator(size, tuple(group), rank)
+
+    def mean(self, block: Array) -> None:
+        kind, address = _TYPES[DType.of(block.dtype)], block.data.ptr
+        self._nccl.allReduce(address, address, block.size, kind, _AVERAGE, cupy.cuda.get_current_stream().ptr)
+
+    def broadcast(self, block: Array) -> None:
+        address = block.data.ptr
+        self._nccl.broadcast(address, address, block.nbytes, _BYTES, 0, cupy.cuda.get_current_stream().ptr)

@@ -1,0 +1,109 @@
+"""Test inference in a Dask cluster of two processes, one of which is killed midway."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import assert_close
+
+from fusec.errors import ExecutionError
+
+pytest.importorskip("distributed")
+from dask import bag
+from dask.array import from_array
+from distributed import Client
+from scale.page import run_examples
+
+import fusec.dask
+
+Array = np.ndarray[Any, Any]
+Meaning = Callable[[Array], Array]
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of Dask's own threads
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with fusec.dask.gpu_cluster(["cpu", "cpu"]) as cluster, Client(cluster) as client:
+        yield client
+
+
+def kill_once(x: Array, flag: str) -> Array:
+    """Kill the worker of a chunk, the first time it is computed."""
+    if x[0, 0] == -100 and not Path(flag).exists():
+        Path(flag).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def test_an_array_although_a_worker_is_killed(
+    client: Client, model: Path, meaning: Meaning, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    rows = rng.standard_normal((150, 6)).astype(np.float32)
+    rows[75, 0] = -100
+    array = from_array(rows, chunks=(15, 2)).map_blocks(kill_once, str(tmp_path / "flag"))
+    result = fusec.dask.map_array(array, model, target="cpu", pad=True)
+    assert result.shape == (150, 6)
+    assert result.dtype == np.float32
+    before = client.run(os.getpid)
+    assert_close(result.compute(), meaning(rows), 1e-6)
+    assert (tmp_path / "flag").exists()
+    client.wait_for_workers(2)
+    assert len(set(before.values()) & set(client.run(os.getpid).values())) == 1, "one worker is new"
+
+
+def test_a_bag(client: Client, model: Path, meaning: Meaning, rng: np.random.Generator) -> None:
+    batches = rng.standard_normal((6, 4, 6)).astype(np.float32)
+    given = [batches[0], (batches[1],), {"x": batches[2]}, *batches[3:]]
+    results = fusec.dask.map_bag(bag.from_sequence(given, npartitions=3), model, target="cpu")
+    assert_close(results.compute(), meaning(batches), 1e-6)
+
+
+@pytest.mark.parametrize("ending", ["npy", "parquet"])
+def test_a_folder(
+    client: Client, model: Path, meaning: Meaning, rng: np.random.Generator, tmp_path: Path, ending: str
+) -> None:
+    from fusec.scale.row_files import read_rows, write_rows
+
+    parts = {f"part{i}.{ending}": rng.standard_normal((4 + 4 * i, 6)).astype(np.float32) for i in range(3)}
+    for name, rows in parts.items():
+        write_rows(tmp_path / "in" / name, {"x": rows})
+    written = fusec.dask.map_folder(tmp_path / "in", tmp_path / "out", model, target="cpu")
+    assert [path.name for path in written] == list(parts)
+    times = [path.stat().st_mtime_ns for path in written]
+    named = fusec.compile(model, target="cpu")
+    for path in written:
+        got = np.load(path) if ending == "npy" else read_rows(path, Renamed(named))["z"]
+        assert_close(got, meaning(parts[path.name]), 1e-6)
+    again = fusec.dask.map_folder(tmp_path / "in", tmp_path / "out", model, target="cpu")
+    assert [path.stat().st_mtime_ns for path in again] == times, "what is there is not computed again"
+
+
+class Renamed:
+    """Take the outputs of a model for inputs, to read them."""
+
+    def __init__(self, model: Any):
+        self.inputs = model.outputs
+
+
+def test_errors_name_their_reason(client: Client, model: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    rows = from_array(rng.standard_normal((5, 6)).astype(np.float32), chunks=(5, 6))
+    with pytest.raises(ExecutionError, match="the last batch of %x has 1 rows"):
+        fusec.dask.map_array(rows, model, target="cpu").compute()
+    (tmp_path / "two.txt").write_text('graph "g" (%x: f32[4], %w: f32[4]) {\n %y = add(%x, %w)\n return %y\n}')
+    with pytest.raises(ExecutionError, match="has the inputs x, w; an array is for a model with one"):
+        fusec.dask.map_array(rows, tmp_path / "two.txt", target="cpu")
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meaning: Meaning) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FUSEC_DEVICE", "none")
+    names = run_examples("Dask")
+    assert_close(names["z"], meaning(np.concatenate(names["batches"])), 1e-6)
+    assert_close(names["results"], meaning(names["batches"]), 1e-6)
+    assert_close(names["y"], meaning(names["batches"][0]), 1e-6)

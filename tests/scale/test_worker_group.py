@@ -1,0 +1,53 @@
+"""Test processes that train together on the host: collectives, and errors of one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scale.page import run_examples
+
+import fusec
+from fusec.errors import ExecutionError, FusecError
+
+TWO = ["cpu", "cpu"]
+
+
+def test_workers_average_and_broadcast() -> None:
+    first, second = fusec.run_workers("scale.group_functions:together", TWO, {"scale": 2.0})
+    assert (first["rank"], second["rank"]) == (0, 1)
+    assert first["last"] == second["last"] == 3.0 * 299_999
+    assert first["first"] == second["first"] == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("one_raises", "worker 1 on cpu: no data here"),
+        ("one_dies", "worker 0 on cpu ended: the process was killed by SIGKILL"),
+        ("one_returns", "worker 0 on cpu waits for worker 1 on cpu, which has returned already"),
+        ("they_disagree", "workers ask for different things"),
+        ("no_such_function", "has no attribute 'no_such_function'"),
+    ],
+)
+def test_an_error_of_one_ends_all(name: str, words: str) -> None:
+    with pytest.raises(ExecutionError, match=words):
+        fusec.run_workers(f"scale.group_functions:{name}", TWO)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(FusecError, match="arguments for workers are numbers"):
+        fusec.run_workers("scale.group_functions:together", TWO, {"scale": print})
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FUSEC_DEVICE", "none")
+    run_examples("Training on several GPUs")
+
+
+def test_the_toy_framework() -> None:
+    arguments = {"epochs": 1}
+    found = fusec.run_workers("examples.toy_framework.train_parallel:train", TWO, arguments)
+    assert found[0] == found[1] > 0.6
