@@ -458,7 +458,7 @@ class Executable:
         keys = {s: each.graph.key for s, each in zip(c.program.steps, c.lowered, strict=True) if each is not None}
         plans = self.backend.entries(dict.fromkeys(keys.values()))
         chosen = {step: plans[key].choice for step, key in keys.items() if key in plans}
-        explanation = with_chosen_plans(explanation, c.program, chosen)
+        explanation = with_chosen_plans(explanation, c.program, c.judge, chosen)
         return replace(explanation, floats=float_edges(c.source, c.program, c.options))
 
     def libraries(self) -> dict[Partition, str]:

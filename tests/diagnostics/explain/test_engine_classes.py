@@ -12,6 +12,7 @@ from fusec.diagnostics.explain import explain, with_chosen_plans
 from fusec.diagnostics.explain.data import GENERIC, SINGLE, SPECIALISED, SPECIALISED_RUNTIME, UNKNOWN
 from fusec.diagnostics.explain.engine_classes import class_of_step
 from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.partition_oracles import RulesJudge
 from fusec.ir import Graph
 from fusec.passes.partition import partition
 from fusec.plans.plan_record import BLAS, Choice
@@ -68,18 +69,31 @@ def test_the_plan_that_runs_decides() -> None:
     """Untuned the first that cuDNN built, else the one that was chosen; a plan with other knobs tells of its engine."""
     offered = program(SHIPPED, COMPILED)
     (step,) = offered.steps
-    assert class_of_step(step) == GENERIC, "the shipped plan was offered, and not built"
-    assert class_of_step(step, Choice(3, ())) == SPECIALISED
-    assert class_of_step(step, Choice(7, ((1, 9),))) == GENERIC
-    assert class_of_step(step, Choice(4, ())) == UNKNOWN
-    assert class_of_step(step, Choice(BLAS, ())) == ""
+    assert class_of_step(step, step.verdict) == GENERIC, "the shipped plan was offered, and not built"
+    assert class_of_step(step, step.verdict, Choice(3, ())) == SPECIALISED
+    assert class_of_step(step, step.verdict, Choice(7, ((1, 9),))) == GENERIC
+    assert class_of_step(step, step.verdict, Choice(4, ())) == UNKNOWN
+    assert class_of_step(step, step.verdict, Choice(BLAS, ())) == ""
     found = explain(offered, load("h200"))
     assert found.engine_classes == {GENERIC: 1}
-    assert with_chosen_plans(found, offered, {step: Choice(3, ())}).engine_classes == {SPECIALISED: 1}
-    assert with_chosen_plans(found, offered, {}) == found
+    assert with_chosen_plans(found, offered, None, {step: Choice(3, ())}).engine_classes == {SPECIALISED: 1}
+    assert with_chosen_plans(found, offered, None, {}) == found
 
 
 def test_nothing_is_told_that_was_not_asked() -> None:
     (step,) = program().steps
-    assert class_of_step(replace(step, verdict=PROPOSED)) == UNKNOWN
-    assert class_of_step(replace(step, verdict=None)) == UNKNOWN
+    assert class_of_step(step, PROPOSED) == UNKNOWN
+    assert class_of_step(step, None) == UNKNOWN
+    without = replace(program(), steps=(replace(step, verdict=None),))
+    assert explain(without, load("h200"), RulesJudge(True)).engine_classes == {UNKNOWN: 1}
+
+
+def test_cudnn_is_asked_about_a_step_that_tuning_made() -> None:
+    """Such a step has no verdict of its own."""
+    (step,) = program(COMPILED).steps
+    made = replace(program(COMPILED), steps=(replace(step, verdict=None),))
+    judge = Offers(SHIPPED, COMPILED)
+    found = explain(made, load("h200"), judge)
+    assert found.engine_classes == {GENERIC: 1} and found.steps[0].plans == 2
+    chosen = with_chosen_plans(found, made, judge, {made.steps[0]: Choice(3, ())})
+    assert chosen.engine_classes == {SPECIALISED: 1}
