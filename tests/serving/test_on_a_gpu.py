@@ -87,7 +87,7 @@ def test_devices_of_a_server(fresh: pytest.MonkeyPatch) -> None:
     assert devices_of("0,2") == [0, 2]
     assert devices_of("simulated") == ["simulated"]
     fresh.setattr(choose_device, "_driver", lambda: None)
-    assert devices_of("all") == ["auto"]
+    assert devices_of("all") == ["simulated"]
     for wrong in ("", "gpu", "1,1", "-1"):
         with pytest.raises(TargetError, match="must be all, simulated, or numbers of GPUs"):
             devices_of(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -252,7 +253,7 @@ def test_nothing_is_lost_or_doubled_when_a_worker_is_killed(file: Path) -> None:
 
     A front end is started again, too; and when the first process is killed, all others end.
     """
-    with serving(file, "--front-ends", 1, "--workers", 2, "--delay-ms", 1) as server:
+    with serving(file, "--front-ends", 1, "--workers", 2, "--delay-ms", 1, "--timeout", 1.5) as server:
         x = images(64, seed=9)
         want = run(classifier(), {"image": x})[0]
         end = time.monotonic() + 2.5
@@ -297,6 +298,10 @@ def test_nothing_is_lost_or_doubled_when_a_worker_is_killed(file: Path) -> None:
         until(lambda: front_end not in server.children("front_end") and server.children("front_end"))
         body, headers = binary_request({"image": x[:1]}, "UINT8")
         until(lambda: server.request("POST", INFER, body, headers)[0] == 200)
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), 10) as raw:
+            raw.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nslow".encode())
+            assert raw.recv(100).startswith(b"HTTP/1.1 408 ")
         pids = [*server.children("model_worker"), *server.children("front_end")]
         server.process.kill()
         until(lambda: not any(alive(pid) for pid in pids))
@@ -316,6 +321,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def test_a_missing_package_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert command("serve", file).stderr.endswith("fusec serve needs aiohttp: pip install 'fusec[serve]'\n")
+
+
 def test_errors_of_the_command(file: Path, tmp_path: Path) -> None:
     assert "is no .fusec file" in command("serve", "model.onnx").stderr
     assert "No such file" in command("serve", tmp_path / "none.fusec").stderr
@@ -328,7 +338,7 @@ def test_errors_of_the_command(file: Path, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         result = command("serve", file, "--port", port)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.startswith(f"fusec: error: cannot listen on 127.0.0.1:{port}: ")
+        assert f"fusec: error: cannot listen on 127.0.0.1:{port}: " in result.stderr
 
 
 def test_a_file_that_does_not_load_ends_the_server(tmp_path: Path) -> None:
@@ -341,10 +351,12 @@ def test_a_file_that_does_not_load_ends_the_server(tmp_path: Path) -> None:
 
 def test_json_tells_where_it_serves(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def serve(options: ServeOptions, announce: Any) -> None:
-        assert (options.delay_s, options.devices, options.preferred) == (0.001, ("auto", "auto"), (4, 8))
+        assert (options.delay_s, options.devices, options.preferred) == (0.001, ("simulated", "simulated"), (4, 8))
         announce("http://here:1")
 
     monkeypatch.setattr(supervisor, "serve", serve)
     monkeypatch.setenv("FUSEC_DEVICE", "none")
     result = command("serve", f"a={file}", "--json", "--delay-ms", 1, "--workers", 2, "--preferred", "4,8")
-    assert json.loads(result.stdout) == {"url": "http://here:1", "models": ["a"], "pid": os.getpid()}
+    told = {"url": "http://here:1", "models": ["a"], "devices": ["simulated", "simulated"], "pid": os.getpid()}
+    assert json.loads(result.stdout) == told
+    assert result.stderr == "fusec: models run in simulation, which is slow: no GPU is used\n"
