@@ -221,7 +221,7 @@ def request_bytes(case: Case, output: str) -> bytes:
 def loaded(address: str, request: Path, clients: Clients, rate: float = 0.0) -> list[tuple[float, float, int]]:
     """Load a server, and return time, seconds and status of each answer, without the first fifth of the time."""
     host, port = address.split(":")
-    start = time.monotonic() + 1.0 + 0.3 * clients.processes
+    start = time.monotonic() + 0.6 + 0.2 * clients.processes
     load = {"host": host, "port": int(port), "request": str(request), "connections": clients.connections}
     load |= {"start": start, "seconds": clients.seconds, "rate": rate / clients.processes}
     processes = [

@@ -47,7 +47,7 @@ def serve(
     """Serve compiled models over HTTP (Open Inference Protocol, version 2) until SIGTERM."""
     import os
 
-    from fusec.serving.choose_device import devices_of
+    from fusec.serving.choose_device import SIMULATED, devices_of
     from fusec.serving.server import supervisor
     from fusec.serving.server.serve_options import ServeOptions, models_of
 
@@ -77,10 +77,12 @@ def serve(
 
     def announce(url: str) -> None:
         names = sorted(options.models)
-        told = {"url": url, "models": names, "pid": os.getpid()}
+        told = {"url": url, "models": names, "devices": list(options.devices), "pid": os.getpid()}
         output.result(told, f"serving {', '.join(names)} on {url}", as_json)
         sys.stdout.flush()
 
+    if SIMULATED in options.devices:
+        output.say("fusec: models run in simulation, which is slow: no GPU is used", file=sys.stderr)
     supervisor.serve(options, announce)
 
 

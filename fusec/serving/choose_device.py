@@ -59,7 +59,7 @@ def devices_of(text: str) -> list[str | int]:
     Raises TargetError: when it is something else.
     """
     if text == "all":
-        return list[str | int](range(gpu_count())) or [AUTO]
+        return list[str | int](range(gpu_count())) or [SIMULATED]
     if text == SIMULATED:
         return [SIMULATED]
     try:

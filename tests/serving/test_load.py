@@ -16,6 +16,8 @@ from serving.running import Running, serving
 import fusec
 from benchmarks import serving as benchmark
 from benchmarks.machine import KEYS
+from fusec.dynamic_shapes.batch_proof import require_batches
+from fusec.frontends import Source
 
 pytestmark = [pytest.mark.cudnn, pytest.mark.usefixtures("no_gpu")]
 
@@ -101,8 +103,8 @@ def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path) -> None:
 
 def test_resnet50_takes_bytes_and_any_batch() -> None:
     """The model that the benchmark serves on a GPU is the exported one, after its preprocessing."""
-    from fusec.frontends import Source
-
-    graph = Source(benchmark.network(benchmark.CASES["resnet50"])).load({"image": (2, 3, 224, 224)})
-    assert [str(v.type) for v in graph.inputs] == ["u8[2,3,224,224]"]
-    assert [str(v.type) for v in graph.outputs] == ["f32[2,1000]"]
+    source = Source(benchmark.network(benchmark.CASES["resnet50"]))
+    graphs = [source.load({"image": (size, 3, 224, 224)}) for size in (1, 2, 64)]
+    assert [str(v.type) for v in graphs[1].inputs] == ["u8[2,3,224,224]"]
+    assert [str(v.type) for v in graphs[1].outputs] == ["f32[2,1000]"]
+    require_batches(graphs)

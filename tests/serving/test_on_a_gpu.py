@@ -15,7 +15,7 @@ from gpu.test_backend import build
 from fusec.errors import TargetError
 from fusec.serving import choose_device
 from fusec.serving.choose_device import choose, devices_of
-from fusec.serving.server.batch_buffer import BatchBuffer
+from fusec.serving.server.batch_buffer import BatchBuffer, fetch
 
 TEXT = """graph "g" (%x: f32[4,3,2,2], %k: i64[4]) {
   %y = relu(%x)
@@ -87,7 +87,7 @@ def test_devices_of_a_server(fresh: pytest.MonkeyPatch) -> None:
     assert devices_of("0,2") == [0, 2]
     assert devices_of("simulated") == ["simulated"]
     fresh.setattr(choose_device, "_driver", lambda: None)
-    assert devices_of("all") == ["auto"]
+    assert devices_of("all") == ["simulated"]
     for wrong in ("", "gpu", "1,1", "-1"):
         with pytest.raises(TargetError, match="must be all, simulated, or numbers of GPUs"):
             devices_of(wrong)
@@ -108,7 +108,9 @@ def test_rows_are_gathered_in_page_locked_memory(monkeypatch: pytest.MonkeyPatch
     for _ in range(3):  # step by step, recorded, replayed
         feeds = buffer.fill(requests, 4)
         assert all(isinstance(array, Array) for array in feeds.values())
-        y, n = (array.get() for array in net.run(None, feeds))
+        pending = fetch(net, ["y", "n"], net.run(None, feeds))
+        assert pending.event is not None
+        y, n = pending.wait().values()
         x = np.concatenate([request["x"] for request in requests])
         k = np.concatenate([request["k"] for request in requests])
         np.testing.assert_array_equal(y[:3], np.maximum(x, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -17,16 +18,19 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from cli.command import fusec as command
+from dynamic_shapes.test_executable import image_net
 from frontends.onnx.models import run
 from helpers import assert_close
 from serving.files import classifier, images, saved, slow
 from serving.running import Running, at_once, binary_request, serving
 from tritonclient.utils import InferenceServerException
 
+import fusec
 from fusec.serving.server import supervisor
 from fusec.serving.server.serve_options import ServeOptions
 
 pytestmark = [pytest.mark.cudnn]
+ROWS = 'fusec_batch_rows_sum{model="classifier"}'
 INFER = "/v2/models/classifier/infer"
 
 
@@ -37,7 +41,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(file: Path) -> Iterator[Running]:
-    limits = ("--front-ends", 2, "--max-body", 1, "--memory", 8, "--delay-ms", 20)
+    sized = file.with_name("sized.fusec")
+    exe: Any = fusec.compile(image_net(), target="h200", shapes={"N": (1, 2), "H": (8, 10)}, simulate=True)
+    exe.save(sized)
+    limits = (sized, "--front-ends", 2, "--max-body", 1, "--memory", 8, "--delay-ms", 20)
     with serving(file, f"other.name={file}", *limits) as running:
         yield running
 
@@ -74,6 +81,7 @@ def test_what_a_client_learns(server: Running) -> None:
         assert {m["name"]: m["state"] for m in c.get_model_repository_index()} == {
             "classifier": "READY",
             "other.name": "READY",
+            "sized": "READY",
         }
 
 
@@ -107,12 +115,13 @@ def test_requests_share_batches(server: Running) -> None:
     before = counts(server)
     at_once(8, ask)
     assert_close(got, want, 1e-5)
+    until(lambda: counts(server).get(ROWS, 0.0) >= before.get(ROWS, 0.0) + 32)
     after = counts(server)
 
     def more(name: str) -> float:
         return after.get(name, 0.0) - before.get(name, 0.0)
 
-    assert more('fusec_batch_rows_sum{model="classifier"}') == 32
+    assert more(ROWS) == 32
     assert more('fusec_batch_rows_count{model="classifier"}') < 24
     assert more('fusec_requests_total{model="classifier",status="200"}') == 32
     assert more('fusec_request_seconds_count{model="classifier"}') == 32
@@ -162,6 +171,24 @@ def test_bad_requests_are_refused(server: Running) -> None:
     tensor.set_data_from_numpy(x.astype(np.float32))
     with pytest.raises(InferenceServerException, match="takes UINT8, not 'FP32'"), client(server) as c:
         c.infer("classifier", [tensor])
+
+
+def test_shapes_that_no_program_has_are_refused(server: Running) -> None:
+    """However often: that is no failure of the device, after which a worker would start again."""
+    path = "/v2/models/sized/infer"
+    assert server.request("GET", "/v2/models/sized")[1]["inputs"][0]["shape"] == [-1, 3, -1, -1]
+    for _ in range(5):
+        status, told, _ = server.request("POST", path, *binary_request({"x": np.ones((1, 3, 9, 9), "f")}, "FP32"))
+        assert (status, "has no program for" in told["error"]) == (400, True), told
+        status, told, _ = server.request("POST", path, *binary_request({"x": np.ones((1, 3, 8, 9), "f")}, "FP32"))
+        assert (status, "dim 'H' is 8 in input %x, 9 in" in told["error"]) == (400, True), told
+    x = np.random.default_rng(0).standard_normal((3, 3, 10, 10)).astype(np.float32)
+    want = run(image_net(), {"x": x})[0]
+    outputs = [{"name": "y", "parameters": {"binary_data": True}}]
+    status, told, headers = server.request("POST", path, *binary_request({"x": x}, "FP32", outputs=outputs))
+    assert status == 200, told
+    start = int(headers["Inference-Header-Content-Length"])
+    assert_close(np.frombuffer(told[start:], np.float32).reshape(3, 5), want, 1e-5)
 
 
 def test_a_body_without_a_length_is_refused(server: Running) -> None:
@@ -226,7 +253,7 @@ def test_nothing_is_lost_or_doubled_when_a_worker_is_killed(file: Path) -> None:
 
     A front end is started again, too; and when the first process is killed, all others end.
     """
-    with serving(file, "--front-ends", 1, "--workers", 2, "--delay-ms", 1) as server:
+    with serving(file, "--front-ends", 1, "--workers", 2, "--delay-ms", 1, "--timeout", 1.5) as server:
         x = images(64, seed=9)
         want = run(classifier(), {"image": x})[0]
         end = time.monotonic() + 2.5
@@ -271,6 +298,10 @@ def test_nothing_is_lost_or_doubled_when_a_worker_is_killed(file: Path) -> None:
         until(lambda: front_end not in server.children("front_end") and server.children("front_end"))
         body, headers = binary_request({"image": x[:1]}, "UINT8")
         until(lambda: server.request("POST", INFER, body, headers)[0] == 200)
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), 10) as raw:
+            raw.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nslow".encode())
+            assert raw.recv(100).startswith(b"HTTP/1.1 408 ")
         pids = [*server.children("model_worker"), *server.children("front_end")]
         server.process.kill()
         until(lambda: not any(alive(pid) for pid in pids))
@@ -290,6 +321,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def test_a_missing_package_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert command("serve", file).stderr.endswith("fusec serve needs aiohttp: pip install 'fusec[serve]'\n")
+
+
 def test_errors_of_the_command(file: Path, tmp_path: Path) -> None:
     assert "is no .fusec file" in command("serve", "model.onnx").stderr
     assert "No such file" in command("serve", tmp_path / "none.fusec").stderr
@@ -302,7 +338,7 @@ def test_errors_of_the_command(file: Path, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         result = command("serve", file, "--port", port)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.startswith(f"fusec: error: cannot listen on 127.0.0.1:{port}: ")
+        assert f"fusec: error: cannot listen on 127.0.0.1:{port}: " in result.stderr
 
 
 def test_a_file_that_does_not_load_ends_the_server(tmp_path: Path) -> None:
@@ -315,10 +351,12 @@ def test_a_file_that_does_not_load_ends_the_server(tmp_path: Path) -> None:
 
 def test_json_tells_where_it_serves(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def serve(options: ServeOptions, announce: Any) -> None:
-        assert (options.delay_s, options.devices, options.preferred) == (0.001, ("auto", "auto"), (4, 8))
+        assert (options.delay_s, options.devices, options.preferred) == (0.001, ("simulated", "simulated"), (4, 8))
         announce("http://here:1")
 
     monkeypatch.setattr(supervisor, "serve", serve)
     monkeypatch.setenv("FUSEC_DEVICE", "none")
     result = command("serve", f"a={file}", "--json", "--delay-ms", 1, "--workers", 2, "--preferred", "4,8")
-    assert json.loads(result.stdout) == {"url": "http://here:1", "models": ["a"], "pid": os.getpid()}
+    told = {"url": "http://here:1", "models": ["a"], "devices": ["simulated", "simulated"], "pid": os.getpid()}
+    assert json.loads(result.stdout) == told
+    assert result.stderr == "fusec: models run in simulation, which is slow: no GPU is used\n"

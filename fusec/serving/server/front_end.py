@@ -26,6 +26,7 @@ from fusec.serving.server.worker_link import WorkerLink
 
 _MODEL = "/v2/models/{model}"
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
+READ_BYTES = 1 << 18  # that a connection holds before it waits for the handler; with aiohttp's 64 KiB it waits often
 _log = logging.getLogger("fusec.serving")
 
 
@@ -64,7 +65,11 @@ class FrontEnd:
         loop.add_signal_handler(signal.SIGTERM, ended.set)
         links = [loop.create_task(link.run()) for link in self._links]
         runner = web.AppRunner(
-            self.app(), access_log=None, auto_decompress=False, shutdown_timeout=self._options.drain_s
+            self.app(),
+            access_log=None,
+            auto_decompress=False,
+            read_bufsize=READ_BYTES,
+            shutdown_timeout=self._options.drain_s,
         )
         await runner.setup()
         await web.SockSite(runner, listening, backlog=1024).start()

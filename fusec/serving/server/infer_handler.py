@@ -14,7 +14,7 @@ from fusec.serving.server import metrics
 from fusec.serving.server.infer_request import MAX_JSON_BYTES, BadRequestError, InferRequest, read_request, shown
 from fusec.serving.server.infer_response import AnswerTensor, write_answer
 from fusec.serving.server.serve_options import ServeOptions
-from fusec.serving.server.shared_arena import SharedArena
+from fusec.serving.server.shared_arena import ALIGNMENT, SharedArena
 from fusec.serving.server.worker_link import WorkerAnswer, WorkerLink
 
 JSON_LENGTH = "Inference-Header-Content-Length"  # the header that counts the bytes of JSON before binary tensors
@@ -96,7 +96,8 @@ class InferHandler:
         spans = Spans(self._arena)
         submitted = False
         try:
-            start = spans.take(length)
+            before = -(json_bytes or 0) % ALIGNMENT  # so that binary tensors are aligned, and NumPy copies them fast
+            start = spans.take(before + length) + before
             body = self._arena.memory[start : start + length]
             await self._receive(request, body)
             asked = read_request(body, json_bytes or length, model)

@@ -12,8 +12,8 @@ import numpy as np
 from fusec.runtime import Executable
 from fusec.serving.batch_sizes import RestShapes
 from fusec.serving.predictor import Predictor
-from fusec.serving.served_model import DATATYPES, describe
-from fusec.serving.server.batch_buffer import BatchBuffer
+from fusec.serving.served_model import ANY, DATATYPES, describe
+from fusec.serving.server.batch_buffer import BatchBuffer, PendingResults, fetch
 from fusec.serving.server.batch_queue import BatchGroup
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -42,7 +42,10 @@ class PreparedBatch:
 
 
 class LoadedModel:
-    """A model with the buffers of its batches."""
+    """A model with the buffers of its batches.
+
+    takes_other_shapes: the front end cannot tell if shapes fit the file's programs.
+    """
 
     def __init__(self, name: str, predictor: Predictor, preferred: Sequence[int]):
         """Describe a loaded predictor. preferred: batch sizes to form, of those the file has; () means all."""
@@ -50,7 +53,12 @@ class LoadedModel:
         self._preferred = frozenset(preferred)
         self._buffers: dict[tuple[RestShapes, int], list[BatchBuffer]] = defaultdict(list)
         sizes = predictor.sizes.by_rest.values() if predictor.sizes.largest else ()
-        self.served = describe(name, predictor, sorted({size for each in sizes for size in self._formed(each)}))
+        self.served = described = describe(
+            name, predictor, sorted({size for each in sizes for size in self._formed(each)})
+        )
+
+        start = 1 if described.max_batch else 0
+        self.takes_other_shapes = any(each.shape is None or ANY in each.shape[start:] for each in described.inputs)
 
     def _formed(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the batch sizes to form; all if none of them is preferred."""
@@ -80,19 +88,19 @@ class LoadedModel:
         assert isinstance(program, Executable), "files hold no host steps"
         return program
 
-    def run(self, batch: PreparedBatch, outputs: Sequence[str]) -> Arrays:
-        """Run a batch, and return the outputs on the host. The buffer is free afterwards.
+    def run(self, batch: PreparedBatch, outputs: Sequence[str]) -> PendingResults:
+        """Run a batch; on a GPU, the results are on their way. `release` the batch once they are there.
 
         Raises ExecutionError: when a request that runs alone does not fit the file's programs.
         """
-        try:
-            if batch.buffer is None:
-                return self.predictor(batch.feeds, outputs)
-            rest, size, _ = batch.buffer
-            results = self._program(rest, size).run(outputs, batch.feeds)
-            on_host = [array if isinstance(array, np.ndarray) else array.get() for array in results]
-            return dict(zip(outputs, on_host, strict=True))
-        finally:
-            if batch.buffer is not None:
-                rest, size, buffer = batch.buffer
-                self._buffers[rest, size].append(buffer)
+        if batch.buffer is None:
+            return PendingResults(self.predictor(batch.feeds, outputs))
+        rest, size, _ = batch.buffer
+        program = self._program(rest, size)
+        return fetch(program, outputs, program.run(outputs, batch.feeds))
+
+    def release(self, batch: PreparedBatch) -> None:
+        """Use the buffer of a batch for the next one."""
+        if batch.buffer is not None:
+            rest, size, buffer = batch.buffer
+            self._buffers[rest, size].append(buffer)

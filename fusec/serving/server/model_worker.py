@@ -1,7 +1,7 @@
 """Run models in a worker process: form batches of the requests of all front ends, and run them on one device.
 
-Three threads hand batches on, so that the device waits for little: one gathers the rows of the next batch, one runs a
-batch, one sends the answers of the last. A thread for each front end receives requests.
+Three threads hand batches on, so that the device waits for little: one gathers the rows of the next batch, one starts
+batches, one waits for the results and answers. A thread for each front end receives requests.
 """
 
 from __future__ import annotations
@@ -14,59 +14,27 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
-from fusec.errors import ExecutionError, FusecError
+from fusec.errors import FusecError
 from fusec.serving.predictor import Predictor
-from fusec.serving.served_model import datatype_of
 from fusec.serving.server import metrics
-from fusec.serving.server.batch_queue import BatchGroup, BatchQueue, FormedBatch
+from fusec.serving.server.batch_buffer import PendingResults
+from fusec.serving.server.batch_queue import BatchGroup, BatchQueue
 from fusec.serving.server.frames import frame, receive_headers
 from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch, QueuedInput
+from fusec.serving.server.queued_request import Batch, FrontEndConnection, QueuedRequest, send_error, send_results
 from fusec.serving.server.serve_options import ServeOptions
 from fusec.serving.server.shared_arena import mapped
 
 EXIT_BAD_MODEL, EXIT_FAILED = 3, 70
 MAX_FAILURES = 3  # failed batches one after the other, after which the process starts again
+# The thread that starts batches gets Python's lock so soon; by default it may wait longer than a batch runs.
+SWITCH_S = 0.0002
 _log = logging.getLogger("fusec.serving")
-
-
-class FrontEndConnection:
-    """The socket to a front end, and the memory with its request bodies."""
-
-    def __init__(self, connection: socket.socket, memory: memoryview):
-        self.connection, self.memory = connection, memory
-        self._lock = threading.Lock()
-
-    def send(self, frames: Sequence[bytes]) -> None:
-        """Send messages. A front end that is gone needs none."""
-        with self._lock, suppress(OSError):
-            self.connection.sendall(b"".join(frames))
-
-
-@dataclass(frozen=True)
-class QueuedRequest:
-    """A request that waits for its batch."""
-
-    sender: FrontEndConnection
-    id: int
-    model: LoadedModel
-    inputs: tuple[QueuedInput, ...]
-    outputs: tuple[str, ...]
-    rows: int
-
-    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the inputs as views of the front end's memory."""
-        return {each.name: each.array(self.sender.memory) for each in self.inputs}
-
-
-Batch = FormedBatch[QueuedRequest]
 
 
 class ModelWorker:
@@ -81,9 +49,9 @@ class ModelWorker:
             self._models[name] = LoadedModel(name, predictor, options.preferred)
         self._wait_s = options.wait_s
         self._queue: BatchQueue[QueuedRequest] = BatchQueue(options.delay_s, options.wait_s, self._refuse)
-        self._slots = threading.Semaphore(2)  # one batch runs, and one is gathered
+        self._slots = threading.Semaphore(2)  # one batch runs, and one is gathered or queued on the device
         self._prepared: queue.SimpleQueue[tuple[Batch, PreparedBatch]] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[Batch, Mapping[str, np.ndarray[Any, Any]]]] = queue.SimpleQueue()
+        self._running: queue.SimpleQueue[tuple[Batch, PreparedBatch, PendingResults, float]] = queue.SimpleQueue()
         self._failures = 0
 
     def serve(self, path: str) -> NoReturn:
@@ -93,7 +61,11 @@ class ModelWorker:
         listening.bind(str(early))
         listening.listen(128)
         early.replace(path)
-        for name, run in (("accept", lambda: self._accept(listening)), ("gather", self._gather), ("send", self._send)):
+        for name, run in (
+            ("accept", lambda: self._accept(listening)),
+            ("gather", self._gather),
+            ("finish", self._finish),
+        ):
             threading.Thread(target=_or_exit, args=(run,), name=f"fusec-{name}", daemon=True).start()
         while True:
             self._run(*self._prepared.get())
@@ -142,26 +114,33 @@ class ModelWorker:
         model, start = batch.tickets[0].model, time.perf_counter()
         outputs = list(dict.fromkeys(name for ticket in batch.tickets for name in ticket.outputs))
         try:
-            results = model.run(prepared, outputs)
+            pending = model.run(prepared, outputs)
         except FusecError as error:
             self._failed(batch, error)
-        else:
-            self._failures = 0
-            self._done.put((batch, results))
-        finally:
+            model.release(prepared)
             self._slots.release()
-        name, rows = model.served.name, sum(ticket.rows for ticket in batch.tickets)
-        metrics.RUN_SECONDS.labels(name).observe(time.perf_counter() - start)
-        metrics.BATCH_ROWS.labels(name).observe(rows)
-        metrics.PADDED_ROWS.labels(name).inc(max(0, batch.size - rows))
-        for waited_s in batch.waited_s:
-            metrics.QUEUE_SECONDS.labels(name).observe(waited_s)
+        else:
+            self._running.put((batch, prepared, pending, start))
+
+    def _finish(self) -> NoReturn:
+        """Answer the requests of each batch when its results are there."""
+        ended = 0.0
+        while True:
+            batch, prepared, pending, start = self._running.get()
+            results = pending.wait()
+            model = batch.tickets[0].model
+            model.release(prepared)
+            self._slots.release()
+            self._failures = 0
+            start, ended = max(start, ended), time.perf_counter()  # it may have waited for the batch before
+            send_results(batch, results)
+            _count(batch, ended - start)
 
     def _failed(self, batch: Batch, error: FusecError) -> None:
-        """Answer with the error. A request that ran alone may not fit; a batch fits, so the device failed."""
-        alone = not batch.size and isinstance(error, ExecutionError)
-        _send_all(batch.tickets, {"error": str(error), "status": 400 if alone else 500})
-        if alone:
+        """Answer with the error. Shapes of a request that ran alone may not fit; else the device failed."""
+        may_not_fit = not batch.size and batch.tickets[0].model.takes_other_shapes
+        send_error(batch.tickets, str(error), 400 if may_not_fit else 500)
+        if may_not_fit:
             return
         _log.error("%s: a batch failed: %s", batch.tickets[0].model.served.name, error)
         self._failures += 1
@@ -169,29 +148,18 @@ class ModelWorker:
             _log.error("%d batches failed one after the other: the worker process ends", self._failures)
             os._exit(EXIT_FAILED)
 
-    def _send(self) -> NoReturn:
-        while True:
-            batch, results = self._done.get()
-            frames: dict[FrontEndConnection, list[bytes]] = defaultdict(list)
-            start = 0
-            for ticket in batch.tickets:
-                end = start + ticket.rows
-                parts = {n: results[n][start:end] if batch.size else results[n] for n in ticket.outputs}
-                told = [[n, datatype_of(a.dtype, n), list(a.shape), a.nbytes] for n, a in parts.items()]
-                frames[ticket.sender].append(
-                    frame({"id": ticket.id, "outputs": told}, [a.tobytes() for a in parts.values()])
-                )
-                start = end
-            for sender, messages in frames.items():
-                sender.send(messages)
-
     def _refuse(self, tickets: Sequence[QueuedRequest]) -> None:
-        _send_all(tickets, {"error": "the server is overloaded: the request waited too long", "status": 503})
+        send_error(tickets, "the server is overloaded: the request waited too long", 503)
 
 
-def _send_all(tickets: Sequence[QueuedRequest], answer: Mapping[str, Any]) -> None:
-    for ticket in tickets:
-        ticket.sender.send([frame({"id": ticket.id, **answer})])
+def _count(batch: Batch, run_s: float) -> None:
+    name, rows = batch.tickets[0].model.served.name, sum(ticket.rows for ticket in batch.tickets)
+    metrics.RUN_SECONDS.labels(name).observe(run_s)
+    metrics.BATCH_ROWS.labels(name).observe(rows)
+    metrics.PADDED_ROWS.labels(name).inc(max(0, batch.size - rows))
+    seconds = metrics.QUEUE_SECONDS.labels(name)
+    for waited_s in batch.waited_s:
+        seconds.observe(waited_s)
 
 
 def _or_exit(run: Any) -> None:
@@ -206,6 +174,7 @@ def _or_exit(run: Any) -> None:
 def main() -> None:
     """Serve the models of the options on the command line, as the worker process of that number."""
     options, number = ServeOptions.from_json(sys.argv[1]), int(sys.argv[2])
+    sys.setswitchinterval(SWITCH_S)
     try:
         worker = ModelWorker(options, number)
     except FusecError as error:

@@ -10,7 +10,7 @@ import bisect
 import mmap
 import os
 
-_ALIGNMENT = 64  # bytes: a cache line, so that spans do not share one
+ALIGNMENT = 64  # bytes: a cache line, so that spans do not share one
 
 
 class SharedArena:
@@ -57,4 +57,4 @@ def mapped(handle: int) -> memoryview:
 
 
 def _rounded(nbytes: int) -> int:
-    return max(1, -(-nbytes // _ALIGNMENT)) * _ALIGNMENT
+    return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT

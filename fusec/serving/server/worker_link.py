@@ -50,6 +50,7 @@ class WorkerLink:
         self._path, self._arena, self._changed = path, arena, changed
         self._numbers = itertools.count()
         self._pending: dict[int, _Pending] = {}
+        self._outgoing: list[bytes] = []
         self._writer: asyncio.StreamWriter | None = None
 
     def submit(self, header: Mapping[str, Any], rows: int, release: Callable[[], None]) -> asyncio.Future[WorkerAnswer]:
@@ -62,8 +63,15 @@ class WorkerLink:
         future: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
         self._pending[number] = _Pending(future, rows, release)
         self.rows += rows
-        self._writer.write(frame({"id": number, **header}))
+        if not self._outgoing:  # one write for all requests that are read in this turn of the event loop
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(frame({"id": number, **header}))
         return future
+
+    def _flush(self) -> None:
+        if self._writer is not None:  # else the worker has ended, and all its requests were refused
+            self._writer.write(b"".join(self._outgoing))
+        self._outgoing.clear()
 
     async def run(self) -> None:
         """Keep the link connected until the task is cancelled."""
@@ -108,6 +116,7 @@ class WorkerLink:
 
     def _ended(self) -> None:
         self._writer, self.models = None, {}
+        self._outgoing.clear()
         for number in list(self._pending):
             self._settle(number, WorkerAnswer((), b"", "the worker process ended before it answered", 503))
         self._changed()
