@@ -35,6 +35,7 @@ KEYS = {
     "recurrent.json": ("case",),
     "quantization.json": ("model", "format", "tool", "where"),
     "serving.json": ("model", "batch"),
+    "scale.json": ("case", "model", "batch", "devices"),
     "shapes.json": ("model", "tune", "kernels", "cache", "size"),
 }
 

@@ -17,9 +17,19 @@ from onnx_suite import suite
 from onnx_suite.suite import RECORD, Outcome, refusals, unlike_the_record
 from test_runtime import executable
 
-from benchmarks import calls, choices, fuzz_results, leave_one_out, onnx_suite, penalties, quantized_rounding, tables
+from benchmarks import (
+    calls,
+    choices,
+    fuzz_results,
+    leave_one_out,
+    onnx_suite,
+    penalties,
+    quantized_rounding,
+    scale,
+    tables,
+)
 from benchmarks.machine import ROOT, merge, write_row
-from fusec import driver
+from fusec import driver, frontends
 from fusec.gpu import device
 from fusec.gpu.cublaslt import algorithms
 from fusec.ir import DType
@@ -317,3 +327,15 @@ def test_conversions_to_int8_are_named(rounding: str, limit: str) -> None:
     names = [part.split(": ")[-1] for part in line.split("; ")]
     assert rounding in names[0].split(" = ") and rounding in names[1].split(" = ")
     assert (limit in names[2].split(" = ")) == (limit == "saturates" or rounding == "half to even")
+
+
+@pytest.mark.filterwarnings("ignore")  # those of Dask's own threads
+def test_scale_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(scale.sys, "argv", ["scale", "--dry", "pool"])
+    assert scale.main() == 0
+    assert "'over_one'" in capsys.readouterr().out
+
+
+def test_the_model_of_scale_takes_batches_in_fp16(tmp_path: Path) -> None:
+    graph = frontends.load(str(scale.inference_model(tmp_path, scale.Sizes(["cuda:0"], batch=2))), None)
+    assert [str(v.type) for v in (*graph.inputs, *graph.outputs)] == ["f16[2,3,224,224]", "f32[2,1000]"]

@@ -53,6 +53,9 @@ def fuzz(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the records of the database first.")] = False,
     findings: Annotated[Path, typer.Option(metavar="DIR", help="Folder for findings.")] = Path("fusec-findings"),
     max_findings: Annotated[int, typer.Option(min=1, help="Stop after this number of findings.")] = 10,
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Spread the run over the workers of this Dask cluster.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run properties of fusion on random graphs. A graph that fails is shrunk and written as a folder."""
@@ -61,26 +64,31 @@ def fuzz(
     from fusec.testing import fuzz as fuzzing
     from fusec.testing.resolve import GRAPHS
 
-    with _display(sys.stderr.isatty()) as show:
-        try:
-            report = fuzzing.fuzz(
-                property,
-                time=None if time is None else seconds_of(time, "--time"),
-                examples=examples,
-                seed=seed,
-                target=target,
-                device=device,
-                workers=workers,
-                database=database,
-                fresh=fresh,
-                findings=findings,
-                max_findings=max_findings,
-                graphs=graphs or GRAPHS,
-                progress=show,
-            )
-        except fuzzing.FuzzInterrupted as stop:
-            _print(stop.report, as_json)
-            raise
+    options: dict[str, Any] = {
+        "properties": property,
+        "time": None if time is None else seconds_of(time, "--time"),
+        "examples": examples,
+        "seed": seed,
+        "target": target,
+        "device": device,
+        "max_findings": max_findings,
+        "graphs": graphs or GRAPHS,
+    }
+    if dask is not None:
+        if workers is not None or database is not None or fresh:
+            raise FusecError("--dask runs as many processes as the cluster has threads, and records no finished work")
+        from fusec.dask import fuzz_cluster
+
+        report = fuzz_cluster(dask, findings, options)
+    else:
+        with _display(sys.stderr.isatty()) as show:
+            try:
+                report = fuzzing.fuzz(
+                    **options, workers=workers, database=database, fresh=fresh, findings=findings, progress=show
+                )
+            except fuzzing.FuzzInterrupted as stop:
+                _print(stop.report, as_json)
+                raise
     _print(report, as_json)
     if not report.ok:
         raise CheckError(

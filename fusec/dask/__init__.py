@@ -6,5 +6,6 @@ Each worker process loads the model once. Dask repeats what a worker has lost th
 from fusec.dask.cluster import gpu_cluster
 from fusec.dask.collections import map_array, map_bag
 from fusec.dask.folders import map_folder
+from fusec.dask.fuzzing import fuzz_cluster
 
-__all__ = ["gpu_cluster", "map_array", "map_bag", "map_folder"]
+__all__ = ["fuzz_cluster", "gpu_cluster", "map_array", "map_bag", "map_folder"]

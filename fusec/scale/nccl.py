@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,9 @@ def unique_id() -> list[int]:
 
 
 def _nccl() -> Any:
-    from cupy.cuda import nccl
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy warns of a missing library, and the error below names the extra
+        from cupy.cuda import nccl
 
     if not nccl.available:
         raise TargetError("training on several GPUs needs NCCL: pip install 'fusec[nccl-cu13]' (or nccl-cu12)")

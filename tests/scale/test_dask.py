@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli.command import fusec as fusec_command
 from helpers import assert_close
 
 from fusec.errors import ExecutionError
@@ -98,6 +100,28 @@ def test_errors_name_their_reason(client: Client, model: Path, tmp_path: Path, r
     (tmp_path / "two.txt").write_text('graph "g" (%x: f32[4], %w: f32[4]) {\n %y = add(%x, %w)\n return %y\n}')
     with pytest.raises(ExecutionError, match="has the inputs x, w; an array is for a model with one"):
         fusec.dask.map_array(rows, tmp_path / "two.txt", target="cpu")
+
+
+def test_fuzzing_is_spread(client: Client, tmp_path: Path) -> None:
+    planted = f"{Path(__file__).parent.parent / 'testing' / 'planted.py'}:no_relu_and_mul"
+    address = client.scheduler.address
+    result = fusec_command(
+        "fuzz", "--dask", address, "--property", planted, "--examples", 100, "--json", "--findings", tmp_path / "found"
+    )
+    assert result.exit_code == 1, result.stderr
+    report = json.loads(result.stdout)
+    assert report["examples"] == 100
+    assert report["workers"] == 2
+    (finding,) = report["findings"]
+    assert finding["count"] > 1
+    assert (Path(finding["folder"]) / "graph.txt").exists()
+    assert Path(finding["folder"]).parent == tmp_path / "found"
+    refused = fusec_command("fuzz", "--dask", address, "--workers", 2)
+    assert refused.exit_code == 2
+    assert "--dask runs as many processes" in refused.stderr
+    unreachable = fusec_command("fuzz", "--dask", "nonsense://1:2")
+    assert unreachable.exit_code == 2
+    assert "cannot be reached" in unreachable.stderr
 
 
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meaning: Meaning) -> None:

@@ -50,4 +50,4 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_toy_framework() -> None:
     arguments = {"epochs": 1}
     found = fusec.run_workers("examples.toy_framework.train_parallel:train", TWO, arguments)
-    assert found[0] == found[1] > 0.6
+    assert found[0] == found[1] > 0.3

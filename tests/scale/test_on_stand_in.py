@@ -1,0 +1,150 @@
+"""Test what runs on a GPU with a stand-in for CuPy and NCCL whose device memory is the host's."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+from fusec.errors import TargetError
+from fusec.scale import device_upload, nccl
+from fusec.scale.shared_block import SharedBlock
+
+
+class DeviceArray(np.ndarray):
+    """An array on the host that has its address where CuPy has it."""
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+class Stream:
+    ptr = 7
+
+    def __init__(self, **options: Any):
+        self.waits: list[Any] = []
+
+    def wait_event(self, event: Any) -> None:
+        self.waits.append(event)
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Recorder:
+    """The functions of CuPy that are used, with what they were asked to do."""
+
+    def __init__(self) -> None:
+        self.registered: dict[int, int] = {}
+        self.copies: list[tuple[int, int]] = []  # bytes and stream
+        self.current = Stream()
+        runtime = SimpleNamespace(
+            memcpyAsync=self._copy, hostRegister=self._register, hostUnregister=self.registered.pop
+        )
+        self.cuda = SimpleNamespace(
+            Stream=Stream, Event=Event, runtime=runtime, get_current_stream=lambda: self.current
+        )
+        self.uint8 = np.uint8
+
+    def empty(self, size: int, dtype: Any) -> DeviceArray:
+        return np.empty(size, dtype).view(DeviceArray)
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        assert kind == device_upload.TO_DEVICE
+        ctypes.memmove(target, source, nbytes)
+        self.copies.append((nbytes, stream))
+
+    def _register(self, address: int, nbytes: int, flags: int) -> None:
+        self.registered[address] = nbytes
+
+
+class Event:
+    def __init__(self, **options: Any):
+        self.stream: Any = None
+
+    def record(self, stream: Any) -> None:
+        self.stream = stream
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    made = Recorder()
+    monkeypatch.setattr(device_upload, "cupy", made)
+    monkeypatch.setattr(nccl, "cupy", made)
+    return made
+
+
+def test_inputs_are_copied_ahead_of_their_run(recorder: Recorder, rng: np.random.Generator) -> None:
+    upload, block = device_upload.DeviceUpload(), SharedBlock()
+    arrays = {
+        "x": rng.standard_normal((3, 4)).astype(np.float32),
+        "half": rng.standard_normal(5).astype(ml_dtypes.bfloat16),
+        "narrow": rng.standard_normal(5).astype(ml_dtypes.float8_e4m3fn),
+        "empty": np.zeros((0, 2), np.int64),
+    }
+    feeds = dict(zip(arrays, block.views(block.put(list(arrays.values()))), strict=True))
+    wait = upload(0, block, feeds)
+    assert recorder.registered == {block.raw.ctypes.data: block.raw.nbytes}
+    assert recorder.copies == [(48, Stream.ptr), (10, Stream.ptr)]
+    assert not recorder.current.waits
+    sent = wait()
+    assert [event.stream is upload._stream for event in recorder.current.waits] == [True]
+    for name, array in arrays.items():
+        assert sent[name].dtype == array.dtype
+        assert np.array_equal(sent[name], array)
+        assert np.shares_memory(sent[name], block.raw) == (name == "narrow"), "CuPy lacks this type"
+    place = sent["x"].ctypes.data
+    assert upload(0, block, feeds)()["x"].ctypes.data == place, "a slot keeps its memory"
+    assert upload(1, block, feeds)()["x"].ctypes.data != place
+
+
+def test_a_block_that_grows_is_registered_again(recorder: Recorder) -> None:
+    upload, block = device_upload.DeviceUpload(), SharedBlock()
+    for size in (10, 2 << 20):
+        x = np.arange(size, dtype=np.float32)
+        feeds = {"x": block.views(block.put([x]))[0]}
+        assert np.array_equal(upload(0, block, feeds)()["x"], x)
+        assert recorder.registered == {block.raw.ctypes.data: block.raw.nbytes}
+
+
+class Group:
+    """NCCL's group with one worker, which doubles what it averages."""
+
+    def __init__(self, size: int, group: tuple[int, ...], rank: int):
+        assert (size, group, rank) == (2, (1, 2, 3), 1)
+        self.calls: list[tuple[int, ...]] = []
+
+    def allReduce(self, *arguments: int) -> None:  # noqa: N802  # CuPy's name
+        self.calls.append(arguments)
+
+    def broadcast(self, *arguments: int) -> None:
+        self.calls.append(arguments)
+
+
+def test_collectives_of_nccl(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(available=True, NcclCommunicator=Group, get_unique_id=lambda: (1, 2, 3))
+    monkeypatch.setattr(nccl, "_nccl", lambda: library)
+    communicator = nccl.NcclCommunicator(1, 2, nccl.unique_id())
+    for dtype, code in ((np.float16, 6), (np.float32, 7), (np.float64, 8), (ml_dtypes.bfloat16, 9)):
+        block = np.zeros(5, dtype).view(DeviceArray)
+        communicator.mean(block)
+        address = block.ctypes.data
+        assert communicator._nccl.calls.pop() == (address, address, 5, code, 4, Stream.ptr)
+    block = np.zeros(5, np.uint64).view(DeviceArray)
+    communicator.broadcast(block)
+    assert communicator._nccl.calls.pop() == (block.ctypes.data, block.ctypes.data, 40, 1, 0, Stream.ptr)
+
+
+@pytest.mark.filterwarnings("ignore:(?s).*nccl library could not be loaded")
+def test_missing_nccl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupy.cuda import nccl as library
+
+    monkeypatch.setattr(library, "available", False, raising=False)
+    with pytest.raises(TargetError, match="needs NCCL: pip install"):
+        nccl.unique_id()
