@@ -13,7 +13,7 @@ from fusec.serving.served_model import ServedModel
 from fusec.serving.server import metrics
 from fusec.serving.server.infer_request import MAX_JSON_BYTES, BadRequestError, InferRequest, read_request, shown
 from fusec.serving.server.infer_response import AnswerTensor, write_answer
-from fusec.serving.server.serve_options import ServeOptions
+from fusec.serving.server.server_options import ServerOptions
 from fusec.serving.server.shared_arena import ALIGNMENT, SharedArena
 from fusec.serving.server.worker_link import WorkerAnswer, WorkerLink
 
@@ -61,7 +61,7 @@ class Spans:
 class InferHandler:
     """Answer inference requests of one front end. links: to all workers."""
 
-    def __init__(self, options: ServeOptions, arena: SharedArena, links: Sequence[WorkerLink]):
+    def __init__(self, options: ServerOptions, arena: SharedArena, links: Sequence[WorkerLink]):
         self._options, self._arena, self._links = options, arena, links
         self._queue = max(1, options.queue // options.front_ends)
         self._in_progress = 0

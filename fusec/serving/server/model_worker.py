@@ -27,7 +27,7 @@ from fusec.serving.server.batch_queue import BatchGroup, BatchQueue
 from fusec.serving.server.frames import frame, receive_headers
 from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch, QueuedInput
 from fusec.serving.server.queued_request import Batch, FrontEndConnection, QueuedRequest, send_error, send_results
-from fusec.serving.server.serve_options import ServeOptions
+from fusec.serving.server.server_options import ServerOptions
 from fusec.serving.server.shared_arena import mapped
 
 EXIT_BAD_MODEL, EXIT_FAILED = 3, 70
@@ -40,7 +40,7 @@ _log = logging.getLogger("fusec.serving")
 class ModelWorker:
     """The threads of a worker process, and what they hand to each other."""
 
-    def __init__(self, options: ServeOptions, number: int):
+    def __init__(self, options: ServerOptions, number: int):
         """Load the models, which takes as long as their programs take to prepare and to warm up."""
         device = options.devices[number]
         self._models: dict[str, LoadedModel] = {}
@@ -173,7 +173,7 @@ def _or_exit(run: Any) -> None:
 
 def main() -> None:
     """Serve the models of the options on the command line, as the worker process of that number."""
-    options, number = ServeOptions.from_json(sys.argv[1]), int(sys.argv[2])
+    options, number = ServerOptions.from_json(sys.argv[1]), int(sys.argv[2])
     sys.setswitchinterval(SWITCH_S)
     try:
         worker = ModelWorker(options, number)
