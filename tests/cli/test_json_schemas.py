@@ -43,7 +43,7 @@ CLOSED = closed(SCHEMA)
 SHAPED = ("MODEL", *SHAPE, "--target", "h200")
 CALLS: dict[str, list[tuple[str, ...]]] = {
     "compile": [SHAPED, (*SHAPED, "--channels-last")],
-    "run": [SHAPED, (*SHAPED, "--compare", "onnxruntime")],
+    "run": [SHAPED, (*SHAPED, "--compare", "onnxruntime"), (*SHAPED, "missing.onnx")],
     "explain": [("MODEL", *SHAPE, "--target", "h200,t4", "--precision", "bf16", "--must-fuse", "conv*+relu")],
     "verify": [SHAPED],
     "convert": [(*SHAPED, "-o", "out.onnx")],
