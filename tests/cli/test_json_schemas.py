@@ -59,6 +59,10 @@ CALLS: dict[str, list[tuple[str, ...]]] = {
     "cache import": [("plans.zip",)],
     "cache trust": [("model.fusec",)],
     "cache clear": [()],
+    "report write": [(*SHAPED, "--no-cores", "-o", "report.html")],
+    "report diff": [("MODEL", *SHAPED, "--no-cores", "-o", "diff.html")],
+    "export-triton": [("model.fusec", "repository")],
+    "serve": [],  # it runs until it is ended; tests/serving/test_server.py reads its line
     "atlas": [("--pattern", "conv+bias+relu", "--target", "h200")],
     "targets": [()],
     "doctor": [(), ("--ops",)],
