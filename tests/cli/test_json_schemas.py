@@ -43,7 +43,7 @@ CLOSED = closed(SCHEMA)
 SHAPED = ("MODEL", *SHAPE, "--target", "h200")
 CALLS: dict[str, list[tuple[str, ...]]] = {
     "compile": [SHAPED, (*SHAPED, "--channels-last")],
-    "run": [SHAPED, (*SHAPED, "--compare", "onnxruntime")],
+    "run": [SHAPED, (*SHAPED, "--compare", "onnxruntime"), (*SHAPED, "missing.onnx")],
     "explain": [("MODEL", *SHAPE, "--target", "h200,t4", "--precision", "bf16", "--must-fuse", "conv*+relu")],
     "verify": [SHAPED],
     "convert": [(*SHAPED, "-o", "out.onnx")],
@@ -59,6 +59,10 @@ CALLS: dict[str, list[tuple[str, ...]]] = {
     "cache import": [("plans.zip",)],
     "cache trust": [("model.fusec",)],
     "cache clear": [()],
+    "report write": [(*SHAPED, "--no-cores", "-o", "report.html")],
+    "report diff": [("MODEL", *SHAPED, "--no-cores", "-o", "diff.html")],
+    "export-triton": [("model.fusec", "repository")],
+    "serve": [],  # it runs until it is ended; tests/serving/test_server.py reads its line
     "atlas": [("--pattern", "conv+bias+relu", "--target", "h200")],
     "targets": [()],
     "doctor": [(), ("--ops",)],
