@@ -26,7 +26,14 @@ from fusec.serving.server.batch_buffer import PendingResults
 from fusec.serving.server.batch_queue import BatchGroup, BatchQueue
 from fusec.serving.server.frames import frame, receive_headers
 from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch, QueuedInput
-from fusec.serving.server.queued_request import Batch, FrontEndConnection, QueuedRequest, send_error, send_results
+from fusec.serving.server.queued_request import (
+    Batch,
+    FrontEndConnection,
+    QueuedRequest,
+    by_sender,
+    send_error,
+    send_results,
+)
 from fusec.serving.server.serve_options import ServeOptions
 from fusec.serving.server.shared_arena import mapped
 
@@ -106,6 +113,7 @@ class ModelWorker:
                 self._queue.drop_late()
             batch = self._queue.take()
             assert batch is not None, "there is no timeout"
+            batch = by_sender(batch)
             model = batch.tickets[0].model
             requests = [ticket.arrays() for ticket in batch.tickets]
             self._prepared.put((batch, model.gather(batch.group, requests, batch.size)))
@@ -157,9 +165,7 @@ def _count(batch: Batch, run_s: float) -> None:
     metrics.RUN_SECONDS.labels(name).observe(run_s)
     metrics.BATCH_ROWS.labels(name).observe(rows)
     metrics.PADDED_ROWS.labels(name).inc(max(0, batch.size - rows))
-    seconds = metrics.QUEUE_SECONDS.labels(name)
-    for waited_s in batch.waited_s:
-        seconds.observe(waited_s)
+    metrics.QUEUE_SECONDS.labels(name).observe(max(batch.waited_s))
 
 
 def _or_exit(run: Any) -> None:
