@@ -41,6 +41,7 @@ EXIT_BAD_MODEL, EXIT_FAILED = 3, 70
 MAX_FAILURES = 3  # failed batches one after the other, after which the process starts again
 # The thread that starts batches gets Python's lock so soon; by default it may wait longer than a batch runs.
 SWITCH_S = 0.0002
+SLOTS = 2  # batches in progress: one runs, and one is gathered or queued on the device; more would only wait there
 _log = logging.getLogger("fusec.serving")
 
 
@@ -56,7 +57,7 @@ class ModelWorker:
             self._models[name] = LoadedModel(name, predictor, options.preferred)
         self._wait_s = options.wait_s
         self._queue: BatchQueue[QueuedRequest] = BatchQueue(options.delay_s, options.wait_s, self._refuse)
-        self._slots = threading.Semaphore(2)  # one batch runs, and one is gathered or queued on the device
+        self._slots = threading.Semaphore(SLOTS)
         self._prepared: queue.SimpleQueue[tuple[Batch, PreparedBatch]] = queue.SimpleQueue()
         self._running: queue.SimpleQueue[tuple[Batch, PreparedBatch, PendingResults, float]] = queue.SimpleQueue()
         self._failures = 0
