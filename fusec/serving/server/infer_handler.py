@@ -12,7 +12,7 @@ from aiohttp import web
 from fusec.serving.served_model import ServedModel
 from fusec.serving.server import metrics
 from fusec.serving.server.infer_request import MAX_JSON_BYTES, BadRequestError, InferRequest, read_request, shown
-from fusec.serving.server.infer_response import AnswerTensor, write_answer
+from fusec.serving.server.infer_response import write_answer
 from fusec.serving.server.server_options import ServerOptions
 from fusec.serving.server.shared_arena import ALIGNMENT, SharedArena
 from fusec.serving.server.worker_link import WorkerAnswer, WorkerLink
@@ -174,12 +174,7 @@ class InferHandler:
         return answer
 
     def _written(self, name: str, asked: InferRequest, answer: WorkerAnswer) -> web.Response:
-        tensors: dict[str, AnswerTensor] = {}
-        place, data = 0, memoryview(answer.data)
-        for output, datatype, shape, nbytes in answer.outputs:
-            tensors[output] = AnswerTensor(datatype, shape, data[place : place + nbytes])
-            place += nbytes
-        body, json_bytes = write_answer(name, asked, tensors)
+        body, json_bytes = write_answer(name, asked, answer.outputs)
         if json_bytes is None:
             return web.Response(body=body, content_type="application/json")
         headers = {JSON_LENGTH: str(json_bytes)}
