@@ -11,14 +11,14 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --co
 # Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
 EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
 
-.PHONY: demo test test-all onnx-suite lint check fuzz examples training newest torch format dist clean
+.PHONY: demo test test-all onnx-suite lint check fuzz examples training newest torch docs format dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 # pyright keeps one core busy: the examples run on the other.
 test: $(VENV)/.test
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=recurse lint examples
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=recurse lint examples docs
 	$(MAKE) --no-print-directory check
 	$(MAKE) --no-print-directory fuzz
 	$(MAKE) --no-print-directory demo
@@ -84,6 +84,10 @@ torch: .venv-torch/.test
 	.venv-torch/bin/python -m pip --disable-pip-version-check install --quiet \
 	  --constraint .venv-torch/constraints.txt --editable '.[cu$(CUDA),test,torch]' $(TORCH_PIP)
 	@touch $@
+
+# The documentation as a site, in build/site/index.html. A link or reference that leads nowhere is an error.
+docs: $(VENV)/.test
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky -c docs/site . build/site
 
 # The wheel and the source archive of a release: checked, installed in an environment of their own, and run there.
 dist: .venv-dist/.tools

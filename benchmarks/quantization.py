@@ -136,7 +136,7 @@ def measured(name: str, target: str, where: str) -> Iterator[dict[str, Any]]:
 
 
 def tables(data: dict[str, Any]) -> str:
-    """Return the table of docs/quantization.md."""
+    """Return the table of docs/quantize-a-model.md."""
     lines = [
         "| model | format | quantised by | fusec runs on | in float | in fusec | in onnxruntime | SQNR dB | KiB | s |",
         "|---|---|---|---|---|---|---|---|---|---|",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
     from fusec.scale.data_parallel import DataParallel, data_parallel
     from fusec.scale.pool import DevicePool, pool
     from fusec.scale.worker_group import run_workers
+    from fusec.serving.predictor import Predictor
     from fusec.session import InferenceSession
     from fusec.text import parse
     from fusec.torch_backend import from_torch
 
 __version__ = "0.1.0"
+
+logging.getLogger("fusec").addHandler(logging.NullHandler())  # a program that uses fusec decides what it shows
 
 _HOMES = {
     "compile": "driver",
@@ -38,6 +42,7 @@ _HOMES = {
     "compile_dynamic": "driver",
     "DynamicExecutable": "dynamic_shapes.executable",
     "InferenceSession": "session",
+    "Predictor": "serving.predictor",
     "from_torch": "torch_backend",
     **dict.fromkeys(("quantize", "QuantizedModel"), "quantization.quantize"),
     "save": "artifacts.fusec_file",
@@ -71,6 +76,7 @@ __all__ = [
     "InferenceSession",
     "LoweringError",
     "ModelError",
+    "Predictor",
     "QuantizedModel",
     "TargetError",
     "Tensor",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -23,11 +24,12 @@ from fusec.compiler.gpu_executable import locked_executable, tuned_executable
 from fusec.compiler.load_file import load_artifact
 from fusec.compiler.segmented import require_whole, segmented_executable
 from fusec.compiler.size_transfer import executable_for_size
+from fusec.diagnostics import hints
 from fusec.dynamic_shapes.executable import MAX_SHAPES, DynamicExecutable
 from fusec.dynamic_shapes.saved_shapes import load
 from fusec.dynamic_shapes.size_ranges import GivenShapes, read_sizes, sizing_of
 from fusec.dynamic_shapes.sizing import Shapes, Sizing
-from fusec.errors import FusecError, ModelError
+from fusec.errors import FusecError, ManyLaunchesWarning, ModelError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions, Progress
 from fusec.execution.shape_family import ShapeFamily
@@ -139,7 +141,8 @@ def compile(
     family: shares constants, workers and choices with programs of the same model for other input shapes.
     simulate: run in simulation, also if the target's GPU is present.
     oracle: worker processes that ask cuDNN for many models of one target; None: new ones for this model.
-    `Executable.spent` holds compile time by stage. Raises ModelError, TargetError.
+    `Executable.spent` holds compile time by stage. Raises ModelError, TargetError. Warns with ManyLaunchesWarning of a
+    program with 200 launches or more that are at least three times as many as the model's nodes.
     """
     options = CompileOptions(
         target=target,
@@ -161,18 +164,27 @@ def compile(
         return _compile_builder(model, options, oracle)
     shared = Shared(family, oracle)
     if not (shapes or buckets):
-        return compile_model(frontends.bind(model, constants), options, None, shared)
+        return _warned(compile_model(frontends.bind(model, constants), options, None, shared))
     with device.woken(options.target) if _wakes_gpu(options) else nullcontext():
         source = _source(model, constants)
     sizing = sizing_of(source, shapes) if buckets else read_sizes(source, shapes)
     if sizing is None:
-        return compile_model(source, options, cast("Shapes", shapes), shared)
+        return _warned(compile_model(source, options, cast("Shapes", shapes), shared))
     if not (sizing.ranges or buckets):
-        return compile_model(source, options, sizing.known_shapes, shared)
+        return _warned(compile_model(source, options, sizing.known_shapes, shared))
     dynamic = _dynamic(source, options, sizing, shared, DynamicOptions(buckets=buckets))
     if sizing.likely is not None:
         dynamic.program()
     return dynamic
+
+
+def _warned(executable: AnyExecutable) -> AnyExecutable:
+    """Return an executable, with a ManyLaunchesWarning if its model became many times as many launches."""
+    if isinstance(executable, Executable) and executable.compiled.program.launches >= hints.MANY_LAUNCHES:
+        hint = hints.launches(executable.compiled)
+        if hint is not None and hint.grew:
+            warnings.warn(hint.text, ManyLaunchesWarning, stacklevel=3)
+    return executable
 
 
 def compile_dynamic(

@@ -54,5 +54,9 @@ class CudnnNotAskedWarning(UserWarning):
     """cuDNN is not installed, so fusec's rules alone decided which ops fuse."""
 
 
+class ManyLaunchesWarning(UserWarning):
+    """A model became many times as many launches as it has nodes, so it will be slow."""
+
+
 class CheckError(FusecError):
     """A check that the user asked for (verify, must-fuse) failed."""

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,9 @@ import numpy as np
 
 from fusec import lockfile
 from fusec.artifacts import fusec_file
-from fusec.diagnostics.explain import Explanation, explain, float_edges
+from fusec.diagnostics.explain import Explanation, explain, float_edges, with_chosen_plans
 from fusec.diagnostics.must_fuse import assert_fused
+from fusec.diagnostics.notebook import program_html, program_text
 from fusec.diagnostics.step_times import Bench, measure
 from fusec.diagnostics.verify import Report, random_array, verify
 from fusec.errors import ExecutionError
@@ -119,6 +121,14 @@ class Executable:
             with backend.calling():
                 bindings = (b for lowered in compiled.lowered if lowered is not None for b in lowered.constants)
                 self._shared = [self._constants(binding.literal, binding.type) for binding in bindings]
+
+    def __repr__(self) -> str:
+        """Describe the program in one line."""
+        return program_text(self)
+
+    def _repr_html_(self) -> str:
+        """Describe the program for notebooks."""
+        return program_html(self)
 
     def _plan_memory(self) -> MemoryPlan:
         program, elsewhere = self.compiled.program, self._state.stored
@@ -334,6 +344,20 @@ class Executable:
             whole = self.backend.time_us(self._replay, count)
             return whole, [self.backend.time_us(launch, count, alone=True) for launch in self._launches]
 
+    def run_steps(self, around: Callable[[int], AbstractContextManager[object]]) -> None:
+        """Run the steps once more, one by one, over the values of the last call; each ends before the next begins.
+
+        around: returns the context in which a step runs, by its number, such as a range that a profiler shows.
+        Raises ExecutionError before the first call.
+        """
+        if not self._called:
+            raise ExecutionError("no steps to run before the first call")
+        with self._lock, self.backend.calling(), self.backend.scratch():
+            for index, launch in enumerate(self._launches):
+                with around(index):
+                    launch()
+                    self.backend.finish()
+
     def rehearse(self, choose: StepChooser) -> None:
         """Choose plans and kernels by the time of the whole model, before the first call.
 
@@ -443,6 +467,10 @@ class Executable:
         """Explain which ops fused into which step and, for every op that did not fuse, the reason."""
         c = self.compiled
         explanation = explain(c.program, c.target, c.judge, libraries=self.libraries())
+        keys = {s: each.graph.key for s, each in zip(c.program.steps, c.lowered, strict=True) if each is not None}
+        plans = self.backend.entries(dict.fromkeys(keys.values()))
+        chosen = {step: plans[key].choice for step, key in keys.items() if key in plans}
+        explanation = with_chosen_plans(explanation, c.program, c.judge, chosen)
         return replace(explanation, floats=float_edges(c.source, c.program, c.options))
 
     def libraries(self) -> dict[Partition, str]:

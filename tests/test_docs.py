@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tokenize
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +14,14 @@ from typing import Any
 
 import pytest
 
+import fusec
 from benchmarks import quantization, suite_times, tables, tables_of_kernels
 from benchmarks.machine import RESULTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 
@@ -39,7 +43,7 @@ def test_results_are_generated() -> None:
         ),
         ("kernels.md", "python benchmarks/tables_of_kernels.py", tables_of_kernels.page_part),
         (
-            "quantization.md",
+            "quantize-a-model.md",
             "python -m benchmarks.quantization",
             lambda: quantization.tables(_result("quantization.json")),
         ),
@@ -116,6 +120,23 @@ def _tokens(path: Path) -> list[tokenize.TokenInfo]:
         return list(tokenize.tokenize(file.readline))
 
 
+@pytest.mark.cudnn
+def test_the_first_program_of_the_readme_runs_on_the_model_of_the_demo(tmp_path: Path) -> None:
+    """As a new user has it: the command above it, then the program, word by word."""
+    text = (ROOT / "README.md").read_text()
+    (command,) = re.findall(r"`\.venv/bin/python (examples/demo\.py --save resnet50\.onnx)`", text)
+    script, *options = command.split()
+    program = next(iter(re.findall(r"```python\n(.*?)```", text, re.DOTALL)))
+    (tmp_path / "first.py").write_text(program)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FUSEC_DEVICE": "none"}
+    for args in ([str(ROOT / script), *options], ["first.py"]):
+        run = subprocess.run(
+            [sys.executable, *args], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stderr
+    assert "conv+bias+add+relu" in run.stdout and "h200: " in run.stdout
+
+
 def test_readme_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
@@ -130,3 +151,44 @@ def test_the_guide_names_files_and_tests_that_exist() -> None:
         path, _, test = name.partition("::")
         assert (ROOT / path).exists(), name
         assert f"def {test}(" in (ROOT / path).read_text() if test else True, name
+
+
+def test_every_environment_variable_is_on_its_page() -> None:
+    """Also macros and codes of refusals, which look like variables and must be told apart."""
+    page = (ROOT / "docs" / "environment.md").read_text()
+    named: set[str] = set()
+    for path in sorted((ROOT / "fusec").rglob("*")):
+        if path.suffix in (".py", ".cuh", ".cu", ".h"):
+            text = path.read_text()
+            named |= set(re.findall(r"\bFUSEC_[A-Z0-9_]+\b", text))
+            named |= set(re.findall(r"""(?:environ(?:\.get\(|\[)|getenv\()\s*["']([A-Z][A-Z0-9_]*)""", text))
+    for path in (*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "Makefile"):
+        named |= set(re.findall(r"\bFUSEC_(?:REQUIRE|TEST|SUITE)[A-Z_]*\b", path.read_text()))
+    assert {"FUSEC_CACHE", "NO_COLOR", "FUSEC_TEST_SEED"} <= named
+    missing = {name for name in named if f"`{name}`" not in page}
+    assert not missing
+    gone = set(re.findall(r"`(FUSEC_[A-Z_]+)`", page)) - named
+    assert not gone, "the page names what nothing reads"
+
+
+def test_every_logger_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text()
+    loggers = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "fusec").rglob("*.py")
+        if "getLogger(__name__)" in path.read_text()
+    }
+    assert loggers == set(re.findall(r"^\| `(fusec\.[a-z_.]+)`", page, re.MULTILINE))
+
+
+def test_the_index_leads_to_every_page() -> None:
+    """A newcomer starts there; make docs fails for a page that no menu has."""
+    docs = ROOT / "docs"
+    links = re.findall(r"\]\(([^)#:]+)", (docs / "index.md").read_text())
+    missing = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md", *links}
+    assert not missing
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = re.findall(r"^\.\. auto\w+:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert {*listed} >= {*fusec.__all__} - {"__version__"}

@@ -10,6 +10,7 @@ engine and knobs are used to build them again.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,8 @@ from fusec.schedule.program import Kind, Partition, Program, Refusal, body_of
 from fusec.targets.target import Target
 from fusec.targets.target import load as load_target
 from fusec.text import parse
+
+_log = logging.getLogger(__name__)
 
 FORMAT = 1
 FORMAT_OF_SHAPES = 2  # with programs for several sets of input shapes
@@ -107,6 +110,7 @@ def save(
         if table is not None:
             manifest |= {"format": FORMAT_OF_SHAPES, "programs": len(shapes), "shapes": table.to_json()}
         file.finish(manifest)
+    _log.info("%s: written for %s, %d sets of input shapes", path, ", ".join(targets), len(shapes))
 
 
 def _by_shapes(path: str | Path, compiled: Sequence[Compiled], several: bool) -> dict[str, list[Compiled]]:
@@ -238,6 +242,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
     options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders)
     weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
     late = {**_late_weights(file), **weights}
+    _log.info("%s: read for %s, made with cuDNN %s", path, target, manifest["cudnn"] or "none")
     found: list[Artifact] = []
     for number in range(count):
         folder = _folder(number)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fusec.cli.common import files, output
 from fusec.cli.common.options import AsJson, Seed, Target
 from fusec.cli.common.request import Request, compiles
+from fusec.errors import FusecError
+
+if TYPE_CHECKING:
+    from fusec.runtime import Executable
 
 # What the command needs is imported inside it, as in commands.py.
 
@@ -26,22 +31,27 @@ def bench(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the steps as a trace that Perfetto opens.")
     ] = None,
+    nvtx: Annotated[
+        bool, typer.Option("--nvtx", help="Then run each step alone in a range that Nsight Systems shows by name.")
+    ] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Time a model: compilation, calls, all steps together, and each step alone. In simulation without a GPU."""
+    """Time a model: compilation, calls, all steps together, and each step alone. Without a GPU only their limits."""
     from fusec.cli.common.feeds import feeds
     from fusec.diagnostics import step_times
-    from fusec.runtime import SimulatorBackend
-    from fusec.targets.target import CPU
 
     files.check_writable(trace)
+    if nvtx and importlib.util.find_spec("cupy") is None:
+        raise FusecError("--nvtx needs cupy: pip install 'fusec[cu13]' (CUDA 12: 'fusec[cu12]')")
     with output.progress() as report:
         start = time.perf_counter()
         executable = request.program(target, report)
         compile_s = time.perf_counter() - start
         report("bench", 0, 0)
         measured = step_times.measure(executable, feeds(executable, {}, seed), runs)
+        if nvtx:
+            _mark_steps(executable)
     if trace is not None:
         files.write_text(trace, output.json_text(measured.trace()))
     if as_json:
@@ -50,13 +60,26 @@ def bench(
         told = {"model": request.model, "cudnn_asked": executable.asked}
         timed = {"compile_s": compile_s, "compile": stages, **measured.to_json()}
         output.say(output.json_text({**told, **timed}))
+        if trace is not None:
+            output.wrote(trace, as_json)
         return
     how = "loaded" if request.is_compiled else "compiled"
     output.say(f"{request.model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
-    if executable.device in (SimulatorBackend.name, CPU):
-        output.say("NumPy ran the steps, so these times say nothing about a GPU")
     output.print_note(executable.note)
     if profile:
         output.say(measured.table())
         if executable.spent is not None:
             output.say(f"compile time by stage\n{executable.spent}")
+    if trace is not None:
+        output.wrote(trace, as_json)
+
+
+def _mark_steps(executable: Executable) -> None:
+    """Run each step alone in a range with its number, library and ops, as the table of --profile names it."""
+    from fusec.gpu.measure.nvtx_ranges import named_range
+    from fusec.schedule.program import Kind
+
+    steps, libraries = executable.compiled.program.steps, executable.libraries()
+    names = [f"{i} {libraries.get(step, Kind.VIEW.value)} {step.signature}" for i, step in enumerate(steps)]
+    with named_range("fusec"):
+        executable.run_steps(lambda index: named_range(names[index]))

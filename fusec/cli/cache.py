@@ -51,6 +51,7 @@ def export(
     files.check_writable(file)
     count = PlanStore().export(file)
     output.result({"exported": count}, f"{count} plans written to {file}", as_json)
+    output.wrote(file, as_json)
 
 
 @app.command("import")

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from fusec import __version__
 from fusec.cli import (
+    atlas,
     bench,
     cache,
     compile,
@@ -26,11 +27,13 @@ from fusec.cli import (
     lock,
     machine,
     quantize,
+    report,
     repro,
     run,
+    serve,
     verify,
 )
-from fusec.cli.common import output
+from fusec.cli.common import output, verbosity
 from fusec.errors import CheckError, FusecError
 from fusec.system import interrupts
 
@@ -60,7 +63,6 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     rich_markup_mode=None,  # plain messages: a box would wrap file names
     pretty_exceptions_enable=False,
 )
@@ -73,7 +75,7 @@ def main() -> NoReturn:
     """Run the command line of this process. This is the entry point of `fusec`."""
     interrupts.watch()
     try:
-        with output.plain_warnings():
+        with output.plain_warnings(), verbosity.restored():
             status = app(prog_name="fusec", standalone_mode=False)
         sys.stdout.flush()
     except _UsageError as error:
@@ -95,29 +97,50 @@ def main() -> NoReturn:
 
 
 def _print_version(wanted: bool) -> None:
-    if wanted:
-        output.say(f"fusec {__version__}")
-        raise typer.Exit
+    if not wanted:
+        return
+    import importlib.metadata
+
+    from fusec.gpu.cudnn.deviceless import cudnn_version
+
+    try:
+        frontend = f" with frontend {importlib.metadata.version('nvidia-cudnn-frontend')}"
+    except importlib.metadata.PackageNotFoundError:
+        frontend = ""
+    cudnn = cudnn_version()
+    output.say(f"fusec {__version__}, {f'cuDNN {cudnn}{frontend}' if cudnn else 'no cuDNN'}")
+    raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
+    context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the versions of fusec and cuDNN and leave."
+        ),
     ] = False,
+    verbose: verbosity.Verbose = 0,
+    quiet: verbosity.Quiet = False,
 ) -> None:
     """Compile exported models to fused NVIDIA cuDNN plans, and explain what fused and why the rest did not."""
+    verbosity.begin(verbose, quiet)
+    if context.invoked_subcommand is None:
+        output.say(context.get_help())
 
 
 for command in (
     *(compile.compile, run.run, explain.explain, verify.verify, repro.repro, bench.bench, convert.convert),
     quantize.quantize,
-    *(machine.targets, machine.doctor),
+    *(serve.serve, serve.export_triton),
+    *(machine.targets, machine.doctor, atlas.atlas),
 ):
-    app.command()(command)
+    app.command()(verbosity.told(command))
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(cache.app, name="cache")
 app.add_typer(lock.app, name="lock")
+app.add_typer(report.app, name="report")
 
 
 def _os_error(error: OSError) -> str:

@@ -79,10 +79,15 @@ def compile(
         files.write_text(file, output.json_text(summary))
     if as_json:
         output.say(output.json_text(summary))
-        return
-    output.say(
-        f"{request.model} for {summary['target']} in {summary['precision']}, compiled in {summary['seconds']:.1f} s"
-    )
+    else:
+        _print(request.model, summary, words, note)
+    if file is not None:
+        output.wrote(file, as_json)
+
+
+def _print(model: str, summary: dict[str, Any], words: str, note: str) -> None:
+    """Print a summary, its totals in words, the note that goes with it, and the hints."""
+    output.say(f"{model} for {summary['target']} in {summary['precision']}, compiled in {summary['seconds']:.1f} s")
     for kind in ("inputs", "outputs"):
         for spec in summary[kind]:
             layout = ", channels last" if "order" in spec else ""
@@ -91,6 +96,8 @@ def compile(
     for shapes in summary.get("shapes", ()):
         output.say(f"  program for {', '.join(f'{printable(name)} {shape}' for name, shape in shapes.items())}")
     output.print_note(note)
+    for hint in summary["hints"]:
+        output.print_hint(hint["text"])
 
 
 def _segments_summary(
@@ -118,6 +125,7 @@ def _segments_summary(
         "inputs": specs(executable.inputs),
         "outputs": specs(executable.outputs),
         "totals": explanation.totals,
+        "hints": [],
         "cudnn_asked": executable.asked,
         "seconds": seconds,
     }
@@ -127,6 +135,7 @@ def _segments_summary(
 
 def _summary(model: str, compiled: Compiled, seconds: float) -> tuple[dict[str, Any], str]:
     """Return the summary of a compilation as data, and its totals in words."""
+    from fusec.diagnostics import hints
     from fusec.diagnostics.explain import explain
 
     def specs(names: Sequence[str], values: Sequence[Any]) -> list[dict[str, Any]]:
@@ -137,6 +146,7 @@ def _summary(model: str, compiled: Compiled, seconds: float) -> tuple[dict[str, 
         ]
 
     graph = compiled.graph
+    found = [hint.to_json() for hint in hints.hints(compiled)]
     explanation = replace(explain(compiled.program, compiled.target, cores=False), asked=compiled.asked)
     data = {
         "model": model,
@@ -146,6 +156,8 @@ def _summary(model: str, compiled: Compiled, seconds: float) -> tuple[dict[str, 
         "inputs": specs([v.name for v in graph.inputs], graph.inputs),
         "outputs": specs(graph.output_names, graph.outputs),
         "totals": explanation.totals,
+        "engine_classes": explanation.engine_classes,
+        "hints": found,
         "cudnn_asked": compiled.asked,
         "seconds": seconds,
     }

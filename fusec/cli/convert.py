@@ -40,6 +40,7 @@ def convert(
         "steps": len(program.steps),
         "launches": program.launches,
     }
-    words = f"{file}: {len(program.graph)} nodes in {len(program.steps)} steps for {compiled.target.name}"
+    words = f"{file}: {len(program.graph)} nodes in {program.counts} for {compiled.target.name}"
     output.result(summary, words, as_json)
     output.print_note("" if as_json else compiled.note)
+    output.wrote(file, as_json)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli.common import output
+from fusec.cli.common import colour, files, output
 from fusec.cli.common.options import AsJson
 from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
+    from fusec.diagnostics.explain import Explanation
     from fusec.segments.records import SegmentedExplanation
 
 # What the command needs is imported inside it, as in commands.py.
@@ -32,6 +34,15 @@ def explain(
         bool, typer.Option("--cudnn-only", help="With --must-fuse: only steps that cuDNN runs count.")
     ] = False,
     cores: Annotated[bool, typer.Option(help="Reduce each refusal to its smallest core (asks cuDNN more).")] = True,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Print the totals, and how many steps there are of each kind.")
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Print each step, also those of equal layers, which are shown once otherwise.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write this to a file; as JSON if *.json.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which ops fuse into which step on each GPU, and why the others do not."""
@@ -40,6 +51,8 @@ def explain(
     from fusec.diagnostics.must_fuse import assert_fused
     from fusec.errors import NotOneProgramError
 
+    files.check_writable(file)
+    printer = _Printer(file, as_json, summary, every)
     names = [driver.resolve_target(name).name for name in dict.fromkeys(target.split(","))]
     precision = request.options.precision
     explained: list[tuple[str, explaining.Explanation]] = []
@@ -49,9 +62,10 @@ def explain(
             try:
                 compiled = request.build(name, report)
             except NotOneProgramError:
-                _explain_segments(request, names, must_fuse or (), as_json)
+                _explain_segments(request, names, must_fuse or (), printer)
                 return
-            explanation = explaining.explain(compiled.program, compiled.target, compiled.judge, cores, report)
+            search = cores and not summary
+            explanation = explaining.explain(compiled.program, compiled.target, compiled.judge, search, report)
             floats = explaining.float_edges(compiled.source, compiled.program, compiled.options)
             explained.append((name, replace(explanation, floats=floats)))
             precision = compiled.options.precision
@@ -63,21 +77,51 @@ def explain(
                 except CheckError as error:
                     miss = str(error)
                 checks.append({"target": name, "pattern": pattern, "ok": not miss, "message": miss})
-    if as_json:
-        targets = [explanation.to_json() for _, explanation in explained]
-        data = {"model": request.model, "precision": precision, "targets": targets, "must_fuse": checks}
-        output.say(output.json_text(data))
-    elif len(explained) > 1:
-        reasons = [f"{name}\n{explanation.reasons()}" for name, explanation in explained]
-        output.say("\n\n".join([explaining.compare(explained), *reasons]))
-    else:
-        output.say(explained[0][1])
+    targets = [explanation.to_json() for _, explanation in explained]
+    data = {"model": request.model, "precision": precision, "targets": targets, "must_fuse": checks}
+    printer.show(data, lambda width: _text(explained, printer, width), [e.summary for _, e in explained])
     missed = [f"{check['target']}: {check['message']}" for check in checks if not check["ok"]]
     if missed:
         raise CheckError("must-fuse does not hold\n" + "\n".join(missed))
 
 
-def _explain_segments(request: Request, names: Sequence[str], must_fuse: Sequence[str], as_json: bool) -> None:
+@dataclass(frozen=True)
+class _Printer:
+    """Print an explanation, or write it to a file, whole or as a summary."""
+
+    file: Path | None
+    as_json: bool
+    summary: bool
+    every: bool
+
+    def text(self, explanation: Explanation | SegmentedExplanation, width: int) -> str:
+        """Return an explanation, or its summary."""
+        return explanation.overview(width) if self.summary else explanation.text(width, fold=not self.every)
+
+    def show(self, data: dict[str, Any], text: Callable[[int], str], summaries: Sequence[str]) -> None:
+        """Print the explanation; if it goes to a file, print the summaries alone. text: makes it, for a width."""
+        if self.as_json:
+            output.say(output.json_text(data))
+        elif self.file is None:
+            output.show(text(colour.width()))
+        else:
+            output.say("\n".join(summaries))
+        if self.file is not None:
+            files.write_text(self.file, output.json_text(data) if self.file.suffix == ".json" else text(colour.WIDTH))
+            output.wrote(self.file, self.as_json)
+
+
+def _text(explained: Sequence[tuple[str, Explanation]], printer: _Printer, width: int) -> str:
+    """Return the explanation for one target, or the comparison of several with the reasons of each."""
+    from fusec.diagnostics.explain import compare
+
+    if len(explained) == 1:
+        return printer.text(explained[0][1], width)
+    reasons = [] if printer.summary else [f"{name}\n{explanation.reasons(width)}" for name, explanation in explained]
+    return "\n\n".join([compare(explained), *reasons])
+
+
+def _explain_segments(request: Request, names: Sequence[str], must_fuse: Sequence[str], printer: _Printer) -> None:
     """Explain a model with host steps, after one simulated call on random inputs, which meets the later segments."""
     from fusec.cli.common import feeds as running
     from fusec.segments.executable import SegmentedExecutable
@@ -96,9 +140,11 @@ def _explain_segments(request: Request, names: Sequence[str], must_fuse: Sequenc
             for pattern in must_fuse:
                 executable.assert_fused(pattern)
             explained.append((name, executable.explain()))
-    if as_json:
-        targets = [{"target": name, **explanation.to_json()} for name, explanation in explained]
-        output.say(output.json_text({"model": request.model, "targets": targets}))
-        return
-    for name, explanation in explained:
-        output.say(f"{name}, with the values of one simulated call on random inputs\n\n{explanation}")
+    targets = [{"target": name, **explanation.to_json()} for name, explanation in explained]
+
+    def text(width: int) -> str:
+        how = "with the values of one simulated call on random inputs"
+        return "\n".join(f"{name}, {how}\n\n{printer.text(explanation, width)}" for name, explanation in explained)
+
+    summaries = [f"{name}: {explanation.summary}" for name, explanation in explained]
+    printer.show({"model": request.model, "targets": targets}, text, summaries)

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from fusec.cli.common import output
 from fusec.cli.common.options import AsJson, seconds_of
@@ -139,6 +136,11 @@ def _print(report: FuzzReport, as_json: bool) -> None:
 def _display(terminal: bool) -> Generator[Callable[[FuzzReport], None]]:
     """Show progress on stderr: one line that changes on a terminal, else a new line every LINE_S seconds."""
     if terminal:
+        # here, because importing rich takes as long as `fusec --help`
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
         with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
             yield lambda report: live.update(Text(f"{report.seconds:5.0f} s  {report.line}"))
         return

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from fusec.cli.common import files, output
+from fusec.cli.common import files, output, verbosity
+from fusec.cli.common.groups import WriteUnlessNamed
 from fusec.cli.common.options import AsJson
 from fusec.cli.common.request import Request, compiles
-from fusec.errors import CheckError
+from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
     from fusec.cli.common.sizes import Sized
@@ -22,22 +25,11 @@ if TYPE_CHECKING:
 # What a command needs is imported inside it, as in commands.py.
 
 
-class _WriteUnlessNamed(TyperGroup):
-    """Commands of `fusec lock`. `fusec lock MODEL` means `fusec lock write MODEL`.
-
-    A model whose file has the name of a command is given as ./diff.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help"):
-            args = ["write", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(cls=_WriteUnlessNamed, help="Write which plan runs each step to a lock file, and compare lock files.")
+app = typer.Typer(cls=WriteUnlessNamed, help="Write which plan runs each step to a lock file, and compare lock files.")
 
 
 @app.command()
+@verbosity.told
 @compiles("tune", "budget")
 def write(
     request: Request,
@@ -68,6 +60,7 @@ def write(
     lockfile.write(file, lock)
     count = sum(entry.name != lockfile.WHOLE for entry in lock.entries)
     output.result({"partitions": count}, f"{count} partitions locked in {file}", as_json)
+    output.wrote(file, as_json)
 
 
 _Compared = Annotated[
@@ -76,19 +69,29 @@ _Compared = Annotated[
 
 
 @app.command()
+@verbosity.told
 @compiles(model=_Compared)
 def diff(
     old: Annotated[Path, typer.Argument(metavar="LOCK", help="A lock file.")],
     request: Request,
     target: Annotated[str, typer.Option(help="For a model: a GPU of `fusec targets`.")] = "auto",
+    cudnn: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="For a model: a release of cuDNN, such as 9.28, which pip installs."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the differences between two lock files, or what this cuDNN and GPU would change. No GPU is needed."""
+    """List the differences between two lock files, or what this cuDNN and GPU would change. No GPU is needed.
+
+    With --cudnn: what that release would change.
+    """
     from fusec import lockfile
     from fusec.lockfile import changes
 
     before, new = lockfile.read(old), request.model
-    if new.endswith((".lock", ".toml")):
+    if cudnn is not None:
+        lines = _with_release(cudnn, new)
+    elif new.endswith((".lock", ".toml")):
         lines = changes.differences(before, lockfile.read(new))
     else:
         with output.progress() as report:
@@ -96,6 +99,34 @@ def diff(
     output.result({"differences": lines}, "\n".join(lines) or "no difference", as_json)
     if lines:
         raise CheckError(f"{old}: {len(lines)} differences")
+
+
+def _with_release(version: str, model: str) -> list[str]:
+    """Run the command of this process with another release of cuDNN, and return the differences that it finds."""
+    from fusec.atlas import releases
+
+    if model.endswith((".lock", ".toml")):
+        raise FusecError("--cudnn compares a lock with a model, not with a lock")
+    with output.progress() as report:
+        report(f"install {version}", 0, 0)
+        with releases.release(version) as installed:
+            report(f"ask {installed.version}", 0, 0)
+            start = "from fusec.cli import main; main()"
+            done = releases.run(installed, start, [*_without(sys.argv[1:], "--cudnn"), "--json"])
+    if done.returncode not in (0, 1) or not done.stdout:
+        reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        raise FusecError(f"cuDNN {installed.version}: {reason.removeprefix('fusec: error: ')}")
+    # a library that does not come from this environment's wheel tells its version as one number
+    found: list[str] = json.loads(done.stdout)["differences"]
+    return [re.sub(r"(?<=^cudnn: )(.*) -> \d+$", rf"\1 -> {installed.version}", line) for line in found]
+
+
+def _without(arguments: Sequence[str], option: str) -> list[str]:
+    """Return a command line without an option and its value."""
+    left = [word for word in arguments if not word.startswith(f"{option}=")]
+    if option in left:
+        del left[left.index(option) : left.index(option) + 2]
+    return left
 
 
 def save(

@@ -76,3 +76,5 @@ def quantize(
     told = quantised.report
     summary = {**told.to_json(), "output": None if file is None else str(file)}
     output.result(summary, str(told) if report else told.summary, as_json)
+    if file is not None:
+        output.wrote(file, as_json)

@@ -44,3 +44,4 @@ def repro(
         f"{named}: step {partition} ({signature}); run {named}/repro.py on a machine with a GPU",
         as_json,
     )
+    output.wrote(folder, as_json)

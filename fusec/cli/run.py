@@ -1,25 +1,52 @@
-"""Run `fusec run`: run a model once, and compare its outputs with onnxruntime."""
+"""Run `fusec run`: run models once, and compare their outputs with onnxruntime."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fusec.cli.common import files, output
-from fusec.cli.common.options import AsJson, Seed, Target
+from fusec.cli.common.options import AsJson, Models, Seed, Target
 from fusec.cli.common.request import Request, compiles
-from fusec.errors import CheckError
+from fusec.errors import CheckError, FusecError
 from fusec.system.printable import printable
 
 # What the command needs is imported inside it, as in commands.py.
 
 TOLERANCE = 1e-3  # relative L2 distance from onnxruntime that --compare allows by default
+SUFFIXES = (".onnx", ".fusec", ".fusec-ir")  # of the models of a folder
 
 
-@compiles("rounding", "tune", "budget", "locked")
+@dataclass(frozen=True)
+class _Options:
+    """Options of a run. arrays: inputs by name; tolerance: distance from onnxruntime, None without --compare."""
+
+    target: str
+    seed: int
+    tolerance: float | None
+    arrays: dict[str, tuple[Path, Any]]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A model that ran. data: what --json prints; errors: distance of each output; arrays: outputs by name."""
+
+    data: dict[str, Any]
+    note: str
+    counts: str
+    errors: dict[str, float]
+    arrays: dict[str, Any]
+
+    def bad(self, tolerance: float) -> list[str]:
+        """List the outputs that differ too much; NaN does."""
+        return [f"{printable(name)} {error:.1e}" for name, error in self.errors.items() if not error <= tolerance]
+
+
+@compiles("rounding", "tune", "budget", "locked", model=Models)
 def run(
     request: Request,
     target: Target = "auto",
@@ -30,43 +57,115 @@ def run(
     seed: Seed = 0,
     file: Annotated[Path | None, typer.Option("-o", "--output", help="Write the outputs to this .npz file.")] = None,
     compare: Annotated[
-        str | None, typer.Option(metavar="onnxruntime", help="Run the file in onnxruntime, too, and compare.")
+        str | None, typer.Option(metavar="onnxruntime", help="Run the model in onnxruntime, too, and compare.")
     ] = None,
     tolerance: Annotated[float, typer.Option(min=0.0, help="Relative L2 distance that --compare allows.")] = TOLERANCE,
     as_json: AsJson = False,
 ) -> None:
-    """Compile a model and run it once: on the GPU if it is this machine's, else in simulation."""
+    """Compile models and run each once: on the GPU if it is this machine's, else in simulation."""
     from fusec.cli.common import feeds as running
 
     files.check_writable(file)
     if compare is not None:
         running.need_onnxruntime(compare)
+    models = _listed(request.models)
     arrays = files.arrays_of(input or ())
-    model = request.model
+    options = _Options(target, seed, None if compare is None else tolerance, arrays)
+    if len(models) > 1 or models[0] != request.model:
+        if file is not None or input:
+            raise FusecError(f"{'--output' if file is not None else '--input'} is for one model, not for {len(models)}")
+        _run_all([replace(request, model=model, models=(model,)) for model in models], options, as_json)
+        return
     with output.progress() as report:
-        executable = request.executable(target, report)
-        feeds = running.feeds(executable, arrays, seed)
-        report("run", 0, 0)
-        start = time.perf_counter()
-        results = executable.run(None, feeds)
-        seconds = time.perf_counter() - start
-        named = {spec.name: array for spec, array in zip(executable.outputs, results, strict=True)}
+        ran = _run_one(request, options, report)
         if file is not None:
-            files.write_npz(file, named)
-        report("onnxruntime", 0, 0)
-        errors = running.distances(model, feeds | request.constants(), named) if compare is not None else {}
-    rows = [{**running.statistics(name, array), "error": errors.get(name)} for name, array in named.items()]
+            files.write_npz(file, ran.arrays)
     if as_json:
-        told = {"model": model, "device": executable.device, "cudnn_asked": executable.asked}
-        output.say(output.json_text({**told, "seconds": seconds, "outputs": rows}))
+        output.say(output.json_text(ran.data))
     else:
-        for row in rows:
+        for row in ran.data["outputs"]:
             name = printable(str(row["name"]))
             output.say(f"{name}: {row['dtype']} {row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
-        output.say(f"ran on {executable.device} in {seconds:.3f} s")
-        output.print_note(executable.note)
-        for name, error in errors.items():
+        output.say(f"ran on {ran.data['device']} in {ran.data['seconds']:.3f} s")
+        output.print_note(ran.note)
+        for name, error in ran.errors.items():
             output.say(f"relative L2 distance from {compare}: {printable(name)} {error:.1e} (allowed {tolerance:.0e})")
-    bad = [f"{printable(name)} {error:.1e}" for name, error in errors.items() if not error <= tolerance]  # NaN is bad
-    if bad:
-        raise CheckError(f"{model}: differs from {compare} by more than {tolerance:.0e}: {', '.join(bad)}")
+    if file is not None:
+        output.wrote(file, as_json)
+    if bad := ran.bad(tolerance):
+        raise CheckError(f"{request.model}: differs from {compare} by more than {tolerance:.0e}: {', '.join(bad)}")
+
+
+def _listed(given: tuple[str, ...]) -> list[str]:
+    """Return the models in order; a folder stands for the models below it."""
+    found: list[str] = []
+    for name in given:
+        path = Path(name)
+        if not path.is_dir():
+            found.append(name)
+            continue
+        inside = sorted(str(each) for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
+        if not inside:
+            raise FusecError(f"{name}: has no file that ends in {', '.join(SUFFIXES)}")
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def _run_one(request: Request, options: _Options, report: output.Report) -> _Run:
+    """Compile a model and run it once; compare it with onnxruntime if there is a tolerance."""
+    from fusec.cli.common import feeds as running
+    from fusec.runtime import Executable
+
+    executable = request.executable(options.target, report)
+    feeds = running.feeds(executable, options.arrays, options.seed)
+    report("run", 0, 0)
+    start = time.perf_counter()
+    results = executable.run(None, feeds)
+    seconds = time.perf_counter() - start
+    named = {spec.name: array for spec, array in zip(executable.outputs, results, strict=True)}
+    errors: dict[str, float] = {}
+    if options.tolerance is not None:
+        report("onnxruntime", 0, 0)
+        model = running.onnx_of(request.model, executable)
+        errors = running.distances(model, request.model, feeds | request.constants(), named)
+    rows = [{**running.statistics(name, array), "error": errors.get(name)} for name, array in named.items()]
+    data = {"model": request.model, "device": executable.device, "cudnn_asked": executable.asked, "seconds": seconds}
+    counts = executable.compiled.program.counts if isinstance(executable, Executable) else executable.explain().summary
+    return _Run({**data, "outputs": rows}, executable.note, counts, errors, named)
+
+
+def _run_all(requests: list[Request], options: _Options, as_json: bool) -> None:
+    """Run models, with a line for each. One that fails does not end the others.
+
+    Raises FusecError: when a model could not run. Raises CheckError: when outputs differ from onnxruntime's.
+    """
+    rows: list[dict[str, Any]] = []
+    notes: set[str] = set()
+    for request in requests:
+        status, told, data = 0, "", {}
+        try:
+            with output.progress() as report:
+                ran = _run_one(request, options, report)
+            data, told = ran.data, f"ok, {ran.counts}, on {ran.data['device']} in {ran.data['seconds']:.3f} s"
+            notes.add(ran.note)
+            if options.tolerance is not None:
+                bad = ran.bad(options.tolerance)
+                worst = max(ran.errors.values(), default=0.0)
+                status = 1 if bad else 0
+                told = f"differs from onnxruntime: {', '.join(bad)}" if bad else f"{told}, distance {worst:.1e}"
+        except CheckError as error:
+            status, told = 1, f"failed: {str(error).removeprefix(f'{request.model}: ')}"
+        except (FusecError, OSError, MemoryError) as error:
+            status, told = 2, f"error: {str(error).removeprefix(f'{request.model}: ')}"
+        rows.append({"model": request.model, "status": status, "message": told, **data})
+        if not as_json:
+            output.say(f"{printable(request.model)}: {printable(told)}")
+    if as_json:
+        output.say(output.json_text({"models": rows}))
+    else:
+        for note in sorted(notes):
+            output.print_note(note)
+    failed = [row for row in rows if row["status"]]
+    if failed:
+        kind = FusecError if any(row["status"] == 2 for row in failed) else CheckError
+        raise kind(f"{len(failed)} of {len(rows)} models failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fusec import frontends, passes
 from fusec.compiler.choose_judge import choose_judge
+from fusec.diagnostics import hints
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from fusec.frontends.onnx.segments import Segment
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True)
 class CutModel:
     """A model that needs values on the host, with its first segment."""
@@ -53,6 +58,7 @@ def read_model(
     """
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
     read = source.segments(shapes)
+    _log.info("model read: %s", f"{len(read)} nodes" if isinstance(read, Graph) else "cut at values needed on the host")
     return read if isinstance(read, Graph) else CutModel(source, read)
 
 
@@ -73,13 +79,7 @@ def build_program(
     pass_options = _without_rerounding(options.for_passes(source), source)
     if family is not None:
         family.weights.share(source)
-    numbers = count()
-    graph = run(
-        passes.PIPELINE,
-        source.clone(),
-        pass_options,
-        lambda name: options.report(f"pass {name}", next(numbers), len(passes.PIPELINE)),
-    )
+    graph = _run_passes(source, options, pass_options)
     judge = choose_judge(target, pass_options, oracle, family)
     if pass_options.as_source:
         judge = StrictRounding(judge)
@@ -94,7 +94,25 @@ def build_program(
         return run(passes.EARLY_PASSES, source.clone(), pass_options)
 
     program = expand_refused_attention(partitioned(graph), before_layout, partitioned, judge, pass_options)
-    return Compiled(source, concat_in_place(program, judge, pass_options), target, pass_options, judge)
+    program = concat_in_place(program, judge, pass_options)
+    _log.info("partitioned for %s in %s: %s", target.name, pass_options.precision, program.counts)
+    compiled = Compiled(source, program, target, pass_options, judge)
+    if (hint := hints.launches(compiled)) is not None:
+        _log.warning("%s", hint.text)
+    return compiled
+
+
+def _run_passes(source: Graph, options: CompileOptions, pass_options: Options) -> Graph:
+    """Run the pipeline on a copy of the source, and tell of each pass."""
+    numbers = count()
+
+    def report_pass(name: str) -> None:
+        _log.debug("pass %s", name)
+        options.report(f"pass {name}", next(numbers), len(passes.PIPELINE))
+
+    graph = run(passes.PIPELINE, source.clone(), pass_options, report_pass)
+    _log.info("passes: %d nodes became %d", len(source), len(graph))
+    return graph
 
 
 def _without_rerounding(options: Options, source: Graph) -> Options:
@@ -112,6 +130,6 @@ def _build_for_numpy(source: Graph, options: CompileOptions) -> Compiled:
     """Build a program of kernels in the layouts of the model, because NumPy gains nothing from others."""
     pass_options = options.for_passes(source)
     pass_options = replace(pass_options, disable=pass_options.disable | {"layout"})
-    graph = run(passes.PIPELINE, source.clone(), pass_options)
+    graph = _run_passes(source, options, pass_options)
     insert_edge_copies(graph, pass_options)
     return Compiled(source, kernels_only(graph), load_target(CPU), pass_options, NoJudge())

@@ -13,13 +13,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusec.diagnostics.explain.table import bytes_text
+from fusec.execution.backend import SimulatorBackend
+from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.passes.partition.cost_model import limit_us
-from fusec.schedule.program import Kind
+from fusec.schedule.program import Kind, counts
+from fusec.targets.target import CPU
 
 if TYPE_CHECKING:
     from fusec.runtime import Executable
 
 EXCESS = 1.25  # ratio of the whole to the sum of its steps from which the report mentions it
+WITHOUT_GPU = (SimulatorBackend.name, CPU)  # devices on which NumPy runs the steps
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measured times of an executable.
+    """Measured times of an executable. Without a GPU they are of NumPy, and no text compares them with a GPU's.
 
     call: a call, from the caller's arrays to results, by the host's clock.
     more: time of a call minus that of a replay of its steps, measured alternately.
@@ -65,6 +69,8 @@ class Bench:
     lanes: largest number of steps that run at the same time.
     other_us, this_us: the whole in the other order and in this one, timed alternately; None if not timed.
     declined: reason why the other order could not be captured.
+    views: number of steps that do no work, which `steps` leaves out.
+    partitioned: the number of steps before tuning, in words; empty if the program was not tuned.
     """
 
     device: str
@@ -79,6 +85,23 @@ class Bench:
     other_us: float | None = None
     declined: str = ""
     this_us: float | None = None
+    views: int = 0
+    partitioned: str = ""
+
+    @property
+    def counts(self) -> str:
+        """Return the number of steps in words, as every report counts them."""
+        return counts(len(self.steps) + self.views, len(self.steps))
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Return the numbers of steps, launches and views."""
+        return {"steps": len(self.steps) + self.views, "launches": len(self.steps), "views": self.views}
+
+    @property
+    def is_simulated(self) -> bool:
+        """Tell if NumPy ran the steps, so that no time is of a GPU."""
+        return self.device in WITHOUT_GPU
 
     @property
     def sum_us(self) -> float:
@@ -92,20 +115,25 @@ class Bench:
 
     @property
     def excess(self) -> float | None:
-        """Return the ratio of the whole to the sum of its steps, or None if it is not above EXCESS."""
+        """Return the ratio of the whole to the sum of its steps; None in simulation, or if it is not above EXCESS."""
+        if self.is_simulated:
+            return None
         ratio = self.whole.median_us / self.sum_us if self.sum_us else 1.0
         return ratio if ratio > EXCESS else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {**asdict(self), "sum_us": self.sum_us, "limit_us": self.limit_us, "excess": self.excess}
+        """Return plain data. `more` is None in simulation, where NumPy's times vary by more than a call costs."""
+        sums = {"sum_us": self.sum_us, "limit_us": self.limit_us, "excess": self.excess, "totals": self.totals}
+        data = {**asdict(self), **sums, "simulated": self.is_simulated}
+        return {**data, "more": None} if self.is_simulated else data
 
     def trace(self) -> dict[str, Any]:
         """Return the steps as a trace: one after the other, each with its time alone.
 
         Perfetto and chrome://tracing open it (Trace Event Format, complete events).
         """
-        events: list[dict[str, Any]] = []
+        process = "simulated by NumPy, no times of a GPU" if self.is_simulated else self.device
+        events: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": process}}]
         start = 0.0
         for step in self.steps:
             arguments = {"step": step.index, "limit_us": step.limit_us}
@@ -115,7 +143,9 @@ class Bench:
         return {"traceEvents": events, "displayTimeUnit": "ns"}
 
     def table(self) -> str:
-        """Return a table of the steps, slowest first, and the whole."""
+        """Return a table of the steps, slowest first; in simulation of their limits, the largest first."""
+        if self.is_simulated:
+            return self._limits_table()
         rows = sorted(self.steps, key=lambda step: -step.time.median_us)
         named = {step: f"{step.kind} {step.signature}" for step in rows}
         width = max([len(name) for name in named.values()] + [4])
@@ -127,14 +157,39 @@ class Bench:
             )
         return "\n".join(lines)
 
+    def _limits_table(self) -> str:
+        rows = sorted(self.steps, key=lambda step: -step.limit_us)
+        named = {step: f"{step.kind} {step.signature}" for step in rows}
+        width = max([len(name) for name in named.values()] + [4])
+        lines = [f"step {'':{width}}  {'limit us':>9} {'share':>6}"]
+        for step in rows:
+            share = step.limit_us / self.limit_us if self.limit_us else 0.0
+            lines.append(f"{step.index:4} {named[step]:{width}}  {step.limit_us:9.1f} {share:6.1%}")
+        return "\n".join(lines)
+
+    @property
+    def _memory_text(self) -> str:
+        live = bytes_text(self.live_bytes)
+        return f"memory {bytes_text(self.memory_bytes)}, of which {live} at the same time"
+
+    def _simulated_text(self) -> str:
+        return (
+            f"simulated by NumPy, so no time of a GPU was measured; a simulated call takes "
+            f"{self.call.median_us / 1e6:.3g} s\n"
+            f"{self.counts}, limit {self.limit_us:.1f} us on the target; {self._memory_text}"
+        )
+
     def __str__(self) -> str:
+        if self.is_simulated:
+            return self._simulated_text()
         lines = [
             f"on {self.device}: {_shown(self.call)} a call, {self.more.median_us:.1f} us more than a replay of its "
             f"steps; {_shown(self.whole)} all steps together",
-            f"{len(self.steps)} steps, {self.sum_us:.1f} us in sum if timed alone, limit {self.limit_us:.1f} us; "
-            f"first call {self.first_call_s:.3f} s; "
-            f"memory {bytes_text(self.memory_bytes)}, of which {bytes_text(self.live_bytes)} at the same time",
+            f"{self.counts}, {self.sum_us:.1f} us in sum if timed alone, limit {self.limit_us:.1f} us; "
+            f"first call {self.first_call_s:.3f} s; {self._memory_text}",
         ]
+        if self.partitioned not in ("", self.counts):
+            lines.append(f"these are the steps as tuned; before tuning there were {self.partitioned}")
         if self.other_us is not None:
             orders = ("in order", f"in parallel on {self.lanes} streams" if self.lanes > 1 else "in parallel")
             this, other = reversed(orders) if self.lanes > 1 else orders
@@ -190,6 +245,8 @@ def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) ->
         memory.nbytes,
         memory.live_bytes,
         *executable.recorded,
+        views=len(compiled.program.steps) - compiled.program.launches,
+        partitioned=tuned.partitioned.counts if isinstance(tuned := compiled.tuned, TunedChoices) else "",
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from fusec import frontends
 from fusec.diagnostics.explain import Explanation
+from fusec.diagnostics.notebook import shapes_html, shapes_text
 from fusec.diagnostics.step_times import Bench
 from fusec.diagnostics.verify import Report
 from fusec.dynamic_shapes.padding import Padding, pad
@@ -45,14 +46,17 @@ class DynamicExecutable:
         buckets: Mapping[str, Sequence[int]] | None = None,
         sizing: Sizing | None = None,
         proved: Mapping[Key, tuple[Crop, ...]] | None = None,
+        available: Sequence[Key] | None = None,
     ):
         """Make an executable without programs.
 
         compile: makes a program for input shapes.
         sizing: inputs and outputs with the ranges of their dims; None: as the model declares them.
         proved: crops of all input shapes that may be padded; None: they are proved when they are met.
+        available: the only input shapes that a file has programs for; None: any can be compiled.
         """
         self.source = source
+        self.available = None if available is None else tuple(available)
         self.device = device
         self.sizing = sizing or sizing_of(source)
         self.inputs = tuple(map(spec_of, self.sizing.inputs))
@@ -62,6 +66,14 @@ class DynamicExecutable:
         self._max_shapes = max_shapes
         self._lock = threading.RLock()
         self._programs: OrderedDict[Key, AnyExecutable] = OrderedDict()
+
+    def __repr__(self) -> str:
+        """Describe the model and its programs in one line."""
+        return shapes_text(self)
+
+    def _repr_html_(self) -> str:
+        """Describe the model and its programs for notebooks."""
+        return shapes_html(self)
 
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:

@@ -57,7 +57,7 @@ class Crop:
 
 
 @dataclass(frozen=True)
-class _Row:
+class RowPlace:
     """Position of the dim in a value: dim `axis` consists of `outer` groups of rows."""
 
     axis: int
@@ -80,6 +80,16 @@ def crops(
     return _Proof(small, large, small_size, large_size).run(axes)
 
 
+def rows_of(graph: Graph, axes: Mapping[str, Sequence[int]], size: int) -> dict[Value, RowPlace]:
+    """Return the place of a dim of the inputs in each value that has it. Values without it are the same for all rows.
+
+    Raises ModelError: when a row of the results could depend on another row of the inputs.
+    """
+    proof = _Proof(graph, graph, size, size)
+    proof.run(axes)
+    return proof.rows
+
+
 class _Proof:
     """A proof in progress: `twin` maps values to those of the larger graph, `rows` holds values that have the dim.
 
@@ -89,7 +99,7 @@ class _Proof:
     def __init__(self, small: Graph, large: Graph, n: int, m: int):
         self.small, self.large, self.n, self.m = small, large, n, m
         self.twin: dict[Value, Value] = {}
-        self.rows: dict[Value, _Row] = {}
+        self.rows: dict[Value, RowPlace] = {}
 
     def run(self, axes: Mapping[str, Sequence[int]]) -> tuple[Crop, ...]:
         for value, other in zip(self.small.inputs, self.large.inputs, strict=True):
@@ -98,7 +108,7 @@ class _Proof:
             if len(found) > 1:
                 raise ModelError(f"input {quote(value.name)} has it twice")
             if found:
-                self.rows[value] = _Row(found[0])
+                self.rows[value] = RowPlace(found[0])
         pairs = list(zip(self.small.nodes, self.large.nodes, strict=False))
         if len(self.small) != len(self.large):
             raise ModelError("the model becomes another graph for another size of it")
@@ -129,7 +139,7 @@ class _Proof:
                 self.rows[value] = row
             self._check(value, wide, row)
 
-    def _check(self, value: Value, wide: Value, row: _Row | None) -> None:
+    def _check(self, value: Value, wide: Value, row: RowPlace | None) -> None:
         """Check that two shapes differ only in the dim that has the rows, and there by whole rows."""
         a, b = value.type.shape, wide.type.shape
         axis = -1 if row is None else row.axis
@@ -140,7 +150,7 @@ class _Proof:
             if rest or b[axis] != row.outer * self.m * inner:
                 raise _MixesError("it is joined with other dims")
 
-    def _constant(self, node: Node, other: Node) -> _Row | None:
+    def _constant(self, node: Node, other: Node) -> RowPlace | None:
         """Check that a constant is the same for both sizes, or starts with the rows of the smaller one."""
         held, wide = (n.op.attributes["literal"].array for n in (node, other))
         if held.shape == wide.shape:
@@ -151,14 +161,14 @@ class _Proof:
         first = wide[(slice(None),) * axis + (slice(held.shape[axis]),)]
         if first.tobytes() != held.tobytes():
             raise _MixesError("a number depends on it")
-        return _Row(axis)
+        return RowPlace(axis)
 
-    def _follow(self, node: Node, other: Node) -> _Row | None:
+    def _follow(self, node: Node, other: Node) -> RowPlace | None:
         rows = [self.rows.get(v) for v in node.operands]
         if not any(rows):
             if node.op.name != "expand" or node.result.type.shape == other.result.type.shape:
                 return None
-            return _Row(_differing(node.result.type.shape, other.result.type.shape))  # one row, repeated
+            return RowPlace(_differing(node.result.type.shape, other.result.type.shape))  # one row, repeated
         if isinstance(node.op, Pointwise | Cast):
             if node.op.name == "gen_index" and any(row is not None and row.outer > 1 for row in rows):
                 raise _MixesError("indices of a dim with several groups of rows are counted")
@@ -168,7 +178,7 @@ class _Proof:
             raise _MixesError("fusec has no rule that this op keeps rows separate")
         return rule(self, node, rows)
 
-    def aligned(self, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    def aligned(self, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
         """Return the row of the result of an op that broadcasts: dims are counted from the right."""
         rank = node.results[0].type.rank
         found: set[tuple[int, int, int]] = set()
@@ -179,9 +189,9 @@ class _Proof:
         if len(found) > 1:
             raise _MixesError("rows meet other rows")
         ((axis, outer, _),) = found
-        return _Row(rank + axis, outer)
+        return RowPlace(rank + axis, outer)
 
-    def only(self, rows: Sequence[_Row | None], operand: int = 0) -> _Row:
+    def only(self, rows: Sequence[RowPlace | None], operand: int = 0) -> RowPlace:
         """Return the row of one operand, and check that no other operand has one."""
         row = rows[operand]
         if row is None or any(r is not None for i, r in enumerate(rows) if i != operand):
@@ -197,10 +207,10 @@ def _differing(a: Sequence[int], b: Sequence[int]) -> int:
     return places[0]
 
 
-_Rule = Callable[[_Proof, Node, Sequence[_Row | None]], _Row]
+_Rule = Callable[[_Proof, Node, Sequence[RowPlace | None]], RowPlace]
 
 
-def _images(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _images(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     """Follow the batch dim. Images are separate from each other; channels and pixels are not."""
     row = proof.only(rows)
     if row.axis != 0:
@@ -208,14 +218,14 @@ def _images(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     return row
 
 
-def _resize(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _resize(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     row = _images(proof, node, rows)
     if node.op.attributes["scales"][0] != 1.0:
         raise _MixesError("it is resized")
     return row
 
 
-def _matmul(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _matmul(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     a, b = node.operands
     left, right = rows
     if left is not None and left.axis == a.type.rank - 1:
@@ -225,26 +235,26 @@ def _matmul(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     matrices = [r is not None and r.axis >= v.type.rank - 2 for r, v in zip(rows, node.operands, strict=True)]
     if any(matrices):
         row = proof.only(rows, matrices.index(True))
-        return _Row(node.result.type.rank - (node.operands[matrices.index(True)].type.rank - row.axis), row.outer)
+        return RowPlace(node.result.type.rank - (node.operands[matrices.index(True)].type.rank - row.axis), row.outer)
     return proof.aligned(node, rows)
 
 
-def _norm_from(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _norm_from(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     row = proof.only(rows)
     if row.axis >= node.op.attributes["axis"] % node.operands[0].type.rank:
         raise _MixesError("it is normalised over")
     return row
 
 
-def _reduce(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _reduce(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     row, rank = proof.only(rows), node.operands[0].type.rank
     axes = {a % rank for a in node.op.attributes["axes"]}
     if row.axis in axes:
         raise _MixesError("it is reduced")
-    return row if node.op.attributes["keepdims"] else _Row(row.axis - sum(a < row.axis for a in axes), row.outer)
+    return row if node.op.attributes["keepdims"] else RowPlace(row.axis - sum(a < row.axis for a in axes), row.outer)
 
 
-def _not_along(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _not_along(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     """Check that an op works along another axis."""
     row = proof.only(rows) if len(rows) == 1 else _same(rows)
     if row.axis == node.op.attributes["axis"] % node.operands[0].type.rank:
@@ -252,14 +262,14 @@ def _not_along(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     return row
 
 
-def _same(rows: Sequence[_Row | None]) -> _Row:
+def _same(rows: Sequence[RowPlace | None]) -> RowPlace:
     found = {row for row in rows if row is not None}
     if len(found) > 1:
         raise _MixesError("rows meet other rows")
     return found.pop()
 
 
-def _reshape(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _reshape(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     """Follow rows through a reshape. A row stays a row if a new dim consists of whole rows of `step` elements."""
     row, shape = proof.only(rows), node.operands[0].type.shape
     step = math.prod(shape[row.axis :]) // (row.outer * proof.n)
@@ -272,16 +282,16 @@ def _reshape(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
             # with one row, several axes could be the dim: the right one is larger in the larger graph
             if proof.n == 1 and proof.twin[node.result].type.shape[axis] == size:
                 continue
-            return _Row(axis, after * size // rows_end)
+            return RowPlace(axis, after * size // rows_end)
     raise _MixesError("it is split or joined")
 
 
-def _transpose(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _transpose(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     row = proof.only(rows)
-    return _Row(node.op.attributes["perm"].index(row.axis), row.outer)
+    return RowPlace(node.op.attributes["perm"].index(row.axis), row.outer)
 
 
-def _slice(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _slice(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     row, a = proof.only(rows), node.op.attributes
     whole = (0, node.operands[0].type.shape[row.axis], 1)
     if (a["starts"][row.axis], a["sizes"][row.axis], a["steps"][row.axis]) != whole:
@@ -289,26 +299,26 @@ def _slice(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     return row
 
 
-def _pad(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _pad(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     row, pads = proof.only(rows), node.op.attributes["pads"]
     if pads[row.axis] or pads[row.axis + len(pads) // 2]:
         raise _MixesError("it is padded by the model itself")
     return row
 
 
-def _gather(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _gather(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     data, indices = node.operands
     axis = node.op.attributes["axis"] % data.type.rank
     if rows[0] is None:
         row = proof.only(rows, 1)
-        return _Row(axis + row.axis, row.outer)
+        return RowPlace(axis + row.axis, row.outer)
     row = proof.only(rows)
     if row.axis == axis:
         raise _MixesError("rows are gathered")
-    return row if row.axis < axis else _Row(row.axis + indices.type.rank - 1, row.outer)
+    return row if row.axis < axis else RowPlace(row.axis + indices.type.rank - 1, row.outer)
 
 
-def _attention(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _attention(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     """Follow the batch or the queries, which are separate. Keys are summed over, and heads may be shared."""
     query, *others = rows[:3]
     bias = rows[3] if len(rows) > 3 else None
@@ -316,19 +326,19 @@ def _attention(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
         raise _MixesError("it is neither the batch nor the queries")
     if any(other != (query if query.axis == 0 else None) for other in others):
         raise _MixesError("rows meet other rows")
-    if bias is not None and _Row(bias.axis + 4 - node.operands[3].type.rank, bias.outer) != query:
+    if bias is not None and RowPlace(bias.axis + 4 - node.operands[3].type.rank, bias.outer) != query:
         raise _MixesError("rows meet other rows")
     return query
 
 
-def _rotary(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _rotary(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     row = proof.aligned(node, rows)
     if row.axis == node.result.type.rank - 1:
         raise _MixesError("its halves are exchanged")
     return row
 
 
-def _recurrent(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _recurrent(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     """Follow the batch, whose sequences are separate. It is dim 1 of x, the states and all results, 0 of lengths."""
     op = cast("Recurrent", node.op)
     _, lengths = op.places([v.type.dtype for v in node.operands])
@@ -336,7 +346,7 @@ def _recurrent(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     axes = {place: row.axis for place, row in enumerate(rows) if row is not None}
     if axes != batch:
         raise _MixesError("it is not the batch dim")
-    return _same([row and _Row(1, row.outer) for row in rows])
+    return _same([row and RowPlace(1, row.outer) for row in rows])
 
 
 # attributes that may differ between the sizes, because the shape of the result is checked instead

@@ -150,4 +150,5 @@ def _with_shapes(
         buckets=table.buckets,
         sizing=_sizing(table),
         proved=proved,
+        available=tuple(programs),
     )

@@ -31,6 +31,7 @@ from fusec.lockfile.entries import (
     whole_work,
     work_of,
 )
+from fusec.lockfile.precision import other_precision
 from fusec.lockfile.toml_text import parse, read, text_of, write
 from fusec.lower_cudnn import lower
 from fusec.plans.lock_record import FORMAT, NAME, Lock, Locked, LockedPart, in_order
@@ -157,6 +158,8 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
     target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
     compiled.require_answers(f"{lock.origin}: keeping to a lock for {target.name}")
     builds = builds or tries(target)
+    if other := other_precision(lock, compiled):
+        raise CheckError(f"{lock.origin}: {other}")
     splits: dict[str, tuple[Part, ...]] = {}
     choices: dict[str, Choice] = {}
     used: dict[str, Locked] = {}

@@ -27,6 +27,7 @@ from fusec.lockfile.entries import (
     whole_work,
     work_of,
 )
+from fusec.lockfile.precision import locks_differ, other_precision
 from fusec.plans.lock_record import Lock, Locked, LockedPart
 from fusec.plans.plan_record import ORDERS, Choice, Part
 from fusec.schedule.program import Kind, Partition
@@ -35,6 +36,8 @@ from fusec.schedule.program import Kind, Partition
 def differences(old: Lock, new: Lock) -> list[str]:
     """Compare two locks: return a line for each difference. Measured times and errors are not compared."""
     lines = _version_lines(old.versions, new.versions)
+    if other := locks_differ(old, new):
+        return [*lines, other]
     for entry in old.entries:
         other = new.entry(entry.work, entry.target)
         if other is None:
@@ -63,6 +66,8 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
     compiled.require_answers(f"{lock.origin}: comparing it for {compiled.target.name}")
     here = versions()
     lines = _version_lines({name: lock.versions.get(name, "") for name in here}, here)
+    if other := other_precision(lock, compiled):  # because every step would be a difference
+        return [*lines, other]
     comparison = _Comparison(lock, compiled, builds or tries(compiled.target), lines)
     if isinstance(compiled.tuned, Lock):  # the program of a `.fusec` file is split into parts already
         comparison.compare_file(compiled.tuned)

@@ -92,6 +92,13 @@ class CudnnGraph:
     def tensor(self, uid: int) -> CudnnTensor:
         return self._by_uid[uid]
 
+    def sources(self, uid: int) -> set[int]:
+        """Find the tensors in memory from which a tensor is computed; a scalar passed by value has none."""
+        makers = [call for call in self.calls if uid in call.outputs]
+        if not makers:
+            return {uid} if self.tensor(uid).value is None else set()
+        return {source for call in makers for each in call.inputs for source in self.sources(each)}
+
     @cached_property
     def _by_uid(self) -> dict[int, CudnnTensor]:
         return {t.uid: t for t in self.tensors}

@@ -160,10 +160,11 @@ class DimFolding:
 
 
 def regular_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Give dims of size 1 the strides that a packed tensor of rank 4 or 5 has.
+    """Give dims of size 1 the strides that follow from those of the other dims, in a tensor of rank 4 or 5.
 
     No address depends on these strides, but cuDNN recognises row-major filters and images by them. With other strides
-    every engine misread filters [1, 4, 2, 1].
+    every engine misread filters [1, 4, 2, 1]. Engines also take the distance between pixels from the width's stride:
+    for an image of width 1 within a larger tensor it is the stride of the height.
     """
     rank = len(dims)
     if rank not in (4, 5):
@@ -173,8 +174,9 @@ def regular_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
     for order in (channels_last(rank), tuple(range(rank))):
         if stored == [d for d in order if d in wide]:
             filled, step = list(strides), 1
-            for d in reversed(order):
-                filled[d] = strides[d] if d in wide else step
+            for place, d in reversed(list(enumerate(order))):
+                outer = [strides[o] for o in order[:place] if o in wide]
+                filled[d] = strides[d] if d in wide else outer[-1] if outer and place < rank - 1 else step
                 step = filled[d] * dims[d]
             return tuple(filled)
     return strides

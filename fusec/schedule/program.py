@@ -108,6 +108,11 @@ class Program:
         """Count the steps that do work: all except views."""
         return sum(step.kind is not Kind.VIEW for step in self.steps)
 
+    @property
+    def counts(self) -> str:
+        """Return the number of steps in words: `58 steps (57 launches, 1 view)`."""
+        return counts(len(self.steps), self.launches)
+
     def verify(self) -> None:
         """Raise VerifyError unless the steps cover every node once, in topological order.
 
@@ -147,6 +152,16 @@ class Program:
                 lines.append(f" {mark}{print_node(node)}")
             lines.append("}")
         return "\n".join(lines)
+
+
+def counts(steps: int, launches: int) -> str:
+    """Return the number of steps in words, so that every report counts a program the same way.
+
+    steps: all of them, views included. launches: those that do work.
+    """
+    views = steps - launches
+    parts = [f"{launches} launch{'es' * (launches != 1)}", f"{views} view{'s' * (views != 1)}"][: 1 + bool(views)]
+    return f"{steps} step{'s' * (steps != 1)} ({', '.join(parts)})"
 
 
 def inputs_of(nodes: Sequence[Node]) -> tuple[Value, ...]:

@@ -220,8 +220,15 @@ class SegmentedExecutable:
     def explain(self) -> SegmentedExplanation:
         """Explain each segment, each cut and its cost, as the last call met them."""
         with self._lock:
-            last = self._last or [(self._segments.first, _record(self._segments.first, None, None))]
-            return SegmentedExplanation(tuple(_explained(prepared, record) for prepared, record in last))
+            return SegmentedExplanation(tuple(_explained(prepared, record) for prepared, record in self._met()))
+
+    def last_segments(self) -> list[tuple[Executable | None, SegmentRecord]]:
+        """Return the segments that the last call met, each with its program if it has one."""
+        with self._lock:
+            return [(prepared.program, record) for prepared, record in self._met()]
+
+    def _met(self) -> list[tuple[PreparedSegment, SegmentRecord]]:
+        return self._last or [(self._segments.first, _record(self._segments.first, None, None))]
 
     def verify(self, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
         """Check the programs of all segments that are compiled, as `Executable.verify`. Host steps are the reference.

@@ -9,6 +9,7 @@ from typing import Any
 from fusec.diagnostics.explain import Explanation
 from fusec.diagnostics.explain.data import WIDTH
 from fusec.diagnostics.explain.table import bytes_text, wrapped
+from fusec.schedule.program import counts
 from fusec.system.printable import printable
 
 
@@ -64,6 +65,7 @@ class SegmentedExplanation:
         return {
             "segments": len(self.segments),
             "host_steps": sum(len(each.steps) for each in self.segments),
+            "steps": sum(explanation.totals["steps"] for explanation in explained),
             "launches": sum(explanation.totals["launches"] for explanation in explained),
             "host_bytes": sum((step.read_bytes or 0) for each in self.segments for step in each.steps),
         }
@@ -87,23 +89,41 @@ class SegmentedExplanation:
     def summary(self) -> str:
         """Return the totals in words."""
         t = self.totals
-        text = f"{t['segments']} segments, {t['host_steps']} host steps, {t['launches']} launches"
+        text = f"{t['segments']} segments, {t['host_steps']} host steps, {counts(t['steps'], t['launches'])}"
         last = self.segments[-1]
         return f"{text}; {last.waiting} nodes wait for the first call" if last.steps else text
 
+    def text(self, width: int = WIDTH, fold: bool = True) -> str:
+        """Return the segments and host steps in words. width: of a line. fold: show steps that repeat once."""
+        blocks = [
+            "\n\n".join([_segment(index, each, width, fold), *_steps(each.steps)])
+            for index, each in enumerate(self.segments)
+        ]
+        return "\n\n".join([*blocks, "\n".join(wrapped(self.summary, "", width))])
+
+    def overview(self, width: int = WIDTH) -> str:
+        """Return the summary, and that of each segment."""
+        parts = [wrapped(self.summary, "", width)]
+        for index, each in enumerate(self.segments):
+            told = "" if each.explanation is None else f"; {each.explanation.summary}"
+            parts.append(wrapped(f"segment {index} runs as {each.runs_as}{told}", "", width))
+        return "\n".join("\n".join(part) for part in parts)
+
     def __str__(self) -> str:
-        blocks = ["\n\n".join([_segment(index, each), *_steps(each.steps)]) for index, each in enumerate(self.segments)]
-        return "\n\n".join([*blocks, "\n".join(wrapped(self.summary, "", WIDTH))])
+        return self.text()
 
 
-def _segment(index: int, record: SegmentRecord) -> str:
+def _segment(index: int, record: SegmentRecord, width: int, fold: bool) -> str:
     how = {
-        "program": f"{record.explanation.totals['launches'] if record.explanation else 0} launches",
+        "program": counts(
+            *(record.explanation.totals[key] if record.explanation else 0 for key in ("steps", "launches"))
+        ),
         "numpy": f"{record.ops} ops in NumPy on the host, because it is small and its shapes vary",
         "nothing": "nothing to compute",
     }[record.runs_as]
     title = f"Segment {index}: {how}{_time(record.seconds)}"
-    return "\n".join([*wrapped(title, "", WIDTH), *(["", str(record.explanation)] if record.explanation else [])])
+    explained = [] if record.explanation is None else ["", record.explanation.text(width, fold)]
+    return "\n".join([*wrapped(title, "", width), *explained])
 
 
 def _steps(steps: Sequence[HostStepRecord]) -> list[str]:

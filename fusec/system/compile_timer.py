@@ -7,6 +7,7 @@ Work of other threads is not counted.
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
+_log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -47,10 +49,13 @@ class CompileTimes:
             stage = self.stages.setdefault(name, StageTime())
             stage.seconds += seconds - self._inner.pop()
             stage.count += 1
+            _log.debug("%s: %.3f s", name, seconds)
             if self._inner:
                 self._inner[-1] += seconds
             else:
                 self.seconds += seconds
+                parts = ", ".join(f"{what} {each.seconds:.2f} s" for what, each in self.stages.items())
+                _log.info("compiled in %.2f s: %s", self.seconds, parts)
 
     def __str__(self) -> str:
         """Return a line for each stage, the longest first, without those under a tenth of a second."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from helpers import assert_close
 
 import fusec as library
 from fusec import driver
+from fusec.cli.common import colour
 from fusec.diagnostics import verify as verifying
+from fusec.diagnostics.explain.table import bytes_text
 
 pytestmark = pytest.mark.cudnn
 
@@ -239,11 +243,15 @@ def test_bench_times_the_whole_and_each_step(model: Path, tmp_path: Path) -> Non
     trace = tmp_path / "trace.json"
     result = fusec("bench", model, *SHAPE, "--runs", 3, "--profile", "--trace", trace)
     assert result.exit_code == 0
-    assert "on simulated:" in result.stdout and "conv+bias+relu" in result.stdout and "limit us" in result.stdout
+    assert "simulated by NumPy, so no time of a GPU was measured" in result.stdout
+    assert "conv+bias+relu" in result.stdout and "limit us" in result.stdout
     assert "compile time by stage" in result.stdout
-    assert {"sign", "add"} <= {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    first, *events = json.loads(trace.read_text())["traceEvents"]
+    assert first["args"]["name"].startswith("simulated by NumPy")
+    assert {"sign", "add"} <= {event["name"] for event in events}
     measured = json.loads(fusec("bench", model, *SHAPE, "--runs", 3, "--json").stdout)
     assert measured["whole"]["runs"] == measured["call"]["runs"] == 3
+    assert measured["simulated"] and measured["more"] is None and measured["excess"] is None
     assert {"passes and partitions", "the rest"} <= measured["compile"].keys()
     assert 0 < sum(measured["compile"].values()) <= measured["compile_s"] + 0.01
     assert measured["compile_s"] > 0 and measured["memory_bytes"] >= measured["live_bytes"] > 0
@@ -255,3 +263,80 @@ def test_bad_tuning_options_are_named(model: Path, command: str) -> None:
     assert result.exit_code == 2 and "tune is one of none, quick, full, not 'max'" in result.stderr
     result = fusec(command, model, *SHAPE, "--budget", "soon")
     assert result.exit_code == 2 and "--budget soon: a time is written" in result.stderr
+
+
+def test_explain_writes_a_file_and_prints_the_totals(model: Path, tmp_path: Path) -> None:
+    text, data = tmp_path / "e.txt", tmp_path / "e.json"
+    printed = fusec("explain", model, *SHAPE, "--no-cores", "--all").stdout
+    written = fusec("explain", model, *SHAPE, "--no-cores", "--all", "-o", text)
+    assert text.read_text() == printed
+    assert written.stdout.splitlines()[0].startswith("h200: ")
+    assert written.stdout.splitlines()[1:] == [f"wrote {text}, {bytes_text(text.stat().st_size)}"]
+    as_json = fusec("explain", model, *SHAPE, "--no-cores", "--json", "-o", data)
+    assert data.read_text() == as_json.stdout, "stdout has one document alone"
+    assert as_json.stderr == ""
+    refused = fusec("explain", model, *SHAPE, "-o", tmp_path / "none" / "e.txt")
+    assert (refused.exit_code, "there is no folder" in refused.stderr) == (2, True)
+
+
+def test_a_summary_has_no_steps_and_no_reasons(model: Path) -> None:
+    summary = fusec("explain", model, *SHAPE, "--summary").stdout
+    assert "4 steps (4 launches)" in summary and "steps  runs as" in summary
+    assert "cuDNN has no pointwise mode for it" not in summary
+    several = fusec("explain", model, *SHAPE, "--summary", "--target", "t4,h200").stdout
+    assert several.splitlines()[0].split() == ["t4", "h200"] and "pointwise mode" not in several
+
+
+def test_colours_are_for_terminals_that_want_them(model: Path) -> None:
+    plain = fusec("explain", model, *SHAPE, "--no-cores").stdout
+    assert "\x1b" not in plain, "a pipe has none"
+    for name, value, wanted in (("NO_COLOR", "1", False), ("NO_COLOR", "", True), ("TERM", "dumb", False)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TERM", "xterm")
+            patch.delenv("NO_COLOR", raising=False)
+            patch.setenv(name, value)
+            patch.setattr("sys.stdout", _Terminal())
+            assert colour.wanted() is wanted, (name, value)
+    painted = colour.coloured(plain)
+    assert "\x1b[32mprecompiled fused\x1b[0m" in painted and "\x1b[33mkernel\x1b[0m" in painted
+    assert "\x1b[1mNot in a cuDNN step:\x1b[0m" in painted
+    assert re.sub(r"\x1b\[\d+m", "", painted) == plain, "nothing but colours is added"
+
+
+class _Terminal:
+    """A stdout that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert colour.width() == colour.WIDTH
+    monkeypatch.setattr("sys.stdout", _Terminal())
+    monkeypatch.setenv("COLUMNS", "91")
+    assert colour.width() == 91
+    monkeypatch.setenv("COLUMNS", "20")
+    assert colour.width() == 60
+
+
+def test_bench_marks_each_step_for_profilers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvtx = pytest.importorskip("cupy.cuda.nvtx")
+    ranges: list[str] = []
+    monkeypatch.setattr(nvtx, "RangePush", ranges.append)
+    monkeypatch.setattr(nvtx, "RangePop", lambda: ranges.append(")"))
+    assert fusec("bench", model, *SHAPE, "--runs", 1).exit_code == 0
+    assert ranges == [], "only if asked for"
+    assert fusec("bench", model, *SHAPE, "--runs", 1, "--nvtx").exit_code == 0
+    steps = ["0 cudnn conv+bias+relu", "1 kernel sign", "2 cudnn add", "3 kernel relayout"]
+    assert ranges == ["fusec", *(each for step in steps for each in (step, ")")), ")"]
+
+
+def test_steps_run_one_by_one_and_change_nothing(model: Path, rng: np.random.Generator) -> None:
+    executable = library.compile(model, target="h200", shapes={"x": (1, 8, 8, 8)}, simulate=True)
+    with pytest.raises(library.ExecutionError, match="before the first call"):
+        executable.run_steps(lambda index: contextlib.nullcontext())
+    x = rng.standard_normal((1, 8, 8, 8)).astype(np.float32)
+    want, seen = executable(x), list[int]()
+    executable.run_steps(lambda index: contextlib.nullcontext(seen.append(index)))
+    assert seen == list(range(len(executable.compiled.program.steps)))
+    assert_close(executable(x), want, 0.0)

@@ -96,3 +96,20 @@ def test_run_takes_the_plans_of_a_lock_or_fails(lock: Path, model: Path, tmp_pat
     assert result.exit_code == 1 and "on l4" in result.stderr
     result = fusec("run", tmp_path / "x.fusec", "--locked", lock)
     assert result.exit_code == 2 and "--locked comes too late" in result.stderr
+
+
+def test_another_precision_is_one_line(lock: Path, model: Path, tmp_path: Path) -> None:
+    """No step of fp16 is in a lock of fp32: a line for each would hide the reason."""
+    for precision, told in (("fp16", "fp32 or tf32"), ("tf32", "fp32")):
+        result = fusec("lock", "diff", lock, model, *SHAPE, "--target", "h200", "--precision", precision)
+        assert result.exit_code == 1
+        (line,) = result.stdout.splitlines()
+        assert line.startswith(f"precision: the lock was written for {told}, the other side is {precision}; ")
+        other = tmp_path / f"{precision}.lock"
+        assert fusec("lock", model, *SHAPE, "--target", "h200", "--precision", precision, "-o", other).exit_code == 0
+        assert fusec("lock", "diff", other, model, *SHAPE, "--precision", precision).stdout == "no difference\n"
+        (line,) = fusec("lock", "diff", other, lock).stdout.splitlines()
+        assert line.startswith("precision: ") and "fp32" in line
+        locked = fusec("compile", model, *SHAPE, "--target", "h200", "--precision", precision, "--locked", lock)
+        assert (locked.exit_code, locked.stdout) == (1, "")
+        assert locked.stderr.startswith(f"fusec: {lock}: precision: the lock was written for {told}, ")

@@ -54,12 +54,13 @@ def ran(*args: object) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "compile", "explain", "verify", "bench", "convert"])
+@pytest.mark.parametrize("command", ["run", "compile", "explain", "verify", "bench", "convert", "report"])
 @pytest.mark.parametrize("target", ["auto", "cpu"])
 def test_a_command_works_and_says_that_cudnn_was_not_asked(
     model: Path, tmp_path: Path, bare: Path, command: str, target: str
 ) -> None:
-    more = {"bench": ("--runs", 1), "convert": ("-o", tmp_path / "net.onnx")}.get(command, ())
+    written = {"convert": ("-o", tmp_path / "net.onnx"), "report": ("-o", tmp_path / "page.html")}
+    more = {"bench": ("--runs", 1), **written}.get(command, ())
     args = (command, model, *SHAPE, "--target", target, *more)
     text = ran(*args)
     assert (LABEL in text) is (target == "auto"), "who names the CPU knows"

@@ -77,10 +77,28 @@ def test_the_cost_of_a_call_and_both_orders_are_printed() -> None:
     assert "steps run in parallel on 3 streams in 98.0 us; in order they took 140.0 us" in text
 
 
+@pytest.mark.parametrize("device", ["simulated", "cpu"])
+def test_no_time_of_numpy_looks_like_one_of_a_gpu(device: str) -> None:
+    measured = replace(of(900.0), device=device)
+    told, table = str(measured), measured.table()
+    assert "simulated by NumPy, so no time of a GPU was measured; a simulated call takes 0.00013 s" in told
+    assert told.count(" us") == 1 and "limit 55.0 us on the target" in told
+    assert "us more" not in told and "times the sum" not in told
+    assert [line.split()[2:] for line in table.splitlines()[1:]] == [
+        ["conv+relu", "50.0", "90.9%"],
+        ["softmax", "5.0", "9.1%"],
+    ]
+    assert "60.0" not in table and measured.excess is None
+    assert measured.to_json()["more"] is None and measured.to_json()["simulated"]
+    assert measured.trace()["traceEvents"][0]["args"]["name"] == "simulated by NumPy, no times of a GPU"
+    assert not of(100.0).to_json()["simulated"] and of(100.0).to_json()["more"] is not None
+
+
 def test_the_table_is_by_time_and_the_trace_in_order() -> None:
     lines = replace(of(100.0), steps=of(100.0).steps[::-1]).table().splitlines()
     assert "conv+relu" in lines[1] and "60.0%" in lines[1] and "40.0%" in lines[2]
-    events = of(100.0).trace()["traceEvents"]
+    first, *events = of(100.0).trace()["traceEvents"]
+    assert (first["ph"], first["args"]) == ("M", {"name": "GPU"})
     assert [(e["name"], e["ts"], e["dur"]) for e in events] == [("conv+relu", 0.0, 60.0), ("softmax", 60.0, 40.0)]
 
 

@@ -42,8 +42,16 @@ class Array(np.ndarray):
     def data(self) -> Any:  # type: ignore[override]  # as CuPy has it
         return types.SimpleNamespace(ptr=self.__array_interface__["data"][0])
 
-    def get(self) -> np.ndarray:
-        return np.array(self.view(np.ndarray))
+    def get(self, out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
+        if out is None:
+            return np.array(self.view(np.ndarray))
+        assert (out.shape, out.dtype, out.flags.c_contiguous, blocking) == (self.shape, self.dtype, True, False)
+        np.copyto(out, self.view(np.ndarray))
+        return out
+
+    def set(self, array: np.ndarray, stream: Any = None) -> None:
+        assert (array.shape, array.dtype, array.flags.c_contiguous) == (self.shape, self.dtype, True)
+        np.copyto(self.view(np.ndarray), array)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, 0)
@@ -150,12 +158,12 @@ class Machine:
         machine = self
 
         class Event:
-            def __init__(self, disable_timing: bool = False) -> None:
+            def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
                 self.at = 0.0
                 self.stream = 0
 
             def record(self, stream: Any = None) -> None:
-                self.at, self.stream = machine.now_us, stream.ptr
+                self.at, self.stream = machine.now_us, (stream or current()).ptr
 
             def synchronize(self) -> None:
                 pass
@@ -267,6 +275,7 @@ class Machine:
             getDeviceProperties=lambda device: {"l2CacheSize": 1 << 20},
         )
         cuda = types.SimpleNamespace(
+            alloc_pinned_memory=lambda nbytes: bytearray(b"\xa5" * (nbytes + 512)),  # more, as CuPy rounds it up
             Stream=Stream,
             Event=Event,
             MemoryPool=lambda: types.SimpleNamespace(malloc=None),

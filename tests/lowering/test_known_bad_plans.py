@@ -63,6 +63,16 @@ def test_engine_52_wants_one_result_and_an_image_stored_channels_last() -> None:
         assert "engine 52 with an image" in str(wrong_plan(bad, 52, {}))
 
 
+def test_engine_4_and_an_image_converted_from_8_bits() -> None:
+    fine = graph(("identity", (1,), 5), ("conv", (5, 2), 3), stored=(3,))
+    converted = replace(fine, tensors=tuple(replace(t, dtype=DType.I8) if t.uid == 1 else t for t in fine.tensors))
+    assert wrong_plan(fine, 4, {}) is None and wrong_plan(converted, 7, {12: 21}) is None
+    assert wrong_plan(converted, 4, {}) == "engine 4 converts an image or filters of 8 bits wrongly"
+    added = graph(CONV, ("add", (3, 5), 4), stored=(4,))
+    bytes_added = tuple(replace(t, dtype=DType.I8) if t.uid == 5 else t for t in added.tensors)
+    assert wrong_plan(replace(added, tensors=bytes_added), 4, {}) is None, "the image is no integer"
+
+
 def test_an_image_of_one_pixel_has_no_order() -> None:
     small = graph(CONV, stored=(3,), order=())
     tensors = tuple(t if t.uid == 2 else replace(t, dims=(2, 8, 1, 1), strides=(8, 1, 1, 1)) for t in small.tensors)

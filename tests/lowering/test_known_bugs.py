@@ -92,6 +92,35 @@ def test_dims_of_one_do_not_count_as_broadcast() -> None:
         assert bool(misread(replace(graph, tensors=one))) == wrong
 
 
+def converted_product(n: int, left: DType | None = DType.I8) -> CudnnGraph:
+    """A matmul whose right operand is converted from rows of n numbers of 8 bits, and the left one from `left`."""
+    tensors = [tensor(1, (2, 11, 17), left or DType.F16), tensor(3, (2, 17, n), DType.I8)]
+    tensors += [tensor(2, (2, 11, 17), virtual=True), tensor(4, (2, 17, n), virtual=True), tensor(5, (2, 11, n))]
+    calls = [CudnnCall("pointwise", (1,), (2,), "identity")] if left is not None else []
+    convert, product = CudnnCall("pointwise", (3,), (4,), "identity"), CudnnCall("matmul", (2 if left else 1, 4), (5,))
+    return CudnnGraph(tuple(t for t in tensors if left is not None or t.uid != 2), (*calls, convert, product))
+
+
+@pytest.mark.parametrize("left", [DType.I8, DType.F16, DType.F32])
+def test_a_matmul_of_a_prologue_and_odd_rows_converted_from_8_bits(left: DType) -> None:
+    """Measured: rows of 1, 5, 6, 7 or 10 numbers fault, rows of 4, 12 or 20 do not."""
+    assert misread(converted_product(12, left)) is misread(converted_product(20, left)) is None
+    for n in (1, 5, 6, 10):
+        assert "in rows that are no multiple of 4" in str(misread(converted_product(n, left)))
+        assert misread(converted_product(n, None)) is None, "without a prologue on the left operand it is right"
+    turned = with_tensor(converted_product(4, left), 3, strides=(68, 1, 17))
+    assert misread(turned) is not None, "rows of 17 numbers"
+
+
+def test_an_epilogue_operand_that_stores_width_before_height() -> None:
+    for dims in ((2, 8, 4, 4), (2, 1, 4, 4)):
+        fine = convolution(dims)
+        last = with_tensor(fine, 4, strides=(dims[1] * 16, 1, 4 * dims[1], dims[1]))
+        assert misread(fine) is None and misread(last) is None
+        turned = with_tensor(fine, 4, strides=(dims[1] * 16, 16, 1, 4))
+        assert "in the result's order of pixels" in str(misread(turned))
+
+
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_a_maximum_that_starts_from_a_finite_number(mode: str) -> None:
     fine = reduction((2, 3, 5), (2, 1, 5))

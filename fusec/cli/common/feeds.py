@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from fusec.convert import LIMIT
 from fusec.diagnostics.verify import random_array, relative_l2
 from fusec.driver import AnyExecutable
-from fusec.errors import FusecError
+from fusec.errors import FusecError, LoweringError
 from fusec.ir import DType, TensorType
 from fusec.lowering.packing import in_order
+from fusec.runtime import Executable
 from fusec.system.printable import printable
+
+TEXT_SUFFIXES = (".txt", ".fusec-ir")
 
 
 def feeds(executable: AnyExecutable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:
@@ -58,8 +62,26 @@ def need_onnxruntime(compare: str) -> None:
         raise FusecError("--compare needs onnxruntime: pip install 'fusec[demo]'")
 
 
-def distances(model: str, feeds: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, float]:
-    """Return the relative L2 distance of each output from onnxruntime's on the CPU."""
+def onnx_of(model: str, executable: AnyExecutable) -> str | bytes:
+    """Return what onnxruntime reads: an ONNX file itself, else the graph that was imported, written as ONNX.
+
+    A `.fusec` file carries that graph. Raises FusecError: when ONNX cannot express it, or it is too large for one file.
+    """
+    if not model.endswith((".fusec", *TEXT_SUFFIXES)) or not isinstance(executable, Executable):
+        return model
+    from fusec.exporters.onnx import to_onnx  # here, because importing onnx takes long
+
+    try:
+        exported = to_onnx(executable.compiled.source)
+    except LoweringError as error:
+        raise FusecError(f"{model}: --compare needs its graph as ONNX, which cannot express it: {error}") from error
+    if exported.ByteSize() > LIMIT:
+        raise FusecError(f"{model}: --compare needs its graph as ONNX, and it takes more than {LIMIT} bytes")
+    return exported.SerializeToString()
+
+
+def distances(model: str | bytes, name: str, feeds: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, float]:
+    """Return the relative L2 distance of each output from onnxruntime's on the CPU. name: of the model in errors."""
     import onnxruntime  # here, because only the extra `demo` installs it
 
     # onnxruntime's errors have no common base class, and their extension module has no types
@@ -72,5 +94,5 @@ def distances(model: str, feeds: Mapping[str, Any], got: Mapping[str, Any]) -> d
         taken = {i.name for i in session.get_inputs()}
         want = session.run(list(got), {name: array for name, array in feeds.items() if name in taken})
     except (*errors, RuntimeError, ValueError) as error:
-        raise FusecError(f"{model}: onnxruntime cannot run it: {error}") from error
-    return {name: relative_l2(array, np.asarray(w)) for (name, array), w in zip(got.items(), want, strict=True)}
+        raise FusecError(f"{name}: onnxruntime cannot run it: {error}") from error
+    return {out: relative_l2(array, np.asarray(w)) for (out, array), w in zip(got.items(), want, strict=True)}

@@ -15,6 +15,12 @@ from fusec.errors import FusecError
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="An ONNX file, a graph in fusec's text form, or a .fusec file.")
 ]
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL...", help="ONNX files, graphs in fusec's text form, .fusec files, or folders of them."
+    ),
+]
 Target = Annotated[
     str, typer.Option("--target", help="A GPU of `fusec targets`; auto: this machine's, or an H200; cpu: NumPy.")
 ]

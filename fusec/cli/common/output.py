@@ -7,17 +7,16 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
+from fusec.cli.common import colour
 from fusec.errors import CudnnNotAskedWarning
 from fusec.system.printable import printable, printable_lines
 
 Report = Callable[[str, int, int], None]  # stage, done, total (0: not known)
-PATIENCE_S = 1.0  # a stage shorter than this shows no bar
+quiet = False  # print results and errors alone; verbosity.py sets it
 
 
 def result(data: Any, text: object, as_json: bool) -> None:
@@ -27,8 +26,14 @@ def result(data: Any, text: object, as_json: bool) -> None:
 
 def print_note(note: str) -> None:
     """Print the note that goes with a result, if there is one."""
-    if note:
+    if note and not quiet:
         say(note)
+
+
+def print_hint(hint: str) -> None:
+    """Print what the user may want to know about a result."""
+    if not quiet:
+        show(f"  hint: {hint}")
 
 
 def json_text(data: Any) -> str:
@@ -37,14 +42,35 @@ def json_text(data: Any) -> str:
 
 
 def say(text: object, file: IO[str] | None = None, flush: bool = False) -> None:
-    """Print a text that may contain names from a model or a file, with control characters escaped.
+    """Print a text that may contain names from a model or a file, with control characters escaped."""
+    print(_escaped(text), file=file, flush=flush)
 
-    Line breaks are printed, because fusec wrote them, except those in arguments of the command line, such as names.
+
+def show(text: object) -> None:
+    """Print a report, in colours if stdout is a terminal that has them."""
+    escaped = _escaped(text)
+    print(colour.coloured(escaped) if colour.wanted() else escaped)
+
+
+def wrote(path: Path, as_json: bool) -> None:
+    """Print which file or folder was written and how large it is; nothing next to a JSON document."""
+    if quiet or as_json:
+        return
+    from fusec.diagnostics.explain.table import bytes_text  # here, because it would triple the time of `fusec --help`
+
+    size = path.stat().st_size if path.is_file() else sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    say(f"wrote {printable(str(path))}, {bytes_text(size)}")
+
+
+def _escaped(text: object) -> str:
+    """Escape control characters.
+
+    Line breaks stay, because fusec wrote them, except those in arguments of the command line, such as names.
     """
     told = printable_lines(str(text))
     for given in (part for argument in sys.argv[1:] for part in (argument, *argument.split("=")) if "\n" in part):
         told = told.replace(printable_lines(given), printable(given))
-    print(told, file=file, flush=flush)
+    return told
 
 
 def _plain(data: Any) -> Any:
@@ -73,15 +99,6 @@ def plain_warnings() -> Generator[None]:
         warnings.formatwarning = standard
 
 
-class _LateBars(Progress):
-    """Progress bars that show only stages longer than PATIENCE_S."""
-
-    def get_renderables(self) -> Iterable[Any]:
-        late = [task for task in self.tasks if (task.elapsed or 0.0) > PATIENCE_S]
-        if late:
-            yield self.make_tasks_table(late)
-
-
 @contextlib.contextmanager
 def without_cudnn_warning() -> Generator[None]:
     """Suppress the warning that cuDNN was not asked, because the command prints it with its result."""
@@ -93,19 +110,10 @@ def without_cudnn_warning() -> Generator[None]:
 @contextlib.contextmanager
 def progress() -> Generator[Report]:
     """Return a function to report progress to; it shows bars on stderr if that is a terminal."""
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    current: list[tuple[str, TaskID]] = []
-    with _LateBars(*columns, console=Console(stderr=True), transient=True) as bars:
+    from fusec.cli.common.bars import bars
 
-        def report(stage: str, done: int, total: int) -> None:
-            kind = stage.partition(" ")[0]  # `pass layout` and `pass cse` share a bar
-            if not current or current[0][0] != kind:
-                if current:
-                    bars.remove_task(current.pop()[1])
-                current.append((kind, bars.add_task(stage, total=None)))
-            bars.update(current[0][1], description=stage, completed=done, total=total or None)
-
+    with bars() as report:
         yield report

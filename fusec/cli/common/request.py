@@ -13,6 +13,7 @@ from fusec.cli.common import options as cli_options
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:
+    from fusec.artifacts.fusec_file import Artifact
     from fusec.driver import AnyExecutable
     from fusec.dynamic_shapes.sizing import Sizing
     from fusec.execution.compilation import Compiled
@@ -42,12 +43,16 @@ _MORE: Mapping[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True)
 class Request:
-    """A model, `--shape` and `--constant` as they were given, and all other options."""
+    """A model, `--shape` and `--constant` as they were given, and all other options.
+
+    models: all models that the command was given; most take one.
+    """
 
     model: str
     shape: Sequence[str] | None
     options: CompileOptions
     constant: Sequence[str] | None = None
+    models: tuple[str, ...] = ()
 
     @property
     def is_compiled(self) -> bool:
@@ -57,17 +62,22 @@ class Request:
     def build(self, target: str, report: output.Report) -> Compiled:
         """Compile the model up to its program, or read it from a `.fusec` file; with ranges for the likely sizes."""
         from fusec import driver
-        from fusec.dynamic_shapes import saved_shapes
 
         if self.is_compiled:
-            self._require_several_shapes()
-            compiled = saved_shapes.load_program(self.model, target, cli_options.shapes_of(self.shape or ())).compiled
-            self._require_no_late_option(compiled)
-            return compiled
+            return self.artifact(target).compiled
         options = replace(self.options, target=target, progress=report)
         with output.without_cudnn_warning():
             model, shapes = self._sized()
             return driver.build_model(model, options, shapes)
+
+    def artifact(self, target: str) -> Artifact:
+        """Read the program of a `.fusec` file, with its plans."""
+        from fusec.dynamic_shapes import saved_shapes
+
+        self._require_several_shapes()
+        artifact = saved_shapes.load_program(self.model, target, cli_options.shapes_of(self.shape or ()))
+        self._require_no_late_option(artifact.compiled)
+        return artifact
 
     def executable(self, target: str, report: output.Report, simulate: bool = False) -> AnyExecutable:
         """Compile the model, or load a `.fusec` file, ready to run; with ranges for the likely sizes.
@@ -171,7 +181,7 @@ def compiles(*more: str, model: Any = cli_options.Model) -> Callable[[Command], 
 
     def with_request(command: Command) -> Command:
         @functools.wraps(command)
-        def run(model: str, **given: Any) -> None:
+        def run(model: str | Sequence[str], **given: Any) -> None:
             from fusec.execution.compile_options import CompileOptions
 
             value = {name: given.pop(name) for name in options}
@@ -185,7 +195,9 @@ def compiles(*more: str, model: Any = cli_options.Model) -> Callable[[Command], 
                 budget_s=cli_options.budget_of(value.get("budget")),
                 lock=value.get("locked"),
             )
-            command(request=Request(model, value["shape"], compile_options, value["constant"]), **given)
+            models = (model,) if isinstance(model, str) else tuple(model)
+            request = Request(models[0], value["shape"], compile_options, value["constant"], models)
+            command(request=request, **given)
 
         # typer makes the options of a command from the signature and the annotations of its function
         parameters: dict[str, tuple[Any, Any]] = {}

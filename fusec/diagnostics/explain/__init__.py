@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fusec.diagnostics.explain.compare import compare
 from fusec.diagnostics.explain.data import Accepted, Cause, Decline, Edge, Explanation, FloatEdge, Step
+from fusec.diagnostics.explain.engine_classes import class_of_step, verdicts_of, with_chosen_plans
 from fusec.diagnostics.explain.float_edges import float_edges
 from fusec.diagnostics.refusal_core import Core, CoreSearch
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge, asks_cudnn
@@ -20,7 +21,7 @@ from fusec.lowering import virtual_rounding
 from fusec.ops import STRIDED_VIEWS, Cast, Conv, ConvTranspose, ConvWgrad, Pointwise
 from fusec.passes.partition import Judge
 from fusec.passes.partition.equivalent_spellings import REWRITES
-from fusec.plans.verdict import Refused
+from fusec.plans.verdict import Legal, Refused
 from fusec.schedule.program import Kind, Partition, Program, Refusal, body_of, display_name, inputs_of
 from fusec.targets.target import Target
 
@@ -36,6 +37,7 @@ __all__ = [
     "compare",
     "explain",
     "float_edges",
+    "with_chosen_plans",
 ]
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
@@ -70,11 +72,14 @@ def explain(
         Otherwise, or if the judge does not ask cuDNN, the explanation gives the reasons that the partitioner got.
     libraries: library of each step, if plans were chosen (`Executable.libraries`).
     """
-    libraries = libraries or {}
-    steps = tuple(_step(index, step, libraries.get(step, "")) for index, step in enumerate(program.steps))
+    libraries, verdicts = libraries or {}, verdicts_of(program, judge)
+    number = {step: index for index, step in enumerate(program.steps)}
+    steps = tuple(_step(index, step, verdicts.get(step), libraries.get(step, "")) for step, index in number.items())
     kernels = [step for step in program.steps if step.kind is Kind.KERNEL]
-    left_out = _grouped(_left_out(step, program.refusals, judge) for step in kernels)
-    declined = _grouped((_declined(r), r) for r in _minimal(program))
+    left_out = _grouped(_of_steps(_left_out(step, program.refusals, judge), (number[step],)) for step in kernels)
+    declined = _grouped(
+        _of_steps((_declined(r), r), {number[program.step_of[n]] for n in r.nodes}) for r in _minimal(program)
+    )
     asked = asks_cudnn(judge)
     if judge is not None and cores and asked:
         loose = CudnnJudge(judge.oracle, True) if isinstance(judge, CudnnJudge) and not judge.tensor_cores else None
@@ -87,8 +92,7 @@ def explain(
     return Explanation(target.name, steps, tuple(d for d, _ in left_out), tuple(d for d, _ in declined), asked)
 
 
-def _step(index: int, step: Partition, library: str = "") -> Step:
-    verdict = step.verdict
+def _step(index: int, step: Partition, verdict: Legal | None, library: str) -> Step:
     fused = step.kind is Kind.CUDNN
     inside = [e for e in virtual_rounding.value_uses(step.nodes) if e.rounding != virtual_rounding.OWN] if fused else []
     read = list(inputs_of(step.nodes)) if step.kind is not Kind.VIEW else []
@@ -107,6 +111,7 @@ def _step(index: int, step: Partition, library: str = "") -> Step:
         read_bytes=sum(v.type.nbytes for v in read),
         written_bytes=sum(v.type.nbytes for v in written),
         edges=tuple(map(_edge, inside)),
+        engine_class="" if library == "cublaslt" else class_of_step(step, verdict),
     )
 
 
@@ -148,6 +153,11 @@ def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Judge | None)
     return replace(_declined(alone), op=name), alone
 
 
+def _of_steps(found: _Found, steps: Iterable[int]) -> _Found:
+    """Return an entry with the numbers of the steps that run its ops."""
+    return replace(found[0], steps=tuple(sorted(steps))), found[1]
+
+
 def _declined(refusal: Refusal) -> Decline:
     ops = "+".join(display_name(n) for n in refusal.nodes)
     places = (_origin(refusal.nodes),)
@@ -184,7 +194,8 @@ def _grouped(found: Iterable[_Found]) -> list[_Found]:
         key = (decline.op, decline.ops, decline.stage, decline.code, message, decline.ours)
         if key in groups:
             first, start = groups[key]
-            groups[key] = replace(first, places=(*first.places, *decline.places)), start
+            merged = replace(first, places=(*first.places, *decline.places))
+            groups[key] = _of_steps((merged, start), {*first.steps, *decline.steps})
         else:
             groups[key] = decline, refusal
     return list(groups.values())

@@ -9,6 +9,7 @@ from fusec.diagnostics.explain.table import bytes_text, listed, table
 
 _NODES_WIDTH = 40
 _TOTALS = (
+    ("steps", "steps"),
     ("launches", "launches"),
     ("cudnn", "cuDNN steps"),
     ("precompiled", "  precompiled"),

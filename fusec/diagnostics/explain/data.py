@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusec.diagnostics.explain.table import GAP, bytes_text, listed, shortened, table, wrapped
+from fusec.diagnostics.explain.reasons import reasons
+from fusec.diagnostics.explain.step_table import overview, step_lines
+from fusec.diagnostics.explain.table import bytes_text, wrapped
 from fusec.execution.compilation import label
+from fusec.schedule.program import counts
 
 WIDTH = 118
-_NODES_WIDTH = 18  # at least
+
+# NVIDIA's classes of engines (engine_classes.py), and what tables call them.
+SINGLE = "pre-compiled single operation"
+SPECIALISED = "specialised pre-compiled"
+GENERIC = "generic runtime fusion"
+SPECIALISED_RUNTIME = "specialised runtime fusion"
+UNKNOWN = "unknown"  # cuDNN was not asked, or the plan that runs is not among those it offered
+SHORT = {
+    SINGLE: "precompiled single",
+    SPECIALISED: "precompiled fused",
+    GENERIC: "runtime generic",
+    SPECIALISED_RUNTIME: "runtime special",
+}
 
 
 @dataclass(frozen=True)
@@ -22,15 +36,7 @@ class Edge:
     made_by: str
     read_by: str
     dtype: str
-    kept: str  # key of KEPT
-
-
-# Descriptions of how a value reaches its reader: in fp32, in fp32 with the same result, or rounded.
-KEPT = {
-    "fp32": "kept in fp32, not rounded to {dtype}",
-    "same": "kept in fp32, with the result that rounding to {dtype} would give",
-    "rounded": "rounded to {dtype} in front of a product",
-}
+    kept: str  # key of step_table.KEPT
 
 
 @dataclass(frozen=True)
@@ -51,11 +57,12 @@ class Step:
     read_bytes: int
     written_bytes: int
     edges: tuple[Edge, ...] = ()
+    engine_class: str = ""  # of a cuDNN step, in NVIDIA's words (engine_classes.py)
 
     @property
     def runs_as(self) -> str:
-        """`precompiled`, `runtime`, `cublaslt`, `proposed`, `kernel` or `view`."""
-        return self.engine or self.kind
+        """Return what runs it: an engine class in short, or `cublaslt`, `proposed`, `kernel` or `view`."""
+        return SHORT.get(self.engine_class) or self.engine or self.kind
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,7 @@ class Decline:
     op: the op that cuDNN does not run; empty for a declined fusion.
     message: cuDNN's message, or fusec's at stages `lower` and `fusec`.
     ours: the meaning of the message.
+    steps: numbers of the steps that run its ops.
     """
 
     op: str
@@ -103,6 +111,7 @@ class Decline:
     ours: str
     places: tuple[tuple[str, ...], ...]  # source-model nodes of each place
     cause: Cause | None = None
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,120 +161,42 @@ class Explanation:
             "virtual_bytes": sum(s.virtual_bytes for s in self.steps),
         }
 
+    @property
+    def engine_classes(self) -> dict[str, int]:
+        """Return the number of cuDNN steps of each engine class, the most frequent first."""
+        return dict(Counter(s.engine_class for s in self.steps if s.engine_class).most_common())
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data, ready for json.dumps."""
         data = asdict(self)
-        return {"target": data.pop("target"), "totals": self.totals, "cudnn_asked": data.pop("asked"), **data}
+        first = {"target": data.pop("target"), "totals": self.totals, "engine_classes": self.engine_classes}
+        return {**first, "cudnn_asked": data.pop("asked"), **data}
 
     @property
     def summary(self) -> str:
         """Return the totals in words."""
         t = self.totals
         cublaslt = f"{t['cublaslt']} steps of cuBLASLt, " if t["cublaslt"] else ""
-        steps = f"cuDNN steps ({t['precompiled']} precompiled, {t['runtime']} compiled at run time)"
-        steps = "steps proposed to cuDNN" if self.note else steps
+        classes = ", ".join(f"{count} {name}" for name, count in self.engine_classes.items())
+        steps = "steps proposed to cuDNN" if self.note else f"cuDNN steps{f' ({classes})' if classes else ''}"
         return (
-            f"{self.target}: {t['launches']} launches: {t['cudnn']} {steps}, {cublaslt}{t['kernels']} other kernels; "
-            f"{t['views']} views cost nothing. {bytes_text(t['read_bytes'])} read, "
+            f"{self.target}: {counts(t['steps'], t['launches'])}: "
+            f"{t['cudnn']} {steps}, {cublaslt}{t['kernels']} other kernels. {bytes_text(t['read_bytes'])} read, "
             f"{bytes_text(t['written_bytes'])} written, {bytes_text(t['virtual_bytes'])} kept virtual."
         )
 
-    def reasons(self) -> str:
+    def reasons(self, width: int = WIDTH) -> str:
         """Return the ops that cuDNN does not run and the fusions declined, each with its reason."""
-        parts: list[str] = []
-        for title, declines in (("Not in a cuDNN step:", self.left_out), ("Fusions declined:", self.declined)):
-            if declines:
-                parts.append("\n".join([title, *(line for d in declines for line in _decline(d))]))
-        if self.floats:
-            parts.append("\n".join(["In floats, in a quantised model:", *_float_edges(self.floats)]))
-        every = "in a step proposed to cuDNN" if self.note else "in a cuDNN step"
-        found = "\n\n".join(parts) or f"Every op is {every} and no fusion was declined."
-        return "\n".join([*wrapped(self.note, "", WIDTH), "", found]) if self.note else found
+        return reasons(self, width)
+
+    def text(self, width: int = WIDTH, fold: bool = True) -> str:
+        """Return the steps, the summary and the reasons. width: of a line. fold: show steps that repeat once."""
+        summary = "\n".join(wrapped(self.summary, "", width))
+        return "\n\n".join(["\n".join(step_lines(self.steps, width, fold)), summary, self.reasons(width)])
+
+    def overview(self, width: int = WIDTH) -> str:
+        """Return the summary, and the number of steps of each kind."""
+        return overview(self, width)
 
     def __str__(self) -> str:
-        return "\n\n".join(["\n".join(_steps(self.steps)), "\n".join(wrapped(self.summary, "", WIDTH)), self.reasons()])
-
-
-def _steps(steps: Sequence[Step]) -> list[str]:
-    header = ("#", "runs as", "plans", "ops", "model nodes", "read", "written", "kept virtual")
-    numbers = [
-        (
-            str(s.index),
-            s.runs_as,
-            f"{s.plans} ({s.precompiled} pre)" if s.plans else "",
-            bytes_text(s.read_bytes),
-            bytes_text(s.written_bytes),
-            bytes_text(s.virtual_bytes) if s.virtual_bytes else "",
-        )
-        for s in steps
-    ]
-    taken = sum(len(max(column, key=len)) for column in zip((*header[:3], *header[5:]), *numbers, strict=True))
-    room = WIDTH - taken - (len(header) - 1) * len(GAP)
-    ops = [s.ops + (" *" if s.spelling else "") for s in steps]
-    ops_width = min(max(map(len, ("ops", *ops))), room - _NODES_WIDTH)
-    rows = [
-        (*first[:3], shortened(text, ops_width), listed(s.nodes, room - ops_width), *first[3:])
-        for first, text, s in zip(numbers, ops, steps, strict=True)
-    ]
-    lines = table(header, rows, right=(0, 5, 6, 7))
-    spelled = {words: s.ops for s in reversed(steps) for words in s.spelling}
-    for words, example in sorted(spelled.items()):
-        lines += wrapped(f"* reassociated: {words} (as in {example})", "", WIDTH)
-    return lines + _edges(steps)
-
-
-def _edges(steps: Sequence[Step]) -> list[str]:
-    """Describe the rounding of values inside the steps. Equal cases are counted."""
-    counts: dict[str, Counter[str]] = {}
-    for edge in (edge for step in steps for edge in step.edges):
-        words = KEPT[edge.kept].format(dtype=edge.dtype)
-        counts.setdefault(words, Counter())[f"{edge.made_by} → {edge.read_by}"] += 1
-    lines: list[str] = []
-    for words, found in sorted(counts.items()):
-        named = ", ".join(f"{edge} ({n}×)" if n > 1 else edge for edge, n in found.items())
-        lines += wrapped(f"inside steps, {words}: {named}", "", WIDTH)
-    return lines
-
-
-def _float_edges(floats: Sequence[FloatEdge]) -> list[str]:
-    """Group what stays in floats by op and reason."""
-    groups: dict[tuple[str, str], list[FloatEdge]] = {}
-    for edge in floats:
-        groups.setdefault((edge.op, edge.reason), []).append(edge)
-    lines: list[str] = []
-    for (op, reason), edges in groups.items():
-        count = f" × {len(edges)}" if len(edges) > 1 else ""
-        names = list(dict.fromkeys(e.nodes[0] if e.nodes else e.value for e in edges))
-        lines += [f"  {op}{count}  [{listed(names, 60)}]", *wrapped(reason, "    ", WIDTH)]
-    return lines
-
-
-def _decline(decline: Decline) -> list[str]:
-    places = [place for names in decline.places for place in names[:1]]
-    count = f" × {len(decline.places)}" if len(decline.places) > 1 else ""
-    at = f"  [{listed(list(dict.fromkeys(places)), 60)}]" if places else ""
-    lines = [f"  {decline.op or decline.ops}{count}{at}"]
-    if decline.op and decline.ops != decline.op:
-        lines += wrapped(f"as {decline.ops}", "    ", WIDTH)
-    lines += wrapped(decline.ours, "    ", WIDTH)
-    if decline.message:
-        lines += wrapped(f"{decline.stage}{_code(decline.code)}: {decline.message}", "    ", WIDTH)
-    if decline.cause is not None:
-        lines += _cause(decline, decline.cause)
-    return lines
-
-
-def _code(code: str) -> str:
-    return f" {code}" if code.startswith(("CUDNN", "SIG")) else ""
-
-
-def _cause(decline: Decline, cause: Cause) -> list[str]:
-    lines = wrapped(f"smallest refused core ({cause.questions} questions): {cause.graph}", "    ", WIDTH)
-    if cause.message != decline.message:
-        lines += wrapped(f"of which: {cause.message}", "    ", WIDTH)
-    if cause.accepted is None:
-        return [*lines, "    no accepted variant found"]
-    accepted = cause.accepted
-    whole = {True: "; the whole too", False: "; not the whole", None: ""}[accepted.whole]
-    plans = f"{accepted.plans} plans, {accepted.precompiled} precompiled"
-    return [*lines, *wrapped(f"accepted {accepted.change} ({plans}){whole}", "    ", WIDTH)]
+        return self.text()

@@ -66,7 +66,7 @@ def _floats(body: Graph) -> set[DType]:
 def _operands(body: Graph) -> Iterator[tuple[str, Graph | None]]:
     """Give a broadcast operand the full shape, or one number per channel."""
     for value in body.values():
-        users = [node for node, _ in value.uses if node.results]
+        users = [node for node, _ in value.uses if len(node.results) == 1]
         if (value.node is not None and value.literal is None) or len(users) != 1 or value.type.size == 1:
             continue
         result = users[0].result.type

@@ -18,12 +18,14 @@ from fusec.lowering.known_bugs.storage import (
     is_packed,
     is_row_major_or_channels_last,
     memory_order,
+    row_length,
     two_of_three,
 )
 
 _OPERANDS_BEFORE_BIAS = {"sdpa": 3, "sdpa_train": 3, "sdpa_backward": 6}
 _MAX_GRID = 65535  # CUDA's limit for the second and third dim of a launch grid
 _INTEGERS_AT_ONCE = 8  # bytes of a vector: with other numbers of channels, results were wrong or reads illegal
+_CONVERTED_AT_ONCE = 4  # numbers of 8 bits of a matmul's right operand that are converted together
 _MAX_TILE_COLUMNS = 128  # of the widest tile measured
 
 
@@ -64,13 +66,6 @@ class Facts:
         """Return the first tensor that a call writes."""
         return self.graph.tensor(call.outputs[0])
 
-    def sources(self, uid: int) -> set[int]:
-        """Find the tensors in memory from which a tensor is computed; a scalar passed by value has none."""
-        makers = [call for call in self.graph.calls if uid in call.outputs]
-        if not makers:
-            return {uid} if self.graph.tensor(uid).value is None else set()
-        return {source for call in makers for each in call.inputs for source in self.sources(each)}
-
 
 # rules for a whole graph ---------------------------------------------------------------------------------
 
@@ -107,7 +102,9 @@ def _multiplies_tensor_by_itself(facts: Facts, call: CudnnCall) -> bool:
 
 
 def _multiplies_tensor_by_its_prologue(facts: Facts, call: CudnnCall) -> bool:
-    return call.op == "matmul" and not facts.sources(call.inputs[0]).isdisjoint(facts.sources(call.inputs[1]))
+    return call.op == "matmul" and not facts.graph.sources(call.inputs[0]).isdisjoint(
+        facts.graph.sources(call.inputs[1])
+    )
 
 
 def _convolves_tensor_with_itself(facts: Facts, call: CudnnCall) -> bool:
@@ -137,6 +134,14 @@ def _multiplies_odd_number_of_integers(facts: Facts, call: CudnnCall) -> bool:
     left, right = (tensor.dims for tensor in facts.operands(call))
     counts = right[:2] if call.op in CONVOLUTIONS else (left[-1], right[-1])
     return any(count % _INTEGERS_AT_ONCE for count in counts)
+
+
+def _converts_odd_rows_of_bytes(facts: Facts, call: CudnnCall) -> bool:
+    """Return True for a matmul with a prologue on the left operand, whose right one is converted from odd rows."""
+    if call.op != "matmul" or not facts.computed.issuperset(call.inputs):
+        return False
+    right = map(facts.graph.tensor, facts.graph.sources(call.inputs[1]))
+    return any(t.dtype.itemsize == 1 and row_length(t) % _CONVERTED_AT_ONCE for t in right)
 
 
 def _is_power_next_to_product(facts: Facts, call: CudnnCall) -> bool:
@@ -212,6 +217,11 @@ CALL_RULES: tuple[tuple[Callable[[Facts, CudnnCall], bool], str], ...] = (
         "a product of 8-bit integers whose channels (inner dim and columns of a matmul) are no multiples of 8: wrong "
         "sums, or illegal memory accesses",
     ),
+    (
+        _converts_odd_rows_of_bytes,
+        "a matmul with a prologue on its left operand, whose right one is converted from 8 bits in rows that are no "
+        "multiple of 4: illegal memory accesses",
+    ),
     (_is_power_next_to_product, "pow next to a product: computed by logarithms, NaN for 0 to the power 0"),
     (
         _is_tanh_next_to_convolution,
@@ -234,6 +244,14 @@ def _is_part_in_fp32(facts: Facts, operand: CudnnTensor, result: CudnnTensor) ->
     return full and operand.dtype is DType.F32 and not operand.virtual and not is_packed(operand)
 
 
+def _has_pixels_in_another_order(facts: Facts, operand: CudnnTensor, result: CudnnTensor) -> bool:
+    """Return True for an operand of a convolution's epilogue whose dims except channels are stored in another order."""
+    if not facts.convolution or not facts.follows_convolution(result):
+        return False
+    orders = ([d for d in memory_order(t, operand) if d != 1] for t in (operand, result))
+    return len({tuple(order) for order in orders}) > 1
+
+
 OPERAND_RULES: tuple[tuple[Callable[[Facts, CudnnTensor, CudnnTensor], bool], str], ...] = (
     (
         _is_part_in_fp32,
@@ -243,6 +261,10 @@ OPERAND_RULES: tuple[tuple[Callable[[Facts, CudnnTensor, CudnnTensor], bool], st
         _does_not_fit_convolution,
         "a convolution's epilogue with an operand {operand} for {result}: cuDNN computes only full, per-channel and "
         "per-pixel operands right",
+    ),
+    (
+        _has_pixels_in_another_order,
+        "a convolution's epilogue with an operand by strides {strides}: it is read in the result's order of pixels",
     ),
     (_does_not_fit_matmul, "a matmul's epilogue with an operand {operand} by strides {strides}"),
     (_mixes_memory_orders, "a pointwise graph over operands of two memory orders"),

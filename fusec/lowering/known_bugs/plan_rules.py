@@ -127,6 +127,15 @@ def _is_transposed_convolution(plan: PlanFacts) -> bool:
     return plan.call("conv_dgrad") is not None
 
 
+def _converts_bytes(plan: PlanFacts) -> bool:
+    """Return True if an operand of the convolution is computed from numbers of 8 bits."""
+    if plan.convolution is None:
+        return False
+    computed = (t.uid for t in plan.convolution if t.virtual)
+    sources = (plan.graph.tensor(source) for uid in computed for source in plan.graph.sources(uid))
+    return any(t.dtype.itemsize == 1 for t in sources)
+
+
 # gradients of filters ------------------------------------------------------------------------------------
 
 
@@ -199,6 +208,7 @@ RULES: tuple[PlanRule, ...] = (
         _has_other_image_order,
         "engine 4 copies an image that is not stored channels last into memory it does not fill",
     ),
+    PlanRule((4,), _converts_bytes, "engine 4 converts an image or filters of 8 bits wrongly"),
     PlanRule(
         (52,),
         _has_other_image_order_or_two_outputs,

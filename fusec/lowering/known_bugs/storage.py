@@ -53,6 +53,11 @@ def is_packed(tensor: CudnnTensor) -> bool:
     return True
 
 
+def row_length(tensor: CudnnTensor) -> int:
+    """Return the size of the innermost dim, the one of stride 1; the least, if several have it."""
+    return min((d for d, s in zip(tensor.dims, tensor.strides, strict=True) if s == 1), default=1)
+
+
 def overlaps(tensor: CudnnTensor) -> bool:
     """Return True if two indices may address one element, because a stride is smaller than the extent it steps over."""
     extent = 0

@@ -239,8 +239,8 @@ class _Sampler:
             inner = max(inner, _F32)
         if self.rounding.meaning and folds_a_product(node, self.constant):
             inner = max(inner, _F32 * math.sqrt(sum_length(node)))
-        if node.op.name.startswith("attention") and not self.rounding.meaning:
-            # kernels round the weights before the second product
+        if node.op.name.startswith(("attention", "recurrent")) and not self.rounding.meaning:
+            # kernels round the weights before the second product, and the state before the next step
             inner = max(inner, node.results[0].type.dtype.epsilon / 2)
         tf32 = self.rounding.tensor_cores and not self.rounding.meaning and node.op.name in PRODUCTS and not exact
         for k in range(self.count):

@@ -174,6 +174,11 @@ def test_equal_refusals_are_one_entry_with_every_place() -> None:
     assert {p for d in found.left_out for (p,) in d.places} == {f"sign{i}" for i in range(1, 13)}
     text = str(found)
     assert text.count("sign × 12") == 1
+    for decline in (*found.left_out, *found.declined):  # each place is in one of the steps that the entry names
+        named = {node for index in decline.steps for node in found.steps[index].nodes}
+        assert {node for place in decline.places for node in place} <= named
+    (sign,) = found.left_out
+    assert [found.steps[index].ops for index in sign.steps] == ["sign"] * 12
     assert text.count("smallest refused core") == len(found.declined)
 
 
@@ -258,8 +263,8 @@ def test_compare_shows_what_differs_and_counts_what_does_not() -> None:
     header = text.splitlines()[0]
     assert "h200" in header
     assert "t4" in header
-    assert "conv+bias+sigmoid+mul (precompiled)" in text
-    assert "conv+bias (precompiled) | sigmoid+mul (precompiled)" in text
+    assert "conv+bias+sigmoid+mul (precompiled fused)" in text
+    assert "conv+bias (precompiled fused) | sigmoid+mul (precompiled fused)" in text
     assert "1 of 2 groups of ops run alike on all" in text
     launches = next(line for line in text.splitlines() if line.startswith("launches"))
     assert launches.split()[1:] == ["2", "3"]

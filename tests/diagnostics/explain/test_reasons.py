@@ -164,8 +164,8 @@ def test_compared_targets_show_their_differences() -> None:
     (launches,) = [line for line in lines if line.startswith("launches")]
     assert launches.split() == ["launches", "3", "4", "3"]
     (row,) = [line for line in lines if line.startswith("stem, join, act")]
-    assert row.count("conv+bias+add+relu (precompiled)") == 2
-    assert "conv+bias+add (runtime) | relu (runtime)" in row
+    assert row.count("conv+bias+add+relu (precompiled fused)") == 2
+    assert "conv+bias+add (runtime generic) | relu (runtime generic)" in row
     assert lines[-1] == "2 of 3 groups of ops run alike on all"
 
 

@@ -255,3 +255,13 @@ def test_sizes_that_an_op_refuses_give_no_body() -> None:
     halved = with_sizes(body, {4: 2, 24: 12})
     assert halved is not None
     assert halved.outputs[0].type.shape == (12,)
+
+
+def test_an_operand_of_an_op_with_several_results_has_variants() -> None:
+    body = parse(
+        'graph "g" (%q: f16[2,4,6,16], %k: f16[2,4,9,16], %v: f16[2,4,9,16], %m: f16[1,1,6,9]) {'
+        " %y, %s = attention_train(%q, %k, %v, %m) : f16[2,4,6,16], f32[2,4,6,1] return %y, %s }"
+    )
+    words = [change.words for change in variants(body)]
+    assert words[0] == "without the other outputs"
+    assert "in bf16" in words

@@ -17,7 +17,8 @@ from fusec.reference import evaluate_node
 from fusec.schedule.program import outputs_of
 from fusec.targets.target import DEFAULT, load
 
-ROUNDING = {DType.F64: 1e-12, DType.F32: 2e-6, DType.F16: 1.5e-3, DType.BF16: 1e-2}
+# Of 16 bits two units: where rounding moves a norm across a tie, its epilogue rounds another number.
+ROUNDING = {DType.F64: 1e-12, DType.F32: 2e-6, DType.F16: 2e-3, DType.BF16: 1.6e-2}
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 FIGURES = GpuFigures.of(load(DEFAULT))
 Draw = Callable[[np.random.Generator, TensorType], np.ndarray]

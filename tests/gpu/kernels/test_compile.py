@@ -162,9 +162,10 @@ def test_kernels_on_the_device(rng: np.random.Generator, part: int) -> None:
             continue
         arrays = case.arrays(rng)
         try:
-            assert_same(case, on_the_device(launcher, way, arrays, case.outputs), case.reference(arrays))
+            got = on_the_device(launcher, way, arrays, case.outputs)
+            assert_same(case, got, case.reference(arrays), case.magnitudes(arrays))
         except AssertionError as error:
-            wrong.append(f"{case.name}: {error}")
+            wrong.append(f"{case.name} by {[launch.entry for launch in way.launches]}: {error}")
     assert not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div, with_variants
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
 from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
 from fusec.ir import Node, Value
@@ -21,14 +21,12 @@ from fusec.ops import Conv
 MOST_FILTERS = 8
 MOST_SUMS = 176  # of a thread, because it has 255 registers
 TILES, WARPS = (1, 2, 4), (4, 8)
-# Estimated costs of reading a row and of starting a block, relative to multiplying a row by all its taps. They only
-# order the variants.
+# Estimated costs of reading a row and of starting a block, relative to multiplying a row by all its taps.
 READ, BEGUN = 0.4, 2.0
 UNROLLED_STEPS = 16  # up to this, all steps are unrolled, and products that no result needs are left out
 PADDING = 4  # numbers after a row of sums, so that the sums of a warp are in different banks
 SHARED_BYTES = 96 << 10  # of a block, at most
 STRIPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-OTHERS = 3
 _CUDA = cuda_template(__package__, "few_filters.cuh")
 
 
@@ -66,12 +64,12 @@ def few_filters(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFig
         return None
     if any(v.type.shape != y.type.shape for v in outputs) or max(v.type.span for v in (x, w, y)) >= 1 << 31:
         return None
-    tilings = _variants(conv, figures)
-    return with_variants(_FewFiltersSource(conv, rest, outputs, tiling).kernel() for tiling in tilings)
+    tiling = _likely_fastest(conv, figures)
+    return None if tiling is None else _FewFiltersSource(conv, rest, outputs, tiling).kernel()
 
 
-def _variants(conv: Node, figures: GpuFigures) -> list[FewFiltersTiling]:
-    """Return the variants, the likely fastest first; none if registers or shared memory are too small."""
+def _likely_fastest(conv: Node, figures: GpuFigures) -> FewFiltersTiling | None:
+    """Return the tiling with the least estimated cost; None if registers or shared memory are too small."""
     op, (x, w), y = conv.op, conv.operands, conv.result
     assert isinstance(op, Conv)
     filters, _, high, wide = w.type.shape
@@ -94,12 +92,7 @@ def _variants(conv: Node, figures: GpuFigures) -> list[FewFiltersTiling]:
             estimates.append((cost, replace(tiling, strip=strip)))
             if down <= op.dilations[0]:
                 break
-    ordered = [tiling for _, tiling in sorted(estimates, key=lambda item: item[0])]
-    best = {(tiling.warps, tiling.tiles): tiling for tiling in reversed(ordered)}
-    ordered.sort(
-        key=lambda tiling: best[tiling.warps, tiling.tiles] is not tiling
-    )  # the best strip of each width first
-    return ordered[: 1 + OTHERS]
+    return min(estimates, key=lambda item: item[0])[1] if estimates else None
 
 
 def _across(conv: Node, tiling: FewFiltersTiling) -> int:

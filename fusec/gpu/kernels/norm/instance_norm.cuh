@@ -11,17 +11,6 @@ FRAGMENT(place) {
   const u32 end = begin + EACHu < COUNTu ? begin + EACHu : COUNTu;
 }
 
-// The place of a block that keeps its elements; `number` counts images and groups of channels.
-FRAGMENT(resident_place) {
-  const u32 lane = threadIdx.x % LANESu, t = threadIdx.x / LANESu;
-  const u32 begin = chunk * EACHu, unit = begin + t;
-  const u32 end = begin + EACHu < COUNTu ? begin + EACHu : COUNTu;
-  const u32 image = number / COLUMNSu, column = number % COLUMNSu;
-  const u32 first_channel = column * OWNu, channel = first_channel + lane * VECTORu;
-  PACK taken[UNITS][TAPS];
-  const u32 start = START;
-}
-
 // The number that squares are summed around is the first element, if that is finite.
 FRAGMENT(load_centre) {
   float around[VECTOR], acc0[VECTOR], acc1[VECTOR];
@@ -69,22 +58,6 @@ FRAGMENT(load_units) {
     for (u32 k = 0; k < TAPSu; ++k) {
       const u32 p = PIXEL;
       taken[i][k] = LOAD;
-    }
-  }
-}
-
-FRAGMENT(sum_taken) {
-  #pragma unroll
-  for (int i = 0; i < UNITS; ++i) {
-    const bool live = unit + i * THREADSu < end;
-    #pragma unroll
-    for (int k = 0; k < TAPS; ++k) {
-      #pragma unroll
-      for (int j = 0; j < VECTOR; ++j) {
-        const float d = live ? wide(taken[i][k].v[j]) - around[j] : 0.0f;
-        acc0[j] += d;
-        acc1[j] += d * d;
-      }
     }
   }
 }
@@ -183,16 +156,6 @@ FRAGMENT(write_units) {
   }
 }
 
-FRAGMENT(write_taken) {
-  #pragma unroll
-  for (int i = 0; i < UNITS; ++i) {
-    const u32 at = unit + i * THREADSu;
-    if (at < end) {
-      STORE_UNIT
-    }
-  }
-}
-
 FRAGMENT(store_pooled) {
   float largest[VECTOR];
   #pragma unroll
@@ -212,15 +175,5 @@ FRAGMENT(store_copies) {
     const u32 row = at / ACROSSu * HIGHu + copy / WIDEu;
     const u32 column = at % ACROSSu * WIDEu + copy % WIDEu;
     STORE
-  }
-}
-
-// Blocks that have finished an image continue with another one.
-FRAGMENT(resident) {
-  SHARED
-  const u32 team = blockIdx.x / CHUNKSu, chunk = blockIdx.x % CHUNKSu;
-  #pragma unroll 1
-  for (u32 number = team; number < IMAGESu; number += TEAMSu) {
-    BODY
   }
 }

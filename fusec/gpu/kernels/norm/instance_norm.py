@@ -1,4 +1,4 @@
-"""Generate instance norm for channels last: select the steps that fit, and their variants.
+"""Generate instance norm for channels last: select the steps that fit.
 
 A max pool of windows that do not overlap, or an upsampling by copies of pixels, may follow in the same kernel.
 """
@@ -13,17 +13,13 @@ from fusec.gpu.kernels.codegen.kernel import HALVES, Kernel
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.norm import row_reduction
 from fusec.gpu.kernels.norm.group_norm import merges
-from fusec.gpu.kernels.norm.instance_norm_resident import InstanceNormOneBlock, InstanceNormResident
 from fusec.gpu.kernels.norm.instance_norm_source import BLOCK, InstanceNormSource
 from fusec.ir import DType, Node, Value
 from fusec.ops import InstanceNorm, MaxPool, Resize
 from fusec.passes.folding.fold_upsampling import copies
 from fusec.schedule.program import inputs_of
 
-TURNS = (8, 4)  # loads of a thread that are issued together, and the fewest of a chunk; the first is the default
-KEPT = (2, 4, 8, 16)  # vectors that a thread keeps in registers, if an image then fits on the GPU
-LARGE, MOST_KEPT = 1024, 8  # threads of a block that alone handles an image, and vectors that each keeps
-FEW_PIXELS = 1024  # with fewer, the variants with one launch come first, because they may be as fast
+FEW_PIXELS = 1024  # with fewer, the kernels of `row_reduction` come first, because they have one launch
 
 
 def instance(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
@@ -43,7 +39,7 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigure
         return None
     if last is None and any(v.type.shape != y.type.shape for v in outputs):
         return None
-    norm = InstanceNormSource(anchor, epilogue, last, window or (1, 1), outputs, figures, TURNS[0])
+    norm = InstanceNormSource(anchor, epilogue, last, window or (1, 1), outputs, figures)
     if x.type.strides[1] != 1 or x.type.shape[1] % norm.vector or norm.lanes * norm.vector > BLOCK:
         return None
     if last is not None and last.result.type.dtype is not x.type.dtype:
@@ -57,16 +53,10 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigure
         return None
     if any(node.op.name == "gen_index" for node in epilogue):
         return None
-    mine = [replace(norm, turns=turns).kernel() for turns in TURNS]
-    found = (InstanceNormResident(replace(norm, turns=turns)).kernel() for turns in KEPT)
-    mine += [kernel for kernel in found if kernel is not None][:2]
-    wide = (replace(norm, turns=MOST_KEPT, block=LARGE, most=most) for most in (4, 2, 1))
-    large = (InstanceNormOneBlock(each).kernel() for each in wide)
-    mine += [kernel for kernel in large if kernel is not None][:2]
     other = row_reduction.rows(nodes, outputs, figures)
     theirs = [] if other is None else [replace(other, others=()), *other.others]
-    best, *others = [*theirs, *mine] if norm.pixels < FEW_PIXELS else [*mine, *theirs[:1]]
-    return replace(best, others=tuple({variant.key: variant for variant in others if variant.key != best.key}.values()))
+    best, *others = [*theirs, norm.kernel()] if norm.pixels < FEW_PIXELS else [norm.kernel(), *theirs[:1]]
+    return replace(best, others=tuple(others))
 
 
 def _window(node: Node) -> tuple[int, int] | None:

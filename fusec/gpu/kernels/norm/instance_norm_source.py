@@ -20,6 +20,7 @@ from fusec.ir import DType, Node, Value
 from fusec.ops import InstanceNorm, MaxPool
 
 BLOCK, LANES = 256, 32  # threads; vectors of channels that a block visits together, at most
+TURNS = 8  # loads of a thread that are issued together
 WAVES = 8  # blocks for each multiprocessor, of a launch over a large tensor
 _CUDA = cuda_template(__package__, "instance_norm.cuh")
 
@@ -46,9 +47,6 @@ class InstanceNormSource:
 
     last: the pool, or the resize that copies pixels.
     window: the window of the pool, or how often a pixel is copied.
-    turns: loads of a thread that are issued together.
-    block: threads of a block.
-    most: vectors of channels that a block visits together, at most.
     """
 
     anchor: Node
@@ -57,9 +55,6 @@ class InstanceNormSource:
     window: tuple[int, int]
     outputs: Sequence[Value]
     figures: GpuFigures
-    turns: int
-    block: int = BLOCK
-    most: int = LANES
 
     @property
     def x(self) -> Value:
@@ -73,7 +68,7 @@ class InstanceNormSource:
     def lanes(self) -> int:
         """Vectors of channels of a block."""
         packs = self.x.type.shape[1] // self.vector
-        return min(self.most, packs & -packs)
+        return min(LANES, packs & -packs)
 
     @property
     def columns(self) -> int:
@@ -83,7 +78,7 @@ class InstanceNormSource:
     @property
     def threads(self) -> int:
         """Pixels that a block visits together."""
-        return self.block // self.lanes
+        return BLOCK // self.lanes
 
     @property
     def pixels(self) -> int:
@@ -96,7 +91,7 @@ class InstanceNormSource:
 
     @property
     def sums(self) -> Chunking:
-        return self._shared_out(self.pixels, self.turns)
+        return self._shared_out(self.pixels, TURNS)
 
     @property
     def write(self) -> Chunking:
@@ -105,7 +100,7 @@ class InstanceNormSource:
     @property
     def units(self) -> int:
         """Units that a thread writes in one turn."""
-        return max(1, self.turns // self.taps)
+        return max(1, TURNS // self.taps)
 
     def _shared_out(self, count: int, together: int) -> Chunking:
         images = self.x.type.shape[0] * self.columns
@@ -129,7 +124,7 @@ class InstanceNormSource:
     @cached_property
     def cuda(self) -> CudaTemplate:
         return _CUDA.bind(
-            BLOCK=self.block,
+            BLOCK=BLOCK,
             CHANNELS=self.channels,
             COLUMNS=self.columns,
             LANES=self.lanes,
@@ -138,7 +133,7 @@ class InstanceNormSource:
             PIXELS=self.pixels,
             TAPS=self.taps,
             THREADS=self.threads,
-            TURNS=self.turns,
+            TURNS=TURNS,
             UNITS=self.units,
             VECTOR=self.vector,
         )
@@ -173,11 +168,11 @@ class InstanceNormSource:
             self.sum_memory,
             *self._place(self.sums, False),
             *self.load_centre(image, "begin"),
-            *self.cuda("sum_chunk", STEP=self.threads * self.turns, LOAD=self._load(image)),
+            *self.cuda("sum_chunk", STEP=self.threads * TURNS, LOAD=self._load(image)),
             *self.store_chunk(scratch, self.sums.number, "float(end - begin)"),
         ]
         grid = self.x.type.shape[0] * self.sums.number * self.columns
-        return arguments.launch("instance_sums", lines, grid, self.block)
+        return arguments.launch("instance_sums", lines, grid, BLOCK)
 
     def _write(self) -> Launch:
         """Return the launch that visits the elements again. They are loaded before the sums are merged."""
@@ -195,7 +190,7 @@ class InstanceNormSource:
             *self.cuda("write_units", STORE_UNIT=self.store_unit(arguments), STEP=step, LOAD_NEXT=following),
         ]
         grid = self.x.type.shape[0] * self.write.number * self.columns
-        return arguments.launch("instance_written", lines, grid, self.block)
+        return arguments.launch("instance_written", lines, grid, BLOCK)
 
     def load_units(self, image: str) -> list[str]:
         """Load the pixels of the thread's next units into `taken`."""
@@ -255,7 +250,7 @@ class InstanceNormSource:
             COLUMN=column,
             FIRST_MEAN=part("from"),
             CHUNKS=chunks.number,
-            SLICES=self.block // self.own,
+            SLICES=BLOCK // self.own,
             CHUNK_MEAN=part(f"from + c * {numbers}u"),
             LAST=chunks.number - 1,
             REST=rest * taps,
@@ -274,7 +269,7 @@ class InstanceNormSource:
     def merge_memory(self) -> str:
         """Shared memory for `merge_chunks` and its results."""
         own = self.own
-        return f"__shared__ float merging[2][{self.block // own}][{own}], means[{own}], factors[{own}];"
+        return f"__shared__ float merging[2][{BLOCK // own}][{own}], means[{own}], factors[{own}];"
 
     def parameters(self, arguments: Arguments) -> list[str]:
         """Load mean, factor and bias of a thread's channels."""
@@ -292,9 +287,9 @@ class InstanceNormSource:
 
     def merge_warps(self, store: list[str]) -> list[str]:
         """Merge the sums of threads for each channel by one thread, which then runs `store`."""
-        return self.cuda("merge_warps", WARPS=self.block // 32, STORE=store)
+        return self.cuda("merge_warps", WARPS=BLOCK // 32, STORE=store)
 
     @property
     def sum_memory(self) -> str:
         """Shared memory for `merge_warps`."""
-        return f"__shared__ float sums[{self.block // 32}][2][{self.own}], centres[{self.own}];"
+        return f"__shared__ float sums[{BLOCK // 32}][2][{self.own}], centres[{self.own}];"

@@ -1,6 +1,6 @@
 """Generate a norm in one launch whose blocks keep their elements on the chip.
 
-This skeleton holds what instance norm, group norm and batch norm have in common: the order of their steps.
+This skeleton holds what group norm and batch norm have in common: the order of their steps.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from gpu.kernels.cases import FIGURES, Case, assert_same, build, last, rows
+from gpu.kernels.cases import Case, assert_same, build, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.launch.kernel_launcher import variants_of
@@ -83,19 +82,6 @@ def test_every_way(rng: np.random.Generator) -> None:
     for case, way in found:
         arrays = case.arrays(rng)
         assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
-
-
-@needs_compiler
-def test_images_take_turns_where_the_gpu_has_no_room_for_all(rng: np.random.Generator) -> None:
-    small = replace(FIGURES, processors=5)
-    for made in (normed(F16, 5, 32, 40, 41, behind="relu"), followed(BF16, (3, 512, 18, 20), pool(2, 2))):
-        case = replace(made, figures=small)
-        assert case.kernel is not None
-        kept = [way for way in case.kernel.others if len(way.launches) == 1 and way.launches[0].meets]
-        assert kept and all(way.launches[0].grid <= 15 for way in kept)
-        emulator, arrays = Emulator(kept), case.arrays(rng)
-        for way in kept:
-            assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
 
 
 @needs_compiler

@@ -1,0 +1,1 @@
+"""Serve compiled models: a predictor that batches, and a server that speaks the Open Inference Protocol."""

@@ -1,0 +1,101 @@
+"""Gather the rows of a batch in memory from which the device reads them fast, and fetch the results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusec.execution.signature import TensorSpec
+from fusec.ir import DType, TensorType
+from fusec.lowering.packing import empty
+from fusec.runtime import Executable
+
+Arrays = Mapping[str, Any]
+
+
+class BatchBuffer:
+    """The inputs of one batch on the host, and on a GPU also there.
+
+    On a GPU, host memory is page-locked and copied on a stream of its own, so that the copy of the next batch overlaps
+    the run of this one. Where an input or output has another memory order, or a type that CuPy lacks, the executable
+    copies instead.
+    """
+
+    def __init__(self, program: Executable):
+        self._xp: Any = program.backend.xp
+        self.host: dict[str, np.ndarray[Any, Any]] = {}
+        self._device: dict[str, Any] = {}
+        self._stream: Any = None
+        copies = self._xp is not np and all(map(_is_plain, (*program.inputs, *program.outputs)))
+        for spec in program.inputs:
+            if copies:
+                self._stream = self._stream or self._xp.cuda.Stream(non_blocking=True)
+                self.host[spec.name] = _page_locked(self._xp, spec.shape, spec.dtype)
+                self._device[spec.name] = self._xp.empty(spec.shape, spec.dtype)
+            else:
+                self.host[spec.name] = empty(np, TensorType(spec.shape, DType.of(spec.dtype), spec.order))
+
+    def fill(self, requests: Iterable[Arrays], size: int) -> Arrays:
+        """Copy the rows of requests one after the other, and copies of the last row up to the size of the batch.
+
+        Returns the feeds of the program: arrays on the device where they are there.
+        """
+        start = 0
+        for arrays in requests:
+            end = start + len(next(iter(arrays.values())))
+            for name, rows in arrays.items():
+                self.host[name][start:end] = rows
+            start = end
+        for buffer in self.host.values():
+            buffer[start:size] = buffer[start - 1]
+        for name, array in self._device.items():
+            array.set(self.host[name], stream=self._stream)
+        if self._stream is not None:
+            self._stream.synchronize()
+        return {**self.host, **self._device}
+
+
+@dataclass(frozen=True)
+class PendingResults:
+    """Results on their way to the host. event: is recorded after the last copy; None if they are there."""
+
+    arrays: Mapping[str, np.ndarray[Any, Any]]
+    event: Any = None
+
+    def wait(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Wait for the results, and return them."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.arrays
+
+
+def fetch(program: Executable, names: Sequence[str], results: Sequence[Any]) -> PendingResults:
+    """Queue copies of results to the host.
+
+    The next batch may then be queued before this one is done, so that the device does not wait for Python. A plain
+    `get` would wait for both.
+    """
+    xp: Any = program.backend.xp
+    if xp is np or not all(isinstance(array, xp.ndarray) for array in results):
+        return PendingResults(dict(zip(names, results, strict=True)))
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for name, array in zip(names, results, strict=True):
+        arrays[name] = _page_locked(xp, array.shape, array.dtype)
+        array.get(out=arrays[name], blocking=False)
+    event = xp.cuda.Event(block=True, disable_timing=True)
+    event.record()
+    return PendingResults(arrays, event)
+
+
+def _is_plain(spec: TensorSpec) -> bool:
+    return not spec.order and not spec.is_narrow and spec.dtype.name != "bfloat16"
+
+
+def _page_locked(xp: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    count = math.prod(shape)
+    memory = xp.cuda.alloc_pinned_memory(max(1, count) * dtype.itemsize)
+    return np.frombuffer(memory, dtype, count).reshape(shape)

@@ -1,0 +1,106 @@
+"""Run batches of requests on a model that a worker process has loaded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from fusec.runtime import Executable
+from fusec.serving.batch_sizes import RestShapes
+from fusec.serving.predictor import Predictor
+from fusec.serving.served_model import ANY, DATATYPES, describe
+from fusec.serving.server.batch_buffer import BatchBuffer, PendingResults, fetch
+from fusec.serving.server.batch_queue import BatchGroup
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class QueuedInput:
+    """An input of a request: its bytes start at `start` of the memory that the front end shares."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    start: int
+
+    def array(self, memory: memoryview) -> np.ndarray[Any, Any]:
+        """Return a view of the bytes, which need not be aligned."""
+        return np.ndarray(self.shape, DATATYPES[self.datatype], memory, self.start)
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """A batch whose rows are gathered. buffer: where they are, to be used again; None for a request that runs alone."""
+
+    feeds: Mapping[str, Any]
+    buffer: tuple[RestShapes, int, BatchBuffer] | None
+
+
+class LoadedModel:
+    """A model with the buffers of its batches.
+
+    takes_other_shapes: the front end cannot tell if shapes fit the file's programs.
+    """
+
+    def __init__(self, name: str, predictor: Predictor, preferred: Sequence[int]):
+        """Describe a loaded predictor. preferred: batch sizes to form, of those the file has; () means all."""
+        self.predictor = predictor
+        self._preferred = frozenset(preferred)
+        self._buffers: dict[tuple[RestShapes, int], list[BatchBuffer]] = defaultdict(list)
+        sizes = predictor.sizes.by_rest.values() if predictor.sizes.largest else ()
+        self.served = described = describe(
+            name, predictor, sorted({size for each in sizes for size in self._formed(each)})
+        )
+
+        start = 1 if described.max_batch else 0
+        self.takes_other_shapes = any(each.shape is None or ANY in each.shape[start:] for each in described.inputs)
+
+    def _formed(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the batch sizes to form; all if none of them is preferred."""
+        return tuple(size for size in sizes if size in self._preferred) or sizes
+
+    def group(self, inputs: Sequence[QueuedInput]) -> BatchGroup:
+        """Return the group of a request: those of one group may share a batch."""
+        by_name = {each.name: each for each in inputs}
+        rest = tuple(by_name[spec.name].shape[1:] for spec in self.served.inputs)
+        return BatchGroup((self.served.name, rest), self._formed(self.predictor.sizes.of(rest)))
+
+    def gather(self, group: BatchGroup, requests: Sequence[Arrays], size: int) -> PreparedBatch:
+        """Gather the rows of requests in a buffer. size: of the batch; 0 runs the only request as it is."""
+        if not size:
+            return PreparedBatch({name: np.array(array) for name, array in requests[0].items()}, None)
+        _, rest = cast("tuple[str, RestShapes]", group.key)  # as `group` made it
+        free = self._buffers[rest, size]
+        buffer = free.pop() if free else BatchBuffer(self._program(rest, size))
+        return PreparedBatch(buffer.fill(requests, size), (rest, size, buffer))
+
+    def _program(self, rest: RestShapes, size: int) -> Executable:
+        executable = self.predictor.executable
+        if isinstance(executable, Executable):
+            return executable
+        names = [spec.name for spec in executable.inputs]
+        program = executable.at({name: (size, *dims) for name, dims in zip(names, rest, strict=True)})
+        assert isinstance(program, Executable), "files hold no host steps"
+        return program
+
+    def run(self, batch: PreparedBatch, outputs: Sequence[str]) -> PendingResults:
+        """Run a batch; on a GPU, the results are on their way. `release` the batch once they are there.
+
+        Raises ExecutionError: when a request that runs alone does not fit the file's programs.
+        """
+        if batch.buffer is None:
+            return PendingResults(self.predictor(batch.feeds, outputs))
+        rest, size, _ = batch.buffer
+        program = self._program(rest, size)
+        return fetch(program, outputs, program.run(outputs, batch.feeds))
+
+    def release(self, batch: PreparedBatch) -> None:
+        """Use the buffer of a batch for the next one."""
+        if batch.buffer is not None:
+            rest, size, buffer = batch.buffer
+            self._buffers[rest, size].append(buffer)

@@ -1,0 +1,190 @@
+"""Run models in a worker process: form batches of the requests of all front ends, and run them on one device.
+
+Three threads hand batches on, so that the device waits for little: one gathers the rows of the next batch, one starts
+batches, one waits for the results and answers. A thread for each front end receives requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fusec.errors import FusecError
+from fusec.serving.predictor import Predictor
+from fusec.serving.server import metrics
+from fusec.serving.server.batch_buffer import PendingResults
+from fusec.serving.server.batch_queue import BatchGroup, BatchQueue
+from fusec.serving.server.frames import frame, receive_headers
+from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch, QueuedInput
+from fusec.serving.server.queued_request import (
+    Batch,
+    FrontEndConnection,
+    QueuedRequest,
+    by_sender,
+    send_error,
+    send_results,
+)
+from fusec.serving.server.server_options import ServerOptions
+from fusec.serving.server.shared_arena import mapped
+
+EXIT_BAD_MODEL, EXIT_FAILED = 3, 70
+MAX_FAILURES = 3  # failed batches one after the other, after which the process starts again
+# The thread that starts batches gets Python's lock so soon; by default it may wait longer than a batch runs.
+SWITCH_S = 0.0002
+SLOTS = 2  # batches in progress: one runs, and one is gathered or queued on the device; more would only wait there
+_log = logging.getLogger("fusec.serving")
+
+
+class ModelWorker:
+    """The threads of a worker process, and what they hand to each other."""
+
+    def __init__(self, options: ServerOptions, number: int):
+        """Load the models, which takes as long as their programs take to prepare and to warm up."""
+        device = options.devices[number]
+        self._models: dict[str, LoadedModel] = {}
+        for name, path in options.models.items():
+            predictor = Predictor(path, device=device, target=options.target, tune=options.tune).load()
+            self._models[name] = LoadedModel(name, predictor, options.preferred)
+        self._wait_s = options.wait_s
+        self._queue: BatchQueue[QueuedRequest] = BatchQueue(options.delay_s, options.wait_s, self._refuse)
+        self._slots = threading.Semaphore(SLOTS)
+        self._prepared: queue.SimpleQueue[tuple[Batch, PreparedBatch]] = queue.SimpleQueue()
+        self._running: queue.SimpleQueue[tuple[Batch, PreparedBatch, PendingResults, float]] = queue.SimpleQueue()
+        self._failures = 0
+
+    def serve(self, path: str) -> NoReturn:
+        """Listen on a socket, which appears now that all is ready. This thread runs the batches."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        early = Path(f"{path}.{os.getpid()}")
+        listening.bind(str(early))
+        listening.listen(128)
+        early.replace(path)
+        for name, run in (
+            ("accept", lambda: self._accept(listening)),
+            ("gather", self._gather),
+            ("finish", self._finish),
+        ):
+            threading.Thread(target=_or_exit, args=(run,), name=f"fusec-{name}", daemon=True).start()
+        while True:
+            self._run(*self._prepared.get())
+
+    def _accept(self, listening: socket.socket) -> NoReturn:
+        told = {name: model.served.to_json() for name, model in self._models.items()}
+        device = next((model.predictor.device for model in self._models.values()), "")
+        while True:
+            connection, _ = listening.accept()
+            _, handles, _, _ = socket.recv_fds(connection, 1, 1)
+            if not handles:  # a front end that ended while it connected
+                connection.close()
+                continue
+            sender = FrontEndConnection(connection, mapped(handles[0]))
+            os.close(handles[0])
+            sender.send([frame({"models": told, "device": device})])
+            threading.Thread(target=_or_exit, args=(lambda sender=sender: self._receive(sender),), daemon=True).start()
+
+    def _receive(self, sender: FrontEndConnection) -> None:
+        held = bytearray()
+        with suppress(ConnectionError):
+            while (headers := receive_headers(sender.connection, held)) is not None:
+                groups: dict[BatchGroup, list[tuple[QueuedRequest, int]]] = defaultdict(list)
+                for header in headers:
+                    model = self._models[header["model"]]
+                    inputs = tuple(QueuedInput(n, d, tuple(shape), start) for n, d, shape, start in header["inputs"])
+                    request = QueuedRequest(
+                        sender, header["id"], model, inputs, tuple(header["outputs"]), header["rows"]
+                    )
+                    groups[model.group(inputs)].append((request, request.rows))
+                for group, requests in groups.items():
+                    self._queue.put(group, requests)
+        sender.connection.close()
+
+    def _gather(self) -> NoReturn:
+        while True:
+            while not self._slots.acquire(timeout=self._wait_s / 4):
+                self._queue.drop_late()
+            batch = self._queue.take()
+            assert batch is not None, "there is no timeout"
+            batch = by_sender(batch)
+            model = batch.tickets[0].model
+            requests = [ticket.arrays() for ticket in batch.tickets]
+            self._prepared.put((batch, model.gather(batch.group, requests, batch.size)))
+
+    def _run(self, batch: Batch, prepared: PreparedBatch) -> None:
+        model, start = batch.tickets[0].model, time.perf_counter()
+        outputs = list(dict.fromkeys(name for ticket in batch.tickets for name in ticket.outputs))
+        try:
+            pending = model.run(prepared, outputs)
+        except FusecError as error:
+            self._failed(batch, error)
+            model.release(prepared)
+            self._slots.release()
+        else:
+            self._running.put((batch, prepared, pending, start))
+
+    def _finish(self) -> NoReturn:
+        """Answer the requests of each batch when its results are there."""
+        ended = 0.0
+        while True:
+            batch, prepared, pending, start = self._running.get()
+            results = pending.wait()
+            model = batch.tickets[0].model
+            model.release(prepared)
+            self._slots.release()
+            self._failures = 0
+            start, ended = max(start, ended), time.perf_counter()  # it may have waited for the batch before
+            send_results(batch, results)
+            _count(batch, ended - start)
+
+    def _failed(self, batch: Batch, error: FusecError) -> None:
+        """Answer with the error. Shapes of a request that ran alone may not fit; else the device failed."""
+        may_not_fit = not batch.size and batch.tickets[0].model.takes_other_shapes
+        send_error(batch.tickets, str(error), 400 if may_not_fit else 500)
+        if may_not_fit:
+            return
+        _log.error("%s: a batch failed: %s", batch.tickets[0].model.served.name, error)
+        self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            _log.error("%d batches failed one after the other: the worker process ends", self._failures)
+            os._exit(EXIT_FAILED)
+
+    def _refuse(self, tickets: Sequence[QueuedRequest]) -> None:
+        send_error(tickets, "the server is overloaded: the request waited too long", 503)
+
+
+def _count(batch: Batch, run_s: float) -> None:
+    name, rows = batch.tickets[0].model.served.name, sum(ticket.rows for ticket in batch.tickets)
+    metrics.RUN_SECONDS.labels(name).observe(run_s)
+    metrics.BATCH_ROWS.labels(name).observe(rows)
+    metrics.PADDED_ROWS.labels(name).inc(max(0, batch.size - rows))
+    metrics.QUEUE_SECONDS.labels(name).observe(max(batch.waited_s))
+
+
+def _or_exit(run: Any) -> None:
+    """Run the loop of a thread. A defect ends the process, so that its requests are refused and it starts again."""
+    try:
+        run()
+    except BaseException:  # noqa: BLE001 - whatever it was, the process cannot go on without the thread
+        _log.exception("a thread of a worker process failed")
+        os._exit(EXIT_FAILED)
+
+
+def main() -> None:
+    """Serve the models of the options on the command line, as the worker process of that number."""
+    options, number = ServerOptions.from_json(sys.argv[1]), int(sys.argv[2])
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        worker = ModelWorker(options, number)
+    except FusecError as error:
+        print(f"fusec: error: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_MODEL)
+    worker.serve(options.socket(number))

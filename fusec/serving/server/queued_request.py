@@ -1,0 +1,87 @@
+"""Hold the requests that wait in a worker process, and answer them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from fusec.serving.served_model import datatype_of
+from fusec.serving.server.batch_queue import FormedBatch
+from fusec.serving.server.frames import frame
+from fusec.serving.server.loaded_model import LoadedModel, QueuedInput
+
+SEND_S = 5  # seconds for which a worker waits until a front end reads, because it answers no others meanwhile
+
+
+class FrontEndConnection:
+    """The socket to a front end, and the memory with its request bodies."""
+
+    def __init__(self, connection: socket.socket, memory: memoryview):
+        self.connection, self.memory = connection, memory
+        self._lock = threading.Lock()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send messages. A front end that is gone needs none; one that does not read is cut off, and connects again."""
+        with self._lock, suppress(OSError):
+            try:
+                self.connection.sendall(b"".join(frames))
+            except OSError:
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True)
+class QueuedRequest:
+    """A request that waits for its batch."""
+
+    sender: FrontEndConnection
+    id: int
+    model: LoadedModel
+    inputs: tuple[QueuedInput, ...]
+    outputs: tuple[str, ...]
+    rows: int
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the inputs as views of the front end's memory."""
+        return {each.name: each.array(self.sender.memory) for each in self.inputs}
+
+
+Batch = FormedBatch[QueuedRequest]
+
+
+def by_sender(batch: Batch) -> Batch:
+    """Put requests of one front end next to each other in a batch, so that one message answers them."""
+    return replace(batch, tickets=sorted(batch.tickets, key=lambda ticket: id(ticket.sender)))
+
+
+def send_results(batch: Batch, results: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Answer each request of a batch with its rows; one message to each front end (`frames.split_answers`).
+
+    results: of the whole batch, by name of the output.
+    """
+    start = 0
+    for sender, group in groupby(batch.tickets, key=lambda ticket: ticket.sender):
+        tickets = list(group)
+        rows = [ticket.rows for ticket in tickets]
+        end = start + sum(rows)
+        parts = {n: array[start:end] if batch.size else array for n, array in results.items()}
+        told = [
+            [n, datatype_of(a.dtype, n), list(a.shape[1 if batch.size else 0 :]), a.nbytes] for n, a in parts.items()
+        ]
+        header = {"ids": [ticket.id for ticket in tickets], "rows": rows if batch.size else None, "outputs": told}
+        sender.send([frame(header, [array.tobytes() for array in parts.values()])])
+        start = end
+
+
+def send_error(tickets: Sequence[QueuedRequest], error: str, status: int) -> None:
+    """Answer requests with an error and a status of HTTP."""
+    for ticket in tickets:
+        ticket.sender.send([frame({"id": ticket.id, "error": error, "status": status})])

@@ -1,0 +1,87 @@
+"""What may run as one batch: rows that are the same wherever they are in it, and whatever else is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ops.cases import CASES
+
+from fusec.dynamic_shapes.batch_proof import require_batches
+from fusec.errors import ModelError, VerifyError
+from fusec.ir import Constant, DType, Graph, Literal, TensorType
+from fusec.reference import evaluate
+from fusec.text import parse
+
+ROWS = 4
+
+
+def batch_of(op: Any, arrays: list[np.ndarray], which: set[int]) -> Graph:
+    """The op on inputs `which`, with all other operands as constants."""
+    graph = Graph("g")
+    operands = []
+    for i, array in enumerate(arrays):
+        type = TensorType(array.shape, DType.of(array.dtype))
+        if i in which:
+            operands.append(graph.add_input(f"x{i}", type))
+        else:
+            operands.append(graph.insert(Constant(Literal(type, lambda array=array: array)), []).result)
+    results = graph.insert(op, operands).results
+    graph.set_outputs(results, [f"y{i}" for i in range(len(results))])
+    return graph
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_rows_that_pass_may_be_in_any_order(name: str, rng: np.random.Generator) -> None:
+    """For every op, with any of its operands as inputs, the others as constants."""
+    for case in CASES[name]:
+        arrays = list(case.arrays(rng))
+        for which in ({0}, {0, 1}, set(range(len(arrays)))):
+            inputs = {i for i in which if i < len(arrays)}
+            sizes = {arrays[i].shape[0] if arrays[i].ndim else 0 for i in inputs}
+            if not inputs or len(sizes) > 1 or not sizes.isdisjoint((0, 1)):
+                continue
+            try:
+                graph = batch_of(case.op, arrays, inputs)
+                require_batches([graph])
+            except (ModelError, VerifyError):
+                continue
+            feeds = {f"x{i}": arrays[i] for i in inputs}
+            want, got = evaluate(graph, feeds), evaluate(graph, {k: v[::-1].copy() for k, v in feeds.items()})
+            for output in want:
+                np.testing.assert_allclose(got[output][::-1], want[output], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def graph(text: str) -> Graph:
+    return parse('graph "g" ' + text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("(%x: f32[4,3]) { %y = gen_index(%x) {axis=0} return %y }", "depends on the number of its row"),
+        ("(%x: f32[4,3]) { %y = softmax(%x) {axis=0} return %y }", "softmax works along it"),
+        ("(%x: f32[4,3], %w: f32[3,2]) { %y = matmul(%x, %w) return %y }", "input %w f32.3,2. has no batch of 4"),
+        ("(%x: f32[4,3]) { %y = transpose(%x) {perm=[1, 0]} return %y }", "has no batch of 4 as dim 0"),
+        ("(%x: f32[4,4]) { %y = transpose(%x) {perm=[1, 0]} return %y }", "does not have the batch as dim 0"),
+    ],
+)
+def test_what_is_no_batch(text: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        require_batches([graph(text)])
+
+
+def test_two_sizes_must_compute_the_same() -> None:
+    def scaled(size: int, by: float) -> Graph:
+        one = Graph("g")
+        x = one.add_input("x", TensorType((size, 3), DType.F32))
+        literal = Literal(TensorType((), DType.F32), lambda: np.array(by, np.float32))
+        factor = one.insert(Constant(literal), []).result
+        text = graph("(%a: f32[2], %b: f32[2]) { %y = mul(%a, %b) return %y }")
+        one.set_outputs(one.insert(next(iter(text.nodes)).op, [x, factor]).results, ["y"])
+        return one
+
+    require_batches([scaled(2, 0.5), scaled(4, 0.5)])
+    with pytest.raises(ModelError, match="a number depends on it"):
+        require_batches([scaled(2, 0.5), scaled(4, 0.25)])

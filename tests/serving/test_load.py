@@ -1,0 +1,110 @@
+"""A server under load, in simulation: throughput against the executable that it runs, and latency."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from serving.running import Running, serving
+
+import fusec
+from benchmarks import serving as benchmark
+from benchmarks.machine import KEYS
+from fusec.dynamic_shapes.batch_proof import require_batches
+from fusec.frontends import Source
+
+pytestmark = [pytest.mark.cudnn, pytest.mark.usefixtures("no_gpu")]
+
+BATCH, CLIENTS, ROUNDS = 4, 12, 6
+CASE = benchmark.Case("small", 48, (1, BATCH), "fp32")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return benchmark.compiled(CASE, tmp_path_factory.mktemp("files"), "quick", 60.0)
+
+
+def run_seconds(server: Running) -> tuple[float, float, float]:
+    """Return the seconds that batches ran, their number and their rows."""
+    text = server.request("GET", "/metrics")[1].decode()
+
+    def of(name: str) -> float:
+        found = re.search(rf'^{name}{{model="small"}} (\S+)$', text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    return of("fusec_run_seconds_sum"), of("fusec_batch_rows_count"), of("fusec_batch_rows_sum")
+
+
+def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
+    """Requests of one image each, from many threads of a real client, are as good as calls with whole batches.
+
+    The two take turns, because other work of this machine slows both. A few rounds may be disturbed, so one of them
+    has to reach the goal, and in all of them the device must be busy with full batches.
+    """
+    predictor = fusec.Predictor(file).load()
+    x = benchmark.images(CASE, BATCH)
+    want = predictor({"image": x})["y"]
+    ended = threading.Event()
+    times: list[float] = []
+
+    def ask(number: int) -> None:
+        row = number % BATCH
+        tensor = triton.InferInput("image", [1, *x.shape[1:]], "UINT8")
+        tensor.set_data_from_numpy(x[row : row + 1])
+        with triton.InferenceServerClient(server.address, network_timeout=60) as client:
+            while not ended.is_set():
+                start = time.perf_counter()
+                got = client.infer("small", [tensor]).as_numpy("y")
+                times.append(time.perf_counter() - start)
+                np.testing.assert_allclose(got[0], want[row], rtol=1e-5, atol=1e-6)
+
+    ratios: list[float] = []
+    with serving(file, "--front-ends", 1, "--max-wait-ms", 30000) as server:
+        while len(ratios) < ROUNDS and max(ratios, default=0.0) < 0.9:
+            alone = BATCH / benchmark.seconds_of(lambda: predictor.executable.run(None, {"image": x}), int, 0.8)
+            ended.clear()
+            threads = [threading.Thread(target=ask, args=(number,)) for number in range(CLIENTS)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.4)
+            before, start = run_seconds(server), time.perf_counter()
+            time.sleep(1.6)
+            after, seconds = run_seconds(server), time.perf_counter() - start
+            ended.set()
+            for thread in threads:
+                thread.join(60)
+            ran, batches, rows = (b - a for a, b in zip(before, after, strict=True))
+            ratios.append(rows / seconds / alone)
+            print(f"{ratios[-1]:.3f} of {alone:.1f} images/s, {ran / seconds:.3f} busy, {rows / batches:.2f} rows")
+            assert rows / batches > 0.9 * BATCH
+    milliseconds = [f"{1e3 * float(np.quantile(times, q)):.0f}" for q in (0.5, 0.99)]
+    print(f"median {milliseconds[0]} ms, p99 {milliseconds[1]} ms")
+    assert max(ratios) >= 0.9
+
+
+def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path) -> None:
+    """What it writes for a GPU, here for the simulation."""
+    clients = benchmark.Clients(processes=1, connections=BATCH, seconds=1.0, front_ends=1, rows=2)
+    row = benchmark.measured(CASE, file, clients)
+    assert row["error"] < 1e-6
+    assert row["refused"] == 0
+    assert row["images_s"] > 0
+    assert row["load_p99_ms"] >= row["load_median_ms"] > 0
+    assert {"of_device", "of_host", "p99_of_median", "full_p99_ms", "load_images_s"} <= row.keys()
+    assert set(KEYS["serving.json"]) <= row.keys()
+    json.dumps(row)
+
+
+def test_resnet50_takes_bytes_and_any_batch() -> None:
+    """The model that the benchmark serves on a GPU is the exported one, after its preprocessing."""
+    source = Source(benchmark.network(benchmark.CASES["resnet50"]))
+    graphs = [source.load({"image": (size, 3, 224, 224)}) for size in (1, 2, 64)]
+    assert [str(v.type) for v in graphs[1].inputs] == ["u8[2,3,224,224]"]
+    assert [str(v.type) for v in graphs[1].outputs] == ["f32[2,1000]"]
+    require_batches(graphs)

@@ -1,0 +1,119 @@
+"""The device of a worker, on stand-ins: which GPU it takes, and how batches get there."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.stand_in_gpu import Array, Machine, install
+from gpu.test_backend import build
+
+from fusec.errors import TargetError
+from fusec.serving import choose_device
+from fusec.serving.choose_device import choose, devices_of
+from fusec.serving.server.batch_buffer import BatchBuffer, fetch
+
+TEXT = """graph "g" (%x: f32[4,3,2,2], %k: i64[4]) {
+  %y = relu(%x)
+  %n = neg(%k)
+  return %y, %n
+}"""
+
+
+def driver(gpus: int, in_use: bool = False) -> Callable[[], Any]:
+    """A CUDA driver with GPUs, of which CUDA_VISIBLE_DEVICES shows some once it is initialised."""
+    state = {"ready": in_use}
+
+    def count(pointer: Any) -> int:
+        if not state["ready"]:
+            return 3
+        visible = choose_device.os.environ.get("CUDA_VISIBLE_DEVICES")
+        pointer._obj.value = gpus if visible is None else sum(int(name) < gpus for name in visible.split(","))
+        return 0
+
+    def init(flags: int) -> int:
+        state["ready"] = True
+        return 0
+
+    return lambda: types.SimpleNamespace(cuInit=init, cuDeviceGetCount=count)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A process that has not chosen a GPU."""
+    monkeypatch.setattr(choose_device, "_chosen", {})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    return monkeypatch
+
+
+def test_a_number_hides_all_other_gpus(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(choose_device, "_driver", driver(4))
+    assert choose("auto") is False
+    assert choose("simulated") is True
+    assert choose(2) is False
+    assert choose_device.os.environ["CUDA_VISIBLE_DEVICES"] == "2"
+    assert choose(2) is False
+    with pytest.raises(TargetError, match="GPU 1 was asked for, but this process uses GPU 2"):
+        choose(1)
+
+
+def test_numbers_count_the_gpus_that_the_process_sees(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(choose_device, "_driver", driver(8))
+    fresh.setenv("CUDA_VISIBLE_DEVICES", "5, 6")
+    with pytest.raises(TargetError, match="GPU 2 was asked for, but the GPUs that this process sees are 0 to 1"):
+        choose(2)
+    choose(1)
+    assert choose_device.os.environ["CUDA_VISIBLE_DEVICES"] == "6"
+
+
+def test_a_gpu_must_exist_and_be_chosen_first(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(choose_device, "_driver", driver(2))
+    with pytest.raises(TargetError, match="the driver finds no such GPU"):
+        choose(2)
+    fresh.delenv("CUDA_VISIBLE_DEVICES")
+    fresh.setattr(choose_device, "_driver", driver(2, in_use=True))
+    with pytest.raises(TargetError, match="CUDA is in use in this process already"):
+        choose(0)
+
+
+def test_devices_of_a_server(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(choose_device, "_driver", driver(3))
+    assert devices_of("all") == [0, 1, 2]
+    assert devices_of("0,2") == [0, 2]
+    assert devices_of("simulated") == ["simulated"]
+    fresh.setattr(choose_device, "_driver", lambda: None)
+    assert devices_of("all") == ["simulated"]
+    for wrong in ("", "gpu", "1,1", "-1"):
+        with pytest.raises(TargetError, match="must be all, simulated, or numbers of GPUs"):
+            devices_of(wrong)
+
+
+def test_rows_are_gathered_in_page_locked_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    pytest.importorskip("cudnn")
+    machine = Machine()
+    install(machine, monkeypatch.setattr)
+    net = build(tmp_path, text=TEXT)
+    rng = np.random.default_rng(0)
+    requests = [
+        {"x": rng.standard_normal((rows, 3, 2, 2)).astype(np.float32), "k": rng.integers(-9, 9, rows)}
+        for rows in (1, 2)
+    ]
+    buffer = BatchBuffer(net)
+    for _ in range(3):  # step by step, recorded, replayed
+        feeds = buffer.fill(requests, 4)
+        assert all(isinstance(array, Array) for array in feeds.values())
+        pending = fetch(net, ["y", "n"], net.run(None, feeds))
+        assert pending.event is not None
+        y, n = pending.wait().values()
+        x = np.concatenate([request["x"] for request in requests])
+        k = np.concatenate([request["k"] for request in requests])
+        np.testing.assert_array_equal(y[:3], np.maximum(x, 0))
+        np.testing.assert_array_equal(y[3], y[2], "padded with copies of the last row")
+        np.testing.assert_array_equal(n[:3], -k)
+        requests.reverse()

@@ -1,0 +1,34 @@
+"""Run the tutorials: what a reader copies works, and the output is what the page shows."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from tutorials.run_page import run
+
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_tutorial_runs(page: Path, tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.stem == "own-pass" and importlib.util.find_spec("hypothesis") is None:
+        pytest.skip("hypothesis is not installed")
+    monkeypatch.chdir(tmp_path)
+    run(page, tmp_path)
+
+
+def test_a_wrong_output_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ fusec targets\nt4 ... Tesla V100\n...\n```\n")
+    with pytest.raises(AssertionError, match=r"page\.md:2: fusec targets"):
+        run(page, tmp_path)
+
+
+def test_a_wrong_status_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ fusec targets\n...\n$ echo $?\n1\n```\n")
+    with pytest.raises(AssertionError, match="the status is 0"):
+        run(page, tmp_path)
