@@ -11,6 +11,7 @@ import pytest
 from helpers import assert_close
 
 import fusec
+from examples.toy_framework import train_parallel
 from fusec import training
 from fusec.errors import ExecutionError, ModelError
 from fusec.ir import DType, TensorType
@@ -85,6 +86,11 @@ def test_workers_compute_what_one_does(target: str, workers: int, overlap: bool,
         for name in ("w", "c", "v", "w as f16", "v.mean"):
             assert_close(step.value(name), whole.value(name), 2e-3 if "f16" in name else 1e-4)
             assert np.array_equal(step.value(name), found[0][1].value(name)), "workers are equal to the last bit"
+
+
+def test_the_toy_framework_trains_in_parallel() -> None:
+    first, second = in_threads(2, lambda communicator: train_parallel.train(communicator, 1))
+    assert first == second > 0.3
 
 
 def test_a_gradient_that_is_not_finite_stops_all_workers(rng: np.random.Generator) -> None:
