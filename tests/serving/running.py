@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,10 +23,11 @@ import numpy as np
 
 @dataclass
 class Running:
-    """A server: its address, and the process that watches the others."""
+    """A server: its address, the process that watches the others, and the folder of its temporary files."""
 
     address: str
     process: subprocess.Popen[str]
+    folder: Path
 
     def children(self, module: str) -> list[int]:
         """Return the ids of the processes that run a module."""
@@ -60,22 +63,24 @@ class Running:
 
 
 @contextmanager
-def serving(*arguments: object, env: Mapping[str, str] | None = None) -> Iterator[Running]:
+def serving(*arguments: object) -> Iterator[Running]:
+    folder = tempfile.mkdtemp()  # tmp_path is too long for sockets
     process = subprocess.Popen(
         [sys.executable, "-m", "fusec", "serve", *map(str, arguments), "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "FUSEC_DEVICE": "none", "OMP_NUM_THREADS": "1", **(env or {})},
+        env={**os.environ, "FUSEC_DEVICE": "none", "OMP_NUM_THREADS": "1", "TMPDIR": folder},
     )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert " on http://" in line, line
-        yield Running(urlparse(line.split()[-1]).netloc, process)
+        yield Running(urlparse(line.split()[-1]).netloc, process, Path(folder))
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
+        shutil.rmtree(folder, ignore_errors=True)  # processes that end at this moment may write there
 
 
 def binary_request(arrays: Mapping[str, np.ndarray], datatype: str, **more: Any) -> tuple[bytes, dict[str, str]]:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -211,10 +210,7 @@ def test_an_overload_is_refused_soon(tmp_path: Path) -> None:
     Then SIGTERM: what is in progress is answered, and nothing stays.
     """
     limits = ("--front-ends", 1, "--queue", 6, "--max-wait-ms", 300, "--preferred", 1)
-    with (
-        tempfile.TemporaryDirectory() as folder,  # tmp_path is too long for sockets
-        serving(slow(tmp_path), *limits, env={"TMPDIR": folder}) as server,
-    ):
+    with serving(slow(tmp_path), *limits) as server:
         x = np.ones((1, 3, 64, 64), np.float32)
         body, headers = binary_request({"x": x}, "FP32")
         told: list[tuple[int, float, Any]] = []
@@ -243,7 +239,7 @@ def test_an_overload_is_refused_soon(tmp_path: Path) -> None:
         asking.join(10)
         assert [status for status, _, _ in told] == [200]
         assert not any(alive(pid) for pid in pids)
-        assert not list(Path(folder).iterdir())
+        assert not list(server.folder.iterdir())
         with pytest.raises(OSError, match="refused"):
             server.request("GET", "/v2/health/live")
 
