@@ -83,7 +83,7 @@ def of_compiled(compiled: Compiled, explanation: Explanation, background: Backgr
     choices = plan_choices(compiled, background.plans)
     graphs = ((s, each.graph.key) for s, each in zip(program.steps, compiled.lowered, strict=True) if each is not None)
     chosen = {step: background.plans[key][0].choice for step, key in graphs if background.plans.get(key)}
-    explanation = with_chosen_plans(explanation, program, chosen)
+    explanation = with_chosen_plans(explanation, program, compiled.judge, chosen)
     tensors = _Tensors(program)
     graph = program.graph
     return ReportedProgram(
