@@ -34,7 +34,7 @@ KEYS = {
     "quantized_models.json": ("model", "batch", "format"),
     "recurrent.json": ("case",),
     "quantization.json": ("model", "format", "tool", "where"),
-    "serving.json": ("model", "batch"),
+    "serving.json": ("model", "batch", "rows"),
     "scale.json": ("case", "model", "batch", "devices"),
     "shapes.json": ("model", "tune", "kernels", "cache", "size"),
 }

@@ -1,11 +1,12 @@
-"""Measure `fusec serve` against the executable that it runs: throughput with one image a request, then latency.
+"""Measure `fusec serve` against the executable that it runs: throughput with few images a request, then latency.
 
 Usage: python -m benchmarks.serving [resnet50 | small …]. On a GPU the default is resnet50 in fp16 with images of 224²;
 without one it is a small network in simulation. Images are bytes; preprocessing is part of the model. The extra `serve`
 must be installed.
 
 1. The executable alone, with the largest batch: images on the device (on the host in simulation), and on the host.
-2. The server at full load: processes with many connections each send one image a request, as fast as answers come.
+2. The server at full load: processes with many connections send requests of one image (`--rows`: of several), as fast
+   as answers come; the server forms the batches.
 3. The server at 70 % of that load: requests at random times. Latency counts from when a request was due.
 
 Writes benchmarks/results/serving.json: cases that are not measured again keep their rows.
@@ -64,6 +65,7 @@ class Clients:
     connections: int
     seconds: float
     front_ends: int
+    rows: int = 1
 
 
 def with_preprocessing(model: onnx.ModelProto, side: int) -> onnx.ModelProto:
@@ -142,8 +144,8 @@ def images(case: Case, count: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, (count, 3, case.side, case.side)).astype(np.uint8)
 
 
-def alone(case: Case, path: Path, seconds: float) -> dict[str, Any]:
-    """Time the executable with its largest batch, and return images a second, and the answer for the first image."""
+def alone(case: Case, path: Path, seconds: float, rows: int) -> dict[str, Any]:
+    """Time the executable with its largest batch, and return images a second, and the answer for the first images."""
     predictor = fusec.Predictor(path).load()
     executable: Any = predictor.executable
     size = case.batches[-1]
@@ -156,7 +158,7 @@ def alone(case: Case, path: Path, seconds: float) -> dict[str, Any]:
         row[f"{name}_images_s"] = size / seconds_of(
             lambda array=array: program.run(None, {"image": array}), finish, seconds
         )
-    row["answer"] = predictor({"image": x[:1]})[executable.outputs[0].name]
+    row["answer"] = predictor({"image": x[:rows]})[executable.outputs[0].name]
     return row
 
 
@@ -200,9 +202,9 @@ def served(path: Path, clients: Clients, *more: str) -> Iterator[str]:
             process.stdout.close()
 
 
-def request_bytes(case: Case, output: str) -> bytes:
-    """Return a whole HTTP request for one image, with binary tensors."""
-    x = images(case, case.batches[-1])[:1]
+def request_bytes(case: Case, output: str, rows: int = 1) -> bytes:
+    """Return a whole HTTP request for some images, with binary tensors."""
+    x = images(case, case.batches[-1])[:rows]
     tensor = {
         "name": "image",
         "shape": list(x.shape),
@@ -243,25 +245,26 @@ def loaded(address: str, request: Path, clients: Clients, rate: float = 0.0) -> 
 def measured(case: Case, path: Path, clients: Clients, *more: str) -> dict[str, Any]:
     """Measure one case, and return its row. more: options of `fusec serve`."""
     row = {"model": case.model, "batch": case.batches[-1], "precision": case.precision, "side": case.side}
-    own = alone(case, path, clients.seconds / 2)
+    own = alone(case, path, clients.seconds / 2, clients.rows)
     answer = own.pop("answer")
     row |= own
     output = "y" if case.model == "small" else fusec.Predictor(path, warm_up=False).outputs[0].name
     window_s = 0.8 * clients.seconds
     with tempfile.NamedTemporaryFile() as request, served(path, clients, *more) as address:
-        request.write(request_bytes(case, output))
+        request.write(request_bytes(case, output, clients.rows))
         request.flush()
         row["error"] = error(case, address, Path(request.name), answer)
         full = loaded(address, Path(request.name), clients)
-        row["images_s"] = sum(status == 200 for _, _, status in full) / window_s
-        at_load = loaded(address, Path(request.name), clients, LOAD * row["images_s"])
+        row["images_s"] = clients.rows * sum(status == 200 for _, _, status in full) / window_s
+        at_load = loaded(address, Path(request.name), clients, LOAD * row["images_s"] / clients.rows)
     row["refused"] = sum(status != 200 for _, _, status in (*full, *at_load))
     row["of_device"], row["of_host"] = (row["images_s"] / row[f"{name}_images_s"] for name in ("device", "host"))
     row |= {f"full_{name}": value for name, value in quantiles(full).items()}
     row |= {f"load_{name}": value for name, value in quantiles(at_load).items()}
-    row["load_images_s"] = len(at_load) / window_s
+    row["load_images_s"] = clients.rows * len(at_load) / window_s
     row["p99_of_median"] = row["load_p99_ms"] / row["load_median_ms"]
     row |= {"front_ends": clients.front_ends, "clients": clients.processes, "connections": clients.connections}
+    row["rows"] = clients.rows
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
 
 
@@ -300,6 +303,7 @@ def main() -> int:
     options.add_argument("--tune", default="quick")
     options.add_argument("--processes", type=int, default=max(1, min(6, (os.cpu_count() or 1) // 3)), help="clients")
     options.add_argument("--connections", type=int, default=0, help="of each client; default: three batches in all")
+    options.add_argument("--rows", type=int, default=1, help="images of a request")
     options.add_argument("--front-ends", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)))
     options.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     options.add_argument("--file", type=Path, help="a .fusec file of the case, in place of compiling it")
@@ -309,8 +313,8 @@ def main() -> int:
         for name in given.cases or ["resnet50" if on_gpu else "small"]:
             case = CASES[name]
             path = given.file or compiled(case, Path(folder), given.tune, given.budget)
-            connections = given.connections or -(-3 * case.batches[-1] // given.processes)
-            clients = Clients(given.processes, connections, given.seconds, given.front_ends)
+            connections = given.connections or max(2, -(-3 * case.batches[-1] // (given.processes * given.rows)))
+            clients = Clients(given.processes, connections, given.seconds, given.front_ends, given.rows)
             row = measured(case, path, clients)
             print(json.dumps(row, indent=1), flush=True)
             write_row(given.output, machine(), given.commit, row, KEYS["serving.json"])

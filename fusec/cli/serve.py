@@ -49,10 +49,10 @@ def serve(
 
     from fusec.serving.choose_device import SIMULATED, devices_of
     from fusec.serving.server import supervisor
-    from fusec.serving.server.serve_options import ServeOptions, models_of
+    from fusec.serving.server.server_options import ServerOptions, models_of
 
     processes = front_ends or max(1, min(8, (os.cpu_count() or 1) // 2))
-    options = ServeOptions(
+    options = ServerOptions(
         models=models_of(models),
         host=host,
         port=port,

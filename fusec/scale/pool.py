@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from fusec.errors import ExecutionError
-from fusec.scale.batch_queue import BatchQueue
+from fusec.scale.device_queue import DeviceQueue
 from fusec.scale.devices import worker_devices
 from fusec.scale.model_recipe import ModelRecipe
 
@@ -39,7 +39,7 @@ def pool(
     """
     if depth < 1:
         raise ExecutionError(f"depth is {depth}, but must be 1 or more")
-    return DevicePool(BatchQueue(ModelRecipe.of(model, options), worker_devices(devices), depth, timeout_s))
+    return DevicePool(DeviceQueue(ModelRecipe.of(model, options), worker_devices(devices), depth, timeout_s))
 
 
 class DevicePool:
@@ -49,7 +49,7 @@ class DevicePool:
     ExecutionError. The workers end with `close`, with the `with` block, with this object, and with this process.
     """
 
-    def __init__(self, batches: BatchQueue):
+    def __init__(self, batches: DeviceQueue):
         self._batches = batches
         self._finalizer = weakref.finalize(self, batches.close)
 

@@ -13,7 +13,7 @@ from fusec.errors import FusecError
 from fusec.serving.choose_device import SIMULATED
 from fusec.serving.predictor import Predictor
 from fusec.serving.served_model import ANY, ServedModel, ServedTensor, describe, triton_type
-from fusec.serving.server.serve_options import models_of
+from fusec.serving.server.server_options import models_of
 from fusec.serving.triton_model import MODEL_FILE
 from fusec.system import atomic_write
 

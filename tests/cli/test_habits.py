@@ -50,7 +50,7 @@ def complete(*words: str) -> list[str]:
 
 
 def test_the_shell_completes_commands_and_options() -> None:
-    assert complete("fusec", "ex") == ["explain"]
+    assert complete("fusec", "expl") == ["explain"]
     assert "--must-fuse" in complete("fusec", "explain", "--mu")
     assert complete("fusec", "cache", "ex") == ["export"]
 

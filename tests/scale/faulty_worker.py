@@ -17,7 +17,7 @@ run = pool_worker.BatchRunner.run
 
 def faulty(self: pool_worker.BatchRunner, job: Mapping[str, Any], feeds: Mapping[str, Any]) -> Any:
     first = float(next(iter(feeds.values())).flat[0])
-    once = Path(os.environ["FUSEC_TEST_ONCE"]) if "FUSEC_TEST_ONCE" in os.environ else None
+    once = Path(os.environ["FAIL_ONCE_FILE"]) if "FAIL_ONCE_FILE" in os.environ else None
     if first == KILLS or (first == KILLS_ONCE and once is not None and not once.exists()):
         if once is not None:
             once.touch()

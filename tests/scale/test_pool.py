@@ -31,7 +31,7 @@ TWO = ("cpu", "cpu")
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pool_process, "WORKER", "scale.faulty_worker")
-    monkeypatch.setenv("FUSEC_TEST_ONCE", str(tmp_path / "once"))
+    monkeypatch.setenv("FAIL_ONCE_FILE", str(tmp_path / "once"))
 
 
 def marked(x: Array, mark: float) -> Array:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from fusec.serving.served_model import DATATYPES, ServedModel, ServedTensor, datatype_of
+from fusec.serving.server.frames import AnswerTensor
 from fusec.serving.server.infer_request import BadRequestError, read_request
-from fusec.serving.server.infer_response import AnswerTensor, write_answer
+from fusec.serving.server.infer_response import write_answer
 
 MODEL = ServedModel(
     "m",

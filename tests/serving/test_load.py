@@ -90,14 +90,14 @@ def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
 
 def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path) -> None:
     """What it writes for a GPU, here for the simulation."""
-    clients = benchmark.Clients(processes=1, connections=2 * BATCH, seconds=1.0, front_ends=1)
+    clients = benchmark.Clients(processes=1, connections=BATCH, seconds=1.0, front_ends=1, rows=2)
     row = benchmark.measured(CASE, file, clients)
     assert row["error"] < 1e-6
     assert row["refused"] == 0
     assert row["images_s"] > 0
     assert row["load_p99_ms"] >= row["load_median_ms"] > 0
     assert {"of_device", "of_host", "p99_of_median", "full_p99_ms", "load_images_s"} <= row.keys()
-    assert KEYS["serving.json"] == ("model", "batch")
+    assert set(KEYS["serving.json"]) <= row.keys()
     json.dumps(row)
 
 

@@ -18,7 +18,7 @@ from fusec.serving.server.batch_queue import BatchGroup, FormedBatch
 from fusec.serving.server.loaded_model import PreparedBatch
 from fusec.serving.server.model_worker import MAX_FAILURES, ModelWorker
 from fusec.serving.server.queued_request import FrontEndConnection, QueuedRequest
-from fusec.serving.server.serve_options import ServeOptions
+from fusec.serving.server.server_options import ServerOptions
 
 
 def failing(takes_other_shapes: bool) -> Any:
@@ -37,7 +37,7 @@ def answered(model: Any, size: int, times: int) -> list[dict[str, Any]]:
     """Let batches fail, and return the answers of their requests."""
     told: list[bytes] = []
     sender: Any = types.SimpleNamespace(send=told.extend)
-    worker = ModelWorker(ServeOptions(models={}), 0)
+    worker = ModelWorker(ServerOptions(models={}), 0)
     for number in range(times):
         request = QueuedRequest(sender, number, model, (), ("y",), 1)
         worker._run(FormedBatch(BatchGroup("m", ()), [request], size, [0.0]), PreparedBatch({}, None))

@@ -27,7 +27,7 @@ from tritonclient.utils import InferenceServerException
 
 import fusec
 from fusec.serving.server import supervisor
-from fusec.serving.server.serve_options import ServeOptions
+from fusec.serving.server.server_options import ServerOptions
 
 pytestmark = [pytest.mark.cudnn]
 ROWS = 'fusec_batch_rows_sum{model="classifier"}'
@@ -350,7 +350,7 @@ def test_a_file_that_does_not_load_ends_the_server(tmp_path: Path) -> None:
 
 
 def test_json_tells_where_it_serves(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def serve(options: ServeOptions, announce: Any) -> None:
+    def serve(options: ServerOptions, announce: Any) -> None:
         assert (options.delay_s, options.devices, options.preferred) == (0.001, ("simulated", "simulated"), (4, 8))
         announce("http://here:1")
 

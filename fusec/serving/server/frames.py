@@ -6,7 +6,8 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 _LENGTHS = struct.Struct("<IQ")  # bytes of the header, bytes of what follows
@@ -23,6 +24,38 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[dict[str, Any], byte
     header, payload = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
     text = await reader.readexactly(header)
     return json.loads(text), await reader.readexactly(payload) if payload else b""
+
+
+@dataclass(frozen=True)
+class AnswerTensor:
+    """An output: its bytes in row-major order."""
+
+    datatype: str
+    shape: Sequence[int]
+    data: memoryview
+
+
+def split_answers(header: Mapping[str, Any], data: bytes) -> Iterator[tuple[int, dict[str, AnswerTensor]]]:
+    """Yield the number and the outputs of each request in a message about several.
+
+    A worker answers all requests of a batch that one front end sent at once, because it answers for all front ends.
+    ids, rows: of each request; rows is None for one request whose results have no batch.
+    outputs: name, datatype, shape without the batch, and bytes of all rows, one output after the other.
+    """
+    ids, rows = header["ids"], header["rows"]
+    view, place, starts = memoryview(data), 0, list[int]()  # starts: of the next request's rows, by output
+    for *_, nbytes in header["outputs"]:
+        starts.append(place)
+        place += nbytes
+    total = 1 if rows is None else sum(rows)
+    for index, number in enumerate(ids):
+        count = 1 if rows is None else rows[index]
+        found: dict[str, AnswerTensor] = {}
+        for output, (name, datatype, shape, nbytes) in enumerate(header["outputs"]):
+            start, size = starts[output], nbytes // total * count
+            starts[output] += size
+            found[name] = AnswerTensor(datatype, shape if rows is None else [count, *shape], view[start : start + size])
+        yield number, found
 
 
 def receive_headers(connection: socket.socket, held: bytearray) -> list[dict[str, Any]] | None:

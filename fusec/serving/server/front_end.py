@@ -20,7 +20,7 @@ from fusec.serving.served_model import ServedModel
 from fusec.serving.server import metrics
 from fusec.serving.server.infer_handler import InferHandler, RefusedError
 from fusec.serving.server.infer_request import shown
-from fusec.serving.server.serve_options import ServeOptions
+from fusec.serving.server.server_options import ServerOptions
 from fusec.serving.server.shared_arena import SharedArena
 from fusec.serving.server.worker_link import WorkerLink
 
@@ -33,7 +33,7 @@ _log = logging.getLogger("fusec.serving")
 class FrontEnd:
     """One HTTP server with its links to all workers."""
 
-    def __init__(self, options: ServeOptions, number: int):
+    def __init__(self, options: ServerOptions, number: int):
         """Take the memory for request bodies, and make the links. number: of this front end."""
         self._options, self._number = options, number
         arena = SharedArena(options.memory_bytes // options.front_ends)
@@ -145,5 +145,5 @@ async def _json_errors(
 
 def main() -> None:
     """Serve with the options on the command line, as that front end, on the socket with that descriptor."""
-    options, number, handle = ServeOptions.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    options, number, handle = ServerOptions.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     asyncio.run(FrontEnd(options, number).run(socket.socket(fileno=handle)))

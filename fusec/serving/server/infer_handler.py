@@ -12,8 +12,8 @@ from aiohttp import web
 from fusec.serving.served_model import ServedModel
 from fusec.serving.server import metrics
 from fusec.serving.server.infer_request import MAX_JSON_BYTES, BadRequestError, InferRequest, read_request, shown
-from fusec.serving.server.infer_response import AnswerTensor, write_answer
-from fusec.serving.server.serve_options import ServeOptions
+from fusec.serving.server.infer_response import write_answer
+from fusec.serving.server.server_options import ServerOptions
 from fusec.serving.server.shared_arena import ALIGNMENT, SharedArena
 from fusec.serving.server.worker_link import WorkerAnswer, WorkerLink
 
@@ -61,7 +61,7 @@ class Spans:
 class InferHandler:
     """Answer inference requests of one front end. links: to all workers."""
 
-    def __init__(self, options: ServeOptions, arena: SharedArena, links: Sequence[WorkerLink]):
+    def __init__(self, options: ServerOptions, arena: SharedArena, links: Sequence[WorkerLink]):
         self._options, self._arena, self._links = options, arena, links
         self._queue = max(1, options.queue // options.front_ends)
         self._in_progress = 0
@@ -174,12 +174,7 @@ class InferHandler:
         return answer
 
     def _written(self, name: str, asked: InferRequest, answer: WorkerAnswer) -> web.Response:
-        tensors: dict[str, AnswerTensor] = {}
-        place, data = 0, memoryview(answer.data)
-        for output, datatype, shape, nbytes in answer.outputs:
-            tensors[output] = AnswerTensor(datatype, shape, data[place : place + nbytes])
-            place += nbytes
-        body, json_bytes = write_answer(name, asked, tensors)
+        body, json_bytes = write_answer(name, asked, answer.outputs)
         if json_bytes is None:
             return web.Response(body=body, content_type="application/json")
         headers = {JSON_LENGTH: str(json_bytes)}

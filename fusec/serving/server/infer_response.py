@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fusec.serving.served_model import DATATYPES
+from fusec.serving.server.frames import AnswerTensor
 from fusec.serving.server.infer_request import BadRequestError, InferRequest, shown
-
-
-@dataclass(frozen=True)
-class AnswerTensor:
-    """An output: its bytes in row-major order."""
-
-    datatype: str
-    shape: Sequence[int]
-    data: memoryview
 
 
 def write_answer(model: str, request: InferRequest, tensors: Mapping[str, AnswerTensor]) -> tuple[bytes, int | None]:

@@ -23,7 +23,9 @@ REQUEST_SECONDS = Histogram(
 IN_PROGRESS = Gauge("fusec_requests_in_progress", "Requests in progress.", multiprocess_mode="livesum")
 ARENA_BYTES = Gauge("fusec_request_bytes", "Memory that request bodies take.", multiprocess_mode="livesum")
 WORKERS = Gauge("fusec_workers_ready", "Worker processes that take requests.", multiprocess_mode="livemax")
-QUEUE_SECONDS = Histogram("fusec_queue_seconds", "From arrival in a worker to the batch.", ["model"], buckets=_SECONDS)
+QUEUE_SECONDS = Histogram(
+    "fusec_queue_seconds", "Wait of the oldest request of a batch, in a worker.", ["model"], buckets=_SECONDS
+)
 RUN_SECONDS = Histogram("fusec_run_seconds", "Run of a batch, with copies of the results.", ["model"], buckets=_SECONDS)
 BATCH_ROWS = Histogram("fusec_batch_rows", "Rows of a batch, without padding.", ["model"], buckets=_ROWS)
 PADDED_ROWS = Counter("fusec_padded_rows", "Rows that were computed to fill a batch.", ["model"])

@@ -26,21 +26,29 @@ from fusec.serving.server.batch_buffer import PendingResults
 from fusec.serving.server.batch_queue import BatchGroup, BatchQueue
 from fusec.serving.server.frames import frame, receive_headers
 from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch, QueuedInput
-from fusec.serving.server.queued_request import Batch, FrontEndConnection, QueuedRequest, send_error, send_results
-from fusec.serving.server.serve_options import ServeOptions
+from fusec.serving.server.queued_request import (
+    Batch,
+    FrontEndConnection,
+    QueuedRequest,
+    by_sender,
+    send_error,
+    send_results,
+)
+from fusec.serving.server.server_options import ServerOptions
 from fusec.serving.server.shared_arena import mapped
 
 EXIT_BAD_MODEL, EXIT_FAILED = 3, 70
 MAX_FAILURES = 3  # failed batches one after the other, after which the process starts again
 # The thread that starts batches gets Python's lock so soon; by default it may wait longer than a batch runs.
 SWITCH_S = 0.0002
+SLOTS = 2  # batches in progress: one runs, and one is gathered or queued on the device; more would only wait there
 _log = logging.getLogger("fusec.serving")
 
 
 class ModelWorker:
     """The threads of a worker process, and what they hand to each other."""
 
-    def __init__(self, options: ServeOptions, number: int):
+    def __init__(self, options: ServerOptions, number: int):
         """Load the models, which takes as long as their programs take to prepare and to warm up."""
         device = options.devices[number]
         self._models: dict[str, LoadedModel] = {}
@@ -49,7 +57,7 @@ class ModelWorker:
             self._models[name] = LoadedModel(name, predictor, options.preferred)
         self._wait_s = options.wait_s
         self._queue: BatchQueue[QueuedRequest] = BatchQueue(options.delay_s, options.wait_s, self._refuse)
-        self._slots = threading.Semaphore(2)  # one batch runs, and one is gathered or queued on the device
+        self._slots = threading.Semaphore(SLOTS)
         self._prepared: queue.SimpleQueue[tuple[Batch, PreparedBatch]] = queue.SimpleQueue()
         self._running: queue.SimpleQueue[tuple[Batch, PreparedBatch, PendingResults, float]] = queue.SimpleQueue()
         self._failures = 0
@@ -106,6 +114,7 @@ class ModelWorker:
                 self._queue.drop_late()
             batch = self._queue.take()
             assert batch is not None, "there is no timeout"
+            batch = by_sender(batch)
             model = batch.tickets[0].model
             requests = [ticket.arrays() for ticket in batch.tickets]
             self._prepared.put((batch, model.gather(batch.group, requests, batch.size)))
@@ -157,9 +166,7 @@ def _count(batch: Batch, run_s: float) -> None:
     metrics.RUN_SECONDS.labels(name).observe(run_s)
     metrics.BATCH_ROWS.labels(name).observe(rows)
     metrics.PADDED_ROWS.labels(name).inc(max(0, batch.size - rows))
-    seconds = metrics.QUEUE_SECONDS.labels(name)
-    for waited_s in batch.waited_s:
-        seconds.observe(waited_s)
+    metrics.QUEUE_SECONDS.labels(name).observe(max(batch.waited_s))
 
 
 def _or_exit(run: Any) -> None:
@@ -173,7 +180,7 @@ def _or_exit(run: Any) -> None:
 
 def main() -> None:
     """Serve the models of the options on the command line, as the worker process of that number."""
-    options, number = ServeOptions.from_json(sys.argv[1]), int(sys.argv[2])
+    options, number = ServerOptions.from_json(sys.argv[1]), int(sys.argv[2])
     sys.setswitchinterval(SWITCH_S)
     try:
         worker = ModelWorker(options, number)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -57,21 +57,28 @@ class QueuedRequest:
 Batch = FormedBatch[QueuedRequest]
 
 
+def by_sender(batch: Batch) -> Batch:
+    """Put requests of one front end next to each other in a batch, so that one message answers them."""
+    return replace(batch, tickets=sorted(batch.tickets, key=lambda ticket: id(ticket.sender)))
+
+
 def send_results(batch: Batch, results: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Answer each request of a batch with its rows; one message to each front end.
+    """Answer each request of a batch with its rows; one message to each front end (`frames.split_answers`).
 
     results: of the whole batch, by name of the output.
     """
-    frames: dict[FrontEndConnection, list[bytes]] = defaultdict(list)
     start = 0
-    for ticket in batch.tickets:
-        end = start + ticket.rows
-        parts = {n: results[n][start:end] if batch.size else results[n] for n in ticket.outputs}
-        told = [[n, datatype_of(a.dtype, n), list(a.shape), a.nbytes] for n, a in parts.items()]
-        frames[ticket.sender].append(frame({"id": ticket.id, "outputs": told}, [a.tobytes() for a in parts.values()]))
+    for sender, group in groupby(batch.tickets, key=lambda ticket: ticket.sender):
+        tickets = list(group)
+        rows = [ticket.rows for ticket in tickets]
+        end = start + sum(rows)
+        parts = {n: array[start:end] if batch.size else array for n, array in results.items()}
+        told = [
+            [n, datatype_of(a.dtype, n), list(a.shape[1 if batch.size else 0 :]), a.nbytes] for n, a in parts.items()
+        ]
+        header = {"ids": [ticket.id for ticket in tickets], "rows": rows if batch.size else None, "outputs": told}
+        sender.send([frame(header, [array.tobytes() for array in parts.values()])])
         start = end
-    for sender, messages in frames.items():
-        sender.send(messages)
 
 
 def send_error(tickets: Sequence[QueuedRequest], error: str, status: int) -> None:

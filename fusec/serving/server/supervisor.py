@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from fusec.errors import FusecError
-from fusec.serving.server.serve_options import ServeOptions
+from fusec.serving.server.server_options import ServerOptions
 from fusec.system import parent_death
 
 EXIT_BAD_MODEL = 3  # of a worker process that cannot load a model
@@ -50,7 +50,7 @@ class _Member:
     deaths: int = 0
 
 
-def serve(options: ServeOptions, announce: Callable[[str], None]) -> None:
+def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT. What is in progress then is still answered, within `drain_s`.
 
     announce: called with the URL once all models are ready.
@@ -86,7 +86,7 @@ def _signals() -> Generator[int]:
         os.close(write)
 
 
-def _listening(options: ServeOptions) -> socket.socket:
+def _listening(options: ServerOptions) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         return socket.create_server((options.host, options.port), family=family, backlog=1024)
@@ -96,7 +96,7 @@ def _listening(options: ServeOptions) -> socket.socket:
 
 
 class _Supervisor:
-    def __init__(self, options: ServeOptions, listening: socket.socket, signals: int):
+    def __init__(self, options: ServerOptions, listening: socket.socket, signals: int):
         self._options, self._listening, self._signals = options, listening, signals
         text = options.to_json()
         self._workers = [self._member("model_worker", n, text, str(n)) for n in range(len(options.devices))]

@@ -7,12 +7,12 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fusec.serving.served_model import ServedModel
-from fusec.serving.server.frames import frame, read_frame
+from fusec.serving.server.frames import AnswerTensor, frame, read_frame, split_answers
 from fusec.serving.server.shared_arena import SharedArena
 
 _RETRY_S = 0.05  # seconds between attempts to connect to a worker that starts
@@ -21,10 +21,9 @@ _log = logging.getLogger("fusec.serving")
 
 @dataclass(frozen=True)
 class WorkerAnswer:
-    """Answer of a worker to a request: outputs as (name, datatype, shape, bytes) and their bytes, or an error."""
+    """Answer of a worker to a request: the outputs by name, maybe with others of its batch, or an error."""
 
-    outputs: Sequence[tuple[str, str, Sequence[int], int]]
-    data: bytes
+    outputs: Mapping[str, AnswerTensor]
     error: str = ""
     status: int = 200
 
@@ -104,8 +103,11 @@ class WorkerLink:
             writer.close()
 
     def _answered(self, header: Mapping[str, Any], data: bytes) -> None:
-        outputs = [(name, datatype, shape, size) for name, datatype, shape, size in header.get("outputs", ())]
-        self._settle(header["id"], WorkerAnswer(outputs, data, header.get("error", ""), header.get("status", 200)))
+        if "error" in header:
+            self._settle(header["id"], WorkerAnswer({}, header["error"], header["status"]))
+            return
+        for number, outputs in split_answers(header, data):
+            self._settle(number, WorkerAnswer(outputs))
 
     def _settle(self, number: int, answer: WorkerAnswer) -> None:
         pending = self._pending.pop(number)
@@ -118,5 +120,5 @@ class WorkerLink:
         self._writer, self.models = None, {}
         self._outgoing.clear()
         for number in list(self._pending):
-            self._settle(number, WorkerAnswer((), b"", "the worker process ended before it answered", 503))
+            self._settle(number, WorkerAnswer({}, "the worker process ended before it answered", 503))
         self._changed()

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 @dataclass(frozen=True)
-class ServeOptions:
+class ServerOptions:
     """Options of a server.
 
     models: paths of `.fusec` files by name.
@@ -62,7 +62,7 @@ class ServeOptions:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> ServeOptions:
+    def from_json(cls, text: str) -> ServerOptions:
         """Read the text of `to_json`."""
         data: dict[str, Any] = json.loads(text)
         for name in ("devices", "preferred"):

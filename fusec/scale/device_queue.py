@@ -16,7 +16,7 @@ from fusec.scale.pool_process import Batch, Inputs, PoolProcess
 MOST_DEATHS = 2  # workers that a batch may end: the repetition may have better luck
 
 
-class BatchQueue:
+class DeviceQueue:
     """Batches that wait, and a thread for each worker process, which takes them.
 
     devices: the name of each worker's device; empty until it is ready.
