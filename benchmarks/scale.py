@@ -1,10 +1,11 @@
 """Compare several GPUs of one machine with one of them: ResNet-50, inference and training.
 
-Usage: python -m benchmarks.scale [pool|dask|train ...]
+Usage: python -m benchmarks.scale [pool|dask|train|overlap ...]
 pool: batches through `fusec.pool`, from and to arrays of this process. dask: a folder of .npy files through
 `fusec.dask.map_folder`. train: `fusec.data_parallel`; one GPU runs the undivided program, and for the losses the whole
-batch. Writes benchmarks/results/scale.json: cases that are not measured again keep their rows. --dry runs small models
-on the CPU, and measures nothing of worth.
+batch. overlap: the same, with gradients that are sent while the backward pass goes on. Writes
+benchmarks/results/scale.json: cases that are not measured again keep their rows. --dry runs small models on the CPU,
+and measures nothing of worth.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from examples.training_models import training_step
 from fusec.scale.communicator import Communicator
 from fusec.scale.devices import HOST, gpus
 
-CASES = ("pool", "dask", "train")
+CASES = ("pool", "dask", "train", "overlap")
 TOLERANCE = 2e-2  # relative, of a loss
 STEPS = 5  # whose losses are compared
 ROUNDS = 5
@@ -40,6 +42,7 @@ class Sizes:
     """What is measured.
 
     batches: of a round of the pool. files, rows: the folder for Dask. steps: of a round of training.
+    budget_s: seconds to time plans, per compilation.
     """
 
     devices: Sequence[str]
@@ -50,6 +53,7 @@ class Sizes:
     files: int = 32
     rows: int = 1024
     steps: int = 20
+    budget_s: float = float("inf")
 
 
 # inference -----------------------------------------------------------------------------------------------
@@ -95,7 +99,7 @@ def inference_model(folder: Path, sizes: Sizes) -> Path:
 
 
 def options_of(sizes: Sizes) -> dict[str, Any]:
-    return {} if sizes.devices[0] in HOST else {"precision": "fp16"}
+    return {} if sizes.devices[0] in HOST else {"precision": "fp16", "budget": sizes.budget_s}
 
 
 def pool_rate(model: Path, devices: Sequence[str], sizes: Sizes) -> tuple[float, np.ndarray[Any, Any]]:
@@ -163,19 +167,24 @@ def first_values(builder: fusec.Builder) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def train_worker(communicator: Communicator, sizes: dict[str, Any], batch: int, divided: bool) -> dict[str, Any]:
+def train_worker(communicator: Communicator, sizes: dict[str, Any], batch: int, how: str) -> dict[str, Any]:
     """Train one worker on its part of each batch.
 
-    divided: run two programs with a reduction between them. False: the undivided program, on one GPU.
+    how: `undivided` is one program, on one GPU; `divided` two programs with a reduction between them; `overlapped`
+        sends gradients earlier.
     Returns the losses of the first steps, the milliseconds of a step, and those of the reduction alone.
     """
     setup = Sizes(**sizes)
     small = {"blocks": (1, 1), "width": 8} if setup.model != "resnet50" else {}
     on_host = setup.devices[0] in HOST
-    options: dict[str, Any] = {"target": "cpu"} if on_host else {}
+    options: dict[str, Any] = {"target": "cpu"} if on_host else {"budget": setup.budget_s}
     builder = training_step("resnet50", batch, setup.side, **small)
     values = first_values(builder)
-    step: Any = fusec.data_parallel(builder, communicator, **options) if divided else fusec.compile(builder, **options)
+    divided = how != "undivided"
+    if divided:
+        step: Any = fusec.data_parallel(builder, communicator, overlap=how == "overlapped", **options)
+    else:
+        step = fusec.compile(builder, **options)
     step.bind(**values)
     mine, data = slice(communicator.rank * batch, (communicator.rank + 1) * batch), []
     for number in range(STEPS):
@@ -207,26 +216,28 @@ def train_worker(communicator: Communicator, sizes: dict[str, Any], batch: int, 
     images, labels = data[0]
     ms = timed(lambda number: step.step(images=images, labels=labels))
     reduce_ms = timed(lambda number: [communicator.mean(b.memory) for b in step.buckets]) if divided else 0.0
-    return {"losses": losses, "ms": ms, "reduce_ms": reduce_ms, "workers": communicator.size}
+    early = [step.early, len(step.buckets)] if divided else []
+    return {"losses": losses, "ms": ms, "reduce_ms": reduce_ms, "early": early}
 
 
-def train_case(sizes: Sizes, folder: Path) -> dict[str, Any]:
+def train_case(sizes: Sizes, folder: Path, how: str = "divided") -> dict[str, Any]:
     setup, count = dict(sizes.__dict__), len(sizes.devices)
 
-    def run(devices: Sequence[str], batch: int, divided: bool) -> dict[str, Any]:
-        arguments = {"sizes": setup, "batch": batch, "divided": divided}
+    def run(devices: Sequence[str], batch: int, how: str) -> dict[str, Any]:
+        arguments = {"sizes": setup, "batch": batch, "how": how}
         return fusec.run_workers("benchmarks.scale:train_worker", devices, arguments)[0]
 
-    one = run(sizes.devices[:1], sizes.batch, False)
-    split = run(sizes.devices[:1], sizes.batch, True)
-    whole = run(sizes.devices[:1], sizes.batch * count, False)
-    several = run(sizes.devices, sizes.batch, True)
+    one = run(sizes.devices[:1], sizes.batch, "undivided")
+    split = run(sizes.devices[:1], sizes.batch, how)
+    whole = run(sizes.devices[:1], sizes.batch * count, "undivided")
+    several = run(sizes.devices, sizes.batch, how)
     error = float(np.max(np.abs(np.subtract(several["losses"], whole["losses"]) / np.array(whole["losses"]))))
     return {
         "one_images_per_s": 1e3 * sizes.batch / one["ms"],
         "one_split_images_per_s": 1e3 * sizes.batch / split["ms"],
         "images_per_s": 1e3 * sizes.batch * count / several["ms"],
         "reduce_ms": several["reduce_ms"],
+        "early_buckets": several["early"],
         "losses": several["losses"],
         "whole_batch_losses": whole["losses"],
         "error": error,
@@ -235,16 +246,21 @@ def train_case(sizes: Sizes, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    options = parser(__doc__, "scale.json")
+    options = parser(__doc__, "scale.json", budget=True)
     options.add_argument("cases", nargs="*", default=CASES, help=f"of {', '.join(CASES)}")
     options.add_argument("--devices", nargs="+", help="such as cuda:0 cuda:1; default: all")
     options.add_argument("--dry", action="store_true", help="small models on the CPU; writes no result")
     given = options.parse_args()
     devices = given.devices or [f"cuda:{i}" for i in range(len(gpus()))]
-    sizes = Sizes(devices)
+    sizes = Sizes(devices, budget_s=given.budget)
     if given.dry:
         sizes = Sizes(given.devices or ["cpu", "cpu"], "small", 4, 32, batches=20, files=4, rows=8, steps=2)
-    measure = {"pool": pool_case, "dask": dask_case, "train": train_case}
+    measure = {
+        "pool": pool_case,
+        "dask": dask_case,
+        "train": train_case,
+        "overlap": partial(train_case, how="overlapped"),
+    }
     good = True
     for name in given.cases:
         with tempfile.TemporaryDirectory() as folder:

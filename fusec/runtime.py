@@ -92,6 +92,7 @@ class Executable:
         self._places: dict[Value, Array] = {}
         self._steps = Steps(backend, self._constants, self._places)
         self._launches: list[Callable[[], None]] = []
+        self._after: Mapping[int, Callable[[], None]] = {}
         self._feeders: list[Callable[[Array], None]] = []
         self._fetchers: list[Callable[[Array | None, bool], Array]] = []
         self._shared: list[Array] = []  # keeps constants for other programs until this one's steps are bound
@@ -202,6 +203,17 @@ class Executable:
         with self._lock:
             self._state.buffers.update(memory)
             self._ready, self._called, self._replay = False, False, None  # because recorded steps use the old addresses
+
+    def after_steps(self, actions: Mapping[int, Callable[[], None]]) -> None:
+        """Call functions after steps, by number, from now on. What they queue on the device is recorded with the steps.
+
+        Only for programs with state, whose steps run in order.
+        """
+        if not self.state:
+            raise ExecutionError("only the steps of a program with state run in order")
+        with self._lock:
+            self._after = dict(actions)
+            self._ready, self._called, self._replay = False, False, None
 
     def step(self, *arrays: Any, **named: Any) -> Any:
         """Run on the inputs that are no state, replace the state that has updates, and return the other outputs.
@@ -545,6 +557,8 @@ class Executable:
             self._places[value] = self._arena[start : start + nbytes].view(stored)
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
         self._launches = [self._steps.bound(step, lowered) for step, lowered in steps]
+        for index, action in self._after.items():
+            self._launches[index] = _followed(self._launches[index], action)
         self._shared.clear()
         graph = self.compiled.graph
         self._feeders = [self.backend.feeder(self._steps.buffer(v), v.type) for v in graph.inputs]
@@ -565,4 +579,14 @@ class Executable:
             if lowered is None or not self.backend.give_up(lowered.graph, str(error)):
                 raise ExecutionError(f"step {index} {step.signature}: {error}") from error
             self._launches[index] = self._steps.bound(step, lowered)
+            if index in self._after:
+                self._launches[index] = _followed(self._launches[index], self._after[index])
             self._launch(index)
+
+
+def _followed(launch: Callable[[], None], action: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        launch()
+        action()
+
+    return both

@@ -34,8 +34,29 @@ class Communicator(Protocol):
         """Replace a flat array by that of worker 0."""
         ...
 
+    def start_mean(self, block: Array) -> None:
+        """Do `mean`, on a GPU next to what is queued on the current stream from now on, until `join`."""
+        ...
 
-class Alone:
+    def join(self) -> None:
+        """Let the current stream wait for every `start_mean`."""
+        ...
+
+
+class OnHost:
+    """A communicator whose calls are done when they return."""
+
+    def mean(self, block: Array) -> None:
+        raise NotImplementedError
+
+    def start_mean(self, block: Array) -> None:
+        self.mean(block)
+
+    def join(self) -> None:
+        """Do nothing, because nothing is queued."""
+
+
+class Alone(OnHost):
     """The communicator of one worker without others."""
 
     rank, size = 0, 1
@@ -47,7 +68,7 @@ class Alone:
         """Do nothing, because there is no other worker."""
 
 
-class ThreadCommunicator:
+class ThreadCommunicator(OnHost):
     """The communicator of a worker that is a thread of this process, with arrays on the host."""
 
     def __init__(self, rank: int, barrier: threading.Barrier, blocks: list[Array | None]):

@@ -6,8 +6,9 @@ each bucket by its mean. The second program updates the parameters, which theref
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -19,14 +20,20 @@ from fusec.ir import Graph, quote
 from fusec.ops import RandomBits
 from fusec.runtime import Executable
 from fusec.scale.communicator import Alone, Communicator
+from fusec.scale.overlap import complete_after
 from fusec.scale.split_step import HalfStep, SplitStep, split_step
 from fusec.scale.state_blocks import StateBlock, blocks
 
-BUCKET_BYTES = 32 << 20  # of gradients: large enough for the full speed of the links between GPUs
+BUCKET_BYTES = 8 << 20  # of gradients: large enough for the links, and small enough that most are sent early
 
 
 def data_parallel(
-    builder: Builder, communicator: Communicator | None = None, *, bucket_bytes: int = BUCKET_BYTES, **options: Any
+    builder: Builder,
+    communicator: Communicator | None = None,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    overlap: bool = False,
+    **options: Any,
 ) -> DataParallel:
     """Compile the training step of a builder for one of several workers, each with its part of the batch.
 
@@ -34,10 +41,20 @@ def data_parallel(
         over the batch, so that the mean of the workers' gradients is the gradient of the whole batch.
     communicator: connects the workers; None: there is one.
     bucket_bytes: about as many bytes of gradients are sent at once.
+    overlap: send each bucket as soon as it is complete, while the backward pass goes on; it is then part of the CUDA
+        graph. False: send all after it.
     options: those of `fusec.compile`.
     Raises ModelError if the update depends on the batch in another way than through the gradients.
     """
-    return DataParallel(builder, communicator or Alone(), bucket_bytes, options)
+    return DataParallel(builder, communicator or Alone(), SendOptions(bucket_bytes, overlap), options)
+
+
+@dataclass(frozen=True)
+class SendOptions:
+    """Options of sending gradients: see `data_parallel`."""
+
+    bucket_bytes: int = BUCKET_BYTES
+    overlap: bool = False
 
 
 class DataParallel:
@@ -45,10 +62,11 @@ class DataParallel:
 
     programs: the two programs of a step. `Executable.share` takes each of them.
     state: inputs that stay on the device, with the outputs that replace them.
-    buckets: the memory of the gradients.
+    buckets: the memory of the gradients, in the order in which it is sent.
+    early: number of buckets that are sent before the backward pass ends.
     """
 
-    def __init__(self, builder: Builder, communicator: Communicator, bucket_bytes: int, options: Mapping[str, Any]):
+    def __init__(self, builder: Builder, communicator: Communicator, send: SendOptions, options: Mapping[str, Any]):
         self.communicator = communicator
         split = split_step(builder)
         backward = _compiled(split.backward, options)
@@ -56,12 +74,27 @@ class DataParallel:
         self.programs = backward, _compiled(split.update, options)
         self.state = {**backward.state, **self.programs[1].state}
         self._outputs = [name for name in builder.graph().output_names if name not in builder.updates.values()]
-        placed = _place(self.programs, split, bucket_bytes)
+        placed = _place(self.programs, split, send.bucket_bytes)
         self.buckets, self._statistics = placed.buckets, placed.statistics
         self.bind(**{name: array for name, array in builder.parameters.items() if array is not None})
         for block in (*placed.rest, *placed.statistics):
             communicator.broadcast(block.memory)
         self._draw_other_numbers(backward.compiled.source)
+        self.early = self._send_early() if send.overlap else 0
+
+    def _send_early(self) -> int:
+        """Send buckets from within the first program, as soon as they are complete; return how many."""
+        backward = self.programs[0]
+        program = backward.compiled.program
+        complete = complete_after(program, backward.state, [list(bucket.parts) for bucket in self.buckets])
+        actions: dict[int, list[Callable[[], None]]] = {}
+        for bucket, index in zip(self.buckets, complete, strict=True):
+            if index is not None:
+                actions.setdefault(index, []).append(partial(self.communicator.start_mean, bucket.memory))
+        if actions:
+            actions.setdefault(len(program.steps) - 1, []).append(self.communicator.join)
+            backward.after_steps({index: partial(_call_all, todo) for index, todo in actions.items()})
+        return sum(index is not None for index in complete)
 
     def _draw_other_numbers(self, graph: Graph) -> None:
         """Give each worker its own random numbers, because each has other examples."""
@@ -90,7 +123,7 @@ class DataParallel:
         if unknown := sorted(feeds.keys() - known):
             raise ExecutionError(f"no input {quote(unknown[0])}")
         found = _run(backward, feeds)
-        for bucket in self.buckets:
+        for bucket in self.buckets[self.early :]:
             self.communicator.mean(bucket.memory)
         found |= _run(update, feeds)
         results = tuple(found[name] for name in self._outputs)
@@ -132,8 +165,10 @@ def _place(programs: tuple[Executable, Executable], split: SplitStep, bucket_byt
     own = {name for name, output in split.backward.state.items() if output} - set(split.gradients)
     xp = programs[0].backend.xp
     last_first = [(name, types[name]) for name in reversed(split.gradients)]  # as the backward pass computes them
+    turn = {name: number for number, (name, _) in enumerate(last_first)}
+    buckets = sorted(blocks(xp, last_first, bucket_bytes), key=lambda bucket: max(turn[name] for name in bucket.parts))
     placed = _Placed(
-        blocks(xp, last_first, bucket_bytes),
+        buckets,
         blocks(xp, [(name, types[name]) for name in types if name in own]),
         blocks(xp, [(name, types[name]) for name in types if name not in own and name not in split.gradients]),
     )
@@ -165,3 +200,8 @@ def _run(program: Executable, feeds: Mapping[str, Any]) -> dict[str, Any]:
     own = {spec.name for spec in program.inputs} - program.state.keys()
     results = program.run(wanted, {name: array for name, array in feeds.items() if name in own})
     return dict(zip(wanted, results, strict=True))
+
+
+def _call_all(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()

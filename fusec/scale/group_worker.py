@@ -11,12 +11,12 @@ from typing import Any
 
 from fusec.errors import FusecError
 from fusec.ir import Array
-from fusec.scale.communicator import Communicator
+from fusec.scale.communicator import Communicator, OnHost
 from fusec.scale.shared_block import SharedBlock
 from fusec.system.json_child import ParentPipe
 
 
-class HostCommunicator:
+class HostCommunicator(OnHost):
     """The communicator of a process on the host: the parent computes in the shared memory of all."""
 
     def __init__(self, rank: int, size: int, block: SharedBlock, pipe: ParentPipe):

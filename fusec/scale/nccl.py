@@ -39,6 +39,7 @@ class NcclCommunicator:
         """Join a group. Waits until all its workers have."""
         self.rank, self.size = rank, size
         self._nccl = _nccl().NcclCommunicator(size, tuple(group), rank)
+        self._side = cupy.cuda.Stream(non_blocking=True)
 
     def mean(self, block: Array) -> None:
         kind, address = _TYPES[DType.of(block.dtype)], block.data.ptr
@@ -47,3 +48,19 @@ class NcclCommunicator:
     def broadcast(self, block: Array) -> None:
         address = block.data.ptr
         self._nccl.broadcast(address, address, block.nbytes, _BYTES, 0, cupy.cuda.get_current_stream().ptr)
+
+    def start_mean(self, block: Array) -> None:
+        """Do `mean` on a stream of its own, after what the current stream has queued. It can be captured."""
+        _wait(self._side, cupy.cuda.get_current_stream())
+        with self._side:
+            self.mean(block)
+
+    def join(self) -> None:
+        _wait(cupy.cuda.get_current_stream(), self._side)
+
+
+def _wait(stream: Any, other: Any) -> None:
+    """Let a stream wait for what another one has queued."""
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record(other)
+    stream.wait_event(event)

@@ -63,6 +63,27 @@ def test_engine_52_wants_one_result_and_an_image_stored_channels_last() -> None:
         assert "engine 52 with an image" in str(wrong_plan(bad, 52, {}))
 
 
+@pytest.mark.parametrize(
+    ("channels", "dtype", "wrong"), [(2, DType.F16, True), (8, DType.F16, False), (2, DType.F32, False)]
+)
+def test_engine_1_and_the_gradient_of_filters_of_two_channels(channels: int, dtype: DType, wrong: bool) -> None:
+    def stored(uid: int, count: int, of: DType = dtype) -> CudnnTensor:
+        dims = (4, count, 5, 5)
+        return CudnnTensor(uid, dims, TensorType(dims, of, LAST).strides, of)
+
+    gradient = CudnnCall("conv_wgrad", (1, 2), (3,), "", WINDOW)
+    found = CudnnGraph((stored(1, channels), stored(2, 4), stored(3, channels, DType.F32)), (gradient,))
+    assert ("channels are no multiple of 4" in str(wrong_plan(found, 1, {12: 3}))) == wrong
+    assert wrong_plan(found, 9, {}) is None
+
+
+def test_engine_8_and_a_result_of_8_bits_next_to_another() -> None:
+    fine = graph(CONV, ("relu", (3,), 4), stored=(3, 4))
+    rounded = replace(fine, tensors=tuple(replace(t, dtype=DType.I8) if t.uid == 4 else t for t in fine.tensors))
+    assert wrong_plan(fine, 8, {}) is None and wrong_plan(rounded, 7, {12: 21}) is None
+    assert wrong_plan(rounded, 8, {}) == "engine 8 with a result of 8 bits rounds the other one, too"
+
+
 def test_engine_4_and_an_image_converted_from_8_bits() -> None:
     fine = graph(("identity", (1,), 5), ("conv", (5, 2), 3), stored=(3,))
     converted = replace(fine, tensors=tuple(replace(t, dtype=DType.I8) if t.uid == 1 else t for t in fine.tensors))

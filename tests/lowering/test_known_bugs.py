@@ -112,6 +112,15 @@ def test_a_matmul_of_a_prologue_and_odd_rows_converted_from_8_bits(left: DType) 
     assert misread(turned) is not None, "rows of 17 numbers"
 
 
+def test_an_epilogue_operand_that_is_a_part_by_rows() -> None:
+    fine = convolution((2, 8, 4, 4))
+    last = with_tensor(with_tensor(fine, 3, strides=(128, 1, 32, 8)), 5, strides=(128, 1, 32, 8))
+    by_channels = with_tensor(last, 4, strides=(16 * 24, 1, 4 * 24, 24))
+    by_rows = with_tensor(last, 4, strides=(160, 1, 32, 8))
+    assert misread(by_channels) is None
+    assert "part of a larger tensor: it is read by the result's strides" in str(misread(by_rows))
+
+
 def test_an_epilogue_operand_that_stores_width_before_height() -> None:
     for dims in ((2, 8, 4, 4), (2, 1, 4, 4)):
         fine = convolution(dims)
@@ -533,7 +542,7 @@ def test_an_fp32_operand_within_a_larger_tensor() -> None:
     part = replace(whole, tensors=(*tensors[:3], replace(tensors[3], strides=(384, 16, 4, 1)), tensors[4]))
     assert misread(in_fp32(whole)) is None
     assert "within a larger tensor" in str(misread(in_fp32(part)))
-    assert misread(part) is None
+    assert "part of a larger tensor" in str(misread(part)), "the images of a row-major part lie apart, too"
 
 
 def test_engine_70_wants_image_and_loss_channels_last() -> None:

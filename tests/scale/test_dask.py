@@ -106,11 +106,11 @@ def test_fuzzing_is_spread(client: Client, tmp_path: Path) -> None:
     planted = f"{Path(__file__).parent.parent / 'testing' / 'planted.py'}:no_relu_and_mul"
     address = client.scheduler.address
     result = fusec_command(
-        "fuzz", "--dask", address, "--property", planted, "--examples", 100, "--json", "--findings", tmp_path / "found"
+        "fuzz", "--dask", address, "--property", planted, "--examples", 50, "--json", "--findings", tmp_path / "found"
     )
     assert result.exit_code == 1, result.stderr
     report = json.loads(result.stdout)
-    assert report["examples"] == 100
+    assert report["examples"] == 50
     assert report["workers"] == 2
     (finding,) = report["findings"]
     assert finding["count"] > 1

@@ -11,6 +11,7 @@ import pytest
 from helpers import assert_close
 
 import fusec
+from examples.toy_framework import train_parallel
 from fusec import training
 from fusec.errors import ExecutionError, ModelError
 from fusec.ir import DType, TensorType
@@ -26,9 +27,9 @@ def network(batch: int, seed: int = 0, scale: float = 2.0**8) -> fusec.Builder:
     b, rng = fusec.Builder(), np.random.default_rng(seed)
     x, t, rate = b.input("x", (batch, 3, 6, 6)), b.input("t", (batch, 5)), b.input("rate", ())
     w = b.parameter("w", rng.standard_normal((8, 3, 3, 3)).astype(np.float32))
-    c = b.parameter("c", np.zeros((1, 8, 1, 1), np.float32))
+    c = b.parameter("c", np.zeros(8, np.float32))
     v = b.parameter("v", rng.standard_normal((8, 5)).astype(np.float32))
-    y = (b.conv(x.astype("f16"), b.copy(w, "f16"), 1, 1).astype("f32") + c).relu().mean((2, 3)) @ v
+    y = (b.conv(x.astype("f16"), b.copy(w, "f16"), 1, 1).astype("f32").relu().mean((2, 3)) + c) @ v
     loss = ((y - t) * (y - t)).mean()
     gradients, finite = training.scaled_backward(loss, [w, c, v], start=scale)
     training.adamw(b, [w, c, v], gradients, rate, keep=finite)
@@ -58,8 +59,10 @@ def in_threads(count: int, work: Callable[[Communicator], Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(("target", "workers"), [("cpu", 2), ("cpu", 4), ("h200", 2)])
-def test_workers_compute_what_one_does(target: str, workers: int, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("target", "workers", "overlap"), [("cpu", 2, False), ("cpu", 4, True), ("h200", 2, False), ("h200", 2, True)]
+)
+def test_workers_compute_what_one_does(target: str, workers: int, overlap: bool, rng: np.random.Generator) -> None:
     """Each begins with other weights, but all take those of the first."""
     options: dict[str, Any] = {"target": target, "simulate": target != "cpu"}
     xs = rng.standard_normal((5, 8, 3, 6, 6)).astype(np.float32)
@@ -69,7 +72,9 @@ def test_workers_compute_what_one_does(target: str, workers: int, rng: np.random
     part = 8 // workers
 
     def train(communicator: Communicator) -> tuple[list[float], fusec.DataParallel]:
-        step = fusec.data_parallel(network(part, seed=communicator.rank), communicator, bucket_bytes=1024, **options)
+        made = network(part, seed=communicator.rank)
+        step = fusec.data_parallel(made, communicator, bucket_bytes=1024, overlap=overlap, **options)
+        assert step.early > 0 if overlap else step.early == 0
         mine = slice(part * communicator.rank, part * (communicator.rank + 1))
         losses = [step.average(step.step(x=x[mine], t=t[mine], rate=RATE)[0]) for x, t in zip(xs, ts, strict=True)]
         return losses, step
@@ -81,6 +86,11 @@ def test_workers_compute_what_one_does(target: str, workers: int, rng: np.random
         for name in ("w", "c", "v", "w as f16", "v.mean"):
             assert_close(step.value(name), whole.value(name), 2e-3 if "f16" in name else 1e-4)
             assert np.array_equal(step.value(name), found[0][1].value(name)), "workers are equal to the last bit"
+
+
+def test_the_toy_framework_trains_in_parallel() -> None:
+    first, second = in_threads(2, lambda communicator: train_parallel.train(communicator, 1))
+    assert first == second > 0.3
 
 
 def test_a_gradient_that_is_not_finite_stops_all_workers(rng: np.random.Generator) -> None:
@@ -144,6 +154,8 @@ def test_arguments_are_checked() -> None:
         step.step(y=np.zeros(3))
     with pytest.raises(ExecutionError, match="%x is no state"):
         step.bind(x=np.zeros(3))
+    with pytest.raises(ExecutionError, match="only the steps of a program with state run in order"):
+        fusec.compile(b, target="cpu").after_steps({})
     with pytest.raises(ExecutionError, match=r"state %v is f32\[8,5\], and the memory float32\[3\]"):
         step.programs[0].place_state({"v": np.zeros(3, np.float32)})
 

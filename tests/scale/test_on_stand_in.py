@@ -24,6 +24,9 @@ class DeviceArray(np.ndarray):
         return SimpleNamespace(ptr=self.ctypes.data)
 
 
+ENTERED: list[Any] = []
+
+
 class Stream:
     ptr = 7
 
@@ -35,6 +38,12 @@ class Stream:
 
     def synchronize(self) -> None:
         pass
+
+    def __enter__(self) -> None:
+        ENTERED.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        ENTERED.pop()
 
 
 class Recorder:
@@ -48,7 +57,10 @@ class Recorder:
             memcpyAsync=self._copy, hostRegister=self._register, hostUnregister=self.registered.pop
         )
         self.cuda = SimpleNamespace(
-            Stream=Stream, Event=Event, runtime=runtime, get_current_stream=lambda: self.current
+            Stream=Stream,
+            Event=Event,
+            runtime=runtime,
+            get_current_stream=lambda: ENTERED[-1] if ENTERED else self.current,
         )
         self.uint8 = np.uint8
 
@@ -136,6 +148,13 @@ def test_collectives_of_nccl(recorder: Recorder, monkeypatch: pytest.MonkeyPatch
         communicator.mean(block)
         address = block.ctypes.data
         assert communicator._nccl.calls.pop() == (address, address, 5, code, 4, Stream.ptr)
+    communicator._side.ptr = 9
+    communicator.start_mean(block)
+    assert communicator._nccl.calls.pop()[-1] == 9, "on a stream of its own"
+    assert [event.stream for event in communicator._side.waits] == [recorder.current], "after what the caller queued"
+    assert not recorder.current.waits
+    communicator.join()
+    assert [event.stream for event in recorder.current.waits] == [communicator._side]
     block = np.zeros(5, np.uint64).view(DeviceArray)
     communicator.broadcast(block)
     assert communicator._nccl.calls.pop() == (block.ctypes.data, block.ctypes.data, 40, 1, 0, Stream.ptr)

@@ -21,6 +21,7 @@ from scale.page import run_examples
 import fusec
 from fusec.errors import ExecutionError, FusecError, ModelError, TargetError
 from fusec.scale import pool_process
+from fusec.scale.model_recipe import ModelRecipe
 from fusec.text import parse
 
 Array = np.ndarray[Any, Any]
@@ -83,7 +84,7 @@ def test_nothing_is_lost_when_workers_are_killed(model: Path, meaning: Meaning, 
 @pytest.mark.usefixtures("faulty")
 def test_a_batch_that_ends_two_workers_is_one_error(model: Path, meaning: Meaning, rng: np.random.Generator) -> None:
     good = rng.standard_normal((4, 6)).astype(np.float32)
-    with fusec.pool(model, devices=TWO) as pool:
+    with fusec.pool(model, devices="cpu") as pool:
         before, bad, after = pool.submit(good), pool.submit(marked(good, KILLS)), pool.submit(good)
         with pytest.raises(ExecutionError, match=r"batch 1: 2 workers ended while they ran it: .*SIGKILL"):
             bad.result()
@@ -138,8 +139,8 @@ def test_models_that_cannot_be_loaded(tmp_path: Path, model: Path) -> None:
         fusec.pool(tmp_path / "missing.onnx", devices="cpu")
     with pytest.raises(ModelError, match="give its path, not Graph"):
         fusec.pool(parse(model.read_text()), devices="cpu")  # type: ignore[arg-type]  # the error under test
-    with pytest.raises(ExecutionError, match=r"speed: no option of fusec.compile"):
-        fusec.pool(model, devices="cpu", speed=3)
+    with pytest.raises(FusecError, match=r"speed: no option of fusec.compile"):
+        ModelRecipe.of(model, {"speed": 3}).executable()
     with pytest.raises(FusecError, match="options for workers are numbers"):
         fusec.pool(model, devices="cpu", progress=print)
     with pytest.raises(TargetError, match="none of: all"):

@@ -27,8 +27,9 @@ Meaning = Callable[[Array], Array]
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of Ray's own threads
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def session() -> Iterator[None]:
+    """Start Ray, which takes long: so one test does all that needs it."""
     import ray
 
     environment = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -58,15 +59,11 @@ class KillsOnce(BatchPredictor):
         return super().__call__(batch)
 
 
-@pytest.mark.usefixtures("session")
-def test_a_dataset_although_an_actor_is_killed(
-    model: Path, meaning: Meaning, rng: np.random.Generator, tmp_path: Path
-) -> None:
+def dataset_although_an_actor_is_killed(model: Path, meaning: Meaning, rng: np.random.Generator, flag: Path) -> None:
     import ray
 
     rows = rng.standard_normal((100, 6)).astype(np.float32)
     data = ray.data.from_items([{"number": i, "x": row} for i, row in enumerate(rows)], override_num_blocks=5)
-    flag = tmp_path / "flag"
     results = data.map_batches(
         KillsOnce,
         fn_constructor_args=(str(model), str(flag)),
@@ -104,11 +101,12 @@ def test_requests_are_checked_and_split(model: Path, meaning: Meaning, rng: np.r
 
 
 @pytest.mark.usefixtures("session")
-def test_the_page_and_requests_that_do_not_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meaning: Meaning, rng: np.random.Generator
+def test_data_and_serve(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meaning: Meaning, rng: np.random.Generator
 ) -> None:
     from ray import serve
 
+    dataset_although_an_actor_is_killed(model, meaning, rng, tmp_path / "flag")
     serve.start(proxy_location="Disabled")
     monkeypatch.chdir(tmp_path)
     names = run_examples("Ray")

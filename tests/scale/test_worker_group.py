@@ -45,9 +45,3 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("FUSEC_DEVICE", "none")
     run_examples("Training on several GPUs")
-
-
-def test_the_toy_framework() -> None:
-    arguments = {"epochs": 1}
-    found = fusec.run_workers("examples.toy_framework.train_parallel:train", TWO, arguments)
-    assert found[0] == found[1] > 0.3

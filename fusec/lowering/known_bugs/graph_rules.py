@@ -15,6 +15,7 @@ from fusec.lowering.cudnn_graph import CONVOLUTIONS, CudnnCall, CudnnGraph, Cudn
 from fusec.lowering.known_bugs.storage import (
     fits_convolution,
     is_broadcast_in_another_order,
+    is_channels_last,
     is_packed,
     is_row_major_or_channels_last,
     memory_order,
@@ -244,6 +245,12 @@ def _is_part_in_fp32(facts: Facts, operand: CudnnTensor, result: CudnnTensor) ->
     return full and operand.dtype is DType.F32 and not operand.virtual and not is_packed(operand)
 
 
+def _is_part_by_pixels(facts: Facts, operand: CudnnTensor, result: CudnnTensor) -> bool:
+    """Return True for an operand that is a part of a larger tensor, but not by channels."""
+    full = operand.dims == result.dims and facts.follows_convolution(result)
+    return full and not operand.virtual and not is_packed(operand) and not is_channels_last(operand)
+
+
 def _has_pixels_in_another_order(facts: Facts, operand: CudnnTensor, result: CudnnTensor) -> bool:
     """Return True for an operand of a convolution's epilogue whose dims except channels are stored in another order."""
     if not facts.convolution or not facts.follows_convolution(result):
@@ -256,6 +263,11 @@ OPERAND_RULES: tuple[tuple[Callable[[Facts, CudnnTensor, CudnnTensor], bool], st
     (
         _is_part_in_fp32,
         "a convolution's epilogue with an fp32 operand within a larger tensor: it is read by the result's strides",
+    ),
+    (
+        _is_part_by_pixels,
+        "a convolution's epilogue with an operand by strides {strides}, part of a larger tensor: it is read by the "
+        "result's strides",
     ),
     (
         _does_not_fit_convolution,

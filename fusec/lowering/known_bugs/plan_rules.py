@@ -90,6 +90,11 @@ def _has_two_results(plan: PlanFacts) -> bool:
     return len(plan.graph.outputs) > 1
 
 
+def _stores_bytes_next_to_another_result(plan: PlanFacts) -> bool:
+    outputs = plan.graph.outputs
+    return plan.convolution is not None and len(outputs) > 1 and any(t.dtype.itemsize == 1 for t in outputs)
+
+
 def _has_independent_op(plan: PlanFacts) -> bool:
     """Return True if some call neither leads to the convolution nor depends on it."""
     if plan.convolution is None:
@@ -148,6 +153,13 @@ def _is_grouped_filter_gradient(plan: PlanFacts) -> bool:
 
 def _is_16_bit_filter_gradient(plan: PlanFacts) -> bool:
     return plan.filter_gradient is not None and plan.filter_gradient[2].dtype.itemsize == 2
+
+
+def _reads_odd_channels_in_16_bits(plan: PlanFacts) -> bool:
+    if plan.filter_gradient is None:
+        return False
+    image, _, filters = plan.filter_gradient
+    return image.dtype.itemsize == 2 and filters.dims[1] % 4 != 0
 
 
 def _is_filter_gradient_in_other_order(plan: PlanFacts) -> bool:
@@ -217,6 +229,7 @@ RULES: tuple[PlanRule, ...] = (
     PlanRule(_ONE_RESULT, _has_two_results, "engine {engine} with two results: it writes one"),
     PlanRule((8,), _has_independent_op, "engine 8 with an epilogue op that does not depend on the convolution"),
     PlanRule((26, 29), _is_fp32_convolution, "engine {engine} rounds the addends of an fp32 convolution to tf32"),
+    PlanRule((8,), _stores_bytes_next_to_another_result, "engine 8 with a result of 8 bits rounds the other one, too"),
     PlanRule((8,), _has_sigmoid_gradient, "engine 8 makes NaN of a sigmoid's gradient"),
     PlanRule(
         (8,), _has_operand_with_other_strides, "engine 8 reads an epilogue's operand by the strides of its result"
@@ -226,6 +239,11 @@ RULES: tuple[PlanRule, ...] = (
         (1, 20),
         _is_grouped_filter_gradient,
         "engine {engine} with the gradient of a grouped convolution's filters",
+    ),
+    PlanRule(
+        (1,),
+        _reads_odd_channels_in_16_bits,
+        "engine 1 with the gradient of filters over a 16-bit image whose channels are no multiple of 4",
     ),
     PlanRule(
         (20,),
