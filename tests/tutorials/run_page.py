@@ -66,16 +66,34 @@ def _compare(command: str, wanted: str, before: int, where: str) -> int:
     program, *arguments = shlex.split(command)
     assert program == "fusec", f"{where}: only `fusec` is run, not {program}"
     result = fusec(*arguments)
-    assert not wanted or _pattern(wanted).fullmatch(result.stdout), (
+    assert not wanted or _matches(wanted.splitlines(), result.stdout.splitlines()), (
         f"{where}: {command}\nshown:\n{wanted}\nprinted:\n{result.stdout}\n{result.stderr}"
     )
     return result.exit_code
 
 
-def _pattern(wanted: str) -> re.Pattern[str]:
-    """Match an output: `...` stands for any text in a line, a line of `...` for any lines, spaces for spaces."""
-    lines: list[str] = []
-    for line in wanted.splitlines():
-        pieces = [r"\s+".join(map(re.escape, piece.split())) for piece in line.split("...")]
-        lines.append("(?:.*\n)*?" if line.strip() == "..." else " *" + r"\s*.*?\s*".join(pieces) + " *\n")
-    return re.compile("".join(lines))
+def _matches(shown: list[str], printed: list[str]) -> bool:
+    """Return True if the lines shown stand for the lines printed: a line of `...` for any lines."""
+    ends = {0}  # how many printed lines the shown lines so far may stand for
+    for line in shown:
+        if line.strip() == "...":
+            ends = set(range(min(ends, default=len(printed) + 1), len(printed) + 1))
+        else:
+            ends = {end + 1 for end in ends if end < len(printed) and _is_line(line, printed[end])}
+    return len(printed) in ends
+
+
+def _is_line(shown: str, printed: str) -> bool:
+    """Return True if one line stands for another: `...` for any text, spaces for any number of spaces."""
+    first, *others = [" ".join(piece.split()) for piece in shown.split("...")]
+    text = " ".join(printed.split())
+    if not others:
+        return first == text
+    if not text.startswith(first) or not text.endswith(others[-1]):
+        return False
+    place, end = len(first), len(text) - len(others[-1])
+    for piece in others[:-1]:
+        place = text.find(piece, place, end) + len(piece)
+        if place < len(piece):
+            return False
+    return place <= end

@@ -27,6 +27,15 @@ def test_a_wrong_output_is_found(tmp_path: Path) -> None:
         run(page, tmp_path)
 
 
+def test_dots_stand_for_text_and_lines(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ fusec targets\n...\nl4 ... 8.9 derived ...\n...\nh200 ...\n...\n```\n")
+    run(page, tmp_path)
+    page.write_text("```console\n$ fusec targets\n...\nh200 ...\n...\nl4 ...\n...\n```\n")
+    with pytest.raises(AssertionError, match="fusec targets"):
+        run(page, tmp_path)
+
+
 def test_a_wrong_status_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```console\n$ fusec targets\n...\n$ echo $?\n1\n```\n")
