@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ from fusec.gpu.cudnn.verdict_json import decode, encode
 from fusec.gpu.cudnn.worker_pool import WorkerPool
 from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath
 from fusec.ir import DType
+from fusec.lowering import known_bugs
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.lowering.known_bugs import deadly, misread
 from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.targets.target import Target
 
-SCHEMA = 13  # of stored verdicts: raise it when their meaning changes
+SCHEMA = 14  # of stored verdicts: raise it when their meaning changes
 WRITE_S = 0.2  # verdicts that arrive within this time are stored together
 # Codes that describe the state of the machine, not the graph.
 PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
@@ -251,8 +253,15 @@ def _environment(target: Target, device: bool) -> str:
     """Return a digest of what a verdict depends on, apart from the graph. No wheel is loaded for it."""
     nvrtc = [Path(library).name for library in nvrtc_libraries()]  # the name of the builtins has the minor version
     versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *nvrtc]
-    text = json.dumps([SCHEMA, target.digest, device, versions])
+    text = json.dumps([SCHEMA, _rules_digest(), target.digest, device, versions])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@cache
+def _rules_digest() -> str:
+    """Return a digest of the rules that leave plans out, because a stored verdict holds the plans that they left."""
+    sources = sorted(Path(known_bugs.__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
 def _version(package: str) -> str:

@@ -350,3 +350,20 @@ def test_the_number_of_workers_is_that_of_the_cores_or_as_given(monkeypatch: pyt
         monkeypatch.setenv("FUSEC_WORKERS", wrong)
         with pytest.raises(TargetError, match="FUSEC_WORKERS is a number of processes, 1 or more, not"):
             Oracle(load("h200"))
+
+
+def test_stored_verdicts_are_of_the_rules_that_left_plans_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict stored before a rule was added still has the plans that the rule leaves out."""
+
+    def key() -> str:
+        oracle_module._rules_digest.cache_clear()
+        return oracle_module._environment(load("h200"), False)
+
+    before = key()
+    assert key() == before
+    for source in Path(oracle_module.known_bugs.__file__).parent.glob("*.py"):
+        (tmp_path / source.name).write_bytes(source.read_bytes() + b"# one more rule\n")
+    monkeypatch.setattr(oracle_module.known_bugs, "__file__", str(tmp_path / "__init__.py"))
+    assert key() != before
+    monkeypatch.undo()
+    assert key() == before
