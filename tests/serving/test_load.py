@@ -41,6 +41,7 @@ def run_seconds(server: Running) -> tuple[float, float, float]:
     return of("fusec_run_seconds_sum"), of("fusec_batch_rows_count"), of("fusec_batch_rows_sum")
 
 
+@pytest.mark.slow  # the ratio needs both cores of a small machine
 def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
     """Requests of one image each, from many threads of a real client, are as good as calls with whole batches.
 
