@@ -33,7 +33,8 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         lines += ["", f"## {r['name']}", "", "| property | graphs | failures | ms a graph |", "|---|---:|---:|---:|"]
         lines += [f"| `{n}` | {p['runs']} | {p['failures']} | {p['ms']:.1f} |" for n, p in r["properties"].items()]
         if kernels := r.get("kernels"):  # older runs did not count them
-            lines += ["", "kernels run on the device: " + ", ".join(f"{n} {count}" for n, count in kernels.items())]
+            lines += ["", "| kernel family | kernels run on the device |", "|---|---:|"]
+            lines += [f"| `{n}` | {count} |" for n, count in kernels.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from diagnostics.explain.test_explain import CONV, Rule, no_gate
+from diagnostics.explain.test_explain import CONV, WEIGHTS, Rule, no_gate
 from passes.partition.oracles import AcceptAll
 
 from fusec.diagnostics.step_times import measure
@@ -31,10 +31,6 @@ graph "block" (%x: f32[1,8,6,6]) {{
   %g = reshape(%f) {{shape=[1, 288]}} loc("flat")
   return %g as "out", %n as "signs"
 }}"""
-WEIGHTS = {
-    "w": np.random.default_rng(1).standard_normal((8, 8, 3, 3)).astype(np.float32),
-    "b": np.random.default_rng(2).standard_normal((1, 8, 1, 1)).astype(np.float32),
-}
 INPUT = np.random.default_rng(3).standard_normal((1, 8, 6, 6)).astype(np.float32)
 
 

@@ -7,7 +7,7 @@ the first elements are loaded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -165,11 +165,11 @@ class InstanceNormSource:
         arguments = Arguments()
         image, scratch = arguments.read(self.x), arguments.scratch()
         lines = [
-            self.sum_memory,
+            self._sum_memory,
             *self._place(self.sums, False),
-            *self.load_centre(image, "begin"),
+            *self._load_centre(image, "begin"),
             *self.cuda("sum_chunk", STEP=self.threads * TURNS, LOAD=self._load(image)),
-            *self.store_chunk(scratch, self.sums.number, "float(end - begin)"),
+            *self._store_chunk(scratch, self.sums.number, "float(end - begin)"),
         ]
         grid = self.x.type.shape[0] * self.sums.number * self.columns
         return arguments.launch("instance_sums", lines, grid, BLOCK)
@@ -178,25 +178,25 @@ class InstanceNormSource:
         """Return the launch that visits the elements again. They are loaded before the sums are merged."""
         arguments, step = Arguments(), self.threads * self.units
         image, scratch = arguments.read(self.x), arguments.scratch("const float")
-        load = self.load_units(image)
+        load = self._load_units(image)
         following = ["if (unit < end) {", *load, "}"] if self.write.each > step else []
         lines = [
-            self.merge_memory,
+            self._merge_memory,
             *self._place(self.write, True),
             *self.cuda("declare_units"),
             *load,
-            *self.merge_chunks(self.sums, f"blockIdx.x % {self.columns}u", lambda at: f"{scratch}[{at}]"),
-            *self.parameters(arguments),
-            *self.cuda("write_units", STORE_UNIT=self.store_unit(arguments), STEP=step, LOAD_NEXT=following),
+            *self._merge_chunks(scratch),
+            *self._parameters(arguments),
+            *self.cuda("write_units", STORE_UNIT=self._store_unit(arguments), STEP=step, LOAD_NEXT=following),
         ]
         grid = self.x.type.shape[0] * self.write.number * self.columns
         return arguments.launch("instance_written", lines, grid, BLOCK)
 
-    def load_units(self, image: str) -> list[str]:
+    def _load_units(self, image: str) -> list[str]:
         """Load the pixels of the thread's next units into `taken`."""
-        return self.cuda("load_units", PIXEL=self.pixel("u"), LOAD=self._load(image))
+        return self.cuda("load_units", PIXEL=self._pixel("u"), LOAD=self._load(image))
 
-    def pixel(self, unit: str, tap: str = "k") -> str:
+    def _pixel(self, unit: str, tap: str = "k") -> str:
         """Return the pixel of a unit that belongs to a tap."""
         if self.taps == 1:
             return unit
@@ -204,7 +204,7 @@ class InstanceNormSource:
         row = f"({unit} / {across // wide}u * {high}u + {tap} / {wide}u)"
         return f"{row} * {across}u + {unit} % {across // wide}u * {wide}u + {tap} % {wide}u"
 
-    def store_unit(self, arguments: Arguments) -> list[str]:
+    def _store_unit(self, arguments: Arguments) -> list[str]:
         """Compute and store unit `at`, whose pixels are loaded."""
         code = PointwiseCode(self._space("p"), arguments)
         y = self.epilogue[-1].results[0] if self.epilogue else self.anchor.result
@@ -220,7 +220,7 @@ class InstanceNormSource:
             pooled = PointwiseCode(replace(self._space("at"), shape=result.type.shape), arguments, "w")
             pooled.known[result] = "largest[j]"
             pooled.store(result)
-            return self.cuda("store_pooled", PIXEL=self.pixel("at"), LARGEST=code.lines(), STORE=pooled.lines())
+            return self.cuda("store_pooled", PIXEL=self._pixel("at"), LARGEST=code.lines(), STORE=pooled.lines())
         code.body.append(f"copied.v[j] = {code.as_stored(y)};")
         kind, (high, wide) = f"{C_TYPES[y.type.dtype]}, {self.vector}", self.window
         place = Space(result.type.shape, ("image", "channel", "row", "column")).offset(result.type)
@@ -235,61 +235,56 @@ class InstanceNormSource:
             STORE=f"store_pack<{kind}>({arguments.write(result)} + ({place}), copied);",
         )
 
-    def merge_chunks(self, chunks: Chunking, column: str, part: Callable[[str], str]) -> list[str]:
-        """Merge the chunks of the image for the block's channels.
-
-        The results are `means` and `factors`.
-
-        part: returns the number at a place of the scratch memory.
-        """
-        taps, numbers = self.pixels // chunks.count, 2 * self.channels
+    def _merge_chunks(self, scratch: str) -> list[str]:
+        """Merge the chunks of the image for the block's channels. The results are `means` and `factors`."""
+        chunks, numbers = self.sums, 2 * self.channels
         rest = chunks.count - (chunks.number - 1) * chunks.each
         return self.cuda(
             "merge_chunks",
             FROM_IMAGE=chunks.number * numbers,
-            COLUMN=column,
-            FIRST_MEAN=part("from"),
+            COLUMN=f"blockIdx.x % {self.columns}u",
+            FIRST_MEAN=f"{scratch}[from]",
             CHUNKS=chunks.number,
             SLICES=BLOCK // self.own,
-            CHUNK_MEAN=part(f"from + c * {numbers}u"),
+            CHUNK_MEAN=f"{scratch}[from + c * {numbers}u]",
             LAST=chunks.number - 1,
-            REST=rest * taps,
-            EACH=chunks.each * taps,
-            CHUNK_SQUARES=part(f"from + c * {numbers}u + {self.channels}u"),
-            STATISTICS=self.channel_statistics("first_mean"),
+            REST=rest,
+            EACH=chunks.each,
+            CHUNK_SQUARES=f"{scratch}[from + c * {numbers}u + {self.channels}u]",
+            STATISTICS=self._channel_statistics("first_mean"),
         )
 
-    def channel_statistics(self, around: str) -> list[str]:
+    def _channel_statistics(self, around: str) -> list[str]:
         """Compute mean and factor of channel `i` from its sums around a number."""
         op = self.anchor.op
         assert isinstance(op, InstanceNorm)
         return self.cuda("channel_statistics", AROUND=around, EPSILON=literal(op.epsilon, DType.F32))
 
     @property
-    def merge_memory(self) -> str:
+    def _merge_memory(self) -> str:
         """Shared memory for `merge_chunks` and its results."""
         own = self.own
         return f"__shared__ float merging[2][{BLOCK // own}][{own}], means[{own}], factors[{own}];"
 
-    def parameters(self, arguments: Arguments) -> list[str]:
+    def _parameters(self, arguments: Arguments) -> list[str]:
         """Load mean, factor and bias of a thread's channels."""
         scales, biases = (arguments.read(value) for value in self.anchor.operands[1:])
         return self.cuda("load_parameters", SCALES=scales, BIASES=biases)
 
-    def load_centre(self, image: str, pixel: str) -> list[str]:
+    def _load_centre(self, image: str, pixel: str) -> list[str]:
         """Load the number that a chunk's squares are summed around."""
         return self.cuda("load_centre", LOAD=self._load(image, pixel))
 
-    def store_chunk(self, scratch: str, chunks: int, count: str) -> list[str]:
+    def _store_chunk(self, scratch: str, chunks: int, count: str) -> list[str]:
         """Store a chunk's mean, and squares around it, for other blocks."""
         numbers = 2 * self.channels
-        return self.merge_warps(self.cuda("store_chunk", COUNT=count, CHUNKS=chunks, NUMBERS=numbers, SCRATCH=scratch))
+        return self._merge_warps(self.cuda("store_chunk", COUNT=count, CHUNKS=chunks, NUMBERS=numbers, SCRATCH=scratch))
 
-    def merge_warps(self, store: list[str]) -> list[str]:
+    def _merge_warps(self, store: list[str]) -> list[str]:
         """Merge the sums of threads for each channel by one thread, which then runs `store`."""
         return self.cuda("merge_warps", WARPS=BLOCK // 32, STORE=store)
 
     @property
-    def sum_memory(self) -> str:
+    def _sum_memory(self) -> str:
         """Shared memory for `merge_warps`."""
         return f"__shared__ float sums[{BLOCK // 32}][2][{self.own}], centres[{self.own}];"
