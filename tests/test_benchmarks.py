@@ -285,7 +285,9 @@ def test_fuzzing_results_count_the_kernels_that_ran(
     assert json.loads(results.read_text())[1]["kernels"] == {"attention": 57, "rows": 9}
     _, old, new = capsys.readouterr().out.split("\n## ")
     assert "kernels run" not in old
-    assert new.endswith("\nkernels run on the device: attention 57, rows 9\n")
+    assert new.endswith(
+        "\n| kernel family | kernels run on the device |\n|---|---:|\n| `attention` | 57 |\n| `rows` | 9 |\n"
+    )
 
 
 def tiny_dynamic(path: Path) -> None:
