@@ -18,7 +18,13 @@ import numpy as np
 
 from fusec import lockfile
 from fusec.artifacts import fusec_file
-from fusec.diagnostics.explain import Explanation, explain, float_edges, with_chosen_plans
+from fusec.diagnostics.explain import (
+    Explanation,
+    explain,
+    float_edges,
+    with_chosen_plans,
+    with_rows_in_place,
+)
 from fusec.diagnostics.must_fuse import assert_fused
 from fusec.diagnostics.notebook import program_html, program_text
 from fusec.diagnostics.step_times import Bench, measure
@@ -149,6 +155,11 @@ class Executable:
     def in_place(self) -> int:
         """Count the updates that are written over the state they replace; others are copied after the last step."""
         return len(self._state.donated)
+
+    @property
+    def in_place_state(self) -> frozenset[str]:
+        """Return the names of the state whose update is written over it."""
+        return frozenset(value.name for value in self._state.donated.values())
 
     def bind(self, **arrays: Any) -> None:
         """Copy values of state to the device, where they stay.
@@ -471,6 +482,7 @@ class Executable:
         plans = self.backend.entries(dict.fromkeys(keys.values()))
         chosen = {step: plans[key].choice for step, key in keys.items() if key in plans}
         explanation = with_chosen_plans(explanation, c.program, c.judge, chosen)
+        explanation = with_rows_in_place(explanation, c.program, self._state.donated)
         return replace(explanation, floats=float_edges(c.source, c.program, c.options))
 
     def libraries(self) -> dict[Partition, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from fusec.errors import ExecutionError
 from fusec.execution.step_binding import Steps
 from fusec.ir import Array, Value, quote
@@ -19,7 +21,7 @@ class DeviceState:
     values: the graph inputs that are state.
     buffers: the flat memory of those that have a value.
     updates: for a graph input, the value that replaces it.
-    donated: for an update that is written over the value it replaces, that value.
+    donated: for an update that is written over the value it replaces, or the value of which it is a view, that value.
     """
 
     def __init__(self, program: Program, outputs: Mapping[str, str], xp: Any):
@@ -39,7 +41,8 @@ class DeviceState:
         """Return the memory of an input of the state; zeros if it has none yet."""
         if name not in self.buffers:
             type = self.values[name].type
-            self.buffers[name] = self._xp.zeros(type.size, type.dtype.numpy)
+            memory = self._xp.zeros(type.size * type.dtype.itemsize, np.uint8)
+            self.buffers[name] = memory.view(type.dtype.numpy)  # because CuPy makes no arrays of bf16, but views them
         return self.buffers[name]
 
     def require_values(self) -> None:
@@ -67,8 +70,9 @@ class DeviceState:
         """
         for value, saved in self._saved.items():
             saved[...] = steps.buffer(value)[: saved.size]
+        written = set(self.donated.values())
         for old, new in self.updates.items():
-            if new not in self.donated:
+            if old not in written:
                 unpack(steps.buffer(old), old.type)[...] = unpack(self.output(new, steps), new.type)
 
     def output(self, value: Value, steps: Steps) -> Array:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -11,10 +12,10 @@ import numpy as np
 from fusec.errors import ExecutionError
 from fusec.execution.backend import Backend
 from fusec.execution.shared_weights import Layout, SharedWeights, layout
-from fusec.ir import Array, Literal, TensorType, Value
+from fusec.ir import Array, Literal, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
 from fusec.lowering.packing import pack, stored_dtype, to_codes, unpack
-from fusec.ops import Concat
+from fusec.ops import Concat, Scatter
 from fusec.reference import evaluate_node
 from fusec.schedule.aliasing import view_offset
 from fusec.schedule.memory_plan import alias
@@ -118,6 +119,8 @@ class Steps:
             if stored_dtype(self._backend.xp, value.type.dtype) != value.type.dtype.numpy:
                 raise ExecutionError(f"step {step.signature}: no kernel runs it, and {value!r} is of a type CuPy lacks")
         operands = {v: unpack(self.buffer(v), v.type) for v in inputs_of(step.nodes)}
+        if self._writes_rows(step):
+            return partial(self._write_rows, step.nodes[0], operands)
         results = {v: unpack(self._places[v], v.type) for v in step.outputs}
 
         def run() -> None:
@@ -132,3 +135,24 @@ class Steps:
                 place[...] = held[value]
 
         return run
+
+    def _write_rows(self, node: Node, operands: Mapping[Value, Array]) -> None:
+        """Write new rows into memory that holds all other rows of the result already."""
+        assert isinstance(node.op, Scatter)
+        try:
+            node.op.write_rows(self._backend.xp, *(operands[v] for v in node.operands))
+        except IndexError as error:
+            raise ExecutionError(f"{node!r}: {error}") from error
+
+    def _writes_rows(self, step: Partition) -> bool:
+        """Tell if the step is a scatter whose operand and result have the same memory."""
+        node = step.nodes[0]
+        if len(step.nodes) > 1 or not isinstance(node.op, Scatter) or node.op.reduction != "none":
+            return False
+        x, result = node.operands[0], node.result
+        return x.type == result.type and _address(self.buffer(x)) == _address(self.buffer(result))
+
+
+def _address(array: Array) -> int:
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return int(interface["data"][0])

@@ -76,13 +76,10 @@ class Scatter(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         def compute(x: Array, indices: Array, updates: Array) -> Array:
+            _require_rows(xp, x, indices)
             result, at = xp.array(x, copy=True), indices.astype(xp.int64)
-            if xp is np and at.size and (at.min() < -len(x) or at.max() >= len(x)):
-                raise IndexError(f"scatter has an index outside 0..{len(x) - 1}")
             at = xp.where(at < 0, at + len(x), at)
-            if self.reduction == "none":
-                result[at] = updates
-            elif xp is np or (self.reduction == "add" and x.dtype.char in "fdiIL"):
+            if xp is np or (self.reduction == "add" and x.dtype.char in "fdiIL"):
                 _COMBINE[self.reduction](xp).at(result, at, updates)
             else:  # one by one, because CuPy has few of these methods, and not for all types
                 for i in range(len(at)):
@@ -91,8 +88,23 @@ class Scatter(Op):
             return result
 
         if self.reduction == "none":
-            return (compute(*operands),)
+            x, indices, updates = operands
+            result = xp.array(x, copy=True)
+            self.write_rows(xp, result, indices, updates)
+            return (result,)
         return (widened(compute, *operands),)
+
+    def write_rows(self, xp: Any, x: Array, indices: Array, updates: Array) -> None:
+        """Replace rows of x itself, as the op without a reduction replaces them in a copy; one assignment."""
+        _require_rows(xp, x, indices)
+        bits = np.dtype(f"u{x.dtype.itemsize}")  # because CuPy does not index every type, such as bf16
+        x.view(bits)[indices] = updates.view(bits)
+
+
+def _require_rows(xp: Any, x: Array, indices: Array) -> None:
+    """Raise IndexError for a row that x lacks. A GPU is not asked, because the host would have to wait for it."""
+    if xp is np and indices.size and (indices.min() < -len(x) or indices.max() >= len(x)):
+        raise IndexError(f"scatter has an index outside 0..{len(x) - 1}")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusec.ir import Value
-from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, Cast, ChannelSums, Concat, Pointwise
+from fusec.ops import (
+    BatchNormBackward,
+    BatchNormBySums,
+    BatchNormTrain,
+    Cast,
+    ChannelSums,
+    Concat,
+    Pointwise,
+    Reshape,
+    Scatter,
+)
+from fusec.schedule.aliasing import is_view
 from fusec.schedule.multi_tensor import equal_members
 from fusec.schedule.program import Kind, Partition, Program
 
@@ -15,19 +26,25 @@ CHANNELS = (BatchNormTrain, ChannelSums, BatchNormBySums, BatchNormBackward)
 def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Value]:
     """Return, for each new value that can use the memory of the old one, the old value.
 
-    updates: for each old value, the new one.
+    updates: for each old value, the new one. If that is a view of all elements of a value, the result names this value.
     No step after the one that computes the new value may read the old one. That step may read it if it works element by
-    element, as pointwise graphs do, and not through a view. Any other step could write an element before it is read.
+    element, as pointwise graphs do, and not through a view, or if it only writes rows into it. Any other step could
+    write an element before it is read.
     """
     graph = program.graph
     views = [step.nodes[0] for step in program.steps if step.kind is Kind.VIEW]
+    made = {v: index for index, step in enumerate(program.steps) for v in step.outputs}
     root = {v: reads(program, v) for node in views for v in node.results}
+    whole = {new: _whole(new) for new in updates.values()}  # a view of all elements is as good as the value itself
+    for new, value in whole.items():
+        if value in made and value not in root:
+            made[new] = made[value]
+            root.pop(new, None)
     outputs = [root.get(v, v) for v in graph.outputs]
     last: dict[Value, int] = {}
     for index, step in enumerate(program.steps):
         for value in step.inputs:
             last[root.get(value, value)] = index
-    made = {v: index for index, step in enumerate(program.steps) for v in step.outputs}
     found: dict[Value, Value] = {}
     for old, new in updates.items():
         index = made.get(new)
@@ -36,11 +53,29 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
         if new.type != old.type or last.get(old, -1) > index or new in found:
             continue
         step = program.steps[index]
-        if last.get(old, -1) < index or (
-            all(root.get(v) is not old for v in step.inputs) and _by_element(step, old, new)
-        ):
-            found[new] = old
+        by_element = all(root.get(v) is not old for v in step.inputs) and _by_element(step, old, new)
+        if last.get(old, -1) < index or (by_element and whole[new] is new) or _writes_rows(step, old, root):
+            found[whole[new]] = old
     return found
+
+
+def _whole(value: Value) -> Value:
+    """Return the value of which this is a reshape, in the same memory; else the value itself."""
+    while value.node is not None and isinstance(value.node.op, Reshape) and is_view(value.node):
+        value = value.node.operands[0]
+    return value
+
+
+def _writes_rows(step: Partition, old: Value, root: Mapping[Value, Value]) -> bool:
+    """Tell if a step only writes rows into the old value: no element that stays is read, and no new row depends on it.
+
+    `Steps` then copies nothing but these rows.
+    """
+    (node, *others) = step.nodes
+    if others or not isinstance(node.op, Scatter) or node.op.reduction != "none":
+        return False
+    x, *rest = node.operands
+    return _whole(x) is old and all(root.get(v, v) is not old for v in rest)
 
 
 def reads(program: Program, value: Value) -> Value:

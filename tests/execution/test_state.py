@@ -17,6 +17,7 @@ from fusec.builder import Builder
 from fusec.errors import ExecutionError, FusecError
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.step_fusion import fuse_steps
+from fusec.ops import Scatter
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -117,6 +118,39 @@ def test_two_values_change_places(compiled: Any) -> None:
     b.output(y=p + q * 2.0)
     exe = compiled(b)
     assert [float(exe.step()[0]) for _ in range(4)] == [2, 1, 2, 1]
+
+
+def test_rows_are_written_into_state(compiled: Any, rng: np.random.Generator) -> None:
+    """As a decoder writes new keys into its cache: nothing else of the state is copied."""
+    b = Builder()
+    cache, at = b.parameter("cache", np.zeros((2, 5, 3), np.float32)), b.input("at", (2,), "i64")
+    rows = b.input("rows", (2, 3))
+    written = b.apply(Scatter("none"), cache.reshape(10, 3), at, rows).reshape(2, 5, 3)
+    b.update(cache, written)
+    b.output(y=written.sum(1))
+    exe, expected = compiled(b), np.zeros((2, 5, 3), np.float32)
+    assert exe.in_place == 1
+    for places in ([0, 5], [1, 9], [1, 6]):
+        new = rng.standard_normal((2, 3)).astype(np.float32)
+        expected.reshape(10, 3)[places] = new
+        assert_close(exe.step(at=np.array(places), rows=new), expected.sum(1), 1e-6)
+        assert (exe.value("cache") == expected).all()
+    (scatter,) = [step for step in exe.explain().steps if step.ops == "scatter"]
+    assert (scatter.read_bytes, scatter.written_bytes) == (2 * 8 + 2 * 3 * 4, 2 * 3 * 4)
+    exe.step(at=np.array([0, 1]), rows=new)  # recorded by now
+    with pytest.raises(ExecutionError, match=r"scatter.* index outside 0\.\.9"):
+        exe.step(at=np.array([0, 10]), rows=new)
+
+
+def test_rows_of_the_old_state_are_read_before_they_are_written(compiled: Any) -> None:
+    b = Builder()
+    state = b.parameter("state", np.arange(6, dtype=np.float32).reshape(3, 2))
+    b.update(state, b.apply(Scatter("none"), state, b.constant(np.array([1, 2])), state[:2]))
+    b.output(y=b.input("x", (2,)) * 2.0)
+    exe = compiled(b)
+    assert exe.in_place == 0
+    exe.step(np.ones(2, np.float32))
+    assert exe.value("state").tolist() == [[0, 1], [0, 1], [2, 3]]
 
 
 def test_state_is_stored_outside_the_arena() -> None:

@@ -11,6 +11,10 @@ from fusec.schedule.buffer_donation import in_place
 from fusec.schedule.program import Kind, Partition, Program, body_of
 from fusec.text import parse
 
+FLAT = "%v = reshape(%a) {shape=[8,2]}\n"
+ROWS = "%i = constant [3, 5] : i64[2]\n  %u = slice(%x) {starts=[0,0], sizes=[2,2], steps=[1,1]}\n"
+SCATTER = '%s = scatter(%v, %i, %u) {reduction="none"}\n'
+
 # a graph of state %a and %b, of which %n and %m are the new values; its steps; and what is written in place
 CASES: dict[str, tuple[str, str, str]] = {
     "element by element": ("%n = sub(%a, %x)", "n", "a"),
@@ -42,6 +46,22 @@ CASES: dict[str, tuple[str, str, str]] = {
     "members of a list": ("%n = sub(%a, %x)\n  %m = sub(%b, %x)", "n+m", "a b"),
     "members of which each reads what the other replaces": ("%n = sub(%a, %b)\n  %m = sub(%b, %a)", "n+m", ""),
     "a member reads what another replaces": ("%n = sub(%a, %x)\n  %m = sub(%b, %a)", "n+m", "b"),
+    "rows are written": (f"{FLAT}  {ROWS}  {SCATTER}  %n = reshape(%s) {{shape=[4,4]}}", "v i u s n", "a"),
+    "rows are added": (
+        f"{FLAT}  {ROWS}  {SCATTER.replace('none', 'add')}  %n = reshape(%s) {{shape=[4,4]}}",
+        "v i u s n",
+        "",
+    ),
+    "rows are of the old value": (
+        f"{FLAT}  {ROWS.replace('%x', '%a')}  {SCATTER}  %n = reshape(%s) {{shape=[4,4]}}",
+        "v i u s n",
+        "",
+    ),
+    "rows are written and the old value is read later": (
+        f"{FLAT}  {ROWS}  {SCATTER}  %n = reshape(%s) {{shape=[4,4]}}\n  %y = exp(%v)",
+        "v i u s n y",
+        "",
+    ),
 }
 
 
@@ -54,8 +74,10 @@ def program(text: str, steps: str) -> Program:
     by_name = {node.result.name: node for node in graph.nodes}
     parts: list[Partition] = []
     for step in steps.split():
+        if by_name[step.split("+")[0]].op.name == "constant":
+            continue
         nodes = tuple(by_name[name] for name in step.split("+"))
-        kind = Kind.VIEW if nodes[-1].op.name == "slice" else Kind.KERNEL
+        kind = Kind.VIEW if nodes[-1].op.name in ("slice", "reshape") else Kind.KERNEL
         parts.append(Partition(nodes, kind, body_of(graph, nodes)))
     return Program(graph, tuple(parts))
 

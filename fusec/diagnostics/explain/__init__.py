@@ -18,10 +18,11 @@ from fusec.gpu.cudnn.partition_oracles import CudnnJudge, asks_cudnn
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
 from fusec.lowering import virtual_rounding
-from fusec.ops import STRIDED_VIEWS, Cast, Conv, ConvTranspose, ConvWgrad, Pointwise
+from fusec.ops import STRIDED_VIEWS, Cast, Conv, ConvTranspose, ConvWgrad, Pointwise, Scatter
 from fusec.passes.partition import Judge
 from fusec.passes.partition.equivalent_spellings import REWRITES
 from fusec.plans.verdict import Legal, Refused
+from fusec.schedule.buffer_donation import reads
 from fusec.schedule.program import Kind, Partition, Program, Refusal, body_of, display_name, inputs_of
 from fusec.targets.target import Target
 
@@ -38,6 +39,7 @@ __all__ = [
     "explain",
     "float_edges",
     "with_chosen_plans",
+    "with_rows_in_place",
 ]
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
@@ -90,6 +92,21 @@ def explain(
         if progress is not None and total:
             progress("refused cores", total, total)
     return Explanation(target.name, steps, tuple(d for d, _ in left_out), tuple(d for d, _ in declined), asked)
+
+
+def with_rows_in_place(explanation: Explanation, program: Program, donated: Mapping[Value, Value]) -> Explanation:
+    """Return an explanation in which a step that only writes rows into state reads and writes these rows alone.
+
+    donated: for each value that is written over state, that state.
+    """
+    steps: list[Step] = []
+    for told, step in zip(explanation.steps, program.steps, strict=True):
+        node = step.nodes[0]
+        if isinstance(node.op, Scatter) and donated.get(node.result) is reads(program, node.operands[0]):
+            _, indices, rows = (v.type.nbytes for v in node.operands)
+            told = replace(told, read_bytes=indices + rows, written_bytes=rows)
+        steps.append(told)
+    return replace(explanation, steps=tuple(steps))
 
 
 def _step(index: int, step: Partition, verdict: Legal | None, library: str) -> Step:
