@@ -161,7 +161,7 @@ def compile(
     if isinstance(model, Builder):
         if constants:
             raise ModelError("a Builder takes no constants: build it with `Builder.constant` in place of the input")
-        return _compile_builder(model, options, oracle)
+        return _compile_builder(model, options, Shared(family, oracle))
     shared = Shared(family, oracle)
     if not (shapes or buckets):
         return _warned(compile_model(frontends.bind(model, constants), options, None, shared))
@@ -340,12 +340,12 @@ def _wakes_gpu(options: CompileOptions) -> bool:
     return not options.simulate and options.target != CPU
 
 
-def _compile_builder(model: Builder, options: CompileOptions, oracle: Oracle | None) -> Executable:
+def _compile_builder(model: Builder, options: CompileOptions, shared: Shared) -> Executable:
     """Compile the graph of a Builder. Its parameters become state, and get their first values."""
     updates = {name: model.updates.get(name, "") for name in model.parameters}
     options = replace(options, state={**updates, **options.state})
     options.report("import", 0, 1)
-    executable = _timed(compile_graph)(model.graph(), options, Shared(oracle=oracle))
+    executable = _timed(compile_graph)(model.graph(), options, shared)
     executable.bind(**{name: array for name, array in model.parameters.items() if array is not None})
     return executable
 

@@ -14,10 +14,13 @@ from onnx import TensorProto, helper
 
 import fusec
 from fusec import driver
+from fusec.builder import Builder
 from fusec.compiler.choose_target import require_runs_on_gpu
 from fusec.diagnostics.verify import verify
 from fusec.errors import FusecError, ModelError, TargetError
+from fusec.execution.shape_family import ShapeFamily
 from fusec.reference import evaluate
+from fusec.runtime import Executable
 from fusec.schedule.program import Kind
 
 
@@ -223,3 +226,18 @@ def test_a_gemm_that_overflows_does_so_to_its_own_side(alpha: float) -> None:
     want = run(proto, {"x": x})[0]
     assert np.isinf(want[0, 0]) and np.isfinite(want[1, 0])
     np.testing.assert_allclose(fusec.compile(proto, target="h200", tune="none")(x), want, rtol=1e-6)
+
+
+@pytest.mark.cudnn
+def test_builders_share_weights() -> None:
+    family, weight = ShapeFamily(), np.ones((16, 8), np.float16)
+    made: list[Executable] = []
+    for rows in (8, 16):
+        b = Builder("f16")
+        b.output(y=b.input("x", (rows, 16)) @ b.constant(weight))
+        exe = fusec.compile(b, target="h200", simulate=True, family=family)
+        assert isinstance(exe, Executable)
+        made.append(exe)
+    first, second = ({id(array) for array in exe._constants.arrays.values()} for exe in made)
+    assert first
+    assert first == second

@@ -62,7 +62,12 @@ def _literal(literal: Literal, type: TensorType) -> Literal:
         return Literal(type, lambda: np.ones(type.shape, type.dtype.numpy), literal.label)
     if literal.type.dtype is type.dtype:
         return literal
-    return Literal(type, lambda: literal.array.astype(type.dtype.numpy), literal.label)
+
+    def converted() -> np.ndarray[Any, Any]:
+        with np.errstate(over="ignore"):  # a mask's least number becomes -infinity
+            return literal.array.astype(type.dtype.numpy)
+
+    return Literal(type, converted, literal.label)
 
 
 def with_dtype(body: Graph, dtype: DType) -> Graph | None:

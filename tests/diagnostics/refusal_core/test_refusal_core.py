@@ -249,6 +249,15 @@ def test_rebuild() -> None:
     assert with_outputs(body, []) is None
 
 
+def test_a_number_beyond_the_other_type_becomes_infinite() -> None:
+    """As the least number of a mask; NumPy warns of the overflow."""
+    text = 'graph "g" (%x: f32[]) {\n  %c = constant [-3.0e38] : f32[]\n  %y = add(%x, %c)\n  return %y\n}'
+    half = with_dtype(parse_text(text), DType.F16)
+    assert half is not None
+    (constant,) = [n.op.literal for n in half.nodes if isinstance(n.op, Constant)]
+    assert np.isneginf(constant.array)
+
+
 def test_sizes_that_an_op_refuses_give_no_body() -> None:
     body = parse('graph "g" (%x: f32[4,6]) {\n  %y = reshape(%x) {shape=[24]}\n  return %y\n}')
     assert with_sizes(body, {4: 2}) is None
