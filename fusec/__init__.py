@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TargetError,
         VerifyError,
     )
+    from fusec.generation.generator import Generator
     from fusec.gradients import backward, grad
     from fusec.ir import DType, Graph, TensorType
     from fusec.quantization.quantize import QuantizedModel, quantize
@@ -42,6 +43,7 @@ _HOMES = {
     "compile_dynamic": "driver",
     "DynamicExecutable": "dynamic_shapes.executable",
     "InferenceSession": "session",
+    "Generator": "generation.generator",
     "Predictor": "serving.predictor",
     "from_torch": "torch_backend",
     **dict.fromkeys(("quantize", "QuantizedModel"), "quantization.quantize"),
@@ -72,6 +74,7 @@ __all__ = [
     "Executable",
     "ExecutionError",
     "FusecError",
+    "Generator",
     "Graph",
     "InferenceSession",
     "LoweringError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +214,14 @@ class Builder:
         """List the nodes that were added after `node`."""
         return self._graph.since(node)
 
-    @contextmanager
-    def with_origin_of(self, node: Node) -> Generator[None]:
+    def with_origin_of(self, node: Node) -> AbstractContextManager[None]:
         """Give nodes that are added meanwhile the origin of `node`, for example to its gradient."""
-        before, self._origin = self._origin, node.origin or (node.op.name,)
+        return self.with_origin(*(node.origin or (node.op.name,)))
+
+    @contextmanager
+    def with_origin(self, *names: str) -> Generator[None]:
+        """Give nodes that are added meanwhile an origin, which reports show as their model nodes."""
+        before, self._origin = self._origin, names
         try:
             yield
         finally:

@@ -175,13 +175,20 @@ def tensor_scatter(
     require(axis > 0, "axis 0 is the batch")
     require(update.type.rank == cache.type.rank, f"an update {update.type} of a cache {cache.type}")
     require(starts is None or starts.type.shape == cache.type.shape[:1], "needs one write index for each image")
-    rank, length = cache.type.rank, cache.type.shape[axis]
-    at = along(g, update.type.shape[axis], axis, rank)
+    length, covered = cache.type.shape[axis], cache.type.shape[: axis + 1]
+    rest, rows = cache.type.shape[axis + 1 :], update.type.shape[: axis + 1]
+    fits = (*rows[:axis], *update.type.shape[axis + 1 :]) == (*covered[:axis], *rest)
+    require(fits, f"an update {update.type} of a cache {cache.type}")
+    at = along(g, rows[axis], axis, axis + 1)
     if starts is not None:
-        at = g(pw("add"), at, g.reshape(g.cast(starts, DType.I64), (starts.type.size, *[1] * (rank - 1))))
+        at = g(pw("add"), at, g.reshape(g.cast(starts, DType.I64), (starts.type.size, *[1] * axis)))
     if mode == "circular":
         at = g(pw("floor_mod"), at, g.scalar(length, at))
-    return scatter_elements(g, cache, spread(g, at, update.type.shape), update, axis=axis)
+    # whole rows, so that there is one index for each row and not for each element
+    at = g(pw("add"), at, _places_of(g, [*rows[:axis], 1], TensorType(covered, DType.BOOL).strides))
+    at = g.reshape(spread(g, at, rows), (math.prod(rows),))
+    flat, given = g.reshape(cache, (math.prod(covered), *rest)), g.reshape(update, (math.prod(rows), *rest))
+    return g.reshape(g(Scatter("none"), flat, at, given), cache.type.shape)
 
 
 def spread(g: Emitter, x: Value, shape: Sequence[int]) -> Value:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from frontends.onnx.contrib.models import Array, Held, assert_floats, both, imported, one
 
+from examples.decode import Config, Writer
 from fusec.errors import ModelError
 from fusec.frontends import load
 from fusec.reference import evaluate
@@ -333,3 +334,14 @@ def test_grouped_attention_that_is_refused(given: dict[str, Any], message: str) 
     operands = [x, x, x, None, None, _i32(1), Held(np.array(2, np.int32))]
     with pytest.raises(ModelError, match=rf"node 'n' \(GroupQueryAttention\): .*{message}"):
         imported("GroupQueryAttention", operands, **{"num_heads": 4, "kv_num_heads": 2, **given})
+
+
+def test_new_keys_are_written_by_rows() -> None:
+    """There is one index for each head and token, and not for each feature."""
+    c = Config(num_hidden_layers=1)
+    cache = (3, c.num_key_value_heads, 32, c.head_dim)
+    shapes = {"input_ids": (3, 2), "attention_mask": (3, 32)}
+    shapes |= {f"past_key_values.0.{which}": cache for which in ("key", "value")}
+    graph = load(Writer(c).model(genai=True), shapes)
+    scatters = [n for n in graph.nodes if n.op.name == "scatter"]
+    assert [n.operands[1].type.shape for n in scatters] == [(3 * c.num_key_value_heads * 2,)] * 2

@@ -1,0 +1,286 @@
+"""Run a decoder token by token over a cache that stays on the device: `fusec.Generator`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from fusec.driver import compile
+from fusec.errors import ExecutionError, FusecError, ModelError
+from fusec.execution.compile_options import Progress
+from fusec.execution.shape_family import ShapeFamily
+from fusec.frontends import Source
+from fusec.generation.decoder_graph import (
+    LOGITS,
+    NEXT,
+    PROMPT,
+    TOP_LOGITS,
+    TOP_TOKENS,
+    DecoderSizes,
+    decoder_builder,
+)
+from fusec.generation.decoder_model import DecoderModel
+from fusec.generation.explanation import CacheTensorSize, GeneratorExplanation
+from fusec.generation.programs import DecoderPrograms, checked_sizes
+from fusec.runtime import Executable
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+Array = np.ndarray[Any, Any]
+_LARGEST_DIFFERENCE = {"fp16": 0.1, "bf16": 0.1}  # of logits, by rounding; 1e-2 in other precisions
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The outputs from which the host chooses tokens, and the function that does it."""
+
+    outputs: tuple[str, ...]
+    select: Callable[..., Any]
+
+
+class Generator:
+    """A decoder with a key/value cache, ready to generate tokens for a batch of prompts.
+
+    One program reads the prompts and fills the cache; another one adds a token to each sequence. The cache, the lengths
+    of the sequences and the next tokens stay on the device. With `top_k=0` a decode step takes no input, and only the
+    chosen tokens are copied to the host.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | bytes | ModelProto | Source | Sequence[Executable],
+        *,
+        batch: int = 1,
+        max_length: int = 512,
+        stop: int | Collection[int] = (),
+        top_k: int = 0,
+        prompt_sizes: Sequence[int] | None = None,
+        cache: Mapping[str, str] | None = None,
+        constants: Mapping[str, Any] | None = None,
+        check: bool = True,
+        target: str = "auto",
+        precision: str = "fp32",
+        tune: str = "quick",
+        simulate: bool = False,
+        progress: Progress | None = None,
+    ):
+        """Compile the decode step. Programs for prompts are compiled when a prompt needs them.
+
+        model: an ONNX model with past and present keys and values, as optimum, torch and onnxruntime-genai export it,
+            with symbolic batch and lengths. Or the executables of another generator, `[decode, *prompts.values()]`,
+            also loaded from their files. Then only `stop` counts, because they are compiled.
+        batch: number of sequences that run together. Fewer prompts are filled up.
+        max_length: most tokens of a sequence, prompt included. The cache has room for as many.
+        stop: tokens that end a sequence.
+        top_k: 0 takes the best token, on the device. Otherwise the host draws one of the best `top_k`.
+        prompt_sizes: sizes of the programs for prompts; by default powers of two from 16 to `max_length`.
+        cache: the output that replaces each input of the cache; by default `present.*` replaces `past_key_values.*`.
+        constants: values of other inputs, by name.
+        check: call `verify` now for a model that joins new keys with past ones. fusec writes them into one buffer,
+            which gives other results if the model counts keys back from the last one.
+        target, precision, tune, simulate, progress: as for `fusec.compile`. With fp16 and bf16 a cache in fp32 is
+            stored in 16 bits.
+
+        Raises ModelError if the model has no such cache, has inputs that fusec has no value for, or fails the check.
+        """
+        self.stop = frozenset([stop] if isinstance(stop, int) else stop)
+        self._turn = 0
+        if isinstance(model, Sequence) and not isinstance(model, str | bytes):
+            self._programs = DecoderPrograms.of(model)
+            return
+        if batch < 1 or top_k < 0 or max_length < 2:
+            raise FusecError(f"batch={batch}, max_length={max_length}, top_k={top_k}: out of range")
+        sizes = checked_sizes(prompt_sizes, max_length)
+        source = model if isinstance(model, Source) else Source(model)
+        decoder = DecoderModel.of(source.with_constants(constants or {}), cache)
+        family = ShapeFamily()  # so that the programs share weights
+
+        def compiled(added: int) -> Executable:
+            builder = decoder_builder(decoder, DecoderSizes(batch, max_length, added, top_k), precision)
+            make = partial(compile, builder, target=target, precision=precision, tune=tune)
+            return cast("Executable", make(simulate=simulate, progress=progress, family=family))
+
+        self._programs = DecoderPrograms(compiled(1), sizes, compiled)
+        if check and not decoder.in_place:
+            difference = self.verify()
+            if not difference <= _LARGEST_DIFFERENCE.get(precision, 1e-2):
+                raise ModelError(
+                    f"{source.file}: decoding over the cache and reading all tokens again give other logits (relative "
+                    f"difference {difference:.1g}): the model uses places of keys, as for a window of the last keys. "
+                    "Export it with GroupQueryAttention (onnxruntime-genai)"
+                )
+
+    @property
+    def batch(self) -> int:
+        """Return the number of sequences that run together."""
+        return self._programs.batch
+
+    @property
+    def max_length(self) -> int:
+        """Return the number of tokens that the cache has room for, in each sequence."""
+        return self._programs.max_length
+
+    @property
+    def decode(self) -> Executable:
+        """Return the program that adds a token to each sequence."""
+        return self._programs.decode
+
+    @property
+    def prompts(self) -> dict[int, Executable]:
+        """Return the programs for prompts that were compiled, by the size of prompts."""
+        return dict(self._programs.prompts)
+
+    def __call__(
+        self,
+        prompts: Sequence[Sequence[int]] | Array,
+        max_new_tokens: int | None = None,
+        *,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        choose: Callable[[Array], Any] | None = None,
+    ) -> list[list[int]]:
+        """Return the new tokens of each prompt, up to and including a stop token. See `stream` for the arguments."""
+        found: list[list[int]] = [[] for _ in prompts]
+        for tokens in self.stream(prompts, max_new_tokens, temperature=temperature, seed=seed, choose=choose):
+            for sequence, token in zip(found, tokens.tolist(), strict=True):
+                if token >= 0:
+                    sequence.append(token)
+        return found
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]] | Array,
+        max_new_tokens: int | None = None,
+        *,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        choose: Callable[[Array], Any] | None = None,
+    ) -> Iterator[Array]:
+        """Yield the next token of each prompt, i64[number of prompts], as they are chosen; -1 after a stop token.
+
+        prompts: token ids, one sequence for each prompt; at most `batch` of them, of any lengths.
+        max_new_tokens: most tokens for each prompt; by default as many as the cache has room for.
+        temperature, seed: of the draw among the best `top_k`.
+        choose: chooses tokens in place of fusec: it gets the logits f32[B, V] on the host, and returns B tokens.
+
+        Raises ExecutionError for prompts that do not fit.
+        """
+        given, lengths = self._padded(prompts)
+        longest = int(lengths.max())
+        count = self.max_length - longest if max_new_tokens is None else max_new_tokens
+        if not 0 <= count <= self.max_length - longest:
+            raise ExecutionError(
+                f"{count} new tokens after a prompt of {longest}: the cache has room for {self.max_length} tokens"
+            )
+        if temperature <= 0:
+            raise ExecutionError(f"temperature is {temperature}, but must be positive; top_k=0 takes the best token")
+        choice = None
+        if choose is not None:
+            choice = _Choice((LOGITS,), choose)
+        elif self._programs.top_k:
+            choice = _Choice((TOP_LOGITS, TOP_TOKENS), _sampler(temperature, np.random.default_rng(seed)))
+        size, program = self._programs.prompt(longest)
+        ids = np.zeros((self.batch, size), np.int64)
+        ids[:, :longest] = given
+
+        def first() -> Array:
+            self.decode.bind(lengths=lengths)
+            return self._chosen(program, {PROMPT: ids}, choice)
+
+        return self._steps(first, choice, len(prompts), count)
+
+    def _steps(self, first: Callable[[], Array], choice: _Choice | None, sequences: int, count: int) -> Iterator[Array]:
+        self._turn += 1
+        turn, going = self._turn, np.ones(sequences, bool)
+        for step in range(count):
+            if turn != self._turn:
+                raise ExecutionError("another generation has begun, which uses the cache")
+            tokens = self._chosen(self.decode, {}, choice) if step else first()
+            shown = np.where(going, tokens[:sequences], -1)
+            going &= ~np.isin(shown, list(self.stop))
+            yield shown
+            if not going.any():
+                return
+
+    def _chosen(self, program: Executable, feeds: Mapping[str, Array], choice: _Choice | None) -> Array:
+        """Run a program, and return the next token of each sequence, which the next decode step adds."""
+        if choice is None:
+            (tokens,) = program.run([NEXT], feeds)
+            return tokens
+        tokens = np.asarray(choice.select(*program.run(choice.outputs, feeds)))
+        if tokens.shape != (self.batch,) or tokens.dtype.kind not in "iu":
+            raise ExecutionError(f"`choose` gave {tokens.dtype}{list(tokens.shape)}, not {self.batch} tokens")
+        self.decode.bind(tokens=tokens.astype(np.int64)[:, None])
+        return tokens
+
+    def _padded(self, prompts: Sequence[Sequence[int]] | Array) -> tuple[Array, Array]:
+        """Return the prompts, with zeros after their ends, and their lengths; one zero is the prompt of other rows."""
+        rows = [np.asarray(prompt) for prompt in prompts]
+        if not 1 <= len(rows) <= self.batch:
+            raise ExecutionError(f"{len(rows)} prompts for a generator of {self.batch}")
+        for number, row in enumerate(rows):
+            if row.ndim != 1 or not row.size or row.dtype.kind not in "iu":
+                raise ExecutionError(f"prompt {number} is {row.dtype}{list(row.shape)}, not a list of tokens")
+            if row.min() < 0 or row.max() >= self._programs.vocabulary:
+                raise ExecutionError(f"prompt {number} has a token outside 0..{self._programs.vocabulary - 1}")
+        rows += [np.zeros(1, np.int64)] * (self.batch - len(rows))
+        ids = np.zeros((self.batch, max(row.size for row in rows)), np.int64)
+        for number, row in enumerate(rows):
+            ids[number, : row.size] = row
+        return ids, np.array([row.size for row in rows], np.int64)
+
+    def verify(self, steps: int = 4, seed: int = 0) -> float:
+        """Compare decoding over the cache with reading all tokens again, for random tokens.
+
+        Returns the largest difference of logits, relative to the largest logit. It is about the rounding of the type,
+        unless the model uses the cache in another way than fusec assumes: if it limits attention to the last keys of
+        a tensor that grows, for example.
+        """
+        size = self._programs.prompt_sizes[0]
+        begin = max(1, size - steps)
+        tokens = np.setdiff1d(np.arange(self._programs.vocabulary), list(self.stop))
+        ids = np.random.default_rng(seed).choice(tokens, (self.batch, size))
+
+        def logits(length: int, count: int) -> list[Array]:
+            """Return the logits after `length` tokens, and after each of the next ones."""
+            found: list[Array] = []
+
+            def record(scores: Array) -> Array:
+                found.append(scores)
+                return ids[:, length + len(found) - 1]
+
+            self(ids[:, :length], count, choose=record)
+            return found
+
+        cached = logits(begin, size - begin)
+        again = [logits(length, 1)[0] for length in range(begin, size)]
+        return float(np.abs(np.subtract(cached, again)).max() / max(np.abs(again).max(), np.finfo(np.float32).tiny))
+
+    def explain(self) -> GeneratorExplanation:
+        """Explain what the cache is, how large it is, and which steps each program runs."""
+        programs = {"decode step": self.decode}
+        programs |= {f"prompts of up to {size} tokens": each for size, each in sorted(self.prompts.items())}
+        in_place = self.decode.in_place_state
+        cache = [
+            CacheTensorSize(s.name, s.shape, str(s.dtype), math.prod(s.shape) * s.dtype.itemsize, s.name in in_place)
+            for s in self._programs.cache
+        ]
+        return GeneratorExplanation(tuple(cache), {name: each.explain() for name, each in programs.items()})
+
+
+def _sampler(temperature: float, rng: np.random.Generator) -> Callable[[Array, Array], Array]:
+    """Return a function that draws a token for each sequence from its best tokens, by softmax of their logits."""
+
+    def draw(logits: Array, tokens: Array) -> Array:
+        # the place of the largest sum of a logit and Gumbel noise is distributed by the softmax
+        noisy = logits.astype(np.float64) / temperature + rng.gumbel(size=logits.shape)
+        return np.take_along_axis(tokens, noisy.argmax(1)[:, None], 1)[:, 0]
+
+    return draw

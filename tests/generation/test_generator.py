@@ -1,0 +1,230 @@
+"""Test that decoding over a cache gives the tokens of a model that reads the whole sequence again each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import ModelProto
+
+import fusec
+from examples.decode import Config, Writer, without_cache
+from fusec.errors import ExecutionError, FusecError, ModelError
+from fusec.runtime import Executable
+
+PROMPTS = [[5, 17, 42, 9, 9], [61], [3, 1, 4, 1, 5, 9, 2, 6, 5]]
+FORMS = ("genai", "optimum")
+
+
+@cache
+def model(form: str, dtype: str = "f4") -> ModelProto:
+    return Writer(Config(), np.dtype(dtype)).model(genai=form == "genai")
+
+
+def generator(form: str, **options: Any) -> fusec.Generator:
+    given: dict[str, Any] = {"batch": 3, "max_length": 32, "target": "cpu", **options}
+    return fusec.Generator(model(form), **given)
+
+
+@cache
+def by_onnxruntime(count: int) -> list[list[int]]:
+    """Choose the best tokens with onnxruntime, without a cache."""
+    session = onnxruntime.InferenceSession(model("optimum").SerializeToString())
+    found: list[list[int]] = []
+    for prompt in PROMPTS:
+        tokens = list(prompt)
+        for _ in range(count):
+            ids, at = np.array([tokens]), np.arange(len(tokens))[None]
+            feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": at}
+            feeds |= {i.name: np.zeros((1, 2, 0, 8), np.float32) for i in session.get_inputs() if "past" in i.name}
+            (logits,) = session.run(["logits"], feeds)
+            tokens.append(int(np.asarray(logits)[0, -1].argmax()))
+        found.append(tokens[len(prompt) :])
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_tokens_of_a_model_without_a_cache(form: str) -> None:
+    made = generator(form)
+    assert made(PROMPTS, 12) == by_onnxruntime(12)
+    assert made(PROMPTS, 12) == by_onnxruntime(12)  # the cache holds another generation by now
+    assert made.decode.in_place_state >= {s.name for s in made.decode.inputs if s.name.startswith("past")}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_reference_of_the_example(form: str) -> None:
+    assert without_cache(model(form), PROMPTS[:1], 3) == [tokens[:3] for tokens in by_onnxruntime(12)[:1]]
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize("form", FORMS)
+def test_in_16_bits_attention_over_the_cache_is_one_cudnn_step(form: str) -> None:
+    made = generator(form, precision="fp16", target="h200", simulate=True, batch=2, max_length=48)
+    made.decode.assert_fused("attention", cudnn_only=True)
+    explanation = made.decode.explain()
+    assert sum("attention" in step.ops for step in explanation.steps) == Config().num_hidden_layers
+    assert {s.dtype for s in made.decode.inputs if s.name.startswith("past")} == {np.dtype(np.float16)}
+    assert [len(tokens) for tokens in made(PROMPTS[:2], 6)] == [6, 6]
+    assert made.verify() < 1e-2
+    if form == "genai":
+        page = Path(__file__).parents[2] / "docs" / "decoders.md"
+        assert "\n".join(str(made.explain()).splitlines()[:5]) in page.read_text()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_verify_compares_with_reading_again(form: str, precision: str) -> None:
+    assert generator(form, precision=precision).verify() < {"fp32": 1e-5, "fp16": 1e-2, "bf16": 5e-2}[precision]
+
+
+def test_a_window_of_keys_in_a_cache_that_grows_is_refused() -> None:
+    """Such a model counts keys back from the end of the tensor, and fusec keeps a sequence at its beginning."""
+    windowed = Writer(Config(sliding_window=6))
+    grows = windowed.model(genai=False)
+    with pytest.raises(ModelError, match="decoding over the cache and reading all tokens again give other logits"):
+        fusec.Generator(grows, batch=2, max_length=32, target="cpu")
+    unchecked = fusec.Generator(grows, batch=2, max_length=32, target="cpu", check=False)
+    assert not unchecked.verify() < 0.1
+
+
+def test_a_window_of_keys_in_one_buffer() -> None:
+    made = fusec.Generator(Writer(Config(sliding_window=6)).model(genai=True), max_length=32, target="cpu")
+    assert made.verify() < 1e-5
+    assert made([PROMPTS[2]], 8) == without_cache(Writer(Config(sliding_window=6)).model(genai=False), PROMPTS[2:], 8)
+
+
+def test_stop_tokens_end_sequences_one_by_one() -> None:
+    whole = by_onnxruntime(12)
+    stop = whole[0][3]
+    expected = [tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for tokens in whole]
+    assert len({len(tokens) for tokens in expected}) > 1
+    assert generator("genai", stop=stop)(PROMPTS, 12) == expected
+    assert generator("genai", stop=[stop])(PROMPTS[:1]) == expected[:1]  # and the generation ends early
+
+
+def test_streams_give_minus_one_after_the_end() -> None:
+    stop = by_onnxruntime(12)[0][0]
+    steps = [tokens.tolist() for tokens in generator("optimum", stop=stop).stream(PROMPTS[:2], 3)]
+    assert [row[0] for row in steps] == [stop, -1, -1][: len(steps)]
+    assert [row[1] for row in steps] == by_onnxruntime(12)[1][: len(steps)]
+
+
+def test_a_program_for_each_size_of_prompts() -> None:
+    made = generator("genai", prompt_sizes=[4, 9])
+    made(PROMPTS[1:2], 1)
+    assert list(made.prompts) == [4]
+    assert made(PROMPTS, 4) == [tokens[:4] for tokens in by_onnxruntime(12)]
+    assert sorted(made.prompts) == [4, 9]
+    with pytest.raises(ExecutionError, match="a prompt of 10 tokens: the largest program takes 9"):
+        made([[1] * 10], 1)
+
+
+def test_a_sequence_fills_the_cache() -> None:
+    short = generator("optimum", max_length=12, batch=1)
+    assert short(PROMPTS[2:]) == [by_onnxruntime(12)[2][:3]]
+    with pytest.raises(ExecutionError, match="4 new tokens after a prompt of 9: the cache has room for 12 tokens"):
+        short(PROMPTS[2:], 4)
+
+
+def test_sampling_draws_by_the_softmax_of_the_best(rng: np.random.Generator) -> None:
+    made = generator("genai", top_k=3, batch=1, max_length=16)
+    kept: list[Any] = []
+    made([[5, 17]], 1, choose=lambda logits: kept.append(logits) or [0])
+    best = np.argsort(-kept[0][0])[:3]
+    weights = np.exp(kept[0][0][best] / 2.0)
+    drawn = [made([[5, 17]], 1, temperature=2.0, seed=int(rng.integers(1 << 30)))[0][0] for _ in range(400)]
+    counts = np.array([drawn.count(int(token)) for token in best])
+    assert counts.sum() == 400
+    np.testing.assert_allclose(counts / 400, weights / weights.sum(), atol=0.12)
+
+
+def test_a_seed_gives_the_same_tokens() -> None:
+    made = generator("genai", top_k=40)
+    first = made(PROMPTS, 10, seed=7)
+    assert made(PROMPTS, 10, seed=7) == first
+    assert made(PROMPTS, 10, seed=8) != first
+
+
+def test_sampled_tokens_are_what_the_next_step_adds() -> None:
+    """With one candidate, sampling is the greedy choice."""
+    assert generator("optimum", top_k=1)(PROMPTS, 8, seed=0) == [tokens[:8] for tokens in by_onnxruntime(12)]
+
+
+def test_the_host_chooses_by_logits() -> None:
+    made = generator("genai")
+    assert made(PROMPTS, 6, choose=lambda logits: logits.argmax(1)) == [t[:6] for t in by_onnxruntime(12)]
+    with pytest.raises(ExecutionError, match=r"`choose` gave int64\[2\], not 3 tokens"):
+        made(PROMPTS, 6, choose=lambda logits: logits.argmax(1)[:2])
+
+
+def test_executables_of_another_generator(tmp_path: Path) -> None:
+    made = generator("genai", prompt_sizes=[16])
+    made(PROMPTS, 1)
+    loaded: list[Executable] = []
+    for number, each in enumerate([made.decode, *made.prompts.values()]):
+        each.save(tmp_path / f"{number}.fusec")
+        read = fusec.load(tmp_path / f"{number}.fusec")
+        assert isinstance(read, Executable)
+        loaded.append(read)
+    again = fusec.Generator(loaded)
+    assert (again.batch, again.max_length) == (3, 32)
+    assert again(PROMPTS, 6) == [tokens[:6] for tokens in by_onnxruntime(12)]
+    with pytest.raises(FusecError, match="takes a model, or the executables of another one"):
+        fusec.Generator(loaded[:1])
+
+
+def test_a_newer_generation_takes_the_cache() -> None:
+    made = generator("genai")
+    older, newer = made.stream(PROMPTS, 3), made.stream(PROMPTS, 3)
+    next(older)
+    next(newer)
+    with pytest.raises(ExecutionError, match="another generation has begun"):
+        next(older)
+    assert next(newer).tolist() == [tokens[1] for tokens in by_onnxruntime(12)]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "0 prompts for a generator of 3"),
+        ([[1]] * 4, "4 prompts for a generator of 3"),
+        ([[1], []], r"prompt 1 is float64\[0\], not a list of tokens"),
+        ([[0.5]], r"prompt 0 is float64\[1\], not a list of tokens"),
+        ([1, 2, 3], r"prompt 0 is int64\[\], not a list of tokens"),
+        ([[1, 96]], r"prompt 0 has a token outside 0\.\.95"),
+    ],
+)
+def test_prompts_that_do_not_fit(prompts: Sequence[Any], message: str) -> None:
+    with pytest.raises(ExecutionError, match=message):
+        generator("genai")(prompts, 1)
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"top_k": -1}, {"max_length": 1}])
+def test_sizes_out_of_range(options: dict[str, int]) -> None:
+    with pytest.raises(FusecError, match="out of range"):
+        generator("genai", **options)
+
+
+@pytest.mark.parametrize("sizes", [[1, 8], [64], []])
+def test_prompt_sizes_out_of_range(sizes: list[int]) -> None:
+    with pytest.raises(FusecError, match="prompt sizes are from 2 to max_length, 32"):
+        generator("genai", prompt_sizes=sizes)
+
+
+def test_the_explanation_tells_the_cache() -> None:
+    made = generator("genai", batch=2, max_length=20)
+    made([[1, 2]], 1)
+    told = made.explain()
+    assert told.cache_bytes == 2 * 2 * (2 * 2 * 20 * 8) * 4
+    first, decode, prompt, *_ = str(told).splitlines()
+    assert first == "cache: 4 tensors of float32[2, 2, 20, 8], 10.0 KiB on the device; written in place"
+    assert decode.startswith("decode step: ")
+    assert prompt.startswith("prompts of up to 16 tokens: ")
+    data = told.to_json()
+    assert data["cache"]["bytes"] == told.cache_bytes
+    assert list(data["programs"]) == ["decode step", "prompts of up to 16 tokens"]
