@@ -184,14 +184,12 @@ class _Wiring:
 
     def _written(self, tensor: CacheTensor, new: Tensor, starts: Tensor | None) -> Tensor:
         """Write new keys or values into the cache at the start of each sequence (None: 0); whole rows at a time."""
-        cache, end = self.caches[tensor], tensor.axis + 1
-        rest, rows = cache.shape[end:], new.shape[:end]
-        places = np.ravel_multi_index(tuple(np.indices(rows)), cache.shape[:end]).reshape(self.sizes.batch, -1)
+        cache, rows = self.caches[tensor], new.shape[:-1]
+        places = np.ravel_multi_index(tuple(np.indices(rows)), cache.shape[:-1]).reshape(self.sizes.batch, -1)
         at = self.b.constant(places)
         if starts is not None:
             at = at + starts.reshape(self.sizes.batch, 1)
-        flat = cache.reshape(math.prod(cache.shape[:end]), *rest)
-        given = new.astype(cache.dtype).reshape(places.size, *rest)
+        flat, given = (x.reshape(-1, cache.shape[-1]) for x in (cache, new.astype(cache.dtype)))
         return self.b.apply(Scatter("none"), flat, at.reshape(places.size), given).reshape(cache.shape)
 
     def _choose(self, scores: Tensor, tokens: Tensor) -> None:

@@ -20,14 +20,13 @@ WRITES_INTO_CACHE = frozenset(("GroupQueryAttention", "TensorScatter"))
 class CacheTensor:
     """Keys or values of one layer: the input that the model reads, and the output that replaces it.
 
-    dims: sizes as declared; the first is the batch. axis: the dim of positions.
+    dims: sizes as declared; the first is the batch, the last but one the positions.
     """
 
     past: str
     present: str
     dtype: DType
     dims: tuple[int | str, ...]
-    axis: int
 
     def shape(self, batch: int, positions: int) -> tuple[int, ...]:
         """Return the shape for a batch and a number of positions."""
@@ -103,11 +102,11 @@ def _pairs(inputs: Mapping[str, Declaration], outputs: Mapping[str, Declaration]
 
 def _tensor(file: str, past: Declaration, present: str) -> CacheTensor:
     dims = past.dims or ()
-    open_dims = [axis for axis, d in enumerate(dims) if axis and not isinstance(d, int)]
-    if past.dtype is None or len(open_dims) != 1:
+    symbolic = [place for place, d in enumerate(dims) if place and not isinstance(d, int)]
+    if past.dtype is None or symbolic != [len(dims) - 2]:
         shown = ", ".join(str(d) or "?" for d in dims)
         raise ModelError(
-            f"{file}: cache {quote(past.name)} is declared as [{shown}]: after the batch, one dim must be symbolic, "
-            "the number of positions"
+            f"{file}: cache {quote(past.name)} is declared as [{shown}]: after the batch, only the last dim but one "
+            "must be symbolic, the number of positions"
         )
-    return CacheTensor(past.name, present, past.dtype, dims, open_dims[0])
+    return CacheTensor(past.name, present, past.dtype, dims)

@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[Callable[[ModelProto], None], str]] = {
     "another input": (renamed("attention_mask", "beam"), "fusec has no value for input %beam"),
     "no positions": (made_constant("position_ids"), "has no input %position_ids"),
     "no mask": (made_constant("attention_mask"), "has no input %attention_mask"),
-    "a cache of one length": (fixed_length, "after the batch, one dim must be symbolic"),
+    "a cache of one length": (fixed_length, "after the batch, only the last dim but one must be symbolic"),
     "another cache": (scaled_cache, "output %present.0.key is not input %past_key_values.0.key joined with new keys"),
     "logits of the last token": (last_logits, "fusec needs the scores after each token"),
 }
@@ -92,8 +92,8 @@ def test_what_is_refused(what: str) -> None:
 @pytest.mark.parametrize("form", ["optimum", "genai"])
 def test_the_cache_of_both_forms(form: str) -> None:
     found = DecoderModel.of(Source(model(form)))
-    assert [(c.past, c.present, c.axis) for c in found.cache] == [
-        (f"past_key_values.0.{which}", f"present.0.{which}", 2) for which in ("key", "value")
+    assert [(c.past, c.present) for c in found.cache] == [
+        (f"past_key_values.0.{which}", f"present.0.{which}") for which in ("key", "value")
     ]
     assert found.cache[0].shape(4, 100) == (4, 2, 100, 8)
     assert found.in_place == (form == "genai")
