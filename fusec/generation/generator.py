@@ -90,7 +90,7 @@ class Generator:
 
         Raises ModelError if the model has no such cache, has inputs that fusec has no value for, or fails the check.
         """
-        self.stop = frozenset([stop] if isinstance(stop, int) else stop)
+        self.stop = frozenset([stop] if isinstance(stop, int | np.integer) else stop)
         self._turn = 0
         if isinstance(model, Sequence) and not isinstance(model, str | bytes):
             self._programs = DecoderPrograms.of(model)
