@@ -169,6 +169,7 @@ def test_every_motif_can_be_built() -> None:
     assert rules()
 
 
+@pytest.mark.slow
 def test_strategies_shrink_to_the_simplest_example() -> None:
     smallest = settings(database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     assert find(dtypes(), lambda d: True, settings=smallest) is DType.F32
