@@ -76,7 +76,7 @@ def build_program(
     """
     if target.name == CPU:
         return _build_for_numpy(source, options)
-    pass_options = _without_rerounding(options.for_passes(source), source)
+    pass_options = _without_rerounding(replace(options.for_passes(source), target=target), source)
     if family is not None:
         family.weights.share(source)
     graph = _run_passes(source, options, pass_options)

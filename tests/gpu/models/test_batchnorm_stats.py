@@ -86,7 +86,7 @@ def _last(b: Builder, x: fusec.Tensor) -> fusec.Tensor:
 
 def test_simulated_it_is_the_same_norm(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of a training program, forward and backward, with the sums beside the convolution and without."""
-    monkeypatch.setattr(split_batchnorm_stats, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(split_batchnorm_stats, "resident_bytes", lambda target: 0)
 
     def step() -> Builder:
         b = Builder("f16")
@@ -126,7 +126,7 @@ def test_what_the_device_gives(
     side: int,
 ) -> None:
     """With the sums, as without: the channels' mean is so many deviations."""
-    monkeypatch.setattr(split_batchnorm_stats, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(split_batchnorm_stats, "resident_bytes", lambda target: 0)
     b, size = Builder("f16"), inputs * window * window
     x = _last(b, b.input("x", (16, inputs, side, side)))
     filters = (rng.standard_normal((outputs, inputs, window, window)) / size**0.5).astype(np.float32)
