@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from fusec.errors import FusecError, VerifyError
 from fusec.ir import DType, Graph, print_graph
+from fusec.passes.pass_names import current_names
 from fusec.passes.rewriting.rewriter import Rewriter, rewrite
 from fusec.targets.target import DEFAULT, Target, load
 
@@ -69,7 +70,7 @@ class Options:
     ) -> Options:
         """Make options from the names a caller disables, of which two stand for `rounding` and `deterministic`."""
         rounding = "source" if UNROUNDED in names else rounding
-        disable = frozenset(names) - {UNROUNDED, UNORDERED}
+        disable = current_names(names) - {UNROUNDED, UNORDERED}
         return cls(precision, disable, state, orders, rounding, deterministic or UNORDERED in names)
 
     @property

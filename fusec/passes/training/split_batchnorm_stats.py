@@ -20,8 +20,8 @@ def resident_bytes(target: Target) -> int:
     """Return the size of an image that the norm's one launch hardly reads twice.
 
     The launch keeps the image on the chip, or finds it in the second-level cache (fusec.gpu.kernels.norm.
-    batch_norm_resident). Above this size an H200 gained from the split. Below it, the convolution's only engine for sums
-    lost more than the norm gained (benchmarks/results/channel_sums.json).
+    batch_norm_resident). Measured on an H200, the split gains above this size. Below it, the convolution's only engine
+    for sums loses more than the norm gains (benchmarks/results/channel_sums.json).
     """
     on_chip = target.processors * (target.shared_memory_bytes - RESERVED_BYTES)
     return on_chip + int(target.l2_bytes * L2_SHARE)
@@ -30,7 +30,7 @@ def resident_bytes(target: Target) -> int:
 class SplitBatchNormStats(Pass):
     """Split statistics off batch norms."""
 
-    name = "sums_in_front"
+    name = "split_batchnorm_stats"
 
     def run(self, graph: Graph, options: Options) -> None:
         largest = resident_bytes(options.target)
