@@ -53,7 +53,7 @@ VARIANTS = (
     (24, 1, 2, True),
     (16, 2, 2, False),
 )
-AHEAD_BYTES = 200 << 10  # shared memory of a block for rows copied ahead
+AHEAD_BYTES = 200 << 10  # shared memory of a block for rows copied ahead, at most; less than an H200 has
 MOST = 512  # threads for a row
 SUMS = 3  # of a row, at most
 SHARED_BYTES = 40 << 10  # for the column sums of the rows that a block works on
