@@ -55,7 +55,7 @@ class Options:
     orders: Orders = ()
     rounding: str = "fused"
     deterministic: bool = False
-    target: Target = field(default_factory=lambda: load(DEFAULT), hash=False)
+    target: Target = field(default_factory=lambda: load(DEFAULT), compare=False)
 
     @classmethod
     def from_names(
