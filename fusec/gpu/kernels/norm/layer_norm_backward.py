@@ -26,7 +26,6 @@ from fusec.gpu.kernels.codegen.kernel import (
     power_of_two,
 )
 from fusec.gpu.kernels.codegen.loops import TOGETHER, ChunkMerge, coordinates
-from fusec.gpu.kernels.codegen.norm_step import NormStep, match_norm_step
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
@@ -37,6 +36,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     widest_vector,
 )
 from fusec.gpu.kernels.codegen.row_plan import Axis, RowPlan
+from fusec.gpu.kernels.norm.norm_step import NormStep, match_norm_step
 from fusec.ir import DType, Node, Value
 from fusec.ops import LayerNormBackward, Reduce
 from fusec.schedule.program import inputs_of
