@@ -227,7 +227,7 @@ def test_indices_stay_in_range_and_no_nan_is_cast_to_an_integer(rng: np.random.G
 
 
 def test_a_case_is_plain_data() -> None:
-    case = Case(3, "ties", "fp16", frozenset({"layout"}), "moody", "t4")
+    case = Case(3, "ties", "fp16", frozenset({"assign_layout"}), "moody", "t4")
     assert Case.from_json(case.to_json()).to_json() == case.to_json()
     feeds = {"x": np.ones(3, np.float32)}
     graph = Graph()
