@@ -58,7 +58,7 @@ def read_model(
     """
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
     read = source.segments(shapes)
-    _log.info("model read: %s", f"{len(read)} nodes" if isinstance(read, Graph) else "cut at values needed on the host")
+    _log.info("model read: %s", f"{len(read)} nodes" if isinstance(read, Graph) else "split at host steps")
     return read if isinstance(read, Graph) else CutModel(source, read)
 
 

@@ -132,4 +132,4 @@ def test_commands_take_a_detector(tmp_path: Path) -> None:
     for refused in (("compile", path, "-o", tmp_path / "d.fusec"), ("bench", path), ("convert", path, "-o", path)):
         result = command(*refused)
         assert result.exit_code == 2
-        assert "is cut at node 'NonMaxSuppression_12'" in result.stderr
+        assert "is split at node 'NonMaxSuppression_12'" in result.stderr
