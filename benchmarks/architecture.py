@@ -85,23 +85,42 @@ FILE = re.compile(r"[\w/]+\.(?:py|json)")
 QUESTIONS = {  # the answers name files below fusec/, which become links
     "In which order do passes run, and why?": "`PIPELINE` in passes/__init__.py",
     "Which ops become one step?": "passes/partition/candidates.py proposes, passes/partition/cover.py chooses",
-    "Why did an op not fuse?": "`WITHOUT` in lower_cudnn.py for an op, diagnostics/explain/__init__.py for a step",
+    "Why did an op not fuse? Who decides?": "passes/partition/cover.py (`_pick`, `_decide`); cuDNN, which "
+    "gpu/cudnn/legality_judge.py asks",
+    "Who words the reason why an op did not fuse?": "`WITHOUT` in lower_cudnn.py for an op; passes/partition/cover.py, "
+    "passes/partition/strict_rounding.py, lowering/known_bugs/graph_rules.py, and gpu/cudnn/error_messages.py for "
+    "cuDNN's answers. `STAGES` in diagnostics/explain/__init__.py names who refused",
     "What does cuDNN compute wrongly?": "lowering/known_bugs/graph_rules.py, lowering/known_bugs/plan_rules.py",
+    "Who consults these rules?": "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/partition_oracles.py "
+    "and gpu/cudnn/legality.py; for plans gpu/cudnn/plan_list.py, gpu/cudnn/plan_builder.py, "
+    "gpu/autotune/plan_bench.py and gpu/autotune/tuning_cache.py",
     "Does cuDNN, cuBLASLt or a kernel run a step?": "gpu/autotune/step_candidates.py lists the candidates, "
-    "gpu/autotune/step_selection.py chooses",
+    "gpu/autotune/candidate_times.py chooses by time, gpu/autotune/step_selection.py stores the choice. Without a GPU: "
+    "`alone` in passes/partition/__init__.py",
     "Which plan of cuDNN runs a graph?": "gpu/autotune/plan_selection.py",
     "Which variant of a kernel runs?": "gpu/autotune/variant_selection.py",
     "When is a choice not measured again?": "gpu/autotune/tuning_cache.py; "
     "gpu/shape_transfer/transfer_choices.py for other sizes",
+    "Where are choices stored, and by which key?": "plans/plan_cache.py; `PlanKey` in plans/plan_record.py, which "
+    "gpu/backend.py (`_environment`) and gpu/autotune/tuning_cache.py fill",
+    "Where are cuDNN's verdicts stored, and by which key?": "plans/sqlite_cache.py; `_environment` in "
+    "gpu/cudnn/legality.py",
     "How does a convolution split its sum among blocks?": "gpu/kernels/convolution/split_k.py",
-    "What happens to a weight?": "passes/layout/precision.py casts it, passes/folding/fold_scales.py multiplies "
-    "factors into it, passes/layout/assign_layout.py orders it, execution/shared_weights.py stores it once",
+    "What happens to a weight?": "frontends/onnx/tensors.py reads it when it is first used, frontends/onnx/emit.py "
+    "makes it a constant, passes/rewriting/derived_constants.py folds constants into it "
+    "(passes/folding/fold_scales.py: factors), passes/layout/precision.py casts it, passes/layout/assign_layout.py "
+    "orders it, execution/shared_weights.py stores it once, execution/step_binding.py uploads it, "
+    "lowering/packing.py packs narrow types",
     "Which layers does quantisation leave in float?": "quantization/placement.py by kind, "
     "quantization/choose_float.py by their loss",
     "Where is a value stored?": "schedule/memory_plan.py; schedule/buffer_donation.py for state",
     "Which figures of a GPU are used?": "those of the compiled target, such as targets/h200.json; "
     "gpu/kernels/codegen/gpu_figures.py reads what shapes kernels, and gpu/kernels/__init__.py hands it to each family",
     "What does a call do?": "runtime.py",
+    "Where is a CUDA graph captured?": "gpu/launch/cuda_graph.py",
+    "Where is a model split at a host step?": "frontends/onnx/segments.py; segments/executable.py runs the parts",
+    "How does the server form batches?": "serving/server/batch_queue.py",
+    "How is a failing graph made smaller?": "testing/runner/shrink.py; testing/runner/crash_shrink.py for crashes",
 }
 
 

@@ -101,6 +101,7 @@ def test_a_detector_in_fp16_finds_about_the_same() -> None:
     assert_close(boxes, run(detector(), {"image": image})[3], 3e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.cudnn
 def test_all_batches_of_a_detector() -> None:
     executable = fusec.compile_dynamic(detector("n"), target="h200", simulate=True)

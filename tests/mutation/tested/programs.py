@@ -111,7 +111,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "patches_channels_last",
-        "patches",
+        "patch_embedding",
         "passes/folding/patch_embedding.py",
         "else (0, 2, 4, 1, 3, 5))",
         "else (0, 2, 4, 3, 5, 1))",
@@ -120,7 +120,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "patches_padded",
-        "patches",
+        "patch_embedding",
         "passes/folding/patch_embedding.py",
         "or any(op.pads) or",
         "or",
@@ -129,7 +129,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "patches_row_bias",
-        "patches",
+        "patch_embedding",
         "passes/folding/patch_embedding.py",
         "return len(shape) == value.type.rank and shape == (1, channels, *(1,) * (value.type.rank - 2))",
         "return math.prod(shape) == channels",
@@ -138,7 +138,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "siblings_column",
-        "merge_siblings",
+        "merge_qkv",
         "passes/attention/merge_qkv.py",
         "b.type.size == columns == b.type.shape[-1]",
         "b.type.size == columns",
@@ -147,7 +147,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "siblings_bias_place",
-        "merge_siblings",
+        "merge_qkv",
         "passes/attention/merge_qkv.py",
         "place < 3",
         "place < 4",
@@ -156,7 +156,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "siblings_start",
-        "merge_siblings",
+        "merge_qkv",
         "passes/attention/merge_qkv.py",
         "        start += size\n",
         "        start += sizes[0]\n",
@@ -165,7 +165,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "sums_of_other_mask",
-        "attend",
+        "recognise_attention",
         "passes/attention/recognise_attention.py",
         '(user.op.attributes["scale"], user.op.attributes["causal"]) == (op.scale, op.causal)',
         'user.op.attributes["scale"] == op.scale',
@@ -174,7 +174,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "sums_of_guarded",
-        "attend",
+        "recognise_attention",
         "passes/attention/recognise_attention.py",
         'and not (user.op.attributes.get("hides") or user.op.attributes.get("guarded"))',
         'and not user.op.attributes.get("hides")',
@@ -183,7 +183,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "written_out_hidden",
-        "attend",
+        "recognise_attention",
         "passes/attention/expand_attention.py",
         'hidden = make(pw("cmp_eq"), mask, self.number(-math.inf, mask)) if hides else None',
         "hidden = None",
@@ -192,7 +192,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "written_out_heads",
-        "attend",
+        "recognise_attention",
         "passes/attention/expand_attention.py",
         'Reduce("sum", (2,), False), self.make(Reshape((batch, groups, heads // groups, rows, columns)), x)',
         'Reduce("sum", (1,), False), self.make(Reshape((batch, heads // groups, groups, rows, columns)), x)',
@@ -360,7 +360,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "views_behind_turned",
-        "layout",
+        "assign_layout",
         "passes/layout/epilogue_before_views.py",
         "return found if same_storage(type.shape, type.order, source.order) else None",
         "return found",
@@ -369,7 +369,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "views_behind_read_twice",
-        "layout",
+        "assign_layout",
         "passes/layout/epilogue_before_views.py",
         "if not (single_use(source) and _is_product(source)) or",
         "if not _is_product(source) or",
@@ -378,7 +378,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "views_behind_other_product",
-        "layout",
+        "assign_layout",
         "passes/layout/epilogue_before_views.py",
         "any(types is None or (single_use(v) and _is_product(v)) for v, types in others.items())",
         "any(types is None for types in others.values())",
@@ -387,7 +387,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "views_behind_first_inverse",
-        "layout",
+        "assign_layout",
         "passes/layout/epilogue_before_views.py",
         "for view in reversed(views):",
         "for view in views:",

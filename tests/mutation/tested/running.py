@@ -55,8 +55,8 @@ RUNNING: tuple[Mutant, ...] = (
         "kept_form_of_old",
         "plan cache",
         "gpu/autotune/tuning_cache.py",
-        'return self.environment.key(f"form {digest_of(step)} {launch_us} {candidate_code_digest()}", self.level)',
-        'return self.environment.key(f"form {digest_of(step)} {launch_us}", self.level)',
+        '{launch_us} {candidate_code_digest()} {self.environment.figures}"',
+        '{launch_us} {self.environment.figures}"',
         "new kernels never compete where an old choice is stored",
         "gpu/autotune/test_tuning_cache_apart.py",
     ),
@@ -631,7 +631,7 @@ RUNNING: tuple[Mutant, ...] = (
     ),
     _m(
         "edges_returned_in_rows",
-        "layout",
+        "assign_layout",
         "passes/layout/io_layout.py",
         "replaced.get(name, normal_order(value.type, chosen.get(name, ())))",
         "replaced.get(name, ())",
@@ -640,7 +640,7 @@ RUNNING: tuple[Mutant, ...] = (
     ),
     _m(
         "edges_of_state",
-        "layout",
+        "assign_layout",
         "passes/layout/io_layout.py",
         "found = [n for n, ts in types.items() if wanted and n not in held and",
         "found = [n for n, ts in types.items() if wanted and",
@@ -649,7 +649,7 @@ RUNNING: tuple[Mutant, ...] = (
     ),
     _m(
         "edges_taken_for_rows",
-        "layout",
+        "assign_layout",
         "lowering/packing.py",
         "def is_packed_as(array: Array, type: TensorType) -> bool:\n",
         "def is_packed_as(array: Array, type: TensorType) -> bool:\n    type = type.with_order(())\n",

@@ -180,7 +180,7 @@ TRAINING: tuple[Mutant, ...] = (
     ),
     _m(
         "widened_in_front",
-        "widen_channels",
+        "pad_channels",
         "passes/folding/pad_channels.py",
         "WIDER = Pad((0, 0, 0, 0, 0, 1, 0, 0))",
         "WIDER = Pad((0, 1, 0, 0, 0, 0, 0, 0))",
@@ -189,7 +189,7 @@ TRAINING: tuple[Mutant, ...] = (
     ),
     _m(
         "widened_gradient_shifted",
-        "widen_channels",
+        "pad_channels",
         "passes/folding/pad_channels.py",
         "Slice((0,) * 4, shape, (1,) * 4)",
         "Slice((0, 1, 0, 0), shape, (1,) * 4)",
@@ -198,7 +198,7 @@ TRAINING: tuple[Mutant, ...] = (
     ),
     _m(
         "widened_groups",
-        "widen_channels",
+        "pad_channels",
         "passes/folding/pad_channels.py",
         "x.type.shape[1] == 3 and groups == 1",
         "x.type.shape[1] == 3",
