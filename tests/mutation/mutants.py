@@ -323,7 +323,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "passes/cleanup/canonicalise.py",
         "p.clip(x, min=_max(a, c), max=_min(b, d))",
         "p.clip(x, min=_min(a, c), max=_min(b, d))",
-        "the looser lower bound is kept",
+        "the looser lower bound is used",
     ),
     _m(
         "constants_right_sub",
@@ -347,7 +347,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "passes/rules/activation.py",
         "p.elu(x, alpha=a)",
         "p.elu(x)",
-        "a spelt elu loses alpha",
+        "an elu written out as ops loses alpha",
     ),
     _m(
         "layer_norm_epsilon",
@@ -355,7 +355,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "passes/rules/norm.py",
         "p.layer_norm(x, p.full(shape, 1.0), axis=axis, epsilon=eps)",
         "p.layer_norm(x, p.full(shape, 1.0), axis=axis)",
-        "a spelt layer norm gets the default epsilon",
+        "a layer norm written out as ops gets the default epsilon",
     ),
     _m(
         "instance_norm_bias_scaled",
@@ -864,7 +864,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "schedule/memory_plan.py",
         "free = max(free, high)",
         "free = high",
-        "a gap is sought behind the lower of two values that lie beside each other",
+        "a gap is sought after the lower of two neighbouring values",
     ),
     _m(
         "memory_unaligned",

@@ -86,7 +86,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "graph/types.py",
         "return 1 + sum((d - 1) * stride for d, stride in zip(self.shape, self.strides, strict=True))",
         "return self.size",
-        "what lies with gaps is given as much memory as if it were packed",
+        "a value with gaps between its rows gets as much memory as if it were packed",
         "passes/partition/test_concat_in_place.py",
         "schedule/test_dependencies.py",
         "schedule/test_memory_plan.py",
@@ -97,7 +97,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "passes/partition/concat_in_place.py",
         "        for value, type in before.items():\n            graph.set_type(value, type)\n        groups",
         "        groups",
-        "concats that cuDNN declined leave their parts' types behind",
+        "parts of a concat that cuDNN declined still have the types for a concat in place",
         "passes/partition/test_concat_in_place.py",
     ),
     _m(
@@ -241,7 +241,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "lowering/virtual_rounding.py",
         "return all(float(np.asarray(x).astype(dtype.numpy)) == x for x in limits)",
         "return True",
-        "a clip by numbers that 16 bits do not have is said to round alike",
+        "a clip by numbers that 16 bits do not have is said to round the same way",
         "passes/partition/test_strict_rounding.py",
     ),
     _m(
@@ -250,7 +250,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "lowering/virtual_rounding.py",
         "return any(v.literal is not None and not v.literal.array.any() for v in user.operands)",
         "return True",
-        "sums are said to round alike",
+        "sums are said to round the same way",
         "passes/partition/test_strict_rounding.py",
     ),
     _m(
@@ -259,7 +259,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "schedule/memory_plan.py",
         "while last > life.last and ahead_of[last] & wanted == wanted:",
         "while last > life.last and ahead_of[last] & wanted:",
-        "memory is used again beside a step that still reads it",
+        "memory is reused while a step in another lane still reads it",
         "schedule/test_dependencies.py",
         "schedule/test_memory_plan.py",
     ),
@@ -269,7 +269,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "schedule/dependencies.py",
         "clash = (before[:, 1] < end_byte) & (before[:, 2] > first) & ((before[:, 3] | written) == 1)",
         "clash = (before[:, 1] < end_byte) & (before[:, 2] > first) & (before[:, 3] == 1)",
-        "memory is written anew while an earlier step still reads it",
+        "memory is overwritten while an earlier step still reads it",
         "schedule/test_dependencies.py",
     ),
     _m(
@@ -296,7 +296,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "schedule/dependencies.py",
         "end = start + value.type.span * value.type.dtype.itemsize",
         "end = start + value.type.nbytes",
-        "of what lies with gaps only the first bytes are guarded",
+        "only the first bytes of a value with gaps are guarded",
         "schedule/test_dependencies.py",
     ),
     _m(
@@ -305,7 +305,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "schedule/dependencies.py",
         "all_before |= ahead_of[step] | 1 << step",
         "all_before |= 1 << step",
-        "a lane is not known to be free behind what waits for it at second hand",
+        "a lane is not known to be free after a step that waits for it through another step",
         "schedule/test_dependencies.py",
     ),
     _m(
@@ -364,7 +364,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "passes/layout/epilogue_before_views.py",
         "return found if same_storage(type.shape, type.order, source.order) else None",
         "return found",
-        "a residual is turned in memory so that a product takes it in",
+        "a residual is transposed in memory so that a product can add it",
         "passes/test_cases.py",
     ),
     _m(

@@ -48,7 +48,7 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/autotune/tuning_cache.py",
         "if error is not None and error <= TOLERANCE:",
         "if error is None or error <= TOLERANCE:",
-        "a plan is kept although what was revived of it could not be checked",
+        "a plan is stored although the plan read back could not be checked",
         "gpu/autotune/test_tuning_cache_apart.py",
     ),
     _m(
@@ -57,7 +57,7 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/autotune/tuning_cache.py",
         '{launch_us} {candidate_code_digest()} {self.environment.figures}"',
         '{launch_us} {self.environment.figures}"',
-        "new kernels never compete where an old form is remembered",
+        "new kernels never compete where an old choice is stored",
         "gpu/autotune/test_tuning_cache_apart.py",
     ),
     _m(
@@ -184,7 +184,7 @@ RUNNING: tuple[Mutant, ...] = (
         "lowering/known_bugs/graph_rules.py",
         'return call.mode == "pow" and (facts.convolution or facts.matmul)',
         'return call.mode == "pow" and (facts.convolution and facts.matmul)',
-        "powers beside a product are NaN where they are 1",
+        "powers next to a product are NaN where they are 1",
         "lowering/test_known_bugs.py",
         "lowering/test_known_bad_plans.py",
     ),
@@ -249,7 +249,7 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/launch/dependent_launch.py",
         "if dependencies(stream) > 1 or",
         "if dependencies(stream) > 2 or",
-        "a launch behind two others may read what one has not written",
+        "a launch after two others may read what one has not written",
         "gpu/launch/test_dependent_launch.py",
     ),
     _m(
@@ -317,7 +317,7 @@ RUNNING: tuple[Mutant, ...] = (
         "lowering/known_bugs/plan_rules.py",
         "return any((after | before).isdisjoint(call.outputs) for call in calls)",
         "return any(after.isdisjoint(call.inputs) and before.isdisjoint(call.outputs) for call in calls[:1])",
-        "engine 8 is used with ops beside the convolution",
+        "engine 8 is used with ops that do not depend on the convolution",
         "lowering/test_known_bugs.py",
         "lowering/test_known_bad_plans.py",
     ),
@@ -508,7 +508,7 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/kernels/convolution/split_k.cuh",
         "(u32)(y + r * ROWS_DOWN) < IMAGE_ROWSu && (u32)x < IMAGE_COLUMNSu);",
         "(u32)(y + r * ROWS_DOWN) < IMAGE_ROWSu && x < IMAGE_COLUMNS);",
-        "what lies left of an image is the end of its rows",
+        "the pixels left of an image are those at the end of its rows",
         "gpu/kernels/convolution/test_split_k.py",
     ),
     _m(
@@ -517,7 +517,7 @@ RUNNING: tuple[Mutant, ...] = (
         "execution/step_binding.py",
         "self.arrays: WeakValueDictionary[tuple[int, Layout], Array] = WeakValueDictionary()",
         "self.arrays: dict[tuple[int, Layout], Array] = {}",
-        "a constant lies on the device in each order that was ever tried",
+        "a constant stays on the device in each layout that was tried",
         "test_runtime.py::test_constants_are_held_only_as_bound_steps_read_them",
     ),
     _m(
@@ -526,7 +526,7 @@ RUNNING: tuple[Mutant, ...] = (
         "ir.py",
         "if self._memo[0] != self.edits:",
         "if self._memo[0] > self.edits:",
-        "a kernel is kept though its graph has changed",
+        "a kernel is reused although its graph has changed",
         "test_ir.py::test_an_edit_empties_the_memo",
         "gpu/kernels/test_find.py",
     ),
@@ -581,7 +581,7 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/kernels/attention/wgmma.cuh",
         "const u32 following = round + 1u < rounds ? round + 1u : 0u;",
         "const u32 following = round + 1u;",
-        "blocks of attention that begin in the middle go on behind the last key, not at the first",
+        "blocks of attention that begin in the middle continue after the last key, not at the first",
         "gpu/kernels/attention/test_attention_forward.py",
     ),
     _m(
@@ -590,7 +590,7 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/measure/timer.py",
         "return self.us(run, WARM_RUNS)",
         "return self.us(run)",
-        "short runs are timed with what goes before and behind a launch",
+        "short runs are timed with the overhead before and after a launch",
         "gpu/measure/test_timer.py",
     ),
     _m(
@@ -599,7 +599,7 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/measure/timer.py",
         "return self.us(run, swept=not whole)",
         "return self.us(run)",
-        "steps of large models are timed over what lies in the cache",
+        "steps of large models are timed with their data in the cache",
         "gpu/measure/test_timer.py",
     ),
     _m(
@@ -608,7 +608,7 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/measure/timer.py",
         "                finally:\n                    self._gate.open()\n",
         "                except ExecutionError:\n                    self._gate.open()\n",
-        "the device waits at a gate that nobody opens",
+        "the device waits at a gate that is never opened",
         "gpu/measure/test_timer.py",
     ),
     _m(
@@ -644,7 +644,7 @@ RUNNING: tuple[Mutant, ...] = (
         "passes/layout/io_layout.py",
         "found = [n for n, ts in types.items() if wanted and n not in held and",
         "found = [n for n, ts in types.items() if wanted and",
-        "images that stay on the device are turned between calls",
+        "images that stay on the device are transposed between calls",
         "execution/test_channels_last.py",
     ),
     _m(

@@ -112,7 +112,7 @@ TRAINING: tuple[Mutant, ...] = (
         "passes/training/relu_mask_from_norm.py",
         "if norm.operands[:2] != (x, scale) or scale.type.dtype in HALVES:",
         "if scale.type.dtype in HALVES:",
-        "a relu behind one norm masks the gradient of another operand",
+        "a relu after one norm masks the gradient of another operand",
         "passes/test_cases.py",
     ),
     _m(
@@ -166,7 +166,7 @@ TRAINING: tuple[Mutant, ...] = (
         "passes/attention/packed_qkv_backward.py",
         "transpose.perm != HEADS_FIRST or",
         "",
-        "gradients turned in any way are joined as if by heads",
+        "gradients transposed in any way are joined as if by heads",
         "passes/test_cases.py",
     ),
     _m(
@@ -184,7 +184,7 @@ TRAINING: tuple[Mutant, ...] = (
         "passes/folding/pad_channels.py",
         "WIDER = Pad((0, 0, 0, 0, 0, 1, 0, 0))",
         "WIDER = Pad((0, 1, 0, 0, 0, 0, 0, 0))",
-        "the fourth channel is put in front of an image and behind in its filters",
+        "the fourth channel is put first in an image and last in its filters",
         "passes/test_cases.py",
     ),
     _m(
@@ -193,7 +193,7 @@ TRAINING: tuple[Mutant, ...] = (
         "passes/folding/pad_channels.py",
         "Slice((0,) * 4, shape, (1,) * 4)",
         "Slice((0, 1, 0, 0), shape, (1,) * 4)",
-        "of the gradient the last three of four channels are kept",
+        "the last three of four channels of the gradient are used, not the first three",
         "passes/test_cases.py",
     ),
     _m(
@@ -387,7 +387,7 @@ TRAINING: tuple[Mutant, ...] = (
         "passes/training/rematerialise.py",
         "if sum(r.type.nbytes for r in roots) < sum(v.type.nbytes for v in values):",
         "if sum(r.type.nbytes for r in roots):",
-        "more is kept than is saved",
+        "rematerialisation stores more than it saves",
         "passes/test_cases.py",
         "passes/training/test_rematerialise.py",
     ),
