@@ -191,8 +191,8 @@ class OptimumAttention:
     def _rotated(self, x: str) -> str:
         w, half = self.w, self.w.config.head_dim // 2
         first, second = w.op("Split", x, w.ints(half, half), axis=-1, outputs=2)
-        turned = w.op("Concat", w.op("Neg", second), first, axis=-1)
-        return w.op("Add", w.op("Mul", x, self.cos), w.op("Mul", turned, self.sin))
+        rotated = w.op("Concat", w.op("Neg", second), first, axis=-1)
+        return w.op("Add", w.op("Mul", x, self.cos), w.op("Mul", rotated, self.sin))
 
 
 def without_cache(model: ModelProto, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:

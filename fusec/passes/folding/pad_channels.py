@@ -62,7 +62,7 @@ def _is_image(x: Value, groups: int) -> bool:
 
 
 def _overlap_of(window: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return True if windows overlap, as measured for ResNets; the patches pass handles the others."""
+    """Return True if windows overlap, as measured for ResNets; the pass `patch_embedding` handles the others."""
     return any(k > s for k, s in zip(window, strides, strict=True))
 
 
@@ -74,5 +74,5 @@ def _pays(x: Value, window: tuple[int, ...]) -> bool:
 class PadChannels(RulePass):
     """Pad channels from three to four."""
 
-    name = "widen_channels"
+    name = "pad_channels"
     rules = (_fourth_channel, _fourth_gradient)
