@@ -28,7 +28,10 @@ def convolved(
     constant: bool = True,
     behind: str = "relu",
 ) -> Case:
-    """A convolution; before it what makes an image of three channels one of four, behind it a bias and relu, or rounding to int8."""
+    """A convolution; before it what makes an image of three channels one of four, behind it a bias and relu.
+
+    behind: `quantise` also rounds to int8.
+    """
     taps = (filters, 4, *window)
     rng = np.random.default_rng(3)
     array = (rng.standard_normal(taps) / np.prod(taps[1:]) ** 0.5).astype(dtype.numpy)
@@ -89,7 +92,10 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
             x = rows(F32 if rng.integers(2) else dtype, *shape)
         if channels == 3 and number % 2:
             x = x.with_order(channels_last(4))
-        behind, name = str(rng.choice(["", "relu", "quantise"])), f"{number} {op} {window} {filters} {dtype.value} {shape}"
+        behind, name = (
+            str(rng.choice(["", "relu", "quantise"])),
+            f"{number} {op} {window} {filters} {dtype.value} {shape}",
+        )
         return convolved(name, x, op, window, filters, dtype, constant, behind)
 
 
