@@ -37,6 +37,18 @@ def _along(g: Emitter, v: Value, x: Value, axis: int, block: int) -> Value:
     return g.reshape(v, [x.type.shape[axis] if i == axis else 1 for i in range(x.type.rank)])
 
 
+def _fills_blocks(scale: Value, x: Value, axis: int, block: int) -> bool:
+    """Tell if x has whole blocks along a dim, each with a scale."""
+    shape = x.type.shape
+    return scale.type.shape == (*shape[:axis], shape[axis] // block, *shape[axis + 1 :]) and shape[axis] % block == 0
+
+
+def _in_blocks(g: Emitter, v: Value, axis: int, block: int) -> Value:
+    """Split a dim into blocks and the elements of a block."""
+    shape = v.type.shape
+    return g.reshape(v, (*shape[:axis], shape[axis] // block, block, *shape[axis + 1 :]))
+
+
 def quantize(
     g: Emitter,
     x: Value,
@@ -94,12 +106,23 @@ def dequantize(
     require(zero is None or zero.type.dtype is x.type.dtype, "the zero point differs in dtype from x")
     if zero is not None and zero.literal is not None and not zero.literal.array.any():
         zero = None
+    given, along = (scale, zero), normalize_axis(axis, x.type.rank) if block_size else 0
+    if block_size and _fills_blocks(scale, x, along, block_size):
+        # broadcast, because scales that are repeated would be as large as x, so that a weight would not be folded
+        small = (None if v is None else _in_blocks(g, v, along, 1) for v in given)
+        y = g.reshape(_scaled(g, _in_blocks(g, x, along, block_size), *small), x.type.shape)
+    else:
+        y = _scaled(g, x, *(None if v is None else _along(g, v, x, axis, block_size) for v in given))
+    return g.cast(y, dtype_of(output_dtype) if output_dtype else scale.type.dtype)
+
+
+def _scaled(g: Emitter, x: Value, scale: Value | None, zero: Value | None) -> Value:
+    """Return the f32 numbers of integers, by a scale and a zero point that broadcast with them."""
+    assert scale is not None
     wide = DType.F64 if x.type.dtype is DType.I32 and zero is not None else DType.F32
     y = g.cast(x, wide)
-    if zero is not None:
-        y = g(pw("sub"), y, _along(g, g.cast(zero, wide), x, axis, block_size))
-    y = g(pw("mul"), g.cast(y, DType.F32), _along(g, g.cast(scale, DType.F32), x, axis, block_size))
-    return g.cast(y, dtype_of(output_dtype) if output_dtype else scale.type.dtype)
+    y = y if zero is None else g(pw("sub"), y, g.cast(zero, wide))
+    return g(pw("mul"), g.cast(y, DType.F32), g.cast(scale, DType.F32))
 
 
 def _signed(g: Emitter, v: Value, zero: Value | None) -> tuple[Value, Value | None]:
