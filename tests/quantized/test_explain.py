@@ -133,6 +133,18 @@ def test_a_product_that_was_faster_in_fp16_says_so(rng: np.random.Generator) -> 
     assert "in fp16: measured: int8 41 µs, fp16 29 µs" in found.values()
 
 
+def test_sums_that_stay_integers_are_no_floats(rng: np.random.Generator) -> None:
+    text = """graph "g" (%x: i8[2,8], %f: f32[2,8]) {
+  %w = constant weight("w") : i8[8,16]
+  %s = constant [0.05] : f32[]
+  %wide = cast(%x) {to=f32}
+  %y = mul(%wide, %f)
+  %m = matmul(%x, %w)
+  return %m, %y
+}"""
+    assert edges(parse(text, {"w": rng.integers(-128, 128, (8, 16), np.int8)})) == {}
+
+
 def test_a_float_model_has_no_such_list() -> None:
     graph = parse('graph "g" (%x: f32[2,3], %y: f32[3,2]) {\n  %z = matmul(%x, %y)\n  return %z\n}')
     assert edges(graph) == {}

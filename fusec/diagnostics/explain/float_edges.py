@@ -88,7 +88,7 @@ def _operands(compiled: Compiled, step: Partition, product: Node) -> Iterator[Fl
 def _results(compiled: Compiled, step: Partition, product: Node) -> Iterator[FloatEdge]:
     """Yield the float results of a step with an integer product, with the ops that read them."""
     for value in step.outputs:
-        if value.type.dtype in BYTES:
+        if not value.type.dtype.is_float:
             continue
         readers = dict.fromkeys(display_name(u) if u.results else "the caller" for u in value.users)
         why = f"its result is stored in {value.type.dtype.value} for {', '.join(readers)}"
