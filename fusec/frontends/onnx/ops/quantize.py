@@ -144,7 +144,7 @@ def matmul_integer(
     right = g.reshape(right, (*right.type.shape, 1)) if b.type.rank == 1 else right
     product = g(MatMul(), left, right)
     if y is not None:  # one number, one for each row, or of more dims
-        y = g.reshape(y, (-1, 1) if y.type.rank == 1 and y.type.size > 1 else y.type.shape)
+        y = g.reshape(y, (y.type.size, 1) if y.type.rank == 1 and y.type.size > 1 else y.type.shape)
         columns = g(Reduce("sum", (right.type.rank - 2,), True), g.cast(right, DType.I32))
         product = g(pw("sub"), product, g(pw("mul"), columns, y))
     if z is not None:
@@ -211,7 +211,7 @@ def conv_integer(
     y = None if y is None else g.reshape(y, ())
     if z is None:
         return product(filters)
-    whole = g.reshape(z, () if z.type.size == 1 else (-1, *(1,) * (w.type.rank - 1)))
+    whole = g.reshape(z, () if z.type.size == 1 else (z.type.size, *(1,) * (w.type.rank - 1)))
     centred = _centred(g, w, w_zero)
     if centred is not None:
         return product(centred)
