@@ -186,7 +186,7 @@ class Explanation:
         return (
             f"{self.target}: {counts(t['steps'], t['launches'])}: "
             f"{t['cudnn']} {steps}, {cublaslt}{t['kernels']} other kernels. {bytes_text(t['read_bytes'])} read, "
-            f"{bytes_text(t['written_bytes'])} written, {bytes_text(t['virtual_bytes'])} kept virtual."
+            f"{bytes_text(t['written_bytes'])} written, {bytes_text(t['virtual_bytes'])} never stored."
         )
 
     def reasons(self, width: int = WIDTH) -> str:

@@ -52,7 +52,7 @@ def _decline(decline: Decline, width: int) -> list[str]:
     at = f"  [{listed(list(dict.fromkeys(places)), min(60, width - len(title) - 4))}]" if places else ""
     lines = [f"{title}{at}"]
     if decline.op and decline.ops != decline.op:
-        lines += wrapped(f"as {decline.ops}", "    ", width)
+        lines += wrapped(f"its step: {decline.ops}", "    ", width)
     lines += wrapped(decline.ours, "    ", width)
     if decline.message:
         lines += wrapped(f"{decline.stage}{_code(decline.code)}: {decline.message}", "    ", width)
@@ -68,10 +68,14 @@ def _code(code: str) -> str:
 def _cause(decline: Decline, cause: Cause, width: int) -> list[str]:
     lines = wrapped(f"smallest refused core ({cause.questions} questions): {cause.graph}", "    ", width)
     if cause.message != decline.message:
-        lines += wrapped(f"of which: {cause.message}", "    ", width)
+        lines += wrapped(f"message for this core: {cause.message}", "    ", width)
     if cause.accepted is None:
-        return [*lines, "    no accepted variant found"]
+        return [*lines, "    no accepted change found"]
     accepted = cause.accepted
-    whole = {True: "; the whole too", False: "; not the whole", None: ""}[accepted.whole]
-    plans = f"{accepted.plans} plans, {accepted.precompiled} precompiled"
+    whole = {
+        True: "; the whole group is accepted with it, too",
+        False: "; the whole group is still refused with it",
+        None: "",
+    }[accepted.whole]
+    plans = f"{accepted.plans} plan{'s' * (accepted.plans != 1)}, {accepted.precompiled} precompiled"
     return [*lines, *wrapped(f"accepted {accepted.change} ({plans}){whole}", "    ", width)]

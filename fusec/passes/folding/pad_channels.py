@@ -91,7 +91,7 @@ def _is_image(x: Value, groups: int) -> bool:
 
 
 def _overlap_of(window: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return True if windows overlap, as measured for ResNets; the patches pass handles the others."""
+    """Return True if windows overlap, as measured for ResNets; the pass `patch_embedding` handles the others."""
     return any(k > s for k, s in zip(window, strides, strict=True))
 
 
@@ -103,5 +103,5 @@ def _pays(x: Value, window: tuple[int, ...]) -> bool:
 class PadChannels(RulePass):
     """Pad channels from three to four, and channels and filters of 8-bit integers to multiples of eight."""
 
-    name = "widen_channels"
+    name = "pad_channels"
     rules = (_fourth_channel, _integer_channels, _fourth_gradient)

@@ -74,7 +74,7 @@ def between_integers(graph: Graph) -> set[Value]:
     An integer sum exceeds the range of fp16 before its scale, and 16 bits would round to the wrong integer near ties.
     They are virtual where a step computes all of them.
     """
-    kept, sums = set[Value](), set[Value]()
+    wide, sums = set[Value](), set[Value]()
     nodes = list(graph.nodes)
     for node in nodes:
         if node.results[0].type.dtype is not DType.F32:
@@ -86,19 +86,19 @@ def between_integers(graph: Graph) -> set[Value]:
             if source.type.dtype is DType.I32 and product:
                 sums.add(node.result)
             if source.type.dtype in BYTES:
-                kept.add(node.result)
+                wide.add(node.result)
         elif isinstance(node.op, Pointwise) and any(v in sums for v in node.operands):
-            kept.add(node.result)
-            if node.op.name == "sub":  # of a term of a zero point, which is a sum, too
+            wide.add(node.result)
+            if node.op.name in ("add", "sub"):  # a term of a zero point, or a bias before the scale
                 sums.add(node.result)
-        elif node.op.name in ("mul", "add", "sub") and constants and any(v in kept for v in node.operands):
-            kept.add(node.result)
-    kept |= sums
+        elif node.op.name in ("mul", "add", "sub") and constants and any(v in wide for v in node.operands):
+            wide.add(node.result)
+    wide |= sums
     for node in reversed(nodes):
         rounds = isinstance(node.op, Cast) and node.op.to in BYTES
-        if rounds or (isinstance(node.op, Pointwise) and node.result in kept):
-            kept.update(v for v in node.operands if v.type.dtype is DType.F32 and _is_pointwise(v))
-    return kept
+        if rounds or (isinstance(node.op, Pointwise) and node.result in wide):
+            wide.update(v for v in node.operands if v.type.dtype is DType.F32 and _is_pointwise(v))
+    return wide
 
 
 def _is_pointwise(value: Value) -> bool:

@@ -120,7 +120,7 @@ def _reads_as_float(user: Node) -> bool:
 
 
 def _signed(graph: Graph, q: Value, before: Node) -> Value:
-    """Round to signed bytes what was rounded to unsigned ones, and move them alike."""
+    """Round to signed bytes what was rounded to unsigned ones, and move them in the same way."""
     made = q.node
     assert made is not None
     if isinstance(made.op, MOVES):

@@ -39,7 +39,7 @@ QUANTISED: tuple[Mutant, ...] = (
         "passes/quantization/move_rounding.py",
         "    if not (found.zero.equals(rounded.zero) and found.scale.equals(rounded.scale)):\n",
         "    if not found.scale.equals(rounded.scale):\n",
-        "integers are kept that stand for other numbers",
+        "integers are reused that stand for other numbers",
         "passes/test_cases.py",
     ),
     _m(

@@ -26,16 +26,16 @@ def convolved(
     filters: int,
     dtype: DType = F16,
     constant: bool = True,
-    behind: str = "relu",
+    epilogue: str = "relu",
 ) -> Case:
-    """A convolution; before it what makes an image of three channels one of four, behind it a bias and relu.
+    """A convolution; before it what makes an image of three channels one of four, after it a bias and relu.
 
-    behind: `quantise` also rounds to int8.
+    epilogue: `quantise` also rounds to int8.
     """
     taps = (filters, 4, *window)
     rng = np.random.default_rng(3)
     array = (rng.standard_normal(taps) / np.prod(taps[1:]) ** 0.5).astype(dtype.numpy)
-    whole = behind == "quantise"
+    whole = epilogue == "quantise"
     array = (np.rint(array.astype(np.float32) * 64) / 64).astype(dtype.numpy) if whole else array
 
     def make(g: Any, x: Any, *w: Any) -> Any:
@@ -48,10 +48,10 @@ def convolved(
             g.set_type(w, w.type.with_order(channels_last(4)))
         y = g.add(op, x, w)
         bias = g.constant(np.linspace(-1, 1, filters).astype(dtype.numpy).reshape(1, -1, 1, 1))
-        if behind == "quantise":
+        if epilogue == "quantise":
             y = quantised(g, y, bias)
-        elif behind:
-            y = g.add(pw(behind), g.add(pw("add"), y, bias))
+        elif epilogue:
+            y = g.add(pw(epilogue), g.add(pw("add"), y, bias))
         return y if number_of(name) % 3 else g.insert(Relayout((0, 1, 2, 3)), [y]).result
 
     # filters that are no constant lie as they come
@@ -92,11 +92,11 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
             x = rows(F32 if rng.integers(2) else dtype, *shape)
         if channels == 3 and number % 2:
             x = x.with_order(channels_last(4))
-        behind, name = (
+        epilogue, name = (
             str(rng.choice(["", "relu", "quantise"])),
             f"{number} {op} {window} {filters} {dtype.value} {shape}",
         )
-        return convolved(name, x, op, window, filters, dtype, constant, behind)
+        return convolved(name, x, op, window, filters, dtype, constant, epilogue)
 
 
 def random_cases() -> list[Case]:
@@ -121,7 +121,7 @@ def test_every_size_of_tile_does_the_same_work(rng: np.random.Generator, monkeyp
 @needs_compiler
 def test_an_infinity_spoils_only_what_it_is_in_the_window_of(rng: np.random.Generator) -> None:
     """The last step of a product has fewer taps than it could: what is multiplied there is no pixel."""
-    case = convolved("one", last(F16, 1, 4, 8, 9), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 16, behind="")
+    case = convolved("one", last(F16, 1, 4, 8, 9), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 16, epilogue="")
     assert case.kernel is not None
     arrays = case.arrays(rng)
     x = next(v for v in arrays if v.literal is None)
@@ -165,6 +165,6 @@ def test_pixels_of_three_are_read_by_words(rng: np.random.Generator, across: int
 @pytest.mark.parametrize("image", [last(F16, 2, 4, 30, 40), rows(F16, 2, 4, 30, 40), rows(F32, 2, 3, 30, 40)], ids=str)
 def test_a_result_is_rounded_to_integers(rng: np.random.Generator, image: TensorType) -> None:
     """As a quantised model's first convolution is: it stays in floats, and the next one multiplies integers."""
-    case = convolved("1 stem", image, Conv((2, 2), (3,) * 4, (1, 1)), (7, 7), 64, behind="quantise")
+    case = convolved("1 stem", image, Conv((2, 2), (3,) * 4, (1, 1)), (7, 7), 64, epilogue="quantise")
     assert case.kernel is not None and [v.type.dtype for v in case.outputs] == [DType.I8]
     check([case], rng)
