@@ -483,7 +483,7 @@ class Executable:
         chosen = {step: plans[key].choice for step, key in keys.items() if key in plans}
         explanation = with_chosen_plans(explanation, c.program, c.judge, chosen)
         explanation = with_rows_in_place(explanation, c.program, self._state.donated)
-        return replace(explanation, floats=float_edges(c.source, c.program, c.options))
+        return replace(explanation, floats=float_edges(c))
 
     def libraries(self) -> dict[Partition, str]:
         """Return the library that runs each step except views: `cudnn`, `kernel`, or `cublaslt`.

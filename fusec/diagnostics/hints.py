@@ -130,7 +130,7 @@ def _sources(program: Program, grew: bool) -> Counter[str]:
 
 def _quantised(compiled: Compiled) -> Hint | None:
     """Tell how many products of a quantised model stay in floats, with the most frequent reason."""
-    floats = float_edges(compiled.source, compiled.program, compiled.options)
+    floats = float_edges(compiled)
     if not floats:
         return None
     ((reason, count), *others) = Counter(edge.reason for edge in floats).most_common()

@@ -10,6 +10,8 @@ from fusec.diagnostics.explain.table import listed, shortened, wrapped
 if TYPE_CHECKING:
     from fusec.diagnostics.explain.data import Cause, Decline, Explanation, FloatEdge
 
+LEAST_US = 0.05  # costs that are printed
+
 
 def reasons(explanation: Explanation, width: int) -> str:
     """Return the ops that cuDNN does not run and the fusions declined, each with its reason."""
@@ -34,9 +36,11 @@ def _float_edges(floats: Sequence[FloatEdge], width: int) -> list[str]:
     for (op, reason), edges in groups.items():
         count = f" × {len(edges)}" if len(edges) > 1 else ""
         names = list(dict.fromkeys(e.nodes[0] if e.nodes else e.value for e in edges))
+        cost_us = sum(edge.cost_us for edge in edges)
+        cost = f"; about {cost_us:.1f} µs more than in 8 bits, by the cost model" if cost_us >= LEAST_US else ""
         lines += [
             f"  {op}{count}  [{listed(names, min(60, width - len(op + count) - 6))}]",
-            *wrapped(reason, "    ", width),
+            *wrapped(reason + cost, "    ", width),
         ]
     return lines
 
