@@ -47,19 +47,19 @@ def worth(rows: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def kernel_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a row for each family: its file, lines, models, worth, and the worth of its further variants.
+    """Return a row for each family: its lines, models, worth, and the worth of its further variants.
 
     rows: of leave_one_out.json
     """
     lines: list[list[Any]] = []
-    for name, module in MODULES.items():
+    for name in MODULES:
         serves = sum(name in row["without"] for row in rows)
         alone = ALONE.format(name)
         count = sum(len(path.read_text().splitlines()) for path in files_of(name))
         told = worth(rows, name) if serves else "in no model of the table"
         variants = worth(rows, alone) if any(alone in row["without"] for row in rows) else ""
-        lines.append([f"`{name}`", f"`{module.relative_to(KERNELS)}`", count, serves, told, variants])
-    header = ["family", "file", "lines", f"models of {len(rows)}", "largest worth", "of its variants"]
+        lines.append([f"`{name}`", count, serves, told, variants])
+    header = ["family", "lines", f"models of {len(rows)}", "largest worth", "of its variants"]
     return "\n".join(table(header, lines))
 
 

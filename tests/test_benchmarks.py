@@ -102,7 +102,7 @@ def test_only_families_that_run_a_step_are_left_out() -> None:
     steps = [step for step in net.compiled.program.steps if step.kind is Kind.KERNEL]
     figures = net.compiled.figures
     used = leave_one_out.used_families(steps, figures)
-    assert used["rows"] == 1 and "depthwise" not in used
+    assert used["row_reduction"] == 1 and "depthwise" not in used
     for name in used:
         with leave_one_out.left_out(name):
             assert name not in leave_one_out.used_families(steps, figures)

@@ -1,4 +1,4 @@
-"""Find the CUDA kernel of fusec that runs a step, where cuDNN lacks an op or is slower.
+"""List the kernel families, and find the first that can run a step; `fusec.gpu.autotune` decides if it does.
 
 Each kernel family looks at the nodes of a step. It returns a `Kernel` (CUDA C and how to launch it), shaped for the
 target of the compilation, or None.
@@ -23,35 +23,35 @@ from fusec.gpu.kernels.convolution import (
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, multi_tensor, pointwise
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward
-from fusec.gpu.kernels.recurrent import persistent
+from fusec.gpu.kernels.recurrent import recurrent
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast
 
 Family = Callable[[Sequence[Node], Sequence[Value], GpuFigures], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
-    attention_forward.attention,
+    attention_forward.attention_forward,
     multi_tensor.multi_tensor,  # before pointwise, because that writes a piece of source for each tensor
     pointwise.pointwise,
-    instance_norm.instance,  # before rows, because its variants include theirs
-    row_reduction.rows,  # before pooling, because a pool over all of an image is a reduction
-    batch_norm.channels,
-    layer_norm_backward.row_backward,
-    pool_forward.pooling,
-    max_pool_backward.pool_backward,
+    instance_norm.instance_norm,  # before row reductions, because its variants include theirs
+    row_reduction.row_reduction,  # before pools, because a pool over all of an image is a reduction
+    batch_norm.batch_norm,
+    layer_norm_backward.layer_norm_backward,
+    pool_forward.pool_forward,
+    max_pool_backward.max_pool_backward,
     depthwise.depthwise,
-    squeeze_excite.small_products,
-    split_k.few_pixels,  # before thin products, because its variants include theirs
+    squeeze_excite.squeeze_excite,
+    split_k.split_k,  # before thin products, because its variants include theirs
     thin_product.thin_product,
-    few_channels.few_channels,  # before sampled, because that would run the pad to four channels alone
+    few_channels.few_channels,  # before gathers, because one would run the pad to four channels alone
     few_filters.few_filters,
-    gather_resize.sampled,
+    gather_resize.gather_resize,
     integer_product.integer_product,
     rotary.rotary,
-    all_finite.finite,
-    persistent.recurrent,
+    all_finite.all_finite,
+    recurrent.recurrent,
 )
 # Families whose code loads and stores types of 8 bits and fewer; ops only move and cast these.
-NARROW_FAMILIES: tuple[Family, ...] = (pointwise.pointwise, gather_resize.sampled)
+NARROW_FAMILIES: tuple[Family, ...] = (pointwise.pointwise, gather_resize.gather_resize)
 
 
 def find(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:

@@ -113,10 +113,11 @@ def _products() -> list[Case]:
         "bij,bkl,bm->kjm": ((2, 3, 4), (2, 5, 2), (2, 3)),
         "ijj,jk->ki": ((3, 4, 4), (4, 2)),
     }
-    u8, i8 = integers(3, 4, low=0, high=256, dtype=U8), integers(4, 5, low=-128, high=128, dtype=np.int8)
+    # signed weights of 7 bits, because onnxruntime saturates sums of two products on CPUs without VNNI
+    u8, i8 = integers(3, 4, low=0, high=256, dtype=U8), integers(4, 5, low=-64, high=64, dtype=np.int8)
     image = integers(1, 2, 5, 5, low=0, high=256, dtype=U8)
     filters = integers(3, 2, 3, 3, low=0, high=256, dtype=U8)
-    signed = integers(3, 2, 3, 3, low=-128, high=128, dtype=np.int8)
+    signed = integers(3, 2, 3, 3, low=-64, high=64, dtype=np.int8)
     zero = np.array(120, U8)
     return [
         *(Case("Einsum", 12, [f32(*s) for s in dims], {"equation": e}) for e, dims in shapes.items()),

@@ -31,7 +31,7 @@ from gpu.kernels.norm.test_instance_norm import cases as instance_cases
 from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surrounded_norm_backward
 from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
-from gpu.kernels.recurrent.test_persistent import recurrent_cases
+from gpu.kernels.recurrent.test_recurrent import recurrent_cases
 from helpers import quick
 
 from benchmarks.kernels import CASES, kernel_of

@@ -45,3 +45,9 @@ def test_a_kernel_is_written_once_for_a_graph_as_it_is(monkeypatch: pytest.Monke
     assert kernels.find(nodes[1:], (z,), FIGURES) is None
     monkeypatch.setattr(kernels, "FAMILIES", (counted,))
     assert kernels.find(nodes[1:], (z,), FIGURES) is None, "that there is none is known, too"
+
+
+def test_a_family_has_the_name_of_its_file() -> None:
+    """Results, coverage and findings name families."""
+    for family in kernels.FAMILIES:
+        assert family.__name__ == family.__module__.rpartition(".")[2]

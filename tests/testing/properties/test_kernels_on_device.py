@@ -160,7 +160,7 @@ def test_updates_of_state_run_as_multi_tensor_kernels(gpu: Any) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("wrong", r"rows: the kernel for .*: .* differs in"),
+        ("wrong", r"row_reduction: the kernel for .*: .* differs in"),
         ("stale", "depends on what its memory held before"),
         ("too far", "writes memory that is not of"),
         ("input", "an input, was written"),
@@ -207,7 +207,7 @@ def test_families_that_ran_are_counted(gpu: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(kernels_on_device, "kernel_agrees", kernels_on_device.kernel_agrees)  # put back afterwards
     instrument.count_kernels(lambda: counters)
     kernels_agree(GRAPH)
-    assert counters.sections["kernels"]["rows"] >= 1
+    assert counters.sections["kernels"]["row_reduction"] >= 1
 
 
 @pytest.mark.gpu

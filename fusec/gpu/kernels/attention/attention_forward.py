@@ -31,7 +31,7 @@ VARIANTS = (
 )
 
 
-def attention(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of an attention without a bias; None for other steps.
 
     Its operands and its result may be views.

@@ -27,7 +27,7 @@ VARIANTS = ((32, 32, 4, 1), (16, 32, 4, 1), (16, 64, 4, 2))
 SHARED_BYTES = 200 << 10  # of a block, at most; a choice, and less than an H200 has
 
 
-def few_pixels(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+def split_k(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a convolution over few pixels and its epilogue; None for other steps."""
     conv, rest = nodes[0], nodes[1:]
     if not isinstance(conv.op, Conv) or not all(map(can_follow, rest)) or not _fits(conv):

@@ -57,7 +57,7 @@ class Layer:
         return {self.y, *(v for node in self.nodes for v in node.results)}
 
 
-def small_products(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+def squeeze_excite(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of at least two small products in sequence; None for other steps."""
     name = "+".join(node.op.name for node in nodes)
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), None)

@@ -28,7 +28,7 @@ PER_THREAD = 64  # elements
 _CUDA = cuda_template(__package__, "all_finite.cuh").bind(BLOCK=BLOCK)
 
 
-def finite(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+def all_finite(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of an all_finite; None for other steps."""
     if len(nodes) != 1 or not isinstance(nodes[0].op, AllFinite):
         return None

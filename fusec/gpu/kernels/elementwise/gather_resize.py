@@ -52,7 +52,7 @@ class Sample:
     moved: set[int] = field(default_factory=set[int])
 
 
-def sampled(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of such an op with pointwise ops around it; None for other steps."""
     anchors = [node for node in nodes if isinstance(node.op, ANCHORS)]
     if len(anchors) != 1 or not all(

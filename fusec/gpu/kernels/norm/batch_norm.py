@@ -28,7 +28,7 @@ UNROLLED = 4  # turns whose loads are issued together
 SUM_TURNS, WRITE_TURNS = 8, 4  # of a thread, at least, if there are several chunks
 
 
-def channels(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+def batch_norm(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a batch norm in training or its backward; None for other steps."""
     if any(node.op.name == "gen_index" for node in nodes):
         return None

@@ -22,7 +22,7 @@ from fusec.schedule.program import inputs_of
 FEW_PIXELS = 1024  # with fewer, the kernels of `row_reduction` come first, because they have one launch
 
 
-def instance(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+def instance_norm(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of an instance norm, its epilogue, and perhaps a pool or copies last; None for other steps."""
     anchor, epilogue = nodes[0], nodes[1:]
     if not isinstance(anchor.op, InstanceNorm):
@@ -53,7 +53,7 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigure
         return None
     if any(node.op.name == "gen_index" for node in epilogue):
         return None
-    other = row_reduction.rows(nodes, outputs, figures)
+    other = row_reduction.row_reduction(nodes, outputs, figures)
     theirs = [] if other is None else [replace(other, others=()), *other.others]
     best, *others = [*theirs, norm.kernel()] if norm.pixels < FEW_PIXELS else [norm.kernel(), *theirs[:1]]
     return replace(best, others=tuple(others))

@@ -59,7 +59,7 @@ SUMS = 3  # of a row, at most
 SHARED_BYTES = 40 << 10  # for the column sums of the rows that a block works on
 
 
-def row_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+def layer_norm_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a layer_norm_backward with nodes around it; None for other steps."""
     anchors = [node for node in nodes if isinstance(node.op, LayerNormBackward)]
     if len(anchors) != 1 or any(node.op.name == "gen_index" for node in nodes):

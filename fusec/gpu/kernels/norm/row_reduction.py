@@ -35,7 +35,7 @@ VARIANTS = (
 )
 
 
-def rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+def row_reduction(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a reduction, softmax or norm with pointwise ops around it; None for other steps."""
     step = match_row_step(nodes, outputs)
     if step is None:

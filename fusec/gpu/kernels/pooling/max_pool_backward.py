@@ -55,7 +55,7 @@ class _Dim:
         return self.dilation * (self.window - 1) // self.stride + 1
 
 
-def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+def max_pool_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a max_pool_backward and its epilogue; None for other steps."""
     pool, rest = nodes[0], nodes[1:]
     if not isinstance(pool.op, MaxPoolBackward) or not all(can_generate(node) for node in rest):

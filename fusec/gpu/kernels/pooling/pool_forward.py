@@ -31,7 +31,7 @@ UNROLLED = 64  # taps; the compiler decides about larger loops
 _CUDA = cuda_template(__package__, "pool.cuh")
 
 
-def pooling(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+def pool_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a pool and its epilogue; None for other steps."""
     pool, rest = nodes[0], nodes[1:]
     if not isinstance(pool.op, (MaxPool, AvgPool)) or not all(can_generate(node) for node in rest):

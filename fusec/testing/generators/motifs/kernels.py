@@ -33,7 +33,7 @@ HALVES = (DType.F16, DType.BF16)
 MOST_ELEMENTS = 1 << 14  # of a value: thin products have at least 512 rows
 
 
-def attention(b: RandomGraph) -> None:
+def attention_forward(b: RandomGraph) -> None:
     """Draw attention of up to 64 features, with shared heads, a causal mask, and transposes around it."""
     batch, heads, features = b.pick([1, 2]), b.pick([1, 2, 4]), b.pick([8, 16, 40, 64, 24])
     groups, rows, keys = b.pick([g for g in (heads, 1, 2) if heads % g == 0]), b.pick(_ROWS), b.pick(_ROWS)
@@ -69,7 +69,7 @@ def multi_tensor(b: RandomGraph) -> None:
             b.add(Cast(DType.F16), y)
 
 
-def instance(b: RandomGraph) -> None:
+def instance_norm(b: RandomGraph) -> None:
     """Draw an instance norm of a channels-last image, pointwise ops, and sometimes a pool of the result."""
     x = _image(b, b.pick([8, 16, 4, 32]), _side(b), _side(b))
     y = b.add(InstanceNorm(b.pick([1e-5, 1e-2])), x, *(b.constant((x.type.shape[1],), x.type.dtype) for _ in range(2)))
@@ -79,7 +79,7 @@ def instance(b: RandomGraph) -> None:
         b.add(MaxPool((2, 2), (2, 2), (0, 0, 0, 0), (1, 1)), y)
 
 
-def row_backward(b: RandomGraph) -> None:
+def layer_norm_backward(b: RandomGraph) -> None:
     """Draw the gradients of a layer or RMS norm, and sometimes an addend and the sum over rows (a bias's gradient)."""
     features = b.pick([8, 16, 3, 33, 64, 129])
     type = TensorType((*(b.pick([2, 3, 5]) for _ in range(b.between(1, 2))), features), b.dtype)
@@ -92,12 +92,12 @@ def row_backward(b: RandomGraph) -> None:
         b.add(Reduce("sum", tuple(range(type.rank - 1)), False), dx)
 
 
-def pooling(b: RandomGraph) -> None:
+def pool_forward(b: RandomGraph) -> None:
     """Draw a pool over an image of any layout, with pointwise ops after it."""
     _about(b, _image(b, b.pick([8, 3, 16, 4]), _side(b), _side(b)), b.pick(["max_pool", "avg_pool"]))
 
 
-def pool_backward(b: RandomGraph) -> None:
+def max_pool_backward(b: RandomGraph) -> None:
     """Draw the gradient of a max pool, with pointwise ops after it."""
     DRAWS["max_pool_backward"](b)
     epilogue(b, b.values[-1], 2)
@@ -111,7 +111,7 @@ def depthwise(b: RandomGraph) -> None:
         b.add(Reduce("mean", (2, 3)), y)
 
 
-def small_products(b: RandomGraph) -> None:
+def squeeze_excite(b: RandomGraph) -> None:
     """Draw a sequence of two or three small products, as in squeeze and excitation."""
     samples, width = b.pick([1, 2, 3, 5]), b.pick([8, 16, 5, 33])
     images = b.chance(60)
@@ -127,7 +127,7 @@ def small_products(b: RandomGraph) -> None:
         y, width = draw_pointwise(b, b.pick(["sigmoid", "hard_sigmoid"] if last else ["relu", "swish"]), y), wide
 
 
-def few_pixels(b: RandomGraph) -> None:
+def split_k(b: RandomGraph) -> None:
     """Draw a convolution of many channels over a small image."""
     b.dtype = _half(b)
     x = _image(b, b.pick([32, 64, 96]), b.pick([4, 1, 7, 5]), b.pick([4, 3, 7, 9]))
@@ -197,24 +197,24 @@ def pointwise(b: RandomGraph) -> None:
         pointwise_sequence(b)
 
 
-def rows(b: RandomGraph) -> None:
+def row_reduction(b: RandomGraph) -> None:
     """Draw a norm, a softmax or a reduction of rows of many lengths, with pointwise ops after it."""
     type = TensorType((b.pick([3, 1, 8]), b.pick([8, 33, 5, 128, 300])), b.dtype)
     _about(b, b.input(type), b.pick(["softmax", "layer_norm", "rms_norm", "reduce"]))
 
 
-def channels(b: RandomGraph) -> None:
+def batch_norm(b: RandomGraph) -> None:
     """Draw a batch norm of training or its gradients, in any layout, with pointwise ops after it."""
     x = _image(b, b.pick([4, 8, 3, 17]), _side(b), _side(b))
     _about(b, x, b.pick(["batch_norm_train", "batch_norm_backward", "channel_sums", "batch_norm_by_sums"]))
 
 
-def sampled(b: RandomGraph) -> None:
+def gather_resize(b: RandomGraph) -> None:
     """Draw a resize, a gather or a pad, with pointwise ops after it."""
     _about(b, _image(b, b.pick([4, 8, 3]), b.pick([3, 4, 5]), b.pick([3, 4, 6])), b.pick(["resize", "gather", "pad"]))
 
 
-def finite(b: RandomGraph) -> None:
+def all_finite(b: RandomGraph) -> None:
     """Draw a test for NaN and infinities in several tensors."""
     for shape in ((b.pick([5, 33, 300]),), (b.pick([2, 3]), b.pick([4, 129]))):
         b.input(TensorType(shape, b.pick([DType.F32, DType.F16, DType.BF16])))
@@ -264,27 +264,27 @@ KERNELS: Mapping[str, Draw] = {
     draw.__name__: draw
     for draw in (
         *(
-            attention,
+            attention_forward,
             multi_tensor,
             pointwise,
-            instance,
-            rows,
-            channels,
-            row_backward,
-            pooling,
-            pool_backward,
+            instance_norm,
+            row_reduction,
+            batch_norm,
+            layer_norm_backward,
+            pool_forward,
+            max_pool_backward,
             depthwise,
         ),
         *(
-            small_products,
-            few_pixels,
+            squeeze_excite,
+            split_k,
             thin_product,
             few_channels,
             few_filters,
-            sampled,
+            gather_resize,
             integer_product,
             rotary,
-            finite,
+            all_finite,
             recurrent,
         ),
     )

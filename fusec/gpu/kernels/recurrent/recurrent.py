@@ -45,7 +45,7 @@ MAX_TILES = 16  # of 16 rows, of a block of tensor cores: one more is four more 
 MAX_DEPTH = 32  # steps of 16 of a warp: each is a word of 16 bytes that a thread asks for
 MAX_ROW_SUMS = 64  # of a thread, for 32-bit floats
 TRIP_CYCLES = 900  # of a state through the second-level cache to another block, estimated
-_CUDA = cuda_template(__package__, "persistent.cuh")
+_CUDA = cuda_template(__package__, "recurrent.cuh")
 # Fragments by the unit that multiplies: weights, weights held in registers, product, and what a block sends.
 TILES = ("tile_weights", "tile_held", "tile_product", "tile_send")  # tensor cores
 ROWS = ("row_weights", "row_held", "row_product", "row_send")

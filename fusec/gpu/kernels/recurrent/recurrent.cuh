@@ -1,4 +1,4 @@
-// All steps of a recurrent layer in one launch: persistent.py explains it and fills in the names in capitals.
+// All steps of a recurrent layer in one launch: recurrent.py explains it and fills in the names in capitals.
 
 FRAGMENT(kernel) {
   RESIDENT(kept);
