@@ -5,7 +5,7 @@ All shapes are concrete, so computations of shapes become constants here.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,6 +96,7 @@ class Emitter:
         self.notes: dict[str, dict[str, None]] = {}
         self.unrolled = 0
         self._loops = 0
+        self._draws: Counter[str] = Counter()
         self.host_results: list[Value] = []
         self._answers: deque[Answer] = deque()
         self._known: dict[Value, Array] = {}
@@ -163,6 +164,11 @@ class Emitter:
     def require_room(self, more: int = 0) -> None:
         """Check the number of unrolled nodes, including `more`. Raises VerifyError: when it exceeds MAX_UNROLLED."""
         require(self.unrolled + more <= MAX_UNROLLED, f"the model unrolls to more than {MAX_UNROLLED} nodes")
+
+    def next_draw(self) -> int:
+        """Count how often the current node draws random numbers, because trips of a loop have nodes of one name."""
+        self._draws[self._name] += 1
+        return self._draws[self._name]
 
     def _insert(self, op: Op, operands: Sequence[Value], names: Sequence[str]) -> Node:
         if self._loops:

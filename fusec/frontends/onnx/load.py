@@ -16,7 +16,7 @@ from fusec.frontends.custom_ops import CustomOp, CustomOps, qualified
 from fusec.frontends.onnx.functions import all_nodes, inlined
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.inputs import tensor_type
-from fusec.frontends.onnx.structure import GRAPHS, constants, node_names, ordered, report
+from fusec.frontends.onnx.structure import GRAPHS, constants, draws, node_names, ordered, report
 from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, OLDEST_OPSET, newest_versions, unsupported
 from fusec.ir import DType, Graph, Literal
 
@@ -76,6 +76,11 @@ class CheckedModel:
     order: Sequence[int]
     custom_ops: CustomOps = field(default_factory=dict[str, CustomOp])
     noted: set[str] = field(default_factory=set[str])
+
+    @property
+    def draws(self) -> bool:
+        """Tell if nodes may draw random numbers from the state that a call gives."""
+        return any(draws(node) for node in all_nodes(self.graph.node))
 
     def importer(self, folder: Path | None, file: str, weights: MutableMapping[str, Literal]) -> Importer:
         """Return a new importer of the model; see `load_onnx` for the parameters."""

@@ -7,7 +7,7 @@ after them, are imported when the values are there: each such node is a host ste
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fusec.errors import ModelError
@@ -19,6 +19,7 @@ from fusec.frontends.onnx.loop_body import LoopBody
 from fusec.frontends.onnx.structure import captured
 from fusec.frontends.onnx.tables import domain_of
 from fusec.ir import DType, Graph, Literal, TensorType, Value
+from fusec.ops.random import STATE_NAME, STATE_TYPE
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,11 @@ class SegmentedModel:
         importer.begin(shapes, bound)
         importer.nodes(self.model.order, self.model.names)
         if importer.asked and not importer.problems:
-            return self._segment(importer, {})
+            first = self._segment(importer, {})
+            if not self.model.draws or any(slot.name == STATE_NAME for slot in first.inputs):
+                return first
+            # a later segment draws random numbers, and the call holds their state from the start
+            return replace(first, inputs=(*first.inputs, Slot(STATE_NAME, STATE_TYPE)))
         graph, lengths = importer.finish()
         _require_tensors(self.file, lengths)
         return graph
