@@ -54,6 +54,7 @@ DISPUTED = {
     **dict.fromkeys(
         (f"test_bernoulli{kind}{form}" for kind in ("", "_double", "_seed") for form in ("", "_expanded")), DRAWN
     ),
+    "test_loop16_seq_none": "disputed: onnx's runner cannot compare a sequence that has a tensor of rank 0",
     **dict.fromkeys((f"test_training_dropout{kind}" for kind in ("", "_default", "_default_mask", "_mask")), DRAWN),
 }
 
@@ -134,7 +135,7 @@ def run(case: Case, device: str) -> Outcome:
     except (ModelError, TargetError) as error:
         refused = " ".join(str(error).removeprefix("<model>: ").split())
     except Exception as error:  # noqa: BLE001  whatever it is, it is what this looks for
-        if isinstance(error, AssertionError) and name in DISPUTED:
+        if isinstance(error, AssertionError | TypeError) and name in DISPUTED:
             refused = DISPUTED[name]
         else:
             failed = f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _STRINGS = "fusec has no strings: do this step before or after the model"
-_OPTIONAL = "fusec has no optional values: export the model without them"
 _OLD = "onnx.version_converter writes it as a newer op"
 _OPS: Mapping[str, str] = {
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "LabelEncoder"), _STRINGS),
-    **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement"), _OPTIONAL),
     **dict.fromkeys(("Scatter", "Upsample"), _OLD),
     "ImageDecoder": "fusec reads no image files: decode them before the model, or give a Python function (custom_ops)",
     "MaxRoiPool": "export RoiAlign, or the op's definition in other ops",

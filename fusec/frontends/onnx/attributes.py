@@ -64,4 +64,6 @@ def _value(attribute: AttributeProto, tensors: Tensors) -> Any:
         return tensors.sparse(attribute.sparse_tensor)
     if kind == AttributeProto.GRAPH:
         return attribute.g
+    if kind == AttributeProto.TYPE_PROTO:
+        return attribute.tp
     raise VerifyError(f"attribute {attribute.name!r} of type {_KINDS.Name(kind).lower()} is not supported")

@@ -63,10 +63,15 @@ class HostValueError(VerifyError):
 
 @dataclass(frozen=True, eq=False)
 class TensorList:
-    """A sequence of tensors. Its length is known, so no sequence is left after the import."""
+    """A sequence of tensors. Its length is known, so no sequence is left after the import.
+
+    dtype: of an empty sequence.
+    present: False for an optional value without an element. An optional value with an element is that element.
+    """
 
     items: tuple[Value, ...]
-    dtype: DType | None = None  # of an empty sequence
+    dtype: DType | None = None
+    present: bool = True
 
 
 ModelValue = Value | TensorList  # a tensor or a sequence, by one name of the model

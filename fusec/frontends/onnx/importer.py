@@ -34,7 +34,8 @@ from fusec.ops.spec import require
 from fusec.system.printable import printable
 
 MAX_DEPTH = 24
-Bound = Literal | np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]
+# The value of an input: a tensor, a sequence of tensors, or None for an optional value without an element.
+Bound = Literal | np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]] | None
 
 
 class InputsNeededError(ModelError):
@@ -145,7 +146,9 @@ class Importer:
         lengths: dict[str, int] = {}
         for name in (v.name for v in self.source.output):
             value = self._value(scope, name)
-            if isinstance(value, TensorList):
+            if isinstance(value, TensorList) and not value.present:
+                self.problems.append(f"output {name!r} is an optional value without an element")
+            elif isinstance(value, TensorList):
                 lengths[name] = len(value.items)
                 flat += [(f"{name}[{i}]", item) for i, item in enumerate(value.items)]
             elif value is not None:
@@ -181,7 +184,9 @@ class Importer:
     def _bind(self, bound: Mapping[str, Bound]) -> None:
         for name, given in bound.items():
             try:
-                if isinstance(given, np.ndarray | Literal):
+                if given is None:
+                    self.scope.values[name] = TensorList((), present=False)
+                elif isinstance(given, np.ndarray | Literal):
                     literal = given if isinstance(given, Literal) else Literal.of(given)
                     value = self.emit.literal(literal, name)
                     check(self.scope, name, value, self.emit)
