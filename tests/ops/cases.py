@@ -31,6 +31,7 @@ from fusec.ops import (
     Cumulate,
     Expand,
     Gather,
+    GridSample,
     GroupNorm,
     InstanceNorm,
     LayerNorm,
@@ -596,6 +597,25 @@ OTHERS: dict[str, Sequence[Case]] = {
     "gather": [
         Case(Gather(1), ((2, 5, 3), (2, 2)), onnx_op("Gather", axis=1), (normal, integers(-5, 5)), False),
         Case(Gather(-1), ((2, 5), (3,)), onnx_op("Gather", axis=-1), (normal, integers(-5, 5, np.int32)), False),
+    ],
+    "grid_sample": [
+        *(
+            Case(
+                GridSample(mode, padding, "centres" if corners else "edges"),
+                ((2, 3, 4, 5), (2, 6, 7, 2)),
+                onnx_op("GridSample", mode=mode, padding_mode=padding, align_corners=corners),
+                (normal, lambda rng, shape: rng.uniform(-1.4, 1.4, shape).astype(np.float32)),
+            )
+            for mode in ("nearest", "linear", "cubic")
+            for padding in ("zeros", "border", "reflection")
+            for corners in (0, 1)
+        ),
+        Case(
+            GridSample("linear", "zeros", "pixels"),
+            ((1, 2, 4, 5), (1, 3, 3, 2)),
+            lambda x, grid: run("GridSample", [x, (2 * grid + 1) / np.array([5, 4], np.float32) - 1], mode="linear"),
+            (normal, lambda rng, shape: rng.uniform(-1, 5, shape).astype(np.float32)),
+        ),
     ],
     "resize": [
         Case(

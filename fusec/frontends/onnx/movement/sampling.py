@@ -13,7 +13,7 @@ from fusec.frontends.onnx.emit import Emitter, Table
 from fusec.frontends.onnx.limits import require_constant
 from fusec.frontends.onnx.window_attributes import per_dim, spatial_dims
 from fusec.ir import Array, DType, TensorType, Value
-from fusec.ops import Gather, MatMul, Reduce, Scatter, Transpose, pw
+from fusec.ops import Gather, GridSample, MatMul, Reduce, Scatter, Transpose, pw
 from fusec.ops.spec import require
 
 _MAX_BINS = 4096
@@ -93,23 +93,6 @@ def _linear_taps(g: Emitter, at: Value) -> Taps:
     return [(low, g(pw("sub"), one, weight)), (g(pw("add"), low, one), weight)]
 
 
-def _cubic_taps(g: Emitter, at: Value, a: float = -0.75) -> Taps:
-    """Return the four pixels of the cubic kernel along a dim, with their weights."""
-    low = g(pw("floor"), at)
-    t = g(pw("sub"), at, low)
-    taps: list[tuple[Value, Value]] = []
-    for offset in (-1, 0, 1, 2):
-        d = g(pw("abs"), g(pw("sub"), t, g.scalar(offset, t)))
-        # `near` is the polynomial for distances up to 1, `far` for distances from 1 to 2
-        near = (a + 2, -(a + 3), 0.0, 1.0)
-        far = (a, -5 * a, 8 * a, -4 * a)
-        weight = g.scalar(0, t)
-        for factor in near if offset in (0, 1) else far:
-            weight = g(pw("add"), g(pw("mul"), weight, d), g.scalar(factor, t))
-        taps.append((g(pw("add"), low, g.scalar(offset, low)), weight))
-    return taps
-
-
 def _interpolated(g: Emitter, images: _Images, taps: Sequence[Taps], zeros: bool, combine: str = "add") -> Value:
     """Add up (or take the maximum of) pixel times weights, over all combinations of one tap for each dim.
 
@@ -154,56 +137,12 @@ def grid_sample(
 ) -> Value:
     """Import GridSample. The last dim of the grid has coordinates from -1 to 1, the last spatial dim first."""
     n = spatial_dims(x)
-    batch, _, *spatial = x.type.shape
+    batch = x.type.shape[0]
     require(mode in ("linear", "nearest", "cubic"), f"knows no mode {mode!r}")
     require(padding_mode in ("zeros", "border", "reflection"), f"knows no padding_mode {padding_mode!r}")
     require(grid.type.rank == n + 2 and grid.type.shape[-1] == n, f"grid {grid.type} for x {x.type}")
     require(grid.type.shape[0] == batch and x.type.size > 0, f"grid {grid.type} for x {x.type}")
-    places = grid.type.shape[1:-1]
-    at: list[Value] = []
-    for d, size in enumerate(spatial):
-        c = g.reshape(g.window(grid, n + 1, n - 1 - d, 1), (batch, *places))
-        one = g.scalar(1, c)
-        c = g(pw("add"), c, one)
-        if align_corners:
-            c = g(pw("mul"), c, g.scalar((size - 1) / 2, c))
-        else:
-            c = g(pw("div"), g(pw("sub"), g(pw("mul"), c, g.scalar(size, c)), one), g.scalar(2, c))
-        at.append(c)
-    if mode == "nearest":
-        at = [g(pw("round"), c) for c in at]
-    if mode != "cubic":
-        at = [_padded(g, c, size, padding_mode, align_corners) for c, size in zip(at, spatial, strict=True)]
-    pixels = math.prod(spatial)
-    base = g.indexed((batch, *[1] * n), lambda i: i * pixels)
-    if mode == "nearest":
-        at = [g(pw("round"), c) for c in at]
-        taps = [[(c, g.scalar(1, c))] for c in at]
-    elif mode == "linear":
-        taps = [_linear_taps(g, c) for c in at]
-    else:
-        taps = [
-            [(_padded(g, c, size, padding_mode, align_corners), w) for c, w in _cubic_taps(g, coordinate)]
-            for coordinate, size in zip(at, spatial, strict=True)
-        ]
-    read = _interpolated(g, _Images(_rows(g, x), base, spatial), taps, padding_mode == "zeros")
-    return g(Transpose((0, n + 1, *range(1, n + 1))), read)
-
-
-def _padded(g: Emitter, at: Value, n: int, mode: str, align_corners: int) -> Value:
-    """Move coordinates out of range into the image, as the padding mode wants."""
-    if mode == "zeros":
-        return at
-    if mode == "border":
-        return _limited(g, at, n)
-    low, high = (0.0, n - 1.0) if align_corners else (-0.5, n - 0.5)
-    span = high - low
-    if span == 0:
-        return g(pw("mul"), at, g.scalar(0, at))
-    away = g(pw("abs"), g(pw("sub"), at, g.scalar(low, at)))
-    rest = g(pw("mod"), away, g.scalar(2 * span, at))
-    folded = g(pw("sub"), g.scalar(span, at), g(pw("abs"), g(pw("sub"), rest, g.scalar(span, at))))
-    return _limited(g, g(pw("add"), folded, g.scalar(low, at)), n)
+    return g(GridSample(mode, padding_mode, "centres" if align_corners else "edges"), x, grid)
 
 
 def roi_align_10(
