@@ -12,7 +12,7 @@ from onnx import TensorProto
 from fusec.errors import LoweringError
 from fusec.exporters.onnx_emit import Export, Exporter, formula, operator
 from fusec.ir import Node, print_node
-from fusec.ops import GridSample, Resize
+from fusec.ops import GridSample, Resize, RoiAlign
 
 
 def _slice(e: Exporter, node: Node, x: str) -> str:
@@ -66,6 +66,22 @@ def _grid_sample(e: Exporter, node: Node, x: str, grid: str) -> str:
     return e.op("GridSample", x, grid, mode=op.mode, padding_mode=op.padding, align_corners=centres)
 
 
+def _roi_align(e: Exporter, node: Node, x: str, rois: str, batches: str) -> str:
+    op = cast(RoiAlign, node.op)
+    return e.op(
+        "RoiAlign",
+        x,
+        rois,
+        e.op("Cast", batches, to=TensorProto.INT64),
+        mode=op.mode,
+        output_height=op.bins[0],
+        output_width=op.bins[1],
+        sampling_ratio=op.samples,
+        spatial_scale=op.scale,
+        coordinate_transformation_mode="half_pixel" if op.half_pixel else "output_half_pixel",
+    )
+
+
 def _top_k(e: Exporter, node: Node, x: list[str]) -> list[str]:
     a = node.op.attributes
     return e.several("TopK", [*x, e.ints([a["k"]])], 2, {"axis": a["axis"], "largest": int(a["largest"])})
@@ -112,6 +128,7 @@ SHAPES: Mapping[str, Export] = {
     "gather": operator("Gather", "axis"),
     "resize": formula(_resize),
     "grid_sample": formula(_grid_sample),
+    "roi_align": formula(_roi_align),
     "top_k": _top_k,
     "scatter": formula(_scatter),
     "cumulate": formula(_cumulate),

@@ -1,4 +1,4 @@
-"""Differentiate the op that reads images between their pixels."""
+"""Differentiate ops that read images between their pixels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fusec.builder import Tensor
 from fusec.gradients.core import BackwardStep, Rule, by_formula
-from fusec.ops import Gather, GridSample
+from fusec.ops import Gather, GridSample, RoiAlign
 from fusec.ops.sampling import cubic
 
 Tap = tuple[Tensor, Tensor]  # coordinates along one dim, and their weights
@@ -78,4 +78,37 @@ def _limited(at: Tensor, size: int) -> Tensor:
     return known.pointwise("clip", min=0.0, max=float(size - 1))
 
 
-RULES: dict[str, Rule] = {"grid_sample": by_formula(_grid_sample)}
+def _roi_align(step: BackwardStep, x: Tensor, rois: Tensor, batches: Tensor) -> Tensor:
+    """Express the op by a gather of four pixels for each sample."""
+    op: RoiAlign = step.op
+    b, (_, channels, *sizes), s = step.b, x.shape, op.samples
+    if not s:
+        raise b.error("a gradient of roi_align whose number of samples depends on the regions: give samples")
+    rois = rois * op.scale - (0.5 if op.half_pixel else 0.0)
+    first = batches.astype("i64").reshape(-1, 1, 1) * math.prod(sizes)
+    rows = x.transpose((0, 2, 3, 1)).reshape(x.shape[0] * math.prod(sizes), channels)
+    inside: list[Tensor] = []
+    taps: list[list[Tap]] = []
+    for d, (size, number) in enumerate(zip(sizes, op.bins, strict=True)):
+        start, end = rois[:, 1 - d : 2 - d], rois[:, 3 - d : 4 - d]
+        length = end - start if op.half_pixel else (end - start).pointwise("max", 1.0)
+        at = start + length * b.constant((np.arange(number * s) + 0.5) / (number * s), rois.dtype)
+        shape = (-1, number * s, 1) if d == 0 else (-1, 1, number * s)
+        within = (at >= -1.0).pointwise("logical_and", at <= float(size))
+        at = _limited(at, size).reshape(*shape)
+        low = _whole(at.pointwise("floor"))
+        inside.append(within.reshape(*shape))
+        taps.append([(low, 1.0 - (at - low)), ((low + 1.0).pointwise("min", float(size - 1)), at - low)])
+    total: Tensor | None = None
+    for (row, up), (column, left) in itertools.product(*taps):
+        pixel = b.apply(Gather(0), rows, first + row.astype("i64") * sizes[1] + column.astype("i64"))
+        part = pixel * (up * left).astype(x.dtype)[..., None]
+        total = part if total is None else total + part if op.mode == "avg" else total.pointwise("max", part)
+    assert total is not None
+    read = b.where(inside[0].pointwise("logical_and", inside[1])[..., None], total, 0.0)
+    split = read.reshape(-1, op.bins[0], s, op.bins[1], s, channels)
+    pooled = split.mean((2, 4)) if op.mode == "avg" else split.max((2, 4))
+    return pooled.transpose((0, 3, 1, 2))
+
+
+RULES: dict[str, Rule] = {"grid_sample": by_formula(_grid_sample), "roi_align": by_formula(_roi_align)}

@@ -48,6 +48,7 @@ from fusec.ops import (
     Reshape,
     Resize,
     RmsNorm,
+    RoiAlign,
     Rotary,
     Scatter,
     Slice,
@@ -98,6 +99,12 @@ def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 def above_one(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return rng.uniform(1.1, 5.0, shape).astype(np.float32)
+
+
+def regions(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Corners x1, y1, x2, y2 of regions in and around a small image."""
+    first = rng.uniform(-2, 8, (shape[0], 2))
+    return np.concatenate([first, first + rng.uniform(0.5, 12, (shape[0], 2))], 1).astype(np.float32)
 
 
 def coarse(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -616,6 +623,25 @@ OTHERS: dict[str, Sequence[Case]] = {
             lambda x, grid: run("GridSample", [x, (2 * grid + 1) / np.array([5, 4], np.float32) - 1], mode="linear"),
             (normal, lambda rng, shape: rng.uniform(-1, 5, shape).astype(np.float32)),
         ),
+    ],
+    "roi_align": [
+        Case(
+            RoiAlign((3, 2), samples, mode, 0.5, half_pixel),
+            ((2, 3, 7, 6), (4, 4), (4,)),
+            onnx_op(
+                "RoiAlign",
+                output_height=3,
+                output_width=2,
+                sampling_ratio=samples,
+                mode=mode,
+                spatial_scale=0.5,
+                coordinate_transformation_mode="half_pixel" if half_pixel else "output_half_pixel",
+            ),
+            (normal, regions, integers(0, 2)),
+        )
+        for mode in ("avg", "max")
+        for samples in (1, 2, 0)
+        for half_pixel in (True, False)
     ],
     "resize": [
         Case(

@@ -22,7 +22,7 @@ from fusec.gpu.kernels.convolution import (
 )
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
-from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward
+from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
 from fusec.gpu.kernels.recurrent import persistent
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast
@@ -46,6 +46,7 @@ FAMILIES: tuple[Family, ...] = (
     few_filters.few_filters,
     gather_resize.sampled,
     grid_sample.grid_sample,
+    roi_align.roi_align,
     integer_product.integer_product,
     rotary.rotary,
     all_finite.finite,

@@ -37,6 +37,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "grid_sample.mode": ("nearest", "linear", "cubic"),
     "grid_sample.padding": ("zeros", "border", "reflection"),
     "grid_sample.coordinates": ("edges", "centres", "pixels"),
+    "roi_align.mode": ("avg", "max"),
     "cumulate.kind": ("sum", "prod"),
     "recurrent.cell": ("lstm", "gru", "rnn"),
     "recurrent.direction": ("forward", "reverse", "bidirectional"),

@@ -66,17 +66,3 @@ def test_align_corners_counts_whole_elements(mode: str, scale: float) -> None:
     proto = resize((1, 1, 4, 5), (1, 1, scale, scale), mode=mode, coordinate_transformation_mode="align_corners")
     x = np.arange(20, dtype=np.float32).reshape(1, 1, 4, 5)
     np.testing.assert_allclose(evaluate(load(proto), {"x": x})["y"], run(proto, {"x": x})[0], rtol=1e-5)
-
-
-@pytest.mark.cudnn
-@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-def test_grid_sample_is_one_step(mode: str, padding: str) -> None:
-    sample = helper.make_node("GridSample", ["x", "grid"], ["y"], mode=mode, padding_mode=padding)
-    proto = model([sample], [info("x", [1, 8, 16, 16]), info("grid", [1, 16, 16, 2])], ["y"], opset=20)
-    executable = fusec.compile(proto, target="h200", simulate=True)
-    totals = executable.explain().totals
-    assert (totals["steps"], totals["launches"]) == (1, 1)
-    assert "grid_sample" in str(executable.explain())
-    feeds = {"x": np.ones((1, 8, 16, 16), np.float32), "grid": np.zeros((1, 16, 16, 2), np.float32)}
-    assert np.allclose(executable.run(None, feeds)[0], 1)

@@ -16,6 +16,7 @@ from fusec.ops import (
     Relayout,
     Reshape,
     Resize,
+    RoiAlign,
     Scatter,
     Slice,
     Split,
@@ -163,6 +164,18 @@ def grid_sample(b: RandomGraph) -> None:
     grid = (np.array(numbers) / unit).astype(x.type.dtype.numpy).reshape(x.type.shape[0], *places, n)
     op = GridSample(b.pick(["nearest", "linear", "cubic"]), b.pick(["zeros", "border", "reflection"]), coordinates)
     b.add(op, x, b.graph.constant(grid))
+
+
+def roi_align(b: RandomGraph) -> None:
+    """Draw a roi_align of known regions, which rounding to 16 bits leaves where they are."""
+    x = b.some(lambda t: t.rank == 4 and 0 < t.size <= 4096 and t.dtype.is_float)
+    count = b.between(1, 3)
+    corners = np.array([b.between(-4, 12) for _ in range(2 * count)]).reshape(count, 2) / 4
+    sizes = np.array([b.between(2, 24) for _ in range(2 * count)]).reshape(count, 2) / 4
+    rois = np.concatenate([corners, corners + sizes], 1).astype(x.type.dtype.numpy)
+    batches = np.array([b.below(x.type.shape[0]) for _ in range(count)], np.int64)
+    op = RoiAlign((b.between(1, 2), b.between(1, 3)), b.between(1, 2), b.pick(["avg", "max"]), 0.5, b.chance(50))
+    b.add(op, x, b.graph.constant(rois), b.graph.constant(batches))
 
 
 def resize(b: RandomGraph) -> None:
