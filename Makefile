@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --co
 # Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
 EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
 
-.PHONY: demo test test-all onnx-suite lint check fuzz examples training newest torch docs format dist clean
+.PHONY: demo test test-all slow lint check fuzz examples training newest torch docs format dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -23,13 +23,14 @@ test: $(VENV)/.test
 	$(MAKE) --no-print-directory fuzz
 	$(MAKE) --no-print-directory demo
 
-# The same, then the tests that take long; those of planted faults take hours.
+# What CI runs: the same, then the tests that take longer, and those that depend on cuDNN's version with its newest.
 test-all: test
-	FUSEC_REQUIRE_CUDNN=1 $(BIN)/python -m pytest -n 2 -m slow
+	$(MAKE) --no-print-directory slow
+	$(MAKE) --no-print-directory newest
 
-# Of those that take long, onnx's own test suite, compiled and run in simulation.
-onnx-suite: $(VENV)/.test
-	FUSEC_REQUIRE_CUDNN=1 $(BIN)/python -m pytest -n 2 -m slow tests/onnx_suite
+# Tests that `make test` leaves out. onnx's own test suite is one of them: all of it, compiled and run in simulation.
+slow: $(VENV)/.test
+	OMP_NUM_THREADS=1 FUSEC_REQUIRE_CUDNN=1 $(BIN)/python -m pytest -n 2 -m "slow and not gpu"
 
 # Every check that reads the code without running it.
 lint: $(VENV)/.test

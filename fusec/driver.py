@@ -127,7 +127,7 @@ def compile(
         Arrays have the type of the input; Python numbers and lists take it.
     custom_ops: Python functions for ONNX ops that fusec does not know, by domain and name:
         `{"my.domain::Op": function}`. A function takes an array for each operand and the attributes as keywords, and
-        returns an array or a tuple of them. The model is cut there: the function runs between two programs, on NumPy
+        returns an array or a tuple of them. The model is split there: the function runs between two programs, on NumPy
         arrays, or with `CustomOp(function, on_device=True)` on the device's.
     state: inputs that stay on the device between calls (`Executable.bind`, `step`). Each has the name of the output
         that replaces it after a call, or an empty name. The state of a Builder is its parameters.

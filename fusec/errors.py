@@ -24,7 +24,7 @@ class ModelError(FusecError):
 
 
 class NotOneProgramError(ModelError):
-    """A model is cut at host steps, and what was asked for needs one program."""
+    """A model is split at host steps, and the call needs one program."""
 
 
 class VerifyError(FusecError):

@@ -108,8 +108,8 @@ class FusecBackendRep(BackendRep):
             given = dict(zip(names, listed, strict=True))
         if missing := [name for name in self.inputs if name not in given]:
             raise ExecutionError(f"no array for input {missing[0]!r}")
-        kept = {n: v for n, v in given.items() if n in self.inputs}
-        return {n: v if v is None or isinstance(v, list) else np.asarray(v) for n, v in kept.items()}
+        known = {n: v for n, v in given.items() if n in self.inputs}
+        return {n: v if v is None or isinstance(v, list) else np.asarray(v) for n, v in known.items()}
 
 
 def _same(a: Bound, b: Bound) -> bool:

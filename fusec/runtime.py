@@ -471,7 +471,7 @@ class Executable:
         plans = self.backend.entries(dict.fromkeys(keys.values()))
         chosen = {step: plans[key].choice for step, key in keys.items() if key in plans}
         explanation = with_chosen_plans(explanation, c.program, c.judge, chosen)
-        return replace(explanation, floats=float_edges(c.source, c.program, c.options))
+        return replace(explanation, floats=float_edges(c))
 
     def libraries(self) -> dict[Partition, str]:
         """Return the library that runs each step except views: `cudnn`, `kernel`, or `cublaslt`.

@@ -1,10 +1,12 @@
-"""Compare arrays by relative L2 error in float64. NaN and infinity never pass."""
+"""Compare arrays by relative L2 error in float64 (NaN and infinity never pass), and mark cases as slow."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 
 
 def relative_l2(got: Any, want: Any) -> float:
@@ -24,3 +26,8 @@ def assert_close(got: Any, want: Any, rtol: float) -> None:
     assert got_shape == want_shape, f"shape {got_shape}, wanted {want_shape}"
     error = relative_l2(got, want)
     assert error <= rtol, f"relative L2 error {error:.3g}, allowed {rtol:.3g}"
+
+
+def quick(cases: Iterable[Any], some: Collection[Any]) -> list[Any]:
+    """Mark all cases but some as slow: `make test` runs these, and `make test-all` the others."""
+    return [case if case in some else pytest.param(case, marks=pytest.mark.slow) for case in cases]

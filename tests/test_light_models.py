@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from helpers import assert_close
+from helpers import assert_close, quick
 from test_models import LARGE
 
 import fusec
@@ -33,7 +33,7 @@ def simulated(asked_once: Oracle) -> Callable[..., Executable]:
     return made
 
 
-@pytest.mark.parametrize("name", LIGHT)
+@pytest.mark.parametrize("name", quick(LIGHT, set(LIGHT) - LARGE - {"light_densenet121", "light_inception_v2"}))
 def test_shipped_outputs(name: str, simulated: Callable[..., Executable]) -> None:
     """Shipped weights repeat one number per tensor: logits near 1e10 then turn on the last bit of a sum,
     which is how a sum whose order depended on the channel was found."""
@@ -43,7 +43,7 @@ def test_shipped_outputs(name: str, simulated: Callable[..., Executable]) -> Non
 
 
 # Large weights take longer to draw, copy and multiply than everything that is tested of them.
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE else []) for n in LIGHT])
+@pytest.mark.parametrize("name", quick(LIGHT, set(LIGHT) - LARGE))
 def test_outputs_of_random_weights(name: str, simulated: Callable[..., Executable]) -> None:
     model = randomised(onnx.load(light(name)), seed=11)
     inputs = random_inputs(model, seed=12)

@@ -6,13 +6,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from helpers import assert_close, relative_l2
+from helpers import assert_close, quick, relative_l2
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from examples.models import LIGHT, input_shapes, light, random_inputs, randomised, reference_inputs, reference_outputs
 
 LARGE = {"light_bvlc_alexnet", "light_vgg19", "light_zfnet512"}  # their dense layers hold 240 to 570 MB
-each = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in LIGHT])
+each = pytest.mark.parametrize("name", quick(LIGHT, set(LIGHT) - LARGE))
 
 
 def run(model: ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarray:

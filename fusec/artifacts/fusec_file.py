@@ -240,6 +240,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
     state = tuple((str(name), str(output)) for name, output in saved.get("state", ()))
     orders = tuple((str(name), tuple(map(int, order))) for name, order in saved.get("orders", ()))
     options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders)
+    options = replace(options, target=gpu)
     weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
     late = {**_late_weights(file), **weights}
     _log.info("%s: read for %s, made with cuDNN %s", path, target, manifest["cudnn"] or "none")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli import lock
 from fusec.cli.common import files, output, sizes
 from fusec.cli.common.options import AsJson, Locked
 from fusec.cli.common.request import Request, compiles
@@ -19,6 +18,7 @@ from fusec.system.printable import printable
 
 if TYPE_CHECKING:
     from fusec.execution.compilation import Compiled
+    from fusec.lockfile import LockedProgram
     from fusec.segments.executable import SegmentedExecutable
 
 
@@ -43,6 +43,7 @@ def compile(
     as_json: AsJson = False,
 ) -> None:
     """Compile a model and print a summary of its program."""
+    from fusec.compiler.build_plans import apply_lock
     from fusec.errors import NotOneProgramError
     from fusec.segments.executable import SegmentedExecutable
 
@@ -67,10 +68,10 @@ def compile(
             note = executable.note
             summary, words = _segments_summary(request, targets[0], executable, time.perf_counter() - start)
         else:
-            programs = lock.required(locked, all_compiled) if locked is not None else None
+            programs = apply_lock(locked, all_compiled) if locked is not None else None
             compiled = all_compiled[0] if programs is None else programs[0].compiled
             if file is not None and saves:
-                lock.save(file, all_compiled, report, programs, sized)
+                _save(file, all_compiled, report, programs, sized)
             note = compiled.note
             summary, words = _summary(request.model, compiled, time.perf_counter() - start)
             if sized is not None and saves:
@@ -83,6 +84,32 @@ def compile(
         _print(request.model, summary, words, note)
     if file is not None:
         output.wrote(file, as_json)
+
+
+def _save(
+    path: Path,
+    compiled: Sequence[Compiled],
+    report: output.Report,
+    locked: Sequence[LockedProgram] | None,
+    sized: sizes.Sized | None,
+) -> None:
+    """Write a `.fusec` file with plans that are built here, also for GPUs that this machine does not have.
+
+    locked: programs with the plans of a lock file; None for the first plans that cuDNN offers.
+    sized: the sizes of dims, if there are programs for several sets of input shapes.
+    """
+    from fusec.artifacts import fusec_file
+    from fusec.compiler.build_plans import build_plans
+    from fusec.dynamic_shapes import save_shapes
+
+    for each in compiled:
+        each.require_answers(f"{path}: a compiled model")
+    programs = compiled if locked is None else [each.compiled for each in locked]
+    plans = build_plans(programs, report, None if locked is None else [each.choices for each in locked])
+    if sized is None:
+        fusec_file.save(path, programs, plans)
+    else:
+        save_shapes.save(path, [(each, plans) for each in programs], sized.sizing, sized.padding)
 
 
 def _print(model: str, summary: dict[str, Any], words: str, note: str) -> None:

@@ -66,8 +66,7 @@ def explain(
                 return
             search = cores and not summary
             explanation = explaining.explain(compiled.program, compiled.target, compiled.judge, search, report)
-            floats = explaining.float_edges(compiled.source, compiled.program, compiled.options)
-            explained.append((name, replace(explanation, floats=floats)))
+            explained.append((name, replace(explanation, floats=explaining.float_edges(compiled))))
             precision = compiled.options.precision
             for pattern in must_fuse or ():
                 compiled.require_answers(f"--must-fuse {pattern!r}")

@@ -1,4 +1,4 @@
-"""Run `fusec lock`, and write .fusec files: both store the choices of a compilation."""
+"""Run `fusec lock`: write a lock file, and compare lock files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,11 +16,6 @@ from fusec.cli.common.groups import WriteUnlessNamed
 from fusec.cli.common.options import AsJson
 from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError, FusecError
-
-if TYPE_CHECKING:
-    from fusec.cli.common.sizes import Sized
-    from fusec.execution.compilation import Compiled
-    from fusec.lockfile import LockedProgram
 
 # What a command needs is imported inside it, as in commands.py.
 
@@ -114,7 +109,7 @@ def _with_release(version: str, model: str) -> list[str]:
             start = "from fusec.cli import main; main()"
             done = releases.run(installed, start, [*_without(sys.argv[1:], "--cudnn"), "--json"])
     if done.returncode not in (0, 1) or not done.stdout:
-        reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        reason = (done.stderr.strip().splitlines() or ["the process ended without a message"])[-1]
         raise FusecError(f"cuDNN {installed.version}: {reason.removeprefix('fusec: error: ')}")
     # a library that does not come from this environment's wheel tells its version as one number
     found: list[str] = json.loads(done.stdout)["differences"]
@@ -127,65 +122,3 @@ def _without(arguments: Sequence[str], option: str) -> list[str]:
     if option in left:
         del left[left.index(option) : left.index(option) + 2]
     return left
-
-
-def save(
-    path: Path,
-    compiled: Sequence[Compiled],
-    report: output.Report,
-    locked: Sequence[LockedProgram] | None = None,
-    sized: Sized | None = None,
-) -> None:
-    """Write a `.fusec` file with plans that are built here, also for GPUs that this machine does not have.
-
-    locked: programs with the plans of a lock file; None for the first plans that cuDNN offers.
-    sized: the sizes of dims, if there are programs for several sets of input shapes.
-    """
-    from fusec.artifacts import fusec_file
-    from fusec.dynamic_shapes import save_shapes
-    from fusec.gpu.cudnn import plan_serialization
-    from fusec.gpu.cudnn.deviceless import cudnn_number
-    from fusec.plans.plan_cache import PlanStore
-    from fusec.plans.plan_record import Entry
-
-    for each in compiled:
-        each.require_answers(f"{path}: a compiled model")
-    store = PlanStore()
-    plans: dict[tuple[str, str], Sequence[Entry]] = {}
-    programs = compiled if locked is None else [each.compiled for each in locked]
-    for index, c in enumerate(programs):
-        graphs = [lowered.graph for lowered in c.lowered if lowered is not None]
-        cudnn = cudnn_number()
-        skip = {g.key: [(e, k) for e, k, _ in store.quarantined(g.key, c.target.name, cudnn)] for g in graphs}
-        choices = None if locked is None else {key: [choice] for key, choice in locked[index].choices.items()}
-        made = plan_serialization.serialize(
-            graphs, c.target, choices=choices, skip=skip, progress=lambda done, total: report("plans", done, total)
-        )
-        plans.update({(c.target.name, key): entries for key, entries in made.items()})
-    for entries in plans.values():
-        for entry in entries:
-            if entry.blob is not None:
-                store.trust(entry.blob)  # because this machine built it
-    if sized is None:
-        fusec_file.save(path, programs, plans)
-    else:
-        save_shapes.save(path, [(each, plans) for each in programs], sized.sizing, sized.padding)
-
-
-def required(path: Path, compiled: Sequence[Compiled]) -> list[LockedProgram]:
-    """Apply a lock file to each program.
-
-    Raises CheckError: when a step has no entry, or its plan is in quarantine.
-    """
-    from fusec import lockfile
-    from fusec.gpu.cudnn.deviceless import cudnn_number
-    from fusec.plans.plan_cache import PlanStore
-
-    lock, store, cudnn = lockfile.read(path), PlanStore(), cudnn_number()
-    programs = [lockfile.apply(lock, c) for c in compiled]
-    for c, each in zip(compiled, programs, strict=True):
-        for key, choice in each.choices.items():
-            for engine, knobs, reason in store.quarantined(key, c.target.name, cudnn):
-                if (engine, knobs) == choice.identity:
-                    raise CheckError(f"{path}: engine {engine} on {c.target.name} is in quarantine: {reason}")
-    return programs

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli import lock
 from fusec.cli.common import files, output, verbosity
 from fusec.cli.common.groups import WriteUnlessNamed
 from fusec.cli.common.options import AsJson, Seed, Target
@@ -165,6 +164,7 @@ def _programs(request: Request, target: str, wish: _Wish, progress: output.Repor
     """Return the program of a model, measured if its GPU is in this machine; several if the model has host steps."""
     from fusec import report as pages
     from fusec.cli.common.feeds import feeds
+    from fusec.compiler.build_plans import apply_lock
     from fusec.diagnostics import step_times
     from fusec.errors import NotOneProgramError
     from fusec.plans.plan_record import Entry
@@ -188,7 +188,7 @@ def _programs(request: Request, target: str, wish: _Wish, progress: output.Repor
         else:
             compiled = request.build(target, progress)
             if request.options.lock is not None:
-                (locked,) = lock.required(Path(request.options.lock), [compiled])
+                (locked,) = apply_lock(Path(request.options.lock), [compiled])
                 compiled, plans = locked.compiled, {key: (Entry(choice),) for key, choice in locked.choices.items()}
     except NotOneProgramError:
         segmented = request.executable(target, progress, simulate=True)

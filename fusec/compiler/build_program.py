@@ -58,7 +58,7 @@ def read_model(
     """
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
     read = source.segments(shapes)
-    _log.info("model read: %s", f"{len(read)} nodes" if isinstance(read, Graph) else "cut at values needed on the host")
+    _log.info("model read: %s", f"{len(read)} nodes" if isinstance(read, Graph) else "split at host steps")
     return read if isinstance(read, Graph) else CutModel(source, read)
 
 
@@ -76,7 +76,7 @@ def build_program(
     """
     if target.name == CPU:
         return _build_for_numpy(source, options)
-    pass_options = _without_rerounding(options.for_passes(source), source)
+    pass_options = _without_rerounding(replace(options.for_passes(source), target=target), source)
     if family is not None:
         family.weights.share(source)
     graph = _run_passes(source, options, pass_options)
@@ -129,7 +129,7 @@ def _without_rerounding(options: Options, source: Graph) -> Options:
 def _build_for_numpy(source: Graph, options: CompileOptions) -> Compiled:
     """Build a program of kernels in the layouts of the model, because NumPy gains nothing from others."""
     pass_options = options.for_passes(source)
-    pass_options = replace(pass_options, disable=pass_options.disable | {"layout"})
+    pass_options = replace(pass_options, disable=pass_options.disable | {"assign_layout"})
     graph = _run_passes(source, options, pass_options)
     insert_edge_copies(graph, pass_options)
     return Compiled(source, kernels_only(graph), load_target(CPU), pass_options, NoJudge())

@@ -1,4 +1,4 @@
-"""Compile a model that is cut at host steps: each segment as a program of its own, which share weights and choices."""
+"""Compile a model that is split at host steps: each segment as a program, which share weights and choices."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def segmented_executable(
     for option, given in (("state", options.state), ("a lock", options.lock)):
         if given:
             cut = cut_at(model.first.steps[0])
-            raise NotOneProgramError(f"{model.source.file}: {option} needs one program, and the model is cut {cut}")
+            raise NotOneProgramError(f"{model.source.file}: {option} needs one program, and the model is split {cut}")
     families: dict[Hashable, ShapeFamily] = {}
 
     def compiled(graph: Graph, place: Hashable) -> Executable:
-        """Compile a segment. Those after one cut differ in shapes only, so that they share their choices."""
+        """Compile a segment. Those after one host step differ in shapes only, so that they share their choices."""
         if place == ():
             return compile_graph(graph, _for_segment(options, graph), None)
         if place not in families:
@@ -61,7 +61,7 @@ def require_whole(read: Graph | CutModel) -> Graph:
     """Return the graph of a model that is one program. Raises NotOneProgramError for a model with host steps."""
     if isinstance(read, Graph):
         return read
-    raise NotOneProgramError(f"{read.source.file}: is not one program: it is cut {cut_at(read.first.steps[0])}")
+    raise NotOneProgramError(f"{read.source.file}: is not one program: it is split {cut_at(read.first.steps[0])}")
 
 
 def _for_segment(options: CompileOptions, graph: Graph) -> CompileOptions:

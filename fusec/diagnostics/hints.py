@@ -22,7 +22,6 @@ MANY_LAUNCHES = 200
 GROWTH = 3  # launches or ops for each node of the model, from which its growth is told
 FEW = 20  # launches or ops that are too few to matter, however much they grew
 
-_ONLY_TENSOR_CORES = "every plan uses tensor cores"  # start of the reason of fusec.gpu.cudnn.legality_judge
 _NAMED, _WIDTH = 3, 80  # things that a hint names, and their room
 
 
@@ -58,7 +57,7 @@ def _precision(compiled: Compiled) -> Hint | None:
     refused = {
         node
         for refusal in compiled.program.refusals
-        if isinstance(refusal.reason, Refused) and refusal.reason.message.startswith(_ONLY_TENSOR_CORES)
+        if isinstance(refusal.reason, Refused) and refusal.reason.needs_tensor_cores
         for node in refusal.nodes
     }
     steps = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
@@ -131,7 +130,7 @@ def _sources(program: Program, grew: bool) -> Counter[str]:
 
 def _quantised(compiled: Compiled) -> Hint | None:
     """Tell how many products of a quantised model stay in floats, with the most frequent reason."""
-    floats = float_edges(compiled.source, compiled.program, compiled.options)
+    floats = float_edges(compiled)
     if not floats:
         return None
     ((reason, count), *others) = Counter(edge.reason for edge in floats).most_common()

@@ -12,6 +12,7 @@ from fusec.gpu.autotune.plan_search import LEVELS
 from fusec.ir import Graph, quote
 from fusec.passes.base import PRECISIONS, ROUNDINGS, Options, names_of
 from fusec.passes.layout.io_layout import chosen
+from fusec.passes.pass_names import current_names
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -38,7 +39,7 @@ class CompileOptions:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        names = frozenset(names_of("disable", self.disable))
+        names = current_names(names_of("disable", self.disable))
         object.__setattr__(self, "disable", names)  # because callers may give one name, or a list
         _require("tune", self.tune, LEVELS)
         _require("precision", self.precision, PRECISIONS)

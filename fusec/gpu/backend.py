@@ -379,5 +379,5 @@ def _environment(device_name: str, deterministic: bool, all_sizes: bool) -> Tuni
     words += ["deterministic"] if deterministic else []
     words += ["kernels for all sizes"] if all_sizes else []
     driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
-    target = "" if here is None else here.name
-    return TuningEnvironment(target, device_name, driver, version, " ".join(word for word in words if word))
+    target, figures = ("", "") if here is None else (here.name, here.figures_digest)
+    return TuningEnvironment(target, device_name, driver, version, " ".join(word for word in words if word), figures)

@@ -97,8 +97,8 @@ PIPELINE: tuple[Pass, ...] = (*EARLY_PASSES, *LATE_PASSES)
 # are left out where rounding follows the model's own ops.
 REROUNDING = frozenset(
     {
-        *("recognise", "attend", "fold_batchnorm", "fold_scales", "order_sums", "upsampled", "sums_in_front"),
-        "unrounded_addend",
+        *("recognise", "recognise_attention", "fold_batchnorm", "fold_scales", "reorder_bias_first", "fold_upsampling"),
+        *("split_batchnorm_stats", "unrounded_addend"),
         *("cube", "reciprocal_of_root", "divide_by_root", "divide_by_constant"),
     }
 )

@@ -10,7 +10,9 @@ from typing import Any, ClassVar, Protocol, cast
 
 from fusec.errors import FusecError, VerifyError
 from fusec.ir import DType, Graph, print_graph
+from fusec.passes.pass_names import current_names
 from fusec.passes.rewriting.rewriter import Rewriter, rewrite
+from fusec.targets.target import DEFAULT, Target, load
 
 ROUNDINGS = ("fused", "source")
 CONCAT_IN_PLACE = "concat_in_place"  # the name in `disable` of writing the operands of a concat into its result
@@ -44,6 +46,7 @@ class Options:
     orders: memory orders that the caller chose for inputs and outputs; the others are row-major.
     rounding: `source` rounds values to 16 bits wherever the model does, `fused` only where a step ends.
     deterministic: a program must give the same bits each time it runs.
+    target: GPU whose figures say if a rewrite gains.
     """
 
     precision: str = "fp32"
@@ -52,6 +55,7 @@ class Options:
     orders: Orders = ()
     rounding: str = "fused"
     deterministic: bool = False
+    target: Target = field(default_factory=lambda: load(DEFAULT), compare=False)
 
     @classmethod
     def from_names(
@@ -66,7 +70,7 @@ class Options:
     ) -> Options:
         """Make options from the names a caller disables, of which two stand for `rounding` and `deterministic`."""
         rounding = "source" if UNROUNDED in names else rounding
-        disable = frozenset(names) - {UNROUNDED, UNORDERED}
+        disable = current_names(names) - {UNROUNDED, UNORDERED}
         return cls(precision, disable, state, orders, rounding, deterministic or UNORDERED in names)
 
     @property

@@ -37,6 +37,10 @@ class Legal:
         return "precompiled" if self.precompiled else "runtime"
 
 
+# Not a status of cuDNN, because verdicts with a status of fusec are not stored.
+ONLY_TENSOR_CORES = "every plan uses tensor cores, which fp32 excludes (tf32)"
+
+
 @dataclass(frozen=True)
 class Refused:
     """Refused. stage: lower, validate, build_operation_graph, plan, build or crash."""
@@ -44,6 +48,11 @@ class Refused:
     stage: str
     code: str  # cuDNN status name where there is one
     message: str  # of cuDNN; for stage `lower` of fusec
+
+    @property
+    def needs_tensor_cores(self) -> bool:
+        """Return True if cuDNN has only plans that round fp32 to tf32."""
+        return self.message == ONLY_TENSOR_CORES
 
 
 Verdict = Legal | Refused

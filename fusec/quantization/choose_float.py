@@ -28,6 +28,8 @@ def choose_float(
 
     def holds(quantised: set[str]) -> bool:
         quantised = _without_followers(placement, quantised)
+        if not quantised:  # additions alone were left, and they follow their convolutions
+            return False
         if options.min_sqnr is not None and not measurement.lowest_sqnr(quantised) >= options.min_sqnr:
             return False
         return score is None or options.max_loss is None or loss(quantised) <= options.max_loss

@@ -53,7 +53,7 @@ def explained(
 ) -> Explanation:
     """Explain a program as `fusec explain` does. cores: reduce each refusal to its smallest core, which asks cuDNN."""
     found = explain(compiled.program, compiled.target, compiled.judge, cores, progress, libraries)
-    floats = float_edges(compiled.source, compiled.program, compiled.options)
+    floats = float_edges(compiled)
     return replace(found, floats=floats, asked=compiled.asked)
 
 

@@ -34,7 +34,7 @@ RUNNERS = {
 ROUNDED = {
     "fp32": "kept in fp32, not rounded",
     "same": "kept in fp32, with the result that rounding would give",
-    "rounded": "rounded in front of a product",
+    "rounded": "rounded before a product",
 }
 
 

@@ -38,7 +38,7 @@ class SideBySide:
     """Programs in columns.
 
     different: groups that fuse or run differently. replanned: groups that differ in the plan alone.
-    alike, count: number of groups that fuse and run alike, and of all groups.
+    alike, count: number of groups that fuse and run the same way, and of all groups.
     refusals: titles, each with the refusals that only one program has.
     """
 
@@ -181,7 +181,7 @@ _FIGURES: tuple[_Figure, ...] = (
     ),
     ("read", lambda p: p.explanation.totals["read_bytes"], lambda n: bytes_text(int(n)), True),
     ("written", lambda p: p.explanation.totals["written_bytes"], lambda n: bytes_text(int(n)), True),
-    ("kept virtual", lambda p: p.explanation.totals["virtual_bytes"], lambda n: bytes_text(int(n)), False),
+    ("never stored", lambda p: p.explanation.totals["virtual_bytes"], lambda n: bytes_text(int(n)), False),
     ("arena of values", lambda p: p.memory.arena_bytes, lambda n: bytes_text(int(n)), True),
     ("weights", lambda p: p.memory.weight_bytes, lambda n: bytes_text(int(n)), True),
     ("largest workspace", lambda p: p.memory.workspace_bytes, lambda n: bytes_text(int(n)), True),

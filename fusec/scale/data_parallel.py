@@ -40,7 +40,7 @@ def data_parallel(
     builder: loss, gradients (`fusec.backward`) and updates, for the part of the batch of one worker. The loss is a mean
         over the batch, so that the mean of the workers' gradients is the gradient of the whole batch.
     communicator: connects the workers; None: there is one.
-    bucket_bytes: about as many bytes of gradients are sent at once.
+    bucket_bytes: about as many bytes of gradients are sent in one message.
     overlap: send each bucket as soon as it is complete, while the backward pass goes on; it is then part of the CUDA
         graph. False: send all after it.
     options: those of `fusec.compile`.

@@ -1,4 +1,4 @@
-"""Place tensors of state next to each other, so that a group of them is sent at once."""
+"""Place tensors of state next to each other, so that a group of them is sent in one message."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Run a model that is cut where a value must be known on the host: segments, and host steps between them."""
+"""Run a model that is split at host steps: segments, each a program of its own, and host steps between them."""

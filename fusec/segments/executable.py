@@ -1,4 +1,4 @@
-"""Run a model that is cut at host steps: segment by segment, each as a program of its own."""
+"""Run a model that is split at host steps: segment by segment, each as a program of its own."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class SegmentedExecutable:
         return tuple(TensorType(array.shape, DType.of(array.dtype)) for array in results)
 
     def explain(self) -> SegmentedExplanation:
-        """Explain each segment, each cut and its cost, as the last call met them."""
+        """Explain each segment, each host step and its cost, in the last call."""
         with self._lock:
             return SegmentedExplanation(tuple(_explained(prepared, record) for prepared, record in self._met()))
 
@@ -268,7 +268,7 @@ class SegmentedExecutable:
     def refuse(self, what: str) -> NoReturn:
         """Raise FusecError for what only a model of one program has."""
         step = self._segments.first.segment.steps[0]
-        raise FusecError(f"the model {what}, and this model is cut {cut_at(step)}")
+        raise FusecError(f"the model {what}, and this model is split {cut_at(step)}")
 
 
 @contextmanager
@@ -289,7 +289,7 @@ def _unmeasured(step: HostStep) -> HostStepRecord:
 
 
 def cut_at(step: HostStep) -> str:
-    """Describe a cut for messages, with what to do about it."""
+    """Describe a host step for messages, with what to do about it."""
     if step.custom is not None:
         return f"at node {step.node!r} ({step.op}), which calls the Python function {step.custom.label} of custom_ops"
     return (

@@ -21,7 +21,7 @@ MAX_SEGMENTS = 64
 SMALL_ELEMENTS = 1 << 20
 
 Path = tuple[Hashable, ...]  # what each host step gave on the way to a segment
-Compile = Callable[[Graph, Hashable], Executable]  # a graph, and the place of its cut
+Compile = Callable[[Graph, Hashable], Executable]  # a graph, and the place of its host step
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SegmentPrograms:
         return [(len(path), each.program) for path, each in met if each.program is not None]
 
     def following(self, path: Path, before: PreparedSegment, answers: Sequence[Answer]) -> PreparedSegment:
-        """Return the segment after a cut, and prepare it if these answers were not met before.
+        """Return the segment after a host step, and prepare it if these answers are new.
 
         Raises ModelError: when the model cannot be imported or compiled with these answers.
         """

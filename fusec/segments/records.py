@@ -1,4 +1,4 @@
-"""Describe a model in segments: which host steps cut it, why, and what the last call spent on each."""
+"""Describe a model in segments: which host steps split it, why, and what the last call spent on each."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _LEFT_OUT: Mapping[GraphOptimizationLevel, frozenset[str]] = {
     GraphOptimizationLevel.ORT_ENABLE_EXTENDED: frozenset({"layout"}),
 }
 # Passes that follow an option of the caller, so that no level leaves them out.
-_REQUIRED = frozenset({"precision", "order_gradients"})
+_REQUIRED = frozenset({"precision", "deterministic_attention"})
 
 
 @dataclass(frozen=True)

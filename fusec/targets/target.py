@@ -71,6 +71,12 @@ class Target:
         """Return a digest of the properties, which is part of the key of every cached verdict."""
         return hashlib.sha256(f"{self.sm} {self.properties}".encode()).hexdigest()
 
+    @property
+    def figures_digest(self) -> str:
+        """Return a digest of all figures, on which the candidates of a step and their estimated costs depend."""
+        figures = [self.digest, self.memory_bandwidth, dict(self.flops), self.launch_us]
+        return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()
+
 
 def names() -> list[str]:
     """List the known targets, by compute capability."""

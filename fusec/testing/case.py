@@ -15,6 +15,7 @@ import numpy as np
 from fusec.ir import Graph
 from fusec.passes.base import Options
 from fusec.passes.layout.io_layout import chosen
+from fusec.passes.pass_names import current_names
 from fusec.testing.generators.arrays import draw_feeds
 
 Array = np.ndarray[Any, Any]
@@ -52,6 +53,9 @@ class Case:
     target: str = "h200"
     channels_last: bool = False
     feeds: Mapping[str, Array] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "disable", current_names(self.disable))  # saved findings have old names
 
     @property
     def options(self) -> Options:

@@ -26,7 +26,7 @@ JUDGES = ("lowers", "lowers", "runtime", "moody", "moody", "anchors")
 PRECISIONS = ("fp32", "fp32", "fp32", "tf32", "fp16", "fp16", "bf16")
 _STYLES = ("normal", "normal", "integers", "integers", "positive", "ties", "wide", "special")
 _KINDS = tuple(motif for motif, weight in MOTIFS.items() for _ in range(weight))
-_DISABLED = tuple(sorted(pass_names() - {"layout", "precision"}))
+_DISABLED = tuple(sorted(pass_names() - {"assign_layout", "precision"}))
 _ATTEMPTS = 3  # draws of a motif before a step of the graph is left out
 
 

@@ -28,6 +28,7 @@ def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_it_holds_plans_for_all_targets_built_here(saved: Path) -> None:
     assert fusec_file.targets(saved) == ("h200", "a100")
     for target in ("h200", "a100"):
@@ -38,6 +39,7 @@ def test_it_holds_plans_for_all_targets_built_here(saved: Path) -> None:
         assert loaded.notes == ()
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_but_for_addresses_within_plans(saved: Path, model: Path, tmp_path: Path) -> None:
     """Each process has its memory elsewhere. docs/artifacts.md says what differs."""
     again = tmp_path / "again.fusec"

@@ -197,7 +197,7 @@ def test_must_fuse_names_target_pattern_and_miss(model: Path) -> None:
     assert "h200: 1 of 1 places that match 'relu+sign'" in result.stderr
     assert "(act, sign) runs as" in result.stderr
     assert "conv*+relu" not in result.stderr
-    assert "run alike on all" in result.stdout, "the table is printed all the same"
+    assert "run the same way on all" in result.stdout, "the table is printed all the same"
 
 
 def test_no_cores_asks_for_none(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

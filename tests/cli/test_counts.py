@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli.command import fusec
+from helpers import quick
 
 from fusec.schedule.program import counts
 
@@ -31,7 +32,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", quick(["fp32", "fp16"], ["fp16"]))
 def test_all_reports_give_one_number(net: Path, tmp_path: Path, precision: str) -> None:
     options = ("--target", "h200", "--precision", precision)
     file = tmp_path / "net.fusec"

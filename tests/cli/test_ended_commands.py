@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cli.command import tiny
+from helpers import quick
 
 SOON_S = 2.0
 MOMENTS_S = ((0.6, 1.8), (1.8, 4.0))  # after the start: while workers come up, and while they answer
@@ -66,7 +67,7 @@ def ended(folder: Path, command: tuple[str, ...], number: int, after_s: float) -
 
 @pytest.mark.cudnn
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["INT", "TERM", "KILL"])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", quick(COMMANDS, ["compile"]))
 def test_a_signal_ends_a_command_and_its_workers(command: str, number: signal.Signals, tmp_path: Path) -> None:
     draw, statuses = random.Random(number), set[int]()
     tiny(tmp_path)

@@ -90,6 +90,7 @@ def test_the_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
+@pytest.mark.slow
 def test_outputs_are_as_the_schema_says(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command, one after the other, since some read what others wrote."""
     monkeypatch.chdir(tmp_path)

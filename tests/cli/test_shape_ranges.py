@@ -21,6 +21,7 @@ def told(*args: object) -> Any:
     return json.loads(result.stdout)
 
 
+@pytest.mark.slow
 def test_a_file_for_a_range_and_its_programs(tmp_path: Path) -> None:
     model, path = tiny(tmp_path), tmp_path / "net.fusec"
     summary = told("compile", model, "--shape", "N=1..2..4", "-o", path)

@@ -83,6 +83,15 @@ def test_fp32_tells_how_many_steps_it_leaves_out_of_cudnn() -> None:
         assert hints(compiled(parse(PRODUCT), precision)) == ()
 
 
+def test_the_refusal_of_the_judge_is_one_for_want_of_tensor_cores() -> None:
+    """The hint counts these refusals, so the words of the message may change, but not its meaning."""
+    judge = pytest.importorskip("fusec.gpu.cudnn.legality_judge")
+    wanting = judge._refusal({0: RuntimeError("Deselecting execution plan due to numerical notes")})
+    assert wanting.needs_tensor_cores
+    assert not judge._refusal({0: RuntimeError("no engine")}).needs_tensor_cores
+    assert not judge._refusal({}).needs_tensor_cores
+
+
 def test_an_op_that_cudnn_never_takes_is_no_matter_of_precision() -> None:
     text = 'graph "g" (%x: f32[2,8,8]) {\n  %z = softmax(%x) {axis=2}\n  return %z\n}'
     assert hints(compiled(parse(text))) == ()

@@ -45,7 +45,7 @@ def test_programs_of_a_range_have_host_steps(tmp_path: Path) -> None:
     assert "NonZero" in str(exe.explain({"N": 3}))
     exe.assert_fused("matmul+relu")
     for refused in (exe.bench, lambda: exe.save(tmp_path / "net.fusec")):
-        with pytest.raises(FusecError, match="is more than one program, and this model is cut at node"):
+        with pytest.raises(FusecError, match="is more than one program, and this model is split at node"):
             refused()
     assert not list(tmp_path.iterdir())
 
@@ -60,5 +60,5 @@ def test_a_session_profiles_the_programs_between_host_steps(tmp_path: Path) -> N
     assert "matmul+relu" in {event["args"].get("op_name") for event in events}
     options = SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "net.onnx")
-    with pytest.raises(FusecError, match=r"cannot be written to .* as one optimised model, and this model is cut at"):
+    with pytest.raises(FusecError, match=r"cannot be written to .* as one optimised model, and this model is split at"):
         fusec.InferenceSession(net(), options, shapes={"N": (1, 4)})

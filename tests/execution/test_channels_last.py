@@ -92,7 +92,7 @@ def test_nothing_is_copied_at_the_edges() -> None:
 
 
 @pytest.mark.parametrize("which", [True, ["x"], ["y"], "x", ["x", "y"]], ids=str)
-@pytest.mark.parametrize("disable", [(), ("layout",)], ids=["laid out", "as it was"])
+@pytest.mark.parametrize("disable", [(), ("assign_layout",)], ids=["laid out", "as it was"])
 def test_results_are_the_same_in_the_promised_layout(which: Any, disable: tuple[str, ...]) -> None:
     net = executable(which, disable=disable)
     names = {"x", "y"} if which is True else {which} if isinstance(which, str) else set(which)
@@ -127,7 +127,7 @@ def test_input_buffers_have_the_layout_of_inputs() -> None:
 
 
 def test_checks_pass() -> None:
-    for disable in ((), ("layout",)):
+    for disable in ((), ("assign_layout",)):
         assert executable(disable=disable).verify().ok
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fusec.ir import DType, TensorType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.lowering.known_bugs import MAX_ELEMENTS, deadly, misread, two_of_three, wrong_plan
+from fusec.lowering.known_bugs.graph_rules import CALL_RULES, GRAPH_RULES, OPERAND_RULES
+from fusec.lowering.known_bugs.plan_rules import RULES as PLAN_RULES
 
 WINDOW = (("pre_padding", (0, 0)), ("post_padding", (0, 0)), ("stride", (1, 1)), ("dilation", (1, 1)))
 
@@ -632,3 +636,12 @@ def test_a_matmul_of_a_tensor_with_itself() -> None:
     tensors = (square, tensor(3, (2, 3, 3), virtual=True), tensor(4, (2, 3, 3)), tensor(5, (2, 3, 3)))
     assert "with itself" in str(misread(CudnnGraph(tensors, calls)))
     assert misread(base) is None
+
+
+def test_the_page_names_every_rule() -> None:
+    """docs/hazards.md has at least one row for each rule, and none for a rule that is gone."""
+    page = (Path(__file__).parents[2] / "docs" / "hazards.md").read_text()
+    tables = page.partition("## Which graphs")[2].partition("## Who applies")[0]
+    named = set(re.findall(r"\| `([a-z_0-9]+)` \|$", tables, re.MULTILINE))
+    rules = [fires for fires, _ in (*GRAPH_RULES, *CALL_RULES, *OPERAND_RULES)] + [rule.fires for rule in PLAN_RULES]
+    assert named == {rule.__name__.lstrip("_") for rule in rules} | {"deadly"}

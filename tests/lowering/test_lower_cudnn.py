@@ -14,7 +14,8 @@ from fusec.ir import DType, Graph, TensorType
 from fusec.lower_cudnn import LOWER, WITHOUT, Lowered, lower
 from fusec.lowering.packing import pack, unpack
 from fusec.lowering.simulator import extent, simulate
-from fusec.ops import ALL, CLASSES, Pointwise
+from fusec.ops import ALL, CLASSES, Conv, MatMul, Pointwise
+from fusec.passes.partition.equivalent_spellings import IN_HALVES, faster_spellings
 from fusec.reference import evaluate
 from fusec.text import parse
 
@@ -51,6 +52,24 @@ def check(body: Graph, rng: np.random.Generator, rtol: float) -> None:
     assert got.keys() == want.keys()
     for name, array in want.items():
         assert_close(got[name], array, rtol)
+
+
+@pytest.mark.parametrize("title", [title for title in BODIES if title.startswith(("integer conv", "integer matmul"))])
+def test_integers_multiplied_in_halves_give_the_same_integers(title: str, rng: np.random.Generator) -> None:
+    """The sums are exact both ways, so that nothing is rounded otherwise."""
+    body = load(BODIES[title])
+    ((names, halves),) = faster_spellings(body)
+    assert names == (IN_HALVES,)
+    products = [node for node in halves.nodes if isinstance(node.op, (Conv, MatMul))]
+    assert [v.type.dtype for node in products for v in node.operands] == [DType.F16, DType.F16]
+    feeds = {v.name: random_array(rng, v.type.shape, v.type.dtype) for v in body.inputs}
+    want, got = run(body, lower(body), feeds), run(halves, lower(halves), feeds)
+    for name, array in want.items():
+        np.testing.assert_array_equal(got[name], array)
+
+
+def test_sums_of_integers_that_are_stored_are_not_multiplied_in_halves() -> None:
+    assert faster_spellings(load(BODIES["integer products as they are"])) == []
 
 
 @pytest.mark.parametrize("title", BODIES)

@@ -323,7 +323,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "passes/cleanup/canonicalise.py",
         "p.clip(x, min=_max(a, c), max=_min(b, d))",
         "p.clip(x, min=_min(a, c), max=_min(b, d))",
-        "the looser lower bound is kept",
+        "the looser lower bound is used",
     ),
     _m(
         "constants_right_sub",
@@ -347,7 +347,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "passes/rules/activation.py",
         "p.elu(x, alpha=a)",
         "p.elu(x)",
-        "a spelt elu loses alpha",
+        "an elu written out as ops loses alpha",
     ),
     _m(
         "layer_norm_epsilon",
@@ -355,7 +355,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "passes/rules/norm.py",
         "p.layer_norm(x, p.full(shape, 1.0), axis=axis, epsilon=eps)",
         "p.layer_norm(x, p.full(shape, 1.0), axis=axis)",
-        "a spelt layer norm gets the default epsilon",
+        "a layer norm written out as ops gets the default epsilon",
     ),
     _m(
         "instance_norm_bias_scaled",
@@ -367,7 +367,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "views_parts_swapped",
-        "move_views",
+        "sink_views",
         "passes/layout/compose_views.py",
         "wanted = [part for p in then for part in after[p]]",
         "wanted = [part for p in then for part in reversed(after[p])]",
@@ -375,7 +375,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "views_rows_up",
-        "move_views",
+        "sink_views",
         "passes/layout/compose_views.py",
         "transposed = graph.add(Transpose(perm), x, before=node)",
         "transposed = graph.add(Transpose((*reversed(perm[:-1]), perm[-1])), x, before=node)",
@@ -383,7 +383,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "attention_mask_sides",
-        "attend",
+        "recognise_attention",
         "passes/rules/attention.py",
         'total = make(pw("where"), _with_lead(make, mask, lead), *((shown, never) if keeps else (never, shown)))',
         'total = make(pw("where"), _with_lead(make, mask, lead), shown, never)',
@@ -391,7 +391,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "transpose_down_axis",
-        "move_views",
+        "sink_views",
         "passes/layout/sink_views.py",
         "return replace(op, axis=perm[op.axis % rank])",
         "return replace(op, axis=inverse[op.axis % rank])",
@@ -399,7 +399,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "transpose_down_pads",
-        "move_views",
+        "sink_views",
         "passes/layout/sink_views.py",
         "return replace(op, pads=(*back(op.pads[:rank]), *back(op.pads[rank:])))",
         "return replace(op, pads=(*back(op.pads[:rank]), *op.pads[rank:]))",
@@ -407,7 +407,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "transpose_down_constant",
-        "move_views",
+        "sink_views",
         "passes/layout/sink_views.py",
         "    inverse = tuple(sorted(range(len(perm)), key=lambda i: perm[i]))\n    return graph.add(Transpose(inverse)",
         "    inverse = tuple(perm)\n    return graph.add(Transpose(inverse)",
@@ -415,7 +415,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "reshape_down_row",
-        "move_views",
+        "sink_views",
         "passes/layout/sink_views.py",
         "value.type.shape[-1:] == (length,) and value.type.size == length",
         "value.type.size == length",
@@ -537,7 +537,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "order_sums_drops",
-        "order_sums",
+        "reorder_bias_first",
         "passes/folding/reorder_bias_first.py",
         "biased = graph.insert(node.op, [conv, b], before=node, types=[conv.type]).result",
         "biased = graph.insert(node.op, [z, b], before=node, types=[conv.type]).result",
@@ -545,7 +545,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "layout_last_copy",
-        "layout",
+        "assign_layout",
         "passes/layout/assign_layout.py",
         "    return copies[value, order]\n",
         "    return next(reversed(copies.values()))\n",
@@ -864,7 +864,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "schedule/memory_plan.py",
         "free = max(free, high)",
         "free = high",
-        "a gap is sought behind the lower of two values that lie beside each other",
+        "a gap is sought after the lower of two neighbouring values",
     ),
     _m(
         "memory_unaligned",

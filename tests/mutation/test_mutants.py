@@ -1,4 +1,4 @@
-"""The planted faults still fit the code; a few are hunted here, all of them with `-m slow`."""
+"""The planted faults still fit the code; a few are hunted here, all of them with `-m manual`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_mutants_are_many_and_everywhere() -> None:
     assert len({m.area for m in MUTANTS}) >= 15
 
 
-@pytest.mark.parametrize("name", ["runtime_freed_early", "patches_padded"])  # `-m slow` hunts these and all others
+@pytest.mark.parametrize("name", ["runtime_freed_early", "patches_padded"])  # `-m manual` hunts these and all others
 def test_some_are_found_at_once(name: str) -> None:
     found = hunt(next(m for m in ALL if m.name == name))
     assert found["caught"], found
     assert found["ops"] <= 5
 
 
-@pytest.mark.slow
+@pytest.mark.manual
 @pytest.mark.parametrize("mutant", ALL, ids=lambda m: m.name)
 def test_every_one_is_found(mutant: Mutant) -> None:
     found = hunt(mutant)

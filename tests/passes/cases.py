@@ -100,7 +100,7 @@ def inputs_of(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray[An
 def apply(pass_name: str, graph: Graph, options: Options) -> Graph:
     """Run one pass in place, or all of them for `pipeline`; return the graph."""
     if pass_name == "pipeline":  # memory orders would hide what these cases show; layout has its own tests
-        return run(tuple(p for p in PIPELINE if p.name != "layout"), graph, options)
+        return run(tuple(p for p in PIPELINE if p.name != "assign_layout"), graph, options)
     return run(tuple(p for p in PIPELINE if p.name == pass_name)[:1], graph, options)
 
 

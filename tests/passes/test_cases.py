@@ -13,11 +13,11 @@ from fusec.passes import PIPELINE
 
 FILES = {path.stem: path for path in sorted(Path(__file__).parent.rglob("*.txt")) if path.parent.name != "partition"}
 # Passes that only move or remove are exact; the others round a new constant to f32.
-EXACT = {"simplify", "cse", "fold_pads", "move_views", "fold_constants"}
+EXACT = {"simplify", "cse", "fold_pads", "sink_views", "fold_constants"}
 
 
 def test_every_pass_has_cases() -> None:
-    assert {p.name for p in PIPELINE} <= FILES.keys() | {"precision", "layout"}
+    assert {p.name for p in PIPELINE} <= FILES.keys() | {"precision", "assign_layout"}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from helpers import assert_close
 
-from fusec.passes import PIPELINE
-from fusec.passes.base import run
+from fusec.execution.compile_options import CompileOptions
+from fusec.passes import PIPELINE, names
+from fusec.passes.base import Options, run
+from fusec.passes.pass_names import RENAMED
 from fusec.reference import evaluate
+from fusec.testing.case import Case
 from fusec.text import parse
 
 CONV_BN = """graph "main" (%x: f32[1,4,8,8]) {
@@ -30,3 +34,20 @@ def test_conv_batchnorm_relu_becomes_conv_add_relu(rng: np.random.Generator) -> 
     after = run(PIPELINE, graph)
     assert [n.op.name for n in after.nodes if n.op.name not in ("constant", "relayout")] == ["conv", "add", "relu"]
     assert_close(evaluate(after, {"x": x})["r"], want, 1e-6)
+
+
+def test_a_pass_has_the_name_of_its_file() -> None:
+    for step in PIPELINE:
+        assert step.name == type(step).__module__.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_name_that_a_pass_had_before_leaves_it_out(name: str) -> None:
+    """Scripts, `.fusec` files and saved findings use old names. They are not listed, so new findings do not."""
+    current = frozenset({RENAMED[name]})
+    assert current <= names()
+    assert name not in names()
+    assert CompileOptions(disable=name).disable == current
+    assert Options.from_names("fp32", [name]).disable == current
+    saved = {**Case().to_json(), "disable": [name]}
+    assert Case.from_json(saved).disable == current

@@ -326,6 +326,24 @@ def test_a_bound_is_checked_without_sums_whose_convolution_is_float() -> None:
     assert [layer.name for layer in placement.layers] == ["conv1", "linear"]
 
 
+def test_an_addition_alone_does_not_hold_a_bound() -> None:
+    """Its convolution is float, so it would be float, too: nothing would be quantised."""
+    placement = Placement(
+        frontends.Source(residual_net()).standalone(13), activations=True, grouped=True, attention=False
+    )
+
+    class Recorder:
+        def sensitivities(self, progress: Any) -> dict[str, float]:
+            return {name: float(i) for i, name in enumerate(("conv2", "conv1", "linear", "sum"))}
+
+        def lowest_sqnr(self, quantised: set[str]) -> float:
+            return 1.0 if quantised else float("inf")
+
+    recorder: Any = Recorder()
+    with pytest.raises(CheckError, match="the bound holds only with all 4 layers in float"):
+        choose_float(placement, recorder, QuantizeOptions(min_sqnr=5.0))
+
+
 def test_names_with_brackets_are_excluded_as_they_are() -> None:
     proto = linear_net()
     proto.graph.node[0].name = "layers[0]"

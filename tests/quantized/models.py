@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 Array = np.ndarray[Any, Any]
 
@@ -161,18 +161,63 @@ class _Images(CalibrationDataReader):
         return next(self._images, None)
 
 
-def quantised_cnn(folder: Path, symmetric: bool, per_channel: bool, unsigned: bool = False) -> Path:
-    """Quantise the small CNN by onnxruntime's `quantize_static` in QDQ form."""
+def quantised_cnn(
+    folder: Path, symmetric: bool, per_channel: bool, unsigned: bool = False, form: QuantFormat = QuantFormat.QDQ
+) -> Path:
+    """Quantise the small CNN by onnxruntime's `quantize_static`.
+
+    Weights have 7 bits, because onnxruntime's sums of 8 saturate on some processors.
+    """
     path = folder / "cnn.onnx"
     onnx.save(small_cnn(), path)
     quantize_static(
         path,
-        folder / "cnn.int8.onnx",
+        folder / f"cnn.{form.name}.onnx",
         _Images(),
-        quant_format=QuantFormat.QDQ,
+        quant_format=form,
         per_channel=per_channel,
+        reduce_range=True,
         activation_type=QuantType.QUInt8 if unsigned else QuantType.QInt8,
         weight_type=QuantType.QInt8,
         extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": True},
     )
-    return folder / "cnn.int8.onnx"
+    return folder / f"cnn.{form.name}.onnx"
+
+
+# quantised at run time ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DynamicLayers:
+    """A model that onnxruntime's `quantize_dynamic` made, and its feeds."""
+
+    model: onnx.ModelProto
+    feeds: dict[str, Array]
+
+
+def dynamic_products(folder: Path, kind: QuantType, per_channel: bool) -> DynamicLayers:
+    """Quantise two products with a relu between them, whose activations get scale and zero point at run time."""
+    g, rng = Layers(), np.random.default_rng(2)
+
+    def weight(*shape: int) -> str:
+        return g.constant((rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32))
+
+    inner = g.op("Relu", g.op("Add", g.op("MatMul", "x", weight(64, 128)), weight(128)))
+    g.op("MatMul", inner, weight(128, 64), name="y")
+    return _dynamic(folder, g.model({"x": (2, 32, 64)}, "y"), kind, per_channel)
+
+
+def dynamic_convolution(folder: Path, kind: QuantType, per_channel: bool) -> DynamicLayers:
+    """Quantise a convolution with pads, whose image gets scale and zero point at run time."""
+    g, rng = Layers(), np.random.default_rng(3)
+    w = g.constant((rng.standard_normal((32, 16, 3, 3)) / 12).astype(np.float32))
+    g.op("Relu", g.op("Conv", "x", w, kernel_shape=[3, 3], pads=[1] * 4), name="y")
+    return _dynamic(folder, g.model({"x": (2, 16, 8, 8)}, "y"), kind, per_channel)
+
+
+def _dynamic(folder: Path, model: onnx.ModelProto, kind: QuantType, per_channel: bool) -> DynamicLayers:
+    source, made = folder / "float.onnx", folder / "dynamic.onnx"
+    onnx.save(model, source)
+    quantize_dynamic(source, made, weight_type=kind, per_channel=per_channel)
+    shape = tuple(d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim)
+    return DynamicLayers(onnx.load(made), _feeds(np.random.default_rng(4), {"x": shape}))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from helpers import quick
 from quantized.models import Layer, random_convolution, random_product, run_onnxruntime
 
 from fusec import frontends
@@ -34,7 +35,7 @@ def simulated(layer: Layer, precision: str) -> Executable:
 
 
 @pytest.mark.parametrize("draw", [random_convolution, random_product])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", quick(["fp32", "fp16"], ["fp16"]))
 def test_layers_equal_onnxruntime_within_one_step(
     draw: Callable[[np.random.Generator], Layer], precision: str, rng: np.random.Generator
 ) -> None:

@@ -7,11 +7,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu.plan_check import random_buffers
 from helpers import relative_l2
-from quantized.models import IMAGE, Layer, quantised_cnn, random_convolution, random_product, run_onnxruntime
+from lowering.bodies import BODIES, load
+from onnx.reference import ReferenceEvaluator
+from onnxruntime.quantization import QuantFormat, QuantType
+from quantized.models import (
+    IMAGE,
+    DynamicLayers,
+    Layer,
+    Layers,
+    dynamic_convolution,
+    dynamic_products,
+    quantised_cnn,
+    random_convolution,
+    random_product,
+    run_onnxruntime,
+)
 
 import fusec
 from fusec.diagnostics.verify import TIES
+from fusec.lower_cudnn import lower
+from fusec.lowering.simulator import simulate
+from fusec.passes.partition.equivalent_spellings import faster_spellings
+from fusec.schedule.program import Kind
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -33,12 +52,68 @@ def test_layers_equal_onnxruntime_within_one_step(
     assert other <= 1 + count * TIES
 
 
+@pytest.mark.parametrize("form", QuantFormat)
 @pytest.mark.parametrize("rounding", ["source", "fused"])
 def test_a_quantised_cnn_computes_what_onnxruntime_does(
-    rounding: str, tmp_path: Path, rng: np.random.Generator
+    rounding: str, form: QuantFormat, tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    path = quantised_cnn(tmp_path, symmetric=True, per_channel=True)
+    path = quantised_cnn(tmp_path, symmetric=True, per_channel=True, form=form)
     net = fusec.compile(path, precision="fp16", rounding=rounding)
     x = rng.standard_normal(IMAGE).astype(np.float32)
     assert relative_l2(np.asarray(net(x)), run_onnxruntime(str(path), {"x": x})) < 0.03
     assert net.verify().ok, str(net.verify())
+
+
+@pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("draw", [dynamic_products, dynamic_convolution])
+def test_a_dynamically_quantised_model_computes_its_definition(
+    draw: Callable[[Path, QuantType, bool], DynamicLayers], per_channel: bool, kind: QuantType, tmp_path: Path
+) -> None:
+    layers = draw(tmp_path, kind, per_channel)
+    net = fusec.compile(layers.model, precision="fp16")
+    (want,) = ReferenceEvaluator(layers.model).run(None, layers.feeds)
+    assert relative_l2(np.asarray(net.run(None, layers.feeds)[0]), want) < 0.01
+    assert net.verify().ok, str(net.verify())
+
+
+@pytest.mark.parametrize("title", [title for title in BODIES if title.startswith(("integer conv", "integer matmul"))])
+def test_plans_of_a_product_in_halves_give_its_integers(title: str, rng: np.random.Generator) -> None:
+    """cuDNN casts the image to fp16 before a convolution, which no other step asks of it."""
+    from fusec.gpu.backend import CudnnBackend
+
+    ((_, halves),) = faster_spellings(load(BODIES[title]))
+    graph, wrong = lower(halves).graph, list[str]()
+    host = random_buffers(graph, rng)
+    poisoned = {uid: buffer.copy() for uid, buffer in host.items()}
+    simulate(graph, host)
+    runners = list(CudnnBackend("none").plan_runners(graph, 4))
+    assert runners
+    for choice, run in runners:
+        device = {uid: buffer.copy() for uid, buffer in poisoned.items()}
+        run(device)
+        for tensor in graph.outputs:
+            steps = np.abs(device[tensor.uid].astype(np.int64) - host[tensor.uid].astype(np.int64))
+            if steps.max() > 1 or np.count_nonzero(steps) > 1 + steps.size * TIES:
+                wrong.append(
+                    f"{choice.name} {choice.knobs}: {np.count_nonzero(steps)} of {steps.size}, by {steps.max()}"
+                )
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_first_convolution_over_images_in_rows_is_timed_as_a_kernel(rng: np.random.Generator) -> None:
+    """It rounds to int8. Printed with `-s`: the times by which products of integers were chosen."""
+    g, x = Layers(), rng.standard_normal((32, 3, 224, 224)).astype(np.float32)
+    w, b = (g.constant(rng.standard_normal(shape).astype(np.float32) / 12) for shape in ((64, 3, 7, 7), (64,)))
+    y = g.op("Relu", g.op("Conv", "x", w, b, kernel_shape=[7, 7], strides=[2, 2], pads=[3] * 4))
+    y = g.rounded(y, np.float32(0.03), np.int8(0))
+    q = g.weights(
+        rng.integers(-64, 64, (64, 64, 3, 3)).astype(np.int8), np.full(64, 0.01, np.float32), np.zeros(64, np.int8)
+    )
+    g.op("Conv", y, q, kernel_shape=[3, 3], pads=[1] * 4, name="y")
+    net = fusec.compile(g.model({"x": x.shape}, "y"), precision="fp16")
+    assert net.verify().ok, str(net.verify())
+    first = next(step for step in net.compiled.program.steps if any(n.op.name == "conv" for n in step.nodes))
+    print(first.kind, first.signature, net.compiled.tuned.precisions.values(), net.explain().reasons(), sep="\n")
+    assert first.kind is Kind.KERNEL, "cuDNN was faster than few_channels: print the step times"
+    assert net.compiled.tuned.precisions, "no product was timed both in 8 bits and in fp16"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import relative_l2
+from helpers import quick, relative_l2
+from onnxruntime.quantization import QuantFormat
 from quantized.models import IMAGE, quantised_cnn, run_onnxruntime, small_cnn
 
 import fusec
@@ -30,7 +31,7 @@ def products(nodes: tuple[Node, ...]) -> list[Node]:
     return [n for n in nodes if isinstance(n.op, (Conv, MatMul))]
 
 
-@pytest.mark.parametrize("title", VARIANTS)
+@pytest.mark.parametrize("title", quick(VARIANTS, ["signed, with zero points"]))
 def test_a_quantised_cnn_runs_in_integers(title: str, tmp_path: Path, rng: np.random.Generator) -> None:
     symmetric, per_channel, unsigned = VARIANTS[title]
     path = quantised_cnn(tmp_path, symmetric, per_channel, unsigned)
@@ -60,3 +61,19 @@ def test_the_quantised_cnn_takes_few_more_steps_than_the_float_one(tmp_path: Pat
     x = rng.standard_normal(IMAGE).astype(np.float32)
     want = run_onnxruntime(str(path), {"x": x})
     assert relative_l2(np.asarray(net(x)), want) < 0.02
+
+
+@pytest.mark.parametrize("title", VARIANTS)
+def test_integer_operators_run_as_their_qdq_form_does(title: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """QLinearConv, QLinearAdd, QGemm and the others make the steps that Q/DQ nodes around float ops make."""
+    symmetric, per_channel, unsigned = VARIANTS[title]
+    paths = [quantised_cnn(tmp_path, symmetric, per_channel, unsigned, form) for form in QuantFormat]
+    nets = [fusec.compile(path, target="h200", precision="fp16", simulate=True, rounding="source") for path in paths]
+    assert len({net.compiled.program.launches for net in nets}) == 1
+    for net in nets:
+        found = [node for step in net.compiled.program.steps for node in products(step.nodes)]
+        assert len(found) == 5 and {node.operands[0].type.dtype for node in found} == {DType.I8}
+        assert net.explain().floats == ()
+    x = rng.standard_normal(IMAGE).astype(np.float32)
+    want = run_onnxruntime(str(paths[0]), {"x": x})
+    assert all(relative_l2(np.asarray(net(x)), want) < 0.02 for net in nets)

@@ -124,6 +124,7 @@ def test_fuzzing_is_spread(client: Client, tmp_path: Path) -> None:
     assert "cannot be reached" in unreachable.stderr
 
 
+@pytest.mark.slow
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meaning: Meaning) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FUSEC_DEVICE", "none")

@@ -88,6 +88,7 @@ def test_workers_compute_what_one_does(target: str, workers: int, overlap: bool,
             assert np.array_equal(step.value(name), found[0][1].value(name)), "workers are equal to the last bit"
 
 
+@pytest.mark.slow
 def test_the_toy_framework_trains_in_parallel() -> None:
     first, second = in_threads(2, lambda communicator: train_parallel.train(communicator, 1))
     assert first == second > 0.3

@@ -100,6 +100,7 @@ def test_requests_are_checked_and_split(model: Path, meaning: Meaning, rng: np.r
         BatchPredictor(model, target="cpu")({"y": rows})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("session")
 def test_data_and_serve(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meaning: Meaning, rng: np.random.Generator

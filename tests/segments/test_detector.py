@@ -101,6 +101,7 @@ def test_a_detector_in_fp16_finds_about_the_same() -> None:
     assert_close(boxes, run(detector(), {"image": image})[3], 3e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.cudnn
 def test_all_batches_of_a_detector() -> None:
     executable = fusec.compile_dynamic(detector("n"), target="h200", simulate=True)
@@ -131,4 +132,4 @@ def test_commands_take_a_detector(tmp_path: Path) -> None:
     for refused in (("compile", path, "-o", tmp_path / "d.fusec"), ("bench", path), ("convert", path, "-o", path)):
         result = command(*refused)
         assert result.exit_code == 2
-        assert "is cut at node 'NonMaxSuppression_12'" in result.stderr
+        assert "is split at node 'NonMaxSuppression_12'" in result.stderr

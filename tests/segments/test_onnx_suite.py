@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pytest
 from onnx_suite.suite import DISPUTED, passing
 
 import fusec
@@ -58,6 +59,7 @@ def _arrays(items: Any) -> list[Any]:
     return [np.asarray(item) if isinstance(item, np.generic) else item for item in items]
 
 
+@pytest.mark.slow
 def test_cases_whose_inputs_decide_shapes() -> None:
     run, wrong = 0, list[str]()
     for case in passing():

@@ -1,4 +1,4 @@
-"""Models that are cut at host steps, compared with onnxruntime, in simulation and op by op."""
+"""Compare models that are split at host steps with onnxruntime, in simulation and op by op."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_loop_that_makes_no_trip_has_no_scan_outputs() -> None:
 def test_what_a_model_with_host_steps_lacks(tmp_path: Path) -> None:
     case = non_zero()
     executable = compiled(case.proto, target="cpu")
-    cut = r"is cut at node 'NonZero_2' \(NonZero\), which needs the operand of NonZero on the host"
+    cut = r"is split at node 'NonZero_2' \(NonZero\), which needs the operand of NonZero on the host"
     for call in (lambda: executable.save(tmp_path / "x.fusec"), executable.lock, executable.bind):
         with pytest.raises(FusecError, match=cut):
             call()

@@ -41,7 +41,7 @@ def run_seconds(server: Running) -> tuple[float, float, float]:
     return of("fusec_run_seconds_sum"), of("fusec_batch_rows_count"), of("fusec_batch_rows_sum")
 
 
-@pytest.mark.slow  # the ratio needs both cores of a small machine
+@pytest.mark.manual  # the ratio needs both cores of a small machine
 def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
     """Requests of one image each, from many threads of a real client, are as good as calls with whole batches.
 
@@ -89,6 +89,7 @@ def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
     assert max(ratios) >= 0.9
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path) -> None:
     """What it writes for a GPU, here for the simulation."""
     clients = benchmark.Clients(processes=1, connections=BATCH, seconds=1.0, front_ends=1, rows=2)

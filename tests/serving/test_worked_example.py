@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.cudnn, pytest.mark.usefixtures("no_gpu")]
 PAGE = Path(__file__).parent.parent.parent / "docs" / "serving.md"
 
 
+@pytest.mark.slow
 def test_the_worked_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = PAGE.read_text()
     part = text[text.index("## In five minutes") : text.index("## `fusec.Predictor`")]

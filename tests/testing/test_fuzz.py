@@ -54,6 +54,7 @@ def test_report_of_a_run_without_findings(run: Run) -> None:
     assert json.loads(json.dumps(report.to_json()))["ok"] is True
 
 
+@pytest.mark.slow
 def test_examples_depend_on_the_seed_and_a_second_run_continues(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_finding_is_shrunk_saved_replayed_and_dropped_when_fixed(
     assert run("no_relu_and_mul", examples=5).fixed == []
 
 
+@pytest.mark.slow
 def test_two_faults_of_one_property_are_two_findings(run: Run) -> None:
     report = run("two_faults", examples=150)
     assert sorted(map(str, (f.ops for f in report.findings))) == ["{'sub': 1}", "{'tanh': 1}"]
@@ -123,6 +125,7 @@ def test_doubts_are_no_findings(run: Run) -> None:
     assert Path(doubt.folder).name.startswith("doubt-")
 
 
+@pytest.mark.slow
 def test_crash_is_a_finding_and_the_run_continues(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "CRASHES", 1)
     monkeypatch.setattr(supervisor, "DEATHS", 2)
@@ -139,6 +142,7 @@ def test_crash_is_a_finding_and_the_run_continues(run: Run, monkeypatch: pytest.
     assert [f.old for f in again.findings] == [True]
 
 
+@pytest.mark.slow
 def test_a_hang_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crash_shrink, "SECONDS", 2.0)
     monkeypatch.setattr(supervisor, "DEATHS", 1)

@@ -169,6 +169,7 @@ def test_every_motif_can_be_built() -> None:
     assert rules()
 
 
+@pytest.mark.slow
 def test_strategies_shrink_to_the_simplest_example() -> None:
     smallest = settings(database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     assert find(dtypes(), lambda d: True, settings=smallest) is DType.F32
@@ -226,7 +227,7 @@ def test_indices_stay_in_range_and_no_nan_is_cast_to_an_integer(rng: np.random.G
 
 
 def test_a_case_is_plain_data() -> None:
-    case = Case(3, "ties", "fp16", frozenset({"layout"}), "moody", "t4")
+    case = Case(3, "ties", "fp16", frozenset({"assign_layout"}), "moody", "t4")
     assert Case.from_json(case.to_json()).to_json() == case.to_json()
     feeds = {"x": np.ones(3, np.float32)}
     graph = Graph()

@@ -49,7 +49,7 @@ def bars() -> Generator[Callable[[str, int, int], None]]:
     with _LateBars(*columns, console=Console(stderr=True), transient=True) as shown:
 
         def report(stage: str, done: int, total: int) -> None:
-            kind = stage.partition(" ")[0]  # `pass layout` and `pass cse` share a bar
+            kind = stage.partition(" ")[0]  # `pass assign_layout` and `pass cse` share a bar
             if not current or current[0][0] != kind:
                 if current:
                     shown.remove_task(current.pop()[1])

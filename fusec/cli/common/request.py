@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fusec.frontends import Source
     from fusec.runtime import Executable
 
-# The driver is imported within functions, because `fusec --help` shall answer at once.
+# The driver is imported within functions, because `fusec --help` shall answer immediately.
 
 Command = Callable[..., None]
 # Options of a compilation on the command line, with their defaults.

@@ -45,14 +45,14 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 PRODUCTS = (Conv, ConvTranspose, ConvWgrad)
 STAGES = {
     "lower": "fusec cannot write it as one cuDNN graph",
-    "validate": "it never reaches an engine: the graph is invalid or known to be misread",
-    "build_operation_graph": "cuDNN takes no such combination of operations",
-    "plan": "no engine of cuDNN takes it",
+    "validate": "fusec does not ask cuDNN: the graph is invalid, or cuDNN is known to compute it wrongly",
+    "build_operation_graph": "cuDNN does not support this combination of operations",
+    "plan": "no engine of cuDNN supports it",
     "build": "engines offered plans but could build none",
-    "crash": "cuDNN ended its process on it, so it is never asked for",
+    "crash": "cuDNN crashed on this graph, so fusec does not ask again",
     "fusec": "fusec chose not to fuse this; cuDNN did not refuse it",
-    "none": "cuDNN takes it alone; no step was made of it because the rest of its candidate was declined",
-    "proposed": "fusec's rules propose it alone; no step was made of it because the rest of its candidate was declined",
+    "none": "cuDNN accepts it alone; it is no cuDNN step because the rest of its candidate was declined",
+    "proposed": "fusec's rules propose it alone; it is no cuDNN step because the rest of its candidate was declined",
 }
 
 COPIES = "elements change places in memory here, so it is no view; cuDNN graphs do not copy"

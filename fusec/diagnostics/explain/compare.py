@@ -15,7 +15,7 @@ _TOTALS = (
     ("precompiled", "  precompiled"),
     ("runtime", "  compiled at run time"),
     ("kernels", "other kernels"),
-    ("virtual_bytes", "kept virtual"),
+    ("virtual_bytes", "never stored"),
 )
 
 
@@ -33,18 +33,18 @@ def compare(explanations: Sequence[tuple[str, Explanation]]) -> str:
     parts = ["\n".join(table(("", *names), rows, right=range(1, len(names) + 1)))]
     groups = _groups([e.steps for _, e in explanations])
     differing: dict[tuple[str, ...], list[str]] = {}
-    alike = 0
+    same = 0
     for group in groups:
         cells = tuple(map(_cell, group))
         if len(set(cells)) == 1:
-            alike += 1
+            same += 1
             continue
         nodes = dict.fromkeys(n for step in group[0] for n in step.nodes)
         differing.setdefault(cells, []).append(", ".join(nodes))
     if differing:
         rows = [(listed(places, _NODES_WIDTH), *cells) for cells, places in differing.items()]
         parts.append("\n".join(table(("differs at", *names), rows)))
-    parts.append(f"{alike} of {len(groups)} groups of ops run alike on all")
+    parts.append(f"{same} of {len(groups)} groups of ops run the same way on all")
     return "\n\n".join(parts)
 
 

@@ -116,12 +116,16 @@ class Decline:
 
 @dataclass(frozen=True)
 class FloatEdge:
-    """A product, or the result of an integer product, that stays in floats in a quantised model."""
+    """A product, or an operand or result of an integer product, that stays in floats in a quantised model.
+
+    cost_us: how much less time it would take in 8 bits, by the cost model.
+    """
 
     op: str
     value: str
     reason: str
     nodes: tuple[str, ...]  # source-model nodes
+    cost_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ class Explanation:
         return (
             f"{self.target}: {counts(t['steps'], t['launches'])}: "
             f"{t['cudnn']} {steps}, {cublaslt}{t['kernels']} other kernels. {bytes_text(t['read_bytes'])} read, "
-            f"{bytes_text(t['written_bytes'])} written, {bytes_text(t['virtual_bytes'])} kept virtual."
+            f"{bytes_text(t['written_bytes'])} written, {bytes_text(t['virtual_bytes'])} never stored."
         )
 
     def reasons(self, width: int = WIDTH) -> str:

@@ -1,35 +1,43 @@
-"""Tell what stays in floats in a quantised model, and why: products, and results of integer products."""
+"""Tell what stays in floats in a quantised model, why, and what it costs.
+
+These are products, operands and results of integer products, and integer products that run in fp16.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fusec.diagnostics.explain.data import FloatEdge
-from fusec.ir import DType, Graph, Node
+from fusec.execution.compilation import Compiled
+from fusec.gpu.autotune.step_choices import TunedChoices, step_key
+from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Conv, MatMul
-from fusec.passes.base import Options
+from fusec.passes.partition.cost_model import flops, saved_in_bytes_us
+from fusec.passes.partition.equivalent_spellings import IN_HALVES
 from fusec.passes.quantization.integer_products import reasons
 from fusec.passes.quantization.run_in_integers import RunInIntegers
-from fusec.schedule.program import Kind, Partition, Program, display_name
+from fusec.schedule.program import Kind, Partition, display_name, inputs_of
 
 BYTES = (DType.I8, DType.U8)
+FEW_CHANNELS = 16  # which tensor cores multiply at a time
 
 
-def float_edges(source: Graph, program: Program, options: Options) -> tuple[FloatEdge, ...]:
-    """List what stays in floats; nothing for a model that has no integers of 8 bits.
-
-    source: the model's graph before the passes, in which quantised operands can still be recognised.
-    """
+def float_edges(compiled: Compiled) -> tuple[FloatEdge, ...]:
+    """List what stays in floats; nothing for a model that has no integers of 8 bits."""
+    source = compiled.source  # before the passes, where quantised operands can still be recognised
     if not any(isinstance(n.op, Cast) and n.operands[0].type.dtype in BYTES for n in source.nodes):
         return ()
     graph = source.clone()
-    RunInIntegers().run(graph, options)
+    RunInIntegers().run(graph, compiled.options)
     found = [
-        FloatEdge(node.op.name, node.result.name, why or "none of its operands is quantised", node.origin)
+        FloatEdge(node.op.name, node.result.name, why or _no_operand(node), node.origin, _product_us(compiled, node))
         for node, why in reasons(graph)
     ]
-    for step in program.steps:
+    for step in compiled.program.steps:
         product = next((n for n in step.nodes if is_integer_product(n)), None)
         if product is not None and step.kind is not Kind.VIEW:
-            found += _results(step, product)
+            found += [*_in_halves(compiled, step, product), *_operands(compiled, step, product)]
+            found += _results(compiled, step, product)
     return tuple(found)
 
 
@@ -38,13 +46,50 @@ def is_integer_product(node: Node) -> bool:
     return isinstance(node.op, (Conv, MatMul)) and node.operands[0].type.dtype is DType.I8
 
 
-def _results(step: Partition, product: Node) -> list[FloatEdge]:
-    """List the float results of a step with an integer product, with the ops that read them."""
-    found: list[FloatEdge] = []
+def _no_operand(node: Node) -> str:
+    """Tell why no operand of a product is quantised; quantisers leave out convolutions of few channels."""
+    why, w = "none of its operands is quantised", node.operands[1].type
+    if isinstance(node.op, Conv) and w.shape[1] < FEW_CHANNELS:
+        return f"{why}: {w.shape[1]} channels{' a group' if node.op.groups > 1 else ''}, not {FEW_CHANNELS} or more"
+    return why
+
+
+def _product_us(compiled: Compiled, node: Node) -> float:
+    moved = sum(v.type.size for v in (*node.operands, *node.results))
+    return saved_in_bytes_us(moved, flops(node), compiled.options.storage, compiled.target)
+
+
+def _moved_us(compiled: Compiled, value: Value) -> float:
+    """Return what the bytes of a float value cost: it is written once, and read by each user."""
+    moved = value.type.size * (1 + len(value.uses))
+    return saved_in_bytes_us(moved, 0, value.type.dtype, compiled.target)
+
+
+def _in_halves(compiled: Compiled, step: Partition, product: Node) -> Iterator[FloatEdge]:
+    """Yield the product if its step multiplies in fp16, because that was measured to be faster."""
+    if IN_HALVES not in step.spelling:
+        return
+    tuned, why = compiled.tuned, "in fp16: measured to be faster than in 8 bits"
+    if isinstance(tuned, TunedChoices):
+        times = tuned.precisions.get(step_key(compiled.program.graph, step))
+        if times is not None:
+            why = f"in fp16: measured: int8 {times.bytes_us:.0f} µs, fp16 {times.halves_us:.0f} µs"
+    yield FloatEdge(product.op.name, product.result.name, why, product.origin)
+
+
+def _operands(compiled: Compiled, step: Partition, product: Node) -> Iterator[FloatEdge]:
+    """Yield the residuals that a step with an integer product reads in floats."""
+    for value in inputs_of(step.nodes):
+        if value.literal is None and value.type.dtype.is_float and value.type.size == product.result.type.size:
+            why = f"in {value.type.dtype.value}: residual not quantised"
+            yield FloatEdge(product.op.name, value.name, why, product.origin, _moved_us(compiled, value))
+
+
+def _results(compiled: Compiled, step: Partition, product: Node) -> Iterator[FloatEdge]:
+    """Yield the float results of a step with an integer product, with the ops that read them."""
     for value in step.outputs:
-        if value.type.dtype in BYTES:
+        if not value.type.dtype.is_float:
             continue
         readers = dict.fromkeys(display_name(u) if u.results else "the caller" for u in value.users)
         why = f"its result is stored in {value.type.dtype.value} for {', '.join(readers)}"
-        found.append(FloatEdge(product.op.name, value.name, why, product.origin))
-    return found
+        yield FloatEdge(product.op.name, value.name, why, product.origin, _moved_us(compiled, value))

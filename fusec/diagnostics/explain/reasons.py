@@ -10,6 +10,8 @@ from fusec.diagnostics.explain.table import listed, shortened, wrapped
 if TYPE_CHECKING:
     from fusec.diagnostics.explain.data import Cause, Decline, Explanation, FloatEdge
 
+LEAST_US = 0.05  # costs that are printed
+
 
 def reasons(explanation: Explanation, width: int) -> str:
     """Return the ops that cuDNN does not run and the fusions declined, each with its reason."""
@@ -34,9 +36,11 @@ def _float_edges(floats: Sequence[FloatEdge], width: int) -> list[str]:
     for (op, reason), edges in groups.items():
         count = f" × {len(edges)}" if len(edges) > 1 else ""
         names = list(dict.fromkeys(e.nodes[0] if e.nodes else e.value for e in edges))
+        cost_us = sum(edge.cost_us for edge in edges)
+        cost = f"; about {cost_us:.1f} µs more than in 8 bits, by the cost model" if cost_us >= LEAST_US else ""
         lines += [
             f"  {op}{count}  [{listed(names, min(60, width - len(op + count) - 6))}]",
-            *wrapped(reason, "    ", width),
+            *wrapped(reason + cost, "    ", width),
         ]
     return lines
 
@@ -48,7 +52,7 @@ def _decline(decline: Decline, width: int) -> list[str]:
     at = f"  [{listed(list(dict.fromkeys(places)), min(60, width - len(title) - 4))}]" if places else ""
     lines = [f"{title}{at}"]
     if decline.op and decline.ops != decline.op:
-        lines += wrapped(f"as {decline.ops}", "    ", width)
+        lines += wrapped(f"its step: {decline.ops}", "    ", width)
     lines += wrapped(decline.ours, "    ", width)
     if decline.message:
         lines += wrapped(f"{decline.stage}{_code(decline.code)}: {decline.message}", "    ", width)
@@ -64,10 +68,14 @@ def _code(code: str) -> str:
 def _cause(decline: Decline, cause: Cause, width: int) -> list[str]:
     lines = wrapped(f"smallest refused core ({cause.questions} questions): {cause.graph}", "    ", width)
     if cause.message != decline.message:
-        lines += wrapped(f"of which: {cause.message}", "    ", width)
+        lines += wrapped(f"message for this core: {cause.message}", "    ", width)
     if cause.accepted is None:
-        return [*lines, "    no accepted variant found"]
+        return [*lines, "    no accepted change found"]
     accepted = cause.accepted
-    whole = {True: "; the whole too", False: "; not the whole", None: ""}[accepted.whole]
-    plans = f"{accepted.plans} plans, {accepted.precompiled} precompiled"
+    whole = {
+        True: "; the whole group is accepted with it, too",
+        False: "; the whole group is still refused with it",
+        None: "",
+    }[accepted.whole]
+    plans = f"{accepted.plans} plan{'s' * (accepted.plans != 1)}, {accepted.precompiled} precompiled"
     return [*lines, *wrapped(f"accepted {accepted.change} ({plans}){whole}", "    ", width)]

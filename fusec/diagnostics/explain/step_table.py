@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 _TEXT_WIDTH = 34  # of the columns `ops` and `model nodes` together, at least
 _NODES_WIDTH = 18  # at least
 _KINDS = 12  # rows of an overview
-_LEAVES_OUT = ("plans", "kept virtual", "written", "read")  # columns to leave out on a narrow terminal, in this order
+_LEAVES_OUT = ("plans", "never stored", "written", "read")  # columns to leave out on a narrow terminal, in this order
 
 # Descriptions of how a value reaches its reader: in fp32, in fp32 with the same result, or rounded.
 KEPT = {
     "fp32": "kept in fp32, not rounded to {dtype}",
     "same": "kept in fp32, with the result that rounding to {dtype} would give",
-    "rounded": "rounded to {dtype} in front of a product",
+    "rounded": "rounded to {dtype} before a product",
 }
 
 
@@ -29,7 +29,7 @@ def step_lines(steps: Sequence[Step], width: int, fold: bool) -> list[str]:
     """Return the table of the steps, and the notes below it."""
     found = folds([_key(step) for step in steps]) if fold else [Fold(place, 1, 1) for place in range(len(steps))]
     columns: dict[str, list[str]] = {name: [] for name in ("times", "#", "runs as", "plans", "ops")}
-    columns |= {name: [] for name in ("model nodes", "read", "written", "kept virtual")}
+    columns |= {name: [] for name in ("model nodes", "read", "written", "never stored")}
     nodes: list[Sequence[str]] = []
     for each in found:
         for offset in range(each.length):
@@ -68,7 +68,7 @@ def _cells(step: Step, fold: Fold, offset: int) -> dict[str, str]:
         "model nodes": "",
         "read": bytes_text(step.read_bytes),
         "written": bytes_text(step.written_bytes),
-        "kept virtual": bytes_text(step.virtual_bytes) if step.virtual_bytes else "",
+        "never stored": bytes_text(step.virtual_bytes) if step.virtual_bytes else "",
     }
 
 
@@ -92,7 +92,7 @@ def _fitted(columns: dict[str, list[str]], nodes: Sequence[Sequence[str]], width
     columns["ops"] = [shortened(text, ops_width) for text in columns["ops"]]
     columns["model nodes"] = [listed(names, max(room - ops_width, len("model nodes"))) for names in nodes]
     header = ["" if name == "times" else name for name in columns]
-    right = [place for place, name in enumerate(columns) if name in ("times", "#", "read", "written", "kept virtual")]
+    right = [place for place, name in enumerate(columns) if name in ("times", "#", "read", "written", "never stored")]
     return table(header, list(zip(*columns.values(), strict=True)), right)
 
 

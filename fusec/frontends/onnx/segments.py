@@ -1,4 +1,4 @@
-"""Cut a model where a value must be known on the host, and import the segments between the cuts one by one.
+"""Split a model where a value must be known on the host, and import its segments one by one.
 
 A segment is everything that can be imported with what is known so far. Nodes that need a value of it, and the nodes
 after them, are imported when the values are there: each such node is a host step.

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from fusec.errors import LoweringError
 from fusec.gpu.autotune.step_candidates import Candidate, candidates
-from fusec.gpu.autotune.step_choices import StepChoice, has_candidates, kernel_of, step_key
+from fusec.gpu.autotune.step_choices import PrecisionTimes, StepChoice, has_candidates, kernel_of, step_key
 from fusec.gpu.kernels import GpuFigures, Kernel
-from fusec.ir import Graph
+from fusec.ir import DType, Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.passes.partition.equivalent_spellings import IN_HALVES
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program
 
@@ -87,6 +88,28 @@ def choose_steps(
             candidate = offered[costs.index(least_us)][0] if offered else (step,)
             chosen[key] = tuple(Part(len(each.nodes), each.kind.value, each.spelling) for each in candidate)
     return chosen
+
+
+def precision_times(
+    program: Program, tuning: StepTuning, known_us: Callable[[CudnnGraph], float | None]
+) -> dict[str, PrecisionTimes]:
+    """List the times of products of 8-bit integers as such and in fp16, by `step_key`, where both are known.
+
+    known_us: returns the time of a graph; None if it was not timed
+    """
+    found: dict[str, PrecisionTimes] = {}
+    for step in program.steps:
+        if step.kind is not Kind.CUDNN or not any(v.type.dtype is DType.I8 for n in step.nodes for v in n.operands):
+            continue
+        times: dict[bool, float] = {}
+        for candidate, code in _offers(program.graph, step, tuning):
+            time_us = known_us(code[0]) if len(code) == 1 and isinstance(code[0], CudnnGraph) else None
+            if time_us is not None:
+                halves = IN_HALVES in candidate[0].spelling
+                times[halves] = min(time_us, times.get(halves, time_us))
+        if len(times) == 2:
+            found[step_key(program.graph, step)] = PrecisionTimes(times[False], times[True])
+    return found
 
 
 def step_times_us(graph: Graph, steps: Sequence[Partition], tuning: StepTuning, timers: Timers) -> list[float]:

@@ -79,6 +79,13 @@ class PlanSelector:
         found = {key: self.ranked[key].time_us for key in graphs if key in self.ranked and self.ranked[key].plans}
         return {**known, **found}
 
+    def known_us(self, graph: CudnnGraph) -> float | None:
+        """Return the time of a graph that was timed before, in this process or another; None for others."""
+        ranked, entry = self.ranked.get(graph.key), self.cache.entry(graph.key)
+        if ranked is not None and ranked.plans:
+            return ranked.plans[0][0].time_us
+        return None if entry is None else entry.choice.time_us
+
     def choose(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
         """Read or build plans of the graphs that have none yet, and time those whose choice is open."""
         self.footprint_bytes = footprint_bytes

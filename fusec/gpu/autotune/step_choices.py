@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fusec.gpu import kernels
 from fusec.gpu.autotune import fusion_proposals
@@ -17,6 +17,14 @@ from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program, alone, body_of, display_name, outputs_of
 
 StepChoice = tuple[Part, ...]  # the candidate taken for a step, as data
+
+
+@dataclass(frozen=True)
+class PrecisionTimes:
+    """Times of a product of 8-bit integers as such and in fp16, in microseconds."""
+
+    bytes_us: float
+    halves_us: float
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,7 @@ class TunedChoices:
     variants: for the key of a kernel, the key of its fastest variant
     concats: the choices for concats that the partitioner put in place, by `concat_choice.concats_in_place`
     side_by_side: steps run on several streams
+    precisions: the times of products of 8-bit integers, by `step_key`
     """
 
     partitioned: Program
@@ -43,6 +52,7 @@ class TunedChoices:
     variants: Mapping[str, str]
     concats: Mapping[str, ConcatChoice]
     side_by_side: bool = False
+    precisions: Mapping[str, PrecisionTimes] = field(default_factory=dict[str, PrecisionTimes])
 
 
 def has_candidates(step: Partition) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fusec.errors import ExecutionError
 from fusec.gpu.autotune.candidate_runner import Bind, bind_candidate, graphs_of
-from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps, step_times_us
+from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps, precision_times, step_times_us
 from fusec.gpu.autotune.concat_choice import (
     TimeSteps,
     concat_choices,
@@ -106,7 +106,8 @@ class StepSelector:
         if self._level != "none":
             timers.kernels_us({key: k for key, k in found.items() if not self._launcher.is_measured(k)})
         variants = {key: self._launcher.fastest(k).key for key, k in found.items() if self._launcher.is_measured(k)}
-        self.tuned = TunedChoices(partitioned, chosen, variants, concat_choice)
+        precisions = precision_times(before_choices(partitioned, figures, as_source), tuning, self._plans.known_us)
+        self.tuned = TunedChoices(partitioned, chosen, variants, concat_choice, precisions=precisions)
         return program
 
     def _with_concats(

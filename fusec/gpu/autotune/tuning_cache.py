@@ -45,13 +45,17 @@ class RevivingPlanBench(PlanBench, Protocol):
 
 @dataclass(frozen=True)
 class TuningEnvironment:
-    """Target, GPU and library versions that a tuned choice depends on."""
+    """Target, GPU and library versions that a tuned choice depends on.
+
+    figures: `Target.figures_digest`; only choices of steps depend on it, because cuDNN's plans do not read the figures.
+    """
 
     target: str
     device: str
     driver: str
     cudnn: str
     frontend: str
+    figures: str
 
     def key(self, subject: str, level: str) -> PlanKey:
         """Return the cache key of a graph, step or kernel at a tuning level."""
@@ -245,7 +249,8 @@ class TuningCache:
         self.plan_store.put_measured(self.environment.key(f"kernel {kernel}", self.level), measured)
 
     def _step_key(self, step: str, launch_us: float) -> PlanKey:
-        return self.environment.key(f"form {digest_of(step)} {launch_us} {candidate_code_digest()}", self.level)
+        depends_on = f"{launch_us} {candidate_code_digest()} {self.environment.figures}"
+        return self.environment.key(f"form {digest_of(step)} {depends_on}", self.level)
 
 
 def digest_of(text: str) -> str:

@@ -33,7 +33,7 @@ from fusec.plans.plan_record import BLAS, Choice, Knobs
 
 PACKAGES = ("nvidia-cublas", "nvidia-cublas-cu12")
 COUNT = 8  # algorithms to ask for; for eight measured shapes, the best of 32 was among the first seven
-WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for Hopper
+WORKSPACE_BYTES = 32 << 20  # NVIDIA's recommendation for Hopper, used on every GPU
 ALIGNMENT_BYTES = 16  # of every operand; cuDNN assumes the same
 _TYPES = {DType.F32: 0, DType.F16: 2, DType.BF16: 14}  # cudaDataType_t
 _COMPUTE_F32, _COMPUTE_TF32 = 68, 77  # cublasComputeType_t

@@ -15,7 +15,7 @@ from fusec.gpu.cudnn.plan_list import DECLINED, exclude_notes, list_plans, seria
 from fusec.gpu.cudnn.verdict_json import encode
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.plans.verdict import Legal, Plan, Refused
+from fusec.plans.verdict import ONLY_TENSOR_CORES, Legal, Plan, Refused
 from fusec.targets.target import Target
 
 
@@ -103,5 +103,5 @@ def _refusal(failures: Mapping[int, BaseException]) -> Refused:
         return Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "cuDNN offers no plan")
     code, message = reason_of(next(iter(failures.values())))
     if message.startswith("Deselecting"):
-        code, message = "CUDNN_STATUS_NOT_SUPPORTED", "every plan uses tensor cores, which fp32 excludes (tf32)"
+        code, message = "CUDNN_STATUS_NOT_SUPPORTED", ONLY_TENSOR_CORES
     return Refused("build", code, message)

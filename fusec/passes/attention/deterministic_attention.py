@@ -12,7 +12,7 @@ from fusec.passes.base import Options, Pass
 class DeterministicAttention(Pass):
     """Set `ordered` on gradients of attention."""
 
-    name = "order_gradients"
+    name = "deterministic_attention"
 
     def run(self, graph: Graph, options: Options) -> None:
         if not options.deterministic:

@@ -34,7 +34,7 @@ class Projection:
 class MergeProjections(Pass):
     """Merge products of one tensor that go to attention."""
 
-    name = "merge_siblings"
+    name = "merge_qkv"
 
     def run(self, graph: Graph, options: Options) -> None:
         siblings: dict[tuple[Value, TensorType], list[Projection]] = {}

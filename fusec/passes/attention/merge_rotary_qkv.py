@@ -18,7 +18,7 @@ from fusec.passes.rewriting.rewriter import made_by, only_operand, single_use, s
 class MergeRotaryProjections(Pass):
     """Merge products of one tensor that go to attention, two of them through a rotary embedding."""
 
-    name = "merge_turned"
+    name = "merge_rotary_qkv"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):

@@ -17,7 +17,7 @@ from fusec.passes.rewriting.rewriter import made_by, only_operand, single_use, s
 class DuplicateBackwardViews(Pass):
     """Duplicate views before attention's gradients."""
 
-    name = "own_views"
+    name = "packed_qkv_backward"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):

@@ -15,7 +15,7 @@ class RecogniseAttention(RulePass):
     In fp32 they stay, because their products then run on engines of true fp32.
     """
 
-    name = "attend"
+    name = "recognise_attention"
     rules = (attention,)
 
     def run(self, graph: Graph, options: Options) -> None:

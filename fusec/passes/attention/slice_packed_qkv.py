@@ -127,7 +127,7 @@ def _before_reshape(source: Shape, shape: Shape, starts: Shape, sizes: Shape) ->
 class SlicePackedProjections(RulePass):
     """Slice packed projections before the views of attention's operands."""
 
-    name = "read_packed"
+    name = "slice_packed_qkv"
     rules = (_slice_first, reshape_of_reshape, transpose_of_transpose, one_transpose)
 
     def run(self, graph: Graph, options: Options) -> None:

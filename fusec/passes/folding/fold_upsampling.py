@@ -72,5 +72,5 @@ def _uncopied(graph: Graph, node: Node) -> Value | None:
 class FoldUpsampling(RulePass):
     """Fold nearest upsampling into convolutions."""
 
-    name = "upsampled"
+    name = "fold_upsampling"
     rules = (_uncopied,)

@@ -101,7 +101,7 @@ def _is_bias(node: Node, value: Value) -> bool:
 class PatchEmbedding(RulePass):
     """Replace patch convolutions by matmuls."""
 
-    name = "patches"
+    name = "patch_embedding"
     rules = (_cut_into_patches,)
 
     def run(self, graph: Graph, options: Options) -> None:

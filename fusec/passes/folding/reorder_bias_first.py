@@ -51,5 +51,5 @@ def _linear_first(graph: Graph, node: Node) -> Value | None:
 class ReorderBiasFirst(RulePass):
     """Order the terms of a sum as cuDNN fuses them."""
 
-    name = "order_sums"
+    name = "reorder_bias_first"
     rules = (_bias_before_residual, merge_constants, _linear_first)

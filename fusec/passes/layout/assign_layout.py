@@ -31,7 +31,7 @@ from fusec.schedule.aliasing import same_storage
 class AssignLayout(Pass):
     """Choose memory orders."""
 
-    name = "layout"
+    name = "assign_layout"
 
     def run(self, graph: Graph, options: Options) -> None:
         shapes = _filter_shapes(graph)

@@ -20,7 +20,7 @@ from fusec.schedule.aliasing import is_view, operand_order, same_storage
 class EpilogueBeforeViews(Pass):
     """Move pointwise ops before views of a product."""
 
-    name = "views_behind"
+    name = "epilogue_before_views"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):

@@ -74,7 +74,7 @@ def between_integers(graph: Graph) -> set[Value]:
     An integer sum exceeds the range of fp16 before its scale, and 16 bits would round to the wrong integer near ties.
     They are virtual where a step computes all of them.
     """
-    kept: set[Value] = set()
+    wide, sums = set[Value](), set[Value]()
     nodes = list(graph.nodes)
     for node in nodes:
         if node.results[0].type.dtype is not DType.F32:
@@ -83,15 +83,22 @@ def between_integers(graph: Graph) -> set[Value]:
         if isinstance(node.op, Cast):
             source = node.operands[0]
             product = source.node is not None and isinstance(source.node.op, (Conv, MatMul))
-            if source.type.dtype in BYTES or (source.type.dtype is DType.I32 and product):
-                kept.add(node.result)
-        elif node.op.name in ("mul", "add", "sub") and constants and any(v in kept for v in node.operands):
-            kept.add(node.result)
+            if source.type.dtype is DType.I32 and product:
+                sums.add(node.result)
+            if source.type.dtype in BYTES:
+                wide.add(node.result)
+        elif isinstance(node.op, Pointwise) and any(v in sums for v in node.operands):
+            wide.add(node.result)
+            if node.op.name in ("add", "sub"):  # a term of a zero point, or a bias before the scale
+                sums.add(node.result)
+        elif node.op.name in ("mul", "add", "sub") and constants and any(v in wide for v in node.operands):
+            wide.add(node.result)
+    wide |= sums
     for node in reversed(nodes):
         rounds = isinstance(node.op, Cast) and node.op.to in BYTES
-        if rounds or (isinstance(node.op, Pointwise) and node.result in kept):
-            kept.update(v for v in node.operands if v.type.dtype is DType.F32 and _is_pointwise(v))
-    return kept
+        if rounds or (isinstance(node.op, Pointwise) and node.result in wide):
+            wide.update(v for v in node.operands if v.type.dtype is DType.F32 and _is_pointwise(v))
+    return wide
 
 
 def _is_pointwise(value: Value) -> bool:

@@ -180,7 +180,7 @@ def _rows_apart(graph: Graph, node: Node, x: Value) -> Value:
 class SinkViews(RulePass):
     """Move transposes and reshapes down past pointwise ops, so that pairs cancel."""
 
-    name = "move_views"
+    name = "sink_views"
     rules = (
         transpose_of_transpose,
         reshape_of_reshape,

@@ -23,7 +23,9 @@ from fusec.targets.target import Target
 
 __all__ = ["Judge", "canonical_key", "partition", "spellings"]
 
-UNPROPOSED = "not put to cuDNN: neither an anchor (convolution, product, norm, reduction) nor pointwise"
+UNPROPOSED = (
+    "fusec does not ask cuDNN: the op is neither an anchor (convolution, product, norm, reduction) nor pointwise"
+)
 
 
 def partition(

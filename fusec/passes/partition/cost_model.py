@@ -48,6 +48,17 @@ def limit_us(nodes: Sequence[Node], target: Target) -> float:
     return max(moved / target.memory_bandwidth, work / peak) * 1e6
 
 
+def saved_in_bytes_us(moved: int, work: int, storage: DType, target: Target) -> float:
+    """Return how much less time a product or a move of floats would take in 8 bits.
+
+    moved: elements that are read and written. work: operations. storage: the type of the floats.
+    """
+    peak = target.flops[_PEAKS.get(storage, "fp32")]
+    wide = max(moved * storage.itemsize / target.memory_bandwidth, work / peak)
+    narrow = max(moved / target.memory_bandwidth, work / (target.flops["fp16"] * BYTE_RATE))
+    return (wide - narrow) * 1e6
+
+
 def _reads_bytes(nodes: Sequence[Node]) -> bool:
     return any(flops(n) and n.operands[0].type.dtype is DType.I8 for n in nodes)
 

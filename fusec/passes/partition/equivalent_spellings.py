@@ -12,11 +12,13 @@ import numpy as np
 
 from fusec.ir import HALVES, DType, Graph, Node, Value
 from fusec.ops import Cast, Conv, ConvTranspose, Pointwise, Reshape, pw
+from fusec.passes.partition.halves_spelling import in_halves
 from fusec.passes.partition.product_as_convolution import as_convolution, respelled_constant
 from fusec.passes.partition.tanh_spelling import gelu_by_tanh, swish_by_tanh
 from fusec.passes.rewriting.rewriter import NoMatch, on_copy
 
 Rewrite = Callable[[Graph], Graph | None]
+IN_HALVES = "in_halves"
 
 # With a bias before them these reach P39 (relu) or P1 (the others); any other activation is P0 either way.
 PRECOMPILED_ACTIVATIONS = frozenset({"relu", "clip", "sigmoid", "tanh", "elu"})
@@ -114,6 +116,7 @@ FOR_ENGINES: Mapping[str, Rewrite] = {
 FOR_SPEED: Mapping[str, Rewrite] = {  # tried where times are measured
     "gelu_by_tanh": gelu_by_tanh,
     "swish_by_tanh": swish_by_tanh,
+    IN_HALVES: in_halves,
 }
 REWRITES: Mapping[str, Rewrite] = {**FOR_ENGINES, **FOR_SPEED}
 

@@ -16,7 +16,7 @@ from fusec.ir import Array, DType, Graph, Node, TensorType, Value, quote
 from fusec.ops import Cast, Conv, MatMul, Pad, pw
 from fusec.passes.quantization.affine_values import Dequantised, Factors, dequantised
 from fusec.passes.rewriting.derived_constants import derive
-from fusec.passes.rewriting.rewriter import NoMatch, local
+from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 
 SHIFT = 128  # between an unsigned byte and the signed one of the same bits
 
@@ -137,6 +137,23 @@ def integer_matmul(graph: Graph, node: Node) -> Value | None:
     return _scaled(graph, node, sums, scale, _Shift(integers[1 - place], zeros[place], 1 - place, rank - 1 - place))
 
 
+@local("cast", equation="cast(sub(p, t), f32) = sub(cast(p), cast(t)) for p an integer product less such terms")
+def widen_before_terms(graph: Graph, node: Node) -> Value | None:
+    """Scale the sums of a product in the step that computes them, also if terms of zero points are subtracted first.
+
+    Exact below 2**24, as sums are in other rules.
+    """
+    sums = node.operands[0].node
+    if node.op != Cast(DType.F32) or sums is None or sums.op.name != "sub" or sums.result.type.dtype is not DType.I32:
+        raise NoMatch("no integers less a term", node.operands[0])
+    at = sums
+    while at is not None and at.op.name == "sub" and single_use(at.result):
+        at = at.operands[0].node
+    if at is None or not isinstance(at.op, (Conv, MatMul)) or not single_use(at.result):
+        raise NoMatch("no product that is used once", node.operands[0])
+    return graph.add(pw("sub"), *(graph.add(Cast(DType.F32), v, before=node) for v in sums.operands), before=node)
+
+
 @dataclass(frozen=True)
 class _Shift:
     """The term zero * sum(weight), a sum for each index along `axis` of the weight, `result_axis` of the product."""
@@ -186,4 +203,4 @@ def reasons(graph: Graph) -> Iterator[tuple[Node, str]]:
             yield node, miss.reason
 
 
-RULES = (integer_convolution, integer_matmul)
+RULES = (integer_convolution, integer_matmul, widen_before_terms)

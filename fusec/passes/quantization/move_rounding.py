@@ -11,11 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from fusec.ir import DType, Graph, Node, Value
-from fusec.ops import Cast, Concat, MaxPool, Pointwise, pw
-from fusec.passes.quantization.affine_values import Quantised, dequantise, factors, quantised
+from fusec.ops import Cast, Concat, Expand, MaxPool, Pad, Pointwise, Reshape, Slice, Transpose, pw
+from fusec.passes.quantization.affine_values import MOST_FACTORS, Quantised, dequantise, factors, quantised
 from fusec.passes.quantization.integer_products import SHIFT
 from fusec.passes.quantization.move_scales import one_scale
 from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
+
+MOVES = (Concat, Expand, MaxPool, Pad, Reshape, Slice, Transpose)
 
 
 @local("relu", "clip", equation="relu((cast(clip(x, a, b)) - z)*s) = (cast(clip(x, max(a, z), b)) - z)*s; clip alike")
@@ -66,25 +68,72 @@ def requantise_same(graph: Graph, node: Node) -> Value | None:
 
 
 @local(
-    "cast", equation="cast(cast(clip(x, a, b), u8), f32) = cast(cast(clip(x - 128, a - 128, b - 128), i8), f32) + 128"
+    "cast",
+    equation="cast(f(cast(clip(x, a, b), u8)), f32) = cast(f(cast(clip(x - 128, a - 128, b - 128), i8)), f32) + 128 "
+    "for f that moves elements, or max_pool",
 )
 def round_to_signed(graph: Graph, node: Node) -> Value | None:
     """Round to signed bytes, because integer products take no others. x is a whole number, so both are exact."""
     q = node.operands[0]
-    if node.op != Cast(DType.F32) or q.type.dtype is not DType.U8 or q.node is None:
+    if node.op != Cast(DType.F32) or q.type.dtype is not DType.U8:
         raise NoMatch("not from unsigned bytes", q)
-    rounded = _rounded(q.node)
-    if rounded.zero.number is None or rounded.zero.number % 1:
-        raise NoMatch("its zero point is no integer", q)
-    if any(user.op != Cast(DType.F32) for user in q.users):
+    made = _made(q)
+    if any(not _reads_as_float(user) for v in made for user in v.users):
         raise NoMatch("the bytes themselves are used", q)
-    clip = q.node.operands[0].node
-    assert clip is not None
-    x = clip.operands[0]
-    moved = graph.add(pw("add"), x, graph.constant(np.float32(-SHIFT), "shift", node), before=node)
-    limited = graph.add(pw("clip", min=rounded.low - SHIFT, max=rounded.high - SHIFT), moved, before=node)
-    wide = graph.add(Cast(DType.F32), graph.add(Cast(DType.I8), limited, before=node), before=node)
+    wide = graph.add(Cast(DType.F32), _signed(graph, q, node), before=node)
     return graph.add(pw("add"), wide, graph.constant(np.float32(SHIFT), "shift", node), before=node)
+
+
+def _made(q: Value) -> list[Value]:
+    """Return unsigned bytes and those from which they are moved, back to their rounding.
+
+    Raises NoMatch: when they are not rounded, or not by a whole zero point.
+    """
+    made = q.node
+    if made is not None and isinstance(made.op, MOVES):
+        return [q, *(v for operand in made.operands for v in _made(operand))]
+    clip = made.operands[0].node if made is not None and isinstance(made.op, Cast) else None
+    if clip is None or clip.op.name != "clip" or not _is_whole(clip.operands[0]):
+        raise NoMatch("not rounded, or its zero point is no integer", q)
+    return [q]
+
+
+def _is_whole(value: Value) -> bool:
+    """Tell if a float is known to be an integer."""
+    node, literal = value.node, value.literal
+    if value.type.dtype is not DType.F32:
+        return False
+    if literal is not None:
+        return literal.type.size <= MOST_FACTORS and bool((literal.array == np.rint(literal.array)).all())
+    if node is None:
+        return False
+    if isinstance(node.op, Cast):
+        return node.operands[0].type.dtype.is_int
+    return node.op.name == "round" or (node.op.name in ("add", "sub") and all(map(_is_whole, node.operands)))
+
+
+def _reads_as_float(user: Node) -> bool:
+    """Tell if a node only widens unsigned bytes, also after moving them."""
+    if isinstance(user.op, MOVES):
+        return all(map(_reads_as_float, user.result.users))
+    return user.op == Cast(DType.F32)
+
+
+def _signed(graph: Graph, q: Value, before: Node) -> Value:
+    """Round to signed bytes what was rounded to unsigned ones, and move them in the same way."""
+    made = q.node
+    assert made is not None
+    if isinstance(made.op, MOVES):
+        op = replace(made.op, value=made.op.value - SHIFT) if isinstance(made.op, Pad) else made.op
+        return graph.add(op, *(_signed(graph, v, before) for v in made.operands), before=before)
+    clip = made.operands[0].node
+    assert clip is not None
+    limits = clip.op.attributes
+    low, high = max(limits["min"], 0.0) - SHIFT, min(limits["max"], 255.0) - SHIFT
+    shift = graph.constant(np.float32(-SHIFT), "shift", before)
+    moved = graph.add(pw("add"), clip.operands[0], shift, before=before)
+    limited = graph.add(pw("clip", min=low, max=high), moved, before=before)
+    return graph.add(Cast(DType.I8), limited, before=before)
 
 
 @local("cast", equation="q(f(x)) = f(q(x)) for q = cast(clip(round(x / s) + z)) and f max_pool or concat")

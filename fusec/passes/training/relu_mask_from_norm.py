@@ -15,7 +15,7 @@ from fusec.passes.rewriting.rewriter import replace_node
 class ReluMaskFromNorm(Pass):
     """Move relu's gradient into the norm's backward op."""
 
-    name = "mask_by_norm"
+    name = "relu_mask_from_norm"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):

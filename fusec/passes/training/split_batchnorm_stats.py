@@ -10,7 +10,7 @@ from fusec.ir import HALVES, Graph, Node, channels_last
 from fusec.ops import BatchNormBySums, BatchNormTrain, ChannelSums, Conv
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import replace_node
-from fusec.targets.target import DEFAULT, Target, load
+from fusec.targets.target import Target
 
 RESERVED_BYTES = 3 << 10  # of a block's shared memory, because the norm stores no elements there
 L2_SHARE = 2 / 5  # of the second-level cache, which still holds elements that the norm has read
@@ -20,29 +20,27 @@ def resident_bytes(target: Target) -> int:
     """Return the size of an image that the norm's one launch hardly reads twice.
 
     The launch keeps the image on the chip, or finds it in the second-level cache (fusec.gpu.kernels.norm.
-    batch_norm_resident). Above this size an H200 gains from the split. Below it, the convolution's only engine for sums
-    loses more than the norm gains (benchmarks/results/channel_sums.json).
+    batch_norm_resident). Measured on an H200, the split gains above this size. Below it, the convolution's only engine
+    for sums loses more than the norm gains (benchmarks/results/channel_sums.json).
     """
     on_chip = target.processors * (target.shared_memory_bytes - RESERVED_BYTES)
     return on_chip + int(target.l2_bytes * L2_SHARE)
 
 
-RESIDENT_BYTES = resident_bytes(load(DEFAULT))  # passes do not know the target; measured on the default one alone
-
-
 class SplitBatchNormStats(Pass):
     """Split statistics off batch norms."""
 
-    name = "sums_in_front"
+    name = "split_batchnorm_stats"
 
     def run(self, graph: Graph, options: Options) -> None:
+        largest = resident_bytes(options.target)
         for node in list(graph.nodes):
-            if isinstance(node.op, BatchNormTrain) and _gains(node):
+            if isinstance(node.op, BatchNormTrain) and _gains(node, largest):
                 _split(graph, node, node.op.epsilon)
 
 
-def _gains(node: Node) -> bool:
-    """Return True for large 16-bit images of a convolution.
+def _gains(node: Node, largest: int) -> bool:
+    """Return True for 16-bit images of a convolution that exceed `largest` bytes.
 
     In 16 bits an element's own rounding exceeds the error of a variance by sums of squares, for means of up to
     hundreds of deviations.
@@ -51,7 +49,7 @@ def _gains(node: Node) -> bool:
     maker = x.node
     if maker is None or not isinstance(maker.op, Conv) or maker.op.groups != 1 or x.type.dtype not in HALVES:
         return False
-    return x.type.nbytes > RESIDENT_BYTES and x.type.order == channels_last(x.type.rank)
+    return x.type.nbytes > largest and x.type.order == channels_last(x.type.rank)
 
 
 def _split(graph: Graph, node: Node, epsilon: float) -> None:

@@ -31,7 +31,7 @@ _START = (
     "from fusec.serving.server.{module} import main; main()"
 )
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-_STEADY_S = 10.0  # a process that ran for so long is started again at once
+_STEADY_S = 10.0  # a process that ran for so long is started again immediately
 _LONGEST_PAUSE_S = 30.0
 _LONGEST_FOLDER = 70  # bytes: the path of a socket has at most 107 (unix(7)), and the names in the folder some 30
 _log = logging.getLogger("fusec.serving")
@@ -153,7 +153,7 @@ class _Supervisor:
         )
 
     def _watch(self, announced: bool) -> None:
-        """Start dead processes again: at once, or after a pause if they die soon after their start."""
+        """Start dead processes again: immediately, or after a pause if they die soon after their start."""
         now = time.monotonic()
         for member in (*self._workers, *self._front_ends):
             process = member.process

@@ -154,7 +154,7 @@ class _Sampler:
         size = np.abs(in_float64(cast(Constant, cast(Node, constants[0].node).op).literal.array))
         unit = max(_F32, self.narrowest.epsilon / 2, node.result.type.dtype.epsilon / 2)
         error = unit * np.where(np.isfinite(size), size, 0.0)
-        return Samples(made.plain, [s + self.errors.signed(error, 7, k) for k, s in enumerate(made.disturbed)])
+        return made.changed(lambda k, s: s + self.errors.signed(error, 7, k))
 
     def _as_read(self, value: Samples, place: int) -> Samples:
         """Choose how one op reads a 16-bit value: in one sample of three, as it was before rounding.
@@ -175,13 +175,12 @@ class _Sampler:
         lost = ~np.isfinite(made.plain) if made.plain.dtype.kind == "f" else None
         if lost is not None and lost.any():
             # one sample of three, not two, because every other sample overflows: some must have one effect alone
-            samples = [np.where(lost, 0.0, s) if k % 3 == 0 else s for k, s in enumerate(made.disturbed)]
-            made = Samples(made.plain, samples)
+            made = made.changed(lambda k, s: np.where(lost, 0.0, s) if k % 3 == 0 else s)
         error = approximation(op, operands, made.plain)
         if error is None:
             return made
         error = np.where(np.isfinite(error), error, 0.0)
-        return Samples(made.plain, [s + self.errors.signed(error, 77, k) for k, s in enumerate(made.disturbed)])
+        return made.changed(lambda k, s: s + self.errors.signed(error, 77, k))
 
     def _unit(self, node: Node) -> float:
         """Return the unit roundoff of the arithmetic inside a node.
@@ -299,21 +298,19 @@ class _Sampler:
         Floats become NaN (NaN becomes a number), and all other types become another number. One sample of three keeps
         its side, because a later op may hide this one in the undisturbed result alone.
         """
-        samples: list[Array] = []
-        for k, s in enumerate(made.disturbed):
+
+        def other_side(k: int, s: Array) -> Array:
             if s.dtype.kind == "f":
                 if k % 3 == 2:
-                    other = s
-                elif k % 3:  # a NaN would hide another NaN, and later ops may make NaN of a zero
-                    other = np.where(np.isnan(made.plain), 2.0, np.copysign(1e30, made.plain))
-                else:
-                    other = np.where(np.isnan(made.plain), 0.0, np.nan)
-                samples.append(np.where(where, other, s))
-                continue
+                    return s
+                if k % 3:  # a NaN would hide another NaN, and later ops may make NaN of a zero
+                    return np.where(where, np.where(np.isnan(made.plain), 2.0, np.copysign(1e30, made.plain)), s)
+                return np.where(where, np.where(np.isnan(made.plain), 0.0, np.nan), s)
             some = where if k == 0 else where & (self.errors.signs(where.shape, k) > 0)
             other = ~made.plain if s.dtype == np.bool_ else made.plain + np.ones((), s.dtype)
-            samples.append(np.where(some, other, s))
-        return Samples(made.plain, samples)
+            return np.where(some, other, s)
+
+        return made.changed(other_side)
 
 
 def _steepest(plain: Array, disturbed: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,11 @@ class Samples:
     @property
     def exact(self) -> bool:
         return all(s is self.plain for s in self.disturbed)
+
+    def changed(self, change: Callable[[int, Array], Array]) -> Samples:
+        """Apply a function to each sample, stored and unstored alike; it gets the sample's number first."""
+        unstored = None if self.unstored is None else [change(k, s) for k, s in enumerate(self.unstored)]
+        return Samples(self.plain, [change(k, s) for k, s in enumerate(self.disturbed)], unstored)
 
     def spread(self) -> Array:
         """Return the largest distance of a sample by element; infinite if only one of the two is finite."""

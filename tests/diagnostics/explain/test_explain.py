@@ -140,7 +140,7 @@ def test_a_refused_fusion_has_both_messages_and_its_core() -> None:
     (decline,) = found.declined
     assert (decline.stage, decline.code) == ("plan", "CUDNN_STATUS_NOT_SUPPORTED")
     assert decline.message == "No valid engine configs"
-    assert decline.ours == "no engine of cuDNN takes it"
+    assert decline.ours == "no engine of cuDNN supports it"
     assert decline.cause is not None
     assert {"conv", "sigmoid"} <= set(decline.cause.ops.split("+"))
     assert decline.cause.message == decline.message
@@ -265,7 +265,7 @@ def test_compare_shows_what_differs_and_counts_what_does_not() -> None:
     assert "t4" in header
     assert "conv+bias+sigmoid+mul (precompiled fused)" in text
     assert "conv+bias (precompiled fused) | sigmoid+mul (precompiled fused)" in text
-    assert "1 of 2 groups of ops run alike on all" in text
+    assert "1 of 2 groups of ops run the same way on all" in text
     launches = next(line for line in text.splitlines() if line.startswith("launches"))
     assert launches.split()[1:] == ["2", "3"]
     assert "differs" not in compare([("a", fused), ("b", fused)])
@@ -273,7 +273,7 @@ def test_compare_shows_what_differs_and_counts_what_does_not() -> None:
 
 def test_the_page_explains_every_column_stage_and_key() -> None:
     page = (Path(__file__).parents[3] / "docs" / "explain.md").read_text()
-    columns = ["#", "runs as", "plans", "ops", "model nodes", "read", "written", "kept virtual"]
+    columns = ["#", "runs as", "plans", "ops", "model nodes", "read", "written", "never stored"]
     assert str(explained(Rule(no_gate))).splitlines()[0].split() == " ".join(columns).split()
     assert [word for word in (*columns, *STAGES, *STEP, *DECLINE, *CAUSE, *ACCEPTED) if f"`{word}`" not in page] == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import Choice, Entry, Part
+from fusec.targets.target import load
 
-HERE = TuningEnvironment("h200", "NVIDIA H200", "580.1", "9.19", "1.28")
+HERE = TuningEnvironment("h200", "NVIDIA H200", "580.1", "9.19", "1.28", load("h200").figures_digest)
 CHOICE = Choice(3, ((0, 1), (2, 5)), 64, 12.5, 1e-6)
 GRAPH = CudnnGraph((), ())
 
@@ -62,6 +64,32 @@ def test_a_form_is_the_fastest_among_what_there_was(tmp_path: Path, monkeypatch:
     assert here.step_choice("work", 3.0) is None and here.step_choice("other work", 2.0) is None
     monkeypatch.setattr(module, "candidate_code_digest", lambda: "with one more kernel")
     assert here.step_choice("work", 2.0) is None
+
+
+def test_a_step_is_tuned_again_after_an_edit_of_the_targets_figures(tmp_path: Path) -> None:
+    """Candidates are made with the figures of the target's file. The plans that cuDNN offers do not depend on them."""
+    h200 = load("h200")
+    properties = json.dumps({**json.loads(h200.properties), "multiProcessorCount": 144})
+    edited = [
+        replace(h200, properties=properties),
+        replace(h200, memory_bandwidth=3.0e12),
+        replace(h200, launch_us=1.0),
+    ]
+    here = kept(tmp_path)
+    here.store_step_choice("work", 2.0, [Part(1, "kernel", ())])
+    here.store_choice(GRAPH.key, CHOICE)
+    for target in edited:
+        there = kept(tmp_path, replace(HERE, figures=target.figures_digest))
+        assert there.step_choice("work", 2.0) is None and there.entry(GRAPH.key) is not None
+    assert kept(tmp_path).step_choice("work", 2.0) is not None
+
+
+def test_the_environment_has_the_figures_of_the_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    backend = pytest.importorskip("fusec.gpu.backend")
+    monkeypatch.setattr(backend.device, "detect", lambda: load("t4"))
+    made = backend._environment("Tesla T4", False, False)
+    assert (made.target, made.figures) == ("t4", load("t4").figures_digest)
 
 
 def test_the_code_digest_covers_all_code_of_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

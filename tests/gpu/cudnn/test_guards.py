@@ -1,4 +1,4 @@
-"""Test graphs that are never put to cuDNN, each with a similar one that is. cuDNN would crash or be wrong."""
+"""Test graphs that fusec never asks cuDNN about, each with a similar one that is. cuDNN would crash or be wrong."""
 
 from __future__ import annotations
 

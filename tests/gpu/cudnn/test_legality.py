@@ -82,6 +82,7 @@ def test_a_legal_graph_has_a_built_plan_and_no_plan_that_failed(h200: Oracle) ->
         assert len({(p.engine, p.knobs) for p in plans}) == len(plans)
 
 
+@pytest.mark.slow
 def test_a_plan_built_in_one_size_makes_other_sizes_legal(tmp_path: Path) -> None:
     """Where asked for: without a compilation, and not for the disk, where answers are for everyone."""
     sizes = (("gelu", (1, 12, 64)), ("gelu", (1, 16, 64)), ("tanh", (1, 16, 64)))

@@ -32,6 +32,7 @@ from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surro
 from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
 from gpu.kernels.recurrent.test_persistent import recurrent_cases
+from helpers import quick
 
 from benchmarks.kernels import CASES, kernel_of
 from fusec.gpu.kernels.codegen.kernel import Launch, prelude
@@ -116,7 +117,7 @@ def one_of_each(some: list[Launch], turn: int, by_type: bool) -> list[Launch]:
 
 
 @pytest.mark.cudnn
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", quick(ARCHITECTURES, [90]))
 def test_sources_compile(architecture: int) -> None:
     """On one architecture as for a GPU, on others without optimising, which takes most of the time."""
     compiler = nvrtc()
@@ -133,6 +134,7 @@ def test_sources_compile(architecture: int) -> None:
         _compile(compiler, [launch.source for launch in own if launch.architecture == only][::3], only)
 
 
+@pytest.mark.slow
 @pytest.mark.cudnn
 def test_sources_compile_as_for_a_gpu() -> None:
     _compile(nvrtc(), [launch.source for launch in launches() if not launch.architecture][::24], "sm_90")

@@ -14,6 +14,7 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, assert_same, each_way
 from gpu.kernels.emulator import Emulator, needs_compiler
 from gpu.kernels.test_compile import cases, nvrtc
+from helpers import quick
 
 from benchmarks.kernels import CASES, kernel_of
 from fusec.gpu.kernels import GpuFigures, Kernel
@@ -74,7 +75,7 @@ def misfit(launch: Launch, figures: GpuFigures) -> str:
     return ""
 
 
-@pytest.mark.parametrize("target", names())
+@pytest.mark.parametrize("target", quick(names(), ["h200"]))
 def test_every_launch_fits_the_target(target: str) -> None:
     figures = GpuFigures.of(load(target))
     assert [why for launch in launches(target) if (why := misfit(launch, figures))] == []

@@ -81,6 +81,7 @@ def test_numpy_is_right(rng: np.random.Generator) -> None:
     compare("narrow heads", fusec.compile(layer(*SHAPES["narrow heads"]), target="cpu"), rng)
 
 
+@pytest.mark.slow
 @pytest.mark.cudnn
 def test_where_cudnn_declines_it_is_written_out(rng: np.random.Generator) -> None:
     sizes = (1, 8, 2, 12, "f16", True)  # features that are no multiple of 8

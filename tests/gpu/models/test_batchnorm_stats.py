@@ -86,7 +86,7 @@ def _last(b: Builder, x: fusec.Tensor) -> fusec.Tensor:
 
 def test_simulated_it_is_the_same_norm(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of a training program, forward and backward, with the sums beside the convolution and without."""
-    monkeypatch.setattr(split_batchnorm_stats, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(split_batchnorm_stats, "resident_bytes", lambda target: 0)
 
     def step() -> Builder:
         b = Builder("f16")
@@ -103,7 +103,7 @@ def test_simulated_it_is_the_same_norm(rng: np.random.Generator, monkeypatch: py
 
     split = fusec.compile(step(), target="h200")
     assert any(s.signature == "conv+channel_sums" for s in split.compiled.program.steps)
-    whole = fusec.compile(step(), target="h200", disable=["sums_in_front"])
+    whole = fusec.compile(step(), target="h200", disable=["split_batchnorm_stats"])
     assert not any("sums" in s.signature for s in whole.compiled.program.steps)
     feeds = {"x": (rng.standard_normal((4, 64, 8, 8)) + 1.0).astype(np.float16)}
     for got, want in zip(split.run(None, feeds), whole.run(None, feeds), strict=True):
@@ -126,7 +126,7 @@ def test_what_the_device_gives(
     side: int,
 ) -> None:
     """With the sums, as without: the channels' mean is so many deviations."""
-    monkeypatch.setattr(split_batchnorm_stats, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(split_batchnorm_stats, "resident_bytes", lambda target: 0)
     b, size = Builder("f16"), inputs * window * window
     x = _last(b, b.input("x", (16, inputs, side, side)))
     filters = (rng.standard_normal((outputs, inputs, window, window)) / size**0.5).astype(np.float32)
@@ -138,7 +138,7 @@ def test_what_the_device_gives(
     found = fusec.compile(b, tune="none")
     signatures = [step.signature for step in found.compiled.program.steps]
     assert any("channel_sums" in s and "conv" in s for s in signatures), signatures
-    plain = fusec.compile(b, tune="none", disable=["sums_in_front"])
+    plain = fusec.compile(b, tune="none", disable=["split_batchnorm_stats"])
     feeds = {"x": image.astype(np.float16)}
     got, want = ([np.asarray(v, np.float64) for v in exe.run(None, feeds)] for exe in (found, plain))
     errors = [float(np.linalg.norm(a - e) / np.linalg.norm(e)) for a, e in zip(got, want, strict=True)]

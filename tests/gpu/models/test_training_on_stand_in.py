@@ -154,7 +154,7 @@ def test_statistics_come_with_the_convolution(
     from fusec.gpu.backend import CudnnBackend
     from fusec.plans.plan_cache import PlanStore
 
-    monkeypatch.setattr(split_batchnorm_stats, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(split_batchnorm_stats, "resident_bytes", lambda target: 0)
     b = normed()
     state = {name: b.updates.get(name, "") for name in b.parameters}
     compiled = driver.build(b.graph(), target="h200", state=state, oracle=asked_once)
@@ -163,7 +163,7 @@ def test_statistics_come_with_the_convolution(
     if tune == "none":
         assert any(step.signature.startswith("batch_norm_by_sums") for step in here.compiled.program.steps)
     here.bind(**{name: array for name, array in b.parameters.items() if array is not None})
-    there = fusec.compile(b, target="cpu", disable=["sums_in_front"])
+    there = fusec.compile(b, target="cpu", disable=["split_batchnorm_stats"])
     for _ in range(3):
         x, labels = rng.standard_normal((4, 32, 6, 6)).astype(np.float16), rng.integers(0, 10, 4)
         assert_close(here.step(x, labels), there.step(x, labels), 2e-3)

@@ -130,6 +130,7 @@ def test_plans_are_built_by_name_and_compiled_once_for_all_sizes(
     assert made(plans, [conv("relu")]) == {}, "nothing is known of it"
 
 
+@pytest.mark.slow
 def test_a_plan_that_compiles_quickly_is_compiled_for_each_size(
     oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_other_libraries_plans_are_named_and_built_where_they_run(oracle: Oracle
     assert plans._ready == {}
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_gone_is_replaced(oracle: Oracle) -> None:
     choices, plans = first(oracle, [COMPILED]), SizePlans(oracle)
     plans.learn((8,), [COMPILED], choices)

@@ -86,7 +86,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "graph/types.py",
         "return 1 + sum((d - 1) * stride for d, stride in zip(self.shape, self.strides, strict=True))",
         "return self.size",
-        "what lies with gaps is given as much memory as if it were packed",
+        "a value with gaps between its rows gets as much memory as if it were packed",
         "passes/partition/test_concat_in_place.py",
         "schedule/test_dependencies.py",
         "schedule/test_memory_plan.py",
@@ -97,7 +97,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "passes/partition/concat_in_place.py",
         "        for value, type in before.items():\n            graph.set_type(value, type)\n        groups",
         "        groups",
-        "concats that cuDNN declined leave their parts' types behind",
+        "parts of a concat that cuDNN declined still have the types for a concat in place",
         "passes/partition/test_concat_in_place.py",
     ),
     _m(
@@ -111,7 +111,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "patches_channels_last",
-        "patches",
+        "patch_embedding",
         "passes/folding/patch_embedding.py",
         "else (0, 2, 4, 1, 3, 5))",
         "else (0, 2, 4, 3, 5, 1))",
@@ -120,7 +120,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "patches_padded",
-        "patches",
+        "patch_embedding",
         "passes/folding/patch_embedding.py",
         "or any(op.pads) or",
         "or",
@@ -129,7 +129,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "patches_row_bias",
-        "patches",
+        "patch_embedding",
         "passes/folding/patch_embedding.py",
         "return len(shape) == value.type.rank and shape == (1, channels, *(1,) * (value.type.rank - 2))",
         "return math.prod(shape) == channels",
@@ -138,7 +138,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "siblings_column",
-        "merge_siblings",
+        "merge_qkv",
         "passes/attention/merge_qkv.py",
         "b.type.size == columns == b.type.shape[-1]",
         "b.type.size == columns",
@@ -147,7 +147,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "siblings_bias_place",
-        "merge_siblings",
+        "merge_qkv",
         "passes/attention/merge_qkv.py",
         "place < 3",
         "place < 4",
@@ -156,7 +156,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "siblings_start",
-        "merge_siblings",
+        "merge_qkv",
         "passes/attention/merge_qkv.py",
         "        start += size\n",
         "        start += sizes[0]\n",
@@ -165,7 +165,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "sums_of_other_mask",
-        "attend",
+        "recognise_attention",
         "passes/attention/recognise_attention.py",
         '(user.op.attributes["scale"], user.op.attributes["causal"]) == (op.scale, op.causal)',
         'user.op.attributes["scale"] == op.scale',
@@ -174,7 +174,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "sums_of_guarded",
-        "attend",
+        "recognise_attention",
         "passes/attention/recognise_attention.py",
         'and not (user.op.attributes.get("hides") or user.op.attributes.get("guarded"))',
         'and not user.op.attributes.get("hides")',
@@ -183,7 +183,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "written_out_hidden",
-        "attend",
+        "recognise_attention",
         "passes/attention/expand_attention.py",
         'hidden = make(pw("cmp_eq"), mask, self.number(-math.inf, mask)) if hides else None',
         "hidden = None",
@@ -192,7 +192,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "written_out_heads",
-        "attend",
+        "recognise_attention",
         "passes/attention/expand_attention.py",
         'Reduce("sum", (2,), False), self.make(Reshape((batch, groups, heads // groups, rows, columns)), x)',
         'Reduce("sum", (1,), False), self.make(Reshape((batch, heads // groups, groups, rows, columns)), x)',
@@ -241,7 +241,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "lowering/virtual_rounding.py",
         "return all(float(np.asarray(x).astype(dtype.numpy)) == x for x in limits)",
         "return True",
-        "a clip by numbers that 16 bits do not have is said to round alike",
+        "a clip by numbers that 16 bits do not have is said to round the same way",
         "passes/partition/test_strict_rounding.py",
     ),
     _m(
@@ -250,7 +250,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "lowering/virtual_rounding.py",
         "return any(v.literal is not None and not v.literal.array.any() for v in user.operands)",
         "return True",
-        "sums are said to round alike",
+        "sums are said to round the same way",
         "passes/partition/test_strict_rounding.py",
     ),
     _m(
@@ -259,7 +259,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "schedule/memory_plan.py",
         "while last > life.last and ahead_of[last] & wanted == wanted:",
         "while last > life.last and ahead_of[last] & wanted:",
-        "memory is used again beside a step that still reads it",
+        "memory is reused while a step in another lane still reads it",
         "schedule/test_dependencies.py",
         "schedule/test_memory_plan.py",
     ),
@@ -269,7 +269,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "schedule/dependencies.py",
         "clash = (before[:, 1] < end_byte) & (before[:, 2] > first) & ((before[:, 3] | written) == 1)",
         "clash = (before[:, 1] < end_byte) & (before[:, 2] > first) & (before[:, 3] == 1)",
-        "memory is written anew while an earlier step still reads it",
+        "memory is overwritten while an earlier step still reads it",
         "schedule/test_dependencies.py",
     ),
     _m(
@@ -296,7 +296,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "schedule/dependencies.py",
         "end = start + value.type.span * value.type.dtype.itemsize",
         "end = start + value.type.nbytes",
-        "of what lies with gaps only the first bytes are guarded",
+        "only the first bytes of a value with gaps are guarded",
         "schedule/test_dependencies.py",
     ),
     _m(
@@ -305,7 +305,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "schedule/dependencies.py",
         "all_before |= ahead_of[step] | 1 << step",
         "all_before |= 1 << step",
-        "a lane is not known to be free behind what waits for it at second hand",
+        "a lane is not known to be free after a step that waits for it through another step",
         "schedule/test_dependencies.py",
     ),
     _m(
@@ -360,16 +360,16 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "views_behind_turned",
-        "layout",
+        "assign_layout",
         "passes/layout/epilogue_before_views.py",
         "return found if same_storage(type.shape, type.order, source.order) else None",
         "return found",
-        "a residual is turned in memory so that a product takes it in",
+        "a residual is transposed in memory so that a product can add it",
         "passes/test_cases.py",
     ),
     _m(
         "views_behind_read_twice",
-        "layout",
+        "assign_layout",
         "passes/layout/epilogue_before_views.py",
         "if not (single_use(source) and _is_product(source)) or",
         "if not _is_product(source) or",
@@ -378,7 +378,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "views_behind_other_product",
-        "layout",
+        "assign_layout",
         "passes/layout/epilogue_before_views.py",
         "any(types is None or (single_use(v) and _is_product(v)) for v, types in others.items())",
         "any(types is None for types in others.values())",
@@ -387,7 +387,7 @@ PROGRAMS: tuple[Mutant, ...] = (
     ),
     _m(
         "views_behind_first_inverse",
-        "layout",
+        "assign_layout",
         "passes/layout/epilogue_before_views.py",
         "for view in reversed(views):",
         "for view in views:",

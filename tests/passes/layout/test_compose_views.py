@@ -58,7 +58,7 @@ def test_random_chains(seed: int) -> None:
     graph.set_outputs([values[-1], also], ["y", "also"])
     graph.prune()
     before = graph.clone()
-    after = apply("move_views", graph, Options())
+    after = apply("sink_views", graph, Options())
     assert_same_meaning(before, after, rng, 1e-12)
     assert turns(after) <= turns(before)
 

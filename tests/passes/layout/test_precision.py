@@ -71,7 +71,7 @@ def test_the_meaning_is_kept_to_the_storage_types_rounding(
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_casts_are_only_at_inputs_and_outputs(precision: str) -> None:
-    graph = run(PIPELINE, read_graph(TEXT), Options(precision, disable=frozenset({"layout"})))
+    graph = run(PIPELINE, read_graph(TEXT), Options(precision, disable=frozenset({"assign_layout"})))
     for node in graph.nodes:
         if isinstance(node.op, Cast) and node.operands[0].type.dtype.is_float:
             assert node.operands[0] in graph.inputs or graph.return_node in node.result.users, node

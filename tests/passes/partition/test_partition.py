@@ -11,6 +11,7 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pytest
+from helpers import quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes.partition.graphs import CONV, random_graphs, resnet50
@@ -217,7 +218,7 @@ def long_graph(kind: str, count: int) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize("kind", ["chain", "residual", "hub"])
+@pytest.mark.parametrize("kind", quick(["chain", "residual", "hub"], ["residual"]))
 def test_ten_thousand_nodes(kind: str) -> None:
     graph, oracle = long_graph(kind, 10_000), Measured()
     start = time.process_time()

@@ -169,7 +169,7 @@ def test_constants_of_one_label_survive_text() -> None:
 
 def test_message_names_a_pass_that_changes_the_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReorderBiasFirst, "run", dropping_bias)
-    fails(passes_keep_meaning, example(), match="pass order_sums: r differs")
+    fails(passes_keep_meaning, example(), match="pass reorder_bias_first: r differs")
     fails(pipeline_keeps_meaning, example(), match="the pipeline: r differs")
 
 
@@ -191,7 +191,7 @@ def test_pass_that_changes_the_interface_is_found(monkeypatch: pytest.MonkeyPatc
             graph.set_outputs([graph.add(Cast(DType.F16), v) for v in graph.outputs], graph.output_names)
 
     monkeypatch.setattr(ReorderBiasFirst, "run", narrowing)
-    fails(passes_keep_meaning, example(), match=r"pass order_sums: output r is f16\[2,8,5,5\] instead of f32")
+    fails(passes_keep_meaning, example(), match=r"pass reorder_bias_first: output r is f16\[2,8,5,5\] instead of f32")
 
 
 @local("relu", equation="relu(x) = x")
@@ -268,7 +268,7 @@ def test_message_names_a_wrong_spelling(monkeypatch: pytest.MonkeyPatch) -> None
     for known in (FOR_ENGINES, REWRITES):
         monkeypatch.setitem(known, "zero_bias", wrong)  # type: ignore[arg-type]
     case = Case(judge="anchors")
-    compiled = compile_once(graph, Case(disable=frozenset({"order_sums"})))
+    compiled = compile_once(graph, Case(disable=frozenset({"reorder_bias_first"})))
     plant(graph, case, optimised=compiled.graph, compiled=compiled)
     fails(spellings_keep_meaning, graph, case, match="spelling zero_bias: r differs")
 

@@ -128,7 +128,7 @@ def test_run_counts_what_fired_in_the_compiler(tmp_path: Path) -> None:
     assert report.ok, report.findings
     found = report.coverage.sections
     assert len(found["ops"]) > 50
-    assert found["passes"]["layout"] > 0
+    assert found["passes"]["assign_layout"] > 0
     assert found["rules"]["canonicalise.constants_right"] > 0
     assert found["steps"]["cudnn"] > 0
     assert any(name.startswith("conv+") for name in found["partitions"])

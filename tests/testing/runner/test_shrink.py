@@ -168,12 +168,12 @@ def test_any_op_of_a_random_graph_can_be_isolated(graph: Graph) -> None:
 
 
 def test_cases_become_simple() -> None:
-    case = Case(7, "special", "bf16", frozenset({"cse", "layout", "simplify"}), "moody")
+    case = Case(7, "special", "bf16", frozenset({"cse", "assign_layout", "simplify"}), "moody")
 
     def fails(**needs: Any) -> Case:
         return shrink_case(case, lambda c: all(getattr(c, name) == value for name, value in needs.items()))
 
     assert fails().to_json() == Case(0, "integers").to_json()
     assert fails(precision="bf16", seed=7).to_json() == Case(7, "integers", "bf16").to_json()
-    kept = shrink_case(case, lambda c: "layout" in c.disable)
-    assert kept.disable == {"layout"}
+    kept = shrink_case(case, lambda c: "assign_layout" in c.disable)
+    assert kept.disable == {"assign_layout"}

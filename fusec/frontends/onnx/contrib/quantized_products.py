@@ -9,7 +9,7 @@ import numpy as np
 from fusec.frontends.onnx.emit import Emitter, OpFunction
 from fusec.frontends.onnx.movement.gather_scatter import spread
 from fusec.frontends.onnx.ops.matmul import matmul
-from fusec.frontends.onnx.ops.quantize import matmul_integer, quantize, rounded
+from fusec.frontends.onnx.ops.quantize import dequantize, matmul_integer, product_scale, quantize, rounded
 from fusec.ir import Array, DType, TensorType, Value
 from fusec.ops import Gather, Reduce, Transpose, pw
 from fusec.ops.spec import normalize_axis, require
@@ -87,23 +87,21 @@ def qgemm(
     transA: int = 0,  # noqa: N803 - attributes keep the op's names
     transB: int = 0,  # noqa: N803
 ) -> Value:
-    """Import QGemm: alpha * (a @ b + c), where c counts in steps of both scales. Without y_scale the result is f32."""
+    """Import QGemm in Q/DQ form: alpha * (a @ b + c), where c counts in steps of both scales.
+
+    Without y_scale the result is f32.
+    """
     require(a.type.rank == b.type.rank == 2, f"takes matrices, not {a.type} and {b.type}")
-    left = g(Transpose((1, 0)), a) if transA else a
-    right = g(Transpose((1, 0)), b) if transB else b
-    total = matmul_integer(g, left, right, a_zero, b_zero)
+    left, right = dequantize(g, a, a_scale, a_zero), dequantize(g, b, b_scale, b_zero, axis=0 if transB else 1)
+    y = matmul(g, *(g(Transpose((1, 0)), v) if turn else v for v, turn in ((left, transA), (right, transB))))
     if c is not None:
         require(c.type.dtype is DType.I32, f"takes c in i32, not {c.type.dtype.value}")
-        total = g(pw("add"), total, c)
-    scale = g(pw("mul"), _columns(g, b_scale, right), g.reshape(a_scale, ()))
-    scale = scale if alpha == 1.0 else g(pw("mul"), scale, g.scalar(alpha, scale))
-    wide = g.cast(total, DType.F32)
+        y = g(pw("add"), y, dequantize(g, c, product_scale(g, a_scale, b_scale), axis=-1))
+    y = y if alpha == 1.0 else g(pw("mul"), y, g.scalar(alpha, y))
     if y_scale is None:
-        return g(pw("mul"), wide, scale)
+        return y
     require(y_zero is not None, "needs the zero point of y with its scale")
-    assert y_zero is not None
-    steps = g(pw("mul"), wide, g(pw("div"), scale, g.reshape(y_scale, ())))
-    return rounded(g, steps, g.cast(g.reshape(y_zero, ()), DType.F32), y_zero.type.dtype)
+    return quantize(g, y, y_scale, y_zero)
 
 
 # weights in blocks ---------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def _ends_by_itself(g: Emitter, carried: Sequence[Value], body: GraphProto) -> b
         with g.tentative():
             results = g.subgraph(body, [g.constant(np.array(0, np.int64)), g.constant(np.array(True)), *carried])
     except HostValueError:
-        return True  # unrolled, each trip would be a cut
+        return True  # unrolled, each trip would be a host step
     except VerifyError:
         return False
     return isinstance(results[0], Value) and results[0].literal is None

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from fusec.targets.target import Target
 
+# Threads that fill a GPU. Measured on an H200, and no property of it: other targets use the same number.
+ENOUGH_THREADS = 1 << 17
 OWN_BYTES = 3 << 10  # kept free of dynamic shared memory, because sources declare some static shared memory, too
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusec.gpu.kernels.codegen.gpu_figures import ENOUGH_THREADS
 from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import BLOCK, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.pointwise_code import strides_from, widest_vector
@@ -14,7 +15,6 @@ from fusec.ops import GroupNorm, LayerNorm, Reduce, RmsNorm, Softmax
 
 CACHED = 32  # elements that a thread caches in registers; with more, each pass reads them again
 COALESCED_BYTES = 64  # that neighbouring threads read together, at least
-ENOUGH_THREADS = 1 << 17  # to fill the largest GPU
 
 
 @dataclass(frozen=True)

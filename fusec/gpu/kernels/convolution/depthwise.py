@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.gpu_figures import ENOUGH_THREADS, GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, by_value, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
@@ -25,7 +25,6 @@ from fusec.ops import Conv, Reduce
 from fusec.schedule.program import inputs_of
 
 STRIP = 4  # results of a thread at most, divided by the stride
-ENOUGH_THREADS = 1 << 17  # to fill the largest GPU; with fewer, strips are shorter
 MAX_STRIP = 8
 MAX_TAPS = 128  # because the taps of a row are unrolled
 HELD_FILTERS = 128  # numbers of filters that a thread keeps in registers, at most
@@ -49,6 +48,7 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
     vector = _vector(conv, rest, outputs)
     width, total = y.type.shape[-1], y.type.size // vector
     strip = max(1, STRIP // conv.op.strides[-1])
+    # with too few threads to fill the GPU, strips are shorter
     while strip > 1 and (ceil_div(total, strip) < ENOUGH_THREADS or width < strip):
         strip //= 2
     variants = [(vector, 2 * strip), (vector, strip // 2), (vector // 2, strip), (vector // 2, 2 * strip)]

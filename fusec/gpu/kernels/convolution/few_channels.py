@@ -2,7 +2,8 @@
 
 Tensor cores take channels by sixteens, and cuDNN leaves most of them idle. Here four taps of four channels are one step
 of a product. A thread reads its operand from the image in shared memory, eight bytes a tap. Filters stay in registers,
-and a thread gets neighbouring results.
+and a thread gets neighbouring results. An image in rows is as good as one with its channels last, because neighbouring
+threads load neighbouring pixels.
 """
 
 from __future__ import annotations
@@ -202,10 +203,13 @@ class _FewChannelsSource:
     def _load_pixel(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
         """Load the pixel at a row and column of the image."""
         source, names = self.source, ("c0", None, "(u32)row", "(u32)column")
-        if not self.prologue or self._in_words:
+        if self._in_words if self.prologue else _is_packed(source.type):
             at = Space(source.type.shape, names).offset(source.type)
             return cuda("load_words" if self.prologue else "load_pixel", IMAGE=arguments.read(source), AT=at)
         code = PointwiseCode(Space(source.type.shape, ("c0", "c1", *names[2:])), arguments, "p")
+        if not self.prologue:
+            code.get(source)
+            code.body.append(f"pixel.v[c1] = {code.as_stored(source)};")
         for node in self.prologue:
             if isinstance(node.op, Pad):
                 value = node.operands[0]
@@ -243,7 +247,7 @@ def few_channels(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
     if not _reads(prologue, rest, x):
         return None
     source = _FewChannelsSource(prologue, conv, rest, outputs, figures)
-    if source.steps > MOST_STEPS or not _packed(x.type, prologue) or not _stores(source):
+    if source.steps > MOST_STEPS or not _stores(source):
         return None
     values = (x, w, y, source.source, *outputs, *(v for node in rest for v in node.operands))
     if max(v.type.span for v in values) >= 1 << 31:
@@ -273,9 +277,9 @@ def _reads(prologue: Sequence[Node], rest: Sequence[Node], x: Value) -> bool:
     return all(v.type.shape == source.type.shape for node in prologue[:at] for v in node.results)
 
 
-def _packed(type: TensorType, prologue: Sequence[Node]) -> bool:
+def _is_packed(type: TensorType) -> bool:
     """Tell if one load moves the channels of a pixel."""
-    return bool(prologue) or (type.strides[1] == 1 and all(type.strides[d] % CHANNELS == 0 for d in (0, 2, 3)))
+    return type.strides[1] == 1 and all(type.strides[d] % CHANNELS == 0 for d in (0, 2, 3))
 
 
 def _stores(source: _FewChannelsSource) -> bool:

@@ -24,7 +24,7 @@ WAVES = 4  # blocks for each multiprocessor, at most; with more, cuDNN's engines
 MOST_SPLITS = 8  # blocks of a cluster
 # Pixels and filters of a block; warps that share its steps, and its filters.
 VARIANTS = ((32, 32, 4, 1), (16, 32, 4, 1), (16, 64, 4, 2))
-SHARED_BYTES = 200 << 10  # of a block, at most
+SHARED_BYTES = 200 << 10  # of a block, at most; a choice, and less than an H200 has
 
 
 def few_pixels(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:

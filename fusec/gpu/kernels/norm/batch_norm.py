@@ -13,11 +13,11 @@ from dataclasses import replace
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Kernel, ceil_div, power_of_two
-from fusec.gpu.kernels.codegen.norm_step import NormStep, match_norm_step
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate, stride_along, widest_vector
 from fusec.gpu.kernels.codegen.row_plan import Axis, RowPlan
 from fusec.gpu.kernels.norm.batch_norm_resident import VARIANTS, BatchNormResident, plan_resident
 from fusec.gpu.kernels.norm.batch_norm_source import BatchNormBySumsSource, BatchNormSource
+from fusec.gpu.kernels.norm.norm_step import NormStep, match_norm_step
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums
 from fusec.schedule.program import inputs_of

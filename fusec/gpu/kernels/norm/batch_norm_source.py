@@ -12,10 +12,10 @@ from functools import cached_property
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.kernel import Arguments, Launch, compute_type
 from fusec.gpu.kernels.codegen.loops import ChunkMerge, coordinates, loop, thread_setup
-from fusec.gpu.kernels.codegen.norm_step import NormStep
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, rounded_to
 from fusec.gpu.kernels.codegen.row_plan import RowPlan
+from fusec.gpu.kernels.norm.norm_step import NormStep
 from fusec.ir import TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums
 

@@ -18,7 +18,8 @@ CLUSTER = 8  # blocks of a cluster, at most
 MEETING = 16  # blocks that share groups without a cluster, at most
 THREADS = (320, 640)  # of a block, about
 COALESCED_BYTES = 64  # of a pixel that a block reads, at least where groups allow it
-FEW, ENOUGH = 32, 96  # blocks: with fewer than FEW the kernel is slow; ENOUGH fill the GPU
+# Blocks: with fewer than FEW the kernel is slow; ENOUGH fill the GPU. Measured on an H200, no properties of it.
+FEW, ENOUGH = 32, 96
 KEPT, MOST_KEPT = 8, 16  # vectors that a thread keeps, if that fills the GPU, and at most
 
 

@@ -26,7 +26,6 @@ from fusec.gpu.kernels.codegen.kernel import (
     power_of_two,
 )
 from fusec.gpu.kernels.codegen.loops import TOGETHER, ChunkMerge, coordinates
-from fusec.gpu.kernels.codegen.norm_step import NormStep, match_norm_step
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
@@ -37,6 +36,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     widest_vector,
 )
 from fusec.gpu.kernels.codegen.row_plan import Axis, RowPlan
+from fusec.gpu.kernels.norm.norm_step import NormStep, match_norm_step
 from fusec.ir import DType, Node, Value
 from fusec.ops import LayerNormBackward, Reduce
 from fusec.schedule.program import inputs_of
@@ -53,7 +53,7 @@ VARIANTS = (
     (24, 1, 2, True),
     (16, 2, 2, False),
 )
-AHEAD_BYTES = 200 << 10  # shared memory of a block for rows copied ahead
+AHEAD_BYTES = 200 << 10  # shared memory of a block for rows copied ahead, at most; less than an H200 has
 MOST = 512  # threads for a row
 SUMS = 3  # of a row, at most
 SHARED_BYTES = 40 << 10  # for the column sums of the rows that a block works on

@@ -19,7 +19,8 @@ from fusec.ir import Node, Value
 from fusec.ops import GroupNorm, InstanceNorm, Reduce
 
 # A reduction with fewer than FEW_BLOCKS is split into chunks until there are FULL_BLOCKS, because few blocks do not
-# fill the GPU. A thread of a chunk visits at least MIN_TURNS vectors, because each chunk costs a merge.
+# fill the GPU. A thread of a chunk visits at least MIN_TURNS vectors, because each chunk costs a merge. All three were
+# measured on an H200; they are no properties of it.
 FEW_BLOCKS, FULL_BLOCKS, MIN_TURNS = 128, 512, 4
 # Each: threads of a block; turns unrolled; the most threads that share a number where neighbours have their own (fewer
 # threads visit more elements each, and leave more chunks to merge); whether the last block of a reduction merges its

@@ -1,4 +1,4 @@
-"""Sort the nodes of a step by their role around a reduction, softmax or norm."""
+"""Sort the nodes of a step by their role around one reduction, softmax or forward norm of rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fusec.gpu.kernels.codegen.kernel import C_TYPES
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.norm.formulas import Formula, formula_of
+from fusec.gpu.kernels.norm.step_roles import ancestors
 from fusec.ir import Node, Op, TensorType, Value
 from fusec.ops import AvgPool, GroupNorm, InstanceNorm, LayerNorm, MaxPool, Reduce, RmsNorm, Softmax
 from fusec.schedule.program import inputs_of
@@ -63,7 +64,7 @@ def match_row_step(nodes: Sequence[Node], outputs: Sequence[Value]) -> RowStep |
     formula = None if op is None else formula_of(anchor, op)
     if op is None or formula is None or anchor.operands[0].type.dtype not in C_TYPES:
         return None
-    prologue = _ancestors(nodes, anchor)
+    prologue = ancestors(nodes, anchor.operands[:1])
     epilogue = tuple(node for node in nodes if node is not anchor and node not in prologue)
     made = {v for node in nodes for v in node.results}
     if any(v in made for v in anchor.operands[1:]):
@@ -86,14 +87,3 @@ def _reduction_op(anchor: Node) -> Op | None:
     whole = op.window == x.shape[2:] and not any(op.pads) and set(op.dilations) == {1}
     kind = "mean" if isinstance(op, AvgPool) else "max"
     return Reduce(kind, tuple(range(2, x.rank))) if whole and x.size else None
-
-
-def _ancestors(nodes: Sequence[Node], anchor: Node) -> tuple[Node, ...]:
-    """Return the nodes that the anchor depends on."""
-    wanted = {anchor.operands[0]}
-    found: list[Node] = []
-    for node in reversed(nodes[: list(nodes).index(anchor)]):
-        if any(v in wanted for v in node.results):
-            found.insert(0, node)
-            wanted |= set(node.operands)
-    return tuple(found)

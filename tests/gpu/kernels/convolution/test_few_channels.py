@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, build, check, last, rows
+from gpu.kernels.cases import Case, build, check, last, normal, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.errors import VerifyError
@@ -26,12 +26,17 @@ def convolved(
     filters: int,
     dtype: DType = F16,
     constant: bool = True,
-    behind: str = "relu",
+    epilogue: str = "relu",
 ) -> Case:
-    """A convolution; before it what makes an image of three channels one of four, behind it a bias and relu."""
+    """A convolution; before it what makes an image of three channels one of four, after it a bias and relu.
+
+    epilogue: `quantise` also rounds to int8.
+    """
     taps = (filters, 4, *window)
     rng = np.random.default_rng(3)
     array = (rng.standard_normal(taps) / np.prod(taps[1:]) ** 0.5).astype(dtype.numpy)
+    whole = epilogue == "quantise"
+    array = (np.rint(array.astype(np.float32) * 64) / 64).astype(dtype.numpy) if whole else array
 
     def make(g: Any, x: Any, *w: Any) -> Any:
         if x.type.dtype is not dtype:
@@ -43,11 +48,26 @@ def convolved(
             g.set_type(w, w.type.with_order(channels_last(4)))
         y = g.add(op, x, w)
         bias = g.constant(np.linspace(-1, 1, filters).astype(dtype.numpy).reshape(1, -1, 1, 1))
-        y = g.add(pw(behind), g.add(pw("add"), y, bias)) if behind else y
+        if epilogue == "quantise":
+            y = quantised(g, y, bias)
+        elif epilogue:
+            y = g.add(pw(epilogue), g.add(pw("add"), y, bias))
         return y if number_of(name) % 3 else g.insert(Relayout((0, 1, 2, 3)), [y]).result
 
     # filters that are no constant lie as they come
-    return build(name, [x] if constant else [x, rows(dtype, *taps)], make)
+    return build(name, [x] if constant else [x, rows(dtype, *taps)], make, quarters if whole else normal)
+
+
+def quarters(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Draw multiples of a quarter. Their sums are exact in any order, so that all round to the same integers."""
+    return (np.rint(rng.standard_normal(type.shape) * 4) / 4).astype(type.dtype.numpy)
+
+
+def quantised(g: Any, y: Any, bias: Any) -> Any:
+    """Bias, relu, a scale, and rounding to int8, in f32 as a quantised model's first convolution has them."""
+    wide = g.add(pw("relu"), g.add(pw("add"), g.add(Cast(F32), y), g.add(Cast(F32), bias)))
+    steps = g.add(pw("round"), g.add(pw("mul"), wide, g.constant(np.float32(37.5))))
+    return g.add(Cast(DType.I8), g.add(pw("clip", min=-128.0, max=127.0), steps))
 
 
 def number_of(name: str) -> int:
@@ -66,11 +86,17 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
             op.infer(rows(dtype, shape[0], 4, *shape[2:]), rows(dtype, filters, 4, *window))
         except VerifyError:
             continue
-        x = last(dtype, *shape) if channels == 4 else rows(F32 if rng.integers(2) else dtype, *shape)
+        if channels == 4:
+            x = last(dtype, *shape) if number % 3 else rows(dtype, *shape)
+        else:
+            x = rows(F32 if rng.integers(2) else dtype, *shape)
         if channels == 3 and number % 2:
             x = x.with_order(channels_last(4))
-        behind, name = str(rng.choice(["", "relu"])), f"{number} {op} {window} {filters} {dtype.value} {shape}"
-        return convolved(name, x, op, window, filters, dtype, constant, behind)
+        epilogue, name = (
+            str(rng.choice(["", "relu", "quantise"])),
+            f"{number} {op} {window} {filters} {dtype.value} {shape}",
+        )
+        return convolved(name, x, op, window, filters, dtype, constant, epilogue)
 
 
 def random_cases() -> list[Case]:
@@ -95,7 +121,7 @@ def test_every_size_of_tile_does_the_same_work(rng: np.random.Generator, monkeyp
 @needs_compiler
 def test_an_infinity_spoils_only_what_it_is_in_the_window_of(rng: np.random.Generator) -> None:
     """The last step of a product has fewer taps than it could: what is multiplied there is no pixel."""
-    case = convolved("one", last(F16, 1, 4, 8, 9), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 16, behind="")
+    case = convolved("one", last(F16, 1, 4, 8, 9), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 16, epilogue="")
     assert case.kernel is not None
     arrays = case.arrays(rng)
     x = next(v for v in arrays if v.literal is None)
@@ -117,7 +143,6 @@ def test_the_image_is_made_ready_on_the_way() -> None:
         convolved("odd filters", last(F16, 1, 4, 5, 5), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 24),
         convolved("many filters", last(F16, 1, 4, 5, 5), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 144),
         convolved("a large window", last(F16, 1, 4, 12, 12), Conv((4, 4), (2,) * 4, (1, 1)), (11, 11), 64),
-        convolved("channels first", rows(F16, 1, 4, 5, 5), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 16),
     ],
     ids=lambda case: case.name,
 )
@@ -133,4 +158,13 @@ def test_pixels_of_three_are_read_by_words(rng: np.random.Generator, across: int
     case = convolved("1 words", x, Conv((2, 1), (3, 2, 1, 3), (1, 1)), (7, 5), 32)
     assert case.kernel is not None
     assert ("const u32* words" in case.kernel.launches[0].source) == words
+    check([case], rng)
+
+
+@needs_compiler
+@pytest.mark.parametrize("image", [last(F16, 2, 4, 30, 40), rows(F16, 2, 4, 30, 40), rows(F32, 2, 3, 30, 40)], ids=str)
+def test_a_result_is_rounded_to_integers(rng: np.random.Generator, image: TensorType) -> None:
+    """As a quantised model's first convolution is: it stays in floats, and the next one multiplies integers."""
+    case = convolved("1 stem", image, Conv((2, 2), (3,) * 4, (1, 1)), (7, 7), 64, epilogue="quantise")
+    assert case.kernel is not None and [v.type.dtype for v in case.outputs] == [DType.I8]
     check([case], rng)

@@ -1,4 +1,4 @@
-"""Sort the nodes of a step by their role around a norm.
+"""Sort the nodes of a step by their role around a norm that has statistics.
 
 The anchor has elements and statistics: one number for each channel (or column). Other nodes belong to the prologue, to
 the epilogue, or compute on the statistics.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fusec.gpu.kernels.norm.step_roles import ancestors
 from fusec.ir import Node, Value
 
 
@@ -84,7 +85,7 @@ def match_norm_step(
     made = {v for node in nodes for v in node.results}
     if x.type.size == 0 or any(v in made for v in parameters):
         return None
-    prologue = _ancestors(nodes, moved)
+    prologue = ancestors(nodes, moved)
     if anchor in prologue:
         return None
     statistics = set(anchor.results[1:])
@@ -119,7 +120,7 @@ def match_norm_step(
     return NormStep(
         anchor,
         moved,
-        tuple(prologue),
+        prologue,
         tuple(epilogue),
         tuple(small),
         tuple(prologue_outputs),
@@ -127,12 +128,3 @@ def match_norm_step(
         tuple(v for v in outputs if v in statistics),
         tuple(sums),
     )
-
-
-def _ancestors(nodes: Sequence[Node], values: Sequence[Value]) -> list[Node]:
-    wanted, found = set(values), list[Node]()
-    for node in reversed(nodes):
-        if wanted.intersection(node.results):
-            found.insert(0, node)
-            wanted |= set(node.operands)
-    return found

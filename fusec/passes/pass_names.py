@@ -1,0 +1,29 @@
+"""Translate the names that passes had before, because saved findings, files and scripts use them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+# Old name -> name of the pass, which is that of its file.
+RENAMED = {
+    "attend": "recognise_attention",
+    "merge_siblings": "merge_qkv",
+    "merge_turned": "merge_rotary_qkv",
+    "own_views": "packed_qkv_backward",
+    "read_packed": "slice_packed_qkv",
+    "order_gradients": "deterministic_attention",
+    "upsampled": "fold_upsampling",
+    "widen_channels": "pad_channels",
+    "patches": "patch_embedding",
+    "order_sums": "reorder_bias_first",
+    "layout": "assign_layout",
+    "views_behind": "epilogue_before_views",
+    "move_views": "sink_views",
+    "mask_by_norm": "relu_mask_from_norm",
+    "sums_in_front": "split_batchnorm_stats",
+}
+
+
+def current_names(names: Collection[str]) -> frozenset[str]:
+    """Return names of passes and rules, with the current name of each pass that was renamed."""
+    return frozenset(RENAMED.get(name, name) for name in names)

@@ -1,0 +1,45 @@
+"""Products of 8-bit integers compete with their form in fp16, and the times of both are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from gpu.kernels.cases import FIGURES
+from lowering.bodies import BODIES, load
+from lowering.lowers_judge import LowersJudge
+
+from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps, precision_times
+from fusec.gpu.autotune.step_choices import PrecisionTimes
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.passes.partition import partition
+from fusec.passes.partition.equivalent_spellings import IN_HALVES
+from fusec.schedule.program import Program
+from fusec.targets.target import load as load_target
+
+TUNING = StepTuning(True, 1.0, "quick", FIGURES)
+
+
+def program() -> Program:
+    body = load(BODIES["integer conv, scale, bias, integer residual, relu, rounded"])
+    return partition(body, LowersJudge(), load_target("h200"))
+
+
+def time_us(graph: CudnnGraph, halves_us: float) -> float:
+    return halves_us if ":f16[" in str(graph) else 41.0
+
+
+@pytest.mark.parametrize(("halves_us", "spelling"), [(29.0, (IN_HALVES,)), (50.0, ())])
+def test_the_faster_form_is_chosen(halves_us: float, spelling: tuple[str, ...]) -> None:
+    def graphs_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: time_us(graph, halves_us) for key, graph in graphs.items()}
+
+    before = program()
+    (choice,) = choose_steps(before, TUNING, Timers(graphs_us)).values()
+    assert [part.spelling for part in choice] == [spelling]
+    (times,) = precision_times(before, TUNING, lambda graph: time_us(graph, halves_us)).values()
+    assert times == PrecisionTimes(41.0, halves_us)
+
+
+def test_forms_that_were_not_timed_have_no_times() -> None:
+    assert precision_times(program(), TUNING, lambda graph: None) == {}
