@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TargetError,
         VerifyError,
     )
+    from fusec.frontends.custom_ops import CustomOp
     from fusec.gradients import backward, grad
     from fusec.ir import DType, Graph, TensorType
     from fusec.quantization.quantize import QuantizedModel, quantize
@@ -41,6 +42,7 @@ _HOMES = {
     "load": "driver",
     "compile_dynamic": "driver",
     "DynamicExecutable": "dynamic_shapes.executable",
+    "CustomOp": "frontends.custom_ops",
     "InferenceSession": "session",
     "Predictor": "serving.predictor",
     "from_torch": "torch_backend",
@@ -65,6 +67,7 @@ _HOMES = {
 __all__ = [
     "Builder",
     "CheckError",
+    "CustomOp",
     "DType",
     "DataParallel",
     "DevicePool",
