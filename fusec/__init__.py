@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TargetError,
         VerifyError,
     )
+    from fusec.frontends.custom_ops import CustomOp
     from fusec.generation.generator import Generator
     from fusec.gradients import backward, grad
     from fusec.ir import DType, Graph, TensorType
@@ -42,6 +43,7 @@ _HOMES = {
     "load": "driver",
     "compile_dynamic": "driver",
     "DynamicExecutable": "dynamic_shapes.executable",
+    "CustomOp": "frontends.custom_ops",
     "InferenceSession": "session",
     "Generator": "generation.generator",
     "Predictor": "serving.predictor",
@@ -67,6 +69,7 @@ _HOMES = {
 __all__ = [
     "Builder",
     "CheckError",
+    "CustomOp",
     "DType",
     "DataParallel",
     "DevicePool",

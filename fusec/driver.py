@@ -33,6 +33,7 @@ from fusec.errors import FusecError, ManyLaunchesWarning, ModelError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions, Progress
 from fusec.execution.shape_family import ShapeFamily
+from fusec.frontends.custom_ops import CustomOp
 from fusec.gpu import device
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph
@@ -93,6 +94,7 @@ def compile(
     shapes: GivenShapes | None = None,
     buckets: Mapping[str, Sequence[int]] | None = None,
     constants: Mapping[str, Any] | None = None,
+    custom_ops: Mapping[str, Callable[..., Any] | CustomOp] | None = None,
     state: Mapping[str, str] | None = None,
     tune: str = "quick",
     budget: float = float("inf"),
@@ -123,6 +125,10 @@ def compile(
     buckets: sizes to compile for, by name of a symbolic dim; the result is a DynamicExecutable. See `compile_dynamic`.
     constants: values of inputs, by name, that the program is compiled for; they are no inputs of the executable.
         Arrays have the type of the input; Python numbers and lists take it.
+    custom_ops: Python functions for ONNX ops that fusec does not know, by domain and name:
+        `{"my.domain::Op": function}`. A function takes an array for each operand and the attributes as keywords, and
+        returns an array or a tuple of them. The model is split there: the function runs between two programs, on NumPy
+        arrays, or with `CustomOp(function, on_device=True)` on the device's.
     state: inputs that stay on the device between calls (`Executable.bind`, `step`). Each has the name of the output
         that replaces it after a call, or an empty name. The state of a Builder is its parameters.
     tune: `quick` times the likely plans of cuDNN on the GPU and takes the fastest, `full` times all, `none` takes
@@ -161,12 +167,14 @@ def compile(
     if isinstance(model, Builder):
         if constants:
             raise ModelError("a Builder takes no constants: build it with `Builder.constant` in place of the input")
+        if custom_ops:
+            raise ModelError("a Builder takes no custom_ops, which are for ONNX models")
         return _compile_builder(model, options, Shared(family, oracle))
     shared = Shared(family, oracle)
     if not (shapes or buckets):
-        return _warned(compile_model(frontends.bind(model, constants), options, None, shared))
+        return _warned(compile_model(frontends.bind(model, constants, custom_ops), options, None, shared))
     with device.woken(options.target) if _wakes_gpu(options) else nullcontext():
-        source = _source(model, constants)
+        source = _source(model, constants, custom_ops)
     sizing = sizing_of(source, shapes) if buckets else read_sizes(source, shapes)
     if sizing is None:
         return _warned(compile_model(source, options, cast("Shapes", shapes), shared))
@@ -194,6 +202,7 @@ def compile_dynamic(
     precision: str = "fp32",
     shapes: GivenShapes | None = None,
     constants: Mapping[str, Any] | None = None,
+    custom_ops: Mapping[str, Callable[..., Any] | CustomOp] | None = None,
     tune: str = "quick",
     budget: float = float("inf"),
     disable: Collection[str] = (),
@@ -234,7 +243,7 @@ def compile_dynamic(
         progress=progress,
     )
     more = DynamicOptions(max_shapes, buckets, share_kernels, tune_each)
-    source = _source(model, constants)
+    source = _source(model, constants, custom_ops)
     return _dynamic(source, options, sizing_of(source, shapes), Shared(), more)
 
 
@@ -330,10 +339,13 @@ def compile_graph(
 
 
 def _source(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source, constants: Mapping[str, Any] | None
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
+    constants: Mapping[str, Any] | None,
+    custom_ops: Mapping[str, Callable[..., Any] | CustomOp] | None,
 ) -> frontends.Source:
     """Read a model once, for any shapes."""
-    return (model if isinstance(model, frontends.Source) else frontends.Source(model)).with_constants(constants or {})
+    bound = frontends.bind(model, constants, custom_ops)
+    return bound if isinstance(bound, frontends.Source) else frontends.Source(bound)
 
 
 def _wakes_gpu(options: CompileOptions) -> bool:

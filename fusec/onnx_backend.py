@@ -48,7 +48,9 @@ class FusecBackendRep(BackendRep):
         """Run the model. Inputs are in its order or by name; outputs are in its order, arrays or lists of arrays."""
         given = self.named(inputs)
         executable = self._executable(given)
-        results = executable.run(None, {spec.name: given[spec.name] for spec in executable.inputs})
+        results = executable.run(
+            None, {spec.name: given[spec.name] for spec in executable.inputs if spec.name in given}
+        )
         names = [spec.name for spec in executable.outputs]
         return self.outputs(dict(zip(names, results, strict=True)), self._lengths)
 
@@ -73,7 +75,7 @@ class FusecBackendRep(BackendRep):
         return self.executable
 
     def _fits(self, executable: driver.AnyExecutable, given: Mapping[str, Bound]) -> bool:
-        free = ((given[spec.name], spec.shape) for spec in executable.inputs)
+        free = ((given[spec.name], spec.shape) for spec in executable.inputs if spec.name in given)
         shapes = all(isinstance(value, np.ndarray) and value.shape == shape for value, shape in free)
         return shapes and all(_same(given[name], value) for name, value in self._bound.items())
 
@@ -106,7 +108,8 @@ class FusecBackendRep(BackendRep):
             given = dict(zip(names, listed, strict=True))
         if missing := [name for name in self.inputs if name not in given]:
             raise ExecutionError(f"no array for input {missing[0]!r}")
-        return {n: v if isinstance(v, list) else np.asarray(v) for n, v in given.items() if n in self.inputs}
+        known = {n: v for n, v in given.items() if n in self.inputs}
+        return {n: v if v is None or isinstance(v, list) else np.asarray(v) for n, v in known.items()}
 
 
 def _same(a: Bound, b: Bound) -> bool:

@@ -11,7 +11,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import count
 from typing import Any
+
+import numpy as np
 
 from fusec import frontends
 from fusec.diagnostics.explain import Explanation
@@ -26,6 +29,7 @@ from fusec.dynamic_shapes.sizing import Key, Shapes, Sizes, Sizing, spec_of
 from fusec.errors import ExecutionError
 from fusec.execution.signature import array_of, require_by_name
 from fusec.ir import Array
+from fusec.ops.random import STATE_NAME
 from fusec.runtime import Executable, by_name
 from fusec.segments.executable import AnyExecutable
 from fusec.segments.records import SegmentedExplanation
@@ -65,6 +69,7 @@ class DynamicExecutable:
         self._compile = compile
         self._max_shapes = max_shapes
         self._lock = threading.RLock()
+        self._draws = count()  # calls that did not give the state of random numbers
         self._programs: OrderedDict[Key, AnyExecutable] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -167,10 +172,12 @@ class DynamicExecutable:
         shapes = {
             name: tuple(int(d) for d in (array if hasattr(array, "shape") else array_of(name, array)).shape)
             for name, array in feeds.items()
+            if name != STATE_NAME
         }
         padded_dims = self.padding.changed(self.sizing.dims(shapes))
         if not padded_dims:
-            return self._at(tuple(shapes[spec.name] for spec in self.inputs)).run(output_names, feeds, out)
+            program = self._at(tuple(shapes[spec.name] for spec in self.inputs))
+            return program.run(output_names, self._with_random_state(program, feeds), out)
         large = self.padding.padded(shapes, padded_dims)
         crop = self.padding.crops(shapes)
         program = self.at(large)
@@ -185,6 +192,12 @@ class DynamicExecutable:
                 out[name][...] = cropped[index]
                 cropped[index] = out[name]
         return cropped
+
+    def _with_random_state(self, program: AnyExecutable, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add seed 0 and the number of the call, which all programs share, if the program draws random numbers."""
+        if STATE_NAME in feeds or all(spec.name != STATE_NAME for spec in program.inputs):
+            return feeds
+        return {**feeds, STATE_NAME: np.array([0, next(self._draws)], np.uint64)}
 
     def _at(self, key: Key) -> AnyExecutable:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fusec.errors import ExecutionError
 from fusec.ir import Array, DType, Graph, TensorType, quote
 from fusec.lowering.dlpack import from_dlpack
 from fusec.lowering.packing import as_stored
+from fusec.ops.random import STATE_NAME
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Interface:
         self._by_name = {spec.name: spec for spec in self.inputs}
         self._places = {spec.name: place for place, spec in enumerate(self.outputs)}
         self._all = tuple(range(len(self.outputs)))
+        self._random = self._by_name.get(STATE_NAME)
+        self._calls = count()
 
     def places(self, names: Sequence[str] | None) -> tuple[int, ...]:
         """Return the numbers of the outputs with these names (None: all)."""
@@ -74,7 +78,8 @@ class Interface:
     def feeds(self, given: Mapping[str, Any], held: Container[str]) -> tuple[list[Array | None], bool]:
         """Return an array for each input, and if all given arrays are on the host.
 
-        The array is None for state that is `held` and not given.
+        The array is None for state that is `held` and not given. A state of random numbers that is not given is seed 0
+        and the number of the call.
         Raises ExecutionError when a name, shape or type does not fit.
         """
         require_by_name(given, "inputs")
@@ -85,6 +90,9 @@ class Interface:
         all_on_host, some_on_host = True, False
         for spec in self.inputs:
             if spec.name not in given:
+                if spec is self._random and spec.name not in held:
+                    arrays.append(np.array([0, next(self._calls)], np.uint64))
+                    continue
                 if spec.name not in held:
                     how = ": it is state, bind it" if spec.name in self._state else ""
                     raise ExecutionError(f"input {quote(spec.name)} is missing{how}")
@@ -93,6 +101,7 @@ class Interface:
             array, host = self._taken(given[spec.name], spec)
             all_on_host, some_on_host = all_on_host and host, some_on_host or host
             arrays.append(self._checked(array, spec, "input"))
+        some_on_host = some_on_host or self._random is not None
         if self._device and some_on_host and not all_on_host:  # the call does not wait, so host arrays are copied now
             arrays = [  # those of types that CuPy lacks are copied when they are fed
                 self._from_any(a) if isinstance(a, np.ndarray) and not spec.is_narrow else a

@@ -12,7 +12,7 @@ from onnx import TensorProto
 from fusec.errors import LoweringError
 from fusec.exporters.onnx_emit import Export, Exporter, formula, operator
 from fusec.ir import Node, print_node
-from fusec.ops import Resize
+from fusec.ops import GridSample, Resize, RoiAlign
 
 
 def _slice(e: Exporter, node: Node, x: str) -> str:
@@ -53,6 +53,33 @@ def _resize(e: Exporter, node: Node, x: str) -> str:
     for dim in (d for d, same in enumerate(ratio) if not same):
         x = e.op("Gather", x, e.ints(op.nearest(np, dim, shape[dim])), axis=dim)
     return x
+
+
+def _grid_sample(e: Exporter, node: Node, x: str, grid: str) -> str:
+    op, type = cast(GridSample, node.op), node.operands[1].type
+    if op.coordinates == "pixels":  # ONNX counts from -1 to 1
+        sizes = np.array(node.operands[0].type.shape[:1:-1])
+        scale, shift = (2 / sizes).astype(type.dtype.numpy), (1 / sizes - 1).astype(type.dtype.numpy)
+        grid = e.op("Mul", grid, e.initializer(scale, e.fresh("scale")))
+        grid = e.op("Add", grid, e.initializer(shift, e.fresh("shift")))
+    centres = int(op.coordinates == "centres")
+    return e.op("GridSample", x, grid, mode=op.mode, padding_mode=op.padding, align_corners=centres)
+
+
+def _roi_align(e: Exporter, node: Node, x: str, rois: str, batches: str) -> str:
+    op = cast(RoiAlign, node.op)
+    return e.op(
+        "RoiAlign",
+        x,
+        rois,
+        e.op("Cast", batches, to=TensorProto.INT64),
+        mode=op.mode,
+        output_height=op.bins[0],
+        output_width=op.bins[1],
+        sampling_ratio=op.samples,
+        spatial_scale=op.scale,
+        coordinate_transformation_mode="half_pixel" if op.half_pixel else "output_half_pixel",
+    )
 
 
 def _top_k(e: Exporter, node: Node, x: list[str]) -> list[str]:
@@ -100,6 +127,8 @@ SHAPES: Mapping[str, Export] = {
     "pad": formula(_pad),
     "gather": operator("Gather", "axis"),
     "resize": formula(_resize),
+    "grid_sample": formula(_grid_sample),
+    "roi_align": formula(_roi_align),
     "top_k": _top_k,
     "scatter": formula(_scatter),
     "cumulate": formula(_cumulate),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.errors import ModelError, VerifyError
 from fusec.frontends.bound_inputs import bound_literal, with_constants
+from fusec.frontends.custom_ops import CustomOp, CustomOps, custom_ops_of
 from fusec.ir import DType, Graph, Literal
 from fusec.system.printable import printable
 from fusec.text import parse
@@ -48,6 +49,7 @@ class Source:
     constants: values of some inputs of an ONNX model, by name. These inputs become constants of the graph.
     file: name of the model in messages; by default its path.
     folder: folder of its external data; by default that of the path.
+    custom_ops: Python functions for ops of an ONNX model; see `fusec.compile`.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Source:
         constants: Mapping[str, Literal] | None = None,
         file: str = "",
         folder: Path | None = None,
+        custom_ops: Mapping[str, Callable[..., Any] | CustomOp] | CustomOps | None = None,
     ):
         self._folder = folder
         self.constants = dict(constants or {})
@@ -70,6 +73,9 @@ class Source:
             self.file = f"graph {model.name!r}" if isinstance(model, Graph) else "<ModelProto>"
             self._model = model
         self.file = file or self.file
+        self._custom_ops = custom_ops_of(custom_ops)
+        if self._custom_ops and isinstance(self._model, Graph):
+            raise ModelError(f"{self.file}: custom_ops are for ONNX models, and this is a graph of fusec")
         self._checked: CheckedModel | None = None
         # weak, because weights that no graph uses need no memory
         self._weights: weakref.WeakValueDictionary[str, Literal] = weakref.WeakValueDictionary()
@@ -94,7 +100,7 @@ class Source:
                 raise ModelError(f"{self.file}: {error}") from error
         if isinstance(self._model, Graph):
             return Source(with_constants(self._model, known), file=self.file)
-        return Source(self._model, {**self.constants, **known}, self.file, self._folder)
+        return Source(self._model, {**self.constants, **known}, self.file, self._folder, self._custom_ops)
 
     def load(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
         """Load the graph for some input shapes, as `frontends.load` does."""
@@ -117,7 +123,7 @@ class Source:
         """Check the model once for all shapes."""
         from fusec.frontends.onnx.load import check_model  # imported here as in `load`
 
-        self._checked = self._checked or check_model(model, self.file)
+        self._checked = self._checked or check_model(model, self.file, self._custom_ops)
         return self._checked
 
     def segments(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph | Segment:
@@ -156,9 +162,7 @@ class Source:
         model = type(self._model)()
         model.CopyFrom(self._model)
         edit(model)
-        source = Source(model, self.constants, self.file)
-        source._folder = self._folder
-        return source
+        return Source(model, self.constants, self.file, self._folder, self._custom_ops)
 
     @cached_property
     def interface(self) -> tuple[tuple[Declaration, ...], tuple[Declaration, ...]]:
@@ -203,9 +207,19 @@ class Source:
 
 
 def bind(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph | Source, constants: Mapping[str, Any] | None
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | Source,
+    constants: Mapping[str, Any] | None,
+    custom_ops: Mapping[str, Callable[..., Any] | CustomOp] | None = None,
 ) -> str | os.PathLike[str] | bytes | ModelProto | Graph | Source:
-    """Return a model with values for some of its inputs; see `Source.with_constants`. Without constants: the model."""
+    """Return a model with values for some of its inputs and functions for some of its ops. Without both: the model.
+
+    constants: see `Source.with_constants`.
+    custom_ops: see `fusec.compile`.
+    """
+    if custom_ops:
+        if isinstance(model, Source):
+            raise ModelError(f"{model.file}: a Source takes custom_ops when it is made")
+        model = Source(model, custom_ops=custom_ops)
     if not constants:
         return model
     return (model if isinstance(model, Source) else Source(model)).with_constants(constants)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fusec.builder import Builder, Tensor
 from fusec.errors import VerifyError
-from fusec.gradients import attention, indexing, norms, pointwise, products, recurrent, windows
+from fusec.gradients import attention, indexing, norms, pointwise, products, recurrent, sampling, windows
 from fusec.gradients.core import BackwardStep, Rule, reverse, total, zeros
 from fusec.ir import Graph, quote
 
@@ -24,6 +24,7 @@ RULES: Mapping[str, Rule] = {
     **indexing.RULES,
     **attention.RULES,
     **recurrent.RULES,
+    **sampling.RULES,
 }
 STOPS: Mapping[str, str] = {**pointwise.STOPS, **indexing.STOPS}
 

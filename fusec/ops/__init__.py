@@ -27,6 +27,8 @@ from fusec.ops.pooling import AvgPool, MaxPool
 from fusec.ops.random import RandomBits
 from fusec.ops.recurrent import Recurrent
 from fusec.ops.reduction import Reduce, Softmax
+from fusec.ops.roi_align import RoiAlign
+from fusec.ops.sampling import GridSample
 from fusec.ops.shape import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
 from fusec.ops.training import (
     BatchNormBackward,
@@ -66,6 +68,8 @@ ALL: tuple[type[Op], ...] = (
     Pad,
     Gather,
     Resize,
+    GridSample,
+    RoiAlign,
     TopK,
     Scatter,
     Cumulate,
@@ -115,6 +119,7 @@ __all__ = [
     "Cumulate",
     "Expand",
     "Gather",
+    "GridSample",
     "GroupNorm",
     "InstanceNorm",
     "LayerNorm",
@@ -132,6 +137,7 @@ __all__ = [
     "Reshape",
     "Resize",
     "RmsNorm",
+    "RoiAlign",
     "Rotary",
     "Scatter",
     "Slice",

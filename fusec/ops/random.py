@@ -9,6 +9,10 @@ from typing import Any, ClassVar
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import require, require_arity
 
+# The input of an imported model that gives a seed and the number of the call. A call may leave it out.
+STATE_NAME = "fusec.random_state"
+STATE_TYPE = TensorType((2,), DType.U64)
+
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10

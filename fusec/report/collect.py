@@ -206,7 +206,7 @@ def host_step_row(record: HostStepRecord) -> HostStepRow:
     cost = "known after a call"
     if record.read_bytes is not None and record.written_bytes is not None:
         cost = f"{bytes_text(record.read_bytes)} to the host, {bytes_text(record.written_bytes)} back"
-    return HostStepRow(record.node, record.op, f"it needs {record.what} on the host{decides}", cost)
+    return HostStepRow(record.node, record.op, f"{record.reason}{decides}", cost)
 
 
 def totals_json(program: ReportedProgram) -> dict[str, Any]:

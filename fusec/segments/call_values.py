@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fusec.errors import ExecutionError
-from fusec.ir import Array, quote
+from fusec.ir import Array, Literal, quote
 
 
 class Arrays(Protocol):
@@ -41,15 +41,21 @@ class CallValues:
         self._host.pop(name, None)
         self._device.pop(name, None)
 
-    def on_host(self, name: str) -> np.ndarray[Any, Any]:
-        if name not in self._host:
-            self._host[name] = to_host(self.tensors[name], self.arrays)
-        return self._host[name]
+    def on_host(self, tensor: str | Literal) -> np.ndarray[Any, Any]:
+        """Return a tensor by name, or a constant, as a NumPy array."""
+        if isinstance(tensor, Literal):
+            return tensor.array
+        if tensor not in self._host:
+            self._host[tensor] = to_host(self.tensors[tensor], self.arrays)
+        return self._host[tensor]
 
-    def on_device(self, name: str) -> Array:
-        if name not in self._device:
-            self._device[name] = self.arrays.from_any(self.tensors[name])
-        return self._device[name]
+    def on_device(self, tensor: str | Literal) -> Array:
+        """Return a tensor by name, or a constant, as an array on the device."""
+        if isinstance(tensor, Literal):
+            return self.arrays.from_any(tensor.array)
+        if tensor not in self._device:
+            self._device[tensor] = self.arrays.from_any(self.tensors[tensor])
+        return self._device[tensor]
 
 
 def to_host(array: Array, arrays: Arrays) -> np.ndarray[Any, Any]:

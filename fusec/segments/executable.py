@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -28,7 +29,7 @@ from fusec.system.compile_timer import CompileTimes
 
 if TYPE_CHECKING:
     from fusec.frontends import Source
-    from fusec.frontends.onnx.emit import Answer, Compute
+    from fusec.frontends.onnx.emit import Answer
     from fusec.frontends.onnx.loop_body import LoopBody
     from fusec.frontends.onnx.segments import HostStep, Segment
 
@@ -178,18 +179,24 @@ class SegmentedExecutable:
         """Read the values of a host step, and compute its results if it has some."""
         start = time.perf_counter()
         if step.body is not None:
-            made, trips = self._loop(step, step.body, [held.on_device(name) for name in step.reads])
+            made, trips = self._loop(step, step.body, [held.on_device(one) for one in step.reads])
             answer = self._computed(step, made, computed)
             read_bytes, written_bytes = trips + 1, 9 * trips  # the condition; the number of the trip and the condition
         else:
-            read, trips, made = [held.on_host(name) for name in step.reads], None, list[Array]()
+            on_device = step.custom is not None and step.custom.on_device
+            take = held.on_device if on_device else held.on_host
+            read, trips, made = [take(one) for one in step.reads], None, list[Array]()
             if step.compute is None:
                 answer: Answer = tuple(array.copy() for array in read)  # constants must not change with the caller's
             else:
-                made = self._on_host(step, step.compute, read)
-                answer = self._computed(step, made, computed)
-            read_bytes, written_bytes = sum(array.nbytes for array in read), sum(array.nbytes for array in made)
-        record = HostStepRecord(step.node, step.op, step.what, step.decides, len(step.reads), read_bytes, written_bytes)
+                with _failing_as(step):
+                    made = list(step.compute(read))
+                    if on_device:  # a copy, because the function may give the same memory again
+                        made = [copied(self._arrays.from_any(array), self._arrays, on_host=False) for array in made]
+                    answer = self._computed(step, made, computed)
+            read_bytes = 0 if on_device else sum(array.nbytes for array in read)
+            written_bytes = 0 if on_device else sum(array.nbytes for array in made)
+        record = replace(_unmeasured(step), read_bytes=read_bytes, written_bytes=written_bytes)
         return answer, replace(record, seconds=time.perf_counter() - start, trips=trips)
 
     def _loop(self, step: HostStep, body: LoopBody, reads: Sequence[Array]) -> tuple[list[Array], int]:
@@ -202,14 +209,6 @@ class SegmentedExecutable:
         except ExecutionError as error:
             raise ExecutionError(f"node {step.node!r} ({step.op}): {error}") from error
         return results, loop.trips
-
-    @staticmethod
-    def _on_host(step: HostStep, compute: Compute, read: Sequence[Array]) -> list[Array]:
-        try:
-            with np.errstate(all="ignore"):
-                return list(compute(read))
-        except (VerifyError, ValueError, IndexError, MemoryError) as error:
-            raise ExecutionError(f"node {step.node!r} ({step.op}): {error}") from error
 
     @staticmethod
     def _computed(step: HostStep, results: Sequence[Array], computed: dict[int, list[Array]]) -> Answer:
@@ -272,8 +271,27 @@ class SegmentedExecutable:
         raise FusecError(f"the model {what}, and this model is split {cut_at(step)}")
 
 
+@contextmanager
+def _failing_as(step: HostStep) -> Generator[None]:
+    """Raise ExecutionError with the name of the node if a host step fails."""
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except (VerifyError, ValueError, IndexError, MemoryError) as error:
+        raise ExecutionError(f"node {step.node!r} ({step.op}): {error}") from error
+
+
+def _unmeasured(step: HostStep) -> HostStepRecord:
+    """Describe a host step before a call."""
+    function = None if step.custom is None else step.custom.label
+    record = HostStepRecord(step.node, step.op, step.what, step.decides, len(step.reads), function=function)
+    return replace(record, on_device=step.custom is not None and step.custom.on_device)
+
+
 def cut_at(step: HostStep) -> str:
     """Describe a host step for messages, with what to do about it."""
+    if step.custom is not None:
+        return f"at node {step.node!r} ({step.op}), which calls the Python function {step.custom.label} of custom_ops"
     return (
         f"at node {step.node!r} ({step.op}), which needs {step.what} on the host. If inputs of the model decide them, "
         "give their values: constants={'name': value}, on the command line --constant name=value"
@@ -287,7 +305,7 @@ def _key(answer: Answer) -> Hashable:
 def _record(prepared: PreparedSegment, steps: Sequence[HostStepRecord] | None, seconds: float | None) -> SegmentRecord:
     segment = prepared.segment
     if steps is None:
-        steps = [HostStepRecord(s.node, s.op, s.what, s.decides, len(s.reads)) for s in segment.steps]
+        steps = [_unmeasured(step) for step in segment.steps]
     runs_as = "program" if prepared.program is not None else "nothing" if segment.graph is None else "numpy"
     ops = 0 if segment.graph is None else len(segment.graph)
     return SegmentRecord(runs_as, ops, None, tuple(steps), len(segment.waiting), seconds)

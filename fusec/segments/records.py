@@ -21,6 +21,8 @@ class HostStepRecord:
     decides: the next segment is compiled for these very values, because they decide shapes or branches.
     values: number of tensors that it reads.
     trips: for a loop, how often its body ran.
+    function: the Python function of `custom_ops` that it calls, if it is such an op.
+    on_device: the function reads and gives arrays on the device, so that nothing is copied.
     """
 
     node: str
@@ -32,6 +34,15 @@ class HostStepRecord:
     written_bytes: int | None = None
     seconds: float | None = None
     trips: int | None = None
+    function: str | None = None
+    on_device: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Return in words why the model is cut there."""
+        if self.function is not None:
+            return f"it calls the Python function {self.function} on {'the device' if self.on_device else 'the host'}"
+        return f"it needs {self.what} on the host"
 
 
 @dataclass(frozen=True)
@@ -129,9 +140,7 @@ def _segment(index: int, record: SegmentRecord, width: int, fold: bool) -> str:
 def _steps(steps: Sequence[HostStepRecord]) -> list[str]:
     lines: list[str] = []
     for step in steps:
-        lines += wrapped(
-            f"Host step {printable(step.node)!r} ({step.op}): it needs {step.what} on the host.", "", WIDTH
-        )
+        lines += wrapped(f"Host step {printable(step.node)!r} ({step.op}): {printable(step.reason)}.", "", WIDTH)
         if step.decides:
             lines += wrapped("They decide shapes, so the next segment is compiled for these values.", "  ", WIDTH)
         values = f"{step.values} value{'s' * (step.values != 1)}"

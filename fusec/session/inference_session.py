@@ -6,7 +6,7 @@ Methods have onnxruntime's names and parameters. `fusec.session.without` lists w
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ from fusec.dynamic_shapes.saved_shapes import loaded
 from fusec.dynamic_shapes.size_ranges import GivenShapes
 from fusec.errors import FusecError
 from fusec.execution.signature import array_of, require_by_name
+from fusec.frontends.custom_ops import CustomOp
 from fusec.ir import Array
 from fusec.runtime import Executable
 from fusec.segments.executable import AnyExecutable
@@ -51,8 +52,9 @@ class InferenceSession(SaysWhy):
     provider_options: options of each provider: `device_id`, which must be 0, `user_compute_stream`, and the precision
         (`use_tf32`, `trt_fp16_enable`, `trt_bf16_enable`) if `precision` is not given. TensorRT's profiles of shapes
         (`trt_profile_min_shapes`, …) are ranges, if `shapes` is not given. Others have no effect.
-    target, precision, shapes, tune, budget, disable, deterministic, channels_last, max_shapes, buckets, tune_each: see
-        `fusec.compile` and `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes only target and tune.
+    target, precision, shapes, tune, budget, disable, deterministic, channels_last, max_shapes, buckets, tune_each,
+        custom_ops: see `fusec.compile` and `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes only
+        target and tune.
         If all dims have sizes or ranges, the program of the likely sizes is compiled now.
 
     Raises ModelError: when the model cannot be read or compiled.
@@ -76,6 +78,7 @@ class InferenceSession(SaysWhy):
         max_shapes: int = MAX_SHAPES,
         buckets: Mapping[str, Sequence[int]] | None = None,
         tune_each: bool = False,
+        custom_ops: Mapping[str, Callable[..., Any] | CustomOp] | None = None,
         **onnxruntime_only: Any,
     ):
         if unknown := sorted(onnxruntime_only.keys() - _ONNXRUNTIME_ONLY):
@@ -92,7 +95,7 @@ class InferenceSession(SaysWhy):
             self._make = lambda source, choice: loaded(path, target, tune, choice.simulate)
         else:
             with self._event("model_loading"), quiet(settings.severity):
-                self._source = edited(frontends.Source(path_or_bytes), settings, self._options)
+                self._source = edited(frontends.Source(path_or_bytes, custom_ops=custom_ops), settings, self._options)
             left_out = {disable} if isinstance(disable, str) else set(disable)
             self._make = lambda source, choice: compile_dynamic(
                 source,

@@ -25,7 +25,7 @@ HONOURED: Mapping[str, str] = {
     "optimized_model_filepath": "the graph after the passes is written there as ONNX, for the first input shapes",
     "add_free_dimension_override_by_name": "gives a symbolic dim a size",
     "add_free_dimension_override_by_denotation": "gives symbolic dims a size",
-    "add_initializer": "replaces an initializer; only on fusec's own object, because onnxruntime's object does not give the list",
+    "add_initializer": "replaces an initializer; only on fusec's object, as onnxruntime's does not give the list",
     "add_external_initializers": "as `add_initializer`",
     "add_provider": "as `providers`; only on fusec's own object",
     "has_providers": "returns True if `add_provider` was called",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 from fusec.errors import FusecError
+from fusec.frontends.user_file import user_module, user_object
 from fusec.ir import Graph
 from fusec.testing.case import Case, Property
 
@@ -33,7 +31,7 @@ def property_of(name: str) -> Property:
         if name not in known:
             raise FusecError(f"no property is named {name!r}: {', '.join(known)}; or give path/to/file.py:function")
         return known[name]
-    found = _find(name)
+    found = user_object(name)
     if isinstance(found, Property):
         return Property(name, found.check, found.needs)
     if not callable(found):
@@ -58,7 +56,7 @@ def property_of(name: str) -> Property:
 
 def strategy_of(name: str) -> Any:
     """Return the Hypothesis strategy `module:name` or `file.py:name`; a function or class is called for it."""
-    found = _find(name)
+    found = user_object(name)
     return found() if inspect.isroutine(found) or inspect.isclass(found) else found
 
 
@@ -75,7 +73,7 @@ def version_of(names: Sequence[str]) -> str:
     """
     sha = hashlib.sha256()
     for name in names:
-        module = _module(name.rpartition(":")[0])
+        module = user_module(name.rpartition(":")[0])
         own = inspect.getsourcefile(module)
         files = [Path(own)] if own else []
         if own and module.__name__.startswith("fusec."):
@@ -84,35 +82,3 @@ def version_of(names: Sequence[str]) -> str:
         for path in files:
             sha.update(path.read_bytes())
     return sha.hexdigest()[:16]
-
-
-def _find(name: str) -> object:
-    place, _, attribute = name.rpartition(":")
-    module = _module(place)
-    if not hasattr(module, attribute):
-        raise FusecError(f"{name}: {place} has no {attribute!r}")
-    return getattr(module, attribute)
-
-
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place)
-        except ImportError as error:
-            raise FusecError(f"{place}: cannot be imported ({error})") from error
-    path = Path(place).absolute()
-    name = f"fusec_fuzz_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if not path.is_file():
-        raise FusecError(f"{place}: No such file")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # because dataclasses look up their module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise FusecError(f"{place}: cannot be imported ({type(error).__name__}: {error})") from error
-    return module

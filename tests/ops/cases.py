@@ -31,6 +31,7 @@ from fusec.ops import (
     Cumulate,
     Expand,
     Gather,
+    GridSample,
     GroupNorm,
     InstanceNorm,
     LayerNorm,
@@ -47,6 +48,7 @@ from fusec.ops import (
     Reshape,
     Resize,
     RmsNorm,
+    RoiAlign,
     Rotary,
     Scatter,
     Slice,
@@ -97,6 +99,12 @@ def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 def above_one(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return rng.uniform(1.1, 5.0, shape).astype(np.float32)
+
+
+def regions(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Corners x1, y1, x2, y2 of regions in and around a small image."""
+    first = rng.uniform(-2, 8, (shape[0], 2))
+    return np.concatenate([first, first + rng.uniform(0.5, 12, (shape[0], 2))], 1).astype(np.float32)
 
 
 def coarse(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -596,6 +604,44 @@ OTHERS: dict[str, Sequence[Case]] = {
     "gather": [
         Case(Gather(1), ((2, 5, 3), (2, 2)), onnx_op("Gather", axis=1), (normal, integers(-5, 5)), False),
         Case(Gather(-1), ((2, 5), (3,)), onnx_op("Gather", axis=-1), (normal, integers(-5, 5, np.int32)), False),
+    ],
+    "grid_sample": [
+        *(
+            Case(
+                GridSample(mode, padding, "centres" if corners else "edges"),
+                ((2, 3, 4, 5), (2, 6, 7, 2)),
+                onnx_op("GridSample", mode=mode, padding_mode=padding, align_corners=corners),
+                (normal, lambda rng, shape: rng.uniform(-1.4, 1.4, shape).astype(np.float32)),
+            )
+            for mode in ("nearest", "linear", "cubic")
+            for padding in ("zeros", "border", "reflection")
+            for corners in (0, 1)
+        ),
+        Case(
+            GridSample("linear", "zeros", "pixels"),
+            ((1, 2, 4, 5), (1, 3, 3, 2)),
+            lambda x, grid: run("GridSample", [x, (2 * grid + 1) / np.array([5, 4], np.float32) - 1], mode="linear"),
+            (normal, lambda rng, shape: rng.uniform(-1, 5, shape).astype(np.float32)),
+        ),
+    ],
+    "roi_align": [
+        Case(
+            RoiAlign((3, 2), samples, mode, 0.5, half_pixel),
+            ((2, 3, 7, 6), (4, 4), (4,)),
+            onnx_op(
+                "RoiAlign",
+                output_height=3,
+                output_width=2,
+                sampling_ratio=samples,
+                mode=mode,
+                spatial_scale=0.5,
+                coordinate_transformation_mode="half_pixel" if half_pixel else "output_half_pixel",
+            ),
+            (normal, regions, integers(0, 2)),
+        )
+        for mode in ("avg", "max")
+        for samples in (1, 2, 0)
+        for half_pixel in (True, False)
     ],
     "resize": [
         Case(

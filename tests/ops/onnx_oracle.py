@@ -15,10 +15,12 @@ Array = np.ndarray[Any, Any]
 Oracle = Callable[..., Sequence[Array]]  # arrays -> arrays
 
 OPSET = 22
+OLDER = {"RoiAlign": 16}  # ops whose newest version onnxruntime lacks
 
 
 @functools.lru_cache(maxsize=512)
 def _session(op_type: str, dtypes: tuple[str, ...], results: int, attributes: tuple[tuple[str, Any], ...]) -> Any:
+    opset = OLDER.get(op_type, OPSET)
     names = [f"in{i}" if dtype else "" for i, dtype in enumerate(dtypes)]
     outputs = [f"out{i}" for i in range(results)]
     given = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes}
@@ -30,7 +32,7 @@ def _session(op_type: str, dtypes: tuple[str, ...], results: int, attributes: tu
     ]
     untyped = [onnx.ValueInfoProto(name=name) for name in outputs]
     graph = helper.make_graph([node], "one", inputs, untyped)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4

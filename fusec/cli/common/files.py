@@ -38,6 +38,15 @@ def constants_of(texts: Sequence[str]) -> dict[str, Any]:
     return values
 
 
+def functions_of(texts: Sequence[str]) -> dict[str, Any]:
+    """Read `my.domain::Op=ops.py:function` as name and function; the file is run."""
+    if not texts:
+        return {}
+    from fusec.frontends.user_file import user_object  # here, because most commands need none
+
+    return {name: user_object(text) for name, text in pairs_of("--custom-op", "my.domain::Op=FILE.py:FUNCTION", texts)}
+
+
 def _array(path: Path) -> Any:
     """Map the array of a .npy file. numpy checks its header against the size of the file, and unpickles nothing."""
     from numpy.lib.format import open_memmap  # here, because numpy would double the time of `fusec --help`

@@ -37,6 +37,14 @@ Constants = Annotated[
     list[str] | None,
     typer.Option("--constant", metavar="NAME=VALUE", help="Value of an input: axis=1, k=1,2,3 or x=file.npy."),
 ]
+CustomOps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--custom-op",
+        metavar="OP=FILE.py:FUNCTION",
+        help="Let a Python function compute an op: my.domain::Op=ops.py:f; may be repeated.",
+    ),
+]
 Disable = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Leave out this pass or rewrite rule; may be repeated.")
 ]

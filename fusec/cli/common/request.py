@@ -29,6 +29,7 @@ _ALWAYS: Mapping[str, tuple[Any, Any]] = {
     "precision": (cli_options.Precision, "fp32"),
     "shape": (cli_options.Shapes, None),
     "constant": (cli_options.Constants, None),
+    "custom_op": (cli_options.CustomOps, None),
     "disable": (cli_options.Disable, None),
     "deterministic": (cli_options.Deterministic, False),
     "channels_last": (cli_options.ChannelsLast, False),
@@ -43,7 +44,7 @@ _MORE: Mapping[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True)
 class Request:
-    """A model, `--shape` and `--constant` as they were given, and all other options.
+    """A model, `--shape`, `--constant` and `--custom-op` as they were given, and all other options.
 
     models: all models that the command was given; most take one.
     """
@@ -53,6 +54,7 @@ class Request:
     options: CompileOptions
     constant: Sequence[str] | None = None
     models: tuple[str, ...] = ()
+    custom_op: Sequence[str] | None = None
 
     @property
     def is_compiled(self) -> bool:
@@ -137,10 +139,13 @@ class Request:
         return executable
 
     def bound(self) -> str | Source:
-        """Return the model with the values of --constant for its inputs; the name of its file if there are none."""
+        """Return the model with --constant and --custom-op; the name of its file if neither is given."""
         from fusec.frontends import Source
 
-        return Source(self.model).with_constants(files.constants_of(self.constant)) if self.constant else self.model
+        if not (self.constant or self.custom_op):
+            return self.model
+        source = Source(self.model, custom_ops=files.functions_of(self.custom_op or ()))
+        return source.with_constants(files.constants_of(self.constant or ()))
 
     def constants(self) -> dict[str, Any]:
         """Return the arrays of --constant, by name."""
@@ -156,6 +161,7 @@ class Request:
             )
         given = {
             "--constant": self.constant,
+            "--custom-op": self.custom_op,
             "--disable": self.options.disable,
             "--rounding": self.options.rounding != "fused",
             "--deterministic": self.options.deterministic,
@@ -196,7 +202,7 @@ def compiles(*more: str, model: Any = cli_options.Model) -> Callable[[Command], 
                 lock=value.get("locked"),
             )
             models = (model,) if isinstance(model, str) else tuple(model)
-            request = Request(models[0], value["shape"], compile_options, value["constant"], models)
+            request = Request(models[0], value["shape"], compile_options, value["constant"], models, value["custom_op"])
             command(request=request, **given)
 
         # typer makes the options of a command from the signature and the annotations of its function

@@ -13,9 +13,6 @@ from fusec.frontends.onnx.tables import CONTRIB, EQUAL_TO_ONNX, REVIEWED_OPSET, 
 # Ops that fusec does not import, with the reason.
 NOT_IMPORTED: Mapping[str, str] = {
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"), "strings"),
-    **dict.fromkeys(("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"), "random numbers"),
-    **dict.fromkeys(("RandomUniform", "RandomUniformLike"), "random numbers"),
-    **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement"), "optional values"),
     "ImageDecoder": "compressed images",
     "MaxRoiPool": "windows whose size depends on values",
 }

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _STRINGS = "fusec has no strings: do this step before or after the model"
-_RANDOM = "fusec draws no random numbers for a model: make them an input"
-_OPTIONAL = "fusec has no optional values: export the model without them"
 _OLD = "onnx.version_converter writes it as a newer op"
 _OPS: Mapping[str, str] = {
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "LabelEncoder"), _STRINGS),
-    **dict.fromkeys(
-        ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), _RANDOM
-    ),
-    **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement"), _OPTIONAL),
     **dict.fromkeys(("Scatter", "Upsample"), _OLD),
-    "ImageDecoder": "fusec reads no image files: decode them before the model",
+    "ImageDecoder": "fusec reads no image files: decode them before the model, or give a Python function (custom_ops)",
     "MaxRoiPool": "export RoiAlign, or the op's definition in other ops",
 }
 _DOMAINS: Mapping[str, str] = {
     "ai.onnx.ml": "fusec runs tensor ops, not classical models: run this one in onnxruntime",
     "ai.onnx.preview.training": "fusec makes training steps of graphs itself (fusec.grad, docs/training.md)",
 }
-_UNKNOWN = "fusec does not know what it computes: export ONNX ops, or define it as a function of the model"
+_UNKNOWN = (
+    "fusec does not know what it computes: export ONNX ops, define it as a function of the model, or give a Python "
+    "function for it (custom_ops, docs/custom-ops.md)"
+)
 
 
 def advice(domain: str, op: str) -> str:

@@ -9,7 +9,7 @@ from onnx import ValueInfoProto
 
 from fusec.errors import VerifyError
 from fusec.frontends.onnx.emit import Emitter, ModelValue, TensorList
-from fusec.frontends.onnx.inputs import tensor_type
+from fusec.frontends.onnx.inputs import element_type, tensor_type
 from fusec.frontends.onnx.scope import Scope
 from fusec.ir import DType, Value
 from fusec.ops.spec import require
@@ -46,8 +46,12 @@ def check(scope: Scope, name: str, value: ModelValue, emit: Emitter) -> None:
 
 def _difference(declared: ValueInfoProto, value: ModelValue) -> tuple[str, DType | None]:
     """Describe the difference ("" for none), and return the declared element type. Symbolic dims match all sizes."""
-    kind, name = declared.type.WhichOneof("value"), declared.name
+    kind, name = element_type(declared.type).WhichOneof("value"), declared.name
     if not kind:
+        return "", None
+    if isinstance(value, TensorList) and not value.present:
+        optional = declared.type.WhichOneof("value") == "optional_type"
+        require(optional, f"the model declares {name!r} as {kind}, but it is an optional value without an element")
         return "", None
     if isinstance(value, TensorList):
         require(kind == "sequence_type", f"the model declares {name!r} as {kind}, but it is a sequence")

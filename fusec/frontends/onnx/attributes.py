@@ -13,24 +13,32 @@ from fusec.ops.spec import require
 _KINDS = AttributeProto.AttributeType
 
 
-def attributes(node: NodeProto, schema: defs.OpSchema, tensors: Tensors) -> dict[str, Any]:
+def attributes(node: NodeProto, schema: defs.OpSchema | None, tensors: Tensors) -> dict[str, Any]:
     """Return the values of a node's attributes by name: int, float, str, tuples of these, Literal or GraphProto.
+
+    schema: None for an op that onnx does not know.
 
     Raises VerifyError: when the op lacks an attribute, or its type is wrong, or a required one is missing.
     """
     values: dict[str, Any] = {}
     for attribute in node.attribute:
         name = attribute.name
-        require(name in schema.attributes, f"has no attribute {name!r} (version {schema.since_version} of the op)")
         require(name not in values, f"attribute {name!r} is given twice")
         require(not attribute.ref_attr_name, f"attribute {name!r} refers to a function's, but the node is in none")
-        wanted = str(schema.attributes[name].type).rpartition(".")[2]  # AttrType.INTS
-        given = _KINDS.Name(attribute.type)
-        require(given == wanted, f"attribute {name!r} is of type {given.lower()}, not {wanted.lower()}")
+        if schema is not None:
+            _check(attribute, schema)
         values[name] = _value(attribute, tensors)
-    for name, declared in schema.attributes.items():
+    for name, declared in schema.attributes.items() if schema is not None else ():
         require(not declared.required or name in values, f"needs an attribute {name!r}")
     return values
+
+
+def _check(attribute: AttributeProto, schema: defs.OpSchema) -> None:
+    name = attribute.name
+    require(name in schema.attributes, f"has no attribute {name!r} (version {schema.since_version} of the op)")
+    wanted = str(schema.attributes[name].type).rpartition(".")[2]  # AttrType.INTS
+    given = _KINDS.Name(attribute.type)
+    require(given == wanted, f"attribute {name!r} is of type {given.lower()}, not {wanted.lower()}")
 
 
 def _value(attribute: AttributeProto, tensors: Tensors) -> Any:
@@ -56,4 +64,6 @@ def _value(attribute: AttributeProto, tensors: Tensors) -> Any:
         return tensors.sparse(attribute.sparse_tensor)
     if kind == AttributeProto.GRAPH:
         return attribute.g
+    if kind == AttributeProto.TYPE_PROTO:
+        return attribute.tp
     raise VerifyError(f"attribute {attribute.name!r} of type {_KINDS.Name(kind).lower()} is not supported")

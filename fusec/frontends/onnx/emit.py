@@ -5,7 +5,7 @@ All shapes are concrete, so computations of shapes become constants here.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusec.errors import VerifyError
+from fusec.frontends.custom_ops import CustomOp
 from fusec.frontends.onnx.limits import by_blocks, require_constant
 from fusec.frontends.onnx.loop_body import LoopBody, Surroundings, loop_body
 from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, TensorType, Value, quote
@@ -40,12 +41,19 @@ class HostValueError(VerifyError):
     values: those that the host must read.
     compute: computes results from them, which become inputs of the graph; None if the values decide shapes or branches.
     body: the body of a loop, whose results become inputs of the graph.
+    custom: the user's function that `compute` calls.
     """
 
     def __init__(
-        self, what: str, values: Sequence[Value], compute: Compute | None = None, body: LoopBody | None = None
+        self,
+        what: str,
+        values: Sequence[Value],
+        compute: Compute | None = None,
+        body: LoopBody | None = None,
+        custom: CustomOp | None = None,
     ):
         self.what, self.values, self.compute, self.body = what, tuple(values), compute, body
+        self.custom = custom
         first = self.values if body is None else self.values[: body.operands[:2].count(None)]
         self.decisive = first or self.values  # a user who gives these needs no host step
         names = ", ".join(quote(v.name) for v in values)
@@ -55,10 +63,15 @@ class HostValueError(VerifyError):
 
 @dataclass(frozen=True, eq=False)
 class TensorList:
-    """A sequence of tensors. Its length is known, so no sequence is left after the import."""
+    """A sequence of tensors. Its length is known, so no sequence is left after the import.
+
+    dtype: of an empty sequence.
+    present: False for an optional value without an element. An optional value with an element is that element.
+    """
 
     items: tuple[Value, ...]
-    dtype: DType | None = None  # of an empty sequence
+    dtype: DType | None = None
+    present: bool = True
 
 
 ModelValue = Value | TensorList  # a tensor or a sequence, by one name of the model
@@ -88,6 +101,7 @@ class Emitter:
         self.notes: dict[str, dict[str, None]] = {}
         self.unrolled = 0
         self._loops = 0
+        self._draws: Counter[str] = Counter()
         self.host_results: list[Value] = []
         self._answers: deque[Answer] = deque()
         self._known: dict[Value, Array] = {}
@@ -155,6 +169,11 @@ class Emitter:
     def require_room(self, more: int = 0) -> None:
         """Check the number of unrolled nodes, including `more`. Raises VerifyError: when it exceeds MAX_UNROLLED."""
         require(self.unrolled + more <= MAX_UNROLLED, f"the model unrolls to more than {MAX_UNROLLED} nodes")
+
+    def next_draw(self) -> int:
+        """Count how often the current node draws random numbers, because trips of a loop have nodes of one name."""
+        self._draws[self._name] += 1
+        return self._draws[self._name]
 
     def _insert(self, op: Op, operands: Sequence[Value], names: Sequence[str]) -> Node:
         if self._loops:
@@ -257,26 +276,30 @@ class Emitter:
             assert not isinstance(array, TensorType)
             self._known[value] = array
 
-    def on_host(self, what: str, compute: Compute, *operands: Value) -> tuple[Value, ...]:
+    def on_host(
+        self, what: str, compute: Compute, *operands: Value, custom: CustomOp | None = None
+    ) -> tuple[Value, ...]:
         """Return results that NumPy computes on the host: constants, or inputs of the graph if an operand is computed.
 
         what: names the operands in messages.
         compute: computes the results from the arrays of the operands. The shapes of the results may depend on them.
+        custom: the user's function that `compute` calls. One on the device reads constants there as well.
 
         Raises HostValueError: when operands are computed at run time and the host has not computed the results yet.
         """
-        missing = [v for v in dict.fromkeys(operands) if v.literal is None and v not in self._known]
+        distinct = list(dict.fromkeys(operands))
+        missing = [v for v in distinct if v.literal is None and v not in self._known]
+        read = distinct if missing and custom is not None and custom.on_device else missing
+        known = {v: self._known[v] for v in distinct if v in self._known}
 
-        known = {v: self._known[v] for v in operands if v in self._known}
-
-        def from_missing(arrays: Sequence[Array]) -> Sequence[Array]:
-            given = known | dict(zip(missing, arrays, strict=True))
-            return compute([given[v] if v.literal is None else v.literal.array for v in operands])
+        def from_read(arrays: Sequence[Array]) -> Sequence[Array]:
+            given = known | dict(zip(read, arrays, strict=True))
+            return compute([given[v] if v in given or v.literal is None else v.literal.array for v in operands])
 
         if not missing:
-            return tuple(self.constant(array) for array in from_missing(()))
+            return tuple(self.constant(array) for array in from_read(()))
         if not self._answers:
-            raise HostValueError(what, missing, from_missing)
+            raise HostValueError(what, read, from_read, custom=custom)
         return tuple(self._host_result(type) for type in self._answers.popleft() if isinstance(type, TensorType))
 
     def on_host_loop(

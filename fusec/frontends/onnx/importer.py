@@ -17,6 +17,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs, helper
 
 from fusec.errors import ModelError, SizeError, VerifyError
+from fusec.frontends.custom_ops import CustomOp, CustomOps, qualified
 from fusec.frontends.onnx.advice import CUT
 from fusec.frontends.onnx.annotations import check
 from fusec.frontends.onnx.attributes import attributes
@@ -28,12 +29,13 @@ from fusec.frontends.onnx.standard import body_of
 from fusec.frontends.onnx.structure import abridged, captured, constants, node_names, report
 from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, SEQUENCES, domain_of, function_of, schema_of, unsupported
 from fusec.frontends.onnx.tensors import ELEMENT_TYPES, Tensors
-from fusec.ir import Graph, Literal, Value
+from fusec.ir import Array, Graph, Literal, Value
 from fusec.ops.spec import require
 from fusec.system.printable import printable
 
 MAX_DEPTH = 24
-Bound = Literal | np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]
+# The value of an input: a tensor, a sequence of tensors, or None for an optional value without an element.
+Bound = Literal | np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]] | None
 
 
 class InputsNeededError(ModelError):
@@ -51,6 +53,7 @@ class Importer:
     file: name of the model in messages.
     weights: initializers that an earlier import read; this import adds those that it reads.
     noted: notes of earlier imports of the model, which are not shown again.
+    custom_ops: functions that the user gave for ops.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Importer:
         self.waiting: list[int] = []  # nodes that asked or need results of those, in order
         self.host_results: dict[int, list[Value]] = {}  # inputs that the host computed, by index of the node
         self.depth = 0
+        self.custom_ops: CustomOps = {}
 
     def run(
         self,
@@ -142,7 +146,9 @@ class Importer:
         lengths: dict[str, int] = {}
         for name in (v.name for v in self.source.output):
             value = self._value(scope, name)
-            if isinstance(value, TensorList):
+            if isinstance(value, TensorList) and not value.present:
+                self.problems.append(f"output {name!r} is an optional value without an element")
+            elif isinstance(value, TensorList):
                 lengths[name] = len(value.items)
                 flat += [(f"{name}[{i}]", item) for i, item in enumerate(value.items)]
             elif value is not None:
@@ -178,7 +184,9 @@ class Importer:
     def _bind(self, bound: Mapping[str, Bound]) -> None:
         for name, given in bound.items():
             try:
-                if isinstance(given, np.ndarray | Literal):
+                if given is None:
+                    self.scope.values[name] = TensorList((), present=False)
+                elif isinstance(given, np.ndarray | Literal):
                     literal = given if isinstance(given, Literal) else Literal.of(given)
                     value = self.emit.literal(literal, name)
                     check(self.scope, name, value, self.emit)
@@ -222,6 +230,9 @@ class Importer:
         self, scope: Scope, node: NodeProto, name: str, operands: list[ModelValue | None]
     ) -> tuple[ModelValue, ...]:
         domain = domain_of(node)
+        custom = self.custom_ops.get(qualified(domain, node.op_type))
+        if custom is not None:
+            return self._custom(custom, scope, node, name, operands)
         opset = scope.opsets.get(domain, 0)
         found = function_of(node.op_type, opset, domain)
         schema = found[1] if found else schema_of(node.op_type, opset, domain)
@@ -250,6 +261,29 @@ class Importer:
                 f"its output {output!r} (number {index}) is read, but fusec does not compute it",
             )
         return results
+
+    def _custom(
+        self, custom: CustomOp, scope: Scope, node: NodeProto, name: str, operands: Sequence[ModelValue | None]
+    ) -> tuple[ModelValue, ...]:
+        """Let the user's function compute a node."""
+        require(not any(isinstance(v, TensorList) for v in operands), "takes tensors, not a sequence of them")
+        given = {
+            key: value.array if isinstance(value, Literal) else value
+            for key, value in attributes(node, None, self.tensors).items()
+        }
+        require(not any(isinstance(v, GraphProto) for v in given.values()), "has a body, which a function cannot run")
+        wanted = [index for index, output in enumerate(node.output) if output]
+
+        def compute(arrays: Sequence[Array]) -> Sequence[Array]:
+            left = iter(arrays)
+            return custom.results([None if v is None else next(left) for v in operands], given, wanted)
+
+        present = [v for v in operands if isinstance(v, Value)]
+        with self._within(scope, name, node.output):
+            what = f"the operands of {qualified(domain_of(node), node.op_type)}"
+            made = self.emit.on_host(what, compute, *present, custom=custom)
+        named = dict(zip(wanted, made, strict=True))
+        return tuple(named.get(index, made[0]) for index in range(len(node.output)))
 
     @contextmanager
     def _within(self, scope: Scope, name: str, outputs: Sequence[str]) -> Generator[None]:
@@ -291,7 +325,7 @@ class Importer:
             require(not isinstance(value, TensorList), f"its body reads the sequence {name!r}")
             if isinstance(value, Value):  # other names are those of inner bodies
                 values[name] = value
-        return Surroundings(values, self.scope.opsets, self.folder)
+        return Surroundings(values, self.scope.opsets, self.folder, self.custom_ops)
 
     def _by_definition(
         self,
@@ -328,7 +362,7 @@ class Importer:
         """Import the nodes of a body and return its outputs. Errors name the inner node."""
         members = list(zip(node_names(nodes), nodes, strict=True))
         require(self.depth < MAX_DEPTH, f"bodies within bodies, {MAX_DEPTH} deep")
-        refused = unsupported(members, scope.opsets)
+        refused = unsupported(members, scope.opsets, self.custom_ops)
         require(not refused, "in its body: " + "; ".join(refused))
         live = live_nodes(members, outputs)
         self.depth += 1
@@ -351,7 +385,7 @@ class Importer:
             self._node(scope, node, name)
         except HostValueError as error:
             what = f"in its body, node {name!r} ({printable(node.op_type)}): {error.what}"
-            raise HostValueError(what, error.values, error.compute, error.body) from error
+            raise HostValueError(what, error.values, error.compute, error.body, error.custom) from error
         except VerifyError as error:
             raise VerifyError(f"in its body, node {name!r} ({printable(node.op_type)}): {error}") from error
 

@@ -60,6 +60,11 @@ def _known(dims: Sequence[int | str] | None, bound: Mapping[str, int]) -> Dims |
     return None if dims is None else [bound.get(d, d) if isinstance(d, str) else d for d in dims]
 
 
+def element_type(type: TypeProto) -> TypeProto:
+    """Return the type of an optional value's element, because such a value is its element; else the type itself."""
+    return type.optional_type.elem_type if type.WhichOneof("value") == "optional_type" else type
+
+
 def tensor_type(value: ValueInfoProto, *, negative: bool = False) -> tuple[DType, Dims | None]:
     """Return the dtype and the dims that a value declares; dims are None if it declares no shape.
 
@@ -67,10 +72,11 @@ def tensor_type(value: ValueInfoProto, *, negative: bool = False) -> tuple[DType
 
     Raises VerifyError: when the value is not a tensor or fusec lacks its element type.
     """
-    kind = value.type.WhichOneof("value")
+    declared = element_type(value.type)
+    kind = declared.WhichOneof("value")
     if kind != "tensor_type":
         raise VerifyError(f"has type {kind.removesuffix('_type') if kind else 'none'}, not tensor")
-    tensor = value.type.tensor_type
+    tensor = declared.tensor_type
     dtype = dtype_of(tensor.elem_type)
     return dtype, (_dims(tensor, negative) if tensor.HasField("shape") else None)
 

@@ -12,10 +12,11 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, shape_inference, version_converter
 
 from fusec.errors import ModelError, VerifyError
+from fusec.frontends.custom_ops import CustomOp, CustomOps, qualified
 from fusec.frontends.onnx.functions import all_nodes, inlined
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.inputs import tensor_type
-from fusec.frontends.onnx.structure import GRAPHS, constants, node_names, ordered, report
+from fusec.frontends.onnx.structure import GRAPHS, constants, draws, node_names, ordered, report
 from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, OLDEST_OPSET, newest_versions, unsupported
 from fusec.ir import DType, Graph, Literal
 
@@ -55,7 +56,7 @@ def load_bound(
     The tensors of a sequence are outputs of the graph named `name[0]`, `name[1]`, … Parameters as in `load_onnx`.
     """
     known = model if isinstance(model, CheckedModel) else check_model(model, file)
-    importer = Importer(known.graph, known.opsets, folder, file, {} if weights is None else weights, known.noted)
+    importer = known.importer(folder, file, {} if weights is None else weights)
     return importer.run(known.order, known.names, shapes, bound)
 
 
@@ -65,6 +66,7 @@ class CheckedModel:
 
     names: name of each node of the graph.
     order: indices of the nodes to import, in order.
+    custom_ops: functions that the user gave for ops.
     noted: notes that the user has seen, because each is shown once for all shapes.
     """
 
@@ -72,28 +74,48 @@ class CheckedModel:
     opsets: Mapping[str, int]
     names: Sequence[str]
     order: Sequence[int]
+    custom_ops: CustomOps = field(default_factory=dict[str, CustomOp])
     noted: set[str] = field(default_factory=set[str])
 
+    @property
+    def draws(self) -> bool:
+        """Tell if nodes may draw random numbers from the state that a call gives."""
+        return any(draws(node) for node in all_nodes(self.graph.node))
 
-def check_model(model: ModelProto, file: str) -> CheckedModel:
-    """Check a model and prepare it for import. Raises ModelError: when anything is wrong with it."""
+    def importer(self, folder: Path | None, file: str, weights: MutableMapping[str, Literal]) -> Importer:
+        """Return a new importer of the model; see `load_onnx` for the parameters."""
+        importer = Importer(self.graph, self.opsets, folder, file, weights, self.noted)
+        importer.custom_ops = self.custom_ops
+        return importer
+
+
+def check_model(model: ModelProto, file: str, custom_ops: CustomOps | None = None) -> CheckedModel:
+    """Check a model and prepare it for import. Raises ModelError: when anything is wrong with it.
+
+    custom_ops: functions that the user gave for ops.
+    """
+    custom_ops = custom_ops or {}
     if not isinstance(model, ModelProto):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise ModelError(f"a model is a path, bytes, a ModelProto or a Graph, not {type(model).__name__}")
     if bad := next((text for text in _texts(model) if not isinstance(text, str)), None):
         raise ModelError(f"{file}: is not a valid ONNX model: the name {bad!r} in it is not UTF-8")
     model = _modern(model, file)
     opsets = _opsets(model, file)
+    for function in model.functions:
+        name = qualified("" if function.domain in DEFAULT_DOMAINS else function.domain, function.name)
+        if name in custom_ops:
+            raise ModelError(f"{file}: defines {name} as a function of its own, so custom_ops cannot give it another")
     source = inlined(model, file).graph
     names = node_names(source.node)
     order = ordered(source, file)
     members = [(names[i], source.node[i]) for i in order]
     added = {domain: newest_versions()[domain] for domain in _unimported((node for _, node in members), opsets)}
     opsets = {**opsets, **added}
-    if refused := unsupported(members, opsets):
+    if refused := unsupported(members, opsets, custom_ops):
         raise report(file, refused)
     for domain, version in added.items():
         warnings.warn(f"{file}: does not import domain {domain!r}: fusec uses version {version} of it", stacklevel=2)
-    return CheckedModel(source, opsets, names, order)
+    return CheckedModel(source, opsets, names, order, custom_ops)
 
 
 def _unimported(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
+from fusec.frontends.custom_ops import CustomOps
 from fusec.ir import DType, Literal, TensorType, Value
 
 IR_VERSION = 10
@@ -16,11 +17,18 @@ IR_VERSION = 10
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """Hold what a body sees of the model: values by name, versions of the domains, and the folder of external data."""
+    """Hold what a body sees of the model.
+
+    values: by name.
+    opsets: version of each domain.
+    folder: folder of external data.
+    custom_ops: functions that the user gave for ops.
+    """
 
     values: Mapping[str, Value]
     opsets: Mapping[str, int]
     folder: Path | None
+    custom_ops: CustomOps
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +42,7 @@ class LoopBody:
     operands: number of trips, condition, carried values, and computed values of the outer graph; None for those that
         the host step reads.
     carried: number of carried values.
+    custom_ops: functions that the user gave for ops.
     """
 
     model: ModelProto
@@ -41,6 +50,7 @@ class LoopBody:
     folder: Path | None
     operands: tuple[Literal | None, ...]
     carried: int
+    custom_ops: CustomOps
 
 
 def loop_body(
@@ -67,5 +77,6 @@ def loop_body(
     opsets = [helper.make_opsetid(domain, version) for domain, version in around.opsets.items()]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
     operands = (*first, *carried, *free.values())
-    made = LoopBody(model, held, around.folder, tuple(value.literal for value in operands), len(carried))
+    literals = tuple(value.literal for value in operands)
+    made = LoopBody(model, held, around.folder, literals, len(carried), around.custom_ops)
     return made, [value for value in operands if value.literal is None]

@@ -7,17 +7,19 @@ after them, are imported when the values are there: each such node is a host ste
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from fusec.errors import ModelError
+from fusec.frontends.custom_ops import CustomOp, qualified
 from fusec.frontends.onnx.emit import Answer, Compute, HostValueError, ModelValue, TensorList
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.load import CheckedModel
 from fusec.frontends.onnx.loop_body import LoopBody
 from fusec.frontends.onnx.structure import captured
+from fusec.frontends.onnx.tables import domain_of
 from fusec.ir import DType, Graph, Literal, TensorType, Value
+from fusec.ops.random import STATE_NAME, STATE_TYPE
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,21 @@ class HostStep:
 
     index: number of the node in the model.
     what: names the values in words.
-    reads: names of the slots to read.
+    reads: names of the slots to read, and constants.
     compute: computes results of these arrays, which are inputs of the next segment; None if the values themselves
         decide shapes or branches, so that the next segment is for these values only.
     body: the body of a loop to run, whose results are inputs of the next segment.
+    custom: the user's function that `compute` calls.
     """
 
     index: int
     node: str
     op: str
     what: str
-    reads: tuple[str, ...]
+    reads: tuple[str | Literal, ...]
     compute: Compute | None
     body: LoopBody | None
+    custom: CustomOp | None = None
 
     @property
     def decides(self) -> bool:
@@ -108,14 +112,17 @@ class SegmentedModel:
         importer.begin(shapes, bound)
         importer.nodes(self.model.order, self.model.names)
         if importer.asked and not importer.problems:
-            return self._segment(importer, {})
+            first = self._segment(importer, {})
+            if not self.model.draws or any(slot.name == STATE_NAME for slot in first.inputs):
+                return first
+            # a later segment draws random numbers, and the call holds their state from the start
+            return replace(first, inputs=(*first.inputs, Slot(STATE_NAME, STATE_TYPE)))
         graph, lengths = importer.finish()
         _require_tensors(self.file, lengths)
         return graph
 
     def _importer(self) -> Importer:
-        model = self.model
-        return Importer(model.graph, model.opsets, self.folder, self.file, self.weights, model.noted)
+        return self.model.importer(self.folder, self.file, self.weights)
 
     def _segment(self, importer: Importer, answers: Mapping[int, tuple[Answer, ...]]) -> Segment:
         """Make the segment of what was imported. answers: those that waiting nodes got so far."""
@@ -179,8 +186,11 @@ class SegmentedModel:
 
     def _step(self, index: int, error: HostValueError, slots: _Slots) -> HostStep:
         node = self.model.graph.node[index]
-        reads = tuple(cast(Slot, slots.held(value, value.name)).name for value in error.values)
-        return HostStep(index, self.model.names[index], node.op_type, error.what, reads, error.compute, error.body)
+        held = [slots.one(value, value.name) for value in error.values]
+        reads = tuple(one if isinstance(one, Literal) else one.name for one in held)
+        op = qualified(domain_of(node), node.op_type)
+        name = self.model.names[index]
+        return HostStep(index, name, op, error.what, reads, error.compute, error.body, error.custom)
 
 
 class _Slots:
@@ -193,10 +203,11 @@ class _Slots:
     def held(self, value: ModelValue, name: str) -> Held:
         """Return how a call holds a value; a value with several names has one slot."""
         if isinstance(value, TensorList):
-            return HeldList(tuple(self._one(v, f"{name}[{i}]") for i, v in enumerate(value.items)), value.dtype)
-        return self._one(value, name)
+            return HeldList(tuple(self.one(v, f"{name}[{i}]") for i, v in enumerate(value.items)), value.dtype)
+        return self.one(value, name)
 
-    def _one(self, value: Value, name: str) -> Slot | Literal:
+    def one(self, value: Value, name: str) -> Slot | Literal:
+        """Return how a call holds a tensor."""
         if value.literal is not None:
             return value.literal
         if value.node is None:

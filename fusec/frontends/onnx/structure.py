@@ -12,6 +12,12 @@ from fusec.ir import quote_string
 from fusec.system.printable import printable
 
 _SHOWN = 8  # problems that a message lists; further ones are counted
+RANDOM = frozenset(
+    {
+        *("RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike"),
+        *("Bernoulli", "Multinomial", "Dropout"),
+    }
+)
 GRAPHS = frozenset({AttributeProto.GRAPH, AttributeProto.GRAPHS})
 
 
@@ -20,6 +26,13 @@ def bodies(node: NodeProto) -> Iterable[GraphProto]:
     for attribute in node.attribute:
         if attribute.type in GRAPHS:
             yield from (attribute.g, *attribute.graphs)
+
+
+def draws(node: NodeProto) -> bool:
+    """Tell if a node may draw random numbers without a seed of its own."""
+    if node.op_type not in RANDOM or any(attribute.name == "seed" for attribute in node.attribute):
+        return False
+    return node.op_type != "Dropout" or len(node.input) > 2
 
 
 def captured(node: NodeProto) -> set[str]:

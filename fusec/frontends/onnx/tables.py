@@ -12,6 +12,7 @@ from functools import cache
 
 from onnx import NodeProto, defs
 
+from fusec.frontends.custom_ops import CustomOps, qualified
 from fusec.frontends.onnx import contrib
 from fusec.frontends.onnx.advice import advice
 from fusec.frontends.onnx.contrib.schemas import schema_from
@@ -28,6 +29,7 @@ from fusec.frontends.onnx.ops import (
     pointwise,
     pooling,
     quantize,
+    random,
     recurrent,
     reduction,
     sequence,
@@ -70,6 +72,7 @@ TABLE: Table = {
     **einsum.TABLE,
     **gather_scatter.TABLE,
     **quantize.TABLE,
+    **random.TABLE,
     **recurrent.TABLE,
     **sampling.TABLE,
     **spectral.TABLE,
@@ -124,15 +127,16 @@ def function_of(op: str, opset: int, domain: str = "") -> tuple[OpFunction, defs
     return TABLE[op, max(versions)], schema
 
 
-def unsupported(nodes: Iterable[tuple[str, NodeProto]], opsets: Mapping[str, int]) -> list[str]:
+def unsupported(nodes: Iterable[tuple[str, NodeProto]], opsets: Mapping[str, int], custom_ops: CustomOps) -> list[str]:
     """Describe each op that cannot be imported in one line, with the nodes that use it.
 
     nodes: pairs of a node's name and the node.
     opsets: version of each domain.
+    custom_ops: functions that the user gave for ops.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for name, node in nodes:
-        if not _supported(node, opsets):
+        if qualified(domain_of(node), node.op_type) not in custom_ops and not _supported(node, opsets):
             found.setdefault((node.domain, node.op_type), []).append(name)
     lines: list[str] = []
     for (domain, op), names in sorted(found.items()):

@@ -20,9 +20,9 @@ from fusec.gpu.kernels.convolution import (
     squeeze_excite,
     thin_product,
 )
-from fusec.gpu.kernels.elementwise import all_finite, gather_resize, multi_tensor, pointwise
+from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
-from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward
+from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
 from fusec.gpu.kernels.recurrent import recurrent
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast
@@ -45,6 +45,8 @@ FAMILIES: tuple[Family, ...] = (
     few_channels.few_channels,  # before gathers, because one would run the pad to four channels alone
     few_filters.few_filters,
     gather_resize.gather_resize,
+    grid_sample.grid_sample,
+    roi_align.roi_align,
     integer_product.integer_product,
     rotary.rotary,
     all_finite.all_finite,

@@ -224,6 +224,7 @@ def _windows() -> list[Case]:
         Case("GlobalMaxPool", 1, [f32(2, 3, 5)]),
         Case("GlobalLpPool", 2, [x]),
         Case("GlobalLpPool", 2, [x], {"p": 1}),
+        Case("GlobalLpPool", 2, [x], {"p": 3}),
     ]
 
 
@@ -254,7 +255,13 @@ def _normalizations() -> list[Case]:
         Case("InstanceNormalization", 6, [x, f32(6), f32(6)], {"epsilon": 1e-3}),
         Case("GroupNormalization", 18, [x, f32(3), f32(3)], {"num_groups": 3}),
         Case("GroupNormalization", 21, [x, f32(6), f32(6)], {"num_groups": 2, "epsilon": 1e-3}),
+        Case("GroupNormalization", 21, [f16(2, 6, 5), f16(6), f16(6)], {"num_groups": 2, "stash_type": 10}, rtol=2e-3),
+        Case("GroupNormalization", 21, [x, f32(6), f32(6)], {"num_groups": 2, "stash_type": 11}),
+        Case("GroupNormalization", 21, [x, f32(6), f32(6)], {"num_groups": 3, "stash_type": 16}, rtol=2e-2),
         Case("LayerNormalization", 17, [f32(2, 3, 8), f32(8), f32(8)]),
+        Case("LayerNormalization", 17, [f16(2, 3, 8), f16(8), f16(8)], {"stash_type": 10}, rtol=2e-3),
+        Case("RMSNormalization", 23, [f16(2, 3, 8), f16(8)], {"stash_type": 10}, rtol=2e-3),
+        Case("RMSNormalization", 23, [f32(2, 3, 8), f32(8)], {"stash_type": 11}),
         Case("LayerNormalization", 17, [f32(2, 3, 8), f32(3, 8)], {"axis": 1, "epsilon": 1e-3}),
         Case("LayerNormalization", 17, [f32(2, 3, 8), f32(1, 1, 8), f32(1, 8)]),
         Case("LayerNormalization", 17, [f32(2, 3, 8), f32(3, 1), f32(8)]),

@@ -187,6 +187,7 @@ def _sampling() -> list[Case]:
         Case("RoiAlign", 10, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)], align, rtol=1e-4),
         Case("RoiAlign", 16, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)], align, rtol=1e-4),
         Case("RoiAlign", 16, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)], {**align, "mode": "max"}, rtol=1e-4),
+        Case("RoiAlign", 16, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)], {**align, "sampling_ratio": 0}, rtol=1e-4),
         Case("RoiAlign", 16, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)],
              {**align, "coordinate_transformation_mode": "output_half_pixel"}, rtol=1e-4),
         Case("DeformConv", 19, [f32(1, 4, 6, 6), f32(2, 2, 3, 3), f32(1, 36, 6, 6), f32(2), f32(1, 18, 6, 6)],

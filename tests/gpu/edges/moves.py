@@ -14,11 +14,13 @@ from fusec.ops import (
     Cumulate,
     Expand,
     Gather,
+    GridSample,
     Pad,
     RandomBits,
     Relayout,
     Reshape,
     Resize,
+    RoiAlign,
     Scatter,
     Slice,
     Split,
@@ -59,6 +61,7 @@ def moves() -> Iterator[Row]:
         yield row(f"pad with {value}", "pad", [x], added(Pad(pads, "constant", value)), exact=True)
     for dtype in FLOATS:
         yield from _resizes(dtype)
+        yield from _between_pixels(dtype)
         yield from _sorted(dtype)
 
 
@@ -84,6 +87,29 @@ def _resizes(dtype: DType) -> Iterator[Row]:
         except Exception:
             if mode != "cubic":
                 raise
+
+
+def _between_pixels(dtype: DType) -> Iterator[Row]:
+    """Images of edge values at plain places, and plain images at places that are edge values."""
+    x = np.resize(edges(dtype), (2, 8, 3, 4))
+    plain = np.ones((1, 2, 3, 4), dtype.numpy)
+    unknown = np.array("")
+    grid = np.resize(np.array([-1.2, -0.4, 0.3, 0.7, 1.1], np.float32), (2, 3, 5, 2))
+    at = np.resize(edges(dtype), (1, 4, 4, 2))
+    for padding in ("zeros", "border", "reflection"):
+        nearest, linear = GridSample("nearest", padding), GridSample("linear", padding)
+        name = f"{padding} {dtype.value}"
+        arrays = [x, grid]
+        yield row(f"grid_sample {name}", "grid_sample", arrays, added(nearest), exact=True, labels=unknown)
+        yield row(f"grid_sample at {name}", "grid_sample", [plain, at], added(linear), labels=unknown)
+    rois = np.array([[0, 0, 3, 2], [-1, 0.5, 2, 5]], np.float32)
+    edged = np.resize(edges(dtype), (4, 4))
+    for mode in ("avg", "max"):
+        op, name = RoiAlign((2, 2), 2, mode), f"{mode} {dtype.value}"
+        arrays = [plain, rois, np.zeros(2, np.int64)]
+        yield row(f"roi_align {name}", "roi_align", arrays, added(op), labels=unknown)
+        arrays = [plain, edged, np.zeros(4, np.int64)]
+        yield row(f"roi_align of {name}", "roi_align", arrays, added(op), labels=unknown)
 
 
 def _sorted(dtype: DType) -> Iterator[Row]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from fusec.frontends.onnx.emit import Emitter, Table, axes_of
-from fusec.ir import DType, TensorType, Value
+from fusec.ir import Value
 from fusec.ops import Expand, Transpose
 from fusec.ops.spec import broadcast, require
 
@@ -19,21 +17,6 @@ def identity(g: Emitter, x: Value, /) -> Value:
 
 def dropout_7(g: Emitter, x: Value, /, *, ratio: float = 0.5) -> Value:
     return x
-
-
-def dropout(
-    g: Emitter, x: Value, ratio: Value | None = None, training_mode: Value | None = None, /, *, seed: int = 0
-) -> tuple[Value, ...]:
-    """Import Dropout of inference, which returns x and a mask of ones.
-
-    Raises VerifyError: when training_mode is true and the ratio is not 0, because elements drop at random then.
-    """
-    training = training_mode is not None and bool(g.number(training_mode, "training_mode"))
-    dropped = 0.5 if ratio is None else g.number(ratio, "the ratio") if training else 0.0
-    require(not (training and dropped), "training_mode=true is not supported: it drops at random")
-    if g.outputs == 1:
-        return (x,)
-    return x, g.full(TensorType(x.type.shape, DType.BOOL), np.ones((), np.bool_))
 
 
 def reshape(g: Emitter, x: Value, shape: Value, /, *, allowzero: int = 0) -> Value:
@@ -150,7 +133,6 @@ def _image(x: Value, blocksize: int, mode: str) -> tuple[int, ...]:
 TABLE: Table = {
     ("Identity", 1): identity,
     ("Dropout", 7): dropout_7,
-    ("Dropout", 12): dropout,
     ("Reshape", 5): reshape,
     ("Flatten", 1): flatten,
     ("Squeeze", 1): squeeze_1,

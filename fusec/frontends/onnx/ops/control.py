@@ -9,6 +9,8 @@ from onnx import GraphProto
 
 from fusec.errors import VerifyError
 from fusec.frontends.onnx.emit import Emitter, HostValueError, ModelValue, Table, TensorList
+from fusec.frontends.onnx.functions import all_nodes
+from fusec.frontends.onnx.structure import draws
 from fusec.ir import Node, Value
 from fusec.ops import Concat, Gather, Scatter, pw
 from fusec.ops.spec import normalize_axis, require
@@ -108,6 +110,8 @@ def _on_host(
         return None
     if not computed and not _ends_by_itself(g, values, body):
         return None
+    drawing = [node.op_type for node in all_nodes(body.node) if draws(node)]
+    require(not drawing, f"its end is computed, and its body draws random numbers: give {''.join(drawing[:1])} a seed")
     first = [g.constant(np.array(_FOREVER)) if trips is None else trips]
     first.append(g.constant(np.array(True)) if condition is None else condition)
     for value, what in zip(first, ("the number of trips", "the condition"), strict=True):

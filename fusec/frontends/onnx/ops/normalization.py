@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, OpFunction, Table, axes_of
+from fusec.frontends.onnx.tensors import dtype_of
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import (
     BatchNorm,
@@ -22,6 +23,8 @@ from fusec.ops import (
     pw,
 )
 from fusec.ops.spec import normalize_axis, require
+
+_F32 = 1  # ONNX's number of the type
 
 
 def batch_norm(
@@ -106,8 +109,8 @@ def group_norm(
     epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> Value:
-    _check_stash(stash_type)
-    return g(GroupNorm(num_groups, epsilon), x, scale, bias)
+    dtype = _at_least(stash_type, x)
+    return g.cast(g(GroupNorm(num_groups, epsilon), *(g.cast(v, dtype) for v in (x, scale, bias))), x.type.dtype)
 
 
 def layer_norm(
@@ -125,8 +128,12 @@ def layer_norm(
 
     If parameters and data have different types, the wider type is used for all.
     """
-    _check_stash(stash_type)
-    axis = normalize_axis(axis, x.type.rank)
+    axis, dtype = normalize_axis(axis, x.type.rank), _at_least(stash_type, x)
+    if stash_type != _F32:
+        bias = None if bias is None else g.cast(bias, dtype)
+        results = layer_norm(g, g.cast(x, dtype), g.cast(scale, dtype), bias, axis=axis, epsilon=epsilon)
+        y, *more = results if isinstance(results, tuple) else (results,)
+        return (g.cast(y, x.type.dtype), *(g.cast(v, dtype_of(stash_type)) for v in more))
     if len({v.type.dtype for v in (x, scale, bias) if v is not None}) > 1:
         return _mixed_layer_norm(g, x, scale, bias, axis, epsilon)
     parameters = [_trailing(g, v, axis, x) for v in ((scale,) if bias is None else (scale, bias))]
@@ -165,16 +172,25 @@ def _mixed_layer_norm(
 def rms_norm(
     g: Emitter, x: Value, scale: Value, /, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Value:
-    _check_stash(stash_type)
-    axis = normalize_axis(axis, x.type.rank)
-    parameter = _trailing(g, scale, axis, x)
+    axis, dtype = normalize_axis(axis, x.type.rank), _at_least(stash_type, x)
+    wide, scale_type = g.cast(x, dtype), scale.type.dtype
+    scale = g.cast(scale, dtype) if dtype is not x.type.dtype else scale
+    parameter = _trailing(g, scale, axis, wide)
     if parameter is not None:
-        return g(RmsNorm(axis, epsilon), x, parameter)
-    return g(pw("mul"), g(RmsNorm(axis, epsilon), x, _ones(g, x, axis)), scale)
+        y = g(RmsNorm(axis, epsilon), wide, parameter)
+    else:
+        y = g(pw("mul"), g(RmsNorm(axis, epsilon), wide, _ones(g, wide, axis)), scale)
+    return g.cast(y, scale_type)
 
 
-def _check_stash(stash_type: int) -> None:
-    require(stash_type == 1, f"stash_type={stash_type} is not supported: half precision is computed in f32")
+def _at_least(stash_type: int, x: Value) -> DType:
+    """Return the type to compute a norm in: that of x, or f64 if the model asks for it.
+
+    Norms of 16 bits are computed in f32 in any case, which is no less exact than the 16 bits that a model may ask for.
+    """
+    stash = dtype_of(stash_type)
+    require(stash.is_float, f"stash_type={stash_type} is {stash.value}, no float")
+    return DType.F64 if stash is DType.F64 else x.type.dtype
 
 
 def _trailing(g: Emitter, v: Value, axis: int, x: Value) -> Value | None:

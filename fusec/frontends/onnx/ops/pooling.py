@@ -148,8 +148,11 @@ def global_max_pool(g: Emitter, x: Value, /) -> Value:
 
 
 def global_lp_pool(g: Emitter, x: Value, /, *, p: int = 2) -> Value:
-    require(p in (1, 2), f"p={p} is not supported, only 1 and 2")
-    return _over_space(g, f"l{p}", x)
+    require(p >= 1, f"p is {p}")
+    if p <= 2:
+        return _over_space(g, f"l{p}", x)
+    powers = g(pw("pow"), g(pw("abs"), x), g.scalar(p, x))
+    return g(pw("pow"), _over_space(g, "sum", powers), g.scalar(1 / p, x))
 
 
 TABLE: Table = {

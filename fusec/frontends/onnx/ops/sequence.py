@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from onnx import GraphProto
+from onnx import GraphProto, TypeProto
 
 from fusec.frontends.onnx.emit import Emitter, ModelValue, Table, TensorList
 from fusec.frontends.onnx.ops.control import row, stacked, tensor
@@ -97,9 +97,26 @@ def sequence_map(g: Emitter, sequence: TensorList, /, *more: ModelValue, body: G
     return tuple(TensorList(tuple(r)) for r in results)
 
 
+def optional(g: Emitter, element: ModelValue | None = None, /, *, type: TypeProto | None = None) -> ModelValue:
+    """Import Optional: an optional value with an element is the element."""
+    require(element is not None or type is not None, "needs an element, or the type of the missing one")
+    return TensorList((), present=False) if element is None else element
+
+
+def optional_get_element(g: Emitter, value: ModelValue, /) -> ModelValue:
+    require(not isinstance(value, TensorList) or value.present, "the optional value has no element")
+    return value
+
+
+def optional_has_element(g: Emitter, value: ModelValue | None = None, /) -> ModelValue:
+    absent = value is None or (isinstance(value, TensorList) and not value.present)
+    return g.constant(np.array(not absent))
+
+
 def _items(sequence: ModelValue) -> tuple[Value, ...]:
     require(isinstance(sequence, TensorList), "takes a sequence, not a tensor")
     assert isinstance(sequence, TensorList)
+    require(sequence.present, "the optional sequence has no element")
     return sequence.items
 
 
@@ -118,5 +135,8 @@ TABLE: Table = {
     ("SequenceErase", 11): sequence_erase,
     ("SequenceMap", 17): sequence_map,
     ("ConcatFromSequence", 11): concat_from_sequence,
+    ("Optional", 15): optional,
+    ("OptionalGetElement", 15): optional_get_element,
+    ("OptionalHasElement", 15): optional_has_element,
     ("SplitToSequence", 11): split_to_sequence,
 }

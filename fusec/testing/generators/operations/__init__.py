@@ -41,6 +41,8 @@ DRAWS: Mapping[str, Draw] = {
     "pad": shapes.pad,
     "gather": shapes.gather,
     "resize": shapes.resize,
+    "grid_sample": shapes.grid_sample,
+    "roi_align": shapes.roi_align,
     "top_k": rows.top_k,
     "scatter": shapes.scatter,
     "cumulate": rows.cumulate,

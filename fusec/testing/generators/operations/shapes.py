@@ -7,7 +7,21 @@ import math
 import numpy as np
 
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Scatter, Slice, Split, Transpose
+from fusec.ops import (
+    Concat,
+    Expand,
+    Gather,
+    GridSample,
+    Pad,
+    Relayout,
+    Reshape,
+    Resize,
+    RoiAlign,
+    Scatter,
+    Slice,
+    Split,
+    Transpose,
+)
 from fusec.testing.generators.graph_builder import RandomGraph
 
 
@@ -137,6 +151,31 @@ def scatter(b: RandomGraph) -> None:
     at = [p - rows if b.chance(20) else p for p in places]
     indices = b.graph.constant(np.array(at, b.pick([DType.I64, DType.I32]).numpy))
     b.add(Scatter(reduction), x, indices, b.fresh(TensorType((len(at), *x.type.shape[1:]), x.type.dtype)))
+
+
+def grid_sample(b: RandomGraph) -> None:
+    """Draw a grid_sample at known places, which rounding to 16 bits leaves where they are, and off every tie."""
+    x = b.some(lambda t: 3 <= t.rank <= 5 and t.size > 0 and t.dtype.is_float and t.size <= 4096)
+    n = x.type.rank - 2
+    coordinates = b.pick(["edges", "centres", "pixels"])
+    places = [b.between(1, 3) for _ in range(n)]
+    numbers = [2 * b.between(-20, 20) + 1 for _ in range(x.type.shape[0] * math.prod(places) * n)]
+    unit = 8 if coordinates == "pixels" else 32
+    grid = (np.array(numbers) / unit).astype(x.type.dtype.numpy).reshape(x.type.shape[0], *places, n)
+    op = GridSample(b.pick(["nearest", "linear", "cubic"]), b.pick(["zeros", "border", "reflection"]), coordinates)
+    b.add(op, x, b.graph.constant(grid))
+
+
+def roi_align(b: RandomGraph) -> None:
+    """Draw a roi_align of known regions, which rounding to 16 bits leaves where they are."""
+    x = b.some(lambda t: t.rank == 4 and 0 < t.size <= 4096 and t.dtype.is_float)
+    count = b.between(1, 3)
+    corners = np.array([b.between(-4, 12) for _ in range(2 * count)]).reshape(count, 2) / 4
+    sizes = np.array([b.between(2, 24) for _ in range(2 * count)]).reshape(count, 2) / 4
+    rois = np.concatenate([corners, corners + sizes], 1).astype(x.type.dtype.numpy)
+    batches = np.array([b.below(x.type.shape[0]) for _ in range(count)], np.int64)
+    op = RoiAlign((b.between(1, 2), b.between(1, 3)), b.between(1, 2), b.pick(["avg", "max"]), 0.5, b.chance(50))
+    b.add(op, x, b.graph.constant(rois), b.graph.constant(batches))
 
 
 def resize(b: RandomGraph) -> None:
