@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -32,7 +31,6 @@ from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.targets.target import Target
 
 SCHEMA = 14  # of stored verdicts: raise it when their meaning changes
-WRITE_S = 0.2  # verdicts that arrive within this time are stored together
 # Codes that describe the state of the machine, not the graph.
 PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
 
@@ -73,13 +71,13 @@ class Oracle(WorkerPool):
         hand_over: bool = False,
         max_factor: float = 0.0,
     ):
-        super().__init__(target, workers=workers, device=device)
+        self._store = store if store is not None else Store()
+        super().__init__(target, self._store.path.parent, workers=workers, device=device)
         self.asked = 0
         self._reuse_builds = reuse_builds
         self._hand_over = hand_over
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
         self._built_plans = BuiltPlans()
-        self._store = store if store is not None else Store()
         self._memory: dict[str, Verdict] = {}
         self._environment = _environment(target, device)
         self._proven = False
@@ -186,26 +184,30 @@ class Oracle(WorkerPool):
 
     def _prove_once(self) -> None:
         """Call `prove` once per environment, because it takes as long as a compilation."""
-        if not self._proven and not self._store.get([self._entry(PROBE.key)]):
-            self.prove()
+        entry = self._entry(PROBE.key)
+        if not self._proven and not self._store.get([entry]):
+            with self.locks.claim(PROBE.key, lambda: None):
+                if not self._store.get([entry]):
+                    self.prove()
         self._proven = True
 
     def _ask(self, graphs: list[CudnnGraph], report: Callable[[], None]) -> None:
         """Ask workers about graphs, and store their verdicts. report: called after each."""
-        came, since = dict[CudnnGraph, Verdict](), time.monotonic()
+        self.ask_each(graphs, self._put_once, lambda graph, verdict: report())
 
-        def arrived(graph: CudnnGraph, verdict: Verdict) -> None:
-            nonlocal came, since
-            came[graph] = verdict
-            if time.monotonic() - since > WRITE_S:
-                self._remember(came)
-                came, since = {}, time.monotonic()
-            report()
-
+    def _put_once(self, graph: CudnnGraph, epoch: int) -> Verdict:
+        """Ask a worker and store the verdict, unless another process asks the same: then wait for its answer."""
         try:
-            self.ask_each(graphs, self._put, arrived)
-        finally:
-            self._remember(came)
+            with self.locks.claim(graph.key, lambda: self.require_open(epoch)):
+                known = self._stored([graph])
+                verdict = known.get(graph) or self._put(graph, epoch)
+                if known:
+                    self._memory[graph.key] = verdict
+                else:
+                    self._remember({graph: verdict})
+        except EndedError:
+            return self._put(graph, epoch)
+        return verdict
 
     def _remember(self, verdicts: Mapping[CudnnGraph, Verdict]) -> None:
         """Store verdicts in memory, and on disk those that last."""

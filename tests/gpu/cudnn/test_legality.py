@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,20 @@ def test_a_pointwise_graph_of_known_calls_is_listed_and_not_compiled(tmp_path: P
         assert oracle.asked == 1 and any(p.built for p in compiled.plans)
     identity = [(p.engine, p.knobs, p.precompiled) for p in compiled.plans]
     assert identity == [(p.engine, p.knobs, p.precompiled) for p in listed.plans]
+
+
+def test_processes_that_start_together_ask_each_question_once(tmp_path: Path) -> None:
+    """Locks on files exclude two oracles of one process as they exclude two processes."""
+    store = tmp_path / "answers.sqlite"
+    graphs = [pointwise(mode, (1, 8, 64)) for mode in ("exp", "neg", "gelu", "tanh")]
+    with (
+        Oracle(load("h200"), store=Store(store), workers=1) as one,
+        Oracle(load("h200"), store=Store(store), workers=1) as other,
+    ):
+        with ThreadPoolExecutor(2) as threads:
+            first, second = threads.map(lambda oracle: oracle.judge(graphs), (one, other))
+        assert first == second
+        assert one.asked + other.asked == len(graphs) + 1, "the graphs, and the probe"
 
 
 def test_plans_built_to_judge_are_handed_over(tmp_path: Path) -> None:
