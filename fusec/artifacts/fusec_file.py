@@ -263,6 +263,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
     late = {**_late_weights(file), **weights}
     _log.info("%s: read for %s, made with cuDNN %s", path, target, manifest["cudnn"] or "none")
     found: list[Artifact] = []
+    derived: dict[Hashable, Literal] = {}
     for number in range(count):
         folder = _folder(number)
         graph = _graph(file, f"{folder}{target}/graph.txt", weights)
@@ -270,7 +271,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
         member = f"{folder}{target}/program.json"
         data = file.json(member)
         try:
-            program = _program(graph, data, weights)
+            program = _program(graph, data, weights, derived)
             judge = None if deviceless.is_absent() else _LateJudge(gpu, options.tensor_cores)
             compiled = Compiled(source, program, gpu, options, judge)
             lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
@@ -351,7 +352,9 @@ def _graph(file: Reader, member: str, weights: Mapping[str, Literal]) -> Graph:
         raise error if str(error).startswith(where) else ModelError(f"{where}{member}: {error}") from error
 
 
-def _program(graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Literal]) -> Program:
+def _program(
+    graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Literal], derived: dict[Hashable, Literal]
+) -> Program:
     nodes = list(graph.nodes)
     steps: list[Partition] = []
     for item in data["steps"]:
@@ -360,6 +363,7 @@ def _program(graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Litera
             raise ValueError(f"no rewrite is named {unknown[0]!r}")
         if item["body"] is None:
             body = respell(body_of(graph, members), tuple(item["spelling"]))
+            _share(body, derived)
         else:
             body = parse(item["body"], weights)
         verdict = None if item["verdict"] is None else decode(item["verdict"])
@@ -378,6 +382,17 @@ def _program(graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Litera
     program = Program(graph, tuple(steps), tuple(refusals))
     program.verify()
     return program
+
+
+def _share(body: Graph, derived: dict[Hashable, Literal]) -> None:
+    """Replace the constants of a body by equal ones of the bodies before, so that programs share their memory."""
+    for node in body.nodes:
+        if isinstance(node.op, Constant):
+            literal = node.op.literal
+            key = literal.key if literal.type.nbytes > EAGER_BYTES else literal.digest
+            held = derived.setdefault((key, literal.label), literal)
+            if held is not literal:
+                body.set_op(node, Constant(held))
 
 
 def _nodes(nodes: Sequence[Node], numbers: Sequence[int]) -> tuple[Node, ...]:
