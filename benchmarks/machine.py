@@ -23,6 +23,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 KEYS = {
     "calls.json": ("model", "batch"),
     "channel_sums.json": ("batch",),
+    "compile_time.json": ("case",),
     "choices.json": ("choice", "model", "batch", "precision"),
     "digits.json": ("model", "where"),
     "first_result.json": ("from", "trusted", "tune", "turn"),

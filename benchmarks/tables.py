@@ -96,6 +96,37 @@ def scaling() -> list[str]:
     ]
 
 
+def compile_time() -> list[str]:
+    data = read("compile_time.json")
+    rows = [
+        [
+            row["case"],
+            row["processes"],
+            row["compile_s"],
+            row.get("save_s", ""),
+            row["cpu_s"],
+            f"{row['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in row else "",
+            f"{row['file_bytes'] / 1e9:.2f}" if "file_bytes" in row else "",
+            row["load"],
+            f"{row['date']} {row['commit'][:10]}",
+        ]
+        for row in data["rows"]
+    ]
+    names = ["case", "processes", "compile s", "save s", "processor s", "peak GB", "file GB", "load", "date and commit"]
+    return [
+        "## Compile time with an empty cache",
+        "",
+        f"Without a GPU, for {data['target']}; {data['cores']} cores, Python {data['python']} "
+        "(`benchmarks/compile_time.py`). `import` is the time of `fusec --version`. `pointwise N` is a random graph of "
+        "N unary and binary ops over mixed shapes. The weights are 16 fp32 matrices of 67 MB each. Of several "
+        "processes that start together, the table shows the slowest. Processor seconds are those of all processes, and "
+        "count the making of the model. `load` is the load average: where it exceeds the cores, others slowed the run.",
+        "",
+        *table(names, rows),
+        "",
+    ]
+
+
 def _where(data: dict[str, Any]) -> str:
     return f"{machine_of(data)}, commit {data['commit'][:10]}, {data['date']}"
 
@@ -344,7 +375,7 @@ def main() -> str:
     costs |= {"genstats": genstats, "shapes": shapes}
     measured = [line for name, section in costs.items() if (RESULTS / f"{name}.json").exists() for line in section()]
     on_gpu = [*peers(), *training(), *digits(), *measured, *gpu_models()]
-    return "\n".join([*head, *on_gpu, *light_models(), *scaling(), *builds()]).rstrip() + "\n"
+    return "\n".join([*head, *on_gpu, *light_models(), *scaling(), *compile_time(), *builds()]).rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from fusec.errors import VerifyError
-from fusec.graph.literal import Literal, load_all
+from fusec.graph.literal import Literal, digest_all, load_all
 from fusec.graph.op import Array, Constant, Op, Return
 from fusec.graph.printer import (
     INLINE_ELEMENTS,
@@ -49,6 +49,7 @@ __all__ = [
     "Value",
     "channels_last",
     "copy_name",
+    "digest_all",
     "load_all",
     "positions",
     "print_attribute",

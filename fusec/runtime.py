@@ -119,6 +119,8 @@ class Executable:
         sizes = {(literal, layout(type)): type.span * type.dtype.itemsize for literal, type in constants}
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
         others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
+        if not backend.loads_ahead:
+            missing = []
         with ThreadPoolExecutor(1, thread_name_prefix="fusec-weights") as weights_thread:
             loaded = weights_thread.submit(load_all, missing)
             backend.prepare(graphs, self.memory.nbytes + sum(sizes.values()), others)

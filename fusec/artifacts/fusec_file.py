@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,9 +30,10 @@ from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge
 from fusec.gpu.cudnn.verdict_json import decode, encode
-from fusec.ir import Constant, Graph, Literal, Node, print_graph
+from fusec.ir import Constant, Graph, Literal, Node, digest_all, print_graph
 from fusec.passes.base import PRECISIONS, Options
-from fusec.passes.partition.equivalent_spellings import REWRITES
+from fusec.passes.partition.equivalent_spellings import REWRITES, respell
+from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import Choice, Entry
 from fusec.plans.verdict import Legal, Verdict
@@ -88,8 +89,9 @@ def save(
     for each in compiled:
         each.require_answers(f"{path}: a compiled model")
     shapes = _by_shapes(path, compiled, several=table is not None)
-    weights = {x.digest: x for c in compiled for graph in _graphs(c) for x in _literals(graph)}
     sources = [members[0].source for members in shapes.values()]
+    digest_all(x for graph in (*(g for c in compiled for g in _graphs(c)), *sources) for x in _literals(graph))
+    weights = {x.digest: x for c in compiled for graph in _graphs(c) for x in _literals(graph)}
     rest = {x.digest: x for source in sources for x in _literals(source) if x.digest not in weights}
     with written(Path(path)) as file:
         # the large members come last, before the manifest, so that the members that are read first are together
@@ -138,7 +140,24 @@ def _folder(number: int) -> str:
 
 
 def _graphs(compiled: Compiled) -> list[Graph]:
-    return [compiled.graph, *(step.body for step in compiled.program.steps if step.spelling)]
+    return [compiled.graph, *(s.body for s in compiled.program.steps if not _follows(compiled.graph, s))]
+
+
+def _follows(graph: Graph, step: Partition) -> bool:
+    """Tell if the graph and the names of the spelling say what the body of a step is.
+
+    Then the file does not hold the body, whose weights are often those of the graph in another order.
+    """
+    numbers: dict[Hashable, int] = {}
+
+    def label(literal: Literal) -> str:
+        large = literal.type.nbytes > EAGER_BYTES
+        return f"={numbers.setdefault(literal.key, len(numbers))}" if large else literal.digest
+
+    if not step.spelling:
+        return True
+    again = respell(body_of(graph, step.nodes), step.spelling)
+    return print_graph(again, label=label) == print_graph(step.body, label=label)
 
 
 def _literals(graph: Graph) -> Iterator[Literal]:
@@ -161,7 +180,7 @@ def _save_program(
             "nodes": [number[node] for node in step.nodes],
             "kind": step.kind.value,
             "spelling": list(step.spelling),
-            "body": _text(step.body) if step.spelling else None,
+            "body": None if _follows(program.graph, step) else _text(step.body),
             "verdict": None if step.verdict is None else encode(step.verdict),
             "cudnn": key,
         }
@@ -245,6 +264,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
     late = {**_late_weights(file), **weights}
     _log.info("%s: read for %s, made with cuDNN %s", path, target, manifest["cudnn"] or "none")
     found: list[Artifact] = []
+    derived: dict[Hashable, Literal] = {}
     for number in range(count):
         folder = _folder(number)
         graph = _graph(file, f"{folder}{target}/graph.txt", weights)
@@ -252,7 +272,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
         member = f"{folder}{target}/program.json"
         data = file.json(member)
         try:
-            program = _program(graph, data, weights)
+            program = _program(graph, data, weights, derived)
             judge = None if deviceless.is_absent() else _LateJudge(gpu, options.tensor_cores)
             compiled = Compiled(source, program, gpu, options, judge)
             lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
@@ -333,14 +353,20 @@ def _graph(file: Reader, member: str, weights: Mapping[str, Literal]) -> Graph:
         raise error if str(error).startswith(where) else ModelError(f"{where}{member}: {error}") from error
 
 
-def _program(graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Literal]) -> Program:
+def _program(
+    graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Literal], derived: dict[Hashable, Literal]
+) -> Program:
     nodes = list(graph.nodes)
     steps: list[Partition] = []
     for item in data["steps"]:
         members = _nodes(nodes, item["nodes"])
-        body = body_of(graph, members) if item["body"] is None else parse(item["body"], weights)
         if unknown := [name for name in item["spelling"] if name not in REWRITES]:
             raise ValueError(f"no rewrite is named {unknown[0]!r}")
+        if item["body"] is None:
+            body = respell(body_of(graph, members), tuple(item["spelling"]))
+            _share(body, derived)
+        else:
+            body = parse(item["body"], weights)
         verdict = None if item["verdict"] is None else decode(item["verdict"])
         if verdict is not None and not isinstance(verdict, Legal):
             raise ValueError("a step that cuDNN refused")
@@ -357,6 +383,17 @@ def _program(graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Litera
     program = Program(graph, tuple(steps), tuple(refusals))
     program.verify()
     return program
+
+
+def _share(body: Graph, derived: dict[Hashable, Literal]) -> None:
+    """Replace the constants of a body by equal ones of the bodies before, so that programs share their memory."""
+    for node in body.nodes:
+        if isinstance(node.op, Constant):
+            literal = node.op.literal
+            key = literal.key if literal.type.nbytes > EAGER_BYTES else literal.digest
+            held = derived.setdefault((key, literal.label), literal)
+            if held is not literal:
+                body.set_op(node, Constant(held))
 
 
 def _nodes(nodes: Sequence[Node], numbers: Sequence[int]) -> tuple[Node, ...]:

@@ -44,8 +44,13 @@ class _Oracle(Oracle):
 
     def _put(self, graph: CudnnGraph, epoch: int) -> Verdict:
         before = self._proven_plans.get(self._place(graph), ())
-        self._built.setdefault(graph.size_free_key, set()).update((engine, knobs) for engine, knobs in before)
+        self._built_plans.add(graph, before)
         return super()._put(graph, epoch)
+
+    @property
+    def _reads_listed(self) -> bool:
+        """The atlas tells which plans were built, so another run's verdicts without a build do not count."""
+        return False
 
     def collect(self, graph: CudnnGraph) -> None:
         """Add the plans that were built for a graph to those of the other releases."""

@@ -49,7 +49,8 @@ def start_workers(
         return CudnnWorkers(oracle, borrowed=True)
     if family is not None or deviceless.is_absent():
         return CudnnWorkers()
-    return CudnnWorkers(Oracle(target, device=on_gpu, hand_over=on_gpu))
+    # On a GPU the plans that are built to judge graphs are the plans to run.
+    return CudnnWorkers(Oracle(target, device=on_gpu, hand_over=on_gpu, reuse_builds=not on_gpu))
 
 
 def choose_judge(target: Target, options: Options, oracle: Oracle | None, family: ShapeFamily | None) -> Judge:
@@ -67,7 +68,8 @@ def choose_judge(target: Target, options: Options, oracle: Oracle | None, family
         judge = RulesJudge(options.tensor_cores)
     else:
         if oracle is None:
-            oracle = Oracle(target, device=device.is_present(target)) if family is None else family.oracle(target)
+            on_gpu = device.is_present(target)
+            oracle = Oracle(target, device=on_gpu, reuse_builds=not on_gpu) if family is None else family.oracle(target)
         judge = CudnnJudge(oracle, options.tensor_cores)
     if family is not None:
         family.judge = judge

@@ -50,11 +50,14 @@ class Backend(Protocol):
     name: `simulated`, or the name of the GPU.
     xp: the array module, numpy or cupy.
     side_by_side: steps may run at the same time.
+    loads_ahead: constants are loaded while plans are prepared. Where there is no device to copy them to, they are
+        loaded by the first call, so that a compilation holds the model's weights alone.
     """
 
     name: str
     xp: Any
     side_by_side: bool
+    loads_ahead: bool
 
     @property
     def tuned(self) -> TunedChoices | None:
@@ -170,6 +173,7 @@ class SimulatorBackend:
     name = "simulated"
     xp: Any = np
     side_by_side = False
+    loads_ahead = False
     tuned = None
 
     def __init__(self, name: str = "simulated"):

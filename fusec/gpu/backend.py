@@ -83,6 +83,7 @@ class CudnnBackend:
     """
 
     xp: Any = cupy
+    loads_ahead = True
 
     def __init__(
         self,

@@ -77,7 +77,16 @@ class Literal:
 
 def load_all(literals: Iterable[Literal]) -> None:
     """Load literals on all cores. Threads help because NumPy, which derives and transposes weights, frees the GIL."""
+    _on_all_cores(lambda literal: literal.array, literals)
+
+
+def digest_all(literals: Iterable[Literal]) -> None:
+    """Compute the digests of literals on all cores. Threads help because hashlib frees the GIL."""
+    _on_all_cores(lambda literal: literal.digest, literals)
+
+
+def _on_all_cores(act: Callable[[Literal], object], literals: Iterable[Literal]) -> None:
     wanted = list(dict.fromkeys(literals))
     with ThreadPoolExecutor(max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
-        for _ in pool.map(lambda literal: literal.array, wanted):
+        for _ in pool.map(act, wanted):
             pass

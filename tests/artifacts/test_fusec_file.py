@@ -55,8 +55,10 @@ graph "net" (%x: f32[2,3,8,8], %k: f32[1,4,1,1]) {
 PLANS = (Plan(1, ((2, 3),), True, 64, True), Plan(4, (), False))  # by the first a zero bias is wanted, too
 
 
-def compiled(target: str = "h200", precision: str = "fp16", text: str = MODEL) -> Compiled:
-    weights = {"w": np.random.default_rng(3).standard_normal((4, 3, 3, 3)).astype(np.float32)}
+def compiled(
+    target: str = "h200", precision: str = "fp16", text: str = MODEL, shape: tuple[int, ...] = (4, 3, 3, 3)
+) -> Compiled:
+    weights = {"w": np.random.default_rng(3).standard_normal(shape).astype(np.float32)}
     source, options, judge = parse(text, weights), Options(precision), LowersJudge(PLANS)
     graph = run(PIPELINE, source.clone(), options)
     return Compiled(source, partition(graph, judge, load_target(target)), load_target(target), options, judge)
@@ -442,3 +444,40 @@ def test_resnet50_is_ready_in_far_less_than_the_second_and_a_half_it_may_take(pa
     environment = {"FUSEC_DEVICE": "none", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert float(done.stdout) < 1.5
+
+
+def test_weights_that_a_spelling_reorders_are_in_the_file_once(tmp_path: Path) -> None:
+    """A linear layer becomes a 1x1 convolution, whose filters are the transposed weight."""
+    text = """
+graph "linear" (%x: f32[8,256]) {
+  %w = constant weight("w") : f32[256,512]
+  %y = matmul(%x, %w)
+  %z = relu(%y)
+  return %z
+}"""
+    net = compiled(precision="fp32", text=text, shape=(256, 512))
+    assert any("as_convolution" in step.spelling for step in net.program.steps)
+    path = tmp_path / "linear.fusec"
+    fusec_file.save(path, [net])
+    assert path.stat().st_size < 1.2 * 256 * 512 * 4
+    loaded = fusec_file.load(path, "h200").compiled
+    assert [str(s.body) for s in loaded.program.steps] == [str(s.body) for s in net.program.steps]
+    x = np.random.default_rng(2).standard_normal((8, 256)).astype(np.float32)
+    both = [np.asarray(Executable(each, SimulatorBackend())(x)) for each in (net, loaded)]
+    assert np.array_equal(*both)
+
+
+def test_a_simulated_program_derives_its_weights_at_the_first_call() -> None:
+    """A compilation then holds the model's weights alone."""
+    text = """
+graph "linear" (%x: f32[8,256]) {
+  %w = constant weight("w") : f32[256,512]
+  %y = matmul(%x, %w)
+  return %y
+}"""
+    net = compiled(precision="fp32", text=text, shape=(256, 512))
+    (binding,) = (b for lowered in net.lowered if lowered is not None for b in lowered.constants)
+    executable = Executable(net, SimulatorBackend())
+    assert binding.literal._array is None
+    executable(np.ones((8, 256), np.float32))
+    assert binding.literal._array is not None

@@ -10,8 +10,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,8 +18,7 @@ from typing import Any
 
 from fusec.errors import TargetError
 from fusec.gpu.cudnn.deviceless import cudnn_version, nvrtc_libraries
-from fusec.gpu.cudnn.engine_ids import Identity
-from fusec.gpu.cudnn.similar_graphs import SimilarGraphs, factor
+from fusec.gpu.cudnn.similar_graphs import BuiltPlans, SimilarGraphs, factor
 from fusec.gpu.cudnn.verdict_json import decode, encode
 from fusec.gpu.cudnn.worker_pool import WorkerPool
 from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath
@@ -33,7 +31,6 @@ from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.targets.target import Target
 
 SCHEMA = 14  # of stored verdicts: raise it when their meaning changes
-WRITE_S = 0.2  # verdicts that arrive within this time are stored together
 # Codes that describe the state of the machine, not the graph.
 PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
 
@@ -52,8 +49,8 @@ class Oracle(WorkerPool):
 
     store: where verdicts are stored; default: the cache folder
     workers, device: see `WorkerPool`
-    reuse_builds: a graph is also legal if cuDNN offers a plan that was built for it in other sizes. That takes
-        milliseconds instead of a compilation. Such verdicts stay in memory.
+    reuse_builds: a graph is also legal if the first plan that cuDNN offers was built for other graphs that show that it
+        builds: see `BuiltPlans`. That takes milliseconds instead of a compilation. Such verdicts are stored apart.
     hand_over: `built` holds cuDNN's first plan of each graph that was asked about, with its serialized form
     max_factor: a graph is also legal, without asking, if a legal one differs in size by at most this factor; 0: never.
         Such verdicts stay in memory, and `ask_again` takes one back.
@@ -74,13 +71,13 @@ class Oracle(WorkerPool):
         hand_over: bool = False,
         max_factor: float = 0.0,
     ):
-        super().__init__(target, workers=workers, device=device)
+        self._store = store if store is not None else Store()
+        super().__init__(target, self._store.path.parent, workers=workers, device=device)
         self.asked = 0
         self._reuse_builds = reuse_builds
         self._hand_over = hand_over
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
-        self._built: dict[Hashable, set[Identity]] = {}  # plans, by `CudnnGraph.size_free_key`
-        self._store = store if store is not None else Store()
+        self._built_plans = BuiltPlans()
         self._memory: dict[str, Verdict] = {}
         self._environment = _environment(target, device)
         self._proven = False
@@ -98,10 +95,9 @@ class Oracle(WorkerPool):
                 self._memory[key] = Refused("validate", "FUSEC_HAZARD", hazard)
                 del new[key]
         if new:
-            for key, text in self._store.get(map(self._entry, new)).items():
-                graph_key = key.partition(":")[2]
-                self._memory[graph_key] = decode(json.loads(text))
-                del new[graph_key]
+            for graph, verdict in self._stored(list(new.values())).items():
+                self._memory[graph.key] = verdict
+                del new[graph.key]
         for key, graph in list(new.items()):
             if self._assume(graph):
                 del new[key]
@@ -109,8 +105,10 @@ class Oracle(WorkerPool):
             self.start(len(new))
             self._prove_once()
             done = itertools.count(1)
-            for some in self._rounds(list(new.values())):
-                self._learn(graphs)  # from verdicts stored on disk, and from the round before
+            self._learn(graphs)  # from verdicts stored on disk
+            rounds = self._built_plans.rounds(new.values()) if self._reuse_builds else [list(new.values())]
+            for some in rounds:
+                self._learn(graphs)  # from the round before
                 self._ask(some, lambda: progress(next(done), len(new)) if progress is not None else None)
         self._learn(graphs)
         for graph in graphs:
@@ -119,18 +117,18 @@ class Oracle(WorkerPool):
                 self._similar.add(graph)
         return [self._memory[g.key] for g in graphs]
 
-    def _rounds(self, graphs: list[CudnnGraph]) -> list[list[CudnnGraph]]:
-        """Split graphs in two rounds: those that differ in size alone from an earlier one come second.
+    def _stored(self, graphs: list[CudnnGraph]) -> dict[CudnnGraph, Verdict]:
+        """Read verdicts from the disk, those for everyone first."""
+        entries = {self._entry(graph.key): graph for graph in graphs}
+        listed = {self._entry(graph.key, listed=True): graph for graph in graphs if self._reads_listed}
+        texts = self._store.get([*entries, *listed])
+        found = {graph: texts[key] for key, graph in (listed | entries).items() if key in texts}
+        return {graph: decode(json.loads(text)) for graph, text in found.items()}
 
-        The plans built for the earlier one spare them a compilation.
-        """
-        if not self._reuse_builds:
-            return [graphs]
-        firsts = {graph.size_free_key: graph.key for graph in reversed(graphs)}
-        rounds: tuple[list[CudnnGraph], list[CudnnGraph]] = ([], [])
-        for graph in graphs:
-            rounds[firsts[graph.size_free_key] != graph.key].append(graph)
-        return [some for some in rounds if some]
+    @property
+    def _reads_listed(self) -> bool:
+        """Tell if verdicts without a build are read from the disk, too."""
+        return self._reuse_builds
 
     def _assume(self, graph: CudnnGraph) -> bool:
         """Assume that a graph is legal because a similar one is; False if there is none."""
@@ -166,7 +164,7 @@ class Oracle(WorkerPool):
         for graph in graphs if self._reuse_builds else ():
             if graph.tensor_cores:
                 built = {(plan.engine, plan.knobs) for plan in self.plans(graph) if plan.built and not plan.precompiled}
-                self._built.setdefault(graph.size_free_key, set()).update(built)
+                self._built_plans.add(graph, built)
 
     def prove(self) -> dict[str, Any]:
         """Ask a worker about the smallest graph that needs a runtime-compiled engine, and return its library versions.
@@ -186,39 +184,45 @@ class Oracle(WorkerPool):
 
     def _prove_once(self) -> None:
         """Call `prove` once per environment, because it takes as long as a compilation."""
-        if not self._proven and not self._store.get([self._entry(PROBE.key)]):
-            self.prove()
+        entry = self._entry(PROBE.key)
+        if not self._proven and not self._store.get([entry]):
+            with self.locks.claim(PROBE.key, lambda: None):
+                if not self._store.get([entry]):
+                    self.prove()
         self._proven = True
 
     def _ask(self, graphs: list[CudnnGraph], report: Callable[[], None]) -> None:
         """Ask workers about graphs, and store their verdicts. report: called after each."""
-        came, since = dict[CudnnGraph, Verdict](), time.monotonic()
+        self.ask_each(graphs, self._put_once, lambda graph, verdict: report())
 
-        def arrived(graph: CudnnGraph, verdict: Verdict) -> None:
-            nonlocal came, since
-            came[graph] = verdict
-            if time.monotonic() - since > WRITE_S:
-                self._remember(came)
-                came, since = {}, time.monotonic()
-            report()
-
+    def _put_once(self, graph: CudnnGraph, epoch: int) -> Verdict:
+        """Ask a worker and store the verdict, unless another process asks the same: then wait for its answer."""
         try:
-            self.ask_each(graphs, self._put, arrived)
-        finally:
-            self._remember(came)
+            with self.locks.claim(graph.key, lambda: self.require_open(epoch)):
+                known = self._stored([graph])
+                verdict = known.get(graph) or self._put(graph, epoch)
+                if known:
+                    self._memory[graph.key] = verdict
+                else:
+                    self._remember({graph: verdict})
+        except EndedError:
+            return self._put(graph, epoch)
+        return verdict
 
     def _remember(self, verdicts: Mapping[CudnnGraph, Verdict]) -> None:
-        """Store verdicts in memory, and on disk those that depend on the graph alone."""
+        """Store verdicts in memory, and on disk those that last."""
         self._memory |= {graph.key: verdict for graph, verdict in verdicts.items()}
         lasting = {g: v for g, v in verdicts.items() if _lasts(v)}
         if lasting:
-            self._store.put({self._entry(g.key): json.dumps(encode(v)) for g, v in lasting.items()})
+            texts = {self._entry(g.key, listed=_is_listed(v)): json.dumps(encode(v)) for g, v in lasting.items()}
+            self._store.put(texts)
 
     def _put(self, graph: CudnnGraph, epoch: int) -> Verdict:
         """Ask a worker; if it dies, ask a new one, because an earlier graph may have damaged the first."""
         with self._changed:
             self.asked += 1
-        proven = sorted(self._built.get(graph.size_free_key, ())) if self._reuse_builds else []
+        plans, engines = self._built_plans.of(graph) if self._reuse_builds else ([], [])
+        proven = {"plans": plans, "engines": engines}
         question = {"ask": "verdict", "graph": graph.to_json(), "proven": proven, "hand_over": self._hand_over}
         died: list[WorkerDeath] = []
         for _ in range(2):
@@ -238,15 +242,21 @@ class Oracle(WorkerPool):
         code = died[-1].signal if all(d.by_own_fault for d in died) else "FUSEC_WORKER_ENDED"
         return Refused("crash", code, died[-1].words)
 
-    def _entry(self, key: str) -> str:
-        return f"{self._environment}:{key}"
+    def _entry(self, key: str, listed: bool = False) -> str:
+        """Return the key of a stored verdict. listed: of one without a build, which only some may read."""
+        return f"{self._environment}{'-listed' if listed else ''}:{key}"
 
 
 def _lasts(verdict: Verdict) -> bool:
-    """Return True if a verdict depends on the graph alone, and holds the next time."""
+    """Return True if a verdict holds the next time."""
     if isinstance(verdict, Legal):
-        return any(plan.built for plan in verdict.plans)
+        return True
     return verdict.code not in PASSING and not verdict.code.startswith("FUSEC_")
+
+
+def _is_listed(verdict: Verdict) -> bool:
+    """Return True if a graph is legal because of plans that were built for others."""
+    return isinstance(verdict, Legal) and not any(plan.built for plan in verdict.plans)
 
 
 def _environment(target: Target, device: bool) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from fusec.errors import LoweringError
 from fusec.gpu.cudnn.emit import emit
+from fusec.gpu.cudnn.engine_ids import Identity
 from fusec.gpu.cudnn.error_messages import reason_of
 from fusec.gpu.cudnn.plan_list import DECLINED, exclude_notes, list_plans, serialized
 from fusec.gpu.cudnn.verdict_json import encode
@@ -28,11 +29,12 @@ class LegalityJudge:
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Answer with the verdict on `graph`: legal with the plans offered, if one of them builds; else refused.
 
-        proven: plans that were built for this graph in other sizes; if one of them is offered, none is compiled
+        proven: `plans` and `engines` that were built for graphs that show that this one builds; if the first plan
+            offered is one of them, none is compiled
         hand_over: answer also with cuDNN's first plan, serialized, if it was built
         """
         graph = CudnnGraph.from_json(question["graph"])
-        proven = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question["proven"]}
+        proven = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question["proven"]["plans"]}
         stage = "lower"
         try:
             pygraph = emit(graph, handle=self._handle, target=self._target)
@@ -49,7 +51,7 @@ class LegalityJudge:
         if listed.wrong and not listed.plans:
             return encode(Refused("plan", "KNOWN_WRONG", listed.wrong))
         compiled = graph.tensor_cores and not any(plan.precompiled for plan in listed.plans.values())
-        if compiled and any((plan.engine, plan.knobs) in proven for plan in listed.plans.values()):
+        if compiled and _is_proven(graph, list(listed.plans.values()), proven, question["proven"]["engines"]):
             return encode(Legal(tuple(listed.plans.values())))
         built, failures = _build(pygraph, graph, listed.plans)
         if not built:
@@ -88,6 +90,13 @@ def _build(
         except DECLINED as error:
             failures[place] = error
     return built, failures
+
+
+def _is_proven(graph: CudnnGraph, offered: list[Plan], plans: Collection[Identity], engines: Collection[int]) -> bool:
+    """Tell if the plan that would be built is the first one offered, and was built for other graphs."""
+    if not offered or _compiles_slowly(graph, offered[0]):
+        return False
+    return offered[0].engine in engines or (offered[0].engine, offered[0].knobs) in plans
 
 
 def _compiles_slowly(graph: CudnnGraph, plan: Plan) -> bool:

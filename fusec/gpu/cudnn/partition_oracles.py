@@ -22,6 +22,10 @@ class CudnnJudge:
         self.oracle = oracle
         self.tensor_cores = tensor_cores
 
+    def refusal(self, body: Graph) -> Refused | None:
+        """Refuse a body that cannot be lowered, or for which cuDNN is known to crash or to be wrong."""
+        return refusal(body, self.tensor_cores)
+
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
         verdicts: dict[int, Verdict] = {}
         graphs: dict[int, CudnnGraph] = {}

@@ -1,9 +1,13 @@
-"""Find graphs that differ in their sizes alone, because cuDNN's verdict on one mostly holds for the others."""
+"""Find graphs whose verdict follows from verdicts on other graphs, because a compilation takes up to a second.
+
+Graphs that differ in their sizes alone mostly have one verdict. Of pointwise ops alone, cuDNN compiles what it lists.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
+from fusec.gpu.cudnn.engine_ids import Identity
 from fusec.lowering.cudnn_graph import CudnnGraph
 
 
@@ -49,3 +53,54 @@ def _changes(known: CudnnGraph, graph: CudnnGraph) -> tuple[int, float]:
                         return 0, 1.0
                     count, new, old = count + 1, b, a
     return count, new / old if count else 1.0
+
+
+class BuiltPlans:
+    """Plans that were compiled, by what they show of other graphs.
+
+    A plan that was compiled for a graph builds for that graph in other sizes. A graph of pointwise calls alone builds
+    if its engine was compiled for each kind of its calls, in one graph or in several: of the pointwise graphs that
+    cuDNN lists plans for, it fails to compile some types of elements only (int64, float64).
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[Hashable, set[Identity]] = {}  # by `CudnnGraph.size_free_key`
+        self._calls: dict[int, set[Hashable]] = {}  # kinds of pointwise calls, by engine
+
+    def add(self, graph: CudnnGraph, plans: Iterable[Identity]) -> None:
+        """Add plans that were compiled for a graph."""
+        kinds = call_kinds(graph)
+        for engine, knobs in plans:
+            self._sizes.setdefault(graph.size_free_key, set()).add((engine, knobs))
+            if kinds:
+                self._calls.setdefault(engine, set()).update(kinds)
+
+    def of(self, graph: CudnnGraph) -> tuple[list[Identity], list[int]]:
+        """Return the plans, and the engines, that build for a graph if cuDNN lists them."""
+        kinds = call_kinds(graph)
+        engines = [engine for engine, seen in self._calls.items() if kinds and kinds <= seen]
+        return sorted(self._sizes.get(graph.size_free_key, ())), engines
+
+    def rounds(self, graphs: Iterable[CudnnGraph]) -> list[list[CudnnGraph]]:
+        """Split graphs in two rounds: the plans built for the first one spare those of the second a compilation."""
+        first: dict[str, CudnnGraph] = {}
+        second: dict[str, CudnnGraph] = {}
+        shapes, seen = set[Hashable](), set[Hashable]()
+        for graph in sorted(graphs, key=lambda graph: -len(graph.calls)):
+            kinds = call_kinds(graph)
+            known = graph.size_free_key in shapes or (kinds and kinds <= seen) or any(self.of(graph))
+            (second if known else first)[graph.key] = graph
+            shapes.add(graph.size_free_key)
+            seen |= kinds
+        return [list(some.values()) for some in (first, second) if some]
+
+
+def call_kinds(graph: CudnnGraph) -> set[Hashable]:
+    """Return what the code of each call of a pointwise graph depends on; nothing for a graph with other calls."""
+    kinds = set[Hashable]()
+    for call in graph.calls:
+        if call.op != "pointwise":
+            return set()
+        types = tuple((t.dtype, t.value is None) for t in map(graph.tensor, call.inputs + call.outputs))
+        kinds.add((call.mode, tuple(name for name, _ in call.attributes), call.compute, types))
+    return kinds

@@ -1,7 +1,8 @@
 """Hold worker processes that answer questions about cuDNN, several at the same time.
 
 cuDNN runs in workers, because then a graph that kills it does not end this process. Several workers use several cores,
-because cuDNN holds Python's lock while it plans.
+because cuDNN holds Python's lock while it plans. As many work at a time as the machine has cores, in all processes
+together, because more would only take memory and slow each other.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from fusec.errors import TargetError
 from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath, WorkerProcess
+from fusec.plans.sqlite_cache import folder
+from fusec.system.machine_locks import MachineLocks
 from fusec.targets.target import Target
 
 MAX_WORKERS = 8
@@ -29,11 +34,12 @@ Result = TypeVar("Result")
 class WorkerPool:
     """Worker processes for one target, started when they are needed.
 
+    cache: folder of the locks that bound the workers of all processes; default: the cache folder
     workers: the most processes; default: see `most_workers`
     device: ask this machine's GPU instead of the target's description
     """
 
-    def __init__(self, target: Target, *, workers: int | None = None, device: bool = False):
+    def __init__(self, target: Target, cache: Path | None = None, *, workers: int | None = None, device: bool = False):
         self.target, self.device = target, device
         self.workers = workers or most_workers(target if device else None)
         self._all: list[WorkerProcess] = []
@@ -42,6 +48,7 @@ class WorkerPool:
         self._starting = 0
         self._prestarted = self._waiting = 0  # workers that `start` starts, and threads that wait for a worker
         self._epoch = 0  # how often the pool was closed
+        self.locks = MachineLocks(cache or folder(), max(self.workers, len(os.sched_getaffinity(0))))
         self._changed = threading.Condition()
         # ends the workers with this object or the interpreter
         self._finalizer = weakref.finalize(self, WorkerProcess.close_all, self._all, self._new)
@@ -55,16 +62,23 @@ class WorkerPool:
 
         Raises RuntimeError for a defect of fusec in the worker, EndedError when the pool is closed meanwhile.
         """
+        epoch = self._epoch if epoch is None else epoch
         asked = self._take(worker, epoch)
         try:
-            answer = asked.exchange(question)
-        except RuntimeError:
+            with self.locks.slot(lambda: self.require_open(epoch)):
+                answer = asked.exchange(question)
+        except (RuntimeError, EndedError):
             self._give_back(asked)
             raise
         if isinstance(answer, WorkerDeath):
             return replace(answer, closed=not self._lose(asked)), asked
         self._give_back(asked)
         return answer, asked
+
+    def require_open(self, epoch: int) -> None:
+        """Raise EndedError if the pool was closed since an epoch."""
+        if epoch != self._epoch:
+            raise EndedError
 
     def ask_each(
         self, items: Sequence[Item], ask: Callable[[Item, int], Result], arrived: Callable[[Item, Result], None]
@@ -87,7 +101,10 @@ class WorkerPool:
             threads.shutdown()
 
     def start(self, count: int | None = None) -> None:
-        """Start workers, all by default, without waiting for them, because each takes a second or more."""
+        """Start workers, all by default, without waiting for them, because each takes a second or more.
+
+        Where other processes use all cores, workers start when a thread needs one.
+        """
         with self._changed:
             wanted = self.workers if count is None else min(self.workers, count)
             missing = max(0, wanted - len(self._all) - self._starting)
@@ -100,22 +117,28 @@ class WorkerPool:
     def _prestart(self, epoch: int) -> None:
         try:
             with contextlib.suppress(TargetError):  # a thread that needs a worker starts another, and raises the error
-                self._give_back(self._started(epoch))
+                self._give_back(self._started(epoch, self.locks.free_slot()))
         finally:
             with self._changed:
                 self._prestarted -= 1
                 self._changed.notify_all()
 
-    def _started(self, epoch: int) -> WorkerProcess:
-        """Start a worker and wait until it is ready. It counts in `_starting`, and `close` ends it, too."""
+    def _started(self, epoch: int, slot: AbstractContextManager[bool]) -> WorkerProcess:
+        """Start a worker and wait until it is ready. It counts in `_starting`, and `close` ends it, too.
+
+        slot: one of the machine's, which is held meanwhile; raises TargetError if there is none.
+        """
         worker: WorkerProcess | None = None
         try:
-            with self._changed:
-                if epoch != self._epoch:
-                    raise EndedError
-                worker = WorkerProcess(self.target, self.device)
-                self._new.append(worker)
-            worker.wait_ready()
+            with slot as is_free:
+                if not is_free:
+                    raise TargetError("other processes use all cores")
+                with self._changed:
+                    if epoch != self._epoch:
+                        raise EndedError
+                    worker = WorkerProcess(self.target, self.device)
+                    self._new.append(worker)
+                worker.wait_ready()
         finally:
             with self._changed:
                 self._starting -= 1
@@ -151,7 +174,7 @@ class WorkerPool:
                 self._waiting += 1
                 self._changed.wait()
                 self._waiting -= 1
-        return self._started(epoch)
+        return self._started(epoch, self.locks.slot(lambda: self.require_open(epoch)))
 
     def _give_back(self, worker: WorkerProcess) -> None:
         with self._changed:

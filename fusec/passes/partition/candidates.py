@@ -135,9 +135,10 @@ class Grower:
             return *self.wiring.succs[i], *self.wiring.preds[i]
 
         def joins(i: int) -> bool:
-            return self._joins(i, kind) and self.type[i].order == kind.order
+            return self._joins(i, kind) and self.type[i].order == kind.order and not self._is_outer(i)
 
-        self._grow(candidate, neighbours, joins, MAX_POINTWISE)
+        if not self._is_outer(seed):
+            self._grow(candidate, neighbours, joins, MAX_POINTWISE)
         return candidate
 
     def _grow(
@@ -165,6 +166,11 @@ class Grower:
                 if direction * j not in seen:
                     seen.add(direction * j)
                     heapq.heappush(heap, direction * j)
+
+    def _is_outer(self, i: int) -> bool:
+        """Tell if a node broadcasts each of its tensors. cuDNN refuses every pointwise graph with such a call."""
+        sizes = {v.type.size for v in self.wiring.nodes[i].operands}
+        return len(sizes - {1}) > 0 and max(sizes) < self.type[i].size
 
     def _joins(self, i: int, kind: TensorType) -> bool:
         return self.free[i] and self.pointwise[i] and self.type[i].shape == kind.shape

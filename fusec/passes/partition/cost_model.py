@@ -19,6 +19,7 @@ from fusec.ops import (
     ConvTranspose,
     ConvWgrad,
     MatMul,
+    Pointwise,
 )
 from fusec.plans.verdict import Legal
 from fusec.schedule.program import inputs_of, outputs_of
@@ -98,6 +99,8 @@ def is_depthwise(node: Node) -> bool:
 
 def flops(node: Node) -> int:
     """Count multiplications and additions of a product; pointwise ops count 0, because memory traffic hides them."""
+    if isinstance(node.op, Pointwise):
+        return 0
     size = sum(v.type.size for v in node.results)
     if isinstance(node.op, Conv):
         return 2 * size * math.prod(node.operands[1].type.shape[1:])

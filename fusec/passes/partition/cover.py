@@ -17,7 +17,7 @@ from fusec.passes.partition.convexity import Condensation, Wiring
 from fusec.passes.partition.cost_model import penalty, step_us
 from fusec.passes.partition.oracle import Judge
 from fusec.passes.partition.verdict_cache import CandidateVerdicts, VerdictCache
-from fusec.plans.verdict import Legal
+from fusec.plans.verdict import Legal, Refused
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import Refusal, body_of
 from fusec.targets.target import Target
@@ -58,6 +58,7 @@ class CoverSearch:
         self._anchors = self._deepest_anchors_first()
         self._class = self._node_classes()
         self._keys: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._costs: dict[tuple[tuple[int, ...], int, Legal | None], float] = {}
 
     def run(self) -> Cover:
         """Plan rounds until every step of the cover is accepted."""
@@ -131,33 +132,57 @@ class CoverSearch:
         if whole.refused is None and self._penalty(nodes, whole) == 1.0:
             self.answers.want(whole)
             return full  # the fewest launches and bytes, at the best engines' speed
-        answers = {k: self._answer(nodes[:k]) for k in range(1, full + 1)}
-        legal = [k for k, a in answers.items() if a.legal is not None]
-        refused = [k for k, a in answers.items() if a.refused is not None]
-        plan.declined.extend((tuple(nodes[:k]), answers[k]) for k in refused)
-        # Between the longest accepted and the shortest refused: a longer candidate is not expected to be
-        # accepted where a shorter one is refused, so bisection finds the longest acceptable one in few questions.
-        high = min(refused, default=full + 1)
-        low = max((k for k in legal if k < high), default=0) if refused else full
-        if high - low > 1:
-            middle = candidate.core if low < candidate.core < high else (low + high) // 2
-            self.answers.want(answers[middle])
-            return full  # taken whole until decided, so that nothing is asked about the rest yet
-        usable = sorted({*legal, *(k for k in range(1, low + 1) if k not in refused)})
-        if not usable:
+        low, refused = self._bisected(candidate) if whole.refused is not None else (full, {})
+        plan.declined.extend((tuple(nodes[:k]), refused[k]) for k in sorted(refused))
+        if low == 0:
             return 0
-        costs = {k: round(self._cover_us(nodes, k, answers[k]), 3) for k in usable}  # a nanosecond is a tie
+        if refused and (unknown := self._answer(nodes[:low])).legal is None:
+            self.answers.want(unknown)
+            if _is_own(refused[min(refused)].refused):
+                return low
+            return full  # taken whole until decided, so that nothing is asked about the rest yet
+        usable = [k for k in range(1, low + 1) if self._answer(nodes[:k]).refused is None]
+        # rounded, because a nanosecond is a tie
+        costs = {k: round(self._cover_us(nodes, k, self._answer(nodes[:k])), 3) for k in usable}
         best = min(usable, key=lambda k: (costs[k], -k))
-        self.answers.want(answers[best])
+        self.answers.want(self._answer(nodes[:best]))
         for k in usable:
-            if k > best and answers[k].legal is not None:
+            if k > best and self._answer(nodes[:k]).legal is not None:
                 reason = f"modelled {costs[k]:.1f} us as one step, {costs[best]:.1f} us split"
                 plan.declined.append((tuple(nodes[:k]), reason))
         return best
 
+    def _bisected(self, candidate: Candidate) -> tuple[int, dict[int, CandidateVerdicts]]:
+        """Return the number of nodes to ask about or, if that is judged, to take; and the verdicts that refused more.
+
+        A longer candidate is not expected to be accepted where a shorter one is refused, so bisection finds the longest
+        acceptable one in few questions. Where fusec itself refused the longer ones, cuDNN is expected to accept the
+        rest, and only the longest is asked about.
+        """
+        nodes = candidate.nodes
+        low, high = 0, len(nodes)
+        refused = {high: self._answer(nodes)}
+        while high - low > 1:
+            middle = candidate.core if low < candidate.core < high else (low + high) // 2
+            answer = self._answer(nodes[:middle])
+            if answer.refused is not None:
+                high, refused[middle] = middle, answer
+                continue
+            low = middle
+            if answer.legal is None and not _is_own(refused[high].refused):
+                break
+        return low, refused
+
     def _cover_us(self, nodes: Sequence[int], length: int, answer: CandidateVerdicts) -> float:
         """Model the time of the first `length` nodes as one step, and the rest as pointwise steps."""
-        total = step_us(self.nodes(nodes[:length]), self.target, self._verdict(answer))
+        verdict = self._verdict(answer)
+        known = (tuple(nodes), length, verdict)
+        if known not in self._costs:
+            self._costs[known] = self._modelled_us(nodes, length, verdict)
+        return self._costs[known]
+
+    def _modelled_us(self, nodes: Sequence[int], length: int, verdict: Legal | None) -> float:
+        total = step_us(self.nodes(nodes[:length]), self.target, verdict)
         rest = dict.fromkeys(nodes[length:])
         while rest:
             stack = [next(iter(rest))]
@@ -214,3 +239,8 @@ class CoverSearch:
                 number[value] = len(number)
                 key.append(any(user not in inside for user, _ in value.uses))
         return tuple(key)
+
+
+def _is_own(refusal: Refused | None) -> bool:
+    """Tell if fusec refused a body without asking cuDNN, so that the refusal shows nothing of cuDNN's limits."""
+    return refusal is not None and refusal.code.startswith("FUSEC")

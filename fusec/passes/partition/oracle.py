@@ -6,10 +6,10 @@ An oracle asks cuDNN, or in tests a recording or a rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fusec.ir import Graph
-from fusec.plans.verdict import Verdict
+from fusec.plans.verdict import Refused, Verdict
 
 
 class Judge(Protocol):
@@ -20,4 +20,13 @@ class Judge(Protocol):
 
         A defect (no compiler library, no worker) is an exception, never a verdict.
         """
+        ...
+
+
+@runtime_checkable
+class RefusesItself(Judge, Protocol):
+    """Judge that knows some refusals without asking, so that no round of questions is spent on them."""
+
+    def refusal(self, body: Graph) -> Refused | None:
+        """Return the refusal that `judge` would return; None if it is not known without asking."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fusec.ir import Graph, quote
 from fusec.lowering.virtual_rounding import WIDE, value_uses
-from fusec.passes.partition.oracle import Judge
+from fusec.passes.partition.oracle import Judge, RefusesItself
 from fusec.plans.verdict import Refused, Verdict
 
 
@@ -21,6 +21,10 @@ class StrictRounding:
         asked = [body for body, verdict in zip(bodies, verdicts, strict=True) if verdict is None]
         answers = iter(self.oracle.judge(asked) if asked else ())
         return [next(answers) if verdict is None else verdict for verdict in verdicts]
+
+    def refusal(self, body: Graph) -> Refused | None:
+        """Return a refusal that is known without asking."""
+        return _unrounded(body) or (self.oracle.refusal(body) if isinstance(self.oracle, RefusesItself) else None)
 
 
 def _unrounded(body: Graph) -> Refused | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fusec.ir import Constant, Graph, Node, Value, print_attribute
 from fusec.passes.partition.cost_model import is_fast
 from fusec.passes.partition.equivalent_spellings import spellings
-from fusec.passes.partition.oracle import Judge
+from fusec.passes.partition.oracle import Judge, RefusesItself
 from fusec.plans.verdict import Legal, Refused, Verdict
 from fusec.schedule.program import body_of
 
@@ -83,6 +83,7 @@ class VerdictCache:
     def __init__(self, graph: Graph, oracle: Judge, progress: Callable[[int, int], None] | None):
         self.graph = graph
         self.oracle = oracle
+        self._refusal = oracle.refusal if isinstance(oracle, RefusesItself) else None
         self.progress = progress
         self.known: dict[str, Verdict] = {}
         self.bodies: dict[str, Graph] = {}  # one body for each canonical key not yet judged
@@ -97,8 +98,12 @@ class VerdictCache:
             for names, body in spellings(body_of(self.graph, nodes)):
                 text = canonical_key(body)
                 spelled.append((names, text))
-                if text not in self.known:
-                    self.bodies.setdefault(text, body)
+                if text not in self.known and text not in self.bodies:
+                    refused = None if self._refusal is None else self._refusal(body)
+                    if refused is None:
+                        self.bodies[text] = body
+                    else:
+                        self.known[text] = refused
             answer = self._answers[key] = CandidateVerdicts(spelled, self.known)
         return answer
 

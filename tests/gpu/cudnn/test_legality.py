@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,39 @@ def test_a_plan_built_in_one_size_makes_other_sizes_legal(tmp_path: Path) -> Non
     assert told[-1] == (3, 3) and told == sorted(told)
     with Oracle(load("h200"), store=store, workers=1) as oracle:
         assert any(plan.built for plan in legal(oracle.judge([small, large])[1]).plans)
+
+
+def test_a_pointwise_graph_of_known_calls_is_listed_and_not_compiled(tmp_path: Path) -> None:
+    """Such verdicts are stored, but only for those who accept them."""
+    store = Store(tmp_path / "answers.sqlite")
+    dims = (1, 12, 64)
+    first, second = pointwise("gelu", dims, result=dims), pointwise("gelu", (8, 12, 64), result=(8, 12, 64))
+    assert first.size_free_key != second.size_free_key
+    with Oracle(load("h200"), store=store, workers=1, reuse_builds=True) as oracle:
+        built = [any(p.built for p in legal(oracle.judge([graph])[0]).plans) for graph in (first, second)]
+        listed = legal(oracle.judge([second])[0])
+    assert built == [True, False]
+    with Oracle(load("h200"), store=store, workers=1, reuse_builds=True) as oracle:
+        assert oracle.judge([second]) == [listed] and oracle.asked == 0
+    with Oracle(load("h200"), store=store, workers=1) as oracle:
+        compiled = legal(oracle.judge([second])[0])
+        assert oracle.asked == 1 and any(p.built for p in compiled.plans)
+    identity = [(p.engine, p.knobs, p.precompiled) for p in compiled.plans]
+    assert identity == [(p.engine, p.knobs, p.precompiled) for p in listed.plans]
+
+
+def test_processes_that_start_together_ask_each_question_once(tmp_path: Path) -> None:
+    """Locks on files exclude two oracles of one process as they exclude two processes."""
+    store = tmp_path / "answers.sqlite"
+    graphs = [pointwise(mode, (1, 8, 64)) for mode in ("exp", "neg", "gelu", "tanh")]
+    with (
+        Oracle(load("h200"), store=Store(store), workers=1) as one,
+        Oracle(load("h200"), store=Store(store), workers=1) as other,
+    ):
+        with ThreadPoolExecutor(2) as threads:
+            first, second = threads.map(lambda oracle: oracle.judge(graphs), (one, other))
+        assert first == second
+        assert one.asked + other.asked == len(graphs) + 1, "the graphs, and the probe"
 
 
 def test_plans_built_to_judge_are_handed_over(tmp_path: Path) -> None:

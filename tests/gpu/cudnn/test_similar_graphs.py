@@ -1,4 +1,4 @@
-"""Test which graphs are similar, and which of several is found."""
+"""Test which graphs are similar, which of several is found, and which graphs build because others did."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from gpu.cudnn_graphs import conv, matmul, nhwc, pointwise, rows
 
-from fusec.gpu.cudnn.similar_graphs import SimilarGraphs, factor
-from fusec.lowering.cudnn_graph import CudnnGraph, CudnnTensor
+from fusec.gpu.cudnn.similar_graphs import BuiltPlans, SimilarGraphs, factor
+from fusec.ir import DType
+from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 
 
 def batch(graph: CudnnGraph, size: int) -> CudnnGraph:
@@ -71,3 +72,41 @@ def test_rows_and_products_scale_as_a_whole() -> None:
     assert known(flat[0]).of(flat[1]) == flat[0]
     assert known(flat[0]).of(flat[2]) == flat[0], "both dims, by one factor"
     assert rows((1, 18, 64)) == flat[1].tensors[0].strides
+
+
+PLAN = (1, ((12, 35),))
+
+
+def chain(*modes: str, dims: tuple[int, ...] = (1, 8, 64), dtype: DType = DType.F32) -> CudnnGraph:
+    """A sequence of pointwise calls of one operand."""
+    tensors = (CudnnTensor(uid, dims, (dims[1] * dims[2], dims[2], 1), dtype) for uid in range(1, len(modes) + 2))
+    calls = (CudnnCall("pointwise", (uid,), (uid + 1,), mode) for uid, mode in enumerate(modes, 1))
+    return CudnnGraph(tuple(tensors), tuple(calls))
+
+
+def test_a_plan_builds_in_other_sizes() -> None:
+    built, graph = BuiltPlans(), conv("bias", "relu")
+    built.add(graph, [PLAN])
+    assert built.of(batch(graph, 16)) == ([PLAN], [])
+    assert built.of(conv("relu")) == ([], [])
+
+
+def test_a_pointwise_graph_builds_once_each_of_its_calls_was_built() -> None:
+    built = BuiltPlans()
+    built.add(chain("relu", "exp"), [PLAN])
+    assert built.of(chain("exp", "relu", "exp", dims=(1, 4, 8))) == ([], [1])
+    assert built.of(chain("exp", "tanh")) == ([], []), "tanh was never compiled"
+    built.add(chain("tanh"), [PLAN])
+    assert built.of(chain("exp", "tanh")) == ([], [1])
+    assert built.of(chain("exp", "tanh", dtype=DType.F64)) == ([], []), "cuDNN lists plans for f64, and compiles none"
+    assert built.of(conv("relu")) == ([], []), "a convolution is no pointwise graph"
+
+
+def test_few_graphs_are_compiled_for_the_others() -> None:
+    built = BuiltPlans()
+    graphs = [chain("relu"), chain("exp"), chain("tanh", "exp", "relu"), chain("neg"), chain("neg", dims=(1, 2, 2))]
+    first, second = built.rounds([*graphs, conv("relu"), batch(conv("relu"), 16)])
+    assert first == [graphs[2], conv("relu"), graphs[3]]
+    assert len(first) + len(second) == 7
+    built.add(graphs[2], [PLAN])
+    assert built.rounds(graphs[:3]) == [[graphs[2], graphs[0], graphs[1]]]

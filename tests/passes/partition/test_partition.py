@@ -154,6 +154,40 @@ def test_the_longest_accepted_prefix_is_found_by_bisection() -> None:
     assert [len(b) for b in oracle.asked] == [6, 3, 4, 5, 1]
 
 
+def test_a_call_that_broadcasts_both_operands_is_a_step_alone() -> None:
+    """cuDNN refuses every pointwise graph with such a call, so that no other op is asked about together with it."""
+    graph = Graph()
+    x = graph.add_input("x", TensorType((8, 64, 1), DType.F32))
+    y = graph.add_input("y", TensorType((8, 1, 32), DType.F32))
+    outer = graph.add(pw("mul"), graph.add(pw("exp"), x), y)
+    last = graph.add(pw("neg"), graph.add(pw("tanh"), graph.add(pw("add"), outer, graph.constant(np.float32(2)))))
+    graph.set_outputs([last])
+    oracle = AcceptAll()
+    steps = [[n.op.name for n in s.nodes] for s in partition(graph, oracle, TARGET).steps]
+    assert steps == [["exp"], ["mul"], ["add", "tanh", "neg"]]
+    assert oracle.waves == 1
+
+
+def test_a_refusal_of_fusec_itself_takes_no_question_and_no_round() -> None:
+    graph = Graph()
+    v = graph.add_input("x", TensorType((2, 4, 4, 4), DType.F32))
+    for name in ("exp", "neg", "sin", "tanh", "abs"):
+        v = graph.add(pw(name), v)
+    graph.set_outputs([v])
+
+    class WithoutSin(AcceptAll):
+        def refusal(self, body: Graph) -> Refused | None:
+            has = any(n.op.name == "sin" for n in body.nodes)
+            return Refused("lower", "FUSEC", "sin: cuDNN's mode loses digits") if has else None
+
+    oracle = WithoutSin()
+    program = partition(graph, oracle, TARGET)
+    assert [[n.op.name for n in s.nodes] for s in program.steps] == [["exp", "neg"], ["sin"], ["tanh", "abs"]]
+    assert [s.kind for s in program.steps] == [Kind.CUDNN, Kind.KERNEL, Kind.CUDNN]
+    assert oracle.waves == 1 and len(oracle.asked) == 2
+    assert all(getattr(r.reason, "code", "") == "FUSEC" for r in program.refusals) and program.refusals
+
+
 def test_equal_nodes_with_another_output_are_another_question() -> None:
     graph = Graph()
     weight = graph.constant(np.ones((4, 4, 3, 3), np.float32))

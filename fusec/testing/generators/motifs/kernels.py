@@ -214,6 +214,16 @@ def gather_resize(b: RandomGraph) -> None:
     _about(b, _image(b, b.pick([4, 8, 3]), b.pick([3, 4, 5]), b.pick([3, 4, 6])), b.pick(["resize", "gather", "pad"]))
 
 
+def grid_sample(b: RandomGraph) -> None:
+    """Draw an image that is read between its pixels, with pointwise ops after it."""
+    _about(b, _image(b, b.pick([4, 8, 3]), _side(b), _side(b)), "grid_sample")
+
+
+def roi_align(b: RandomGraph) -> None:
+    """Draw the regions of an image, with pointwise ops after them."""
+    _about(b, _image(b, b.pick([4, 8, 3]), _side(b), _side(b)), "roi_align")
+
+
 def all_finite(b: RandomGraph) -> None:
     """Draw a test for NaN and infinities in several tensors."""
     for shape in ((b.pick([5, 33, 300]),), (b.pick([2, 3]), b.pick([4, 129]))):
@@ -282,6 +292,8 @@ KERNELS: Mapping[str, Draw] = {
             few_channels,
             few_filters,
             gather_resize,
+            grid_sample,
+            roi_align,
             integer_product,
             rotary,
             all_finite,
