@@ -252,6 +252,7 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (GridSample(), "f32[1,2,3,3] f32[1,4,4,3]", "grid f32[1,4,4,3] for x f32[1,2,3,3]"),
     (RoiAlign((1, 1), 1), "f32[1,2,3,3] f32[2,4]", "roi_align takes 3 operands, not 2"),
     (RoiAlign((1, 1), 1), "i32[1,2,3,3] f32[2,4] i64[2]", "roi_align takes floating-point operands, not i32"),
+    (RoiAlign((1, 1), 1), "f32[1,2,3,3] i32[2,4] i64[2]", "roi_align takes floating-point operands, not i32"),
     (RoiAlign((1, 1), 1, "sum"), "f32[1,2,3,3] f32[2,4] i64[2]", "roi_align knows no mode 'sum'"),
     (RoiAlign((1, 1), 1), "f32[1,2,3] f32[2,4] i64[2]", "roi_align takes images [N, C, H, W], not f32[1,2,3]"),
     (RoiAlign((1, 1), 1), "f32[1,2,3,3] f32[2,5] i64[2]", "rois f32[2,5] for f32[1,2,3,3]"),

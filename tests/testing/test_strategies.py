@@ -73,7 +73,7 @@ def test_graphs_reach_every_op_and_every_kind_of_value() -> None:
     facts = Counter[str]()
 
     @seed(5)
-    @many(2000)
+    @many(3000)
     @given(graphs())
     def look(graph: Graph) -> None:
         seen.update({n.op.name for n in graph.nodes})

@@ -136,7 +136,9 @@ class _Supervisor:
 
     def _wait(self, seconds: float) -> int | None:
         """Wait for a signal; return one that asks this process to end."""
-        if not select.select([self._signals], [], [], seconds)[0]:
+        ready = select.poll()  # because select takes no descriptor from 1024 on
+        ready.register(self._signals, select.POLLIN)
+        if not ready.poll(seconds * 1000):
             return None
         return next((number for number in os.read(self._signals, 256) if number != signal.SIGCHLD), None)
 
