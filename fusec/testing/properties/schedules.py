@@ -10,6 +10,7 @@ import numpy as np
 
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.ir import Constant, Graph, Value, quote
+from fusec.ops import Scatter
 from fusec.passes.partition import alone, kernels_only, ordered
 from fusec.passes.partition.convexity import Wiring
 from fusec.reference import evaluate_node
@@ -123,12 +124,25 @@ def _multi_tensor_program(graph: Graph) -> Program:
     return Program(graph, ordered(steps, wiring))
 
 
+def _is_written_only(program: Program, step: Partition, old: Value, new: Value) -> bool:
+    """Tell if a step writes state of another shape, of which the update is a view; it must not read the old value.
+
+    Raises MismatchError: when it reads the old value, and does more than write rows into it.
+    """
+    if new.type == old.type:
+        return False
+    if not isinstance(step.nodes[0].op, Scatter) and old in {reads(program, v) for v in step.inputs}:
+        raise MismatchError(f"{step.signature} reads {old!r} and writes {new!r} over it in another shape")
+    return True
+
+
 def _check_late_elements(
     program: Program, found: Mapping[Value, Value], held: Mapping[Value, Array], rng: np.random.Generator
 ) -> None:
     for index, step in enumerate(program.steps):
         pairs = {found[v]: v for v in step.outputs if v in found}
         _check_no_later_reads(program, index, pairs)
+        pairs = {old: new for old, new in pairs.items() if not _is_written_only(program, step, old, new)}
         if not pairs or any(isinstance(node.op, CHANNELS) for node in step.nodes):
             continue  # because these read a whole channel before they write
         members = equal_members(step.nodes)
