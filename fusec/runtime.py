@@ -414,7 +414,7 @@ class Executable:
             for value in step.outputs:
                 unpack(self._steps.buffer(value), value.type)[...] = np.nan if value.type.dtype.is_float else 77
         for value, array in operands.items():
-            stored = array.astype(value.type.dtype.numpy)
+            stored = np.asarray(array).astype(value.type.dtype.numpy)  # NumPy makes scalars of arrays of rank 0
             self.backend.feeder(self._steps.buffer(value), value.type)(stored)
         self._launch(index)
         results = {v: self.backend.fetcher(self._steps.buffer(v), v.type)(None, True) for v in step.outputs}

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from fusec.errors import LoweringError
 from fusec.ir import DType, Node, Value
 from fusec.lowering.graph_builder import CudnnBuilder
@@ -31,6 +33,8 @@ def conversion(node: Node, stored: Sequence[Value] | dict[Value, tuple[str, tupl
         constants = all(v is value or v.literal is not None for v in user.operands)
         if user.op.name not in ("add", "clip", "cast") or not constants or "clip" in [n.op.name for n in nodes[1:-1]]:
             return None
+        if user.op.name == "add" and not all(v is value or _has_whole_numbers(v) for v in user.operands):
+            return None  # the cast truncates such a sum, and cuDNN would round it
         nodes.append(user)
     names = [n.op.name for n in nodes]
     last = nodes[-1]
@@ -40,6 +44,11 @@ def conversion(node: Node, stored: Sequence[Value] | dict[Value, tuple[str, tupl
     whole = all(limits[k] == round(limits[k]) for k in ("min", "max") if abs(limits[k]) < 1e9)
     inside = LOW <= limits["min"] <= limits["max"] <= HIGH
     return nodes if whole and inside else None
+
+
+def _has_whole_numbers(zero_point: Value) -> bool:
+    literal = zero_point.literal
+    return literal is not None and bool((literal.array == np.rint(literal.array)).all())
 
 
 def round_to_bytes(b: CudnnBuilder, node: Node) -> None:

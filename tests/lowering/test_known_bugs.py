@@ -518,6 +518,30 @@ def test_engine_52_wants_channels_last_and_one_output() -> None:
     assert wrong_plan(two, 52, {}) is not None
 
 
+@pytest.mark.parametrize("engine", [7, 71])
+@pytest.mark.parametrize(("order", "strides"), [(NCHW, (256, 16, 4, 1)), (NHWC, (256, 1, 32, 8))])
+def test_engines_that_read_a_part_of_an_image_as_packed(
+    engine: int, order: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    whole = conv_graph(order)
+    image, *others = whole.tensors
+    part = replace(whole, tensors=(replace(image, strides=strides), *others))
+    assert wrong_plan(whole, engine, {}) is None
+    assert (wrong_plan(part, engine, {}) is not None) == (order == NCHW)
+    assert wrong_plan(part, 45, {}) is None
+
+
+@pytest.mark.parametrize("engine", [0, 28])
+def test_engines_that_add_up_integers_wrongly(engine: int) -> None:
+    graph = conv_graph(NHWC)
+    image, filters, result = graph.tensors
+    integers = tuple(replace(t, dtype=DType.I8) for t in (image, filters))
+    sums = replace(graph, tensors=(*integers, replace(result, dtype=DType.I32)))
+    assert wrong_plan(sums, engine, {}) is not None
+    assert wrong_plan(sums, 71, {}) is None
+    assert wrong_plan(graph, engine, {}) is None
+
+
 @pytest.mark.parametrize("engine", [7, 52])
 def test_variants_that_copy_nothing_want_filters_stored_channels_last(engine: int) -> None:
     filters = (8, 8, 3, 3)
@@ -555,6 +579,12 @@ def test_engine_70_wants_image_and_loss_channels_last() -> None:
     assert wrong_plan(with_order(rows, 1, NHWC), 70, {}) is not None
     assert wrong_plan(with_order(with_order(rows, 1, NHWC), 2, NHWC), 70, {}) is None
     assert wrong_plan(rows, 71, {}) is None
+
+
+def test_engine_17_computes_fp32_filter_gradients_inexactly() -> None:
+    assert wrong_plan(in_fp32(filter_gradient(8)), 17, {}) is not None
+    assert wrong_plan(filter_gradient(8), 17, {}) is None
+    assert wrong_plan(in_fp32(filter_gradient(8)), 71, {}) is None
 
 
 def test_engine_20_sums_filter_gradients_in_16_bits() -> None:

@@ -220,6 +220,17 @@ REFUSED = {
 }""",
         "only where it stores 8-bit integers",
     ),
+    "a sum that is no whole number": (
+        """graph "b" (%x: f32[5]) {
+  %y = round(%x)
+  %h = constant [0.5] : f32[]
+  %s = add(%y, %h)
+  %l = clip(%s) {min=-128.0, max=127.0}
+  %z = cast(%l) {to=i8}
+  return %z
+}""",
+        "only where it stores 8-bit integers",
+    ),
     "whole numbers that are also stored": (
         """graph "b" (%x: f32[5]) {
   %y = round(%x)

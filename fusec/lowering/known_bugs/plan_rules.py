@@ -12,7 +12,7 @@ from functools import cached_property
 
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CONVOLUTIONS, CudnnCall, CudnnGraph, CudnnTensor
-from fusec.lowering.known_bugs.storage import has_innermost_channels, wide_dims
+from fusec.lowering.known_bugs.storage import has_innermost_channels, is_packed, wide_dims
 
 # The precompiled engines. They write one result: cuDNN offers them for a convolution with two results, and the run
 # fails ("vars.get_user_ptrs()[idx] != nullptr").
@@ -74,6 +74,15 @@ def _reads_image_as_is(plan: PlanFacts) -> bool:
     image, weight = plan.convolution
     grouped_volume = image.dims[1] != weight.dims[1] and len(image.dims) == 5
     return plan.copies_nothing or grouped_volume
+
+
+def _has_gaps_between_rows(plan: PlanFacts) -> bool:
+    """Tell if an image that is not channels last is a part of a larger tensor."""
+    return _has_other_image_order(plan) and plan.convolution is not None and not is_packed(plan.convolution[0])
+
+
+def _stores_integer_sums(plan: PlanFacts) -> bool:
+    return plan.convolution is not None and any(t.dtype is DType.I32 for t in plan.graph.outputs)
 
 
 def _reads_filters_as_is(plan: PlanFacts) -> bool:
@@ -155,6 +164,10 @@ def _is_16_bit_filter_gradient(plan: PlanFacts) -> bool:
     return plan.filter_gradient is not None and plan.filter_gradient[2].dtype.itemsize == 2
 
 
+def _is_fp32_filter_gradient(plan: PlanFacts) -> bool:
+    return plan.filter_gradient is not None and plan.filter_gradient[0].dtype is DType.F32
+
+
 def _reads_odd_channels_in_16_bits(plan: PlanFacts) -> bool:
     if plan.filter_gradient is None:
         return False
@@ -208,6 +221,12 @@ class PlanRule:
 RULES: tuple[PlanRule, ...] = (
     PlanRule((7,), _reads_image_as_is, "engine 7 reads an image that is not stored channels last as if it were"),
     PlanRule(
+        (7, 71),
+        _has_gaps_between_rows,
+        "engine {engine} reads a part of a larger image as if it were packed, unless it is stored channels last",
+    ),
+    PlanRule((0, 28), _stores_integer_sums, "engine {engine} adds up products of 8-bit integers wrongly"),
+    PlanRule(
         (7, 52), _reads_filters_as_is, "engine {engine} reads filters that are not stored channels last as if they were"
     ),
     PlanRule(
@@ -239,6 +258,11 @@ RULES: tuple[PlanRule, ...] = (
         (1, 20),
         _is_grouped_filter_gradient,
         "engine {engine} with the gradient of a grouped convolution's filters",
+    ),
+    PlanRule(
+        (17,),
+        _is_fp32_filter_gradient,
+        "engine 17 computes gradients of filters by transforms: its error is one of the largest element, not of each",
     ),
     PlanRule(
         (1,),

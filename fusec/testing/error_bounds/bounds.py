@@ -189,7 +189,8 @@ def _root_mean_square(numbers: Array) -> float:
 
 
 def _describe(got: Array, want: Array, far: Array, bound: Array, wrong: Array) -> str:
-    excess = np.where(wrong, far / np.maximum(bound, 1e-300), 0.0)
+    with np.errstate(over="ignore"):
+        excess = np.where(wrong, far / np.maximum(bound, 1e-300), 0.0)
     worst = np.unravel_index(int(np.argmax(excess)), wrong.shape)
     place = f" at {list(map(int, worst))}" if worst else ""
     return (

@@ -34,6 +34,28 @@ def constants_exact(graph: Graph, rounding: Rounding, half: bool) -> bool:
     return True
 
 
+# The operands on which a result depends, by place, where it does not depend on all of them.
+_DEPENDS_ON: dict[str, dict[int, tuple[int, ...]]] = {
+    "batch_norm_backward": {2: (0,)},
+    "batch_norm_by_sums": {1: (3, 4), 2: (3, 4)},
+    "batch_norm_train": {1: (0,), 2: (0,)},
+    "layer_norm_backward": {1: (0, 1), 2: (0,)},
+}
+
+
+def constant_results(node: Node, constant: Set[Value]) -> list[Value]:
+    """Return the results of a node that depend on constants alone: passes and importers fold them."""
+    if node.op.name == "attention_train":
+        operands = [v for i, v in enumerate(node.operands) if i != 2]  # the sums do not depend on v
+        return [node.results[1]] if all(v in constant for v in operands) else []
+    depends = _DEPENDS_ON.get(node.op.name, {})
+    return [
+        result
+        for i, result in enumerate(node.results)
+        if i in depends and all(node.operands[j] in constant for j in depends[i])
+    ]
+
+
 def has_fp32_numbers(node: Node, constant: Set[Value]) -> bool:
     """Tell if ONNX writes an op as single ops with fp32 numbers: its own, or such that are folded."""
     own = node.op.name in ("gelu_backward", "gelu_tanh_backward")

@@ -41,6 +41,23 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     return anywhere if anywhere is not None and anywhere.any() else None
 
 
+def ties_before_odd_zero_point(node: Node, operands: list[Array]) -> Array | None:
+    """Return the step from a rounded tie to the other whole number next to it, and 0 elsewhere; None without ties.
+
+    cuDNN adds the zero point of a quantisation before it rounds. An odd one changes which neighbour of a tie is even.
+    """
+    if node.op.name != "round" or not any(u.op.name in ("add", "sub") and _adds_odd(u) for u in node.result.users):
+        return None
+    (x,) = operands
+    step = np.where(np.abs(x - np.floor(x)) == 0.5, np.floor(x) + np.ceil(x) - 2 * np.rint(x), 0.0)
+    return step if step.any() else None
+
+
+def _adds_odd(node: Node) -> bool:
+    arrays = [v.literal.array for v in node.operands if v.literal is not None]
+    return any((np.mod(a.astype(np.float64), 2) == 1).any() for a in arrays)
+
+
 def _other_side(node: Node, operands: list[Samples], result: Array) -> Array | None:
     """Find where operands may have a label of the op that their undisturbed values do not have."""
     label = label_of(node.op)
