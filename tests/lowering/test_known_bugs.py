@@ -581,9 +581,10 @@ def test_engine_70_wants_image_and_loss_channels_last() -> None:
     assert wrong_plan(rows, 71, {}) is None
 
 
-def test_engine_17_computes_fp32_filter_gradients_inexactly() -> None:
-    assert wrong_plan(in_fp32(filter_gradient(8)), 17, {}) is not None
-    assert wrong_plan(filter_gradient(8), 17, {}) is None
+@pytest.mark.parametrize("engine", [17, 18])
+def test_engines_that_compute_fp32_filter_gradients_inexactly(engine: int) -> None:
+    assert wrong_plan(in_fp32(filter_gradient(8)), engine, {}) is not None
+    assert wrong_plan(filter_gradient(8), engine, {}) is None
     assert wrong_plan(in_fp32(filter_gradient(8)), 71, {}) is None
 
 

@@ -260,9 +260,9 @@ RULES: tuple[PlanRule, ...] = (
         "engine {engine} with the gradient of a grouped convolution's filters",
     ),
     PlanRule(
-        (17,),
+        (17, 18),
         _is_fp32_filter_gradient,
-        "engine 17 computes gradients of filters by transforms: its error is one of the largest element, not of each",
+        "engine {engine} computes fp32 gradients of filters by transforms: its error is one of the largest element",
     ),
     PlanRule(
         (1,),
