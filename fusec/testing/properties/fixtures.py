@@ -91,13 +91,18 @@ class Prepared:
         """Run the pipeline pass by pass, as `passes.base.run` does; leave out passes that changed nothing."""
         stages: list[Stage] = []
         current, known, narrowed = self.graph.clone(), self.fingerprint, False
+        spare: Graph | None = None  # the next pass reuses the copy if this one does not edit it
         for step in PIPELINE:
             if step.name in self.case.disable:
                 continue
-            following = current.clone()
+            following = spare or current.clone()
+            edits = following.edits
             with quiet():
                 run((step,), following, self.options)
             narrowed = narrowed or step.name == "precision"
+            spare = following if following.edits == edits else None
+            if spare is not None:
+                continue
             found = fingerprint(following)
             if found != known:
                 stages.append(Stage(step, current, following, narrowed))

@@ -62,8 +62,10 @@ def onnxruntime_agrees(graph: Graph, case: Case = CASE) -> None:
         return
     if any(v.type.dtype in HALVES for v in graph.values()):
         return  # onnxruntime has few such kernels, and each rounds in its own way
-    if any(v.type.dtype.is_narrow for v in (*graph.inputs, *graph.outputs)):
-        return  # which onnxruntime does not take from NumPy
+    if any(v.type.dtype.is_narrow for v in graph.values()):
+        return  # onnxruntime does not take them from NumPy, and rounds where it casts to them
+    if any(n.op.name == "instance_norm" and n.result.type.size == 0 for n in graph.nodes):
+        return  # its kernel crashes on images without pixels
     if any(isinstance(n.op, Resize) and _near_a_tie(n.op, n.operands[0].type.shape) for n in graph.nodes):
         return  # because onnxruntime rounds coordinates to 32 bits
     model, feeds = _exported(graph), case.inputs(graph)
