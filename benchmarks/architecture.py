@@ -92,7 +92,7 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "passes/partition/strict_rounding.py, lowering/known_bugs/graph_rules.py, and gpu/cudnn/error_messages.py for "
     "cuDNN's answers. `STAGES` in diagnostics/explain/__init__.py names who refused",
     "What does cuDNN compute wrongly?": "lowering/known_bugs/graph_rules.py, lowering/known_bugs/plan_rules.py",
-    "Who consults these rules?": "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/partition_oracles.py "
+    "Who consults these rules?": "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/judges.py "
     "and gpu/cudnn/legality.py; for plans gpu/cudnn/plan_list.py, gpu/cudnn/plan_builder.py, "
     "gpu/autotune/plan_bench.py and gpu/autotune/tuning_cache.py",
     "Does cuDNN, cuBLASLt or a kernel run a step?": "gpu/autotune/step_candidates.py lists the candidates, "

@@ -27,8 +27,8 @@ from fusec.errors import FusecError, ModelError, VerifyError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn.judges import CudnnJudge
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.cudnn.partition_oracles import CudnnJudge
 from fusec.gpu.cudnn.verdict_json import decode, encode
 from fusec.ir import Constant, Graph, Literal, Node, digest_all, print_graph
 from fusec.passes.base import PRECISIONS, Options

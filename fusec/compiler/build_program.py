@@ -16,8 +16,8 @@ from fusec.diagnostics import hints
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
+from fusec.gpu.cudnn.judges import NoJudge
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.cudnn.partition_oracles import NoJudge
 from fusec.ir import HALVES, DType, Graph
 from fusec.passes.base import Options, run
 from fusec.passes.layout.io_layout import insert_edge_copies

@@ -12,8 +12,8 @@ from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.build_pool import BuildPool
+from fusec.gpu.cudnn.judges import CudnnJudge, RulesJudge
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.cudnn.partition_oracles import CudnnJudge, RulesJudge
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge
 from fusec.targets.target import Target

@@ -8,12 +8,12 @@ from functools import cached_property
 from fusec.errors import TargetError
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.cudnn.deviceless import INSTALL
-from fusec.gpu.cudnn.partition_oracles import asks_cudnn
+from fusec.gpu.cudnn.judges import asks_cudnn
 from fusec.gpu.kernels import GpuFigures
 from fusec.ir import Graph
 from fusec.lower_cudnn import Lowered, lower
 from fusec.passes.base import Options
-from fusec.passes.partition.oracle import Judge
+from fusec.passes.partition.judge import Judge
 from fusec.plans.lock_record import Lock
 from fusec.schedule.program import Kind, Program
 from fusec.targets.target import CPU, Target

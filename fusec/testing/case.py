@@ -41,7 +41,7 @@ class Case:
 
     seed, style: how inputs of the graph are drawn (see `fusec.testing.generators.arrays`); unused if `feeds` is given.
     precision, disable, target, channels_last: as in `fusec.compile`.
-    judge: a name of `fusec.testing.properties.oracles.JUDGES`; it answers whether a partition is legal.
+    judge: a name of `fusec.testing.properties.judges.JUDGES`; it answers whether a partition is legal.
     feeds: the arrays of the inputs, by name; default: drawn from seed and style.
     """
 

@@ -18,7 +18,7 @@ import fusec as library
 from fusec.diagnostics.hints import Hint, hints, launches
 from fusec.errors import ManyLaunchesWarning
 from fusec.execution.compilation import Compiled
-from fusec.gpu.cudnn.partition_oracles import RulesJudge
+from fusec.gpu.cudnn.judges import RulesJudge
 from fusec.ir import Graph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run

@@ -7,7 +7,7 @@ import time
 from fnmatch import fnmatchcase
 
 import pytest
-from passes.partition.oracles import AcceptAll, Measured
+from passes.partition.judges import AcceptAll, Measured
 
 from fusec.diagnostics.must_fuse import Glob, assert_fused, check
 from fusec.errors import CheckError

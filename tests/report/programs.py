@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 from diagnostics.explain.test_explain import CONV, WEIGHTS, Rule, no_gate
-from passes.partition.oracles import AcceptAll
+from passes.partition.judges import AcceptAll
 
 from fusec.diagnostics.step_times import measure
 from fusec.execution.compilation import Compiled

@@ -17,7 +17,7 @@ from fusec.passes.base import run
 from fusec.passes.partition import partition
 from fusec.targets.target import load
 from fusec.testing.case import Case, MismatchError, Trust
-from fusec.testing.properties.oracles import JUDGES
+from fusec.testing.properties.judges import JUDGES
 from fusec.testing.runner.shrink import digest
 
 NAMES = ("identity", "relu", "tanh", "add", "mul", "sub")

@@ -14,7 +14,7 @@ from fusec.diagnostics.explain.data import Accepted, Cause, Decline, Edge, Expla
 from fusec.diagnostics.explain.engine_classes import class_of_step, verdicts_of, with_chosen_plans
 from fusec.diagnostics.explain.float_edges import float_edges
 from fusec.diagnostics.refusal_core import Core, CoreSearch
-from fusec.gpu.cudnn.partition_oracles import CudnnJudge, asks_cudnn
+from fusec.gpu.cudnn.judges import CudnnJudge, asks_cudnn
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
 from fusec.lowering import virtual_rounding

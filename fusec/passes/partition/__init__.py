@@ -15,7 +15,7 @@ from fusec.passes.partition.candidates import POINTWISE
 from fusec.passes.partition.convexity import Wiring
 from fusec.passes.partition.cover import CoverSearch
 from fusec.passes.partition.equivalent_spellings import respell, spellings
-from fusec.passes.partition.oracle import Judge
+from fusec.passes.partition.judge import Judge
 from fusec.passes.partition.verdict_cache import canonical_key
 from fusec.schedule.multi_tensor import multi_tensor_steps
 from fusec.schedule.program import Kind, Partition, Program, Refusal, alone, body_of

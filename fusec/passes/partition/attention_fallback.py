@@ -10,7 +10,7 @@ from fusec.ops import ATTENTION_OPS
 from fusec.passes import LATE_PASSES
 from fusec.passes.attention.expand_attention import expand
 from fusec.passes.base import Options, run
-from fusec.passes.partition.oracle import Judge
+from fusec.passes.partition.judge import Judge
 from fusec.plans.verdict import Refused
 from fusec.schedule.program import Kind, Program, Refusal
 

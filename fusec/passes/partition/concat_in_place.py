@@ -14,7 +14,7 @@ from fusec.ops import Concat
 from fusec.passes.base import CONCAT_IN_PLACE, Options
 from fusec.passes.partition.cost_model import is_fast
 from fusec.passes.partition.equivalent_spellings import respell, spellings
-from fusec.passes.partition.oracle import Judge
+from fusec.passes.partition.judge import Judge
 from fusec.plans.verdict import Legal
 from fusec.schedule.program import Kind, Partition, Program, body_of
 

@@ -15,7 +15,7 @@ from fusec.ops import ANCHORS
 from fusec.passes.partition.candidates import Candidate, Grower
 from fusec.passes.partition.convexity import Condensation, Wiring
 from fusec.passes.partition.cost_model import penalty, step_us
-from fusec.passes.partition.oracle import Judge
+from fusec.passes.partition.judge import Judge
 from fusec.passes.partition.verdict_cache import CandidateVerdicts, VerdictCache
 from fusec.plans.verdict import Legal, Refused
 from fusec.schedule.aliasing import is_view

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fusec.ir import Graph, quote
 from fusec.lowering.virtual_rounding import WIDE, value_uses
-from fusec.passes.partition.oracle import Judge, RefusesItself
+from fusec.passes.partition.judge import Judge, RefusesItself
 from fusec.plans.verdict import Refused, Verdict
 
 

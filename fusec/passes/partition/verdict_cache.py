@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fusec.ir import Constant, Graph, Node, Value, print_attribute
 from fusec.passes.partition.cost_model import is_fast
 from fusec.passes.partition.equivalent_spellings import spellings
-from fusec.passes.partition.oracle import Judge, RefusesItself
+from fusec.passes.partition.judge import Judge, RefusesItself
 from fusec.plans.verdict import Legal, Refused, Verdict
 from fusec.schedule.program import body_of
 

@@ -30,7 +30,7 @@ from fusec.schedule.program import Partition, Program
 from fusec.targets.target import load
 from fusec.testing.case import Case
 from fusec.testing.error_bounds.bounds import Allowances, allowed, execution, meaning
-from fusec.testing.properties.oracles import JUDGES
+from fusec.testing.properties.judges import JUDGES
 
 Array = np.ndarray[Any, Any]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from passes.partition.oracles import AcceptAll
+from passes.partition.judges import AcceptAll
 
 from fusec import driver
 from fusec.diagnostics.explain import explain, with_chosen_plans
 from fusec.diagnostics.explain.data import GENERIC, SINGLE, SPECIALISED, SPECIALISED_RUNTIME, UNKNOWN
 from fusec.diagnostics.explain.engine_classes import class_of_step
+from fusec.gpu.cudnn.judges import RulesJudge
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.cudnn.partition_oracles import RulesJudge
 from fusec.ir import Graph
 from fusec.passes.partition import partition
 from fusec.plans.plan_record import BLAS, Choice

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from passes.partition.oracles import FAST, AcceptAll, Measured
+from passes.partition.judges import FAST, AcceptAll, Measured
 
 from fusec import driver
 from fusec.diagnostics.explain import STAGES, Explanation, compare, explain

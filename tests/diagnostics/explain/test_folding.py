@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from passes.partition.oracles import AcceptAll
+from passes.partition.judges import AcceptAll
 
 from fusec.diagnostics.explain import Explanation, explain
 from fusec.diagnostics.explain.folding import Fold, folds, name_range

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from passes.partition.oracles import AcceptAll, Measured
+from passes.partition.judges import AcceptAll, Measured
 
 from fusec.diagnostics.explain import Explanation, compare, explain
 from fusec.diagnostics.explain.table import bytes_text, listed, shortened, table, wrapped

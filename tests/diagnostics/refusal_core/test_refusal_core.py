@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from passes.partition.oracles import FAST, AcceptAll
+from passes.partition.judges import FAST, AcceptAll
 
 from fusec.diagnostics.refusal_core import Core, CoreSearch
 from fusec.diagnostics.refusal_core.rebuild import bypassed, with_dtype, with_outputs, with_sizes

@@ -7,8 +7,8 @@ import pytest
 from helpers import assert_close, quick
 
 import fusec
+from fusec.gpu.cudnn.judges import CudnnJudge
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.cudnn.partition_oracles import CudnnJudge
 from fusec.ir import DType, Graph
 from fusec.plans.verdict import Legal, Refused
 from fusec.reference import evaluate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import assert_close
-from passes.partition.oracles import RUNTIME, AcceptAll
+from passes.partition.judges import RUNTIME, AcceptAll
 
 from fusec.ir import DType, Graph, TensorType
 from fusec.ops import Attention

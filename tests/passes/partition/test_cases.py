@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from passes.partition.oracles import AcceptAll, Measured, OneConvolution
+from passes.partition.judges import AcceptAll, Measured, OneConvolution
 
 from fusec.ir import DType, Graph
 from fusec.passes.partition import partition

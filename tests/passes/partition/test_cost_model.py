@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from passes.partition.oracles import FAST, GENERIC, RUNTIME
+from passes.partition.judges import FAST, GENERIC, RUNTIME
 
 from fusec.ir import DType, Graph, Node, TensorType
 from fusec.ops import Cast, Conv, ConvTranspose, MatMul, pw

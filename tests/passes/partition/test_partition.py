@@ -15,7 +15,7 @@ from helpers import quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes.partition.graphs import CONV, random_graphs, resnet50
-from passes.partition.oracles import FAST, RUNTIME, AcceptAll, Measured, OneConvolution, Recorded
+from passes.partition.judges import FAST, RUNTIME, AcceptAll, Measured, OneConvolution, Recorded
 
 from fusec.ir import Constant, DType, Graph, TensorType
 from fusec.ops import pw
@@ -214,7 +214,7 @@ def test_progress_reaches_its_total() -> None:
 
 SCRIPT = """
 from passes.partition.graphs import resnet50
-from passes.partition.oracles import OneConvolution
+from passes.partition.judges import OneConvolution
 from fusec.passes.partition import partition
 from fusec.targets.target import load
 from fusec.text import parse

@@ -18,8 +18,8 @@ from fusec.plans.plan_record import Choice
 from fusec.schedule.program import Program
 from fusec.testing.case import Case, MismatchError
 from fusec.testing.properties import on_device, plans_on_device
+from fusec.testing.properties.judges import lowers
 from fusec.testing.properties.on_device import device_agrees
-from fusec.testing.properties.oracles import lowers
 from fusec.testing.properties.plans_on_device import plans_agree
 from fusec.text import parse
 

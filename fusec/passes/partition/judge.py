@@ -1,6 +1,6 @@
-"""Protocol of oracles, which judge if a candidate partition is legal.
+"""Protocol of judges, which tell if a candidate partition is legal.
 
-An oracle asks cuDNN, or in tests a recording or a rule.
+A judge asks cuDNN, or in tests a recording or a rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Oracles for the tests: accept everything, follow the measured rules, or answer from a recording."""
+"""Judges for the tests: accept everything, follow the measured rules, or answer from a recording."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ import hashlib
 from collections.abc import Callable, Mapping
 from functools import cache
 
+from fusec.gpu.cudnn.judges import CudnnJudge, OfflineJudge
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.cudnn.partition_oracles import CudnnJudge, OfflineJudge
 from fusec.ir import Constant, Graph
 from fusec.ops import ANCHORS
-from fusec.passes.partition.oracle import Judge
+from fusec.passes.partition.judge import Judge
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.schedule.aliasing import is_view
 from fusec.targets.target import load

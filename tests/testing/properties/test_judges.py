@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from fusec.gpu.cudnn import partition_oracles as offline
+from fusec.gpu.cudnn import judges as offline
 from fusec.ir import Constant, Graph
 from fusec.passes.partition import partition
 from fusec.plans.verdict import Legal, Refused
 from fusec.schedule.program import Kind, Program
 from fusec.targets.target import load
 from fusec.testing.case import Case
-from fusec.testing.properties import oracles
-from fusec.testing.properties.oracles import JUDGES
+from fusec.testing.properties import judges
+from fusec.testing.properties.judges import JUDGES
 from fusec.text import parse
 
 CHAIN = """graph "g" (%x: f32[2,4,5,5]{0,2,3,1}) {
@@ -87,8 +87,8 @@ def test_moody_verdicts_depend_only_on_seed_and_body() -> None:
         return JUDGES["moody"](Case(seed)).judge(bodies)
 
     seen = [v for seed in range(40) for v in verdicts(seed)]
-    assert {oracles.PRECOMPILED, oracles.GENERIC, oracles.RUNTIME, oracles.DECLINED} == set(seen)
-    assert 0.2 < sum(v == oracles.DECLINED for v in seen) / len(seen) < 0.4
+    assert {judges.PRECOMPILED, judges.GENERIC, judges.RUNTIME, judges.DECLINED} == set(seen)
+    assert 0.2 < sum(v == judges.DECLINED for v in seen) / len(seen) < 0.4
     assert list(verdicts(3)) == list(verdicts(3))
 
 
