@@ -30,10 +30,11 @@ from fusec.diagnostics.notebook import program_html, program_text
 from fusec.diagnostics.step_times import Bench, measure
 from fusec.diagnostics.verify import Report, random_array, verify
 from fusec.errors import ExecutionError
-from fusec.execution.backend import Backend, Recorded, SimulatorBackend
+from fusec.execution.backend import Backend, Captured
 from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights, layout
 from fusec.execution.signature import Interface, TensorSpec, by_name, on_host
+from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.execution.state import DeviceState
 from fusec.execution.step_binding import Constants, Steps
 from fusec.gpu.autotune.step_choices import TunedChoices
@@ -69,7 +70,7 @@ __all__ = ["Backend", "Executable", "SimulatorBackend", "TensorSpec", "by_name",
 class Executable:
     """A compiled model, ready to call. Calls from several threads take turns.
 
-    The first call runs the steps one by one. The second call records them, and it and later calls replay the record.
+    The first call runs the steps one by one. The second call captures them, and it and later calls replay the capture.
 
     inputs, outputs: names, shapes and types.
     compiled: the graphs and the program.
@@ -103,7 +104,7 @@ class Executable:
         self._fetchers: list[Callable[[Array | None, bool], Array]] = []
         self._shared: list[Array] = []  # keeps constants for other programs until this one's steps are bound
         self._ready = self._called = False  # memory is allocated; a call was made
-        self._replay: Recorded | None = None
+        self._replay: Captured | None = None
         self._prepare(weights)
 
     def _prepare(self, weights: SharedWeights | None) -> None:
@@ -198,7 +199,7 @@ class Executable:
                 raise ExecutionError(f"state {quote(name)} is {mine} here and {theirs} there")
         with self._lock, other._lock:
             self._state.buffers.update({name: other._state.buffer(name) for name in names})
-            self._ready, self._called, self._replay = False, False, None  # because recorded steps use the old addresses
+            self._ready, self._called, self._replay = False, False, None  # because captured steps use the old addresses
 
     def place_state(self, memory: Mapping[str, Array]) -> None:
         """Keep state in given flat memory of the device, such as parts of one block. Its contents are the new values.
@@ -215,10 +216,10 @@ class Executable:
                 raise ExecutionError(f"state {quote(name)} is {type}, and the memory {array.dtype}{list(array.shape)}")
         with self._lock:
             self._state.buffers.update(memory)
-            self._ready, self._called, self._replay = False, False, None  # because recorded steps use the old addresses
+            self._ready, self._called, self._replay = False, False, None  # because captured steps use the old addresses
 
     def after_steps(self, actions: Mapping[int, Callable[[], None]]) -> None:
-        """Call functions after steps, by number, from now on. What they queue on the device is recorded with the steps.
+        """Call functions after steps, by number, from now on. What they queue on the device is captured with the steps.
 
         Only for programs with state, whose steps run in order.
         """
@@ -251,11 +252,11 @@ class Executable:
             return array if isinstance(array, np.ndarray) else array.get()
 
     @property
-    def recorded(self) -> tuple[int, float | None, str, float | None]:
-        """Return how the steps are recorded, which is known from the second call on.
+    def captured(self) -> tuple[int, float | None, str, float | None]:
+        """Return how the steps are captured, which is known from the second call on.
 
         Four values: the largest number of steps that run side by side; microseconds of the other order, if both were
-        timed; the reason why steps could not be recorded, or empty; microseconds of this order.
+        timed; the reason why steps could not be captured, or empty; microseconds of this order.
         """
         if self._replay is None:
             return 1, None, "", None
@@ -353,7 +354,7 @@ class Executable:
             raise ExecutionError("nothing to time before the first call")
         with self._lock, self.backend.calling(), self.backend.scratch():
             if self._replay is None:
-                self._replay = self._recorded()
+                self._replay = self._captured()
             whole = self.backend.time_us(self._replay, count)
             return whole, [self.backend.time_us(launch, count, alone=True) for launch in self._launches]
 
@@ -457,7 +458,7 @@ class Executable:
                 if not self._called:
                     types = [v.type for v in self.compiled.graph.inputs]
                     self._execute([zeros(self.backend.xp, t) for t in types])
-                self._replay = self._recorded()
+                self._replay = self._captured()
                 self.backend.finish()
         return self._replay is not None and self._replay.lanes > 1
 
@@ -514,8 +515,8 @@ class Executable:
                 if array is not None and value.name in self.state:
                     self._state.buffer(value.name)
             self._allocate()
-        if self._called and self._replay is None:  # before the inputs are copied, because recording may run the steps
-            self._replay = self._recorded()
+        if self._called and self._replay is None:  # before the inputs are copied, because capturing may run the steps
+            self._replay = self._captured()
         replay = self._replay
         for place, array in enumerate(arrays):
             if array is not None and (replay is None or not replay.takes(place, array)):
@@ -531,13 +532,13 @@ class Executable:
 
     def _replay_all(self) -> None:
         if self._replay is None:
-            self._replay = self._recorded()
+            self._replay = self._captured()
         self._replay()
 
-    def _recorded(self) -> Recorded:
+    def _captured(self) -> Captured:
         if self._state.updates:
-            return self.backend.record([*self._launches, self._replace_state])
-        return self.backend.record(self._launches, waits(self.compiled.program, self.memory), self._first_inputs())
+            return self.backend.capture([*self._launches, self._replace_state])
+        return self.backend.capture(self._launches, waits(self.compiled.program, self.memory), self._first_inputs())
 
     def _first_inputs(self) -> tuple[int, dict[int, Array]] | None:
         """Return the number of the first step, and the memory of the inputs that only it reads, by place.

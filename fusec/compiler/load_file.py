@@ -11,8 +11,8 @@ from fusec import lockfile
 from fusec.artifacts import fusec_file
 from fusec.compiler.choose_target import require_cudnn, require_runs_on_gpu
 from fusec.errors import ModelError
-from fusec.execution.backend import SimulatorBackend
 from fusec.execution.shared_weights import SharedWeights
+from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.runtime import Executable

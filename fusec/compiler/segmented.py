@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from fusec.compiler.build_program import CutModel
 from fusec.errors import NotOneProgramError
-from fusec.execution.backend import SimulatorBackend
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
+from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.gpu import device
 from fusec.ir import Graph
 from fusec.passes.layout.io_layout import names

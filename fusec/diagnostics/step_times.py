@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusec.diagnostics.explain.table import bytes_text
-from fusec.execution.backend import SimulatorBackend
+from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.passes.partition.cost_model import limit_us
 from fusec.schedule.program import Kind, counts
@@ -244,7 +244,7 @@ def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) ->
         tuple(steps),
         memory.nbytes,
         memory.live_bytes,
-        *executable.recorded,
+        *executable.captured,
         views=len(compiled.program.steps) - compiled.program.launches,
         partitioned=tuned.partitioned.counts if isinstance(tuned := compiled.tuned, TunedChoices) else "",
     )

@@ -1,32 +1,26 @@
-"""Define the interface of a back end, which runs steps, and the back end that simulates cuDNN in NumPy."""
+"""Define the interface of a back end, which runs steps: memory, plans, captures and times."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
-
-import numpy as np
 
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.ir import Array, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.lowering.dlpack import from_dlpack
-from fusec.lowering.packing import empty, unpack
-from fusec.lowering.simulator import simulate
 from fusec.plans.plan_record import Entry
 from fusec.schedule.dependencies import Waits
 from fusec.schedule.program import Partition
 
 
-class Recorded(Protocol):
-    """Steps recorded for replay.
+class Captured(Protocol):
+    """Steps captured for replay.
 
     at_once: all steps are one CUDA graph, which a call may queue on the stream of its caller.
     lanes: the largest number of steps that run side by side.
     times_us: time of this order of steps, and of the other one (in order, or side by side), if both were timed.
-    declined: the reason why steps could not be recorded, or not side by side; else empty.
+    declined: the reason why steps could not be captured, or not side by side; else empty.
     """
 
     at_once: bool
@@ -113,13 +107,13 @@ class Backend(Protocol):
         """
         ...
 
-    def record(
+    def capture(
         self,
         runs: Sequence[Callable[[], None]],
         waits: Waits | None = None,
         ahead: tuple[int, Mapping[int, Array]] | None = None,
-    ) -> Recorded:
-        """Record functions, which ran before and use the same memory each time, to replay them faster.
+    ) -> Captured:
+        """Capture functions, which ran before and use the same memory each time, to replay them faster.
 
         waits: for each run, the earlier ones that it must wait for (None: it does no work). Runs are then timed here,
             in order and side by side.
@@ -140,109 +134,9 @@ class Backend(Protocol):
         ...
 
     def scratch(self) -> AbstractContextManager[None]:
-        """Return a context for steps that allocate, whose addresses stay valid so that steps can be recorded."""
+        """Return a context for steps that allocate, whose addresses stay valid so that steps can be captured."""
         ...
 
     def finish(self) -> None:
         """Wait for queued work. Raises ExecutionError if any of it failed."""
         ...
-
-
-class _OneByOne:
-    """Runs steps one by one, for a back end that records nothing."""
-
-    at_once = True
-    lanes = 1
-    times_us: tuple[float, float] | None = None
-    declined = ""
-
-    def __init__(self, runs: Sequence[Callable[[], None]]):
-        self._runs = runs
-
-    def takes(self, place: int, array: Array) -> bool:
-        return False
-
-    def __call__(self) -> None:
-        for run in self._runs:
-            run()
-
-
-class SimulatorBackend:
-    """Runs cuDNN graphs in NumPy, on any machine."""
-
-    name = "simulated"
-    xp: Any = np
-    side_by_side = False
-    loads_ahead = False
-    tuned = None
-
-    def __init__(self, name: str = "simulated"):
-        self.name = name
-
-    def from_any(self, array: Any) -> Array:
-        if isinstance(array, np.ndarray):
-            return array
-        if hasattr(array, "__dlpack__") and not isinstance(array, np.generic):
-            return from_dlpack(np, array)
-        return np.asarray(array)
-
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
-        """Do nothing, because the simulator runs a graph as it is."""
-
-    def entries(self, graphs: Iterable[str]) -> Mapping[str, Entry]:
-        return {}
-
-    def give_up(self, graph: CudnnGraph, reason: str) -> bool:
-        return False
-
-    def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
-        return lambda: simulate(graph, buffers)
-
-    def library(self, work: CudnnGraph | Partition) -> str:
-        return "cudnn" if isinstance(work, CudnnGraph) else work.kind.value
-
-    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
-        return None
-
-    def feeder(self, buffer: Array, type: TensorType) -> Callable[[Array], None]:
-        place = unpack(buffer, type)
-
-        def feed(array: Array) -> None:
-            place[...] = array
-
-        return feed
-
-    def fetcher(self, buffer: Array, type: TensorType) -> Callable[[Array | None, bool], Array]:
-        place = unpack(buffer, type)
-
-        def fetch(into: Array | None, host: bool) -> Array:
-            held = empty(np, type) if into is None else into
-            held[...] = place
-            return held
-
-        return fetch
-
-    def record(
-        self,
-        runs: Sequence[Callable[[], None]],
-        waits: Waits | None = None,
-        ahead: tuple[int, Mapping[int, Array]] | None = None,
-    ) -> Recorded:
-        return _OneByOne(runs)
-
-    def time_us(self, run: Callable[[], None], count: int, alone: bool = False) -> list[float]:
-        times: list[float] = []
-        for _ in range(count):
-            start = time.perf_counter()
-            run()
-            times.append(1e6 * (time.perf_counter() - start))
-        return times
-
-    def calling(self, at_once: bool = False) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def scratch(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def finish(self) -> None:
-        """Do nothing, because NumPy has finished when it returns."""

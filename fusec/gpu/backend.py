@@ -276,7 +276,7 @@ class CudnnBackend:
     def fetcher(self, buffer: Array, type: TensorType) -> Callable[[Array | None, bool], Array]:
         return fetcher(self._streams, buffer, type)
 
-    def record(
+    def capture(
         self,
         runs: Sequence[Callable[[], None]],
         waits: Waits | None = None,
@@ -290,15 +290,15 @@ class CudnnBackend:
         """
         first = runs[ahead[0]] if ahead is not None else None
         if ahead is None or waits is None or not isinstance(first, StepLaunch) or not first.is_kernel:
-            return self._recorded(runs, waits)
+            return self._captured(runs, waits)
         at = ahead[0]
         rest = [_do_nothing if i == at else run for i, run in enumerate(runs)]
         waits = tuple(None if w is None or i == at else tuple(b for b in w if b != at) for i, w in enumerate(waits))
-        replay = self._recorded(rest, waits)
+        replay = self._captured(rest, waits)
         replay.ahead = Ahead(first.run, ahead[1])
         return replay
 
-    def _recorded(self, runs: Sequence[Callable[[], None]], waits: Waits | None) -> Replay:
+    def _captured(self, runs: Sequence[Callable[[], None]], waits: Waits | None) -> Replay:
         ordered = in_order(self._streams, runs, self.scratch)
         if waits is None or not self.side_by_side:
             return ordered

@@ -10,8 +10,8 @@ from helpers import quick
 from quantized.models import Layer, random_convolution, random_product, run_onnxruntime
 
 from fusec import frontends
-from fusec.execution.backend import SimulatorBackend
 from fusec.execution.compilation import Compiled
+from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.gpu.cudnn.judges import RulesJudge
 from fusec.ir import DType
 from fusec.ops import Conv, MatMul

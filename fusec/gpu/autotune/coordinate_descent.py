@@ -49,10 +49,10 @@ class DescentResult:
 
 
 class Whole(Protocol):
-    """A model that can be recorded and timed with any options."""
+    """A model that can be captured and timed with any options."""
 
-    def recorded(self, options: Mapping[str, int]) -> Run | None:
-        """Record the model with these options, by key, and option 0 elsewhere; None if it is not one CUDA graph."""
+    def captured(self, options: Mapping[str, int]) -> Run | None:
+        """Capture the model with these options, by key, and option 0 elsewhere; None if it is not one CUDA graph."""
         ...
 
     def time_us(self, run: Run) -> float:
@@ -80,9 +80,9 @@ def contests(times_us: Mapping[str, Sequence[float]], counts: Mapping[str, int])
 def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], bool]) -> DescentResult | None:
     """Try the options of each contest within the whole model, and take those that make it faster.
 
-    Returns None if the model cannot be recorded as one CUDA graph.
+    Returns None if the model cannot be captured as one CUDA graph.
     """
-    first = whole.recorded({})
+    first = whole.captured({})
     if first is None:
         return None
     best: Run = first
@@ -92,7 +92,7 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
         for option in range(1, contest.options):
             if not goes_on():
                 break
-            other = whole.recorded({**options, contest.key: option})
+            other = whole.captured({**options, contest.key: option})
             if other is None:
                 continue
             tried += 1

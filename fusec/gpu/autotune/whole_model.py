@@ -1,4 +1,4 @@
-"""Record and time a whole model on the GPU with other plans or kernels, and adopt those that make it faster."""
+"""Capture and time a whole model on the GPU with other plans or kernels, and adopt those that make it faster."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class WholeModelTrial:
         times_us = {key: self._times_us(key) for key in self.steps_of}
         return contests(times_us, {key: len(numbers) for key, numbers in self.steps_of.items()})
 
-    def recorded(self, options: Mapping[str, int]) -> Run | None:
-        """Record the model with these options as one CUDA graph; None if it cannot be captured as one."""
+    def captured(self, options: Mapping[str, int]) -> Run | None:
+        """Capture the model with these options as one CUDA graph; None if it cannot be captured as one."""
         runs = list(self.runs)
         for key, option in options.items():
             for number in self.steps_of[key]:

@@ -38,7 +38,7 @@ class Sums:
     recordings: list[dict[str, int]] = field(default_factory=list[dict[str, int]])
     runs: int = 0
 
-    def recorded(self, options: Mapping[str, int]) -> Callable[[], None] | None:
+    def captured(self, options: Mapping[str, int]) -> Callable[[], None] | None:
         if self.refused & set(options.items()):
             return None
         self.recordings.append(dict(options))
@@ -122,7 +122,7 @@ class Nothing(Sums):
     def __init__(self) -> None:
         super().__init__({})
 
-    def recorded(self, options: Mapping[str, int]) -> None:
+    def captured(self, options: Mapping[str, int]) -> None:
         return None
 
 

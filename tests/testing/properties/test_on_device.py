@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fusec.errors import ExecutionError, TargetError
-from fusec.execution.backend import Recorded, SimulatorBackend
+from fusec.execution.backend import Captured
+from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.simulator import simulate
 from fusec.plans.plan_record import Choice
@@ -57,8 +58,8 @@ class Stand(SimulatorBackend):
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Any]) -> Callable[[], None]:
         return lambda: self.run_on_host(graph, buffers)
 
-    def record(self, runs: Sequence[Callable[[], None]], waits: Any = None, ahead: Any = None) -> Recorded:
-        return super().record([] if self.fault == "stale" else runs)  # or whatever was left in memory
+    def capture(self, runs: Sequence[Callable[[], None]], waits: Any = None, ahead: Any = None) -> Captured:
+        return super().capture([] if self.fault == "stale" else runs)  # or whatever was left in memory
 
 
 @pytest.fixture
