@@ -781,7 +781,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "runtime_output_alias",
         "runtime",
-        "execution/backend.py",
+        "execution/simulator_backend.py",
         "held = empty(np, type) if into is None else into",
         "held = place if into is None else into",
         "an output shares memory with the arena or a constant",
