@@ -88,7 +88,18 @@ def _zero_times_infinity(op: Op, operands: list[Samples], result: Array) -> Arra
         return np.ones(result.shape, np.bool_)  # because some implementations leave out terms of weight zero
     if op.name not in (*PRODUCTS, "mul") or all(s.exact for s in operands):
         return None
-    return ~np.isfinite(result) if any(np.isinf(x).any() for x in plain) else None
+    found = ~np.isfinite(result) if any(np.isinf(x).any() for x in plain) else np.zeros(result.shape, np.bool_)
+    if op.name == "mul":
+        for zero, large in ((0, 1), (1, 0)):
+            vanishes = np.abs(plain[zero]) <= operands[zero].spread()
+            found = found | (vanishes & _overflows(operands[large]))
+    return found
+
+
+def _overflows(operand: Samples) -> Array:
+    """Find the finite elements that overflow in a sample."""
+    overflowed = np.logical_or.reduce([np.isinf(sample) for sample in operand.disturbed])
+    return np.isfinite(operand.plain) & overflowed
 
 
 def _undefined_cast(op: Cast, operands: list[Samples]) -> Array | None:

@@ -435,6 +435,17 @@ def test_a_gpu_approximates_functions_and_loses_nans(rng: np.random.Generator) -
     assert np.array_equal(np.isinf(right.bound), np.isnan(nan))
 
 
+def test_zero_times_what_may_overflow_is_unchecked() -> None:
+    """100 cubed is infinite in f16, unless it is never rounded."""
+    body = "  %s = mul(%x, %x) : f16[3]\n  %c = mul(%s, %x) : f16[3]\n  %y = mul(%z, %c) : f16[3]\n  return %y"
+    graph = graph_of(body, "%x: f16[3], %z: f16[3]")
+    feeds = {"x": np.array([100, 100, 2], np.float16), "z": np.array([0, 1e-3, 0], np.float16)}
+    got = {"y": np.array([np.nan, 1000.0, 0.0], np.float16)}
+    compare(got, [allowed(graph, feeds, execution())], "a GPU")
+    with pytest.raises(MismatchError):
+        compare({"y": np.array([0.0, 1000.0, np.nan], np.float16)}, [allowed(graph, feeds, execution())], "a GPU")
+
+
 def test_infinite_gradient_times_a_vanished_slope_is_unchecked() -> None:
     graph = graph_of("  %y = gelu_backward(%d, %x)\n  return %y", "%d: f32[3], %x: f32[3]")
     feeds = {"d": np.array([np.inf, np.inf, 1.0], np.float32), "x": np.array([-23.8, 0.5, -23.8], np.float32)}

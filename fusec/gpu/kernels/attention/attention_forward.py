@@ -76,7 +76,9 @@ def _stored(node: Node, epilogue: Sequence[Node], result: Value) -> View | None:
 
 
 def _fits(view: View) -> bool:
-    """Tell if rows are few octets of contiguous elements, and offsets fit into 32 bits."""
+    """Tell if rows are few octets of contiguous elements, and offsets fit into 32 bits, which have no sign."""
+    if any(stride < 0 for stride in view.strides):
+        return False
     reach = sum((size - 1) * abs(stride) for size, stride in zip(view.shape, view.strides, strict=True))
     steps = (*view.strides[:3], view.start, view.shape[3])
     return (

@@ -46,11 +46,13 @@ class Space:
     def offset(self, type: Strided) -> str:
         """Return the offset of the (first) element in a tensor that broadcasts to the shape.
 
-        It is added to a pointer as a whole, because negative strides wrap around in 32 bits.
+        Negative strides are multiplied in 64 signed bits. An unsigned sum would be right as a whole, but NVRTC (13.5)
+        adds the constant part of an index after it widened the rest, which wraps around by then.
         """
         lead = len(self.shape) - type.rank
+        kind = "(i64)" if any(stride < 0 for stride in type.strides) else ""
         terms = [
-            f"{self.names[lead + d]} * {stride}" if stride != 1 else f"{self.names[lead + d]}"
+            f"{kind}{self.names[lead + d]} * {stride}" if stride != 1 else f"{kind}{self.names[lead + d]}"
             for d, (size, stride) in enumerate(zip(type.shape, type.strides, strict=True))
             if size != 1 and self.names[lead + d] is not None
         ]

@@ -8,7 +8,9 @@ import numpy as np
 from gpu.kernels.cases import Case, awkward, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
+from fusec.gpu.kernels.codegen.indexing import View
 from fusec.gpu.kernels.codegen.op_table import ANY, FLOAT, INTEGER
+from fusec.gpu.kernels.codegen.pointwise_code import Space
 from fusec.ir import DType, TensorType
 from fusec.ops import Cast, pw
 from fusec.ops.pointwise import TABLE
@@ -86,6 +88,13 @@ def cast_cases() -> list[Case]:
         return build(f"{a.value} to {b.value}", [rows(a, 3, 37)], lambda g, x: g.add(Cast(b), x), positive, exact=True)
 
     return [case(a, b) for a in dtypes for b in dtypes if a is not b]
+
+
+def test_offsets_with_negative_strides_have_a_sign() -> None:
+    """NVRTC widens an unsigned index before it adds the start, and reads illegal addresses."""
+    space = Space((2, 2), ("c0", "c1"))
+    assert space.offset(View((2, 2), (-48, 8), F32, 180)) == "(i64)c0 * -48 + (i64)c1 * 8 + 180"
+    assert space.offset(View((2, 2), (48, 8), F32, 180)) == "c0 * 48 + c1 * 8 + 180"
 
 
 def test_every_pointwise_op_has_an_expression() -> None:
