@@ -120,6 +120,7 @@ def _tokens(path: Path) -> list[tokenize.TokenInfo]:
         return list(tokenize.tokenize(file.readline))
 
 
+@pytest.mark.slow
 @pytest.mark.cudnn
 def test_the_first_program_of_the_readme_runs_on_the_model_of_the_demo(tmp_path: Path) -> None:
     """As a new user has it: the command above it, then the program, word by word."""

@@ -522,6 +522,7 @@ def rewriting_s(size: int) -> float:
     return taken
 
 
+@pytest.mark.slow
 def test_rewriting_takes_time_in_proportion_to_the_nodes() -> None:
     """Sixteen times as long for four times the nodes would be quadratic; how fast the machine is does not count."""
     small, large = (min(rewriting_s(size) for _ in range(3)) for size in (5_000, 20_000))

@@ -308,6 +308,7 @@ def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(data[index], (*path, index))
 
 
+@pytest.mark.slow
 def test_whatever_is_altered_in_a_program_is_refused_or_explained(path: Path, store: PlanStore) -> None:
     c = compiled()
     fusec_file.save(path, [c], plans(c))

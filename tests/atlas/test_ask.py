@@ -33,6 +33,7 @@ def answers() -> Mapping[str, Any]:
     return dict(zip(asked, told["answers"], strict=True))
 
 
+@pytest.mark.slow
 def test_engines_are_told(answers: Mapping[str, Any]) -> None:
     assert answers["precompiled"]["precompiled"]
     assert not answers["runtime"]["precompiled"]

@@ -58,6 +58,7 @@ def test_two_processes_write_the_same_but_for_addresses_within_plans(saved: Path
     assert manifests[0] == manifests[1]
 
 
+@pytest.mark.slow
 def test_elsewhere_no_plan_of_it_is_trusted(saved: Path, tmp_path: Path) -> None:
     loaded = fusec_file.load(saved, "h200", PlanStore(tmp_path))
     assert not any(entry.blob for entries in loaded.plans.values() for entry in entries)
@@ -90,6 +91,7 @@ def test_it_can_be_explained_verified_timed_and_taken_apart(saved: Path, model: 
     assert "step 2 (" in fusec("repro", saved, "--partition", 2, "-o", tmp_path / "repro").stdout
 
 
+@pytest.mark.slow
 def test_options_it_was_not_compiled_with_are_refused(saved: Path, model: Path, tmp_path: Path) -> None:
     for command in ("run", "bench", "explain", "verify", "compile", "lock"):
         for given, words in (

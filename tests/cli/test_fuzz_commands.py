@@ -75,6 +75,7 @@ def test_graphs_are_drawn_by_the_strategy_of_that_name(fuzz: Any, tmp_path: Path
     assert "fusec.testing.strategies has no 'none'" in unknown.stderr
 
 
+@pytest.mark.slow
 def test_time_and_seed(fuzz: Any) -> None:
     result = fuzz("--property", f"{PLANTED}:holds", "--time", "6s", "--seed", 5, "--json", "--fresh")
     report = json.loads(result.stdout)

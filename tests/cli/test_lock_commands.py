@@ -69,6 +69,7 @@ def test_locked_fails_rather_than_choose_anew(lock: Path, model: Path, tmp_path:
     assert "at line" in fusec("compile", model, *SHAPE, "--locked", other).stderr
 
 
+@pytest.mark.slow
 def test_a_quarantined_plan_is_neither_taken_nor_let_pass(
     lock: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

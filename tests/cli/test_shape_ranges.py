@@ -40,6 +40,7 @@ def test_a_file_for_a_range_and_its_programs(tmp_path: Path) -> None:
     assert "--shape comes too late" in fusec("run", one, "--shape", "N=4").stderr
 
 
+@pytest.mark.slow
 def test_buckets_pad_in_the_file(tmp_path: Path) -> None:
     model, path = tiny(tmp_path), tmp_path / "net.fusec"
     result = fusec("compile", model, "--shape", "N=1..4", "--bucket", "N=2,4", "-o", path)

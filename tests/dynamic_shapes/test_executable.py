@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from frontends.onnx.models import info, model, run
-from helpers import assert_close
+from helpers import assert_close, quick
 from onnx import TensorProto, helper
 
 import fusec
@@ -118,7 +118,7 @@ def test_weights_are_held_once_and_let_go_of() -> None:
     assert all(ref() is None for ref in gone)
 
 
-@pytest.mark.parametrize("called", [True, False])
+@pytest.mark.parametrize("called", quick([True, False], [False]))
 def test_the_next_size_reads_no_weights(monkeypatch: pytest.MonkeyPatch, called: bool) -> None:
     """Neither the model's own, nor those the passes made of them: batch norm folded, narrowed, turned for a product."""
     rng = np.random.default_rng(5)

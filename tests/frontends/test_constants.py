@@ -119,6 +119,7 @@ def test_a_bad_constant_on_the_command_line(tmp_path: Path, text: str, message: 
     assert message in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.cudnn
 def test_a_compiled_file_takes_no_constants(tmp_path: Path) -> None:
     path, file = tmp_path / "sum.onnx", tmp_path / "sum.fusec"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from helpers import quick
 from onnx import ModelProto
 
 import fusec
@@ -62,7 +63,7 @@ def test_the_reference_of_the_example(form: str) -> None:
 
 
 @pytest.mark.cudnn
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", quick(FORMS, ["genai"]))
 def test_in_16_bits_attention_over_the_cache_is_one_cudnn_step(form: str) -> None:
     made = generator(form, precision="fp16", target="h200", simulate=True, batch=2, max_length=48)
     made.decode.assert_fused("attention", cudnn_only=True)

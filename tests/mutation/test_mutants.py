@@ -30,6 +30,7 @@ def test_mutants_are_many_and_everywhere() -> None:
     assert len({m.area for m in MUTANTS}) >= 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["runtime_freed_early", "patches_padded"])  # `-m manual` hunts these and all others
 def test_some_are_found_at_once(name: str) -> None:
     found = hunt(next(m for m in ALL if m.name == name))

@@ -23,6 +23,7 @@ def found() -> Any:
     return outcomes(cases(), "reference")
 
 
+@pytest.mark.slow
 def test_the_reference_fails_nowhere(found: Any) -> None:
     failed = [f"{name}: {outcome.failed}" for (_, name), outcome in found.items() if outcome.failed]
     assert not failed, "\n".join(failed)

@@ -43,6 +43,7 @@ def kill_once(x: Array, flag: str) -> Array:
     return x
 
 
+@pytest.mark.slow
 def test_an_array_although_a_worker_is_killed(
     client: Client, model: Path, meaning: Meaning, rng: np.random.Generator, tmp_path: Path
 ) -> None:

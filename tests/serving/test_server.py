@@ -244,6 +244,7 @@ def test_an_overload_is_refused_soon(tmp_path: Path) -> None:
             server.request("GET", "/v2/health/live")
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_doubled_when_a_worker_is_killed(file: Path) -> None:
     """Each request is answered once, with its own rows, or refused; then the worker is there again.
 

@@ -68,6 +68,7 @@ def test_single_ops_draws_the_given_op(name: str) -> None:
     assert seen[name]
 
 
+@pytest.mark.slow
 def test_graphs_reach_every_op_and_every_kind_of_value() -> None:
     seen, dtypes_seen, orders_seen, ranks = Counter[str](), set[DType](), set[tuple[int, ...]](), set[int]()
     facts = Counter[str]()

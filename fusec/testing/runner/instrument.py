@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from fusec import lower_cudnn
 from fusec.ir import Graph, Node, TensorType, Value
-from fusec.passes import PIPELINE, partition, rules
+from fusec.passes import PIPELINE, rules
+from fusec.passes.partition import partition_graph
 from fusec.passes.rewriting import rewriter
 from fusec.schedule.program import Partition
 from fusec.testing.properties import kernels_on_device
@@ -80,7 +81,7 @@ def _rules(current: Current, running: list[str], rules_of: dict[str, set[str]]) 
 
 
 def _steps(current: Current) -> None:
-    module = cast("Any", partition)
+    module = cast("Any", partition_graph)
     inner: Callable[..., tuple[Partition, ...]] = module.ordered
 
     def ordered(steps: Sequence[Partition], wiring: Any) -> tuple[Partition, ...]:

@@ -119,6 +119,7 @@ def test_optional_values_are_resolved() -> None:
     assert _agrees(model(nodes, [X], outputs, opset=18), x=X_VALUE) == ["constant", "constant", "relu"]
 
 
+@pytest.mark.slow
 def test_an_optional_sequence_in_a_loop() -> None:
     """Cases of onnx's suite that its runner cannot compare, because tensors of rank 0 have no length."""
     case = models()["test_loop16_seq_none"]

@@ -83,6 +83,7 @@ def test_steps_are_those_of_numpy(
         assert_close(here.value(name), there.value(name), 2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_models_in_the_forms_a_gpu_chooses(
     name: str, machine: Machine, tmp_path: Path, rng: np.random.Generator, asked_once: Oracle

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fusec import ir, lower_cudnn
 from fusec.errors import TargetError
-from fusec.execution import backend
+from fusec.execution import simulator_backend
 from fusec.execution import step_binding as steps
 from fusec.graph import printer
 from fusec.ir import Constant, DType, Graph, Node, Value
@@ -472,12 +472,12 @@ def test_result_that_changes_from_run_to_run_is_found(monkeypatch: pytest.Monkey
         for tensor in graph.outputs:
             buffers[tensor.uid][...] *= 1 + 1e-7 * rng.standard_normal(buffers[tensor.uid].shape)
 
-    monkeypatch.setattr(backend, "simulate", shaky)
+    monkeypatch.setattr(simulator_backend, "simulate", shaky)
     fails(executable_agrees, example(), match="run a second time, output %r has other bits")
 
 
 def test_write_to_a_needed_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "simulate", write_inputs)
+    monkeypatch.setattr(simulator_backend, "simulate", write_inputs)
     fails(buffers_never_alias, example(), match="which is still needed")
 
 

@@ -164,6 +164,7 @@ def test_pointwise_ops_around_batch_norm(rng: np.random.Generator) -> None:
     check(surrounded_channels(), rng)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_many_chunks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "SUM_TURNS", 1)

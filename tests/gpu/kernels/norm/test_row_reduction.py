@@ -155,6 +155,7 @@ def test_pointwise_ops_around_them(rng: np.random.Generator) -> None:
     check(surrounded(), rng)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_long_reductions_are_cut_into_chunks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "FEW_BLOCKS", 1 << 30)
