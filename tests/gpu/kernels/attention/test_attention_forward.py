@@ -85,7 +85,6 @@ def hidden(rng: np.random.Generator, operand: TensorType) -> np.ndarray:
     return array.astype(operand.dtype.numpy)
 
 
-@pytest.mark.slow
 @needs_compiler
 def test_all_ways_give_the_same(rng: np.random.Generator) -> None:
     check(attention_cases(), rng, every=True)

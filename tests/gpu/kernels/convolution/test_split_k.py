@@ -68,7 +68,6 @@ def few_cases() -> list[Case]:
     ]
 
 
-@pytest.mark.slow
 @needs_compiler
 def test_all_ways_give_the_same(rng: np.random.Generator) -> None:
     check(few_cases(), rng, every=True)
