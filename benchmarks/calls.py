@@ -94,7 +94,7 @@ def summary(series: list[float]) -> dict[str, float]:
 
 def stream_times(executable: Executable) -> dict[str, Any]:
     """Return the times of the steps in order and in parallel, which were measured in turns at capture."""
-    lanes, other_us, declined, this_us = executable.captured
+    lanes, other_us, declined, this_us = executable.recorded
     row: dict[str, Any] = {"lanes": lanes, "declined": declined}
     if this_us is not None and other_us is not None:
         in_order, side = (other_us, this_us) if lanes > 1 else (this_us, other_us)

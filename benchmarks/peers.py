@@ -133,7 +133,7 @@ def case(name: str, batch: int, nhwc: bool, settings: Settings) -> dict[str, Any
     memory = executable.memory
     row["peak_bytes"]["fusec"] = memory.nbytes + executable._constants.nbytes
     row |= {"call_us": bench.call.median_us, "call_more_us": bench.more.median_us}
-    row["lanes"], row["recorded_otherwise_us"], _, _ = executable.captured
+    row["lanes"], row["recorded_otherwise_us"], _, _ = executable.recorded
     row["arena_over_live"] = memory.nbytes / max(1, memory.live_bytes)
     row["ok"] = all(e <= TOLERANCE for e in row["errors"].values())
     row["best_peer_over_fusec"] = best_peer_over_fusec(row["times"], settings.peers)

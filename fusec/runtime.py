@@ -252,7 +252,7 @@ class Executable:
             return array if isinstance(array, np.ndarray) else array.get()
 
     @property
-    def captured(self) -> tuple[int, float | None, str, float | None]:
+    def recorded(self) -> tuple[int, float | None, str, float | None]:
         """Return how the steps are captured, which is known from the second call on.
 
         Four values: the largest number of steps that run side by side; microseconds of the other order, if both were

@@ -89,7 +89,7 @@ def test_every_kind_of_call_is_compared_with_the_steps(rng: np.random.Generator)
 def test_times_in_order_and_in_parallel_are_told_apart() -> None:
     class Captured:
         def __init__(self, lanes: int, other_us: float, this_us: float) -> None:
-            self.captured = (lanes, other_us, "", this_us)
+            self.recorded = (lanes, other_us, "", this_us)
 
     parallel = calls.stream_times(Captured(3, 20.0, 10.0))  # type: ignore[arg-type]  # it has all that is used
     ordered = calls.stream_times(Captured(1, 20.0, 10.0))  # type: ignore[arg-type]

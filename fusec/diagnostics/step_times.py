@@ -244,7 +244,7 @@ def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) ->
         tuple(steps),
         memory.nbytes,
         memory.live_bytes,
-        *executable.captured,
+        *executable.recorded,
         views=len(compiled.program.steps) - compiled.program.launches,
         partitioned=tuned.partitioned.counts if isinstance(tuned := compiled.tuned, TunedChoices) else "",
     )

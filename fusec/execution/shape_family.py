@@ -137,7 +137,7 @@ class ShapeFamily:
         other, running = self._tuned[min(near)[1]]
         assert isinstance(other.tuned, TunedChoices)
         executable = running()
-        side_by_side = executable is not None and executable.captured[0] > 1
+        side_by_side = executable is not None and executable.recorded[0] > 1
         tuned = replace(other.tuned, side_by_side=other.tuned.side_by_side or side_by_side)
         return transfer(tuned, other.program, compiled.program, compiled.figures, compiled.options.as_source)
 

@@ -590,8 +590,8 @@ def test_a_lock_says_whether_steps_run_side_by_side(
     for one in (net, locked, loaded):
         for _ in range(3):
             assert_close(one.run(None, feeds)[0], want[0], 1e-6)
-        assert one.captured[0] == (2 if faster else 1)
-    assert locked.captured[1] is None, "the other way was not timed"
+        assert one.recorded[0] == (2 if faster else 1)
+    assert locked.recorded[1] is None, "the other way was not timed"
     assert locked.lock().entries == lock.entries
 
 

@@ -191,7 +191,7 @@ def test_steps_side_by_side(rng: np.random.Generator, tmp_path: Path) -> None:
     for _ in range(20):
         array = rng.standard_normal((1, 32, 14, 14)).astype(np.float32)
         assert_close(executable(array), evaluate(graph, {"x": array})["y"], 5e-3)
-    lanes, other_us, declined, _ = executable.captured
+    lanes, other_us, declined, _ = executable.recorded
     assert not declined
     assert other_us is not None, "both ways were timed"
     assert lanes in (1, 2, 3, 4)
@@ -199,7 +199,7 @@ def test_steps_side_by_side(rng: np.random.Generator, tmp_path: Path) -> None:
     locked = fusec.compile(graph, precision="fp16", lock=tmp_path / "fusec.lock")
     for _ in range(3):
         assert_close(locked(array), evaluate(graph, {"x": array})["y"], 5e-3)
-    assert (locked.captured[0], locked.captured[1]) == (lanes, None)
+    assert (locked.recorded[0], locked.recorded[1]) == (lanes, None)
 
 
 def test_calls_from_several_streams_and_threads(rng: np.random.Generator) -> None:
