@@ -60,9 +60,9 @@ This page lists every file of the package with the first line of its docstring. 
 """
 
 STAGES = {  # what each stage does, and where; the files are below fusec/
-    "import": ("read an ONNX file, a torch program or the text form as a Graph", "frontends/__init__.py"),
+    "import": ("read an ONNX file, a torch program or the text form as a Graph", "frontends/load_model.py"),
     "passes": ("rewrite the Graph: fold, recognise, choose the precision and the layout", "passes/__init__.py"),
-    "partition": ("split the Graph into the steps of a Program", "passes/partition/__init__.py"),
+    "partition": ("split the Graph into the steps of a Program", "passes/partition/partition_graph.py"),
     "lower": ("write each step for cuDNN as a cuDNN graph, which is plain data", "lower_cudnn.py"),
     "judge": ("ask cuDNN if it can run these graphs; partitioning asks for several at a time", "gpu/cudnn/legality.py"),
     "tune": ("time plans and kernels on the GPU, and choose one for each step", "gpu/autotune/__init__.py"),
@@ -90,14 +90,14 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "gpu/cudnn/legality_judge.py asks",
     "Who words the reason why an op did not fuse?": "`WITHOUT` in lower_cudnn.py for an op; passes/partition/cover.py, "
     "passes/partition/strict_rounding.py, lowering/known_bugs/graph_rules.py, and gpu/cudnn/error_messages.py for "
-    "cuDNN's answers. `STAGES` in diagnostics/explain/__init__.py names who refused",
+    "cuDNN's answers. `STAGES` in diagnostics/explain/explain_program.py names who refused",
     "What does cuDNN compute wrongly?": "lowering/known_bugs/graph_rules.py, lowering/known_bugs/plan_rules.py",
     "Who consults these rules?": "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/judges.py "
     "and gpu/cudnn/legality.py; for plans gpu/cudnn/plan_list.py, gpu/cudnn/plan_builder.py, "
     "gpu/autotune/plan_bench.py and gpu/autotune/tuning_cache.py",
     "Does cuDNN, cuBLASLt or a kernel run a step?": "gpu/autotune/step_candidates.py lists the candidates, "
     "gpu/autotune/candidate_times.py chooses by time, gpu/autotune/step_selection.py stores the choice. Without a GPU: "
-    "`alone` in passes/partition/__init__.py",
+    "`alone` in schedule/program.py",
     "Which plan of cuDNN runs a graph?": "gpu/autotune/plan_selection.py",
     "Which variant of a kernel runs?": "gpu/autotune/variant_selection.py",
     "When is a choice not measured again?": "gpu/autotune/tuning_cache.py; "

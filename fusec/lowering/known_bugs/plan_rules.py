@@ -76,9 +76,9 @@ def _reads_image_as_is(plan: PlanFacts) -> bool:
     return plan.copies_nothing or grouped_volume
 
 
-def _has_gaps_between_rows(plan: PlanFacts) -> bool:
+def _is_part_in_other_order(plan: PlanFacts) -> bool:
     """Tell if an image that is not channels last is a part of a larger tensor."""
-    return _has_other_image_order(plan) and plan.convolution is not None and not is_packed(plan.convolution[0])
+    return plan.convolution is not None and _has_other_image_order(plan) and not is_packed(plan.convolution[0])
 
 
 def _stores_integer_sums(plan: PlanFacts) -> bool:
@@ -222,7 +222,7 @@ RULES: tuple[PlanRule, ...] = (
     PlanRule((7,), _reads_image_as_is, "engine 7 reads an image that is not stored channels last as if it were"),
     PlanRule(
         (7, 71),
-        _has_gaps_between_rows,
+        _is_part_in_other_order,
         "engine {engine} reads a part of a larger image as if it were packed, unless it is stored channels last",
     ),
     PlanRule((0, 28), _stores_integer_sums, "engine {engine} adds up products of 8-bit integers wrongly"),

@@ -91,7 +91,8 @@ def _zero_times_infinity(op: Op, operands: list[Samples], result: Array) -> Arra
     found = ~np.isfinite(result) if any(np.isinf(x).any() for x in plain) else np.zeros(result.shape, np.bool_)
     if op.name == "mul":
         for zero, large in ((0, 1), (1, 0)):
-            vanishes = np.abs(plain[zero]) <= operands[zero].spread()
+            reach = operands[zero].spread()
+            vanishes = (np.abs(plain[zero]) <= reach) & np.isfinite(reach)  # what overflows, too, does not vanish
             found = found | (vanishes & _overflows(operands[large]))
     return found
 

@@ -128,6 +128,19 @@ def test_others_are_left_alone(why: str, case: Case) -> None:
     assert case.kernel is None, why
 
 
+def test_rows_that_are_read_backwards_are_not_taken() -> None:
+    """Negative strides would wrap around in the kernel's offsets, which have no sign."""
+
+    def make(g: Graph, q: Value, k: Value, v: Value, step: int) -> Value:
+        start = 0 if step > 0 else 8
+        q = g.add(Slice((0, 0, start, 0), (1, 1, 9, 8), (1, 1, step, 1)), q)
+        return g.add(Attention(0.3), q, k, v)
+
+    operands = [rows(F16, 1, 1, 9, 8)] * 3
+    assert build("forwards", operands, lambda g, q, k, v: make(g, q, k, v, 1)).kernel is not None
+    assert build("backwards", operands, lambda g, q, k, v: make(g, q, k, v, -1)).kernel is None
+
+
 def test_what_is_not_a_view_is_not_taken() -> None:
     def make(g: Graph, q: Value, k: Value, v: Value) -> Value:
         return g.add(pw("relu"), g.add(Attention(0.3), q, k, v))
