@@ -542,6 +542,24 @@ def test_engines_that_add_up_integers_wrongly(engine: int) -> None:
     assert wrong_plan(graph, engine, {}) is None
 
 
+@pytest.mark.parametrize("engine", [7, 52, 71])
+@pytest.mark.parametrize("uid", [1, 3])
+def test_engines_that_take_one_channel_of_several_as_packed(engine: int, uid: int) -> None:
+    graph = conv_graph(NHWC)
+    dims = {1: (2, 1, 4, 4), 2: (1, 1, 1, 1), 3: (2, 1, 4, 4)}
+    alone = replace(graph, tensors=tuple(replace(tensor(u, d), strides=(16, 1, 4, 1)) for u, d in dims.items()))
+    part = with_tensor(alone, uid, strides=(64, 1, 4, 1))
+    assert wrong_plan(alone, engine, {}) is None
+    assert wrong_plan(part, engine, {}) is not None
+    assert wrong_plan(part, 45, {}) is None
+
+
+@pytest.mark.parametrize("engine", [3, 6])
+def test_engines_that_compute_16_bit_convolutions_by_transforms(engine: int) -> None:
+    assert wrong_plan(conv_graph(NHWC), engine, {}) is not None
+    assert wrong_plan(transposed(), engine, {}) is None
+
+
 @pytest.mark.parametrize("engine", [7, 52])
 def test_variants_that_copy_nothing_want_filters_stored_channels_last(engine: int) -> None:
     filters = (8, 8, 3, 3)
@@ -558,7 +576,7 @@ def in_fp32(graph: CudnnGraph) -> CudnnGraph:
 @pytest.mark.parametrize("engine", [3, 12, 26, 29])
 def test_engines_that_compute_fp32_convolutions_inexactly(engine: int) -> None:
     assert wrong_plan(in_fp32(conv_graph(NHWC)), engine, {}) is not None
-    assert wrong_plan(conv_graph(NHWC), engine, {}) is None  # in fp16 the number names another engine
+    assert engine == 3 or wrong_plan(conv_graph(NHWC), engine, {}) is None
     assert wrong_plan(in_fp32(transposed()), engine, {}) is None
 
 

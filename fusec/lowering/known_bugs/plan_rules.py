@@ -64,6 +64,22 @@ def _is_fp32_convolution(plan: PlanFacts) -> bool:
     return image.dtype is DType.F32 and not image.virtual
 
 
+def _is_16_bit_convolution(plan: PlanFacts) -> bool:
+    return plan.convolution is not None and plan.convolution[0].dtype.itemsize == 2
+
+
+def _has_one_channel_of_several(plan: PlanFacts) -> bool:
+    """Tell if an image or a result of one channel lies in memory among other channels, as an operand of a concat does.
+
+    The engines take the stride between such images from their own dims.
+    """
+    if plan.convolution is None:
+        return False
+    image, _ = plan.convolution
+    read = [plan.graph.tensor(uid) for uid in plan.graph.sources(image.uid)] if image.virtual else [image]
+    return any(t.dims[1] == 1 and not is_packed(t) for t in (*read, *plan.graph.outputs))
+
+
 def _has_other_image_order(plan: PlanFacts) -> bool:
     return plan.convolution is not None and not has_innermost_channels(plan.convolution[0])
 
@@ -225,6 +241,11 @@ RULES: tuple[PlanRule, ...] = (
         _is_part_in_other_order,
         "engine {engine} reads a part of a larger image as if it were packed, unless it is stored channels last",
     ),
+    PlanRule(
+        (7, 52, 71),
+        _has_one_channel_of_several,
+        "engine {engine} reads or writes one channel of a larger tensor as if it were packed",
+    ),
     PlanRule((0, 28), _stores_integer_sums, "engine {engine} adds up products of 8-bit integers wrongly"),
     PlanRule(
         (7, 52), _reads_filters_as_is, "engine {engine} reads filters that are not stored channels last as if they were"
@@ -232,6 +253,11 @@ RULES: tuple[PlanRule, ...] = (
     PlanRule(
         (3, 12),
         _is_fp32_convolution,
+        "engine {engine} convolves by transforms: its error is one of the largest element, not of each",
+    ),
+    PlanRule(
+        (3, 6),
+        _is_16_bit_convolution,
         "engine {engine} convolves by transforms: its error is one of the largest element, not of each",
     ),
     PlanRule(

@@ -33,7 +33,7 @@ from fusec.passes.rewriting.rewriter import local
 from fusec.schedule import memory_plan
 from fusec.schedule.program import Kind, Program, body_of
 from fusec.system import json_child
-from fusec.testing.case import Case, MismatchError, Property
+from fusec.testing.case import Case, MismatchError, Property, Trust
 from fusec.testing.example_codec import relabelled
 from fusec.testing.properties import compiling, on_device, reproducible
 from fusec.testing.properties.compiling import (
@@ -368,6 +368,19 @@ def write_inputs(graph: Any, buffers: Mapping[int, Array]) -> None:
 def test_wrong_writes_of_a_lowered_graph_are_found(monkeypatch: pytest.MonkeyPatch, run: Any, match: str) -> None:
     monkeypatch.setattr(compiling, "simulate", run)
     fails(lowered_as_simulated, example(), match=match)
+
+
+@pytest.mark.parametrize(
+    ("second", "trust"),
+    [([1.0, -3e4], Trust.REFERENCE), ([1.0, 3.0], Trust.SIMULATOR)],
+    ids=["an element was not written", "a sum in another order"],
+)
+def test_an_unwritten_element_is_no_doubt(second: list[float], trust: Trust) -> None:
+    runs = np.array([1.0, np.nan], np.float16), np.array(second, np.float16)
+    compiling.require_same_bits("a step", DType.F16, "y", (runs[0], runs[0].copy()))
+    with pytest.raises(MismatchError, match="y depends on what its memory held before") as caught:
+        compiling.require_same_bits("a step", DType.F16, "y", runs)
+    assert caught.value.oracle is trust
 
 
 def test_verify_errors_that_rounding_explains_are_ignored() -> None:
