@@ -1,12 +1,14 @@
 """Print docs/fuzzing-results.md from benchmarks/results/fuzz.json: `python benchmarks/fuzz_results.py`.
 
-`--add NAME REPORT.json COMMIT STILL_OPEN` first adds a report of `fusec fuzz --json` to the result file.
+`--add NAME COMMIT STILL_OPEN REPORT.json ...` first adds a row to the result file: the sum of these reports of
+`fusec fuzz --json`, which ran at the same time, each with its own seed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +40,38 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def row(name: str, commit: str, still_open: str, reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add up reports of runs at the same time; `seconds` is the longest, `seed` the first."""
+    properties: dict[str, dict[str, float]] = {}
+    kernels: Counter[str] = Counter()
+    for report in reports:
+        kernels.update(report["coverage"].get("kernels") or {})
+        for what, counts in report["properties"].items():
+            total = properties.setdefault(what, dict.fromkeys(("runs", "skips", "failures", "seconds"), 0))
+            for key in total:
+                total[key] += counts[key]
+            total["ms"] = 1000 * total["seconds"] / max(1, total["runs"])
+    added = {key: sum(report[key] for report in reports) for key in ("workers", "examples", "nodes")}
+    return {
+        "name": name,
+        "commit": commit,
+        "seed": reports[0]["seed"],
+        "target": reports[0]["target"],
+        **added,
+        "seconds": max(report["seconds"] for report in reports),
+        "properties": properties,
+        **({"kernels": dict(kernels)} if kernels else {}),
+        **{kind: sum(len(report[kind]) for report in reports) for kind in ("findings", "doubts")},
+        "open": still_open,
+    }
+
+
 def main() -> None:
     runs: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     if sys.argv[1:2] == ["--add"]:
-        name, report, commit, still_open = sys.argv[2:6]
-        data = json.loads(Path(report).read_text())
-        row = {k: data[k] for k in ("seed", "target", "workers", "seconds", "examples", "nodes", "properties")}
-        if kernels := data["coverage"].get("kernels"):
-            row["kernels"] = kernels
-        counts = {"findings": len(data["findings"]), "doubts": len(data["doubts"])}
-        runs = [r for r in runs if r["name"] != name] + [
-            {"name": name, "commit": commit, **row, **counts, "open": still_open}
-        ]
+        name, commit, still_open, *files = sys.argv[2:]
+        added = row(name, commit, still_open, [json.loads(Path(file).read_text()) for file in files])
+        runs = [r for r in runs if r["name"] != name] + [added]
         RESULTS.write_text(json.dumps(runs, indent=1) + "\n")
     print(markdown(runs), end="")
 

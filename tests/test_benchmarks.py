@@ -269,20 +269,29 @@ def test_the_onnx_suite_knows_the_types_that_only_a_gpu_refuses(
     assert line.startswith(f"{case[1]}: refused with 'no memory', not ")
 
 
-def test_fuzzing_results_count_the_kernels_that_ran(
+def test_fuzzing_results_add_up_runs_and_count_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = {"seed": 1, "target": "h200", "workers": 2, "seconds": 3.0, "examples": 4, "nodes": 5, "properties": {}}
-    data |= {"findings": [], "doubts": [], "coverage": {"kernels": {"attention": 57, "rows": 9}}}
-    (tmp_path / "report.json").write_text(json.dumps(data))
-    older = {**data, "name": "older", "commit": "a", "findings": 0, "doubts": 0, "open": "0"}
+    data = {"seed": 1, "target": "h200", "workers": 2, "seconds": 3.0, "examples": 4, "nodes": 5}
+    data["properties"] = {"device_agrees": {"runs": 4, "skips": 1, "failures": 1, "seconds": 2.0, "ms": 500.0}}
+    data |= {"findings": [{}], "doubts": [], "coverage": {"kernels": {"attention": 50, "rows": 9}}}
+    (tmp_path / "first.json").write_text(json.dumps(data))
+    (tmp_path / "second.json").write_text(
+        json.dumps({**data, "seed": 2, "seconds": 4.0, "coverage": {"kernels": {"attention": 7}}})
+    )
+    older = {**data, "name": "older", "commit": "a", "findings": 0, "doubts": 0, "open": "0", "properties": {}}
     results = tmp_path / "fuzz.json"
     results.write_text(json.dumps([older]))
     monkeypatch.setattr(fuzz_results, "RESULTS", results)
-    command = ["fuzz_results.py", "--add", "kernels", str(tmp_path / "report.json"), "b", "0"]
-    monkeypatch.setattr(fuzz_results.sys, "argv", command)
+    files = [str(tmp_path / "first.json"), str(tmp_path / "second.json")]
+    monkeypatch.setattr(fuzz_results.sys, "argv", ["fuzz_results.py", "--add", "kernels", "b", "0", *files])
     fuzz_results.main()
-    assert json.loads(results.read_text())[1]["kernels"] == {"attention": 57, "rows": 9}
+    row = json.loads(results.read_text())[1]
+    assert row["kernels"] == {"attention": 57, "rows": 9}
+    assert row["properties"] == {
+        "device_agrees": {"runs": 8, "skips": 2, "failures": 2, "seconds": 4.0, "ms": 500.0},
+    }
+    assert [row[key] for key in ("seed", "workers", "seconds", "examples", "findings")] == [1, 4, 4.0, 8, 2]
     _, old, new = capsys.readouterr().out.split("\n## ")
     assert "kernels run" not in old
     assert new.endswith(
