@@ -81,6 +81,15 @@ def test_every_launch_fits_the_target(target: str) -> None:
     assert [why for launch in launches(target) if (why := misfit(launch, figures))] == []
 
 
+@pytest.mark.parametrize("processors", [16, 144, 300])
+def test_every_launch_fits_an_h200_with_other_multiprocessors(processors: int) -> None:
+    figures = replace(FIGURES, processors=processors)
+    found = [replace(case, figures=figures).kernel for case in all_cases()]
+    assert all(kernel is not None for case, kernel in zip(all_cases(), found, strict=True) if case.kernel is not None)
+    ways = [way for kernel in found if kernel is not None for way in (kernel, *kernel.others)]
+    assert [why for way in ways for launch in way.launches if (why := misfit(launch, figures))] == []
+
+
 def test_what_is_shaped_for_another_gpu_does_not_fit() -> None:
     """Else the test above would see nothing."""
     small = GpuFigures.of(load("t4"))
