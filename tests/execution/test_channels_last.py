@@ -15,7 +15,7 @@ from lowering.lowers_judge import LowersJudge
 
 import fusec
 from fusec import lockfile
-from fusec.artifacts import fusec_file
+from fusec.artifacts import container, fusec_file
 from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.execution.compilation import Compiled
 from fusec.ir import Graph, channels_last
@@ -237,7 +237,7 @@ def test_a_file_that_says_it_badly_is_refused(tmp_path: Path, orders: Any) -> No
         members = {info: file.read(info) for info in file.infolist()}
     with zipfile.ZipFile(path, "w") as file:
         for info, data in members.items():
-            if info.filename == fusec_file.container.MANIFEST:
+            if info.filename == container.MANIFEST:
                 manifest = json.loads(data)
                 manifest["options"]["orders"] = orders
                 data = json.dumps(manifest).encode()

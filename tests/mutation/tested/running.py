@@ -623,7 +623,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "held_inputs_elsewhere",
         "runtime",
-        "runtime.py",
+        "execution/program_runner.py",
         "if self._holds_inputs or not program.steps",
         "if not program.steps",
         "inputs that are held are read where the caller has them, and a replay finds others",
