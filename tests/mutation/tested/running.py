@@ -27,7 +27,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "store_quarantine_everywhere",
         "plan cache",
-        "plans/plan_cache.py",
+        "plans/cache_file.py",
         "return hashlib.sha256(json.dumps([graph_key, target, cudnn]).encode()).hexdigest()",
         "return hashlib.sha256(json.dumps([graph_key, target]).encode()).hexdigest()",
         "a plan that failed with one cuDNN is not used with any",
