@@ -21,7 +21,7 @@ from fusec.execution.compilation import Compiled
 from fusec.ir import Graph, channels_last
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
-from fusec.passes.layout.io_layout import chosen, insert_edge_copies
+from fusec.passes.layout.io_layout import chosen, insert_interface_copies
 from fusec.passes.partition import partition
 from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
@@ -51,7 +51,7 @@ def compiled(which: Any = True, text: str = BLOCK, disable: tuple[str, ...] = ()
     graph, judge, target = source(text), LowersJudge(), load("h200")
     options = Options(disable=frozenset(disable), orders=chosen(graph, which, {}))
     laid = run(PIPELINE, graph.clone(), options)
-    insert_edge_copies(laid, options)
+    insert_interface_copies(laid, options)
     return Compiled(graph, partition(laid, judge, target), target, options, judge)
 
 
