@@ -3,9 +3,9 @@
 The levels are: the graph after all passes, the body of each step, each lowered graph (simulated or on a GPU), and each
 step as an executable runs it.
 
-Errors are relative L2. The allowed error follows from the arithmetic: each stored value is rounded once, and the error
-of an fp32 sum grows with the square root of its length (Higham, Accuracy and Stability of Numerical Algorithms,
-2nd ed., section 2.8: rounding errors of random sign).
+Errors are relative L2. The allowed error follows from the arithmetic: each stored value is rounded once. The error of
+an fp32 sum grows with the square root of its length (rounding errors of random sign: Higham, Accuracy and Stability of
+Numerical Algorithms, 2nd ed., section 2.8).
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class KnownChoices:
     """Choices from a lock file, a compiled file or another input shape.
 
     plans: plans of cuDNN graphs, by key, the best first. With level `none` they come first. With another level a plan
-        that was timed is used where this machine has none, and plans that were not timed compete with each other alone.
+        that was timed is used where this machine has none. Plans that were not timed compete with each other alone.
     variants: for the key of a kernel, the key of the variant to run
     accept_incomplete: a stored choice is used even if not every plan was timed
     side_by_side: run steps on several streams without timing that

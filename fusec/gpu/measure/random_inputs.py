@@ -1,7 +1,7 @@
 """Draw random data to time and compare plans and kernels on, and measure the distance of two results.
 
-Numbers are drawn once on the host, and small results are compared there, because compiling CuPy's kernels would take
-longer than the rest of loading a model.
+Numbers are drawn once on the host, and small results are compared there. Compiling CuPy's kernels would take longer
+than the rest of loading a model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Multiply the integers of quantised operands, and scale the exact sums.
 
-The float product of (q - z) * s and (p - y) * t is the integer product of q and p, less terms that constants give,
-times s * t. cuDNN runs it with the scale, the bias, the activation and the next rounding as one graph.
+The float product of (q - z) * s and (p - y) * t follows from the integer product of q and p. Terms that constants give
+are subtracted, and the rest is multiplied by s * t. cuDNN runs it with the scale, the bias, the activation and the next
+rounding as one graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Generate depthwise convolution with an epilogue.
 
-A thread computes a strip of results along the last dim for some neighbouring channels, because each column of the image
-is then read once for all windows of the strip.
+A thread computes a strip of results along the last dim for some neighbouring channels. So each column of the image is
+read once for all windows of the strip.
 """
 
 from __future__ import annotations

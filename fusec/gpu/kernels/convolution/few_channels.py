@@ -89,8 +89,7 @@ class _FewChannelsSource:
     def pitch(self) -> int:
         """Pixels from one row of the tile to the next in shared memory; some of them may be unused.
 
-        It is chosen so that the taps of a step are in different banks, also where they cross the end of a row of the
-        window.
+        With this pitch the taps of a step are in different banks, also where they cross the end of a row of the window.
         """
         stride, (down, right), across = self.op.strides[1], self.op.dilations, self.tile[1]
         taps = [divmod(k if k < self.taps else 0, self._window[1]) for k in range(self.steps * TAPS)]

@@ -1,8 +1,8 @@
 """Generate products of many rows with few weights, which memory bounds: 1x1 convolutions and matmuls.
 
 A row is read once, passes the prologue, is multiplied by tensor cores, passes the epilogue, and is written. Weights are
-in shared memory as fragments of `mma.sync`. Both operands may permute the depth in the same way, so a thread takes
-eight neighbours of a row, and of a result, which one load or store moves.
+in shared memory as fragments of `mma.sync`. Both operands may permute the depth in the same way. So a thread takes
+eight neighbours of a row or of a result, which one load or store moves.
 """
 
 from __future__ import annotations

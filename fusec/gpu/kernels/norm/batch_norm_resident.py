@@ -241,7 +241,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         """Generate the second pass.
 
         Elements read last come first, because they may be in the cache. If the cache holds all that is not in shared
-        memory, the first rows come last, because the next step reads the result from its beginning.
+        memory, the first rows come last. The next step reads the result from its beginning.
         """
         plan, kind, step = self.sums, self.kind, self.step
         if not (step.epilogue_outputs or step.epilogue):
