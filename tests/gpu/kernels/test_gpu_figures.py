@@ -17,7 +17,7 @@ def test_the_h200_keeps_its_figures() -> None:
     assert (figures.sm, figures.processors, figures.processor_threads) == (90, 132, 2048)
     assert (figures.static_bytes, figures.shared_bytes, figures.dynamic_bytes) == (48 << 10, 227 << 10, 224 << 10)
     assert figures.resident_cache_bytes == 24 << 20
-    assert (figures.enough_blocks, figures.enough_threads) == (128, 1 << 17)
+    assert (figures.enough_blocks, figures.enough_threads, figures.intensity) == (128, 1 << 17, 170)
 
 
 @pytest.mark.parametrize("name", names())

@@ -22,6 +22,8 @@ class GpuFigures:
     static_bytes: static shared memory of a block, at most.
     shared_bytes: static and dynamic shared memory of a block together, at most.
     cache_bytes: size of the second-level cache.
+    intensity: multiplications of 16-bit numbers that tensor cores do while memory moves one such number, in tens. With
+        more for each number, arithmetic bounds a product, and with fewer memory.
     """
 
     sm: int
@@ -30,6 +32,7 @@ class GpuFigures:
     static_bytes: int
     shared_bytes: int
     cache_bytes: int
+    intensity: int
 
     @classmethod
     def of(cls, target: Target) -> GpuFigures:
@@ -42,6 +45,8 @@ class GpuFigures:
             static_bytes=int(properties["maxSharedMemoryPerBlock"]),
             shared_bytes=int(properties["maxSharedMemoryPerBlockOptin"]),
             cache_bytes=int(properties["l2CacheSize"]),
+            # operations are two for each multiplication, and bytes are two for each number
+            intensity=int(target.flops["fp16"] / target.memory_bandwidth) // 10 * 10,
         )
 
     @property

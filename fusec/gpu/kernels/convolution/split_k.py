@@ -18,7 +18,7 @@ from fusec.gpu.kernels.convolution.thin_product import thin_product
 from fusec.ir import Node, Value
 from fusec.ops import Conv
 
-MOST_PIXELS = 4096
+MOST_PIXELS = 4096  # a bound of what is tried; the figures bound the blocks: see `_runs`
 MOST_STEPS = 20  # of a warp, because all are unrolled
 WAVES = 4  # blocks for each multiprocessor, at most; with more, cuDNN's engines fill the GPU, too
 MOST_SPLITS = 8  # blocks of a cluster: CUDA promises no larger ones, whatever the GPU

@@ -36,7 +36,7 @@ SPLITS = (1, 2, 4)  # blocks that share the last layer of a sample; each compute
 MANY_WEIGHT_BYTES = 64 << 10  # with more, two blocks share the last layer, because reading takes long
 MAX_WEIGHT_BYTES = 1 << 20  # of all layers, because each block reads them all
 MAX_SHARED_BYTES = 40 << 10  # of vectors between layers, of the 48 KB of static memory that every GPU has
-MIN_SAMPLES, MAX_SAMPLES = 1, 512
+MIN_SAMPLES, MAX_SAMPLES = 1, 512  # bounds of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "squeeze_excite.cuh")
 
 
