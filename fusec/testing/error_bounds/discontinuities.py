@@ -21,7 +21,12 @@ Array = np.ndarray[Any, Any]
 
 
 def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding) -> Array | None:
-    """Find the elements whose result may be on the other side of a discontinuity; None if there are none."""
+    """Find the elements whose result may be on the other side of a discontinuity; None if there are none.
+
+    operands: exact ones with their disturbed samples.
+    result: the exact result.
+    rounding: says if results are judged as the meaning of the graph, or as an execution of it.
+    """
     op, plain = node.op, [s.plain for s in operands]
     found = [
         _undefined_cast(op, operands) if isinstance(op, Cast) else _at_zero(op, plain),
