@@ -26,7 +26,7 @@ def info(as_json: AsJson = False) -> None:
     words = (
         f"{printable(str(found.folder))}: {found.entries} plans, {found.blobs} of them serialized; "
         f"{found.bytes} of {found.max_bytes} bytes\n"
-        f"{found.choices} measured candidates; {found.quarantined} plans in quarantine; "
+        f"{found.choices} choices for steps and kernels; {found.quarantined} plans in quarantine; "
         f"{found.trusted} serialized plans trusted"
     )
     # the schema calls choices `forms`

@@ -139,8 +139,8 @@ def relative_l2(got: Array, want: Array) -> float:
     Equal infinities are left out, because they have no distance. The result is NaN if an element is NaN.
     """
     got, want = got.astype(np.float64), want.astype(np.float64)
-    alike = np.isinf(want) & (got == want)
-    got, want = np.where(alike, 0.0, got), np.where(alike, 0.0, want)
+    same = np.isinf(want) & (got == want)
+    got, want = np.where(same, 0.0, got), np.where(same, 0.0, want)
     most = float(np.abs(want).max(initial=0.0))
     if most > 0 and math.isfinite(most):  # because squares of large numbers overflow
         got, want = got / most, want / most

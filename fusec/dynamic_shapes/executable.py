@@ -56,7 +56,7 @@ class DynamicExecutable:
 
         compile: makes a program for input shapes.
         sizing: inputs and outputs with the ranges of their dims; None: as the model declares them.
-        proved: crops of all input shapes that may be padded; None: they are proved when they are met.
+        proved: crops of all input shapes that may be padded; None: they are proved when a call has them.
         available: the only input shapes that a file has programs for; None: any can be compiled.
         """
         self.source = source

@@ -25,7 +25,7 @@ class Padding:
 
     buckets: sizes with programs, by name of a symbolic dim, in order.
     cached: number of proofs to cache.
-    proved: crops of all input shapes that may be padded; None: they are proved when they are met.
+    proved: crops of all input shapes that may be padded; None: they are proved when a call has them.
     """
 
     def __init__(

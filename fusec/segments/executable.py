@@ -111,7 +111,7 @@ class SegmentedExecutable:
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None
     ) -> list[Array]:
-        """Run as `Executable.run`. Raises ModelError if a segment cannot be compiled for the values that it meets."""
+        """Run as `Executable.run`. Raises ModelError if a segment cannot be compiled for the values that it gets."""
         wanted = self._wanted(output_names, out or {})
         given, all_on_host = self._interface.feeds(feeds, ())
         tensors = {spec.name: array for spec, array in zip(self.inputs, given, strict=True) if array is not None}
@@ -221,7 +221,7 @@ class SegmentedExecutable:
             return SegmentedExplanation(tuple(_explained(prepared, record) for prepared, record in self._met()))
 
     def last_segments(self) -> list[tuple[Executable | None, SegmentRecord]]:
-        """Return the segments that the last call met, each with its program if it has one."""
+        """Return the segments of the last call, each with its program if it has one."""
         with self._lock:
             return [(prepared.program, record) for prepared, record in self._met()]
 
@@ -261,7 +261,7 @@ class SegmentedExecutable:
         self.refuse("has no lock: a lock names the choices of one program")
 
     def bind(self, **arrays: Any) -> NoReturn:
-        """Raise FusecError, because no state is kept between the segments."""
+        """Raise FusecError, because segments share no state."""
         self.refuse("has no state")
 
     def refuse(self, what: str) -> NoReturn:

@@ -84,7 +84,7 @@ def operands(node: Node) -> tuple[Dequantised, Dequantised]:
 
 @local("conv", equation="conv((q - z)*s, p*t) = (cast(conv(q, p)) - z*sum(p))*(s*t), sums exact in i32, s a number")
 def integer_convolution(graph: Graph, node: Node) -> Value | None:
-    """Convolve integers. Where a zero point meets pads, the integers are padded with it, so that its term is constant.
+    """Convolve integers. Pads are filled with the zero point, so that its term is constant.
 
     Exact up to the rounding of fp32, as the float product is.
     """
@@ -117,8 +117,8 @@ def integer_matmul(graph: Graph, node: Node) -> Value | None:
     pair, rank = operands(node), node.result.type.rank
     zeros = [_signed_zero(found) if found.q.literal is None else 0.0 for found in pair]
     for place, found in enumerate(pair):
-        kept = found.q.type.rank - 2 + place  # the dim that the product keeps
-        axes = (None,) if found.q.literal is None else (None, kept)
+        dim = found.q.type.rank - 2 + place  # the dim that the product keeps
+        axes = (None,) if found.q.literal is None else (None, dim)
         if found.scale.axis not in axes or found.zero.axis not in axes:
             raise NoMatch(
                 f"{quote(found.q.name)} has several scales, along a dim that is summed or not constant", found.q

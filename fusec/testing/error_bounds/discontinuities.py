@@ -180,7 +180,7 @@ def label_of(op: Op) -> Label | None:
 
 
 def _vanished_slope(op: Op, operands: list[Array]) -> Array | None:
-    """Find where an infinite gradient meets a slope that is not zero in float64, but may be zero in fp32."""
+    """Find where an infinite gradient is multiplied by a slope that is not zero in float64, but may be zero in fp32."""
     if op.name not in FADING or not np.isinf(operands[0]).any():
         return None
     loss, x = np.broadcast_arrays(*operands)
@@ -189,7 +189,7 @@ def _vanished_slope(op: Op, operands: list[Array]) -> Array | None:
 
 
 def _lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:
-    """Find where fused attention may differ from single ops, because it meets NaN or an infinity.
+    """Find where fused attention may differ from single ops, because an operand is NaN or infinite.
 
     It masks before or after it adds, and skips blocks of masked keys. A query without keys gets zeros: only a
     guarded attention means that. In attention_backward each row and column gets gradients from all others, so one such

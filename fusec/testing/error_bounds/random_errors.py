@@ -1,6 +1,6 @@
 """Draw the random errors of samples: a sign and a size for each element, the same in each run.
 
-Signs depend on the place of an element or on a hash of the number, so equal numbers are rounded alike.
+Signs depend on the place of an element or on a hash of the number, so equal numbers are rounded in the same way.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RandomErrors:
     ) -> list[Array]:
         """Disturb samples by a relative error whose sign is a hash of the number.
 
-        Equal numbers are thus rounded alike.
+        Equal numbers are thus rounded in the same way.
 
         plain: the exact numbers, which are hashed.
         dtype: the type to store; None if the number stays in a register.

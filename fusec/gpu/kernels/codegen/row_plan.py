@@ -138,8 +138,8 @@ def plan_rows(op: Op, x: TensorType, types: Sequence[Strided], shape: RowShape, 
     groups = math.prod(a.size for a in axes if not a.reduced) // (1 if row else vector)
     side_by_side = max(1, COALESCED_BYTES // (vector * x.dtype.itemsize))
     if row:
-        kept = power_of_two(ceil_div(count, max(1, CACHED // vector)))  # so that a row fits into registers
-        threads = min(BLOCK, max(kept, min(side_by_side, power_of_two(count))))
+        fitting = power_of_two(ceil_div(count, max(1, CACHED // vector)))  # so that a row fits into registers
+        threads = min(BLOCK, max(fitting, min(side_by_side, power_of_two(count))))
     else:
         most = max(1, BLOCK // min(side_by_side, power_of_two(groups)))
         filling = power_of_two(ceil_div(figures.enough_threads, max(groups, 1)))
