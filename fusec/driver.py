@@ -121,7 +121,7 @@ def compile(
     shapes: shapes by name of an input, or sizes by name of a symbolic dim: `{"x": (1, 3, 224, 224)}`, `{"batch": 8}`.
         A size may be a range, from least to largest, with the likely size between: `"1..32"`, `"1..8..32"`, or for a
         dim also `(1, 32)`, `(1, 8, 32)`. With a range the result is a DynamicExecutable. It has the program of the
-        likely sizes, and compiles others when it meets them.
+        likely sizes, and compiles others when a call has them.
     buckets: sizes to compile for, by name of a symbolic dim; the result is a DynamicExecutable. See `compile_dynamic`.
     constants: values of inputs, by name, that the program is compiled for; they are no inputs of the executable.
         Arrays have the type of the input; Python numbers and lists take it.

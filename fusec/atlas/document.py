@@ -22,7 +22,7 @@ class Atlas:
     """Answers about patterns.
 
     An answer has `accepted`. If that is true, it has `precompiled` and `runtime` (engines in cuDNN's order), `plans`
-    (how many are offered), and `spelling` (the names of the rewrites that lead to it, empty for the pattern as it is).
+    (how many are offered), and `spelling`: the names of the rewrites that lead to it, empty for the pattern as it is.
     If it is false, it has `stage`, `code`, `message`, and `nearest`: the first change that is accepted, with its
     engines, or null.
 

@@ -62,8 +62,8 @@ class _Writer:
         self.line(anchor.op, *others, attributes=anchor.attributes, shape=anchor.gives)
 
     def reduction(self, kind: str, keeps_channel: bool) -> None:
-        kept = 1 if self.is_image else len(self.shape) - 1
-        axes = [axis for axis in range(len(self.shape)) if (axis != kept) == keeps_channel]
+        channel = 1 if self.is_image else len(self.shape) - 1
+        axes = [axis for axis in range(len(self.shape)) if (axis != channel) == keeps_channel]
         left = tuple(1 if axis in axes else size for axis, size in enumerate(self.shape))
         self.line("reduce", attributes=f'{{kind="{kind}", axes={axes}, keepdims=true}}', shape=left)
 

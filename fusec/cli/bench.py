@@ -57,9 +57,9 @@ def bench(
     if as_json:
         spent = {} if executable.spent is None else executable.spent.stages
         stages = {what: round(each.seconds, 3) for what, each in spent.items()}
-        told = {"model": request.model, "cudnn_asked": executable.asked}
+        head = {"model": request.model, "cudnn_asked": executable.asked}
         timed = {"compile_s": compile_s, "compile": stages, **measured.to_json()}
-        output.say(output.json_text({**told, **timed}))
+        output.say(output.json_text({**head, **timed}))
         if trace is not None:
             output.wrote(trace, as_json)
         return

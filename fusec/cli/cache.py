@@ -26,10 +26,13 @@ def info(as_json: AsJson = False) -> None:
     words = (
         f"{printable(str(found.folder))}: {found.entries} plans, {found.blobs} of them serialized; "
         f"{found.bytes} of {found.max_bytes} bytes\n"
-        f"{found.forms} measured candidates; {found.quarantined} plans in quarantine; "
+        f"{found.choices} choices for steps and kernels; {found.quarantined} plans in quarantine; "
         f"{found.trusted} serialized plans trusted"
     )
-    output.result({**asdict(found), "folder": str(found.folder)}, words, as_json)
+    # the schema calls choices `forms`
+    # the schema calls choices `forms`
+    plain = {"forms" if name == "choices" else name: value for name, value in asdict(found).items()}
+    output.result({**plain, "folder": str(found.folder)}, words, as_json)
 
 
 @app.command()

@@ -136,7 +136,7 @@ for command in (
     *(serve.serve, serve.export_triton),
     *(machine.targets, machine.doctor, atlas.atlas),
 ):
-    app.command()(verbosity.told(command))
+    app.command()(verbosity.with_verbosity(command))
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(cache.app, name="cache")
 app.add_typer(lock.app, name="lock")

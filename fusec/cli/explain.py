@@ -121,7 +121,7 @@ def _text(explained: Sequence[tuple[str, Explanation]], printer: _Printer, width
 
 
 def _explain_segments(request: Request, names: Sequence[str], must_fuse: Sequence[str], printer: _Printer) -> None:
-    """Explain a model with host steps, after one simulated call on random inputs, which meets the later segments."""
+    """Explain a model with host steps, after one simulated call on random inputs, which compiles the later segments."""
     from fusec.cli.common import feeds as running
     from fusec.segments.executable import SegmentedExecutable
 

@@ -24,7 +24,7 @@ app = typer.Typer(cls=WriteUnlessNamed, help="Write which plan runs each step to
 
 
 @app.command()
-@verbosity.told
+@verbosity.with_verbosity
 @compiles("tune", "budget")
 def write(
     request: Request,
@@ -64,7 +64,7 @@ _Compared = Annotated[
 
 
 @app.command()
-@verbosity.told
+@verbosity.with_verbosity
 @compiles(model=_Compared)
 def diff(
     old: Annotated[Path, typer.Argument(metavar="LOCK", help="A lock file.")],

@@ -73,8 +73,8 @@ def quantize(
     if file is not None:
         contents = quantised.to_bytes()
         files.write_whole(file, lambda opened: opened.write(contents))
-    told = quantised.report
-    summary = {**told.to_json(), "output": None if file is None else str(file)}
-    output.result(summary, str(told) if report else told.summary, as_json)
+    findings = quantised.report
+    summary = {**findings.to_json(), "output": None if file is None else str(file)}
+    output.result(summary, str(findings) if report else findings.summary, as_json)
     if file is not None:
         output.wrote(file, as_json)

@@ -41,7 +41,7 @@ class _Wish:
 
 
 @app.command()
-@verbosity.told
+@verbosity.with_verbosity
 @compiles("rounding", "tune", "budget", "locked")
 def write(
     request: Request,
@@ -76,7 +76,7 @@ _New = Annotated[str, typer.Argument(metavar="NEW", help="Another model or .fuse
 
 
 @app.command()
-@verbosity.told
+@verbosity.with_verbosity
 @compiles("rounding", "tune", "budget", model=_New)
 def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A model or .fusec file.")],
@@ -213,7 +213,7 @@ def _is_present(request: Request, target: str) -> bool:
 def _segments(
     request: Request, executable: SegmentedExecutable, wish: _Wish, progress: output.Report
 ) -> list[ReportedProgram]:
-    """Return the programs of a model with host steps, after one call on random inputs, which meets the later ones."""
+    """Return the programs of a model with host steps. One call on random inputs compiles the later ones."""
     from fusec import report as pages
     from fusec.cli.common.feeds import feeds
 

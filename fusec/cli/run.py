@@ -142,24 +142,24 @@ def _run_all(requests: list[Request], options: _Options, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     notes: set[str] = set()
     for request in requests:
-        status, told, data = 0, "", {}
+        status, words, data = 0, "", {}
         try:
             with output.progress() as report:
                 ran = _run_one(request, options, report)
-            data, told = ran.data, f"ok, {ran.counts}, on {ran.data['device']} in {ran.data['seconds']:.3f} s"
+            data, words = ran.data, f"ok, {ran.counts}, on {ran.data['device']} in {ran.data['seconds']:.3f} s"
             notes.add(ran.note)
             if options.tolerance is not None:
                 bad = ran.bad(options.tolerance)
                 worst = max(ran.errors.values(), default=0.0)
                 status = 1 if bad else 0
-                told = f"differs from onnxruntime: {', '.join(bad)}" if bad else f"{told}, distance {worst:.1e}"
+                words = f"differs from onnxruntime: {', '.join(bad)}" if bad else f"{words}, distance {worst:.1e}"
         except CheckError as error:
-            status, told = 1, f"failed: {str(error).removeprefix(f'{request.model}: ')}"
+            status, words = 1, f"failed: {str(error).removeprefix(f'{request.model}: ')}"
         except (FusecError, OSError, MemoryError) as error:
-            status, told = 2, f"error: {str(error).removeprefix(f'{request.model}: ')}"
-        rows.append({"model": request.model, "status": status, "message": told, **data})
+            status, words = 2, f"error: {str(error).removeprefix(f'{request.model}: ')}"
+        rows.append({"model": request.model, "status": status, "message": words, **data})
         if not as_json:
-            output.say(f"{printable(request.model)}: {printable(told)}")
+            output.say(f"{printable(request.model)}: {printable(words)}")
     if as_json:
         output.say(output.json_text({"models": rows}))
     else:

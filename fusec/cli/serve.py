@@ -77,8 +77,8 @@ def serve(
 
     def announce(url: str) -> None:
         names = sorted(options.models)
-        told = {"url": url, "models": names, "devices": list(options.devices), "pid": os.getpid()}
-        output.result(told, f"serving {', '.join(names)} on {url}", as_json)
+        address = {"url": url, "models": names, "devices": list(options.devices), "pid": os.getpid()}
+        output.result(address, f"serving {', '.join(names)} on {url}", as_json)
         sys.stdout.flush()
 
     if SIMULATED in options.devices:

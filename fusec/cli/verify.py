@@ -39,8 +39,8 @@ def verify(request: Request, target: Target = "auto", seed: Seed = 0, as_json: A
         else:
             assert executable is not None
             result, about = executable.verify(seed, progress), executable
-    told = {"model": request.model, "target": driver.resolve_target(target).name, "cudnn_asked": about.asked}
-    output.say(output.json_text({**told, **result.to_json()}) if as_json else result)
+    head = {"model": request.model, "target": driver.resolve_target(target).name, "cudnn_asked": about.asked}
+    output.say(output.json_text({**head, **result.to_json()}) if as_json else result)
     output.print_note("" if as_json else about.note)
     if not result.ok:
         bad = sum(not check.ok for check in result.checks)

@@ -20,7 +20,7 @@ from fusec.gpu.cudnn.judges import NoJudge
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import HALVES, DType, Graph
 from fusec.passes.base import Options, run
-from fusec.passes.layout.io_layout import insert_edge_copies
+from fusec.passes.layout.io_layout import insert_interface_copies
 from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.attention_fallback import expand_refused_attention
 from fusec.passes.partition.concat_in_place import concat_in_place
@@ -85,7 +85,7 @@ def build_program(
         judge = StrictRounding(judge)
 
     def partitioned(graph: Graph) -> Program:
-        insert_edge_copies(graph, pass_options)
+        insert_interface_copies(graph, pass_options)
         if family is not None:
             family.weights.share(graph)
         return partition(graph, judge, target, partial(options.report, "partition"), dict(options.state))
@@ -131,5 +131,5 @@ def _build_for_numpy(source: Graph, options: CompileOptions) -> Compiled:
     pass_options = options.for_passes(source)
     pass_options = replace(pass_options, disable=pass_options.disable | {"assign_layout"})
     graph = _run_passes(source, options, pass_options)
-    insert_edge_copies(graph, pass_options)
+    insert_interface_copies(graph, pass_options)
     return Compiled(source, kernels_only(graph), load_target(CPU), pass_options, NoJudge())

@@ -41,6 +41,9 @@ def start_workers(
 ) -> CudnnWorkers:
     """Return the caller's workers, or new ones; none if a shape family has its own, or cuDNN is not installed.
 
+    on_gpu: the GPU of the target is there, and will run the program.
+    oracle: the workers of the caller.
+    family: the programs of the same model for other input shapes.
     Raises FusecError if the caller's workers are for another target.
     """
     if oracle is not None:
@@ -58,6 +61,9 @@ def choose_judge(target: Target, options: Options, oracle: Oracle | None, family
 
     Without cuDNN, fusec's rules judge, with a CudnnNotAskedWarning. They propose steps as for cuDNN, so that `run` and
     `verify` still check passes and lowered graphs.
+
+    oracle: the workers that ask cuDNN; None starts new ones.
+    family: the programs of the same model for other input shapes.
     """
     if family is not None and family.judge is not None:
         return family.judge

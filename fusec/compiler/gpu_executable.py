@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 def tuned_executable(
     compiled: Compiled, options: CompileOptions, workers: CudnnWorkers, family: ShapeFamily | None = None
 ) -> Executable:
-    """Time candidates of each step on the GPU, and prepare the fastest."""
+    """Time candidates of each step on the GPU, and prepare the fastest.
+
+    workers: may hold plans that were built to judge graphs.
+    family: the programs of the same model for other input shapes, which share weights and kernels.
+    """
     from fusec.gpu.backend import CudnnBackend
 
     deterministic = compiled.options.deterministic
@@ -47,6 +51,8 @@ def locked_executable(
 ) -> Executable:
     """Prepare the plans and kernels that a lock names; nothing is timed.
 
+    path: that of the lock, for messages.
+    workers: are closed, because nothing is asked any more.
     Raises CheckError when a plan of the lock does not build on this GPU.
     """
     from fusec.gpu.autotune.tuning_cache import KnownChoices

@@ -24,7 +24,7 @@ CompileGraph = Callable[[Graph, CompileOptions, ShapeFamily | None], Executable]
 def segmented_executable(
     model: CutModel, options: CompileOptions, target: Target, compile_graph: CompileGraph, compile_body: CompileBody
 ) -> SegmentedExecutable:
-    """Return an executable that compiles segments when it meets their shapes. The first one is compiled now.
+    """Return an executable that compiles segments when a call has their shapes. The first one is compiled now.
 
     compile_body: compiles the body of a loop.
     Raises NotOneProgramError for options that only one program can have: state and a lock.

@@ -19,7 +19,7 @@ from fusec.system.printable import printable
 from fusec.targets.target import CPU
 
 MANY_LAUNCHES = 200
-GROWTH = 3  # launches or ops for each node of the model, from which its growth is told
+GROWTH = 3  # launches or ops for each node of the model, from which it counts as grown
 FEW = 20  # launches or ops that are too few to matter, however much they grew
 
 _NAMED, _WIDTH = 3, 80  # things that a hint names, and their room

@@ -3,9 +3,9 @@
 The levels are: the graph after all passes, the body of each step, each lowered graph (simulated or on a GPU), and each
 step as an executable runs it.
 
-Errors are relative L2. The allowed error follows from the arithmetic: each stored value is rounded once, and the error
-of an fp32 sum grows with the square root of its length (Higham, Accuracy and Stability of Numerical Algorithms,
-2nd ed., section 2.8: rounding errors of random sign).
+Errors are relative L2. The allowed error follows from the arithmetic: each stored value is rounded once. The error of
+an fp32 sum grows with the square root of its length (rounding errors of random sign: Higham, Accuracy and Stability of
+Numerical Algorithms, 2nd ed., section 2.8).
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def relative_l2(got: Array, want: Array) -> float:
     Equal infinities are left out, because they have no distance. The result is NaN if an element is NaN.
     """
     got, want = got.astype(np.float64), want.astype(np.float64)
-    alike = np.isinf(want) & (got == want)
-    got, want = np.where(alike, 0.0, got), np.where(alike, 0.0, want)
+    same = np.isinf(want) & (got == want)
+    got, want = np.where(same, 0.0, got), np.where(same, 0.0, want)
     most = float(np.abs(want).max(initial=0.0))
     if most > 0 and math.isfinite(most):  # because squares of large numbers overflow
         got, want = got / most, want / most

@@ -27,10 +27,10 @@ from fusec.dynamic_shapes.save_shapes import representatives, save
 from fusec.dynamic_shapes.size_ranges import sizing_of
 from fusec.dynamic_shapes.sizing import Key, Shapes, Sizes, Sizing, spec_of
 from fusec.errors import ExecutionError
-from fusec.execution.signature import array_of, require_by_name
+from fusec.execution.signature import array_of, bare, by_name, require_by_name
 from fusec.ir import Array
 from fusec.ops.random import STATE_NAME
-from fusec.runtime import Executable, by_name
+from fusec.runtime import Executable
 from fusec.segments.executable import AnyExecutable
 from fusec.segments.records import SegmentedExplanation
 
@@ -56,7 +56,7 @@ class DynamicExecutable:
 
         compile: makes a program for input shapes.
         sizing: inputs and outputs with the ranges of their dims; None: as the model declares them.
-        proved: crops of all input shapes that may be padded; None: they are proved when they are met.
+        proved: crops of all input shapes that may be padded; None: they are proved when a call has them.
         available: the only input shapes that a file has programs for; None: any can be compiled.
         """
         self.source = source
@@ -149,9 +149,9 @@ class DynamicExecutable:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a `.fusec` file with several programs, which `fusec.load` reads as a DynamicExecutable.
 
-        It has programs for the buckets of each dim, or for the least, likely and largest size of its range, and the
-        programs that were used. Input shapes that are padded to them are proved now. A loaded file refuses all other
-        shapes, because it does not hold the model.
+        It has programs for the buckets of each dim, or for the least, likely and largest size of its range. It also has
+        the programs that were used. Input shapes that are padded to them are proved now. A loaded file refuses all
+        other shapes, because it does not hold the model.
         Raises FusecError: when there are too many programs, the model has host steps, or the file cannot be written.
         """
         programs = [self.at(shapes) for shapes in representatives(self.sizing, self.padding)]
@@ -161,8 +161,7 @@ class DynamicExecutable:
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """Run on arrays in the order of the inputs, or by name. Several outputs are returned as a tuple."""
-        results = self.run(None, by_name([spec.name for spec in self.inputs], arrays, named))
-        return results[0] if len(results) == 1 else tuple(results)
+        return bare(self.run(None, by_name([spec.name for spec in self.inputs], arrays, named)))
 
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None

@@ -25,7 +25,7 @@ class Padding:
 
     buckets: sizes with programs, by name of a symbolic dim, in order.
     cached: number of proofs to cache.
-    proved: crops of all input shapes that may be padded; None: they are proved when they are met.
+    proved: crops of all input shapes that may be padded; None: they are proved when a call has them.
     """
 
     def __init__(
@@ -125,7 +125,12 @@ def _check(file: str, sizing: Sizing, buckets: Mapping[str, Sequence[int]]) -> N
 
 
 def pad(name: str, array: Any, shape: tuple[int, ...], large: tuple[int, ...], program: Executable) -> Array:
-    """Pad the array of an input to the larger shape with copies of its last rows, which are valid input data."""
+    """Pad the array of an input to the larger shape with copies of its last rows, which are valid input data.
+
+    name: that of the input.
+    shape, large: that of the array, and the larger one.
+    program: the one for the larger shape; it knows the memory order of the input.
+    """
     if shape == large:
         return array
     host = on_host(array)

@@ -216,6 +216,11 @@ def by_name(inputs: Sequence[str], arrays: Sequence[Any], named: Mapping[str, An
     return {**feeds, **named}
 
 
+def bare(results: Sequence[Any]) -> Any:
+    """Return the only result itself, or several as a tuple."""
+    return results[0] if len(results) == 1 else tuple(results)
+
+
 def on_host(array: Any) -> bool:
     """Tell if an array is in host memory, by its DLPack device or, without one, by `__cuda_array_interface__`."""
     device = getattr(array, "__dlpack_device__", None)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -43,6 +43,14 @@ class _Choice:
 
     outputs: tuple[str, ...]
     select: Callable[..., Any]
+
+
+class StreamOptions(TypedDict, total=False):
+    """Keywords of `Generator.stream`, which says what they mean."""
+
+    temperature: float
+    seed: int | None
+    choose: Callable[[Array], Any] | None
 
 
 class Generator:
@@ -141,14 +149,11 @@ class Generator:
         self,
         prompts: Sequence[Sequence[int]] | Array,
         max_new_tokens: int | None = None,
-        *,
-        temperature: float = 1.0,
-        seed: int | None = None,
-        choose: Callable[[Array], Any] | None = None,
+        **options: Unpack[StreamOptions],
     ) -> list[list[int]]:
         """Return the new tokens of each prompt, up to and including a stop token. See `stream` for the arguments."""
         found: list[list[int]] = [[] for _ in prompts]
-        for tokens in self.stream(prompts, max_new_tokens, temperature=temperature, seed=seed, choose=choose):
+        for tokens in self.stream(prompts, max_new_tokens, **options):
             for sequence, token in zip(found, tokens.tolist(), strict=True):
                 if token >= 0:
                     sequence.append(token)

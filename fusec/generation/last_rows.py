@@ -12,8 +12,8 @@ def ops_of_last_rows(graph: Graph, logits: Value, rows: tuple[int, int]) -> set[
     """Return the nodes that may compute one row for each sequence, where the model computes one for each token.
 
     Only the scores after the last token of a prompt are used. So the product with the vocabulary, often the largest of
-    the model, needs one row for each sequence, and so do the ops before it that work row by row and that nothing else
-    reads.
+    the model, needs one row for each sequence. The same holds for the ops before it that work row by row and that
+    nothing else reads.
 
     rows: batch and length, the first two dims of the logits.
     """

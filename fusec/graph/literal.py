@@ -66,6 +66,11 @@ class Literal:
         return array
 
     @property
+    def has_whole_numbers(self) -> bool:
+        """Tell if all numbers are whole, which loads them."""
+        return bool((self.array == np.rint(self.array)).all())
+
+    @property
     def digest(self) -> str:
         """Return the SHA-256 of the type and the data, in hexadecimal."""
         if not self._digest:

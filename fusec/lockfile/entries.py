@@ -84,6 +84,8 @@ def cudnn_parts(
 ) -> list[tuple[int, Partition]]:
     """Return the parts of a step that cuDNN runs, as steps, each with the number of the part.
 
+    split: the parts that an entry of the lock names.
+    figures: those of the GPU, which shape kernels.
     Raises ValueError if the split does not fit the step.
     """
     steps = iter(steps_of_choice(graph, step, tuple(split), figures))
@@ -116,7 +118,11 @@ def is_unknown(step: Partition, choice: Choice, target: Target) -> bool:
 
 
 def unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: bool, builds: Builds) -> str:
-    """Return the reason why a plan does not exist; empty if it exists, or only the device can say."""
+    """Return the reason why a plan does not exist; empty if it exists, or only the device can say.
+
+    tensor_cores: products may round their operands, as to tf32.
+    builds: tells if cuDNN builds a plan of a graph.
+    """
     offered = step.verdict.plans if step.verdict is not None else ()
     if any((plan.engine, plan.knobs) == choice.identity for plan in offered) or is_unknown(step, choice, target):
         return ""

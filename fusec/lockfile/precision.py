@@ -41,8 +41,8 @@ def locks_differ(old: Lock, new: Lock) -> str:
         if _named(old, target) == _named(new, target) and old.versions.get("fusec") == new.versions.get("fusec"):
             return "precision: the locks have the same steps, but one was written for fp32 and the other for tf32"
         theirs = _float_of(new, target)
-        told = _OPTIONS.get(theirs, theirs)
-        if line := _differs(_float_of(old, target), theirs, f"for {told} ({new.origin})"):
+        option = _OPTIONS.get(theirs, theirs)
+        if line := _differs(_float_of(old, target), theirs, f"for {option} ({new.origin})"):
             return line
     return ""
 

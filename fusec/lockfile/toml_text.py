@@ -17,7 +17,7 @@ from fusec.system import atomic_write
 
 # Format 1 has one plan for each step of cuDNN, no parts and no kernels. Format 2 has no entry for the order of steps.
 READS = (1, 2, FORMAT)
-_HEAD = "# Which form, plan or kernel runs each step. Written by `fusec lock`; `fusec lock diff` compares.\n"
+_HEAD = "# The choice for each step: plan, kernel or split. Written by `fusec lock`; `fusec lock diff` compares.\n"
 _TABLE = re.compile(r"\s*\[\[\s*partition\s*\]\]")
 _WORK = re.compile(r"[0-9a-f]{64}")
 _MEASURED = ("time_us", "error")

@@ -181,13 +181,13 @@ def _reduction(b: CudnnBuilder, node: Node) -> None:
         raise LoweringError("reduce: its result may not feed another op of the graph")
     folding, x = b.foldings[node], node.operands[0].type
     image = b.operand(node.operands[0], folding)
-    kept = TensorType(tuple(1 if i in op.axes else d for i, d in enumerate(x.shape)), DType.F32, x.order)
+    stored_type = TensorType(tuple(1 if i in op.axes else d for i, d in enumerate(x.shape)), DType.F32, x.order)
     name, strides = b.stored[node.result]
-    wide = [d for d in range(x.rank) if kept.shape[d] != 1]
+    wide = [d for d in range(x.rank) if stored_type.shape[d] != 1]
     written = [s for s, d in zip(strides, node.result.type.shape, strict=True) if d != 1]
-    if written != [kept.strides[d] for d in wide]:
+    if written != [stored_type.strides[d] for d in wide]:
         raise LoweringError("reduce: the result's memory order differs from the operand's")
-    uid = b.tensor(folding.place(quote(node.result.name), kept.shape, kept.strides), DType.F32)
+    uid = b.tensor(folding.place(quote(node.result.name), stored_type.shape, stored_type.strides), DType.F32)
     b.outputs.append((uid, name))
     b.uids[node.result] = uid
     b.call("reduction", (image,), uid, modes[op.kind])
@@ -201,11 +201,13 @@ def _channel_sums(b: CudnnBuilder, node: Node) -> None:
     if any(value not in b.stored for value in (x, *node.results)):
         raise LoweringError("channel_sums: cuDNN stores them and their image, but not all are outputs of the graph")
     shape = (1, x.type.shape[1], *(1,) * (x.type.rank - 2))
-    kept = TensorType(shape, DType.F32, x.type.order)
+    stored_type = TensorType(shape, DType.F32, x.type.order)
     uids: list[int] = []
     for value in node.results:
         name, _ = b.stored[value]
-        uid = b.uids[value] = b.tensor(b.foldings[node].place(quote(value.name), kept.shape, kept.strides), DType.F32)
+        uid = b.uids[value] = b.tensor(
+            b.foldings[node].place(quote(value.name), stored_type.shape, stored_type.strides), DType.F32
+        )
         b.outputs.append((uid, name))
         uids.append(uid)
     b.call("genstats", (b.uids[x],), tuple(uids))

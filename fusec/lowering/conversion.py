@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from fusec.errors import LoweringError
 from fusec.ir import DType, Node, Value
 from fusec.lowering.graph_builder import CudnnBuilder
@@ -33,7 +31,8 @@ def conversion(node: Node, stored: Sequence[Value] | dict[Value, tuple[str, tupl
         constants = all(v is value or v.literal is not None for v in user.operands)
         if user.op.name not in ("add", "clip", "cast") or not constants or "clip" in [n.op.name for n in nodes[1:-1]]:
             return None
-        if user.op.name == "add" and not all(v is value or _has_whole_numbers(v) for v in user.operands):
+        zero_points = (v.literal for v in user.operands if v is not value)
+        if user.op.name == "add" and not all(z is not None and z.has_whole_numbers for z in zero_points):
             return None  # the cast truncates such a sum, and cuDNN would round it
         nodes.append(user)
     names = [n.op.name for n in nodes]
@@ -44,11 +43,6 @@ def conversion(node: Node, stored: Sequence[Value] | dict[Value, tuple[str, tupl
     whole = all(limits[k] == round(limits[k]) for k in ("min", "max") if abs(limits[k]) < 1e9)
     inside = LOW <= limits["min"] <= limits["max"] <= HIGH
     return nodes if whole and inside else None
-
-
-def _has_whole_numbers(zero_point: Value) -> bool:
-    literal = zero_point.literal
-    return literal is not None and bool((literal.array == np.rint(literal.array)).all())
 
 
 def round_to_bytes(b: CudnnBuilder, node: Node) -> None:

@@ -1,9 +1,9 @@
 """Run a CudnnGraph in NumPy from dims, strides, dtypes and virtual flags alone.
 
 The simulator does not see the model, so a wrong stride, a lost pad or a misplaced operand gives a wrong answer.
-Arithmetic is fp32, cuDNN's compute type. Sums of products are added in float64 and rounded to fp32 once, because no
-engine promises an order, and the result must not depend on the order of NumPy's BLAS.
-A value is rounded where it is stored, or where a virtual tensor has another type than fp32.
+Arithmetic is fp32, cuDNN's compute type. Sums of products are added in float64 and rounded to fp32 once. No engine
+promises an order, and the result must not depend on the order of NumPy's BLAS. A value is rounded where it is stored,
+or where a virtual tensor has another type than fp32.
 """
 
 from __future__ import annotations

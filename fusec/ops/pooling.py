@@ -50,8 +50,8 @@ class Pool(Op):
     def counts(self, spatial: Sequence[int]) -> tuple[int, ...]:
         """Count windows along each dim.
 
-        With ceil_mode a last window may extend beyond the end, as long as it starts inside the input or its leading
-        pad (ONNX, and PyTorch's rule).
+        With ceil_mode a last window may extend beyond the end, if it starts inside the input or its leading pad (ONNX,
+        and PyTorch's rule).
         """
         n = len(spatial)
         result: list[int] = []

@@ -1,4 +1,4 @@
-"""Define the op that pools regions of images, whose edges lie between pixels."""
+"""Define the op that pools regions of images, whose borders lie between pixels."""
 
 from __future__ import annotations
 

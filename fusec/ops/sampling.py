@@ -20,7 +20,7 @@ CUBIC = -0.75  # the free number of the cubic kernel
 class GridSample(Op):
     """Images x[N, C, spatial…] at the places grid[N, places…, dims], the last spatial dim first: y[N, C, places…].
 
-    `mode`: nearest, linear or cubic. `coordinates`: edges (-1 and 1 are the outer edges of an image), centres (of its
+    `mode`: nearest, linear or cubic. `coordinates`: edges (-1 and 1 are the outer borders of an image), centres (of its
     border pixels), or pixels (a place is an index). `padding`, of places outside: zeros, border or reflection.
     """
 

@@ -1,4 +1,4 @@
-"""Cache chosen plans and candidates on disk, a file for each, with the plans that failed a check.
+"""Cache choices on disk, a file for each: plans of graphs, choices for steps and kernels, and plans in quarantine.
 
 Several processes share the folder. Readers see each file complete or not at all, also after kill -9.
 A file with a wrong checksum is deleted, with a warning. Entries of a read-only folder can still be read.
@@ -7,10 +7,7 @@ A file with a wrong checksum is deleted, with a warning. Entries of a read-only 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
-import re
 import threading
 import warnings
 import zipfile
@@ -19,33 +16,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from fusec.errors import FusecError
+from fusec.plans import shared_folder
+from fusec.plans.cache_file import (
+    CHOICES,
+    OLD_CHOICES,
+    PLANS,
+    QUARANTINE,
+    case_digest,
+    files_in,
+    from_old,
+    is_name,
+    pack,
+    plan_digest,
+    unpack,
+)
 from fusec.plans.plan_record import Choice, Entry, Knobs, PlanKey
-from fusec.plans.sqlite_cache import READ_ONLY, ReadOnlyError
+from fusec.plans.sqlite_cache import ReadOnlyError
 from fusec.plans.sqlite_cache import folder as cache_folder
+from fusec.plans.trusted_plans import TrustedPlans
 from fusec.system import atomic_write
-from fusec.system.untrusted import read_json
 
 MAX_BYTES = 512 << 20  # a serialized plan takes 3 to 200 KB
-MAX_TRUSTED_BYTES = 8 << 20  # of the list of trusted hashes, 65 bytes each; beyond it the older half is deleted
 MAX_MEMBER_BYTES = 64 << 20  # of one file in an export
 SCAN_EVERY = 32  # writes between two measurements of the folder, to which other processes write, too
-LOCK_S = 60.0  # how long to wait for another process
-_MAGIC = b"fusec plan 1\n"
-_PLAN = re.compile(r"(plans|forms)/[0-9a-f]{64}")
-_BAD = re.compile(r"quarantine/[0-9a-f]{64}/[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Info:
-    """Size and contents of the cache."""
+    """Size and contents of the cache.
+
+    entries: plans of graphs.
+    choices: choices for steps and kernels.
+    blobs: entries with a serialized plan that this machine trusts.
+    """
 
     folder: Path
     entries: int
-    forms: int  # measurements of steps and kernels
-    blobs: int  # entries with a serialized plan that this machine trusts
+    choices: int
+    blobs: int
     bytes: int
     max_bytes: int
     quarantined: int
@@ -63,8 +72,7 @@ class PlanStore:
     def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES):
         self.folder = folder or cache_folder() / "plans"
         self.max_bytes = max_bytes
-        self._trusted: set[str] = set()
-        self._trust_read = 0  # size of the list of hashes when `_trusted` was read
+        self._trusted = TrustedPlans(self.folder)
         self._until_scan = 0
         self._room = 0  # bytes that may be written before the next scan
         self._warned = False  # that the folder is read-only
@@ -74,7 +82,7 @@ class PlanStore:
 
     def get(self, key: PlanKey) -> Entry | None:
         """Return the entry of a key, or None. Its blob is left out unless this machine trusts it."""
-        found = self._used(self.folder / "plans" / key.digest)
+        found = self._used(self.folder / PLANS / key.digest)
         if found is None:
             return None
         header, blob = found
@@ -91,88 +99,57 @@ class PlanStore:
             self.trust(*(entry.blob for entry in entries.values() if entry.blob))
             for key, entry in entries.items():
                 header = {"key": key.to_json(), "choice": entry.choice.to_json()}
-                self._write(self.folder / "plans" / key.digest, _pack(key.digest, header, entry.blob or b""))
+                self._write(self.folder / PLANS / key.digest, pack(key.digest, header, entry.blob or b""))
                 self._bound()
 
     def drop_blob(self, key: PlanKey, reason: str) -> None:
         """Delete the serialized plan of a key, which failed, but not its choice; warn with the reason."""
-        path = self.folder / "plans" / key.digest
+        path = self.folder / PLANS / key.digest
         found = self._read(path)
         if found is not None and found[1]:
             with self._warns_if_read_only():
-                self._write(path, _pack(key.digest, found[0], b""))
+                self._write(path, pack(key.digest, found[0]))
             warnings.warn(f"dropped the serialized plan in {path} ({reason}); it is built anew", stacklevel=4)
 
-    # measurements of steps and kernels ---------------------------------------------------------------
+    # choices for steps and kernels -------------------------------------------------------------------
 
-    def measured(self, key: PlanKey) -> dict[str, Any] | None:
-        """Return the data that `put_measured` stored for a key, or None."""
-        found = self._used(self.folder / "forms" / key.digest)
-        return None if found is None else found[0]["form"]
+    def choice(self, key: PlanKey) -> dict[str, Any] | None:
+        """Return the data that `put_choice` stored for a key, or None."""
+        found = self._used(self.folder / CHOICES / key.digest)
+        return None if found is None else found[0]["choice"]
 
-    def put_measured(self, key: PlanKey, data: Mapping[str, Any]) -> None:
-        """Store the measurements of a step, as plain data, in place of any others of its key."""
-        header = {"key": key.to_json(), "form": dict(data)}
+    def put_choice(self, key: PlanKey, data: Mapping[str, Any]) -> None:
+        """Store the choice for a step or kernel, as plain data, in place of any other of its key."""
+        header = {"key": key.to_json(), "choice": dict(data)}
         with self._warns_if_read_only():
-            self._write(self.folder / "forms" / key.digest, _pack(key.digest, header, b""))
+            self._write(self.folder / CHOICES / key.digest, pack(key.digest, header))
             self._bound()
 
     # trust -------------------------------------------------------------------------------------------
 
     def trusts(self, blob: bytes) -> bool:
         """Tell if this machine built a serialized plan, or its user trusts it."""
-        return hashlib.sha256(blob).hexdigest() in self._hashes()
+        return blob in self._trusted
 
     def trust(self, *blobs: bytes) -> None:
         """Trust serialized plans from now on."""
-        known = self._hashes()
-        new = [digest for blob in blobs if (digest := hashlib.sha256(blob).hexdigest()) not in known]
-        if not new:
-            return
-        with self._errors(), self._lock("trusted"):
-            path = self._trust_path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and path.stat().st_size > MAX_TRUSTED_BYTES:
-                lines = path.read_text(encoding="ascii", errors="replace").split("\n")
-                with atomic_write.written(path, durable=False) as newer:
-                    newer.write("\n".join(lines[len(lines) // 2 :]).encode(errors="replace"))
-            with path.open("ab") as file:
-                # newlines come first, so that a line that was cut off before does not join the next one
-                file.write("".join(f"\n{d}" for d in new).encode())
-
-    @property
-    def _trust_path(self) -> Path:
-        return self.folder / "trusted"
-
-    def _hashes(self) -> set[str]:
-        """Return the trusted hashes; read the list again if its size changed."""
-        try:
-            size = self._trust_path.stat().st_size
-        except OSError:
-            size = 0
-        with self._mutex:
-            if size != self._trust_read:
-                text = ""
-                with contextlib.suppress(FileNotFoundError), self._errors():
-                    text = self._trust_path.read_text(encoding="ascii", errors="replace")
-                self._trusted, self._trust_read = set(text.split("\n")), len(text)
-            return self._trusted
+        self._trusted.add(*blobs)
 
     # quarantine --------------------------------------------------------------------------------------
 
     def quarantine(self, graph_key: str, target: str, cudnn: str, engine: int, knobs: Knobs, reason: str) -> None:
         """Record that a plan of a graph failed a check, so that it is not used with this cuDNN again."""
-        name = hashlib.sha256(json.dumps([engine, sorted(knobs)]).encode()).hexdigest()
+        name = plan_digest(engine, knobs)
         case = {"graph": graph_key, "target": target, "cudnn": cudnn, "engine": engine}
         header = {**case, "knobs": [list(pair) for pair in sorted(knobs)], "reason": reason}
-        place = self.folder / "quarantine" / _case(graph_key, target, cudnn) / name
+        place = self.folder / QUARANTINE / case_digest(graph_key, target, cudnn) / name
         with self._warns_if_read_only():
-            self._write(place, _pack(name, header, b""))
+            self._write(place, pack(name, header))
 
     def quarantined(self, graph_key: str, target: str, cudnn: str) -> list[tuple[int, Knobs, str]]:
         """Return (engine, knobs, reason) of every plan of a graph that failed a check."""
         result: list[tuple[int, Knobs, str]] = []
-        for path in _files(self.folder / "quarantine" / _case(graph_key, target, cudnn)):
+        for path in files_in(self.folder / QUARANTINE / case_digest(graph_key, target, cudnn)):
             found = self._read(path)
             if found is not None:
                 header = found[0]
@@ -183,36 +160,37 @@ class PlanStore:
 
     def info(self) -> Info:
         """Return size and contents of the cache."""
-        plans, forms = self._plans(), self._forms()
-        size = sum(path.stat().st_size for path in (*plans, *forms))
+        plans, choices = self._files(PLANS), self._files(CHOICES)
+        size = sum(path.stat().st_size for path in (*plans, *choices))
         blobs = 0
         for path in plans:
             found = self._read(path)
             blobs += found is not None and bool(found[1]) and self.trusts(found[1])
-        trusted = sum(len(line) == 64 for line in self._hashes())
-        return Info(self.folder, len(plans), len(forms), blobs, size, self.max_bytes, len(self._bad()), trusted)
+        quarantined, trusted = len(self._quarantined()), len(self._trusted)
+        return Info(self.folder, len(plans), len(choices), blobs, size, self.max_bytes, quarantined, trusted)
 
     def clear(self) -> int:
-        """Delete everything: plans, measurements, quarantine and trusted hashes. Return the number of plans."""
-        plans = self._plans()
-        with self._errors():
-            for path in (*plans, *self._forms(), *self._bad(), self._trust_path):
+        """Delete everything: plans, choices, quarantine and trusted hashes. Return the number of plans."""
+        plans = self._files(PLANS)
+        choices = (*self._files(CHOICES), *self._files(OLD_CHOICES))
+        with shared_folder.errors(self.folder):
+            for path in (*plans, *choices, *self._quarantined(), self._trusted.path):
                 path.unlink(missing_ok=True)
         return len(plans)
 
     def export(self, path: Path) -> int:
-        """Write plans, measurements and quarantine, without trusted hashes, into a zip file.
+        """Write plans, choices and quarantine, without trusted hashes, into a zip file.
 
         Returns the number of plans.
         """
         count = 0
         try:
             with atomic_write.written(path.resolve(), durable=True) as whole, zipfile.ZipFile(whole, "w") as archive:
-                for file in (*self._plans(), *self._forms(), *self._bad()):
+                for file in (*self._files(PLANS), *self._files(CHOICES), *self._quarantined()):
                     if self._read(file) is not None:
                         name = file.relative_to(self.folder).as_posix()
                         archive.writestr(zipfile.ZipInfo(name), file.read_bytes())
-                        count += name.startswith("plans/")
+                        count += name.startswith(f"{PLANS}/")
         except OSError as error:
             raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
         return count
@@ -230,13 +208,14 @@ class PlanStore:
             with zipfile.ZipFile(path) as archive:
                 for member in archive.infolist():
                     name = member.filename
-                    if not (_PLAN.fullmatch(name) or _BAD.fullmatch(name)):
+                    if not is_name(name):
                         raise FusecError(f"{path}: not an export of fusec's plan cache: it holds {name!r}")
                     if member.compress_type != zipfile.ZIP_STORED or member.file_size > MAX_MEMBER_BYTES:
                         raise FusecError(f"{path}: {name}: compressed, or larger than any plan")
-                    taken[name] = archive.read(member)
-                    header, _ = _unpack(taken[name], name.rpartition("/")[2])
-                    _check(name, header)
+                    data = archive.read(member)
+                    unpack(name, data)
+                    name, data = from_old(name, data)
+                    taken[name] = data
         except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
             raise FusecError(f"{path}: not a readable export of the plan cache: {error}") from error
         except ValueError as error:
@@ -246,19 +225,16 @@ class PlanStore:
                 self._write(self.folder / name, data)
         self._until_scan = 0
         self._bound()
-        return sum(name.startswith("plans/") for name in taken)
+        return sum(name.startswith(f"{PLANS}/") for name in taken)
 
     # files -------------------------------------------------------------------------------------------
 
-    def _plans(self) -> list[Path]:
-        return _files(self.folder / "plans")
+    def _files(self, folder: str) -> list[Path]:
+        return files_in(self.folder / folder)
 
-    def _forms(self) -> list[Path]:
-        return _files(self.folder / "forms")
-
-    def _bad(self) -> list[Path]:
-        folder = self.folder / "quarantine"
-        return [file for case in sorted(folder.iterdir()) for file in _files(case)] if folder.is_dir() else []
+    def _quarantined(self) -> list[Path]:
+        folder = self.folder / QUARANTINE
+        return [file for case in sorted(folder.iterdir()) for file in files_in(case)] if folder.is_dir() else []
 
     def _used(self, path: Path) -> tuple[dict[str, Any], bytes] | None:
         """Return header and blob of a file, and mark it as used now."""
@@ -276,13 +252,10 @@ class PlanStore:
         except OSError as error:
             raise FusecError(f"cannot read {path} ({error}); set FUSEC_CACHE to another folder") from error
         try:
-            header, blob = _unpack(data, path.name)
-            kind = path.parent.name
-            _check(f"{kind if kind in ('plans', 'forms') else f'quarantine/{kind}'}/{path.name}", header)
+            return unpack(path.relative_to(self.folder).as_posix(), data)
         except ValueError as error:
             self._drop(path, str(error))
             return None
-        return header, blob
 
     def _drop(self, path: Path, reason: str) -> None:
         with contextlib.suppress(OSError):  # a read-only folder serves its undamaged files
@@ -290,7 +263,7 @@ class PlanStore:
         warnings.warn(f"dropped the cached plan {path} ({reason}); it will be built anew", stacklevel=4)
 
     def _write(self, path: Path, data: bytes) -> None:
-        with self._errors():
+        with shared_folder.errors(self.folder):
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write.written(path, durable=False, collects=False) as file:  # see `_bound`
                 file.write(data)
@@ -304,11 +277,11 @@ class PlanStore:
             if self._until_scan >= 0 and self._room >= 0:
                 return
             self._until_scan = SCAN_EVERY
-        with self._errors(), self._lock("bound"):
-            for place in (self.folder / "plans", self.folder / "forms", *(self.folder / "quarantine").glob("*/")):
+        with shared_folder.errors(self.folder), shared_folder.lock(self.folder, "bound"):
+            for place in (self.folder / PLANS, self.folder / CHOICES, *(self.folder / QUARANTINE).glob("*/")):
                 atomic_write.collect(place)
             found: list[tuple[float, int, Path]] = []
-            for file in (*self._plans(), *self._forms()):
+            for file in (*self._files(PLANS), *self._files(CHOICES), *self._files(OLD_CHOICES)):
                 with contextlib.suppress(FileNotFoundError):  # another process replaced or dropped it
                     state = file.stat()
                     found.append((state.st_mtime, state.st_size, file))
@@ -321,20 +294,6 @@ class PlanStore:
         with self._mutex:
             self._room = self.max_bytes - total
 
-    def _lock(self, name: str) -> FileLock:
-        return FileLock(self.folder / f".{name}.lock", timeout=LOCK_S)
-
-    @contextlib.contextmanager
-    def _errors(self) -> Generator[None]:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            yield
-        except FileNotFoundError:
-            raise
-        except (OSError, Timeout) as error:
-            kind = ReadOnlyError if error.errno in READ_ONLY else FusecError
-            raise kind(f"cannot use the plan cache {self.folder} ({error}); set FUSEC_CACHE") from error
-
     @contextlib.contextmanager
     def _warns_if_read_only(self) -> Generator[None]:
         """Warn once if the folder is read-only, and continue, because nothing depends on the writes."""
@@ -345,52 +304,3 @@ class PlanStore:
                 self._warned = True
                 text = f"the plan cache {self.folder} is read-only: it serves its entries, and nothing new is cached"
                 warnings.warn(text, stacklevel=4)
-
-
-def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
-
-
-def _case(graph_key: str, target: str, cudnn: str) -> str:
-    return hashlib.sha256(json.dumps([graph_key, target, cudnn]).encode()).hexdigest()
-
-
-def _pack(name: str, header: Mapping[str, Any], blob: bytes) -> bytes:
-    """Return magic, checksum, a line of JSON and the blob. The checksum covers the name, so files cannot swap."""
-    body = json.dumps(header, sort_keys=True).encode() + b"\n" + blob
-    return _MAGIC + hashlib.sha256(name.encode() + body).hexdigest().encode() + b"\n" + body
-
-
-def _unpack(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
-    """Read what `_pack` returned. Raises ValueError for damaged data."""
-    start = len(_MAGIC) + 65
-    body = data[start:]
-    checksum = hashlib.sha256(name.encode() + body).hexdigest().encode() + b"\n"
-    if data[:start] != _MAGIC + checksum:
-        raise ValueError(f"{name[:16]}…: its checksum does not fit")
-    head, _, blob = body.partition(b"\n")
-    header = read_json(head)
-    if not isinstance(header, dict):
-        raise ValueError(f"{name[:16]}…: no header")
-    return header, blob
-
-
-def _check(name: str, header: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a header fits the name of its file, because anyone can compute a checksum."""
-    try:
-        if name.startswith("plans/"):
-            Choice.from_json(header["choice"])
-            fits = name == f"plans/{PlanKey(**header['key']).digest}"
-        elif name.startswith("forms/"):
-            fits = name == f"forms/{PlanKey(**header['key']).digest}" and isinstance(header["form"], dict)
-        else:
-            case = _case(header["graph"], header["target"], header["cudnn"])
-            knobs = [[int(k), int(v)] for k, v in header["knobs"]]
-            plan = hashlib.sha256(json.dumps([int(header["engine"]), knobs]).encode()).hexdigest()
-            fits = name == f"quarantine/{case}/{plan}" and isinstance(header["reason"], str)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{name}: {error}") from None
-    if not fits:
-        raise ValueError(f"{name}: holds another plan than its name says")

@@ -139,13 +139,13 @@ class _Inserter:
         made.CopyFrom(self.source)
         graph = made.graph
         del graph.node[:]
-        kept, wanted = list[NodeProto](), {value.name for value in graph.output}
+        left, wanted = list[NodeProto](), {value.name for value in graph.output}
         for node in reversed(self.nodes):
             if wanted.intersection(node.output):
-                kept.append(node)
+                left.append(node)
                 wanted.update(node.input)
                 wanted |= captured(node)
-        graph.node.extend(reversed(kept))
+        graph.node.extend(reversed(left))
         old = list(graph.initializer)
         del graph.initializer[:]
         graph.initializer.extend(t for t in (*old, *self._initializers) if t.name in wanted)

@@ -29,7 +29,12 @@ def layer_noise(
 def edge_noise(
     probe: Probe, placement: Placement, seen: CalibrationResult, operands: QuantizedOperands
 ) -> tuple[EdgeNoise, ...]:
-    """Describe each quantised activation by itself, in the float model."""
+    """Describe each quantised activation by itself, in the float model.
+
+    probe: returns activations of the float model by name.
+    seen: the batches of the calibration, with histograms.
+    operands: scales and format.
+    """
     scales, format = operands.scales, operands.format
     names = dict.fromkeys(name for layer in placement.layers for name in layer.tensors)
     pairs: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}

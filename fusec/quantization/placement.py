@@ -128,8 +128,8 @@ class Placement:
         if reason := self._refused(weight):
             return reason
         flag = ("transA", "transB")[place]
-        turned = any(attribute.name == flag and attribute.i for attribute in node.attribute)
-        rows, columns = (weight.ndim - 1, weight.ndim - 2) if turned else (weight.ndim - 2, weight.ndim - 1)
+        transposed = any(attribute.name == flag and attribute.i for attribute in node.attribute)
+        rows, columns = (weight.ndim - 1, weight.ndim - 2) if transposed else (weight.ndim - 2, weight.ndim - 1)
         channel, summed = (rows, columns) if place == 0 else (columns, rows)
         return QuantizedLayer(node, (1 - place,) if self._activations else (), place, channel, summed)
 
@@ -154,8 +154,8 @@ def vector_products(layers: list[QuantizedLayer], shapes: Mapping[str, tuple[int
         if layer.weight is None or layer.node.op_type == "Conv":
             continue
         shape = shapes[layer.tensors[0]]
-        turned = any(a.name == ("transA", "transB")[1 - layer.weight] and a.i for a in layer.node.attribute)
-        summed = len(shape) - 1 if (layer.weight == 1) != turned else len(shape) - 2
+        transposed = any(a.name == ("transA", "transB")[1 - layer.weight] and a.i for a in layer.node.attribute)
+        summed = len(shape) - 1 if (layer.weight == 1) != transposed else len(shape) - 2
         rows = 1
         for axis, size in enumerate(shape):
             rows *= size if axis != summed else 1

@@ -31,7 +31,7 @@ def quantized_weight(array: Array, layer: QuantizedLayer, format: NumberFormat, 
     """Quantise the weight of a layer.
 
     block: 0 for a scale per output channel, from its largest magnitude. Filters of a convolution are blocked along
-        their flattened inputs, because a scale for each pixel of each filter would take more room than 4-bit codes.
+        their flattened inputs. A scale for each pixel of each filter would take more room than 4-bit codes.
     """
     if not block:
         others = tuple(axis for axis in range(array.ndim) if axis != layer.channel_axis)

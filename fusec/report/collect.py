@@ -122,17 +122,17 @@ def _steps(
     times = {} if bench is None or bench.is_simulated else {time.index: time for time in bench.steps}
     declines = (*explanation.left_out, *explanation.declined)
     found: list[ReportedStep] = []
-    for step, told, choice in zip(compiled.program.steps, explanation.steps, choices, strict=True):
+    for step, explained_step, choice in zip(compiled.program.steps, explanation.steps, choices, strict=True):
         is_view = step.kind is Kind.VIEW
         limit = 0.0 if is_view else limit_us(step.nodes, target)
-        memory_us = 1e6 * (told.read_bytes + told.written_bytes) / target.memory_bandwidth
+        memory_us = 1e6 * (explained_step.read_bytes + explained_step.written_bytes) / target.memory_bandwidth
         kernel = None
         if step.kind is Kind.KERNEL:
             kernel = kernels.find(step.nodes, step.outputs, compiled.figures)
         read = () if is_view and step.nodes[0].operands == () else inputs_of(step.nodes)
         found.append(
             ReportedStep(
-                explained=told,
+                explained=explained_step,
                 code=tuple(map(print_node, step.nodes[:CODE_LINES])),
                 keys=tuple(dict.fromkeys(key for node in step.nodes for key in _keys(node))),
                 tensors_read=tuple(map(tensors.row, read)),
@@ -142,8 +142,8 @@ def _steps(
                 bound="compute" if limit > memory_us * (1 + 1e-9) else "memory",
                 kernel="" if kernel is None else kernel.name,
                 plans=choice,
-                refusals=tuple(n for n, decline in enumerate(declines) if told.index in decline.steps),
-                time=times.get(told.index),
+                refusals=tuple(n for n, decline in enumerate(declines) if explained_step.index in decline.steps),
+                time=times.get(explained_step.index),
             )
         )
     return found

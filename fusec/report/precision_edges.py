@@ -1,4 +1,4 @@
-"""Count the edges of a program by element type: stored between steps, kept inside a step, and weights."""
+"""Count the edges of a program by element type: stored between steps, inside a step, and weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusec.schedule.program import Kind, Program, inputs_of
 def edges_by_type(program: Program, explanation: Explanation) -> tuple[EdgesOfType, ...]:
     """Return a row for each element type, that with most bytes between steps first.
 
-    explanation: tells which uses inside a step are kept in fp32.
+    explanation: says which uses inside a step stay in fp32.
     """
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     stored = set(program.graph.inputs)

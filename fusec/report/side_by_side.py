@@ -75,9 +75,9 @@ def difference(old: ReportedProgram, new: ReportedProgram, names: Sequence[str])
     """
     programs = (old, new)
     groups = _by_nodes(programs) if old.model == new.model else _in_order(old, new)
-    told = [{_refusal_key(d): d for d in (*p.explanation.left_out, *p.explanation.declined)} for p in programs]
+    refused = [{_refusal_key(d): d for d in (*p.explanation.left_out, *p.explanation.declined)} for p in programs]
     refusals = tuple(
-        (f"Only in {names[i]}", tuple(d for key, d in told[i].items() if key not in told[1 - i])) for i in (0, 1)
+        (f"Only in {names[i]}", tuple(d for key, d in refused[i].items() if key not in refused[1 - i])) for i in (0, 1)
     )
     side = _side_by_side(names, programs, groups)
     return replace(side, refusals=refusals)
@@ -90,14 +90,14 @@ def _refusal_key(decline: Decline) -> tuple[str, ...]:
 
 def _side_by_side(names: Sequence[str], programs: Sequence[ReportedProgram], groups: Sequence[Sides]) -> SideBySide:
     different = [group for group in groups if _varies(group, _fusion)]
-    alike = [group for group in groups if not _varies(group, _fusion)]
+    same = [group for group in groups if not _varies(group, _fusion)]
     return SideBySide(
         tuple(names),
         tuple(programs),
         tuple(_totals(programs)),
         _merged(different),
-        _merged([group for group in alike if _varies(group, _plans)]),
-        len(alike),
+        _merged([group for group in same if _varies(group, _plans)]),
+        len(same),
         len(groups),
     )
 
@@ -117,7 +117,7 @@ def _plans(steps: Sequence[ReportedStep]) -> tuple[tuple[str, str], ...]:
 
 
 def _merged(groups: Sequence[Sides]) -> tuple[StepGroup, ...]:
-    """Merge groups that look alike into one with the count of places."""
+    """Merge groups that look the same into one with the count of places."""
     found: dict[object, StepGroup] = {}
     for sides in groups:
         nodes = tuple(dict.fromkeys(name for steps in sides for step in steps for name in step.explained.nodes))

@@ -1,6 +1,6 @@
 """Draw the graph of steps: a row for each step, and a lane for each stored value from its maker to its readers.
 
-The rows are in the order in which steps run, so an edge always leads down, and as many lanes lie next to each other as
+The rows are in the order in which steps run, so an edge always leads down. As many lanes are next to each other as
 values are alive.
 """
 

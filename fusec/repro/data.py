@@ -44,6 +44,9 @@ class Data:
 def make(body: Graph, lowered: Lowered, seed: int, feeds: Mapping[str, Array] | None = None) -> Data:
     """Compute the buffers from inputs by name, or from random ones.
 
+    lowered: the cuDNN graph of the body, whose tensors the buffers are for.
+    seed: that of the random inputs.
+    feeds: inputs by name.
     Raises ExecutionError: when an input is missing, or has another shape or dtype.
     """
     rng = np.random.default_rng(seed)

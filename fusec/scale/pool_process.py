@@ -58,11 +58,11 @@ class PoolProcess:
 
         Raises FusecError with the reason if it cannot be loaded, RuntimeError for a defect of fusec.
         """
-        told = self._child.receive()
-        if told is None:
+        answer = self._child.receive()
+        if answer is None:
             raise ExecutionError(f"the worker on {self.device.name} did not start: {self._child.end()[1]}")
-        _raise_told(told, f"the worker on {self.device.name}: ")
-        return told["ready"]["device"]
+        _raise_error(answer, f"the worker on {self.device.name}: ")
+        return answer["ready"]["device"]
 
     def send(self, batch: Batch) -> None:
         """Copy a batch into a free slot, and tell the worker."""
@@ -80,16 +80,16 @@ class PoolProcess:
 
     def receive(self, seconds: float | None) -> str:
         """Wait for an answer, and give it to its batch. Return an empty string, or why there was no answer."""
-        told = self._child.receive(seconds)
-        if told is None:
+        answer = self._child.receive(seconds)
+        if answer is None:
             if not self._child.ended:
                 self._child.kill()
                 return f"it gave no answer in {seconds:.0f} s"
             return self._child.end()[1]
-        slot, batch = self.pending.pop(told["job"])
+        slot, batch = self.pending.pop(answer["job"])
         try:
-            _raise_told(told, f"batch {batch.number}: ")
-            results = [array.copy() for array in self._slots[slot][1].views(told["results"])]
+            _raise_error(answer, f"batch {batch.number}: ")
+            results = [array.copy() for array in self._slots[slot][1].views(answer["results"])]
         except (FusecError, RuntimeError) as error:
             batch.result.set_exception(error)
         else:
@@ -108,9 +108,9 @@ class PoolProcess:
                 block.close()
 
 
-def _raise_told(told: dict[str, Any], where: str) -> None:
-    """Raise the error that a worker told, if it told one."""
-    if "failed" in told:
-        raise ExecutionError(f"{where}{told['failed']}")
-    if "defect" in told:
-        raise RuntimeError(f"{where}fusec failed in a worker\n{told['defect']}")
+def _raise_error(answer: dict[str, Any], where: str) -> None:
+    """Raise the error that a worker answered with, if there is one."""
+    if "failed" in answer:
+        raise ExecutionError(f"{where}{answer['failed']}")
+    if "defect" in answer:
+        raise RuntimeError(f"{where}fusec failed in a worker\n{answer['defect']}")

@@ -101,7 +101,7 @@ def _listen(runner: BatchRunner, jobs: queue.SimpleQueue[Any]) -> None:
         job = json.loads(line)
         try:
             jobs.put((job, runner.ahead(job)))
-        except Exception as error:  # noqa: BLE001  # told as the answer to this batch
+        except Exception as error:  # noqa: BLE001  # it is the answer to this batch
             jobs.put((job, _raising(error)))
     os._exit(0)  # the parent has closed the pool
 

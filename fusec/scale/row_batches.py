@@ -37,8 +37,8 @@ class BatchOptions:
 def run_rows(model: Runnable, rows: Rows, options: BatchOptions | None = None) -> dict[str, np.ndarray[Any, Any]]:
     """Run a model over rows, and return the rows of each output by name.
 
-    Raises ExecutionError if inputs have different numbers of rows, the last batch is incomplete without `pad`, or an
-    output does not have one row for each.
+    Raises ExecutionError if inputs have different numbers of rows, or an output has not one row for each. Also if the
+    last batch is incomplete without `pad`.
     """
     options = options or BatchOptions()
     rows = {spec.name: rows[spec.name] for spec in model.inputs if spec.name in rows}

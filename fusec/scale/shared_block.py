@@ -1,6 +1,6 @@
 """Share arrays between two processes without copies through a pipe.
 
-A block is an anonymous file (`memfd`). It needs no room in `/dev/shm`, which containers limit to 64 MB, and the kernel
+A block is an anonymous file (`memfd`). It needs no room in `/dev/shm`, which containers limit to 64 MB. The kernel
 frees it with the last process that holds it, also after `kill -9`.
 """
 

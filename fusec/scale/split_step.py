@@ -40,8 +40,8 @@ class SplitStep:
 def split_step(builder: Builder) -> SplitStep:
     """Split the graph of a builder at the gradients that `fusec.backward` added to it.
 
-    Raises ModelError if there are no gradients, or the update reads a value that depends on the batch in another way
-    than through the gradients, because that would differ between workers.
+    Raises ModelError if there are no gradients. Also if the update reads a value that depends on the batch in another
+    way than through the gradients, because it would differ between workers.
     """
     if not builder.gradients:
         raise builder.error("data parallel training needs gradients of parameters: call fusec.backward first")

@@ -44,7 +44,10 @@ def view_offset(node: Node, index: int) -> int:
 
 
 def would_view(node: Node, source: TensorType, result: TensorType, index: int = 0) -> int | None:
-    """Return the offset, in elements, of a result with this type in an operand with this type; None if it is a copy."""
+    """Return the offset, in elements, of a result with this type in an operand with this type; None if it is a copy.
+
+    index: number of the result, of a split.
+    """
     op = node.op
     if source.dtype is not result.dtype or result.within:
         return None

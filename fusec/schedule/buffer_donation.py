@@ -27,9 +27,9 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
     """Return, for each new value that can use the memory of the old one, the old value.
 
     updates: for each old value, the new one. If that is a view of all elements of a value, the result names this value.
-    No step after the one that computes the new value may read the old one. That step may read it if it works element by
-    element, as pointwise graphs do, and not through a view, or if it only writes rows into it. Any other step could
-    write an element before it is read.
+    No step after the one that computes the new value may read the old one. That step may read it directly, without a
+    view, if it works element by element, as pointwise graphs do. It may also read it if it only writes rows into it.
+    Any other step could write an element before it is read.
     """
     graph = program.graph
     views = [step.nodes[0] for step in program.steps if step.kind is Kind.VIEW]

@@ -17,10 +17,10 @@ import numpy as np
 from fusec.diagnostics.must_fuse import check
 from fusec.diagnostics.verify import Report
 from fusec.errors import CheckError, ExecutionError, FusecError, VerifyError
-from fusec.execution.signature import Interface, SymbolicSpec
+from fusec.execution.signature import Interface, SymbolicSpec, bare, by_name
 from fusec.ir import Array, DType, Graph, Literal, TensorType, quote
 from fusec.reference import evaluate
-from fusec.runtime import Executable, by_name
+from fusec.runtime import Executable
 from fusec.segments.call_values import Arrays, CallValues, copied, to_host, written
 from fusec.segments.loops import BodyProgram, LoopPrograms, Shapes
 from fusec.segments.programs import Compile, PreparedSegment, SegmentPrograms
@@ -41,8 +41,8 @@ class SegmentedExecutable:
     """A compiled model with host steps, ready to call. Calls from several threads take turns.
 
     A host step is a node whose result has a shape that depends on values (NonZero), or whose operand decides a shape
-    (Reshape). The segment before it runs as a program, NumPy computes the host step, and the segment after it is
-    compiled for the shapes that the call met. Segments are cached.
+    (Reshape). The segment before it runs as a program, and NumPy computes the host step. The segment after it is
+    compiled for the shapes that the call has there. Segments are cached.
 
     inputs, outputs: names, shapes and types. Dims of outputs that depend on values are "".
     device: `simulated`, or the name of the GPU.
@@ -106,13 +106,12 @@ class SegmentedExecutable:
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """Run on arrays given in the order of `inputs`, or by name. One output comes bare, several as a tuple."""
-        results = self.run(None, by_name([spec.name for spec in self.inputs], arrays, named))
-        return results[0] if len(results) == 1 else tuple(results)
+        return bare(self.run(None, by_name([spec.name for spec in self.inputs], arrays, named)))
 
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None
     ) -> list[Array]:
-        """Run as `Executable.run`. Raises ModelError if a segment cannot be compiled for the values that it meets."""
+        """Run as `Executable.run`. Raises ModelError if a segment cannot be compiled for the values that it gets."""
         wanted = self._wanted(output_names, out or {})
         given, all_on_host = self._interface.feeds(feeds, ())
         tensors = {spec.name: array for spec, array in zip(self.inputs, given, strict=True) if array is not None}
@@ -222,7 +221,7 @@ class SegmentedExecutable:
             return SegmentedExplanation(tuple(_explained(prepared, record) for prepared, record in self._met()))
 
     def last_segments(self) -> list[tuple[Executable | None, SegmentRecord]]:
-        """Return the segments that the last call met, each with its program if it has one."""
+        """Return the segments of the last call, each with its program if it has one."""
         with self._lock:
             return [(prepared.program, record) for prepared, record in self._met()]
 
@@ -262,7 +261,7 @@ class SegmentedExecutable:
         self.refuse("has no lock: a lock names the choices of one program")
 
     def bind(self, **arrays: Any) -> NoReturn:
-        """Raise FusecError, because no state is kept between the segments."""
+        """Raise FusecError, because segments share no state."""
         self.refuse("has no state")
 
     def refuse(self, what: str) -> NoReturn:

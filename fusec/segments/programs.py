@@ -33,7 +33,7 @@ class PreparedSegment:
 
 
 class SegmentPrograms:
-    """The segments that were met, the ones used last, with their programs."""
+    """The segments that calls needed, the ones used last, with their programs."""
 
     def __init__(self, first: Segment, compile: Compile):
         self._compile = compile
@@ -43,8 +43,8 @@ class SegmentPrograms:
     @property
     def programs(self) -> list[tuple[int, Executable]]:
         """Return the programs that are compiled, each with the number of host steps before it."""
-        met = [((), self.first), *self._met.items()]
-        return [(len(path), each.program) for path, each in met if each.program is not None]
+        known = [((), self.first), *self._met.items()]
+        return [(len(path), each.program) for path, each in known if each.program is not None]
 
     def following(self, path: Path, before: PreparedSegment, answers: Sequence[Answer]) -> PreparedSegment:
         """Return the segment after a host step, and prepare it if these answers are new.

@@ -65,7 +65,7 @@ class SegmentRecord:
 
 @dataclass(frozen=True)
 class SegmentedExplanation:
-    """The segments of a model, as the last call met them. Before the first call only the first one is known."""
+    """The segments of a model, as the last call had them. Before the first call only the first one is known."""
 
     segments: tuple[SegmentRecord, ...]
 
@@ -116,8 +116,8 @@ class SegmentedExplanation:
         """Return the summary, and that of each segment."""
         parts = [wrapped(self.summary, "", width)]
         for index, each in enumerate(self.segments):
-            told = "" if each.explanation is None else f"; {each.explanation.summary}"
-            parts.append(wrapped(f"segment {index} runs as {each.runs_as}{told}", "", width))
+            words = "" if each.explanation is None else f"; {each.explanation.summary}"
+            parts.append(wrapped(f"segment {index} runs as {each.runs_as}{words}", "", width))
         return "\n".join("\n".join(part) for part in parts)
 
     def __str__(self) -> str:

@@ -157,8 +157,8 @@ class Predictor:
             return None
         found = {int(array.shape[0]) for array in arrays.values()}
         if len(found) > 1 and self.sizes.largest:
-            told = ", ".join(f"{quote(name)} {int(array.shape[0])}" for name, array in arrays.items())
-            raise ExecutionError(f"inputs have different numbers of rows: {told}")
+            counts = ", ".join(f"{quote(name)} {int(array.shape[0])}" for name, array in arrays.items())
+            raise ExecutionError(f"inputs have different numbers of rows: {counts}")
         return found.pop() if len(found) == 1 else None
 
     def _rest(self, arrays: Arrays) -> tuple[tuple[int, ...], ...]:

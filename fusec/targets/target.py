@@ -14,6 +14,9 @@ from fusec.errors import TargetError
 
 CPU = "cpu"  # the target without a GPU: NumPy runs each op
 DEFAULT = "h200"  # the target on a machine without a GPU
+# Kept free of dynamic shared memory, because the sources of kernels declare some static shared memory, too. It depends
+# on these sources alone, so it is the same for every GPU.
+STATIC_BYTES = 3 << 10
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,14 @@ class Target:
         """Return a digest of all figures, on which the candidates of a step and their estimated costs depend."""
         figures = [self.digest, self.memory_bandwidth, dict(self.flops), self.launch_us]
         return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()
+
+
+def resident_cache_bytes(cache_bytes: int) -> int:
+    """Return the bytes of a second-level cache that still hold elements when a kernel reads them again.
+
+    Two fifths of it, a measurement on an H200. It is a share, so it grows with the cache.
+    """
+    return cache_bytes * 2 // 5
 
 
 def names() -> list[str]:

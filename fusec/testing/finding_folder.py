@@ -46,7 +46,7 @@ PACKAGES = ("hypothesis", "onnx", "onnxruntime", "ml_dtypes", "nvidia-cudnn-fron
 class Finding:
     """A property that fails on a graph.
 
-    origin: where the fuzzer met the failure: seed, chunk, hash seed, and number of nodes before reduction.
+    origin: where the fuzzer found the failure: seed, chunk, hash seed, and number of nodes before reduction.
     versions: the versions of the packages that were installed then.
     """
 

@@ -24,7 +24,7 @@ from fusec.testing.runner.shrink import SECONDS as SHRINK_S
 from fusec.testing.runner.supervisor import Run, WorkPlan
 from fusec.testing.runner.task import Task
 
-EXAMPLES = 2000  # unless told how many, or how long
+EXAMPLES = 2000  # unless the caller says how many, or how long
 MAX_FINDINGS = 10
 
 Progress = Callable[[FuzzReport], None]

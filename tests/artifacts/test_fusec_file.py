@@ -22,7 +22,7 @@ from safetensors.numpy import load as read_safetensors
 import fusec
 from examples.models import light, randomised
 from fusec import frontends
-from fusec.artifacts import container, fusec_file
+from fusec.artifacts import container, fusec_file, read_file
 from fusec.diagnostics.explain import explain
 from fusec.errors import FusecError, ModelError
 from fusec.execution.compilation import Compiled
@@ -199,16 +199,17 @@ def test_plans_of_another_version_are_built_anew_and_it_is_said(
 ) -> None:
     before = compiled()
     monkeypatch.setattr(fusec_file, "versions", lambda: {"cudnn": "9.19", "frontend": "1.28"})
+    monkeypatch.setattr(read_file, "versions", lambda: {"cudnn": "9.19", "frontend": "1.28"})
     fusec_file.save(path, [before], plans(before))
     fusec_file.trust(path, store)
     assert fusec_file.load(path, "h200", store).notes == ()
-    monkeypatch.setattr(fusec_file, "versions", lambda: {"cudnn": "9.28", "frontend": "1.28"})
+    monkeypatch.setattr(read_file, "versions", lambda: {"cudnn": "9.28", "frontend": "1.28"})
     loaded = fusec_file.load(path, "h200", store)
     assert [note.partition(": ")[2] for note in loaded.notes] == [
         "made with cudnn 9.19, here 9.28: its plans are built anew"
     ]
     assert all(entry.blob is None for entries in loaded.plans.values() for entry in entries)
-    monkeypatch.setattr(fusec_file, "versions", lambda: {"cudnn": "", "frontend": ""})  # nothing to run them with
+    monkeypatch.setattr(read_file, "versions", lambda: {"cudnn": "", "frontend": ""})  # nothing to run them with
     assert fusec_file.load(path, "h200", store).notes == ()
 
 
@@ -392,6 +393,7 @@ def test_a_file_cut_short_or_changed_after_it_was_loaded_changes_nothing(path: P
     fusec_file.save(path, [before])
     program = (
         "import sys; from pathlib import Path; from fusec.artifacts import fusec_file as artifact; "
+        "from fusec.errors import ModelError\n"
         "path = Path(sys.argv[1])\n"
         "def weights(graph):\n"
         "    return [x.array.tobytes() for n in graph.nodes if (x := n.results[0].literal) is not None]\n"
@@ -404,7 +406,7 @@ def test_a_file_cut_short_or_changed_after_it_was_loaded_changes_nothing(path: P
         "    assert want == weights(loaded.graph)\n"
         "    assert source == weights(loaded.source)\n"
         "    try: weights(late.source)\n"
-        "    except artifact.ModelError as error: print(error)\n"
+        "    except ModelError as error: print(error)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(path)],

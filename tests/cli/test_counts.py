@@ -14,7 +14,7 @@ from fusec.schedule.program import counts
 
 pytestmark = pytest.mark.cudnn
 
-# A view (the reshape), an op that cuDNN lacks, and casts at the edges in fp16.
+# A view (the reshape), an op that cuDNN lacks, and casts at inputs and outputs in fp16.
 MODEL = """graph "net" (%x: f32[4,8]) {
   %w = constant weight("w") : f32[8,16]
   %m = matmul(%x, %w)

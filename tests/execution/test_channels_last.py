@@ -15,13 +15,13 @@ from lowering.lowers_judge import LowersJudge
 
 import fusec
 from fusec import lockfile
-from fusec.artifacts import fusec_file
+from fusec.artifacts import container, fusec_file
 from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.execution.compilation import Compiled
 from fusec.ir import Graph, channels_last
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
-from fusec.passes.layout.io_layout import chosen, insert_edge_copies
+from fusec.passes.layout.io_layout import chosen, insert_interface_copies
 from fusec.passes.partition import partition
 from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
@@ -51,7 +51,7 @@ def compiled(which: Any = True, text: str = BLOCK, disable: tuple[str, ...] = ()
     graph, judge, target = source(text), LowersJudge(), load("h200")
     options = Options(disable=frozenset(disable), orders=chosen(graph, which, {}))
     laid = run(PIPELINE, graph.clone(), options)
-    insert_edge_copies(laid, options)
+    insert_interface_copies(laid, options)
     return Compiled(graph, partition(laid, judge, target), target, options, judge)
 
 
@@ -237,7 +237,7 @@ def test_a_file_that_says_it_badly_is_refused(tmp_path: Path, orders: Any) -> No
         members = {info: file.read(info) for info in file.infolist()}
     with zipfile.ZipFile(path, "w") as file:
         for info, data in members.items():
-            if info.filename == fusec_file.container.MANIFEST:
+            if info.filename == container.MANIFEST:
                 manifest = json.loads(data)
                 manifest["options"]["orders"] = orders
                 data = json.dumps(manifest).encode()

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from fusec.errors import FusecError
+from fusec.plans.cache_file import pack
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import Choice, Entry, PlanKey
 
@@ -33,8 +34,8 @@ for i in range(count):
     key = PlanKey(name, "h200", "", "", "", "", "quick")
     entry = Entry(Choice(int(name), ((1, i),)), hashlib.sha256(name.encode()).digest() * 2000)
     store.put(key, entry)
-    store.put_measured(key, {"parts": [name] * 100})
-    assert store.measured(key) == {"parts": [name] * 100}
+    store.put_choice(key, {"parts": [name] * 100})
+    assert store.choice(key) == {"parts": [name] * 100}
     store.quarantine(name, "h200", "9", seed, ((1, i % 3),), "wrong")
     found = store.get(key)
     assert found is not None and found.choice.engine == int(name) and found.blob == entry.blob, name
@@ -80,22 +81,37 @@ def test_another_process_reads_written_entries(store: PlanStore) -> None:
     assert again.get(key("a")) == Entry(Choice(2, ()))
 
 
-def test_measurements_are_cached_next_to_plans(store: PlanStore, tmp_path: Path) -> None:
-    store.put_measured(key("a"), {"parts": [1, 2]})
+def test_choices_are_cached_next_to_plans(store: PlanStore, tmp_path: Path) -> None:
+    store.put_choice(key("a"), {"parts": [1, 2]})
     store.put(key("a"), entry("a"))
-    assert PlanStore(store.folder).measured(key("a")) == {"parts": [1, 2]}
-    assert store.measured(key("b")) is None
-    assert (store.info().entries, store.info().forms) == (1, 1)
+    assert PlanStore(store.folder).choice(key("a")) == {"parts": [1, 2]}
+    assert store.choice(key("b")) is None
+    assert (store.info().entries, store.info().choices) == (1, 1)
     store.export(tmp_path / "all.zip")
     elsewhere = PlanStore(tmp_path / "elsewhere")
     assert elsewhere.import_(tmp_path / "all.zip") == 1
-    assert elsewhere.measured(key("a")) == {"parts": [1, 2]}
-    (file,) = (store.folder / "forms").iterdir()
+    assert elsewhere.choice(key("a")) == {"parts": [1, 2]}
+    (file,) = (store.folder / "choices").iterdir()
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.warns(UserWarning, match="its checksum does not fit"):
-        assert store.measured(key("a")) is None
+        assert store.choice(key("a")) is None
     elsewhere.clear()
-    assert elsewhere.info().forms == 0 and elsewhere.measured(key("a")) is None
+    assert elsewhere.info().choices == 0 and elsewhere.choice(key("a")) is None
+
+
+def test_choices_of_earlier_versions_are_imported_and_cleared(store: PlanStore, tmp_path: Path) -> None:
+    """They were in a folder `forms`, and called so in their headers."""
+    digest = key("a").digest
+    data = pack(digest, {"key": key("a").to_json(), "form": {"parts": [1]}})
+    with zipfile.ZipFile(tmp_path / "old.zip", "w") as archive:
+        archive.writestr(zipfile.ZipInfo(f"forms/{digest}"), data)
+    assert store.import_(tmp_path / "old.zip") == 0
+    assert store.choice(key("a")) == {"parts": [1]}
+    (store.folder / "forms").mkdir()
+    (store.folder / "forms" / digest).write_bytes(data)
+    assert store.info().choices == 1
+    store.clear()
+    assert not [*(store.folder / "forms").iterdir()] and store.choice(key("a")) is None
 
 
 def test_a_blob_that_does_not_serve_is_dropped_and_the_choice_stays(store: PlanStore) -> None:
@@ -107,7 +123,7 @@ def test_a_blob_that_does_not_serve_is_dropped_and_the_choice_stays(store: PlanS
     store.drop_blob(key("b"), "never there")
 
 
-def test_the_bound_counts_blobs_and_forms(tmp_path: Path) -> None:
+def test_the_bound_counts_blobs_and_choices(tmp_path: Path) -> None:
     store = PlanStore(tmp_path, max_bytes=20_000)
     for name in "abcdefgh":
         store.put(key(name), entry(name, 8_000))
@@ -115,9 +131,9 @@ def test_the_bound_counts_blobs_and_forms(tmp_path: Path) -> None:
     assert store.info().bytes <= 20_000 + 10_000, "as of the last look, and one more"
     assert store.get(key("a")) is None and store.get(key("h")) is not None
     for name in "klmnopqr":
-        store.put_measured(key(name), {"parts": ["x" * 4_000]})
+        store.put_choice(key(name), {"parts": ["x" * 4_000]})
     assert store.info().bytes <= 20_000 + 5_000
-    assert store.get(key("h")) is None, "forms push plans out, and the other way round"
+    assert store.get(key("h")) is None, "choices push plans out, and the other way round"
 
 
 def test_eight_processes_at_once(store: PlanStore) -> None:

@@ -36,7 +36,7 @@ def warm(tmp_path: Path) -> Path:
     Store(folder / "answers.sqlite").put({"a": "yes"})
     plans = PlanStore(folder / "plans")
     plans.put(key("a"), ENTRY)
-    plans.put_measured(key("a"), {"parts": [1]})
+    plans.put_choice(key("a"), {"parts": [1]})
     return folder
 
 
@@ -63,7 +63,7 @@ def check_serves(folder: Path) -> None:
         assert answers.get(["a", "b"]) == {"a": "yes"}
         assert len(answers) == 1
         assert plans.get(key("a")) == ENTRY
-        assert plans.measured(key("a")) == {"parts": [1]}
+        assert plans.choice(key("a")) == {"parts": [1]}
         assert plans.get(key("b")) is None
         assert plans.info().entries == 1
     with pytest.warns(UserWarning, match=r"answers\.sqlite is read-only: it serves its entries"):
@@ -73,7 +73,7 @@ def check_serves(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         answers.put({"c": "no"})
-        plans.put_measured(key("b"), {})
+        plans.put_choice(key("b"), {})
         plans.quarantine("g", "h200", "9", 1, (), "wrong")
     assert answers.get(["a", "b"]) == {"a": "yes"}
     with pytest.raises(FusecError, match="cannot use the plan cache"):

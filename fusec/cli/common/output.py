@@ -67,10 +67,10 @@ def _escaped(text: object) -> str:
 
     Line breaks stay, because fusec wrote them, except those in arguments of the command line, such as names.
     """
-    told = printable_lines(str(text))
+    words = printable_lines(str(text))
     for given in (part for argument in sys.argv[1:] for part in (argument, *argument.split("=")) if "\n" in part):
-        told = told.replace(printable_lines(given), printable(given))
-    return told
+        words = words.replace(printable_lines(given), printable(given))
+    return words
 
 
 def _plain(data: Any) -> Any:

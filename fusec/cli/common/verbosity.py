@@ -76,7 +76,7 @@ def apply(verbose: int, quiet: bool) -> None:
         warnings.simplefilter("ignore")
 
 
-def told(command: Callable[..., None]) -> Callable[..., None]:
+def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options -v and -q."""
 
     @functools.wraps(command)

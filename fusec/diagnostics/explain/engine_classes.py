@@ -79,7 +79,9 @@ def with_chosen_plans(
     """Return an explanation with the classes of the plans that were chosen for the program's steps."""
     verdicts = verdicts_of(program, judge) if chosen else {}
     steps = [
-        replace(told, engine_class=class_of_step(step, verdicts.get(step), chosen[step])) if step in chosen else told
-        for told, step in zip(explanation.steps, program.steps, strict=True)
+        replace(explained, engine_class=class_of_step(step, verdicts.get(step), chosen[step]))
+        if step in chosen
+        else explained
+        for explained, step in zip(explanation.steps, program.steps, strict=True)
     ]
     return replace(explanation, steps=tuple(steps))

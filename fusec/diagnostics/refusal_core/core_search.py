@@ -2,6 +2,11 @@
 
 This is delta debugging: ops, outputs, dims and dtypes are removed as long as the same refusal stays. The judge is
 asked in batches, a bounded number of times, and never twice about the same body.
+
+`fusec.testing.runner.shrink` shares the steps that make smaller graphs, but not the loop. Here one question takes up to
+seconds and worker processes answer eight together. So questions are counted, and a removal that changed the refusal is
+not asked again for another body of the same ops. Bodies that cuDNN accepts are results, too. There an attempt takes
+milliseconds and may end its process, so attempts run one by one until the time is over. Every smaller graph is tried.
 """
 
 from __future__ import annotations

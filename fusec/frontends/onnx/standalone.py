@@ -12,11 +12,6 @@ from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.onnx.load import check_model
 from fusec.frontends.onnx.tensors import Tensors
 
-_CONVERSION_ERRORS = (
-    *(RuntimeError, ValueError, TypeError, IndexError),
-    *(version_converter.ConvertError, shape_inference.InferenceError),
-)
-
 
 def standalone(model: ModelProto, file: str, folder: Path | None, opset: int) -> ModelProto:
     """Return a copy of a model without functions and external data, in at least this opset of the default domain.

@@ -20,7 +20,12 @@ Bind = Callable[[CudnnGraph, Mapping[int, Array]], Callable[[], None]]
 def bind_candidate(
     candidate: Candidate, tensor_cores: bool, bind: Bind, launcher: Launcher, figures: GpuFigures
 ) -> Callable[[], None]:
-    """Return a function that runs the steps of a candidate over memory of its own, filled with random numbers."""
+    """Return a function that runs the steps of a candidate over memory of its own, filled with random numbers.
+
+    tensor_cores: products may round their operands, as to tf32.
+    bind: binds a cuDNN graph to its buffers. launcher: binds kernels.
+    figures: those of the GPU, which shape kernels.
+    """
     held: dict[str, Array] = {}
     constants: dict[tuple[Value, TensorType], Array] = {}
 

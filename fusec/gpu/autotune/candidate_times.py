@@ -113,7 +113,12 @@ def precision_times(
 
 
 def step_times_us(graph: Graph, steps: Sequence[Partition], tuning: StepTuning, timers: Timers) -> list[float]:
-    """Time each step as its fastest candidate, kernels included; infinite for a step that nothing runs."""
+    """Time each step as its fastest candidate, kernels included; infinite for a step that nothing runs.
+
+    graph: that of the steps.
+    tuning: the level, and what candidates depend on.
+    timers: time plans and kernels.
+    """
     offers: dict[str, list[tuple[Candidate, list[Runnable]]]] = {}
     for number, step in enumerate(steps):
         if has_candidates(step):

@@ -1,7 +1,7 @@
 """Choose by coordinate descent among plans and kernels that are about as fast alone, timed within the whole model.
 
 Timed alone, a plan runs on an idle GPU with an empty L2 cache. Within the model it finds in the cache what the step
-before it wrote, and its first blocks run while the last blocks of that step still run.
+before it wrote. Its first blocks run while the last blocks of that step still run.
 """
 
 from __future__ import annotations

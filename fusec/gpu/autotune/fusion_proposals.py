@@ -37,7 +37,7 @@ def may_begin(nodes: Sequence[Node], figures: GpuFigures) -> bool:
         if product is None:
             return all(can_generate(node) for node in nodes)
         match = match_product(nodes, product) if all(can_generate(node) or node is product for node in nodes) else None
-        return match is not None and bool(match.prologue) and match.fits
+        return match is not None and bool(match.prologue) and match.fits(figures)
     if is_small_product(first):
         return match_layers(nodes, 1) is not None
     if not isinstance(first.op, Conv):

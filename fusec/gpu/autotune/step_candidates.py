@@ -24,6 +24,8 @@ def candidates(graph: Graph, step: Partition, level: str, figures: GpuFigures) -
 
     Level `none` adds nothing. Level `quick` adds spellings, a kernel, and, where fused engines are known to be slow,
     splits into two steps. Level `full` adds every split.
+
+    figures: those of the GPU, which shape kernels.
     """
     found: list[Candidate] = [(step,)]
     if level == "none" or not has_candidates(step):
@@ -61,8 +63,8 @@ def _two_products(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> I
 def _unfused(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigures) -> Iterator[Candidate]:
     """Yield sequences of smaller steps for a kernel that runs several steps.
 
-    Such a kernel runs pointwise ops and a product, or a depthwise convolution with a mean and perhaps more products,
-    or a sequence of small products.
+    Such a kernel runs one of three: pointwise ops and a product; a depthwise convolution with a mean and perhaps more
+    products; a sequence of small products.
     """
     products = [i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)]
     if len(products) == 1 and products[0]:
@@ -121,8 +123,8 @@ def _splits(nodes: tuple[Node, ...]) -> Iterator[tuple[tuple[Node, ...], tuple[N
     """Yield the splits of a step in two that are worth timing.
 
     A step with two products is split between them. Otherwise pointwise ops are split off before the product, after it,
-    or after the first add after it, because engines run a bias or residual best. The first nodes of a step always make
-    a step, because a step is convex and in graph order.
+    or after the first add after it. Engines run such an add, a bias or residual, best. The first nodes of a step always
+    make a step, because a step is convex and in graph order.
     """
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)), None)
     if at is None:

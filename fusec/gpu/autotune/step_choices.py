@@ -110,6 +110,7 @@ def step_key(graph: Graph, step: Partition) -> str:
 def steps_of_choice(graph: Graph, step: Partition, choice: StepChoice, figures: GpuFigures) -> Iterator[Partition]:
     """Yield the steps that replace a step; ops that run one by one are a step each.
 
+    figures: those of the GPU, which shape kernels.
     Raises ValueError when the choice does not fit the step.
     """
     if len(choice) == 1 and (choice[0].runs, choice[0].spelling) == (step.kind.value, step.spelling):

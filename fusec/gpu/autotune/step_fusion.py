@@ -16,9 +16,9 @@ from fusec.passes.partition.convexity import SEARCH_LIMIT, Wiring
 from fusec.schedule.program import Kind, Partition, Program, body_of, outputs_of
 
 MAX_NODES = 48  # of one kernel: compile time grows faster than that
-# Fused, the pointwise ops of a small tensor run again for each element that it is broadcast to. Up to this size that is
-# cheaper than a launch.
-MAX_REPEATED_ELEMENTS = 1 << 20
+# Fused, the pointwise ops of a small tensor run again for each element that it is broadcast to. Up to so many elements
+# for each thread of a full GPU, that is cheaper than a launch.
+MAX_REPEATED = 8
 
 
 def fuse_steps(program: Program, figures: GpuFigures, products: bool = False) -> Program:
@@ -152,11 +152,10 @@ class _Groups:
         kernel = find(nodes, outputs_of(nodes), self.figures)
         return kernel is not None and not self._has_path_around((number,), reader)
 
-    @staticmethod
-    def _repeats(first: Sequence[Node], second: Sequence[Node]) -> bool:
+    def _repeats(self, first: Sequence[Node], second: Sequence[Node]) -> bool:
         """Return True if the second would compute small results of the first many times."""
         first_size, second_size = (
             max(v.type.size for node in nodes for v in node.results) for nodes in (first, second)
         )
-        is_small = first_size * 4 < second_size and second_size > MAX_REPEATED_ELEMENTS
+        is_small = first_size * 4 < second_size and second_size > MAX_REPEATED * self.figures.enough_threads
         return is_small and all(can_generate(node) for node in first)

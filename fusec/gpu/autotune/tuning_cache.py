@@ -67,7 +67,7 @@ class KnownChoices:
     """Choices from a lock file, a compiled file or another input shape.
 
     plans: plans of cuDNN graphs, by key, the best first. With level `none` they come first. With another level a plan
-        that was timed is used where this machine has none, and plans that were not timed compete with each other alone.
+        that was timed is used where this machine has none. Plans that were not timed compete with each other alone.
     variants: for the key of a kernel, the key of the variant to run
     accept_incomplete: a stored choice is used even if not every plan was timed
     side_by_side: run steps on several streams without timing that
@@ -230,7 +230,7 @@ class TuningCache:
 
     def step_choice(self, step: str, launch_us: float) -> tuple[Part, ...] | None:
         """Return the stored choice for a step, by `step_choices.step_key`."""
-        found = self.plan_store.measured(self._step_key(step, launch_us))
+        found = self.plan_store.choice(self._step_key(step, launch_us))
         try:
             return None if found is None else tuple(map(Part.from_json, found["parts"]))
         except (KeyError, TypeError, ValueError):
@@ -238,19 +238,19 @@ class TuningCache:
 
     def store_step_choice(self, step: str, launch_us: float, choice: Sequence[Part]) -> None:
         """Store the choice for a step."""
-        self.plan_store.put_measured(self._step_key(step, launch_us), {"parts": [part.to_json() for part in choice]})
+        self.plan_store.put_choice(self._step_key(step, launch_us), {"parts": [part.to_json() for part in choice]})
 
     def kernel_variant(self, kernel: str) -> Mapping[str, Any]:
         """Return what was measured of a kernel's variants, by the kernel's key."""
-        return self.plan_store.measured(self.environment.key(f"kernel {kernel}", self.level)) or {}
+        return self.plan_store.choice(self.environment.key(f"kernel {kernel}", self.level)) or {}
 
     def store_kernel_variant(self, kernel: str, measured: Mapping[str, Any]) -> None:
         """Store what was measured of a kernel's variants."""
-        self.plan_store.put_measured(self.environment.key(f"kernel {kernel}", self.level), measured)
+        self.plan_store.put_choice(self.environment.key(f"kernel {kernel}", self.level), measured)
 
     def _step_key(self, step: str, launch_us: float) -> PlanKey:
         depends_on = f"{launch_us} {candidate_code_digest()} {self.environment.figures}"
-        return self.environment.key(f"form {digest_of(step)} {depends_on}", self.level)
+        return self.environment.key(f"step {digest_of(step)} {depends_on}", self.level)
 
 
 def digest_of(text: str) -> str:

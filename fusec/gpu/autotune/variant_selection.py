@@ -63,7 +63,7 @@ class VariantSelector:
     def _measured(self, kernel: Kernel) -> Mapping[str, Any] | None:
         """Return what the cache has on a kernel's variants, if they are the same as now."""
         known = self._cache.kernel_variant(kernel.key)
-        return known if known.get("ways") == _keys(kernel) else None
+        return known if known.get("variants") == _keys(kernel) else None
 
     def compile_soon(self, asked: Mapping[str, Kernel]) -> None:
         """Compile kernels in other processes while plans are timed, because NVRTC in this one would disturb that."""
@@ -84,7 +84,7 @@ class VariantSelector:
         return True
 
     def _store(self, kernel: Kernel, fastest: Kernel, time_us: float) -> None:
-        measured = {"ways": _keys(kernel), "fastest": fastest.key, "time_us": time_us}
+        measured = {"variants": _keys(kernel), "fastest": fastest.key, "time_us": time_us}
         self._cache.store_kernel_variant(kernel.key, measured)
 
 

@@ -137,6 +137,9 @@ def side_by_side(
 ) -> Replay | str:
     """Capture the steps as one CUDA graph, each on its stream (-1: nothing to do) after the steps that it waits for.
 
+    waits: for each step, the earlier ones that it waits for.
+    lanes: for each step, the number of its stream.
+    on_lane: makes plans run on a stream, with a workspace of its own.
     Returns the reason if that fails.
     """
     count = max(lanes) + 1

@@ -1,7 +1,7 @@
 """Draw random data to time and compare plans and kernels on, and measure the distance of two results.
 
-Numbers are drawn once on the host, and small results are compared there, because compiling CuPy's kernels would take
-longer than the rest of loading a model.
+Numbers are drawn once on the host, and small results are compared there. Compiling CuPy's kernels would take longer
+than the rest of loading a model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fusec.lowering.packing import from_codes, pack, to_codes
 from fusec.lowering.simulator import extent
 from fusec.ops import Cast
 
-PERIOD = 131_071  # numbers until they repeat: a prime, so that no stride of a tensor meets the same numbers
+PERIOD = 131_071  # numbers until they repeat: a prime, so that no stride of a tensor reads the same numbers
 HOST_BYTES = 1 << 22  # larger results are compared on the device
 
 

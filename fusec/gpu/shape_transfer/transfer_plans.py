@@ -1,7 +1,7 @@
 """Build plans for a new input shape from the plans of shapes before, without cuDNN's heuristics.
 
-A plan that is compiled at run time is compiled once more for all input shapes, while the first program runs, if cuDNN
-has an engine for that. From then on a plan for another shape is ready in milliseconds.
+A plan that is compiled at run time is compiled once more, for all input shapes, if cuDNN has an engine for that. This
+happens while the first program runs. From then on a plan for another shape is ready in milliseconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replace convolutions over nearest-upsampled images by transposed convolutions over the images.
 
 A window over repeated pixels sees few distinct pixels. 3 by 3 taps over pixels repeated twice each way become 2 by 2
-taps for each of four results, and the upsampled image is never stored.
+taps for each of four results. The upsampled image is never stored.
 """
 
 from __future__ import annotations

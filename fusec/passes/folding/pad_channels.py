@@ -19,7 +19,8 @@ from fusec.passes.rewriting.rewriter import NoMatch, local
 
 WIDER = Pad((0, 0, 0, 0, 0, 1, 0, 0))
 INTEGERS_AT_ONCE = 8
-_ENOUGH_ELEMENTS = 1 << 16  # of an image, because the kernel that adds the channel costs a launch
+# Of an image, because the kernel that adds the channel costs a launch. Images of models are larger, whatever the GPU.
+_ENOUGH_ELEMENTS = 1 << 16
 
 
 @local("conv", equation="conv(x, w) = conv(pad(x), pad(w)), channels padded from 3 to 4 with zeros")

@@ -19,7 +19,8 @@ from fusec.passes.rewriting.rewriter import NoMatch, local, made_by, only_operan
 
 _FEW_CHANNELS = 4  # half of the eight that tensor cores take
 _ENOUGH_TAPS = 32  # of the matrix product
-_ENOUGH_ELEMENTS = 1 << 16  # of the image, because there is one more launch
+# Of the image, because there is one more launch. Images of models are larger, whatever the GPU.
+_ENOUGH_ELEMENTS = 1 << 16
 
 
 def _columns(weight: Array) -> Array:

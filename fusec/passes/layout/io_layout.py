@@ -1,7 +1,7 @@
 """Choose the memory orders of inputs and outputs: row-major, unless the caller chose channels last.
 
-`AssignLayout` follows them and puts copies where they cost least. `insert_edge_copies` adds copies at the edges for
-inputs and outputs that it left in another order, such as where that pass is disabled.
+`AssignLayout` follows them and puts copies where they cost least. `insert_interface_copies` copies those that it left
+in another order, such as where that pass is disabled.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def returned(graph: Graph, options: Options) -> list[Order]:
     ]
 
 
-def insert_edge_copies(graph: Graph, options: Options) -> None:
+def insert_interface_copies(graph: Graph, options: Options) -> None:
     """Copy inputs and outputs that are not stored as the caller chose."""
     chosen = dict(options.orders)
     copies: dict[tuple[Value, Order], Value] = {}

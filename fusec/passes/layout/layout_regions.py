@@ -66,7 +66,7 @@ class LayoutRegions:
             tied = tied_values(node)
             if not tied or node.results[0] not in self.parent or may_change_order(node):
                 continue
-            # a convolution's result first, so that a matmul's result that meets it is the one copied
+            # a convolution's result first, so that a matmul's result in the same region is the one copied
             known = [v for v in tied if self.type_of(v) is not None]
             for value in (*node.results[1:], *sorted(known, key=lambda v: not self.order_of(v)), *tied):
                 if value in self.parent:

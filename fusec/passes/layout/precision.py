@@ -1,4 +1,4 @@
-"""Store floating-point tensors in the precision asked for, with casts only at the graph's edges.
+"""Store floating-point tensors in the precision asked for, with casts only at inputs and outputs.
 
 With fp16 or bf16 every fp32 (and fp64) tensor inside becomes that type, constants at compile time. Inputs and outputs
 keep the types of the model's interface. With fp32 and tf32 the model's types stay.
@@ -58,7 +58,7 @@ class Precision(Pass):
                     graph.set_type(value, value.type.with_dtype(storage))
             for place in SUMS.get(type(node.op), ()):
                 _keep_wide(graph, node.results[place], storage)
-        _cast_at_edges(graph, kept, literals, storage)
+        _cast_fp32_values(graph, kept, literals, storage)
         last, wide = graph.return_node, dict[Value, Value]()
         for index, (value, dtype) in enumerate(zip(graph.outputs, interface, strict=True)):
             if value.type.dtype is dtype:
@@ -105,7 +105,7 @@ def _is_pointwise(value: Value) -> bool:
     return value.node is not None and isinstance(value.node.op, (Cast, Pointwise))
 
 
-def _cast_at_edges(graph: Graph, kept: Collection[Value], literals: Mapping[Value, Literal], storage: DType) -> None:
+def _cast_fp32_values(graph: Graph, kept: Collection[Value], literals: Mapping[Value, Literal], storage: DType) -> None:
     """Cast between values that stay in fp32 and their neighbours in the storage type."""
     casts: dict[tuple[Value, DType], Value] = {}
     for node in [*graph.nodes, graph.return_node]:

@@ -68,7 +68,7 @@ class CoverSearch:
                 return plan
 
     def refusals(self, plan: Cover) -> list[Refusal]:
-        """List the candidates that the cover declined, in the order they were met."""
+        """List the candidates that the cover declined, in the order they were seen."""
         result: list[Refusal] = []
         for numbers, why in plan.declined:
             nodes = self.nodes(numbers)

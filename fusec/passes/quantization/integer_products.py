@@ -1,7 +1,8 @@
 """Multiply the integers of quantised operands, and scale the exact sums.
 
-The float product of (q - z) * s and (p - y) * t is the integer product of q and p, less terms that constants give,
-times s * t. cuDNN runs it with the scale, the bias, the activation and the next rounding as one graph.
+The float product of (q - z) * s and (p - y) * t follows from the integer product of q and p. Terms that constants give
+are subtracted, and the rest is multiplied by s * t. cuDNN runs it with the scale, the bias, the activation and the next
+rounding as one graph.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def operands(node: Node) -> tuple[Dequantised, Dequantised]:
 
 @local("conv", equation="conv((q - z)*s, p*t) = (cast(conv(q, p)) - z*sum(p))*(s*t), sums exact in i32, s a number")
 def integer_convolution(graph: Graph, node: Node) -> Value | None:
-    """Convolve integers. Where a zero point meets pads, the integers are padded with it, so that its term is constant.
+    """Convolve integers. Pads are filled with the zero point, so that its term is constant.
 
     Exact up to the rounding of fp32, as the float product is.
     """
@@ -116,8 +117,8 @@ def integer_matmul(graph: Graph, node: Node) -> Value | None:
     pair, rank = operands(node), node.result.type.rank
     zeros = [_signed_zero(found) if found.q.literal is None else 0.0 for found in pair]
     for place, found in enumerate(pair):
-        kept = found.q.type.rank - 2 + place  # the dim that the product keeps
-        axes = (None,) if found.q.literal is None else (None, kept)
+        dim = found.q.type.rank - 2 + place  # the dim that the product keeps
+        axes = (None,) if found.q.literal is None else (None, dim)
         if found.scale.axis not in axes or found.zero.axis not in axes:
             raise NoMatch(
                 f"{quote(found.q.name)} has several scales, along a dim that is summed or not constant", found.q

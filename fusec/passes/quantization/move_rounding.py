@@ -20,7 +20,11 @@ from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 MOVES = (Concat, Expand, MaxPool, Pad, Reshape, Slice, Transpose)
 
 
-@local("relu", "clip", equation="relu((cast(clip(x, a, b)) - z)*s) = (cast(clip(x, max(a, z), b)) - z)*s; clip alike")
+@local(
+    "relu",
+    "clip",
+    equation="relu((cast(clip(x, a, b)) - z)*s) = (cast(clip(x, max(a, z), b)) - z)*s; also clip",
+)
 def limit_integers(graph: Graph, node: Node) -> Value | None:
     """Limit integers where they are rounded, which takes no op of its own."""
     found = one_scale(node.operands[0])

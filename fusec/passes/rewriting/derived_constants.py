@@ -35,8 +35,8 @@ def derive(
     """Insert a constant of `type`, computed from the arrays of `sources` and rounded once to its dtype.
 
     It is named after the source given as `name` (w.folded), or by `name` itself. Its name differs from the source's,
-    because its data does. Equal computations of equal sources have an equal `key`, if `compute` is a module's function,
-    a `partial` of one, or has a `key` attribute of its own.
+    because its data does. Equal computations of equal sources have an equal `key`. For this `compute` must be a
+    module's function, a `partial` of one, or have a `key` attribute.
     """
     base = name if isinstance(name, str) else name.base if isinstance(name, Derived) else name.label
     key = (_key(compute), type, *(s.key for s in sources))

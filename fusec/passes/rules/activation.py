@@ -30,26 +30,26 @@ _POLYNOMIAL: dict[str, Callable[[Ops, TracedTensor], Apply]] = {
 
 
 def _gelu(halved: str) -> Rule:
-    def spelt(p: Ops, x: TracedTensor) -> Sides:
+    def written(p: Ops, x: TracedTensor) -> Sides:
         return _HALVED[halved](p, x, p.erf(p.mul(x, SQRT_HALF))), p.gelu(x)
 
-    spelt.__name__ = f"gelu_{halved}"
-    return rule(spelt)
+    written.__name__ = f"gelu_{halved}"
+    return rule(written)
 
 
 def _gelu_tanh(halved: str, polynomial: str) -> Rule:
-    def spelt(p: Ops, x: TracedTensor) -> Sides:
+    def written(p: Ops, x: TracedTensor) -> Sides:
         return _HALVED[halved](p, x, p.tanh(_POLYNOMIAL[polynomial](p, x))), p.gelu_tanh(x)
 
-    spelt.__name__ = f"gelu_tanh_{halved}_{polynomial}"
-    return rule(spelt)
+    written.__name__ = f"gelu_tanh_{halved}_{polynomial}"
+    return rule(written)
 
 
 # sigmoid and its products -------------------------------------------------------------------------------
 
 
 @rule
-def sigmoid_spelt(p: Ops, x: TracedTensor) -> Sides:
+def sigmoid_from_exponential(p: Ops, x: TracedTensor) -> Sides:
     return p.reciprocal(p.add(p.exp(p.neg(x)), 1.0)), p.sigmoid(x)
 
 
@@ -74,7 +74,7 @@ def swish_beta(p: Ops, x: TracedTensor, b: Scalar) -> Sides:
 
 
 @rule
-def softplus_spelt(p: Ops, x: TracedTensor) -> Sides:
+def softplus_from_logarithm(p: Ops, x: TracedTensor) -> Sides:
     return p.log(p.add(p.exp(x), 1.0)), p.softplus(x)
 
 
@@ -84,7 +84,7 @@ def mish(p: Ops, x: TracedTensor) -> Sides:
 
 
 @rule
-def softsign_spelt(p: Ops, x: TracedTensor) -> Sides:
+def softsign_from_quotient(p: Ops, x: TracedTensor) -> Sides:
     return p.div(x, p.add(p.abs(x), 1.0)), p.softsign(x)
 
 
@@ -167,14 +167,14 @@ def elu_where_one(p: Ops, x: TracedTensor) -> Sides:
 RULES: tuple[Rewriter, ...] = (
     *(_gelu(halved) for halved in _HALVED),
     *(_gelu_tanh(halved, polynomial) for halved in _HALVED for polynomial in _POLYNOMIAL),
-    sigmoid_spelt,
+    sigmoid_from_exponential,
     sigmoid_minus_one_times,
     swish,
     swish_quotient,
     swish_beta,
-    softplus_spelt,
+    softplus_from_logarithm,
     mish,
-    softsign_spelt,
+    softsign_from_quotient,
     hard_swish_product,
     hard_sigmoid_scaled,
     hard_sigmoid_line,

@@ -1,7 +1,7 @@
 """Recognise scaled dot-product attention as exporters spell it: two products and a softmax between them.
 
-The rule is written by hand, because the scale may be on queries, keys or scores, the mask inside or outside of it, and
-reshapes, transposes, casts and repeated heads between any two of them.
+The rule is written by hand, because exports differ in many ways. The scale may be on queries, keys or scores, and the
+mask inside or outside of it. Reshapes, transposes, casts and repeated heads may be between any two of them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fusec.ir import HALVES, DType, Graph, Node, Value
+from fusec.ir import HALVES, DType, Graph, Literal, Node, Value
 from fusec.ops import Cast, GroupNorm, InstanceNorm, LayerNorm, RmsNorm, Softmax, pw
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, single_use
@@ -72,12 +72,14 @@ def _is_whole(value: Value) -> bool:
         return False
     if node.op.name == "add":
         constant = node.operands[1].literal
-        return constant is not None and _whole_numbers(constant.array) and _is_whole(node.operands[0])
+        return constant is not None and _has_small_whole_numbers(constant) and _is_whole(node.operands[0])
     return node.op.name in ("round", "floor", "ceil")
 
 
-def _whole_numbers(array: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> bool:
-    return array.nbytes <= EAGER_BYTES and bool((np.abs(array) < 1 << 16).all() and (array == np.rint(array)).all())
+def _has_small_whole_numbers(literal: Literal) -> bool:
+    if literal.type.nbytes > EAGER_BYTES:
+        return False
+    return bool((np.abs(literal.array) < 1 << 16).all()) and literal.has_whole_numbers
 
 
 @local("add", equation="clip(round(x) + z, a, b) - z = clip(round(x), a - z, b - z) for a whole number z")

@@ -42,12 +42,14 @@ def _standardised(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar) -> Appl
 
 
 @rule(where=_trailing_of_sequence, sample=_over_last)
-def layer_norm_spelt(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, axis: Attribute, shape: Attribute) -> Sides:
+def layer_norm_from_moments(
+    p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, axis: Attribute, shape: Attribute
+) -> Sides:
     return _standardised(p, x, axes, eps), p.layer_norm(x, p.full(shape, 1.0), axis=axis, epsilon=eps)
 
 
 @rule(where=_all_of_space, sample=_over_space)
-def instance_norm_spelt(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, channels: Attribute) -> Sides:
+def instance_norm_from_moments(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, channels: Attribute) -> Sides:
     return (
         _standardised(p, x, axes, eps),
         p.instance_norm(x, p.full(channels, 1.0), p.full(channels, 0.0), epsilon=eps),
@@ -55,7 +57,9 @@ def instance_norm_spelt(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, c
 
 
 @rule(where=_trailing, sample=_over_last)
-def rms_norm_spelt(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, axis: Attribute, shape: Attribute) -> Sides:
+def rms_norm_from_mean_square(
+    p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, axis: Attribute, shape: Attribute
+) -> Sides:
     mean = p.reduce(p.mul(x, x), kind="mean", axes=axes)
     return p.mul(x, p.rsqrt(p.add(mean, eps))), p.rms_norm(x, p.full(shape, 1.0), axis=axis, epsilon=eps)
 
@@ -198,7 +202,7 @@ _grouped = {"x": (2, 6, 4, 5), "grouped": (2, 3, 40), "back": (2, 6, 4, 5), "eps
 
 
 @rule(where=_groups_of_channels, sample={**_grouped, "o": (3, 1.0), "z": (3, 0.0)})
-def group_norm_spelt(
+def group_norm_from_instance_norm(
     p: Ops, x: TracedTensor, o: Weight, z: Weight, grouped: Attribute, back: Attribute, eps: Attribute,
     groups: Attribute, channels: Attribute,
 ) -> Sides:  # fmt: skip
@@ -243,7 +247,7 @@ _softmax = {"axes": (1,)}
 
 
 @rule(where=_one_axis, sample=_softmax)
-def softmax_spelt(p: Ops, x: TracedTensor, axes: Attribute) -> Sides:
+def softmax_from_exponentials(p: Ops, x: TracedTensor, axes: Attribute) -> Sides:
     e = p.exp(p.sub(x, p.reduce(x, kind="max", axes=axes)))
     return p.div(e, p.reduce(e, kind="sum", axes=axes)), p.softmax(x, axis=axes[0])
 
@@ -260,19 +264,19 @@ def log_of_softmax(p: Ops, x: TracedTensor, axis: Attribute) -> Sides:
 
 
 @rule(where=_one_axis, sample=_softmax)
-def log_softmax_spelt(p: Ops, x: TracedTensor, axes: Attribute) -> Sides:
+def log_softmax_from_exponentials(p: Ops, x: TracedTensor, axes: Attribute) -> Sides:
     t = p.sub(x, p.reduce(x, kind="max", axes=axes))
     return p.sub(t, p.log(p.reduce(p.exp(t), kind="sum", axes=axes))), p.softmax(x, axis=axes[0], log=True)
 
 
 RULES: tuple[Rewriter, ...] = (
-    layer_norm_spelt,
-    instance_norm_spelt,
-    rms_norm_spelt,  # after layer norm, whose last product looks the same
+    layer_norm_from_moments,
+    instance_norm_from_moments,
+    rms_norm_from_mean_square,  # after layer norm, whose last product looks the same
     layer_norm_scale,
     layer_norm_bias,
     rms_norm_scale,
-    group_norm_spelt,
+    group_norm_from_instance_norm,
     group_norm_flattened,
     group_norm_of_rows,
     instance_norm_scale,
@@ -280,8 +284,8 @@ RULES: tuple[Rewriter, ...] = (
     instance_norm_shift,
     group_norm_scale,
     group_norm_bias,
-    softmax_spelt,
+    softmax_from_exponentials,
     softmax_times_reciprocal,
     log_of_softmax,
-    log_softmax_spelt,
+    log_softmax_from_exponentials,
 )

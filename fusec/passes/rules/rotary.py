@@ -29,7 +29,7 @@ _rotated = {
 
 
 @rule(where=_halves, sample=_rotated)
-def rotary_spelt(
+def rotary_from_halves(
     p: Ops, x: TracedTensor, c: TracedTensor, s: TracedTensor,
     low: Attribute, high: Attribute, sizes: Attribute, steps: Attribute, axis: Attribute,
 ) -> Sides:  # fmt: skip
@@ -38,4 +38,4 @@ def rotary_spelt(
     return p.add(p.mul(x, c), p.mul(p.concat(p.neg(second), first, axis=axis), s)), p.rotary(x, c, s)
 
 
-RULES: tuple[Rewriter, ...] = (rotary_spelt,)
+RULES: tuple[Rewriter, ...] = (rotary_from_halves,)

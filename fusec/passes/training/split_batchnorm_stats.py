@@ -10,10 +10,7 @@ from fusec.ir import HALVES, Graph, Node, channels_last
 from fusec.ops import BatchNormBySums, BatchNormTrain, ChannelSums, Conv
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import replace_node
-from fusec.targets.target import Target
-
-RESERVED_BYTES = 3 << 10  # of a block's shared memory, because the norm stores no elements there
-L2_SHARE = 2 / 5  # of the second-level cache, which still holds elements that the norm has read
+from fusec.targets.target import STATIC_BYTES, Target, resident_cache_bytes
 
 
 def resident_bytes(target: Target) -> int:
@@ -23,8 +20,8 @@ def resident_bytes(target: Target) -> int:
     batch_norm_resident). Measured on an H200, the split gains above this size. Below it, the convolution's only engine
     for sums loses more than the norm gains (benchmarks/results/channel_sums.json).
     """
-    on_chip = target.processors * (target.shared_memory_bytes - RESERVED_BYTES)
-    return on_chip + int(target.l2_bytes * L2_SHARE)
+    on_chip = target.processors * (target.shared_memory_bytes - STATIC_BYTES)
+    return on_chip + resident_cache_bytes(target.l2_bytes)
 
 
 class SplitBatchNormStats(Pass):

@@ -20,9 +20,9 @@ Arrays = Mapping[str, Any]
 class BatchBuffer:
     """The inputs of one batch on the host, and on a GPU also there.
 
-    On a GPU, host memory is page-locked and copied on a stream of its own, so that the copy of the next batch overlaps
-    the run of this one. Where an input or output has another memory order, or a type that CuPy lacks, the executable
-    copies instead.
+    On a GPU, host memory is page-locked and copied on a stream of its own. So the copy of the next batch overlaps the
+    run of this one. Where an input or output has another memory order, or a type that CuPy lacks, the executable copies
+    instead.
     """
 
     def __init__(self, program: Executable):

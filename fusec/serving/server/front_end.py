@@ -1,7 +1,7 @@
 """Speak HTTP in a process of its own: the Open Inference Protocol, version 2, and metrics.
 
 aiohttp is the server library. It is one package with a parser in C. It gives bodies in chunks, so that each is copied
-once, into the memory that workers share. It drains connections when it is told to end.
+once, into the memory that workers share. It drains connections when it is asked to end.
 """
 
 from __future__ import annotations

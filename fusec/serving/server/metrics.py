@@ -1,7 +1,7 @@
 """Count what a server does, in the form of Prometheus.
 
-Each process of a server writes its counts to files in a private folder (`PROMETHEUS_MULTIPROC_DIR`), and any front end
-adds them up when it is asked. Labels are names of served models only, so requests of strangers add no series.
+Each process of a server writes its counts to files in a private folder (`PROMETHEUS_MULTIPROC_DIR`). Any front end adds
+them up when it is asked. Labels are names of served models only, so requests of strangers add no series.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class ModelWorker:
             self._run(*self._prepared.get())
 
     def _accept(self, listening: socket.socket) -> NoReturn:
-        told = {name: model.served.to_json() for name, model in self._models.items()}
+        described = {name: model.served.to_json() for name, model in self._models.items()}
         device = next((model.predictor.device for model in self._models.values()), "")
         while True:
             connection, _ = listening.accept()
@@ -89,7 +89,7 @@ class ModelWorker:
                 continue
             sender = FrontEndConnection(connection, mapped(handles[0]))
             os.close(handles[0])
-            sender.send([frame({"models": told, "device": device})])
+            sender.send([frame({"models": described, "device": device})])
             threading.Thread(target=_or_exit, args=(lambda sender=sender: self._receive(sender),), daemon=True).start()
 
     def _receive(self, sender: FrontEndConnection) -> None:

@@ -73,10 +73,10 @@ def send_results(batch: Batch, results: Mapping[str, np.ndarray[Any, Any]]) -> N
         rows = [ticket.rows for ticket in tickets]
         end = start + sum(rows)
         parts = {n: array[start:end] if batch.size else array for n, array in results.items()}
-        told = [
+        outputs = [
             [n, datatype_of(a.dtype, n), list(a.shape[1 if batch.size else 0 :]), a.nbytes] for n, a in parts.items()
         ]
-        header = {"ids": [ticket.id for ticket in tickets], "rows": rows if batch.size else None, "outputs": told}
+        header = {"ids": [ticket.id for ticket in tickets], "rows": rows if batch.size else None, "outputs": outputs}
         sender.send([frame(header, [array.tobytes() for array in parts.values()])])
         start = end
 

@@ -52,10 +52,10 @@ class Allowances:
     - of the dtype where a value is stored,
     - of fp32 times the square root of the length for sums (N. J. Higham, Accuracy and Stability of Numerical
       Algorithms, 2nd ed., 2.8 and 4.2),
-    - 2^-10 for operands of tf32 products.
-    An element may differ by SAFETY times the largest observed distance, plus two units of itself and one unit of the
-    root mean square of its tensor. Cancellation, exponentials and quotients amplify the random errors as they amplify
-    rounding. So an ill-conditioned graph gets a wide bound, and other graphs do not.
+    - 2^-10 for operands of tf32 products. An element may differ by SAFETY times the largest observed distance. Two
+    units of itself and one unit of the root mean square of its tensor are added. Cancellation, exponentials and
+    quotients amplify the random errors as they amplify rounding. So an ill-conditioned graph gets a wide bound, and
+    other graphs do not.
 
     Small errors: a function may be flat where the error of an ill-conditioned operand is large, and steep where it is
     small. Before a mismatch is reported, eight more samples are drawn, with ever smaller errors (FULL and REDUCED).

@@ -21,7 +21,12 @@ Array = np.ndarray[Any, Any]
 
 
 def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding) -> Array | None:
-    """Find the elements whose result may be on the other side of a discontinuity; None if there are none."""
+    """Find the elements whose result may be on the other side of a discontinuity; None if there are none.
+
+    operands: exact ones with their disturbed samples.
+    result: the exact result.
+    rounding: says if results are judged as the meaning of the graph, or as an execution of it.
+    """
     op, plain = node.op, [s.plain for s in operands]
     found = [
         _undefined_cast(op, operands) if isinstance(op, Cast) else _at_zero(op, plain),
@@ -175,7 +180,7 @@ def label_of(op: Op) -> Label | None:
 
 
 def _vanished_slope(op: Op, operands: list[Array]) -> Array | None:
-    """Find where an infinite gradient meets a slope that is not zero in float64, but may be zero in fp32."""
+    """Find where an infinite gradient is multiplied by a slope that is not zero in float64, but may be zero in fp32."""
     if op.name not in FADING or not np.isinf(operands[0]).any():
         return None
     loss, x = np.broadcast_arrays(*operands)
@@ -184,7 +189,7 @@ def _vanished_slope(op: Op, operands: list[Array]) -> Array | None:
 
 
 def _lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:
-    """Find where fused attention may differ from single ops, because it meets NaN or an infinity.
+    """Find where fused attention may differ from single ops, because an operand is NaN or infinite.
 
     It masks before or after it adds, and skips blocks of masked keys. A query without keys gets zeros: only a
     guarded attention means that. In attention_backward each row and column gets gradients from all others, so one such

@@ -127,10 +127,10 @@ class _Sampler:
         if ties is not None:
             made = [made[0].changed(lambda k, x: x + ties if k % 2 else x)]
         if flipped is not None:
-            alike = [flipped.shape == s.plain.shape for s in made]
+            same = [flipped.shape == s.plain.shape for s in made]
             made = [
                 self._flip(s, flipped if a else np.full(s.plain.shape, flipped.any()))
-                for s, a in zip(made, alike, strict=True)
+                for s, a in zip(made, same, strict=True)
             ]
         return made
 
@@ -203,7 +203,7 @@ class _Sampler:
     def _rounded_attributes(self, op: Op, k: int) -> Op | None:
         """Return the op with its attributes rounded to fp32; None in about one sample of four, and if none changes.
 
-        Equal ops are rounded alike in a sample, because they are exported alike.
+        Equal ops are rounded in the same way in a sample, because they are exported in the same way.
         """
         if not self.rounding.exported or (k % 2 and zlib.crc32(f"{op} {k}".encode()) % 2):
             return None

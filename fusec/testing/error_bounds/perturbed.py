@@ -53,7 +53,7 @@ class Samples:
         return all(s is self.plain for s in self.disturbed)
 
     def changed(self, change: Callable[[int, Array], Array]) -> Samples:
-        """Apply a function to each sample, stored and unstored alike; it gets the sample's number first."""
+        """Apply a function to each sample, stored or not; it gets the sample's number first."""
         unstored = None if self.unstored is None else [change(k, s) for k, s in enumerate(self.unstored)]
         return Samples(self.plain, [change(k, s) for k, s in enumerate(self.disturbed)], unstored)
 
@@ -88,8 +88,8 @@ def distance(a: Array, b: Array) -> Array:
         result = np.abs(a - b)
         odd = ~np.isfinite(result)
         if odd.any():
-            alike = (a == b) | (np.isnan(a) & np.isnan(b))
-            result = np.where(odd, np.where(alike, 0.0, np.inf), result)
+            same = (a == b) | (np.isnan(a) & np.isnan(b))
+            result = np.where(odd, np.where(same, 0.0, np.inf), result)
     return result
 
 

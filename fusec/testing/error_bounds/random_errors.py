@@ -1,6 +1,6 @@
 """Draw the random errors of samples: a sign and a size for each element, the same in each run.
 
-Signs depend on the place of an element or on a hash of the number, so equal numbers are rounded alike.
+Signs depend on the place of an element or on a hash of the number, so equal numbers are rounded in the same way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ class RandomErrors:
         self.salt = 0
 
     def shaken(self, x: Array, relative: float, k: int, operand: int) -> Array:
-        """Disturb each element of sample k by a relative error whose sign depends on the element's place."""
+        """Disturb each element of sample k by a relative error whose sign depends on the element's place.
+
+        relative: the size of the error.
+        operand: number of the operand, so that each has errors of its own.
+        """
         if x.dtype.kind != "f":
             return x
         return x * (1.0 + relative * self.scales[k] * self.signs(x.shape, k * 31 + operand))
@@ -54,7 +58,12 @@ class RandomErrors:
     ) -> list[Array]:
         """Disturb samples by a relative error whose sign is a hash of the number.
 
-        Equal numbers are thus rounded alike.
+        Equal numbers are thus rounded in the same way.
+
+        plain: the exact numbers, which are hashed.
+        dtype: the type to store; None if the number stays in a register.
+        relative: the size of the error; 0 stands for half a unit of the type.
+        mask: 1 where the number is disturbed, 0 elsewhere; None disturbs all.
         """
         relative = relative or (dtype.epsilon / 2 if dtype is not None else self.unit)
         mixed = _mixed(np.abs(plain))

@@ -236,7 +236,10 @@ def _poisoned(made: LoweredStep, real: float, whole: int) -> dict[int, Array]:
 
 
 def poisoned(count: int, dtype: DType, real: float, whole: int) -> Array:
-    """Make a flat buffer filled with one number, which depends on the kind of dtype."""
+    """Make a flat buffer filled with one number, which depends on the kind of dtype.
+
+    real, whole: the numbers for floats and for other types.
+    """
     poison = real if dtype.is_float else whole % 2 if dtype is DType.BOOL else whole
     return np.full(count, poison).astype(dtype.numpy)
 

@@ -20,7 +20,7 @@ from fusec.ir import Constant, DType, Graph, Literal, Value, print_graph
 from fusec.lower_cudnn import Lowered
 from fusec.passes import EARLY_PASSES, PIPELINE
 from fusec.passes.base import Options, Pass, run
-from fusec.passes.layout.io_layout import insert_edge_copies
+from fusec.passes.layout.io_layout import insert_interface_copies
 from fusec.passes.partition import partition
 from fusec.passes.partition.attention_fallback import expand_refused_attention
 from fusec.passes.partition.concat_in_place import concat_in_place
@@ -166,7 +166,7 @@ def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Co
             return run(EARLY_PASSES, graph.clone(), options)
 
     def partition_graph(graph: Graph) -> Program:
-        insert_edge_copies(graph, options)
+        insert_interface_copies(graph, options)
         return partition(graph, judge, target)
 
     program = expand_refused_attention(partition_graph(optimised), before_layout, partition_graph, judge, options)

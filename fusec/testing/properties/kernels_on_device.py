@@ -96,7 +96,11 @@ def jobs(compiled: Compiled) -> Iterator[Job]:
 
 
 def kernel_agrees(job: Job, values: Mapping[Value, Array], rounding: Rounding, launches: Launches) -> None:
-    """Raise MismatchError unless a kernel writes all of its outputs, nothing else, and the right numbers."""
+    """Raise MismatchError unless a kernel writes all of its outputs, nothing else, and the right numbers.
+
+    values: exact values of the graph, by which inputs and right outputs are known.
+    launches: runs a kernel over buffers.
+    """
     what, results = f"{job.family}: the kernel for {job.kernel.name}", list[dict[str, Array]]()
     for poison in POISONS:
         buffers = _buffers(job, values, poison)

@@ -59,7 +59,11 @@ def _strided(array: Array) -> Array:
 
 
 def same_bits(names: Sequence[str], got: Sequence[Array], want: Sequence[Array], what: str) -> None:
-    """Raise MismatchError unless arrays are equal, bit by bit."""
+    """Raise MismatchError unless arrays are equal, bit by bit.
+
+    names: those of the outputs.
+    what: says in the message what was run.
+    """
     for name, array, right in zip(names, got, want, strict=True):
         if array.tobytes() != right.tobytes():
             raise MismatchError(f"{what}, output {quote(name)} has other bits", {name: array}, {name: right})

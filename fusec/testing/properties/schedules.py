@@ -59,22 +59,22 @@ def any_order_agrees(graph: Graph, case: Case = CASE) -> None:
     shared, rng = prepared(graph, case), np.random.default_rng(case.seed)
     for backend in (SimulatorBackend(), _ConcurrentMemory()):
         net = _Reordered(shared.compiled, backend)
-        told = waits(shared.compiled.program, net.memory)
-        if told is None:
+        waiting = waits(shared.compiled.program, net.memory)
+        if waiting is None:
             raise SkipTest("memory that is not the plan's")
         with np.errstate(all="ignore"):
             want = [array.copy() for array in net.run(None, shared.feeds)]
             for _ in range(ORDERS):
-                net.order = _order(told, rng)
+                net.order = _order(waiting, rng)
                 got = net.run(None, shared.feeds)
                 same_bits([spec.name for spec in net.outputs], got, want, f"with its steps in the order {net.order}")
 
 
-def _order(told: Waits, rng: np.random.Generator) -> list[int]:
+def _order(waiting: Waits, rng: np.random.Generator) -> list[int]:
     """Draw an order of the steps that run, each after those it waits for."""
-    left, order = [i for i, before in enumerate(told) if before is not None], list[int]()
+    left, order = [i for i, before in enumerate(waiting) if before is not None], list[int]()
     while left:
-        ready = [i for i in left if set(order).issuperset(told[i] or ())]
+        ready = [i for i in left if set(order).issuperset(waiting[i] or ())]
         order.append(int(rng.choice(ready)))
         left.remove(order[-1])
     return order

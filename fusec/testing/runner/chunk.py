@@ -86,7 +86,12 @@ class Chunks:
         self._shrinks_left = 0  # in this chunk
 
     def know(self, property: str, kind: str, ops: Mapping[str, int], signature: str) -> None:
-        """Record a finding. A failure of the same kind whose graph has all its ops counts as the same finding."""
+        """Record a finding. A failure of the same kind whose graph has all its ops counts as the same finding.
+
+        property: the one that does not hold.
+        kind: what failed. ops: how often each op is in the graph.
+        signature: tells findings apart.
+        """
         self._known.append((property, kind, Counter(ops), signature))
 
     # examples --------------------------------------------------------------------------------------

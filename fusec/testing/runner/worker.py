@@ -179,8 +179,8 @@ class Worker:
         except SkippedError as error:
             failure = Failure("error", "SkippedError", f"the property does not apply: {error}")
         words = ("how", "error", "message", "where", "traceback")  # the arrays stay here
-        told = None if failure is None else {name: getattr(failure, name) for name in words}
-        self.pipe.tell({"checked": told})
+        answer = None if failure is None else {name: getattr(failure, name) for name in words}
+        self.pipe.tell({"checked": answer})
 
     def _watched(self, graph: Graph, case: Case, work: Callable[[], Failure | None]) -> Failure | None:
         self.current.watch(0, graph, case)

@@ -138,7 +138,7 @@ def test_a_small_factor_is_not_computed_for_every_element_of_a_large_image(monke
 }"""
     of = compiled(text)
     small = signatures(fuse_steps(of.program, FIGURES))
-    monkeypatch.setattr(step_fusion, "MAX_REPEATED_ELEMENTS", 1)
+    monkeypatch.setattr(step_fusion, "MAX_REPEATED", 0)
     large = signatures(fuse_steps(of.program, FIGURES))
     assert "softmax+sigmoid" in small and "softmax+sigmoid" in large
     assert small[-1] == large[-1] == "mul"

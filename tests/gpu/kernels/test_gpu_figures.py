@@ -16,7 +16,8 @@ def test_the_h200_keeps_its_figures() -> None:
     figures = GpuFigures.of(load("h200"))
     assert (figures.sm, figures.processors, figures.processor_threads) == (90, 132, 2048)
     assert (figures.static_bytes, figures.shared_bytes, figures.dynamic_bytes) == (48 << 10, 227 << 10, 224 << 10)
-    assert figures.cache_bytes * 2 // 5 == 24 << 20
+    assert figures.resident_cache_bytes == 24 << 20
+    assert (figures.enough_blocks, figures.enough_threads, figures.intensity) == (128, 1 << 17, 170)
 
 
 @pytest.mark.parametrize("name", names())
@@ -26,6 +27,15 @@ def test_each_target_has_its_own(name: str) -> None:
     assert (figures.sm, figures.processors) == (target.sm, target.processors)
     assert (figures.shared_bytes, figures.cache_bytes) == (target.shared_memory_bytes, target.l2_bytes)
     assert 0 < figures.static_bytes < figures.dynamic_bytes < figures.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "threads"),
+    [("t4", 32, 1 << 14), ("l4", 32, 1 << 15), ("a100", 64, 1 << 16), ("b200", 128, 1 << 17)],
+)
+def test_what_fills_a_gpu_follows_its_multiprocessors(name: str, blocks: int, threads: int) -> None:
+    figures = GpuFigures.of(load(name))
+    assert (figures.enough_blocks, figures.enough_threads) == (blocks, threads)
 
 
 @pytest.mark.parametrize(

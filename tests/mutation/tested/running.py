@@ -27,7 +27,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "store_quarantine_everywhere",
         "plan cache",
-        "plans/plan_cache.py",
+        "plans/cache_file.py",
         "return hashlib.sha256(json.dumps([graph_key, target, cudnn]).encode()).hexdigest()",
         "return hashlib.sha256(json.dumps([graph_key, target]).encode()).hexdigest()",
         "a plan that failed with one cuDNN is not used with any",
@@ -623,7 +623,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "held_inputs_elsewhere",
         "runtime",
-        "runtime.py",
+        "execution/program_runner.py",
         "if self._holds_inputs or not program.steps",
         "if not program.steps",
         "inputs that are held are read where the caller has them, and a replay finds others",

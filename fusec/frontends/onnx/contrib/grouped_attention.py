@@ -166,10 +166,10 @@ def _visible(g: Emitter, positions: Value, keys: int, window: int, dtype: DType)
     batch, length = positions.type.shape
     at = g.reshape(positions, (batch, 1, length, 1))
     keys_at = along(g, keys, 3, 4)
-    kept = g(pw("cmp_le"), keys_at, at)
+    visible = g(pw("cmp_le"), keys_at, at)
     if window > 0:
-        kept = g(pw("logical_and"), kept, g(pw("cmp_gt"), keys_at, g(pw("sub"), at, g.scalar(window, at))))
-    return filtered(g, kept, -math.inf, dtype)
+        visible = g(pw("logical_and"), visible, g(pw("cmp_gt"), keys_at, g(pw("sub"), at, g.scalar(window, at))))
+    return filtered(g, visible, -math.inf, dtype)
 
 
 def _with_sink(g: Emitter, seen: list[Value], bias: Value, sink: Value | None, heads: int) -> tuple[list[Value], Value]:

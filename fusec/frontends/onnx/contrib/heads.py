@@ -55,10 +55,10 @@ def later_keys(g: Emitter, queries: int, keys: int, past: int, dtype: DType) -> 
     return g.indexed((queries, keys), lambda i: np.where(i % keys > past + i // keys, -np.inf, 0.0), dtype)
 
 
-def filtered(g: Emitter, kept: Value, fill: float, dtype: DType) -> Value:
-    """Return 0 where `kept`, else `fill`."""
+def filtered(g: Emitter, visible: Value, fill: float, dtype: DType) -> Value:
+    """Return 0 where `visible`, else `fill`."""
     zero = g.constant(np.zeros((), dtype.numpy))
-    return g(pw("where"), kept, zero, g.scalar(fill, zero))
+    return g(pw("where"), visible, zero, g.scalar(fill, zero))
 
 
 def padding_mask(g: Emitter, mask: Value, scores: tuple[int, int, int], fill: float, dtype: DType) -> Value:
@@ -71,18 +71,18 @@ def padding_mask(g: Emitter, mask: Value, scores: tuple[int, int, int], fill: fl
     shape = mask.type.shape
     require(mask.type.dtype.is_int, f"a mask of {mask.type.dtype.value}, not of integers")
     if shape in ((batch, keys), (batch, queries, keys)):
-        kept = g.reshape(
+        visible = g.reshape(
             g(pw("cmp_gt"), mask, g.scalar(0, mask)), (batch, 1, shape[1] if mask.type.rank > 2 else 1, keys)
         )
-        return filtered(g, kept, fill, dtype)
+        return filtered(g, visible, fill, dtype)
     known = "known are [B], [2 * B], [B, T] and [B, S, T]"
     require(shape in ((batch,), (2 * batch,)), f"a mask of shape {list(shape)} for scores {list(scores)}: {known}")
     at = g.cast(along(g, keys, 3, 4), mask.type.dtype)
-    kept = g(pw("cmp_lt"), at, g.reshape(g.window(mask, 0, 0, batch), (batch, 1, 1, 1)))
+    visible = g(pw("cmp_lt"), at, g.reshape(g.window(mask, 0, 0, batch), (batch, 1, 1, 1)))
     if shape == (2 * batch,) != (batch,):
         start = g.reshape(g.window(mask, 0, batch, batch), (batch, 1, 1, 1))
-        kept = g(pw("logical_and"), kept, g(pw("cmp_ge"), at, start))
-    return filtered(g, kept, fill, dtype)
+        visible = g(pw("logical_and"), visible, g(pw("cmp_ge"), at, start))
+    return filtered(g, visible, fill, dtype)
 
 
 # attention -----------------------------------------------------------------------------------------------------
@@ -147,11 +147,11 @@ def rotated(g: Emitter, x: Value, angles: Angles) -> Value:
         rows = g.reshape(g(Gather(0), cache, at), (at.type.shape[0], 1, length, half))
         return g.cast(g(Concat(3), rows, rows), x.type.dtype)
 
-    turned = g.window(x, 3, 0, 2 * half)
-    shape = turned.type.shape
+    halves = g.window(x, 3, 0, 2 * half)
+    shape = halves.type.shape
     if angles.interleaved:  # pairs of neighbours are the two halves
-        turned = g.reshape(g(Transpose((0, 1, 2, 4, 3)), g.reshape(turned, (*shape[:3], half, 2))), shape)
-    turned = g(Rotary(), turned, taken(angles.cos), taken(angles.sin))
+        halves = g.reshape(g(Transpose((0, 1, 2, 4, 3)), g.reshape(halves, (*shape[:3], half, 2))), shape)
+    halves = g(Rotary(), halves, taken(angles.cos), taken(angles.sin))
     if angles.interleaved:
-        turned = g.reshape(g(Transpose((0, 1, 2, 4, 3)), g.reshape(turned, (*shape[:3], 2, half))), shape)
-    return turned if 2 * half == width else g(Concat(3), turned, g.window(x, 3, 2 * half, width - 2 * half))
+        halves = g.reshape(g(Transpose((0, 1, 2, 4, 3)), g.reshape(halves, (*shape[:3], 2, half))), shape)
+    return halves if 2 * half == width else g(Concat(3), halves, g.window(x, 3, 2 * half, width - 2 * half))

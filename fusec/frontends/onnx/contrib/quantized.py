@@ -1,6 +1,6 @@
 """Import quantised arithmetic, activations and pools: dequantise, compute in f32, quantise.
 
-onnxruntime computes these with tables or with scales multiplied beforehand, so a result can differ by one step where
+onnxruntime computes these with tables or with scales multiplied beforehand. So a result can differ by one step where
 the exact value is half-way between two.
 """
 

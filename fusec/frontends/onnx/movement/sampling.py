@@ -108,11 +108,12 @@ def deform_conv(
     filters, window = w.type.shape[0], w.type.shape[2:]
     require(tuple(kernel_shape) in ((), window), f"kernel_shape {list(kernel_shape)}, the weight is {w.type}")
     steps, spread = per_dim("strides", strides, 2, 1), per_dim("dilations", dilations, 2, 1)
-    edges = per_dim("pads", pads, 4, 0)
+    padding = per_dim("pads", pads, 4, 0)
     taps = math.prod(window)
     require(all(v >= 1 for v in (*steps, *spread)), "strides and dilations must be positive")
     out = [
-        (n + edges[d] + edges[d + 2] - spread[d] * (window[d] - 1) - 1) // steps[d] + 1 for d, n in enumerate(spatial)
+        (n + padding[d] + padding[d + 2] - spread[d] * (window[d] - 1) - 1) // steps[d] + 1
+        for d, n in enumerate(spatial)
     ]
     require(group >= 1 and offset_group >= 1, f"group is {group} and offset_group {offset_group}")
     require(channels % offset_group == 0 and channels % group == 0 and filters % group == 0, "groups do not divide")
@@ -125,7 +126,7 @@ def deform_conv(
         """Return the coordinate without offset along a dim, of each tap of each window."""
         tap, row, column, d = np.unravel_index(index, (taps, *out, 2))
         at = np.where(d == 0, row, column), np.where(d == 0, tap // window[1], tap % window[1])
-        return at[1] * np.array(spread)[d] + at[0] * np.array(steps)[d] - np.array(edges)[d]
+        return at[1] * np.array(spread)[d] + at[0] * np.array(steps)[d] - np.array(padding)[d]
 
     at = g(pw("add"), moved, g.indexed((1, taps, *out, 2), own, x.type.dtype))
     at = g(Gather(4), at, g.constant(np.array([1, 0], np.int64)))  # the last dim first
@@ -157,11 +158,11 @@ def col2im(
     n = len(image)
     require(len(block) == n and x.type.rank == 3, f"blocks {list(block)} of an image {list(image)}, x {x.type}")
     steps, spread = per_dim("strides", strides, n, 1), per_dim("dilations", dilations, n, 1)
-    edges = per_dim("pads", pads, 2 * n, 0)
+    padding = per_dim("pads", pads, 2 * n, 0)
     taps = math.prod(block)
     require(all(v >= 1 for v in (*block, *image, *steps, *spread)), "sizes, strides and dilations must be positive")
     counts = [
-        (i + edges[d] + edges[d + n] - spread[d] * (block[d] - 1) - 1) // steps[d] + 1 for d, i in enumerate(image)
+        (i + padding[d] + padding[d + n] - spread[d] * (block[d] - 1) - 1) // steps[d] + 1 for d, i in enumerate(image)
     ]
     batch, rows, columns = x.type.shape
     require(rows % taps == 0 and columns == math.prod(counts), f"x {x.type} for blocks {list(block)} of {list(image)}")
@@ -169,7 +170,7 @@ def col2im(
     place, inside = np.zeros((1,) * (2 * n), np.int64), np.ones((1,) * (2 * n), bool)
     for d in range(n):
         tap = (np.arange(block[d]) * spread[d]).reshape([-1 if i == d else 1 for i in range(2 * n)])
-        start = (np.arange(counts[d]) * steps[d] - edges[d]).reshape([-1 if i == n + d else 1 for i in range(2 * n)])
+        start = (np.arange(counts[d]) * steps[d] - padding[d]).reshape([-1 if i == n + d else 1 for i in range(2 * n)])
         at = tap + start
         inside = inside & (at >= 0) & (at < image[d])
         place = place * image[d] + np.clip(at, 0, image[d] - 1)

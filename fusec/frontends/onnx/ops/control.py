@@ -34,8 +34,8 @@ def _selected(
 ) -> tuple[ModelValue, ...] | None:
     """Compute both branches and select each result by the condition.
 
-    Returns None if results differ in type, if a branch cannot be imported without knowing that it is taken, or if a
-    branch reads by computed indices, because those of the other branch may be out of range. What a failed attempt
+    Returns None if results differ in type, or if a branch cannot be imported without knowing that it is taken. Also if
+    a branch reads by computed indices, because those of the other branch may be out of range. What a failed attempt
     added to the graph has no reader.
     """
     before = g.graph.last

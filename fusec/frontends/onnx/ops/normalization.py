@@ -186,7 +186,7 @@ def rms_norm(
 def _at_least(stash_type: int, x: Value) -> DType:
     """Return the type to compute a norm in: that of x, or f64 if the model asks for it.
 
-    Norms of 16 bits are computed in f32 in any case, which is no less exact than the 16 bits that a model may ask for.
+    Norms of 16 bits are computed in f32 in any case. That is no less exact than the 16 bits that a model may ask for.
     """
     stash = dtype_of(stash_type)
     require(stash.is_float, f"stash_type={stash_type} is {stash.value}, no float")

@@ -95,15 +95,15 @@ def lp_pool(
     """Import LpPool: the p-th root of the sum of |x|^p over each window, by a depthwise convolution with ones."""
     require(p >= 1, f"p is {p}")
     window = WindowAttributes(kernel_shape, strides, dilations, pads, auto_pad).resolved(x)
-    shape, steps, edges, spread = window
+    shape, steps, padding, spread = window
     n, channels = len(shape), x.type.shape[1]
     (pooled,) = MaxPool(*window, bool(ceil_mode)).infer(x.type)
     counts = pooled.shape[2:]
     need = [(c - 1) * s + d * (k - 1) + 1 for c, s, d, k in zip(counts, steps, spread, shape, strict=True)]
-    ends = [max(e, m - i - b) for e, m, i, b in zip(edges[n:], need, x.type.shape[2:], edges, strict=False)]
+    ends = [max(e, m - i - b) for e, m, i, b in zip(padding[n:], need, x.type.shape[2:], padding, strict=False)]
     powers = g(pw("pow"), g(pw("abs"), x), g.scalar(p, x))
     ones = g.full(TensorType((channels, 1, *shape), x.type.dtype), np.ones((), x.type.dtype.numpy))
-    total = g(Conv(steps, (*edges[:n], *ends), spread, channels), powers, ones)
+    total = g(Conv(steps, (*padding[:n], *ends), spread, channels), powers, ones)
     return g(pw("pow"), total, g.scalar(1 / p, x))
 
 
@@ -120,12 +120,12 @@ def max_unpool(
 ) -> Value:
     """Import MaxUnpool: write each element to the index of its maximum, and 0 elsewhere."""
     n = spatial_dims(x)
-    steps, edges = per_dim("strides", strides, n, 1), per_dim("pads", pads, 2 * n, 0)
+    steps, padding = per_dim("strides", strides, n, 1), per_dim("pads", pads, 2 * n, 0)
     require(len(kernel_shape) == n, f"kernel_shape needs {n} entries, not {len(kernel_shape)}")
     require(places.type.shape == x.type.shape, f"indices {places.type} for x {x.type}")
     natural = [
         (i - 1) * s + k - b - e
-        for i, s, k, b, e in zip(x.type.shape[2:], steps, kernel_shape, edges[:n], edges[n:], strict=True)
+        for i, s, k, b, e in zip(x.type.shape[2:], steps, kernel_shape, padding[:n], padding[n:], strict=True)
     ]
     result = (*x.type.shape[:2], *natural)
     wanted = result if shape is None else g.ints(shape, "output_shape")

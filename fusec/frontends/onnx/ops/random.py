@@ -109,11 +109,11 @@ def multinomial(g: Emitter, x: Value, /, *, dtype: int = 6, sample_size: int = 1
     (batch, classes), to = x.type.shape, dtype_of(dtype)
     require(classes > 0, "no class to choose")
     require(to in (DType.I32, DType.I64), f"samples of type {to.value}")
-    edges = g(Cumulate("sum", 1), g(Softmax(1), g.cast(x, DType.F32)))
+    cumulated = g(Cumulate("sum", 1), g(Softmax(1), g.cast(x, DType.F32)))
     drawn = g.reshape(uniform(g, (batch, sample_size), seed), (batch, sample_size, 1))
-    reached = g(pw("cmp_ge"), drawn, g.reshape(edges, (batch, 1, classes)))
+    reached = g(pw("cmp_ge"), drawn, g.reshape(cumulated, (batch, 1, classes)))
     count = g(Reduce("sum", (2,), keepdims=False), g.cast(reached, to))
-    # rounding may leave the last edge below the drawn number
+    # rounding may leave the last sum below the drawn number
     return g(pw("min"), count, g.scalar(classes - 1, count))
 
 

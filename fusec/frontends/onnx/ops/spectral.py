@@ -143,12 +143,12 @@ def mel_weight_matrix(
     require(count > 0 and size > 0 and frequency > 0, f"{count} bins over {size} at {frequency}")
     bounds = [g.number(v, "an edge") for v in (low, high)]
     require(0 <= bounds[0] <= bounds[1] < math.inf, f"edges of {bounds[0]} and {bounds[1]} Hz")
-    edges = [2595 * math.log10(1 + bound / 700) for bound in bounds]
-    step = (edges[1] - edges[0]) / (count + 2)
+    mels = [2595 * math.log10(1 + bound / 700) for bound in bounds]
+    step = (mels[1] - mels[0]) / (count + 2)
 
     def place(point: Array) -> Array:
         """Return the row of the frequency that is `point` steps above the lower edge."""
-        return (size + 1) * (700 * (10 ** ((edges[0] + step * point) / 2595) - 1)) // frequency
+        return (size + 1) * (700 * (10 ** ((mels[0] + step * point) / 2595) - 1)) // frequency
 
     def weights(index: Array) -> Array:
         row, triangle = np.divmod(index, count)

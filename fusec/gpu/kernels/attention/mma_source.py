@@ -1,7 +1,7 @@
 """Generate the products of attention by single warps.
 
-Scores, weights and sums are in registers: thread 4g + t of a warp has columns 2t and 2t + 1 of each eight columns, in
-rows g and g + 8 of each sixteen rows.
+Scores, weights and sums are in registers. Thread 4g + t of a warp has rows g and g + 8 of each sixteen, and there
+columns 2t and 2t + 1 of each eight.
 """
 
 from __future__ import annotations

@@ -50,8 +50,10 @@ def view_of_result(node: Node, index: int, view: View) -> View | None:
         return replace(view, shape=shape, strides=tuple(view.strides[p] for p in op.perm))
     if isinstance(op, Expand):
         lead = len(shape) - view.rank
-        kept = (s if d == shape[lead + i] else 0 for i, (d, s) in enumerate(zip(view.shape, view.strides, strict=True)))
-        return replace(view, shape=shape, strides=(*(0,) * lead, *kept))
+        spread = (
+            s if d == shape[lead + i] else 0 for i, (d, s) in enumerate(zip(view.shape, view.strides, strict=True))
+        )
+        return replace(view, shape=shape, strides=(*(0,) * lead, *spread))
     if isinstance(op, Slice):
         start = sum(s * stride for s, stride in zip(op.starts, view.strides, strict=True))
         strides = tuple(step * stride for step, stride in zip(op.steps, view.strides, strict=True))

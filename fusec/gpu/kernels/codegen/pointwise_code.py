@@ -46,8 +46,8 @@ class Space:
     def offset(self, type: Strided) -> str:
         """Return the offset of the (first) element in a tensor that broadcasts to the shape.
 
-        Negative strides are multiplied in 64 signed bits. An unsigned sum would be right as a whole, but NVRTC (13.5)
-        adds the constant part of an index after it widened the rest, which wraps around by then.
+        Negative strides are multiplied in 64 signed bits. An unsigned sum would be right as a whole. But NVRTC (13.5)
+        adds the constant part of an index after it widened the rest, which has wrapped around by then.
         """
         lead = len(self.shape) - type.rank
         kind = "(i64)" if any(stride < 0 for stride in type.strides) else ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from fusec.gpu.kernels.codegen.gpu_figures import ENOUGH_THREADS
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import BLOCK, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.pointwise_code import strides_from, widest_vector
@@ -108,16 +109,26 @@ def _axes(op: Op, x: TensorType) -> list[Axis]:
     return [axis for axis in axes if axis.size != 1]
 
 
-def plan_rows(
-    op: Op, x: TensorType, types: Sequence[Strided], block: int, unrolled: int, column: int = BLOCK
-) -> RowPlan:
-    """Plan an op over x.
+class RowShape(NamedTuple):
+    """The shape of a block of a row plan.
 
-    types: all tensors that are read or written element by element.
     block: threads of a block, if there are enough numbers.
     unrolled: turns whose loads are issued together.
     column: the most threads that share a number, where neighbours have numbers of their own.
     """
+
+    block: int
+    unrolled: int
+    column: int = BLOCK
+
+
+def plan_rows(op: Op, x: TensorType, types: Sequence[Strided], shape: RowShape, figures: GpuFigures) -> RowPlan:
+    """Plan an op over x.
+
+    types: all tensors that are read or written element by element.
+    figures: those of the GPU, which enough threads must fill.
+    """
+    block, unrolled, column = shape
     axes, rank = _axes(op, x), x.rank
     row = not axes or axes[-1].reduced
     vector = 1
@@ -127,11 +138,12 @@ def plan_rows(
     groups = math.prod(a.size for a in axes if not a.reduced) // (1 if row else vector)
     side_by_side = max(1, COALESCED_BYTES // (vector * x.dtype.itemsize))
     if row:
-        kept = power_of_two(ceil_div(count, max(1, CACHED // vector)))  # so that a row fits into registers
-        threads = min(BLOCK, max(kept, min(side_by_side, power_of_two(count))))
+        fitting = power_of_two(ceil_div(count, max(1, CACHED // vector)))  # so that a row fits into registers
+        threads = min(BLOCK, max(fitting, min(side_by_side, power_of_two(count))))
     else:
         most = max(1, BLOCK // min(side_by_side, power_of_two(groups)))
-        wanted = min(power_of_two(ceil_div(count, 8)), power_of_two(ceil_div(ENOUGH_THREADS, max(groups, 1))))
+        filling = power_of_two(ceil_div(figures.enough_threads, max(groups, 1)))
+        wanted = min(power_of_two(ceil_div(count, 8)), filling)
         threads = min(most, wanted, column)
     lanes = max(1, min(block // threads, power_of_two(max(groups, 1))), 32 // threads)
     return RowPlan(tuple(axes), row, vector, threads, lanes, count, groups, unrolled=unrolled)

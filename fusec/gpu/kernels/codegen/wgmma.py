@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from fusec.gpu.kernels.codegen.mma_tiles import unrolled_loops
-
 ARCHITECTURE = "sm_90a"
-
-
-def pin_numbers(name: str, count: int) -> list[str]:
-    """Tell the compiler that a product has written these numbers."""
-    return unrolled_loops([("b", count), ("e", 4)], f"pin({name}[b][e]);")
 
 
 @cache

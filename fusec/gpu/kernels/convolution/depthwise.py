@@ -1,7 +1,7 @@
 """Generate depthwise convolution with an epilogue.
 
-A thread computes a strip of results along the last dim for some neighbouring channels, because each column of the image
-is then read once for all windows of the strip.
+A thread computes a strip of results along the last dim for some neighbouring channels. So each column of the image is
+read once for all windows of the strip.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fusec.gpu.kernels.codegen.gpu_figures import ENOUGH_THREADS, GpuFigures
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, by_value, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
@@ -49,7 +49,7 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
     width, total = y.type.shape[-1], y.type.size // vector
     strip = max(1, STRIP // conv.op.strides[-1])
     # with too few threads to fill the GPU, strips are shorter
-    while strip > 1 and (ceil_div(total, strip) < ENOUGH_THREADS or width < strip):
+    while strip > 1 and (ceil_div(total, strip) < figures.enough_threads or width < strip):
         strip //= 2
     variants = [(vector, 2 * strip), (vector, strip // 2), (vector // 2, strip), (vector // 2, 2 * strip)]
     fit = [(v, s) for v, s in variants if v >= 1 and 1 <= s <= min(MAX_STRIP, width)]

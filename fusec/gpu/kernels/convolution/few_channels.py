@@ -28,7 +28,7 @@ MOST_STEPS = 16  # because the filters of a warp need 8 registers a step
 MOST_FILTERS = 128
 WARPS = 4  # of a block, at least
 BANKS = 16  # of shared memory, eight bytes each
-RESIDENT = 3  # blocks on a multiprocessor
+RESIDENT = 3  # blocks on a multiprocessor, because of registers: every GPU that fusec knows has 65,536 there
 SIZES = ((8, 128), (4, 128), (4, 64), (8, 64), (16, 64), (2, 64))  # rows and columns of a tile of results, about
 BEGUN = 256  # results that cost as much as the start of a block: an estimate
 _CUDA = cuda_template(__package__, "few_channels.cuh")
@@ -89,8 +89,7 @@ class _FewChannelsSource:
     def pitch(self) -> int:
         """Pixels from one row of the tile to the next in shared memory; some of them may be unused.
 
-        It is chosen so that the taps of a step are in different banks, also where they cross the end of a row of the
-        window.
+        With this pitch the taps of a step are in different banks, also where they cross the end of a row of the window.
         """
         stride, (down, right), across = self.op.strides[1], self.op.dilations, self.tile[1]
         taps = [divmod(k if k < self.taps else 0, self._window[1]) for k in range(self.steps * TAPS)]

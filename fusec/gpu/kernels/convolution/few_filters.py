@@ -19,13 +19,13 @@ from fusec.ir import Node, Value
 from fusec.ops import Conv
 
 MOST_FILTERS = 8
-MOST_SUMS = 176  # of a thread, because it has 255 registers
+MOST_SUMS = 176  # of a thread, because it has 255 registers on every GPU
 TILES, WARPS = (1, 2, 4), (4, 8)
 # Estimated costs of reading a row and of starting a block, relative to multiplying a row by all its taps.
 READ, BEGUN = 0.4, 2.0
 UNROLLED_STEPS = 16  # up to this, all steps are unrolled, and products that no result needs are left out
 PADDING = 4  # numbers after a row of sums, so that the sums of a warp are in different banks
-SHARED_BYTES = 96 << 10  # of a block, at most
+SHARED_BYTES = 96 << 10  # of a block, at most; the figures bound it on GPUs that have less
 STRIPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CUDA = cuda_template(__package__, "few_filters.cuh")
 

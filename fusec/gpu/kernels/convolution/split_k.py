@@ -18,13 +18,13 @@ from fusec.gpu.kernels.convolution.thin_product import thin_product
 from fusec.ir import Node, Value
 from fusec.ops import Conv
 
-MOST_PIXELS = 4096
+MOST_PIXELS = 4096  # a bound of what is tried; the figures bound the blocks: see `_runs`
 MOST_STEPS = 20  # of a warp, because all are unrolled
 WAVES = 4  # blocks for each multiprocessor, at most; with more, cuDNN's engines fill the GPU, too
-MOST_SPLITS = 8  # blocks of a cluster
+MOST_SPLITS = 8  # blocks of a cluster: CUDA promises no larger ones, whatever the GPU
 # Pixels and filters of a block; warps that share its steps, and its filters.
 VARIANTS = ((32, 32, 4, 1), (16, 32, 4, 1), (16, 64, 4, 2))
-SHARED_BYTES = 200 << 10  # of a block, at most; a choice, and less than an H200 has
+SHARED_BYTES = 200 << 10  # of a block, at most; the figures bound it on GPUs that have less
 
 
 def split_k(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:

@@ -35,8 +35,8 @@ SIDE_BY_SIDE = 4  # sums that a warp computes together
 SPLITS = (1, 2, 4)  # blocks that share the last layer of a sample; each computes the layers before it
 MANY_WEIGHT_BYTES = 64 << 10  # with more, two blocks share the last layer, because reading takes long
 MAX_WEIGHT_BYTES = 1 << 20  # of all layers, because each block reads them all
-MAX_SHARED_BYTES = 40 << 10  # of vectors between layers
-MIN_SAMPLES, MAX_SAMPLES = 1, 512
+MAX_SHARED_BYTES = 40 << 10  # of vectors between layers, of the 48 KB of static memory that every GPU has
+MIN_SAMPLES, MAX_SAMPLES = 1, 512  # bounds of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "squeeze_excite.cuh")
 
 

@@ -1,8 +1,8 @@
 """Generate products of many rows with few weights, which memory bounds: 1x1 convolutions and matmuls.
 
 A row is read once, passes the prologue, is multiplied by tensor cores, passes the epilogue, and is written. Weights are
-in shared memory as fragments of `mma.sync`. Both operands may permute the depth in the same way, so a thread takes
-eight neighbours of a row, and of a result, which one load or store moves.
+in shared memory as fragments of `mma.sync`. Both operands may permute the depth in the same way. So a thread takes
+eight neighbours of a row or of a result, which one load or store moves.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ PACK = 8  # neighbours of a row that a thread handles
 COLUMNS, DEPTH, ROWS = 32, 32, 16  # of one product of a warp
 WARPS = BLOCK // 32
 MAX_WIDTH = 4  # groups of columns of a block, because sums are in registers
-MAX_INTENSITY = 170  # multiplications for each number moved; with more, cuDNN's engines are faster
-MIN_ROWS = 512
+MIN_ROWS = 512  # a bound of what is tried; tuning times the kernel on each GPU, so this needs no figure
 WAVES = (4, 2)  # blocks for each multiprocessor, at most; fewer blocks read weights less often
 _CUDA = cuda_template(__package__, "thin_product.cuh")
 
@@ -42,7 +41,7 @@ def thin_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
     if len(products) != 1 or not all(can_generate(node) or node is products[0] for node in nodes):
         return None
     step = match_product(nodes, products[0])
-    if step is None or any(v not in step.results for v in outputs) or not step.fits:
+    if step is None or any(v not in step.results for v in outputs) or not step.fits(figures):
         return None
     name = "+".join(node.op.name for node in nodes)
     groups = ceil_div(step.columns, COLUMNS)
@@ -99,14 +98,13 @@ class ProductStep:
         w = self.product.operands[1].type
         return w.with_order((*range(w.rank - 2), w.rank - 1, w.rank - 2)) if self.along != 1 or w.rank == 2 else w
 
-    @property
-    def fits(self) -> bool:
+    def fits(self, figures: GpuFigures) -> bool:
         """Tell if rows are moved by packs, and memory rather than arithmetic bounds the product."""
         k, n = self.depth, self.columns
         if k % PACK or n % PACK or self.rows < MIN_ROWS or max(self.x.size, self.y.size) >= 1 << 31:
             return False
-        if k * n > MAX_INTENSITY * (k + n):
-            return False
+        if k * n > figures.intensity * (k + n):
+            return False  # cuDNN's engines are faster
         read = [v.type for v in inputs_of([*self.prologue, self.product]) if v is not self.product.operands[1]]
         written = [v.type for v in (*inputs_of(self.epilogue), *self.results)]
         sides = ((self.x, k, read if self.prologue else [self.x]), (self.y, n, written))

@@ -1,7 +1,7 @@
 """Run any graph of pointwise ops, casts, and ops that move elements as one kernel.
 
-Results of one shape are computed together; each thread computes some neighbours of every result. Results of other
-shapes, such as the parts of a split or the operands of a concat, are computed by other blocks of the same launch.
+Results of one shape are computed together; each thread computes some neighbours of every result. Other blocks of the
+same launch compute results of other shapes, such as the parts of a split or the operands of a concat.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from fusec.ir import Node, Value
 
 VARIANTS = ((512, 4), (1024, 2))  # threads of a block, and turns whose loads are issued together
 LANES = 8  # vectors of channels that a block visits together, at most
-CACHED_SHARE = 2, 5  # of the second-level cache: two fifths hold elements until the second pass
 MERGED = 16  # chunks whose sums a thread loads together
 _CUDA = cuda_template(__package__, "batch_norm_resident.cuh")
 
@@ -242,7 +241,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         """Generate the second pass.
 
         Elements read last come first, because they may be in the cache. If the cache holds all that is not in shared
-        memory, the first rows come last, because the next step reads the result from its beginning.
+        memory, the first rows come last. The next step reads the result from its beginning.
         """
         plan, kind, step = self.sums, self.kind, self.step
         if not (step.epilogue_outputs or step.epilogue):
@@ -275,9 +274,8 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     @property
     def _is_cached(self) -> bool:
         """Tell if the second-level cache likely holds all elements that are not in shared memory."""
-        share, whole = CACHED_SHARE
         nbytes = (self.turns - self.resident) * self._turn_bytes * self.sums.chunks * self.sums.blocks
-        return nbytes <= self.figures.cache_bytes * share // whole
+        return nbytes <= self.figures.resident_cache_bytes
 
     def _uncached_pass(self, body: list[str]) -> list[str]:
         """Visit the elements that are not in shared memory. It has the last turn, if it has any."""

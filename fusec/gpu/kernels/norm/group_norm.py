@@ -14,12 +14,12 @@ from fusec.ir import DType, TensorType
 from fusec.ops import GroupNorm
 from fusec.schedule.program import inputs_of
 
-CLUSTER = 8  # blocks of a cluster, at most
+CLUSTER = 8  # blocks of a cluster, at most: CUDA promises no larger ones, whatever the GPU
 MEETING = 16  # blocks that share groups without a cluster, at most
 THREADS = (320, 640)  # of a block, about
 COALESCED_BYTES = 64  # of a pixel that a block reads, at least where groups allow it
-# Blocks: with fewer than FEW the kernel is slow; ENOUGH fill the GPU. Measured on an H200, no properties of it.
-FEW, ENOUGH = 32, 96
+# Quarters of the blocks that fill the GPU: with fewer than FEW the kernel is slow; ENOUGH keep it busy.
+FEW, ENOUGH = 1, 3
 KEPT, MOST_KEPT = 8, 16  # vectors that a thread keeps, if that fills the GPU, and at most
 
 
@@ -65,19 +65,20 @@ def _tilings(x: TensorType, members: int, vector: int, pixels: int, figures: Gpu
         for size in sizes if not clustered or figures.has(CLUSTERS) else ():
             whole = WARP // math.gcd(lanes, WARP)  # rows that are whole warps
             tiling = GroupTiling(own, vector, max(1, size // (lanes * whole)) * whole, 1, pixels, clustered)
-            best = _fullest(tiling, teams, CLUSTER if clustered else MEETING)
+            best = _fullest(tiling, teams, CLUSTER if clustered else MEETING, figures)
             if best is not None and (clustered or teams * best.blocks <= 2 * figures.processors):
                 found.append(replace(best, clustered=clustered and best.blocks > 1))
     return list(dict.fromkeys(found))
 
 
-def _fullest(tiling: GroupTiling, teams: int, most: int) -> GroupTiling | None:
+def _fullest(tiling: GroupTiling, teams: int, most: int, figures: GpuFigures) -> GroupTiling | None:
     """Return the tiling with as few blocks as fill the GPU and can keep what they read; None if there is none."""
-    best = None
+    best, quarter = None, figures.enough_blocks // 4
     while tiling.blocks <= most and tiling.rest > 0 and (tiling.each >= tiling.rows or tiling.blocks == 1):
-        if tiling.turns <= MOST_KEPT and tiling.own <= tiling.block <= 1024 and teams * tiling.blocks >= FEW:
+        blocks = teams * tiling.blocks
+        if tiling.turns <= MOST_KEPT and tiling.own <= tiling.block <= 1024 and blocks >= FEW * quarter:
             best = tiling
-            if tiling.turns <= KEPT and teams * tiling.blocks >= ENOUGH:
+            if tiling.turns <= KEPT and blocks >= ENOUGH * quarter:
                 break
         tiling = replace(tiling, blocks=2 * tiling.blocks)
     return best

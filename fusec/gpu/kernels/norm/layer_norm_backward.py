@@ -53,10 +53,10 @@ VARIANTS = (
     (24, 1, 2, True),
     (16, 2, 2, False),
 )
-AHEAD_BYTES = 200 << 10  # shared memory of a block for rows copied ahead, at most; less than an H200 has
+AHEAD_BYTES = 200 << 10  # for rows copied ahead, at most; the figures bound it on GPUs that have less
 MOST = 512  # threads for a row
 SUMS = 3  # of a row, at most
-SHARED_BYTES = 40 << 10  # for the column sums of the rows that a block works on
+SHARED_BYTES = 40 << 10  # for the column sums of a block's rows, of the 48 KB of static memory that every GPU has
 
 
 def layer_norm_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:

@@ -11,17 +11,15 @@ from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Kernel, ceil_div
-from fusec.gpu.kernels.codegen.row_plan import COALESCED_BYTES, RowPlan, plan_rows
+from fusec.gpu.kernels.codegen.row_plan import COALESCED_BYTES, RowPlan, RowShape, plan_rows
 from fusec.gpu.kernels.norm.group_norm import one_launch
 from fusec.gpu.kernels.norm.row_source import RowSource
 from fusec.gpu.kernels.norm.row_step import RowStep, match_row_step
 from fusec.ir import Node, Value
 from fusec.ops import GroupNorm, InstanceNorm, Reduce
 
-# A reduction with fewer than FEW_BLOCKS is split into chunks until there are FULL_BLOCKS, because few blocks do not
-# fill the GPU. A thread of a chunk visits at least MIN_TURNS vectors, because each chunk costs a merge. All three were
-# measured on an H200; they are no properties of it.
-FEW_BLOCKS, FULL_BLOCKS, MIN_TURNS = 128, 512, 4
+WAVES = 4  # a reduction that is split has so many times the blocks that fill the GPU
+MIN_TURNS = 4  # vectors that a thread of a chunk visits, at least, because each chunk costs a merge
 # Each: threads of a block; turns unrolled; the most threads that share a number where neighbours have their own (fewer
 # threads visit more elements each, and leave more chunks to merge); whether the last block of a reduction merges its
 # chunks, which saves the second launch. The first is the default.
@@ -44,14 +42,14 @@ def row_reduction(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
         return Kernel(step.name, ())
     if step.x.type.size >= 1 << 31:
         return None
-    variants = [_kernel(step, *variant) for variant in VARIANTS]
-    plain = RowSource(step, plan_rows(step.op, step.x.type, step.moved, *VARIANTS[0][:3]))
+    variants = [_kernel(step, figures, *variant) for variant in VARIANTS]
+    plain = RowSource(step, plan_rows(step.op, step.x.type, step.moved, RowShape(*VARIANTS[0][:3]), figures))
     if plain.may_be_packed and len(variants[0].launches) == 1:
         packed = replace(plain, packed_threads=figures.processor_threads * 3 // 4)
         variants.append(Kernel(step.name, (packed.launch(),)))
     if isinstance(step.op, GroupNorm):
         shapes = dict.fromkeys((block, unrolled) for block, unrolled, _, _ in VARIANTS)
-        by_channels = (_by_channels(step, step.op, *shape) for shape in shapes)
+        by_channels = (_by_channels(step, step.op, RowShape(*shape), figures) for shape in shapes)
         together = [variant for variant in by_channels if variant is not None]
         narrow = step.x.type.shape[1] // step.op.groups * step.x.type.dtype.itemsize < COALESCED_BYTES
         variants = [*together, *variants] if narrow else [*variants, *together]
@@ -60,11 +58,20 @@ def row_reduction(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
     return replace(best, others=tuple({k.key: k for k in others if k.key != best.key}.values()))
 
 
-def _kernel(step: RowStep, block: int, unrolled: int, column: int, in_one_launch: bool) -> Kernel:
-    """Return a variant, whose parameters are those of VARIANTS."""
-    plan = plan_rows(step.op, step.x.type, step.moved, block, unrolled, column)
-    most = _most_chunks(plan)
-    if not step.formula.merge or plan.blocks >= FEW_BLOCKS or most < 2:
+def chunked_blocks(figures: GpuFigures) -> tuple[int, int]:
+    """Return the blocks below which a reduction is split into chunks, and the blocks to aim at.
+
+    Fewer blocks would not fill the GPU.
+    """
+    return figures.enough_blocks, WAVES * figures.enough_blocks
+
+
+def _kernel(step: RowStep, figures: GpuFigures, block: int, unrolled: int, column: int, in_one_launch: bool) -> Kernel:
+    """Return a variant, whose parameters after the figures are those of VARIANTS."""
+    plan = plan_rows(step.op, step.x.type, step.moved, RowShape(block, unrolled, column), figures)
+    few, _ = chunked_blocks(figures)
+    most = _most_chunks(plan, figures)
+    if not step.formula.merge or plan.blocks >= few or most < 2:
         return Kernel(step.name, (RowSource(step, plan).launch(),))
     plan = _split(plan, most)
     if in_one_launch and isinstance(step.op, Reduce):
@@ -74,14 +81,14 @@ def _kernel(step: RowStep, block: int, unrolled: int, column: int, in_one_launch
     return Kernel(step.name, launches, _scratch_bytes(step, plan))
 
 
-def _by_channels(step: RowStep, op: GroupNorm, block: int, unrolled: int) -> Kernel | None:
+def _by_channels(step: RowStep, op: GroupNorm, shape: RowShape, figures: GpuFigures) -> Kernel | None:
     """Return a group norm that reads all channels of a pixel together, whatever their group.
 
     It needs contiguous channels. The results of the channels are then combined by groups.
     """
     channels = step.x.type.shape[1]
-    plan = plan_rows(InstanceNorm(op.epsilon), step.x.type, step.moved, block, unrolled)
-    most = _most_chunks(plan)
+    plan = plan_rows(InstanceNorm(op.epsilon), step.x.type, step.moved, shape, figures)
+    most = _most_chunks(plan, figures)
     if plan.row or plan.along != 1 or most < 1 or op.groups == channels or step.formula.merge != "moments":
         return None
     plan = _split(plan, most)
@@ -89,8 +96,9 @@ def _by_channels(step: RowStep, op: GroupNorm, block: int, unrolled: int) -> Ker
     return Kernel(step.name, (source.partial(), source.merged()), _scratch_bytes(step, plan))
 
 
-def _most_chunks(plan: RowPlan) -> int:
-    return min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
+def _most_chunks(plan: RowPlan, figures: GpuFigures) -> int:
+    _, full = chunked_blocks(figures)
+    return min(ceil_div(full, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
 
 
 def _split(plan: RowPlan, chunks: int) -> RowPlan:

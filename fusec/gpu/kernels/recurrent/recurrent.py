@@ -10,9 +10,8 @@ there are not enough blocks takes several launches.
 16-bit floats are multiplied on tensor cores, 32-bit floats one by one. Sums are fp32. The states that blocks exchange
 are rounded to the type of the operands; each block's own states are not.
 
-cuDNN's RNN API (`cudnnRNNForward`) is not used: it takes neither peepholes nor other activations than those of its
-cells, its weights are packed in a layout of its own, and its calls have no plan that can be stored or checked
-without a GPU.
+cuDNN's RNN API (`cudnnRNNForward`) is not used. It takes neither peepholes nor other activations than those of its
+cells, and packs weights in a layout of its own. Its calls have no plan that can be stored or checked without a GPU.
 """
 
 from __future__ import annotations

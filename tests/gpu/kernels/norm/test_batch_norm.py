@@ -12,10 +12,10 @@ from gpu.kernels.cases import FIGURES, ROUNDING, Case, assert_same, build, check
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import GpuFigures
-from fusec.gpu.kernels.codegen.gpu_figures import OWN_BYTES
 from fusec.gpu.kernels.norm import batch_norm as family
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, Cast, ChannelSums, pw
+from fusec.targets.target import STATIC_BYTES
 from fusec.text import parse
 
 F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
@@ -28,7 +28,7 @@ def forward(g: Any, *v: Value) -> Sequence[Value]:
 
 def keeping(nbytes: int) -> GpuFigures:
     """Figures of a GPU whose blocks keep so many bytes."""
-    return replace(FIGURES, shared_bytes=nbytes + OWN_BYTES)
+    return replace(FIGURES, shared_bytes=nbytes + STATIC_BYTES)
 
 
 def summed(g: Any, x: Value) -> Sequence[Value]:

@@ -72,7 +72,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of few threads, however few there are, and no more than the emulator has room for at once."""
     monkeypatch.setattr(group_norm, "THREADS", (64, 160))
     monkeypatch.setattr(group_norm, "MEETING", 8)
-    monkeypatch.setattr(group_norm, "FEW", 1)
+    monkeypatch.setattr(group_norm, "FEW", 0)
 
 
 @needs_compiler

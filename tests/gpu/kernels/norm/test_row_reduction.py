@@ -158,8 +158,7 @@ def test_pointwise_ops_around_them(rng: np.random.Generator) -> None:
 @pytest.mark.slow
 @needs_compiler
 def test_long_reductions_are_cut_into_chunks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "FEW_BLOCKS", 1 << 30)
-    monkeypatch.setattr(family, "FULL_BLOCKS", 40)
+    monkeypatch.setattr(family, "chunked_blocks", lambda _: (1 << 30, 40))
     monkeypatch.setattr(family, "MIN_TURNS", 1)
     cases = [case for case in (*reductions(), *normed(), *surrounded()) if case.kernel and case.kernel.scratch_bytes]
     assert len(cases) > 60
@@ -169,8 +168,7 @@ def test_long_reductions_are_cut_into_chunks(rng: np.random.Generator, monkeypat
 @needs_compiler
 def test_the_last_block_puts_chunks_together(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one launch; and every launch finds the doors as the first one did."""
-    monkeypatch.setattr(family, "FEW_BLOCKS", 1 << 30)
-    monkeypatch.setattr(family, "FULL_BLOCKS", 40)
+    monkeypatch.setattr(family, "chunked_blocks", lambda _: (1 << 30, 40))
     monkeypatch.setattr(family, "MIN_TURNS", 1)
     monkeypatch.setattr(family, "VARIANTS", ((256, 4, 256, True), (256, 4, 8, True)))
     cases = [case for case in (*reductions(), *surrounded()) if case.kernel and case.kernel.scratch_bytes]

@@ -1,0 +1,249 @@
+"""Read a `.fusec` file: graphs, weights, programs and plans. No pass runs, and cuDNN is asked nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from fusec import __version__, lockfile
+from fusec.artifacts import container
+from fusec.artifacts.container import Reader
+from fusec.artifacts.members import FORMAT, FORMAT_OF_SHAPES, SOURCE, SOURCE_WEIGHTS, WEIGHTS, folder_of, versions
+from fusec.artifacts.read_program import read_program
+from fusec.artifacts.safetensors import header_bytes, read
+from fusec.artifacts.shape_table import ShapeTable
+from fusec.errors import ModelError, VerifyError
+from fusec.execution.compilation import Compiled
+from fusec.gpu import device
+from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn.judges import CudnnJudge
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.ir import Graph, Literal
+from fusec.passes.base import PRECISIONS, Options
+from fusec.plans.plan_cache import PlanStore
+from fusec.plans.plan_record import Choice, Entry
+from fusec.plans.verdict import Verdict
+from fusec.targets.target import Target
+from fusec.targets.target import load as load_target
+from fusec.text import parse
+
+_log = logging.getLogger("fusec.artifacts.fusec_file")  # one name for reading and writing, see docs/environment.md
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Contents of a file for one target.
+
+    plans: by key of the cuDNN graph, best first.
+    lock: the choices for all steps and targets.
+    notes: messages for the user, such as plans that must be built again.
+    """
+
+    compiled: Compiled
+    plans: Mapping[str, tuple[Entry, ...]]
+    lock: lockfile.Lock
+    notes: tuple[str, ...] = ()
+
+
+class _LateJudge:
+    """A judge that starts its worker processes when it is first asked, because only reports ask it."""
+
+    def __init__(self, target: Target, tensor_cores: bool):
+        self._target = target
+        self._tensor_cores = tensor_cores
+
+    @cached_property
+    def _judge(self) -> CudnnJudge:
+        return CudnnJudge(Oracle(self._target, device=device.is_present(self._target)), self._tensor_cores)
+
+    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
+        return self._judge.judge(bodies)
+
+
+def targets(path: str | Path) -> tuple[str, ...]:
+    """List the targets that a file was compiled for."""
+    return tuple(_open(Path(path)).manifest["targets"])
+
+
+def table(path: str | Path) -> ShapeTable | None:
+    """Return what a file says about shapes; None if it has programs for one set of input shapes only."""
+    manifest = _open(Path(path)).manifest
+    return ShapeTable.from_json(manifest["shapes"], str(path)) if "shapes" in manifest else None
+
+
+def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artifact:
+    """Read the contents of a file for a target. Weights that only the imported model has are read at first use.
+
+    Of a file with several sets of input shapes, these are the contents for the first one.
+    store: tells which serialized plans are trusted; default: the plan cache of this machine.
+    Raises ModelError that names a damaged member, TargetError for an unknown target.
+    """
+    return _load(_open(Path(path)), target, store, 1)[0]
+
+
+def load_all(path: str | Path, target: str, store: PlanStore | None = None) -> list[Artifact]:
+    """Read the contents of a file for a target, for each set of input shapes; see `load`. They share the weights."""
+    file = _open(Path(path))
+    return _load(file, target, store, file.manifest.get("programs", 1))
+
+
+def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> list[Artifact]:
+    manifest, path = file.manifest, file.path
+    if target not in manifest["targets"]:
+        raise ModelError(f"{path}: was compiled for {', '.join(manifest['targets'])}, not for {target}")
+    gpu, saved = load_target(target), manifest["options"]
+    state = tuple((str(name), str(output)) for name, output in saved.get("state", ()))
+    orders = tuple((str(name), tuple(map(int, order))) for name, order in saved.get("orders", ()))
+    options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders)
+    options = replace(options, target=gpu)
+    weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
+    late = {**_late_weights(file), **weights}
+    _log.info("%s: read for %s, made with cuDNN %s", path, target, manifest["cudnn"] or "none")
+    found: list[Artifact] = []
+    derived: dict[Hashable, Literal] = {}
+    for number in range(count):
+        folder = folder_of(number)
+        graph = _graph(file, f"{folder}{target}/graph.txt", weights)
+        source = _graph(file, folder + SOURCE, late)
+        member = f"{folder}{target}/program.json"
+        data = file.json(member)
+        try:
+            program = read_program(graph, data, weights, derived)
+            judge = None if deviceless.is_absent() else _LateJudge(gpu, options.tensor_cores)
+            compiled = Compiled(source, program, gpu, options, judge)
+            lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
+            found.append(_with_plans(file, replace(compiled, tuned=lock), data["plans"], lock, store))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, VerifyError) as error:
+            raise ModelError(f"{path}: {member}: not a program of this graph: {error}") from error
+    return found
+
+
+def _open(path: Path) -> Reader:
+    file = Reader(path)
+    manifest = file.manifest
+    if manifest.get("format") not in (FORMAT, FORMAT_OF_SHAPES):
+        raise ModelError(
+            f"{path}: is of format {manifest.get('format')!r}, this fusec ({__version__}) reads {FORMAT} and "
+            f"{FORMAT_OF_SHAPES}: compile the model again"
+        )
+    options, named = manifest.get("options"), manifest.get("targets")
+    if not (isinstance(named, dict) and named and isinstance(options, dict)) or not (
+        options.get("precision") in PRECISIONS
+        and isinstance(options.get("disable"), list)
+        and all(isinstance(name, str) for name in (*named, *named.values(), *options["disable"]))
+        and isinstance(options.get("state", []), list)
+        and all(isinstance(pair, list) and len(cast("list[Any]", pair)) == 2 for pair in options.get("state", []))
+        and _are_orders(options.get("orders", []))
+        and all(isinstance(manifest.get(name), str) for name in ("fusec", "cudnn", "frontend"))
+        and type(manifest.get("programs", 1)) is int
+        and manifest.get("programs", 1) >= 1
+    ):
+        raise ModelError(f"{path}: {container.MANIFEST}: has other fields than fusec writes")
+    return file
+
+
+def _are_orders(saved: Any) -> bool:
+    """Tell if data is a list of pairs of a name and a memory order."""
+    return isinstance(saved, list) and all(map(_is_order, cast("list[Any]", saved)))
+
+
+def _is_order(pair: Any) -> bool:
+    match pair:
+        case [str(), [*dims]]:
+            return sorted(map(repr, dims)) == sorted(map(repr, range(len(dims))))
+        case _:
+            return False
+
+
+def _weights(file: Reader, member: str, data: memoryview) -> dict[str, Literal]:
+    try:
+        return read(data)
+    except ModelError as error:
+        raise ModelError(f"{file.path}: {member}: {error}") from error
+
+
+def _late_weights(file: Reader) -> dict[str, Literal]:
+    """Return the weights that only the imported model has. They are checked at first use, as no step reads them."""
+    room, lock, checked = file.room(SOURCE_WEIGHTS), threading.Lock(), list[bool]()
+    file.fill(SOURCE_WEIGHTS, room[:8])
+    file.fill(SOURCE_WEIGHTS, room[: header_bytes(room)])
+
+    def late(literal: Literal) -> Literal:
+        def load() -> Any:
+            with lock:
+                if not checked:
+                    file.check(SOURCE_WEIGHTS, room)
+                    checked.append(True)
+            return literal.array
+
+        return Literal(literal.type, load, literal.label)
+
+    return {name: late(literal) for name, literal in _weights(file, SOURCE_WEIGHTS, room.toreadonly()).items()}
+
+
+def _graph(file: Reader, member: str, weights: Mapping[str, Literal]) -> Graph:
+    try:
+        return parse(file.text(member), weights)
+    except ModelError as error:
+        where = f"{file.path}: "
+        raise error if str(error).startswith(where) else ModelError(f"{where}{member}: {error}") from error
+
+
+def _with_plans(
+    file: Reader, compiled: Compiled, data: Mapping[str, Any], lock: lockfile.Lock, store: PlanStore | None
+) -> Artifact:
+    """Read the plans of the program's graphs. Blobs of other versions, or that are not trusted, are left out."""
+    keys = {lowered.graph.key for lowered in compiled.lowered if lowered is not None}
+    here, manifest = versions(), file.manifest
+    made = {name: manifest[name] for name in here}
+    stale = [f"{name} {made[name] or 'none'}, here {here[name]}" for name in here if here[name] not in ("", made[name])]
+    if manifest["targets"][compiled.target.name] != compiled.target.digest:
+        stale.append(f"another description of {compiled.target.name}")
+    plans: dict[str, tuple[Entry, ...]] = {}
+    untrusted = 0
+    for key, items in data.items():
+        entries: list[Entry] = []
+        for item in items:
+            blob = None if item["blob"] is None or stale else bytes(file.check(item["blob"]))
+            if blob is not None:
+                store = store or PlanStore()  # opened only for a plan, because the cache folder may be read-only
+                if not store.trusts(blob):
+                    untrusted += 1
+                    blob = None
+            entries.append(Entry(Choice.from_json(item["choice"]), blob))
+        if key in keys:
+            plans[key] = tuple(entries)
+    notes: list[str] = []
+    if stale and data:
+        notes.append(f"{file.path}: made with {'; '.join(stale)}: its plans are built anew")
+    if untrusted:
+        notes.append(f"{file.path}: {untrusted} of its plans were not built here and are built anew")
+    if data.keys() - keys:
+        notes.append(
+            f"{file.path}: {len(data.keys() - keys)} of its plans are of graphs that fusec now lowers otherwise"
+        )
+    return Artifact(compiled, plans, lock, tuple(notes))
+
+
+def trust(path: str | Path, store: PlanStore | None = None) -> int:
+    """Trust the serialized plans of a file, whose maker the user knows, and return their number."""
+    file, keeper = _open(Path(path)), store or PlanStore()
+    try:
+        named = {
+            item["blob"]: None
+            for number in range(file.manifest.get("programs", 1))
+            for target in file.manifest["targets"]
+            for items in file.json(f"{folder_of(number)}{target}/program.json")["plans"].values()
+            for item in items
+            if item["blob"] is not None
+        }
+        blobs = [bytes(file.check(name)) for name in named]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path}: its lists of plans have another form than fusec writes: {error!r}") from error
+    keeper.trust(*blobs)
+    return len(blobs)

@@ -1,0 +1,32 @@
+"""Use the folder of the plan cache, which processes share: lock it, and raise errors that name it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fusec.errors import FusecError
+from fusec.plans.sqlite_cache import READ_ONLY, ReadOnlyError
+
+LOCK_S = 60.0  # how long to wait for another process
+
+
+def lock(folder: Path, name: str) -> FileLock:
+    """Return a lock that one process at a time can hold."""
+    return FileLock(folder / f".{name}.lock", timeout=LOCK_S)
+
+
+@contextlib.contextmanager
+def errors(folder: Path) -> Generator[None]:
+    """Make the folder if it is missing, and raise FusecError for what fails in it: ReadOnlyError if it is read-only."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except FileNotFoundError:
+        raise
+    except (OSError, Timeout) as error:
+        kind = ReadOnlyError if error.errno in READ_ONLY else FusecError
+        raise kind(f"cannot use the plan cache {folder} ({error}); set FUSEC_CACHE") from error
