@@ -181,8 +181,7 @@ class Pad(Op):
         require(self.mode in ("constant", "reflect", "edge", "wrap"), f"pad knows no mode {self.mode!r}")
         require(len(self.pads) == 2 * n, f"pads needs {2 * n} entries, not {len(self.pads)}")
         require(all(p >= 0 for p in self.pads), f"negative pads {list(self.pads)}: slice instead")
-        held = x.dtype.is_float or (self.value.is_integer() and _holds(x.dtype, int(self.value)))
-        require(held, f"{x.dtype.value} does not hold the value {self.value}")
+        require(fills(x.dtype, self.value), f"{x.dtype.value} does not hold the value {self.value}")
         for p0, p1, dim in zip(self.pads[:n], self.pads[n:], x.shape, strict=True):
             padded = self.mode != "constant" and (p0 or p1)
             require(not (padded and dim == 0), f"{self.mode} padding of an empty dim")
@@ -201,12 +200,15 @@ class Pad(Op):
         return (xp.pad(x, widths, mode=self.mode),)
 
 
-def _holds(dtype: DType, value: int) -> bool:
+def fills(dtype: DType, value: float) -> bool:
+    """Tell if a pad of tensors of this type may have this value. Narrow integers are padded with zeros only."""
+    if dtype.is_float:
+        return True
     if dtype is DType.BOOL:
         return value in (0, 1)
     if dtype.is_narrow:
         return value == 0
-    return int(np.iinfo(dtype.numpy).min) <= value <= int(np.iinfo(dtype.numpy).max)
+    return value.is_integer() and int(np.iinfo(dtype.numpy).min) <= value <= int(np.iinfo(dtype.numpy).max)
 
 
 @dataclass(frozen=True)

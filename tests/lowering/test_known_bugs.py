@@ -556,8 +556,13 @@ def test_engines_that_take_one_channel_of_several_as_packed(engine: int, uid: in
 
 @pytest.mark.parametrize("engine", [3, 6])
 def test_engines_that_compute_16_bit_convolutions_by_transforms(engine: int) -> None:
-    assert wrong_plan(conv_graph(NHWC), engine, {}) is not None
+    alone = conv_graph(NHWC)
+    assert wrong_plan(alone, engine, {}) is not None
     assert wrong_plan(transposed(), engine, {}) is None
+    image, filters, result = alone.tensors
+    tensors = (image, filters, replace(result, virtual=True), tensor(4, result.dims))
+    with_relu = CudnnGraph(tensors, (*alone.calls, CudnnCall("pointwise", (3,), (4,), "relu")))
+    assert wrong_plan(with_relu, engine, {}) is None
 
 
 @pytest.mark.parametrize("engine", [7, 52])

@@ -64,8 +64,9 @@ def _is_fp32_convolution(plan: PlanFacts) -> bool:
     return image.dtype is DType.F32 and not image.virtual
 
 
-def _is_16_bit_convolution(plan: PlanFacts) -> bool:
-    return plan.convolution is not None and plan.convolution[0].dtype.itemsize == 2
+def _is_16_bit_convolution_alone(plan: PlanFacts) -> bool:
+    """Tell if the graph is one convolution in 16 bits; with other calls these numbers name other engines."""
+    return plan.convolution is not None and plan.convolution[0].dtype.itemsize == 2 and len(plan.graph.calls) == 1
 
 
 def _has_one_channel_of_several(plan: PlanFacts) -> bool:
@@ -257,7 +258,7 @@ RULES: tuple[PlanRule, ...] = (
     ),
     PlanRule(
         (3, 6),
-        _is_16_bit_convolution,
+        _is_16_bit_convolution_alone,
         "engine {engine} convolves by transforms: its error is one of the largest element, not of each",
     ),
     PlanRule(

@@ -81,7 +81,7 @@ class _Maker:
         k, v = self.repeated(k, q), self.repeated(v, q)
         _, scores = self.scores(q, k, bias, op)
         make, swapped = self.make, Transpose((0, 1, 3, 2))
-        weights = make(pw("exp"), make(pw("sub"), self.wide(scores), sums))
+        weights = make(pw("exp"), make(pw("sub"), self.wide(scores), self.wide(sums)))
         along = make(Reduce("sum", (3,)), make(pw("mul"), self.wide(dy), self.wide(y)))
         slopes = make(pw("sub"), self.wide(make(MatMul(), dy, make(swapped, v))), along)
         slopes = make(pw("mul"), make(pw("mul"), weights, slopes), self.number(op.scale, weights))

@@ -43,7 +43,7 @@ class Precision(Pass):
         literals = {node.result: node.op.literal for node in nodes if isinstance(node.op, Constant)}
         narrowed: dict[Literal, Literal] = {}
         for node in nodes:
-            _widen_sums(graph, node)
+            _widen_sums(graph, node, literals)
             if isinstance(node.op, Constant) and all(user is graph.return_node for user in node.result.users):
                 continue
             if isinstance(node.op, Cast) and node.op.to in _WIDE and node.result not in kept:
@@ -141,11 +141,15 @@ def _keep_wide(graph: Graph, sums: Value, storage: DType) -> None:
             graph.set_input(node, index, narrow)
 
 
-def _widen_sums(graph: Graph, node: Node) -> None:
-    """Cast sums that an op reads to f32, unless they have the type of their source."""
+def _widen_sums(graph: Graph, node: Node, literals: Mapping[Value, Literal]) -> None:
+    """Cast sums that an op reads to f32, unless they have the type of their source. Constant sums are not narrowed."""
     for place in READS_SUMS.get(type(node.op), ()):
         sums = node.operands[place]
-        if sums.type.dtype not in (DType.F32, node.operands[0].type.dtype):
+        literal = literals.get(sums)
+        if literal is not None and literal.type.dtype is DType.F32:
+            wide = graph.insert(Constant(literal), before=node, names=(sums.name,)).result
+            graph.set_input(node, place, wide)
+        elif sums.type.dtype not in (DType.F32, node.operands[0].type.dtype):
             graph.set_input(node, place, graph.add(Cast(DType.F32), sums, before=node))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fusec.ir import Array, Graph, Node, Op, Value
 from fusec.ops import Pad, Transpose
+from fusec.ops.shape import fills
 from fusec.passes.quantization.affine_values import Dequantised, Factors, dequantise, dequantised
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, local
@@ -67,7 +68,10 @@ def dequantise_after_pad(graph: Graph, node: Node) -> Value | None:
     assert isinstance(op, Pad) and found.zero.number is not None
     if op.mode == "constant" and op.value != 0:
         raise NoMatch("padded with another number than 0", node.operands[0])
-    padded = graph.add(replace(op, value=found.zero.number if op.mode == "constant" else 0.0), found.q, before=node)
+    zero = found.zero.number if op.mode == "constant" else 0.0
+    if not fills(found.q.type.dtype, zero):
+        raise NoMatch(f"the zero point {zero} is no {found.q.type.dtype.value}", node.operands[0])
+    padded = graph.add(replace(op, value=zero), found.q, before=node)
     return dequantise(graph, replace(found, q=padded), node)
 
 

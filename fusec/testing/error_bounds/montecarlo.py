@@ -185,13 +185,13 @@ class _Sampler:
         error = np.where(np.isfinite(error), error, 0.0)
         return made.changed(lambda k, s: s + self.errors.signed(error, 77, k))
 
-    def _unit(self, node: Node) -> float:
-        """Return the unit roundoff of the arithmetic inside a node.
+    def _unit(self, node: Node, at: int = 0) -> float:
+        """Return the unit roundoff of the arithmetic inside a node, for one of its results.
 
         Passes compute constants in the same precision as a kernel.
         """
         wide = all(v.type.dtype is DType.F64 for v in node.results)
-        folded = self.rounding.meaning and node.results[0] in self.constant
+        folded = self.rounding.meaning and node.results[at] in self.constant
         return _F64 if wide else _F32 if folded else self.unit
 
     def _evaluate(self, node: Node, operands: list[Array], rounded: Op | None = None) -> list[Array]:
@@ -244,6 +244,8 @@ class _Sampler:
         if node.op.name.startswith(("attention", "recurrent")) and not self.rounding.meaning:
             # kernels round the weights before the second product, and the state before the next step
             inner = max(inner, node.results[0].type.dtype.epsilon / 2)
+        # because a factor that is folded into a constant of 16 bits rounds each of its elements
+        folded = self.narrowest.epsilon / 2 if self.half and self._scaled(node) and not exact else 0.0
         tf32 = self.rounding.tensor_cores and not self.rounding.meaning and node.op.name in PRODUCTS and not exact
         for k in range(self.count):
             arrays = [s.disturbed[k] for s in operands]
@@ -254,11 +256,16 @@ class _Sampler:
                 continue
             if inner:
                 arrays = [
-                    self.errors.shaken(a, inner + (_TF32 if tf32 and v.type.dtype is DType.F32 else 0.0), k, i)
+                    self.errors.shaken(a, inner + self._stored_error(v, tf32, folded), k, i)
                     for i, (a, v) in enumerate(zip(arrays, node.operands, strict=True))
                 ]
             rows.append(self._evaluate(node, arrays, self._rounded_attributes(node.op, k)))
         return [Samples(r, [row[i] for row in rows]) for i, r in enumerate(results)]
+
+    def _stored_error(self, value: Value, tf32: bool, folded: float) -> float:
+        """Return the relative error of an operand that a product reads. folded: that of a constant."""
+        narrowed = _TF32 if tf32 and value.type.dtype is DType.F32 else 0.0
+        return narrowed + (folded if value in self.constant else 0.0)
 
     # rounding --------------------------------------------------------------------------------------------
 
@@ -279,13 +286,13 @@ class _Sampler:
                 return made
             if node.op.name in _ROUNDS:  # because disturbed operands give another number to round
                 mask |= made.spread() > 0
-        inner = self._unit(node) * (1.0 if exact else math.sqrt(sum_length(node)))
+        inner = self._unit(node, at) * (1.0 if exact else math.sqrt(sum_length(node)))
         samples = self.errors.stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
         executed, plain = not self.rounding.meaning, [s.plain for s in results]
         spelled = self.rounding.exported and (executed or value in self.constant)
         size = intermediate_size(node.op, executed, spelled, operands, plain, at)
         if size is not None:
-            absolute = self._unit(node) * size
+            absolute = self._unit(node, at) * size
             samples = [s + self.errors.signed(absolute, 0, k) for k, s in enumerate(samples)]
         lost = None if self.rounding.meaning or dtype is DType.F64 else flushed(node.op, operands)
         if lost is not None:

@@ -111,7 +111,7 @@ def intermediate_size(
     gradient subtracts from dy its mean and its share along x; with few elements, the difference is almost zero.
     attention_train subtracts from the scores the logarithm of the sum of their exponentials. That number is rounded,
     which changes all weights of a query by the same factor, and their sum from 1. In ONNX, gelu and its gradients add
-    1 to a number near -1.
+    1 to a number near -1. A cubic grid_sample adds up products with weights of both signs.
 
     lowered, spelled: the op is executed, or is computed as the single ops that ONNX writes for it.
     at: the place of the result in `results`. Returns None for other ops.
@@ -123,6 +123,9 @@ def intermediate_size(
     if spelled and op.name in _ADD_ONE:
         size = np.broadcast_to(np.abs(operands[0]), result.shape)
         return np.where(np.isfinite(size), size, 0.0)
+    if op.name == "grid_sample" and op.attributes["mode"] == "cubic":
+        image = np.abs(operands[0])
+        return np.full(result.shape, image[np.isfinite(image)].max(initial=0.0))
     if (op.name == "softmax" and op.attributes["log"]) or (isinstance(op, Reduce) and op.kind == "log_sum_exp"):
         return np.isfinite(result) * 1.0
     if lowered and op.name in ("elu", "selu", "celu"):
@@ -262,6 +265,7 @@ _SUM_LENGTHS: Mapping[str, Callable[[Any, Shapes], int]] = {
     "batch_norm_backward": _channel_size,
     "channel_sums": _channel_size,
     "resize": lambda op, shapes: 4,
+    "grid_sample": lambda op, shapes: 16 if op.mode == "cubic" else 4,
     # an error of a step is one of all steps after it, and the bound takes the root of this
     "recurrent": lambda op, shapes: (shapes[0][0] * (shapes[1][2] + 8)) ** 2,
 }

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from fusec.ir import DType, Node
+from fusec.ops import Pointwise
 from fusec.testing.error_bounds.op_rounding import POLES, never_zero
 from fusec.testing.error_bounds.perturbed import SAFETY, Samples
 
@@ -33,8 +34,8 @@ def overflow(
     limit = 0.999 * min(MAX[dtype], MAX[own]) if dtype is not None and own.is_float else math.inf
     if limit < math.inf and (beyond := _may_exceed(limit, plain, samples)) is not None:
         samples[::2] = [np.where(beyond & ~np.isnan(s), np.copysign(np.inf, s), s) for s in samples[::2]]
-    if np.isinf(most) and node.op.name not in POLES and all(np.isfinite(x).all() for x in operands):
-        endless = np.isinf(plain)
+    if np.isinf(most) and node.op.name not in POLES and (finite := _finite(node, plain, operands)) is not None:
+        endless = np.isinf(plain) & finite
         samples[1::2] = [np.where(endless, np.copysign(1e300, plain), s) for s in samples[1::2]]
     if never_zero(node.op) and (np.abs(plain) < 1e-290).any():
         vanished = (np.abs(plain) < 1e-290) & ~np.isneginf(operands[0])  # subnormal in float64, or less
@@ -42,6 +43,15 @@ def overflow(
     if squares and most > 1e18 and ((np.abs(plain) > 1e18) & np.isfinite(plain)).any():
         # squares inside the op overflow fp32
         samples[::2] = [np.full_like(s, np.nan) for s in samples[::2]]
+
+
+def _finite(node: Node, plain: Array, operands: list[Array]) -> Array | None:
+    """Tell for each result of a pointwise op if its operands are finite, for other ops if all are; None if none is."""
+    if isinstance(node.op, Pointwise):
+        finite = np.all([np.broadcast_to(np.isfinite(x), plain.shape) for x in operands], axis=0)
+    else:
+        finite = np.array(all(np.isfinite(x).all() for x in operands))
+    return finite if finite.any() else None
 
 
 def _may_exceed(limit: float, plain: Array, samples: list[Array]) -> Array | None:

@@ -407,7 +407,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "precision_sums",
         "precision",
         "passes/layout/precision.py",
-        "            _widen_sums(graph, node)\n",
+        "            _widen_sums(graph, node, literals)\n",
         "",
         "sums of channels are narrowed to another type of 16 bits",
         "regressions",
