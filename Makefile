@@ -8,6 +8,8 @@ CUDA ?= 13
 VENV := .venv$(if $(filter 12,$(CUDA)),-cu12)
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# A shell may have Python store no bytecode. Then each of the tests' many processes would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
 # Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
 EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
 
