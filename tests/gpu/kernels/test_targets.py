@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES, Case, assert_same, each_way
 from gpu.kernels.emulator import Emulator, needs_compiler
-from gpu.kernels.test_compile import cases, nvrtc
+from gpu.kernels.test_compile import cases_of_one_form, nvrtc, shaped_cases
 from helpers import quick
 
 from benchmarks.kernels import CASES, kernel_of
@@ -30,7 +30,8 @@ ALIGNMENT, SYSTEM_BYTES = 16, 1024  # more that a compiler counts; for sm_90 and
 
 @cache
 def all_cases() -> list[Case]:
-    return cases()
+    """All cases that figures shape, and some of the others."""
+    return [*cases_of_one_form()[::16], *shaped_cases()]
 
 
 @cache
