@@ -81,7 +81,7 @@ def misfit(launch: Launch, figures: GpuFigures) -> str:
     return ""
 
 
-@pytest.mark.parametrize("target", quick(names(), ["h200"]))
+@pytest.mark.parametrize("target", quick(names(), ["t4", "h200"]))
 def test_every_launch_fits_the_target(target: str) -> None:
     figures = GpuFigures.of(load(target))
     assert [why for launch in launches(target) if (why := misfit(launch, figures))] == []
