@@ -7,7 +7,11 @@ CUDA ?= 13
 # The cuDNN packages for CUDA 12 and 13 overwrite each other's files: each gets an environment of its own.
 VENV := .venv$(if $(filter 12,$(CUDA)),-cu12)
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# pip would compile 14,000 modules in one process. What does not compile is a template of some package.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# A shell may have Python store no bytecode. Then each of the tests' many processes would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
 # Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
 EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
 
@@ -70,8 +74,9 @@ newest: .venv-newest/.test
 .venv-newest/.test: $(VENV)/.python pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-newest
 	grep -v '^nvidia-cudnn-cu' constraints.txt > .venv-newest/constraints.txt
-	.venv-newest/bin/python -m pip --disable-pip-version-check install --quiet \
+	.venv-newest/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
 	  --constraint .venv-newest/constraints.txt --upgrade --editable '.[cu$(CUDA),test]' nvidia-cudnn-cu$(CUDA)
+	.venv-newest/bin/python -m compileall -qq -j 0 .venv-newest/lib || true
 	@touch $@
 
 # The doors for torch, which is a download of its own size; TORCH_PIP: more arguments for pip, such as an index of
@@ -126,10 +131,12 @@ $(VENV)/.python:
 # The stamps spare a second run the installation; they age with what decides it.
 $(VENV)/.demo: $(VENV)/.python pyproject.toml constraints.txt
 	$(INSTALL) --editable '.[cu$(CUDA),demo]'
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.python pyproject.toml constraints.txt
 	$(INSTALL) --editable '.[cu$(CUDA),test]'
+	$(COMPILE)
 	@touch $@ $(VENV)/.demo
 
 clean:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu.cudnn import recorded_answers
 
 from fusec.gpu.cudnn.legality import Oracle
+from fusec.plans.sqlite_cache import Store
 from fusec.targets.target import load
 
 SEED = int(os.environ.get("FUSEC_TEST_SEED", "0"))
@@ -19,6 +21,11 @@ SEED = int(os.environ.get("FUSEC_TEST_SEED", "0"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="write the current results as the expected ones")
+    parser.addoption("--ask-cudnn", action="store_true", help="ask cuDNN also what a file of its answers says")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return "cuDNN is asked everything" if config.getoption("--ask-cudnn") else recorded_answers.summary()
 
 
 def _gpu_missing() -> str:
@@ -71,25 +78,25 @@ def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def fusec_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Use the given FUSEC_CACHE, or else one folder for all workers of this run."""
-    if given := os.environ.get("FUSEC_CACHE"):
-        yield Path(given)
-        return
+def fusec_cache(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Path]:
+    """Use the given FUSEC_CACHE, or else one folder for all workers of this run. It begins with recorded answers."""
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fusec-cache"
+    place = Path(os.environ.get("FUSEC_CACHE") or shared)
+    if not pytestconfig.getoption("--ask-cudnn"):
+        recorded_answers.seed(place)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FUSEC_CACHE", str(shared))
-        yield shared
+        patch.setenv("FUSEC_CACHE", str(place))
+        yield place
 
 
 @pytest.fixture(scope="session")
-def asked_once() -> Iterator[Oracle]:
+def asked_once(fusec_cache: Path) -> Iterator[Oracle]:
     """Share one oracle for an H200 among tests that do not test the oracle: `driver.build(..., oracle=asked_once)`.
 
     Of graphs that differ in size alone, it builds a plan for one, because builds take most of a compilation.
     """
-    with Oracle(load("h200"), reuse_builds=True) as oracle:
+    with Oracle(load("h200"), store=Store(fusec_cache / "answers.sqlite"), reuse_builds=True) as oracle:
         yield oracle
 
 

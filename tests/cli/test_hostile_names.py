@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from cli.command import Result, fusec
+from gpu.cudnn import recorded_answers
 from onnx import TensorProto, helper, numpy_helper
 
 from fusec.cli import commands
@@ -93,6 +94,7 @@ def test_what_a_command_prints(command: tuple[object, ...], status: int, evil: P
 @pytest.mark.cudnn
 def test_commands_that_write(evil: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / f"cache{EVIL}"))
+    recorded_answers.seed(tmp_path / f"cache{EVIL}")
     monkeypatch.chdir(tmp_path)
     out: Callable[[str], Path] = lambda end: tmp_path / f"{name('out')}{end}"  # noqa: E731
     quiet(fusec("compile", evil, *SHAPE, "-o", out(".fusec")))

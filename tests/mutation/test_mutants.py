@@ -59,6 +59,14 @@ def test_the_tests_that_the_report_names_exist() -> None:
     assert not gone, "run benchmarks/mutants.py with the names of these mutants"
 
 
+def test_the_cases_that_the_report_names_are_in_make_test(request: pytest.FixtureRequest) -> None:
+    """Where all tests are collected, those that found a fault are among them, and not marked as slow."""
+    run = {item.nodeid for item in request.session.items}
+    named = {row["property"] for row in json.loads(RESULTS.read_text())["mutants"] if "::" in row["property"]}
+    if {name.partition("::")[0] for name in named} <= {name.partition("::")[0] for name in run}:
+        assert not named - run, "let them run, or run benchmarks/mutants.py with the names of these mutants"
+
+
 def test_the_table_in_the_docs_is_that_of_the_results(request: pytest.FixtureRequest) -> None:
     from benchmarks.mutants import table
 

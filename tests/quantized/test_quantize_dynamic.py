@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import quick, relative_l2
+from helpers import relative_l2
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.quantization import QuantType
 from quantized.models import DynamicLayers, dynamic_convolution, dynamic_products
@@ -18,7 +18,7 @@ from fusec.ops import Conv, MatMul
 pytestmark = [pytest.mark.cudnn, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
-@pytest.mark.parametrize("kind", quick([QuantType.QInt8, QuantType.QUInt8], [QuantType.QInt8]))
+@pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("draw", [dynamic_products, dynamic_convolution])
 def test_integer_products_with_scales_of_run_time(

@@ -42,11 +42,17 @@ ARCHITECTURES = sorted({load(name).sm for name in names()} | {120})
 
 
 def cases() -> list[Case]:
+    return [*cases_of_one_form(), *shaped_cases()]
+
+
+def cases_of_one_form() -> list[Case]:
+    """Ops and types in kernels of one form, of which a GPU's figures change the number of blocks only."""
+    return [*op_cases(), *cast_cases(), *narrow_cases()]
+
+
+def shaped_cases() -> list[Case]:
     return [
-        *op_cases(),
         *shape_cases(),
-        *cast_cases(),
-        *narrow_cases(),
         *random_cases(),
         *random_backward_cases(),
         *reductions(),

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES, Case, assert_same, each_way
 from gpu.kernels.emulator import Emulator, needs_compiler
-from gpu.kernels.test_compile import cases, nvrtc
+from gpu.kernels.test_compile import cases_of_one_form, nvrtc, shaped_cases
 from helpers import quick
 
 from benchmarks.kernels import CASES, kernel_of
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.gpu.kernels.codegen.kernel import CLUSTERS, Launch, prelude
-from fusec.targets.target import load, names
+from fusec.targets.target import DEFAULT, load, names
 
 SIZES = {"bool": 1, "i8": 1, "u8": 1, "f16": 2, "bf16": 2, "i16": 2, "u16": 2, "float": 4, "double": 8}
 SIZES |= {"i32": 4, "u32": 4, "i64": 8, "u64": 8}
@@ -30,15 +30,21 @@ ALIGNMENT, SYSTEM_BYTES = 16, 1024  # more that a compiler counts; for sm_90 and
 
 @cache
 def all_cases() -> list[Case]:
-    return cases()
+    """All cases that figures shape, and some of the others."""
+    return [*cases_of_one_form()[::16], *shaped_cases()]
+
+
+@cache
+def of_cases(target: str) -> list[Kernel | None]:
+    """The kernel of each case on a target, written once for all tests."""
+    figures = GpuFigures.of(load(target))
+    return [replace(case, figures=figures).kernel for case in all_cases()]
 
 
 @cache
 def kernels(target: str) -> list[Kernel]:
     """All kernels and variants on a target: of the cases, and of those that are timed, whose sizes are of models."""
-    figures = GpuFigures.of(load(target))
-    found = [replace(case, figures=figures).kernel for case in all_cases()]
-    found += [kernel_of(*CASES[name], load(target))[0] for name in CASES]
+    found = [*of_cases(target), *(kernel_of(*CASES[name], load(target))[0] for name in CASES)]
     return [each for kernel in found if kernel is not None for each in (kernel, *kernel.others)]
 
 
@@ -75,7 +81,7 @@ def misfit(launch: Launch, figures: GpuFigures) -> str:
     return ""
 
 
-@pytest.mark.parametrize("target", quick(names(), ["h200"]))
+@pytest.mark.parametrize("target", quick(names(), ["t4", "h200"]))
 def test_every_launch_fits_the_target(target: str) -> None:
     figures = GpuFigures.of(load(target))
     assert [why for launch in launches(target) if (why := misfit(launch, figures))] == []
@@ -101,8 +107,8 @@ def test_what_is_shaped_for_another_gpu_does_not_fit() -> None:
 @pytest.mark.parametrize("target", names())
 def test_a_smaller_gpu_keeps_its_kernels(target: str) -> None:
     """But attention of 64 features has no room for its keys on a T4, and arithmetic bounds a product on an A100."""
-    figures = GpuFigures.of(load(target))
-    lost = [case for case in all_cases() if case.kernel is not None and replace(case, figures=figures).kernel is None]
+    both = zip(all_cases(), of_cases(DEFAULT), of_cases(target), strict=True)
+    lost = [case for case, here, there in both if here is not None and there is None]
     allowed = {"t4": ("Attention", "64"), "a100": ("(11, 1152, 7, 7) 192",)}.get(target, ("none",))
     assert all(word in case.name for case in lost for word in allowed)
 
@@ -111,9 +117,8 @@ def test_a_smaller_gpu_keeps_its_kernels(target: str) -> None:
 @pytest.mark.parametrize("target", ["t4", "l4"])
 def test_what_is_shaped_for_another_gpu_computes_the_same(rng: np.random.Generator, target: str) -> None:
     """Of each kind, what has other launches than on the default target."""
-    figures, sample = GpuFigures.of(load(target)), dict[str, tuple[Case, Kernel]]()
-    for case in all_cases():
-        here, there = (replace(case, figures=each).kernel for each in (FIGURES, figures))
+    sample = dict[str, tuple[Case, Kernel]]()
+    for case, here, there in zip(all_cases(), of_cases(DEFAULT), of_cases(target), strict=True):
         known = {way.key for way in each_way(here)} if here is not None else set[str]()
         for way in each_way(there) if there is not None else ():
             if way.key not in known:
