@@ -143,3 +143,8 @@ def operator(kind: str, *same: str, **fixed: Any) -> Export:
 def formula(build: Callable[..., str]) -> Export:
     """Export an op as several operators, which `build(e, node, *operands)` adds. It returns the name of the result."""
     return lambda e, node, x: [build(e, node, *x)]
+
+
+def cast_to(e: Exporter, x: str, own: DType, wanted: DType) -> str:
+    """Cast a value from its own dtype to the one that is wanted."""
+    return x if own is wanted else e.op("Cast", x, to=ELEMENT_TYPES[wanted])

@@ -651,3 +651,21 @@ template <class T> DEVICE u32 word_of(float low, float high) {
   return element_bits(narrow<T>(low)) | (u32)element_bits(narrow<T>(high)) << 16;
 }
 #endif
+
+// Two numbers of 16 bits less two others.
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
+template <class T> DEVICE u32 pair_less(u32 x, u32 y) {
+  u32 z;
+  if constexpr (T::is_brain)
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(0x3f803f80u), "r"(y ^ 0x80008000u));
+  else
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+#else
+template <class T> DEVICE u32 pair_less(u32 x, u32 y) {
+  T low[2], high[2];
+  low[0].bits = (u16)x, high[0].bits = (u16)(x >> 16), low[1].bits = (u16)y, high[1].bits = (u16)(y >> 16);
+  return word_of<T>(wide(low[0]) - wide(low[1]), wide(high[0]) - wide(high[1]));
+}
+#endif
