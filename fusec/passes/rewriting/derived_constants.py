@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir import Array, Constant, Graph, Literal, Node, TensorType, Value
+from fusec.errors import ExecutionError
+from fusec.ir import Array, Constant, Graph, Literal, Node, Op, TensorType, Value, quote
 
 EAGER_BYTES = 1 << 16  # shapes, scalars and per-channel vectors: cheaper computed than remembered
 
@@ -93,6 +94,36 @@ class _Once:
             result = np.asarray(self.compute(*(s.array for s in self.sources)))
         self.sources = ()
         return np.ascontiguousarray(result.astype(self.type.dtype.numpy, copy=False)).reshape(self.type.shape)
+
+
+class OpResult:
+    """Computes one result of an op from its operands' arrays."""
+
+    def __init__(self, op: Op, index: int, name: str):
+        self.op = op
+        self.index = index
+        self.name = name
+        self.key = (repr(op), index)  # repr: 0.0 is not -0.0
+
+    def __call__(self, *arrays: Array) -> Array:
+        try:
+            return self.op.reference(np, *arrays)[self.index]
+        except (ValueError, TypeError, IndexError) as error:
+            raise ExecutionError(f"constant {quote(self.name)} ({self.op.name}): {error}") from error
+
+
+def folded(graph: Graph, value: Value, before: Node) -> Value | None:
+    """Return a value that depends on constants alone as a constant; None if it depends on anything else."""
+    node = value.node
+    if value.literal is not None or node is None:
+        return value if value.literal is not None else None
+    operands = [folded(graph, v, before) for v in node.operands]
+    sources = [v.literal for v in operands if v is not None and v.literal is not None]
+    if not sources or len(sources) < len(operands):
+        return None
+    index = node.results.index(value)
+    name = sources[0] if len(sources) == 1 else value.name
+    return derive(graph, before, value.type, sources, OpResult(node.op, index, value.name), name)
 
 
 def wide(literal: Literal) -> np.ndarray[Any, Any]:
