@@ -88,11 +88,16 @@ def dequantised(
 
 
 def n_bits(
-    rng: np.random.Generator, bits: int = 4, block: int = 32, zeros: bool = False, floats: type = np.float16
+    rng: np.random.Generator,
+    bits: int = 4,
+    block: int = 32,
+    *,
+    depth: int = 256,
+    zeros: bool = False,
+    floats: type = np.float16,
 ) -> Model:
-    """Make a MatMulNBits of two rows."""
-    depth, columns = 256, 64
-    blocks = depth // block
+    """Make a MatMulNBits of two rows. The last block may reach beyond the depth."""
+    columns, blocks = 64, -(-depth // block)
     codes = rng.integers(0, 1 << bits, (columns, blocks, block))
     zero = rng.integers(0, 1 << bits, (columns, blocks)) if zeros else np.full((columns, blocks), 1 << (bits - 1))
     scales = rng.uniform(0.5, 1.5, (columns, blocks)).astype(floats) / floats(1 << bits)
@@ -109,7 +114,7 @@ def n_bits(
     )
     weight = (codes - zero[..., None]) * scales[..., None].astype(np.float64)
     real = helper.np_dtype_to_tensor_dtype(np.dtype(floats))
-    return Model(_model([node], tensors, (2, depth), real), weight.reshape(columns, depth).T)
+    return Model(_model([node], tensors, (2, depth), real), weight.reshape(columns, -1)[:, :depth].T)
 
 
 def _model(nodes: list[NodeProto], tensors: list[TensorProto], shape: tuple[int, ...], real: int) -> ModelProto:
@@ -143,6 +148,7 @@ def cases() -> list[tuple[str, Callable[[np.random.Generator], Model]]]:
         ("MatMulNBits", n_bits),
         ("MatMulNBits zeros", lambda rng: n_bits(rng, zeros=True, floats=f32)),
         ("MatMulNBits bytes", lambda rng: n_bits(rng, 8, 128, zeros=True)),
+        ("MatMulNBits with half a block", lambda rng: n_bits(rng, 4, 128, depth=192, zeros=True)),
         ("MatMulNBits bytes of 128", lambda rng: n_bits(rng, 8, 64)),
     ]
 
@@ -181,6 +187,14 @@ def test_others_are_dequantised_at_compile_time(
     feeds = model.feeds(rng)
     got = np.asarray(net.run(None, feeds)[0])
     assert relative_l2(got, feeds["x"].astype(np.float64) @ model.weight) < 2e-3
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_scales_of_fp32_are_not_rounded(precision: str, rng: np.random.Generator) -> None:
+    """Rounded to 16 bits, one scale would move 32 weights, and small ones would lose all digits."""
+    net = fusec.compile(dequantised(rng, floats=np.float32).proto, target="h200", precision=precision, simulate=True)
+    products = [n for s in net.compiled.program.steps for n in s.nodes if isinstance(n.op, PackedMatMul)]
+    assert [node.operands[2].type.dtype for node in products] == [DType.F32]
 
 
 def test_the_numpy_target_dequantises_once(rng: np.random.Generator) -> None:

@@ -5,10 +5,13 @@ Memory stays in proportion to the model's own constants. A result that would gro
 
 from __future__ import annotations
 
+import numpy as np
+
+from fusec.errors import ExecutionError
 from fusec.graph.types import MAX_CONSTANT_BYTES
-from fusec.ir import Constant, Graph, Node
+from fusec.ir import Array, Constant, Graph, Node, Op, quote
 from fusec.passes.base import Options, Pass
-from fusec.passes.rewriting.derived_constants import EAGER_BYTES, OpResult, derive
+from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
 from fusec.passes.rewriting.rewriter import erase_unused, use_count
 
 GROWTH = 4  # a result may be this many times its operands (int8 to f32), and all of them that many times the model
@@ -49,6 +52,22 @@ def _fold(graph: Graph, node: Node) -> list[Node]:
     for index, result in enumerate(node.results):
         if use_count(result):
             name = sources[0] if len(sources) == 1 else result.name
-            new = derive(graph, node, result.type, sources, OpResult(node.op, index, result.name), name)
+            new = derive(graph, node, result.type, sources, _Result(node.op, index, result.name), name)
             graph.replace(result, new)
     return erase_unused(graph, node)
+
+
+class _Result:
+    """Computes one result of an op from its operands' arrays."""
+
+    def __init__(self, op: Op, index: int, name: str):
+        self.op = op
+        self.index = index
+        self.name = name
+        self.key = (repr(op), index)  # repr: 0.0 is not -0.0
+
+    def __call__(self, *arrays: Array) -> Array:
+        try:
+            return self.op.reference(np, *arrays)[self.index]
+        except (ValueError, TypeError, IndexError) as error:
+            raise ExecutionError(f"constant {quote(self.name)} ({self.op.name}): {error}") from error

@@ -197,7 +197,14 @@ def _arranged(array: Array, views: tuple[Op, ...], offset: int, name: str) -> Ar
     for op in views:
         (array,) = op.reference(np, array)
     array = np.ascontiguousarray(array.T)
-    return (array.astype(np.int16) - offset).astype(DType(name).numpy) if offset else array
+    if not offset:
+        return array
+    dtype = DType(name)
+    return (
+        array.view(np.int8) ^ np.int8(-128)
+        if dtype is DType.I8
+        else (array.astype(np.int8) - offset).astype(dtype.numpy)
+    )
 
 
 def _same(array: Array) -> Array:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.errors import ExecutionError
-from fusec.ir import Array, Constant, Graph, Literal, Node, Op, TensorType, Value, quote
+from fusec.ir import Array, Constant, Graph, Literal, Node, Op, TensorType, Value
 
 EAGER_BYTES = 1 << 16  # shapes, scalars and per-channel vectors: cheaper computed than remembered
 
@@ -96,22 +95,6 @@ class _Once:
         return np.ascontiguousarray(result.astype(self.type.dtype.numpy, copy=False)).reshape(self.type.shape)
 
 
-class OpResult:
-    """Computes one result of an op from its operands' arrays."""
-
-    def __init__(self, op: Op, index: int, name: str):
-        self.op = op
-        self.index = index
-        self.name = name
-        self.key = (repr(op), index)  # repr: 0.0 is not -0.0
-
-    def __call__(self, *arrays: Array) -> Array:
-        try:
-            return self.op.reference(np, *arrays)[self.index]
-        except (ValueError, TypeError, IndexError) as error:
-            raise ExecutionError(f"constant {quote(self.name)} ({self.op.name}): {error}") from error
-
-
 def folded(graph: Graph, value: Value, before: Node) -> Value | None:
     """Return a value that depends on constants alone as a constant; None if it depends on anything else."""
     node = value.node
@@ -121,9 +104,12 @@ def folded(graph: Graph, value: Value, before: Node) -> Value | None:
     sources = [v.literal for v in operands if v is not None and v.literal is not None]
     if not sources or len(sources) < len(operands):
         return None
-    index = node.results.index(value)
-    name = sources[0] if len(sources) == 1 else value.name
-    return derive(graph, before, value.type, sources, OpResult(node.op, index, value.name), name)
+    compute = partial(_result, op=node.op, index=node.results.index(value))
+    return derive(graph, before, value.type, sources, compute, sources[0] if len(sources) == 1 else value.name)
+
+
+def _result(*arrays: Array, op: Op, index: int) -> Array:
+    return op.reference(np, *arrays)[index]
 
 
 def wide(literal: Literal) -> np.ndarray[Any, Any]:

@@ -96,7 +96,6 @@ class PackedCodes:
             COUNT=self.count,
             WORDS=self.count // 2,
             OFFSET_TYPE="u32" if by_bits else "float",
-            BASE=base,
             OFFSET=self._offset(base, by_bits, arguments),
             WORD=self._word(),
             UNPACK=self._unpacked(first + low) if by_bits else self._converted(),

@@ -8,26 +8,8 @@ FRAGMENT(kernel) {
   for (int t = 0; t < TILES; ++t)
     for (int o = 0; o < OCTETS; ++o) for (int e = 0; e < 4; ++e) total[t][o][e] = 0.0f;
   ROW_COORDINATES
-  #pragma unroll 1
-  for (u32 start = blockIdx.x % PARTSu * WARPSu + warp; start < CHUNKSu; start += AHEADu * STEPu) {
-    u32 codes[AHEAD][TILES][4];
-    Pack<u32, WORDS> x[AHEAD][OCTETS][GROUPS];
-    float factor[AHEAD][TILES][GROUPS][2];
-    OFFSET_TYPE offset[AHEAD][TILES][GROUPS][2];
-    #pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
-      const u32 chunk = start + u * STEPu;
-      if (IS_WHOLE || chunk < CHUNKSu) {
-        LOAD
-      } else {
-        CLEAR
-      }
-    }
-    #pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
-      MULTIPLY
-    }
-  }
+  u32 start = blockIdx.x % PARTSu * WARPSu + warp;
+  LOOPS
   __shared__ float sums[WARPS][SIZE];
   #pragma unroll
   for (int t = 0; t < TILES; ++t)
@@ -50,6 +32,26 @@ FRAGMENT(kernel) {
   }
 }
 
+// Request some chunks, then multiply them.
+FRAGMENT(loop) {
+  #pragma unroll 1
+  for (; start + (AHEAD - 1) * STEPu < CHUNKSu; start += AHEADu * STEPu) {
+    u32 codes[AHEAD][TILES][4];
+    Pack<u32, WORDS> x[AHEAD][OCTETS][GROUPS];
+    Pack<SCALE_TYPE, 2> scale[AHEAD][TILES][GROUPS];
+    OFFSET_TYPE offset[AHEAD][TILES][GROUPS][2];
+    #pragma unroll
+    for (int u = 0; u < AHEAD; ++u) {
+      const u32 chunk = start + u * STEPu;
+      LOAD
+    }
+    #pragma unroll
+    for (int u = 0; u < AHEAD; ++u) {
+      MULTIPLY
+    }
+  }
+}
+
 // The weights of a chunk first, because they come from memory and the rest mostly from the cache.
 FRAGMENT(load) {
   #pragma unroll
@@ -63,49 +65,30 @@ FRAGMENT(load) {
     #pragma unroll
     for (int j = 0; j < GROUPS; ++j) {
       const u32 place = ((tile * BLOCKSu + (chunk * DEPTHu + j * GROUP_DEPTHu) / BLOCKu) * 8u + g) * 2u;
-      const Pack<SCALE_TYPE, 2> scale = load_pack<SCALE_TYPE, 2>(SCALES + place);
-      for (int h = 0; h < 2; ++h) {
-        factor[u][t][j][h] = wide(scale.v[h]);
-        offset[u][t][j][h] = OFFSET;
-      }
+      scale[u][t][j] = load_now<SCALE_TYPE, 2>(SCALES + place);
+      for (int h = 0; h < 2; ++h) offset[u][t][j][h] = OFFSET;
     }
   }
   LOAD_ROWS
 }
 
-// Neighbours of a row, for each group of depths; rows that do not exist are zeros.
+// Neighbours of a row, for each group of depths. Where there is no such row, the last one again: its sums are not used.
 FRAGMENT(load_row) {
   #pragma unroll
   for (int j = 0; j < GROUPS; ++j) {
     const u32 k = chunk * DEPTHu + j * GROUP_DEPTHu + q * COUNTu;
-    for (int i = 0; i < WORDS; ++i) x[u][OCTET][j].v[i] = 0u;
-    if (IS_THERE) {
-      LOAD_NEIGHBOURS
-    }
+    LOAD_NEIGHBOURS
   }
 }
 
 FRAGMENT(load_pack) {
-  x[u][OCTET][j] = load_pack<u32, WORDS>((const u32*)(POINTER + (AT)));
+  x[u][OCTET][j] = load_now<u32, WORDS>((const u32*)(POINTER + (AT)));
 }
 
 FRAGMENT(load_elements) {
+  for (int i = 0; i < WORDS; ++i) x[u][OCTET][j].v[i] = 0u;
   for (int i = 0; i < COUNT; ++i)
     x[u][OCTET][j].v[i / 2] |= (u32)element_bits(POINTER[(AT) + i * STRIDE]) << (i % 2 * 16);
-}
-
-FRAGMENT(clear) {
-  for (int t = 0; t < TILES; ++t) {
-    for (int i = 0; i < 4; ++i) codes[u][t][i] = 0u;
-    for (int j = 0; j < GROUPS; ++j)
-      for (int h = 0; h < 2; ++h) {
-        factor[u][t][j][h] = 0.0f;
-        offset[u][t][j][h] = BASE;
-      }
-  }
-  for (int o = 0; o < OCTETS; ++o)
-    for (int j = 0; j < GROUPS; ++j)
-      for (int i = 0; i < WORDS; ++i) x[u][o][j].v[i] = 0u;
 }
 
 // Integers are exact in 16 bits. Their sums are scaled once for each group of depths, in fp32.
@@ -131,7 +114,7 @@ FRAGMENT(multiply) {
       }
       #pragma unroll
       for (int o = 0; o < OCTETS; ++o)
-        for (int e = 0; e < 4; ++e) total[t][o][e] += part[o][e] * factor[u][t][j][e / 2];
+        for (int e = 0; e < 4; ++e) total[t][o][e] += part[o][e] * wide(scale[u][t][j].v[e / 2]);
     }
   }
 }

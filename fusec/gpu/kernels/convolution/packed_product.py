@@ -63,7 +63,7 @@ def _tilings(product: Node, figures: GpuFigures) -> Iterator[tuple[int, int, int
         blocks = ceil_div(columns, tiles)
         parts = max(1, min(MAX_PARTS, figures.processors * BUSY_WARPS // (blocks * warps), chunks // warps))
         for some in dict.fromkeys((parts, 1)):
-            yield warps, tiles, min(ahead, ceil_div(chunks, warps * some)), some
+            yield warps, tiles, max(1, min(ahead, chunks // (warps * some))), some
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,6 @@ class PackedSource:
             WARPS=self.warps,
             THREADS=threads,
             TILES=self.tiles,
-            AHEAD=self.ahead,
             PARTS=self.parts,
             STEP=step,
             CHUNKS=chunks,
@@ -128,7 +127,6 @@ class PackedSource:
             COLUMNS=columns,
             WIDTH=16 * self.tiles,
             SIZE=self.size,
-            IS_WHOLE=c_bool(chunks % (step * self.ahead) == 0),
             IS_PARTIAL=c_bool(is_partial),
         )
         tile = "first + t"
@@ -139,13 +137,13 @@ class PackedSource:
         if self.parts > 1:
             doors = arguments.doors(self.groups_of_tiles)
             cuda = cuda.bind(SCRATCH=arguments.scratch(), DOORS=doors)
+        loops = [self.ahead] if chunks % (step * self.ahead) == 0 else [self.ahead, 1]
+        body = {"LOAD": cuda("load", TILE=tile, LOAD_ROWS=rows), "MULTIPLY": cuda("multiply")}
         coordinates = [line for octet in range(self.octets) for line in self._coordinates(octet)]
         lines = cuda(
             "kernel",
             ROW_COORDINATES=coordinates,
-            LOAD=cuda("load", TILE=tile, LOAD_ROWS=rows),
-            CLEAR=cuda("clear"),
-            MULTIPLY=cuda("multiply"),
+            LOOPS=[line for ahead in dict.fromkeys(loops) for line in cuda("loop", AHEAD=ahead, **body)],
             SHARE=cuda("share", ADD_WARPS=add_warps) if self.parts > 1 else [],
             ADD_UP=cuda("add_parts") if self.parts > 1 else add_warps,
             RESULT_COORDINATES=split_index("at", [(f"y{d}", self.x.shape[d]) for d in range(self.x.rank - 1)]),
@@ -169,7 +167,6 @@ class PackedSource:
             POINTER=arguments.read(self.product.operands[0]),
             AT=space.offset(self.x),
             STRIDE=inner,
-            IS_THERE=f"{octet * OCTET}u + g < {self.rows}u",
         )
         return cuda("load_row", LOAD_NEIGHBOURS=cuda("load_pack" if is_pack else "load_elements"))
 

@@ -66,6 +66,7 @@ def packed_cases() -> list[Case]:
         product(BF16, (9, 64), Weights(U8, 32, 64, 16, BF16)),
         product(F16, (3, 128), Weights(I4, 16, 128, 64), (1, 0)),
         product(F16, (1, 4096), Weights(I4, 16, 4096, 1024, zeros=True)),
+        product(F16, (2, 2368), Weights(U4, 32, 2368, 64)),  # chunks that no number of warps divides
     ]
 
 
