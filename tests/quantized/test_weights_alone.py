@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,14 @@ from helpers import relative_l2
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import fusec
+from fusec.diagnostics.explain.float_edges import float_edges
 from fusec.gpu import kernels
+from fusec.gpu.autotune.step_choices import apply_choices, step_key
 from fusec.ir import DType
 from fusec.lowering.packing import code_bytes
 from fusec.ops import PackedMatMul
+from fusec.passes.partition.equivalent_spellings import UNPACKED
+from fusec.plans.plan_record import Part
 from fusec.targets.target import load as load_target
 
 pytestmark = pytest.mark.cudnn
@@ -48,13 +53,14 @@ def dequantised(
     signed: bool = True,
     zeros: bool = False,
     transposed: bool = False,
+    columns: int = 96,
     floats: type = np.float16,
 ) -> Model:
     """Make a product with a weight that DequantizeLinear scales, in blocks, or along `axis` if block is 0.
 
     transposed: Gemm reads the weight as [columns, depth].
     """
-    depth, columns = 256, 96
+    depth = 256
     shape = [columns, depth] if transposed else [depth, columns]
     low = -(1 << (bits - 1)) if signed else 0
     codes = rng.integers(low, low + (1 << bits), shape)
@@ -241,3 +247,39 @@ def test_the_ridge_of_all_targets_is_beyond_the_rows() -> None:
     for name in ("a100", "l4", "h200", "b200"):
         target = load_target(name)
         assert target.flops["fp16"] / target.memory_bandwidth > 16 * 4, name
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, ""),
+        ({"rows": 32}, "the product has 32 rows, not 1 to 16"),
+        ({"precision": "fp32", "floats": np.float32}, "the product is not computed in 16 bits"),
+        ({"target": "t4"}, "t4 has no tensor cores for them"),
+        ({"block": 16, "zeros": True, "columns": 24}, "the kernel does not read [256, 24] in blocks of 16"),
+    ],
+)
+def test_explain_tells_why_weights_do_not_stay_packed(
+    options: dict[str, Any], why: str, rng: np.random.Generator
+) -> None:
+    given = {"target": "h200", "precision": "fp16"} | {k: v for k, v in options.items() if isinstance(v, str)}
+    model = dequantised(rng, **{k: v for k, v in options.items() if k not in given})
+    edges = float_edges(fusec.compile(model.proto, **given, simulate=True).compiled)
+    assert [edge.reason for edge in edges] == (
+        [f"its weights alone are quantised, and do not stay packed: {why}"] if why else []
+    )
+
+
+def test_explain_tells_if_floats_were_faster(rng: np.random.Generator) -> None:
+    compiled = fusec.compile(dequantised(rng).proto, target="h200", precision="fp16", simulate=True).compiled
+    (step,) = compiled.program.steps
+    choice = (Part(len(step.nodes), "cudnn", (UNPACKED,)),)
+    program = apply_choices(compiled.program, {step_key(compiled.program.graph, step): choice}, compiled.figures)
+    (edge,) = float_edges(replace(compiled, program=program))
+    assert edge.reason == "its weights are unpacked at compile time: measured to be faster"
+
+
+def test_explain_counts_packed_bytes(rng: np.random.Generator) -> None:
+    net = fusec.compile(dequantised(rng).proto, target="h200", precision="fp16", simulate=True)
+    (step,) = net.explain().steps
+    assert step.read_bytes == 256 * 2 + 256 * 96 // 2 + 8 * 96 * 4

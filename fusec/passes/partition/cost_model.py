@@ -44,7 +44,7 @@ def step_us(nodes: Sequence[Node], target: Target, verdict: Legal | None = None)
 
 def limit_us(nodes: Sequence[Node], target: Target) -> float:
     """Return the roofline time of a step: of its bytes or of its operations, whichever is more."""
-    moved = sum(v.type.size * v.type.dtype.bits for v in (*inputs_of(nodes), *outputs_of(nodes))) / 8
+    moved = sum(v.type.device_bytes for v in (*inputs_of(nodes), *outputs_of(nodes)))
     work = sum(map(flops, nodes))
     peak = target.flops[_precision(nodes)] * (BYTE_RATE if _reads_bytes(nodes) else 1)
     return max(moved / target.memory_bandwidth, work / peak) * 1e6
