@@ -32,7 +32,8 @@ FRAGMENT(kernel) {
   }
 }
 
-// Request some chunks, then multiply them.
+// Request some chunks, then multiply them. Without a barrier, ptxas (13.0) moves each load to just before its use, and
+// waits for each.
 FRAGMENT(loop) {
   #pragma unroll 1
   for (; start + (AHEAD - 1) * STEPu < CHUNKSu; start += AHEADu * STEPu) {
@@ -45,6 +46,7 @@ FRAGMENT(loop) {
       const u32 chunk = start + u * STEPu;
       LOAD
     }
+    __syncwarp();
     #pragma unroll
     for (int u = 0; u < AHEAD; ++u) {
       MULTIPLY

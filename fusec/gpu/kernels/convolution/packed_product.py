@@ -23,7 +23,8 @@ OCTET = 8  # rows of one product
 BUSY_WARPS = 16  # of a multiprocessor: with fewer the sum is split among blocks
 MAX_PARTS = 8
 # warps of a block, tiles of 16 columns of a warp, chunks that a thread requests before it multiplies
-TILINGS = ((8, 1, 4), (8, 1, 8), (4, 1, 8), (16, 1, 4), (8, 2, 4), (4, 2, 4))
+TILINGS = ((8, 1, 4), (8, 1, 2), (4, 1, 4), (4, 1, 8), (8, 1, 8), (16, 1, 4), (8, 2, 2), (4, 2, 4))
+MAX_WORDS = 128  # that a thread requests before it multiplies, because they are in registers
 _CUDA = cuda_template(__package__, "packed_product.cuh")
 
 
@@ -59,10 +60,13 @@ def _tilings(product: Node, figures: GpuFigures) -> Iterator[tuple[int, int, int
     """Yield warps, tiles, chunks ahead, and parts of the sum, those to try first."""
     codes = product.operands[1].type
     columns, chunks = codes.shape[0] // 16, codes.shape[1] // PackedCodes.of(product).depth
+    octets = ceil_div(product.result.type.size, codes.shape[0] * OCTET)
     for warps, tiles, ahead in TILINGS:
+        if ahead * 8 * (tiles + octets) > MAX_WORDS:  # of weights and scales, and of rows
+            continue
         blocks = ceil_div(columns, tiles)
         parts = max(1, min(MAX_PARTS, figures.processors * BUSY_WARPS // (blocks * warps), chunks // warps))
-        for some in dict.fromkeys((parts, 1)):
+        for some in dict.fromkeys((parts, 1) if (warps, tiles, ahead) == TILINGS[0] else (parts,)):
             yield warps, tiles, max(1, min(ahead, chunks // (warps * some))), some
 
 
