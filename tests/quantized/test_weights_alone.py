@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.kernels.emulator import Emulator, needs_compiler
 from helpers import relative_l2
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
@@ -16,6 +17,7 @@ import fusec
 from fusec.diagnostics.explain.float_edges import float_edges
 from fusec.gpu import kernels
 from fusec.gpu.autotune.step_choices import apply_choices, step_key
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.ir import DType
 from fusec.lowering.packing import code_bytes
 from fusec.ops import PackedMatMul
@@ -283,3 +285,29 @@ def test_explain_counts_packed_bytes(rng: np.random.Generator) -> None:
     net = fusec.compile(dequantised(rng).proto, target="h200", precision="fp16", simulate=True)
     (step,) = net.explain().steps
     assert step.read_bytes == 256 * 2 + 256 * 96 // 2 + 8 * 96 * 4
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["weights-int4", "weights-int8"])
+def test_kernels_of_a_quantised_model_compute_it(form: str, rng: np.random.Generator) -> None:
+    """With what follows them in their kernels, through the emulator."""
+    weights = [(rng.standard_normal(shape) / 16).astype(np.float32) for shape in ((256, 128), (64, 128), (64,))]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Gemm", ["r", "w1", "w2"], ["y"], transB=1),
+    ]
+    tensors = [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)]
+    quantised = fusec.quantize(_model(nodes, tensors, (2, 256), TensorProto.FLOAT), {}, format=form).model
+    x = rng.standard_normal((2, 256)).astype(np.float32)
+    (want,) = fusec.compile(quantised, target="cpu").run(None, {"x": x})
+    compiled = fusec.compile(quantised, target="h200", precision="fp16", simulate=True).compiled
+    program = fuse_steps(compiled.program, compiled.figures)
+    assert [step.signature for step in program.steps] == ["cast", "packed_matmul+relu", "packed_matmul+bias+cast"]
+    held = {v: v.literal.array for v in program.graph.values() if v.literal is not None}
+    held[program.graph.inputs[0]] = x
+    for step in program.steps:
+        kernel = kernels.find(step.nodes, step.outputs, compiled.figures)
+        assert kernel is not None
+        held.update(zip(step.outputs, Emulator([kernel]).run(kernel, held, step.outputs), strict=True))
+    assert relative_l2(held[program.graph.outputs[0]], np.asarray(want)) < 2e-3
