@@ -32,6 +32,7 @@ from fusec.ops import (
     LayerNormBackward,
     MaxPool,
     MaxPoolBackward,
+    PackedMatMul,
     Pad,
     Recurrent,
     Reduce,
@@ -136,6 +137,16 @@ def blocks_of_four_bits(g: Graph, x: Value, scale: Value) -> Value:
     return g.add(Cast(F16), g.add(pw("mul"), centred, g.add(Cast(F32), scale)))
 
 
+def packed_product(dtype: DType, depth: int, columns: int) -> Callable[..., Value]:
+    """Make a product with weights of 4 or 8 bits in blocks of 32, with a scale of 16 bits each."""
+
+    def make(g: Graph, x: Value) -> Value:
+        codes, scales = np.ones((columns, depth), dtype.numpy), np.full((columns, depth // 32), 0.01, np.float16)
+        return g.add(PackedMatMul(32), x, g.constant(codes), g.constant(scales))
+
+    return make
+
+
 P32, P768 = rows(32), rows(768)
 CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "max pool 3x3/2, 256x64x112x112": (
@@ -203,6 +214,11 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         [rows(4096, 448, 32, dtype=DType.U4), rows(4096, 448, 1)],
         blocks_of_four_bits,
     ),
+    "4-bit product, 1x14336 to 4096": ([rows(1, 14336)], packed_product(DType.I4, 14336, 4096)),
+    "4-bit product, 1x4096 to 14336": ([rows(1, 4096)], packed_product(DType.I4, 4096, 14336)),
+    "4-bit product, 1x4096 to 1024": ([rows(1, 4096)], packed_product(DType.I4, 4096, 1024)),
+    "4-bit product, 16x4096 to 14336": ([rows(16, 4096)], packed_product(DType.I4, 4096, 14336)),
+    "8-bit product, 1x4096 to 14336": ([rows(1, 4096)], packed_product(DType.I8, 4096, 14336)),
 }
 
 

@@ -30,6 +30,7 @@ KEYS = {
     "genstats.json": ("batch",),
     "leave_one_out.json": ("model", "batch"),
     "onnx_suite.json": ("device",),
+    "packed_products.json": ("case",),
     "peers.json": ("model", "batch"),
     "penalties.json": ("penalty",),
     "quantized_models.json": ("model", "batch", "format"),

@@ -102,6 +102,7 @@ WITHOUT: Mapping[str, str] = {
     "max_pool": "the cuDNN frontend's Python binding has no resample operation",
     "avg_pool": "the cuDNN frontend's Python binding has no resample operation",
     "rotary": _MOVES,
+    "packed_matmul": "a kernel of fusec reads weights of 4 and 8 bits; for cuDNN they are unpacked to floats",
     "softmax": "a reduction may not feed another op of the same cuDNN graph",
     **dict.fromkeys(("reshape", "transpose", "relayout"), "a view; it becomes strides where no copy is needed"),
     **dict.fromkeys(("expand", "concat", "split", "slice", "pad", "gather"), _MOVES),

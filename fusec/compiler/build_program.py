@@ -127,9 +127,12 @@ def _without_rerounding(options: Options, source: Graph) -> Options:
 
 
 def _build_for_numpy(source: Graph, options: CompileOptions) -> Compiled:
-    """Build a program of kernels in the layouts of the model, because NumPy gains nothing from others."""
+    """Build a program of kernels in the layouts of the model, because NumPy gains nothing from others.
+
+    Nor does it gain from packed weights, which it would unpack in each call.
+    """
     pass_options = options.for_passes(source)
-    pass_options = replace(pass_options, disable=pass_options.disable | {"assign_layout"})
+    pass_options = replace(pass_options, disable=pass_options.disable | {"assign_layout", "keep_packed_weights"})
     graph = _run_passes(source, options, pass_options)
     insert_interface_copies(graph, pass_options)
     return Compiled(source, kernels_only(graph), load_target(CPU), pass_options, NoJudge())

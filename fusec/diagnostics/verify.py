@@ -23,7 +23,18 @@ from fusec.lower_cudnn import Lowered
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import pack, unpack
 from fusec.lowering.simulator import Buffer, simulate
-from fusec.ops import Attention, AttentionBackward, AttentionTrain, Cast, Conv, ConvTranspose, ConvWgrad, Gather, MatMul
+from fusec.ops import (
+    Attention,
+    AttentionBackward,
+    AttentionTrain,
+    Cast,
+    Conv,
+    ConvTranspose,
+    ConvWgrad,
+    Gather,
+    MatMul,
+    PackedMatMul,
+)
 from fusec.reference import evaluate
 from fusec.schedule.program import Partition, body_of
 from fusec.system.printable import printable
@@ -257,7 +268,7 @@ def _sum_length(node: Node) -> int:
         )
     if isinstance(node.op, ConvWgrad):
         return math.prod(node.operands[1].type.shape) // max(1, node.operands[1].type.shape[1])
-    if isinstance(node.op, MatMul):
+    if isinstance(node.op, (MatMul, PackedMatMul)):
         return node.operands[0].type.shape[-1]
     if isinstance(node.op, AttentionBackward):
         return node.operands[1].type.shape[-1] + 2 * node.operands[2].type.shape[2]

@@ -239,6 +239,13 @@ def _matmul(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPl
     return proof.aligned(node, rows)
 
 
+def _packed_matmul(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
+    row = proof.only(rows)
+    if row.axis == node.operands[0].type.rank - 1:
+        raise _MixesError("it is summed over")
+    return row
+
+
 def _norm_from(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
     row = proof.only(rows)
     if row.axis >= node.op.attributes["axis"] % node.operands[0].type.rank:
@@ -363,6 +370,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("softmax", "concat", "split", "top_k", "cumulate"), _not_along),
     "resize": _resize,
     "matmul": _matmul,
+    "packed_matmul": _packed_matmul,
     "attention": _attention,
     "rotary": _rotary,
     "recurrent": _recurrent,

@@ -95,9 +95,9 @@ class Exporter:
 
     def initializer(self, array: Array, name: str) -> str:
         """Add an array as an initializer, and return its name."""
-        packed = np.ascontiguousarray(array)
-        tensor = TensorProto(name=name, data_type=ELEMENT_TYPES[DType.of(packed.dtype)], dims=array.shape)
-        tensor.raw_data = packed.tobytes()
+        dtype = DType.of(array.dtype)
+        tensor = TensorProto(name=name, data_type=ELEMENT_TYPES[dtype], dims=array.shape)
+        tensor.raw_data = _bytes(np.ascontiguousarray(array).reshape(-1), dtype.bits)
         self.initializers.append(tensor)
         return name
 
@@ -118,6 +118,16 @@ class Exporter:
         results = [self.fresh("t") for _ in range(count)]
         self.nodes.append(helper.make_node(kind, inputs, results, **attributes))
         return results
+
+
+def _bytes(flat: Array, bits: int) -> bytes:
+    """Return an array as ONNX stores it. Types below 8 bits share bytes, the first in the low bits."""
+    if bits >= 8:
+        return flat.tobytes()
+    each = 8 // bits
+    codes = np.zeros(-(-flat.size // each) * each, np.uint8)
+    codes[: flat.size] = flat.view(np.uint8) & ((1 << bits) - 1)
+    return np.bitwise_or.reduce(codes.reshape(-1, each) << np.arange(0, 8, bits, dtype=np.uint8), axis=-1).tobytes()
 
 
 def _value_info(name: str, type: TensorType) -> ValueInfoProto:
@@ -143,3 +153,8 @@ def operator(kind: str, *same: str, **fixed: Any) -> Export:
 def formula(build: Callable[..., str]) -> Export:
     """Export an op as several operators, which `build(e, node, *operands)` adds. It returns the name of the result."""
     return lambda e, node, x: [build(e, node, *x)]
+
+
+def cast_to(e: Exporter, x: str, own: DType, wanted: DType) -> str:
+    """Cast a value from its own dtype to the one that is wanted."""
+    return x if own is wanted else e.op("Cast", x, to=ELEMENT_TYPES[wanted])

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fusec.exporters.onnx_emit import Export, Exporter, formula, operator
-from fusec.ir import DType, Node
+from fusec.errors import LoweringError
+from fusec.exporters.onnx_emit import Export, Exporter, cast_to, formula, operator
+from fusec.ir import DType, Node, print_node
 
 
 def _conv(e: Exporter, node: Node, x: list[str]) -> list[str]:
@@ -22,6 +23,23 @@ def _conv(e: Exporter, node: Node, x: list[str]) -> list[str]:
 
 def _matmul(e: Exporter, node: Node, x: list[str]) -> list[str]:
     return [e.op("MatMulInteger" if node.operands[0].type.dtype is DType.I8 else "MatMul", *x)]
+
+
+def _packed_matmul(e: Exporter, node: Node, x: str, codes: str, scales: str, *zeros: str) -> str:
+    """Dequantise the weights in fp32, and multiply in fp32: the weights are not rounded to the type of x."""
+    own, block = node.operands[0].type.dtype, node.op.attributes["block"]
+    computed = DType.F64 if own is DType.F64 else DType.F32
+    if node.operands[2].type.dtype is DType.F64:
+        raise LoweringError(f"{print_node(node)}: ONNX has no scales of 64 bits; cast them to f32")
+    scales = cast_to(e, scales, node.operands[2].type.dtype, DType.F32)
+    columns, blocks = node.operands[2].type.shape
+    if blocks == 1:
+        factors = [e.op("Reshape", v, e.ints((columns,)), allowzero=1) for v in (scales, *zeros)]
+        weights = e.op("DequantizeLinear", codes, *factors, axis=0)
+    else:
+        weights = e.op("DequantizeLinear", codes, scales, *zeros, axis=1, block_size=block)
+    weights = e.op("Transpose", cast_to(e, weights, DType.F32, computed), perm=(1, 0))
+    return cast_to(e, e.op("MatMul", cast_to(e, x, own, computed), weights), computed, own)
 
 
 def _attention(e: Exporter, node: Node, q: str, k: str, v: str, bias: str = "") -> str:
@@ -126,6 +144,7 @@ LAYERS: Mapping[str, Export] = {
     "layer_norm": operator("LayerNormalization", "axis", "epsilon"),
     "rms_norm": formula(_rms_norm),
     "matmul": _matmul,
+    "packed_matmul": formula(_packed_matmul),
     "lrn": operator("LRN", "size", "alpha", "beta", "bias"),
     "max_pool": _pool("MaxPool"),
     "avg_pool": _pool("AveragePool"),

@@ -10,8 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from fusec.errors import LoweringError
-from fusec.exporters.onnx_element_types import ELEMENT_TYPES
-from fusec.exporters.onnx_emit import Array, Export, Exporter, formula
+from fusec.exporters.onnx_emit import Array, Export, Exporter, cast_to, formula
 from fusec.ir import DType, Node, TensorType, Value, print_node
 from fusec.ops import MaxPoolBackward
 
@@ -109,11 +108,6 @@ def batch_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[st
     inner = e.op("Sub", e.op("Sub", dy, stats.mean(dy)), e.op("Mul", normal, stats.mean(product)))
     dx = e.op("Mul", inner, e.op("Mul", scale, inverse))
     return [stats.narrow(dx), stats.flat(stats.sum(product)), stats.flat(stats.sum(dy))]
-
-
-def cast_to(e: Exporter, x: str, own: DType, wanted: DType) -> str:
-    """Cast a value from its own dtype to the one that is wanted."""
-    return x if own is wanted else e.op("Cast", x, to=ELEMENT_TYPES[wanted])
 
 
 class _Widened:

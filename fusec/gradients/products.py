@@ -7,8 +7,8 @@ import math
 from fusec.builder import Tensor
 from fusec.gradients.core import BackwardStep, Gradients, Rule, sum_to, wide
 from fusec.gradients.indexing import running
-from fusec.ir import Node
-from fusec.ops import Transpose
+from fusec.ir import DType, Node
+from fusec.ops import PackedMatMul, Pad, Transpose
 
 
 def _matmul(step: BackwardStep) -> Gradients:
@@ -22,6 +22,27 @@ def _matmul(step: BackwardStep) -> Gradients:
         rows, loss = (v.reshape(math.prod(v.shape[:-1]), v.shape[-1]) for v in (a, dy))
         return da, ((loss.T @ rows).T if transposed else rows.T @ loss).reshape(b.shape)
     return da, sum_to((dy.swapaxes(-1, -2) @ a).swapaxes(-1, -2) if transposed else a.swapaxes(-1, -2) @ dy, b.shape)
+
+
+def _packed_matmul(step: BackwardStep) -> Gradients:
+    op: PackedMatMul = step.op
+    x, codes, scales, *zeros = step.x
+    (columns, depth), blocks, b = codes.shape, scales.shape[1], step.b
+
+    def by_element(v: Tensor) -> Tensor:
+        shape = (columns, blocks, op.block)
+        return v.reshape(columns, blocks, 1).expand(shape).reshape(columns, blocks * op.block)[:, :depth]
+
+    numbers = codes.astype(DType.F32)
+    for zero in zeros:
+        numbers = numbers - by_element(zero.astype(DType.F32))
+    numbers = numbers.astype(scales.dtype if scales.dtype is DType.F64 else DType.F32)
+    rows, loss = (v.reshape(-1, v.shape[-1]).astype(numbers.dtype) for v in (x, step.dy))
+    dx = (loss @ (numbers * by_element(scales.astype(numbers.dtype)))).reshape(x.shape) if step.active[0] else None
+    if not step.active[2]:
+        return dx, None, None, *(None for _ in zeros)
+    terms = b.apply(Pad((0, 0, 0, blocks * op.block - depth)), (loss.T @ rows) * numbers)
+    return dx, None, terms.reshape(columns, blocks, op.block).sum(2), *(None for _ in zeros)
 
 
 def _reduce(step: BackwardStep) -> Gradients:
@@ -81,4 +102,4 @@ def _softmax(step: BackwardStep) -> Gradients:
     return y * (dy - (dy * y).sum(axis, keepdims=True))
 
 
-RULES: dict[str, Rule] = {"matmul": _matmul, "reduce": _reduce, "softmax": _softmax}
+RULES: dict[str, Rule] = {"matmul": _matmul, "packed_matmul": _packed_matmul, "reduce": _reduce, "softmax": _softmax}

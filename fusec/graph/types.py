@@ -183,6 +183,11 @@ class TensorType:
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
+    @property
+    def device_bytes(self) -> int:
+        """Return the bytes on a GPU, where elements below 8 bits share bytes."""
+        return -(-self.size * self.dtype.bits // 8)
+
     @cached_property
     def strides(self) -> tuple[int, ...]:
         """Return the stride of each dim, in elements."""

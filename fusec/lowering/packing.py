@@ -45,9 +45,11 @@ def to_codes(flat: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
         return raw
     each = 8 // dtype.bits
     wide = np.zeros(-(-raw.size // each) * each, np.uint8)
-    wide[: raw.size] = raw & ((1 << dtype.bits) - 1)
-    shifts = np.arange(each, dtype=np.uint8) * dtype.bits
-    return np.bitwise_or.reduce(wide.reshape(-1, each) << shifts, axis=-1).astype(np.uint8)
+    np.bitwise_and(raw, (1 << dtype.bits) - 1, out=wide[: raw.size])
+    codes = wide[::each].copy()
+    for i in range(1, each):
+        codes |= wide[i::each] << dtype.bits * i
+    return codes
 
 
 def from_codes(raw: np.ndarray[Any, Any], count: int, dtype: DType) -> np.ndarray[Any, Any]:

@@ -22,6 +22,7 @@ from fusec.ops.op_sets import (
     PRODUCTS,
     STRIDED_VIEWS,
 )
+from fusec.ops.packed_matmul import PackedMatMul
 from fusec.ops.pointwise import CLASSES, Cast, Pointwise, pw
 from fusec.ops.pooling import AvgPool, MaxPool
 from fusec.ops.random import RandomBits
@@ -46,6 +47,7 @@ ALL: tuple[type[Op], ...] = (
     Conv,
     ConvTranspose,
     MatMul,
+    PackedMatMul,
     Attention,
     Rotary,
     BatchNorm,
@@ -128,6 +130,7 @@ __all__ = [
     "MatMul",
     "MaxPool",
     "MaxPoolBackward",
+    "PackedMatMul",
     "Pad",
     "Pointwise",
     "RandomBits",

@@ -24,6 +24,7 @@ from fusec.passes.layout.assign_layout import AssignLayout
 from fusec.passes.layout.epilogue_before_views import EpilogueBeforeViews
 from fusec.passes.layout.precision import Precision
 from fusec.passes.layout.sink_views import SinkViews
+from fusec.passes.quantization.keep_packed_weights import KeepPackedWeights
 from fusec.passes.quantization.run_in_integers import RunInIntegers
 from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
@@ -38,6 +39,8 @@ CLEAN_UP: tuple[Pass, ...] = (FoldConstants(), Simplify(), EliminateCommonSubexp
 EARLY_PASSES: tuple[Pass, ...] = (
     # Before constants are folded, because that makes floats of quantised weights.
     RunInIntegers(),
+    # After integer products, which are faster where the other operand is quantised, too. Before folding, like them.
+    KeepPackedWeights(),
     *CLEAN_UP,
     # Before every rule that looks for a pattern, because each then needs one spelling.
     Canonicalise(),
@@ -98,7 +101,7 @@ PIPELINE: tuple[Pass, ...] = (*EARLY_PASSES, *LATE_PASSES)
 REROUNDING = frozenset(
     {
         *("recognise", "recognise_attention", "fold_batchnorm", "fold_scales", "reorder_bias_first", "fold_upsampling"),
-        *("split_batchnorm_stats", "unrounded_addend"),
+        *("split_batchnorm_stats", "unrounded_addend", "keep_packed_weights"),
         *("cube", "reciprocal_of_root", "divide_by_root", "divide_by_constant"),
     }
 )

@@ -23,17 +23,17 @@ def edges_by_type(program: Program, explanation: Explanation) -> tuple[EdgesOfTy
             continue
         stored.update(step.outputs)
         for value in step.outputs:
-            counts[value.type.dtype.value]["moved"] += value.type.nbytes
+            counts[value.type.dtype.value]["moved"] += value.type.device_bytes
         for value in step.virtual:
             counts[value.type.dtype.value]["inside"] += 1
         for value in inputs_of(step.nodes):
             row = counts[value.type.dtype.value]
             if value.literal is None:
-                row["moved"] += value.type.nbytes
+                row["moved"] += value.type.device_bytes
             elif id(value.literal) not in weights:
                 weights.add(id(value.literal))
                 row["weights"] += 1
-                row["weight bytes"] += value.type.nbytes
+                row["weight bytes"] += value.type.device_bytes
     for value in stored:
         counts[value.type.dtype.value]["stored"] += 1
     for edge in (edge for step in explanation.steps for edge in step.edges):

@@ -11,7 +11,7 @@ from fusec import frontends
 from fusec.errors import LoweringError
 from fusec.exporters.onnx import EXPORT, to_onnx
 from fusec.ir import DType, Graph, TensorType
-from fusec.ops import BY_NAME
+from fusec.ops import BY_NAME, Cast
 from fusec.reference import evaluate
 
 REFUSED = "random_bits"
@@ -52,6 +52,17 @@ def test_an_exported_op_is_imported_with_equal_results(case: Case, rng: np.rando
     for name, array in want.items():
         assert got[name].dtype == array.dtype or indexed
         np.testing.assert_allclose(got[name], array, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [DType.I4, DType.U4, DType.I2, DType.U2, DType.F4E2M1])
+def test_constants_below_8_bits_share_bytes(dtype: DType) -> None:
+    graph = Graph("g")
+    numbers = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0]]).astype(dtype.numpy)
+    graph.set_outputs([graph.add(Cast(DType.F32), graph.constant(numbers, "c"))], ["y"])
+    model = to_onnx(graph)
+    onnx.checker.check_model(model)
+    (back,) = evaluate(frontends.load(model.SerializeToString()), {}).values()
+    assert np.array_equal(back, numbers.astype(np.float32))
 
 
 def test_equal_names_are_made_distinct() -> None:

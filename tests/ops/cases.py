@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from ops.onnx_oracle import Array, Oracle, onnx_op, run
 from ops.recurrent_cases import ends, onnxruntime_of, shapes, weights
@@ -40,6 +41,7 @@ from fusec.ops import (
     MatMul,
     MaxPool,
     MaxPoolBackward,
+    PackedMatMul,
     Pad,
     RandomBits,
     Recurrent,
@@ -105,6 +107,28 @@ def regions(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Corners x1, y1, x2, y2 of regions in and around a small image."""
     first = rng.uniform(-2, 8, (shape[0], 2))
     return np.concatenate([first, first + rng.uniform(0.5, 12, (shape[0], 2))], 1).astype(np.float32)
+
+
+def narrow(name: str) -> Draw:
+    """All codes of an integer type below 8 bits."""
+    dtype = DType(name).numpy
+    low = int(ml_dtypes.iinfo(dtype).min)
+    return lambda rng, shape: rng.integers(low, low + 16, shape).astype(dtype)
+
+
+def by_blocks(block: int) -> Oracle:
+    """A product with weights in blocks, by the sums of each block."""
+
+    def product(x: Array, codes: Array, scales: Array, zeros: Array | None = None) -> list[Array]:
+        total = np.zeros((*x.shape[:-1], len(codes)))
+        for number, start in enumerate(range(0, x.shape[-1], block)):
+            part = codes[:, start : start + block].astype(np.float64)
+            if zeros is not None:
+                part -= zeros[:, number : number + 1].astype(np.float64)
+            total += np.einsum("...k,nk->...n", x[..., start : start + block], part) * scales[:, number]
+        return [total.astype(np.float32)]
+
+    return product
 
 
 def coarse(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -458,6 +482,16 @@ OTHERS: dict[str, Sequence[Case]] = {
         Case(MatMul(), ((2, 1, 3, 4), (7, 4, 5)), onnx_op("MatMul"), normal),
         Case(MatMul(), ((2, 1, 3, 4), (7, 4, 5)), onnx_op("MatMul"), integers(-(2**62), 2**62)),
         Case(MatMul(), ((2, 1, 3, 300), (7, 300, 5)), onnx_op("MatMulInteger"), integers(-128, 128, np.int8), False),
+    ],
+    "packed_matmul": [
+        Case(PackedMatMul(2), ((2, 3, 5), (4, 5), (4, 3)), by_blocks(2), (normal, narrow("i4"), positive)),
+        Case(
+            PackedMatMul(4),
+            ((3, 8), (5, 8), (5, 2), (5, 2)),
+            by_blocks(4),
+            (normal, narrow("u4"), positive, narrow("u4")),
+        ),
+        Case(PackedMatMul(9), ((3, 8), (5, 8), (5, 1)), by_blocks(9), (normal, integers(-128, 128, np.int8), positive)),
     ],
     "batch_norm": [
         Case(

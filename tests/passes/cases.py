@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from helpers import assert_close
 
@@ -72,6 +73,9 @@ def weight(label: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, 
     if dtype in (DType.I8, DType.U8):
         limits = np.iinfo(dtype.numpy)
         return rng.integers(limits.min, limits.max, shape, dtype.numpy, endpoint=True)
+    if dtype.is_narrow_int:
+        info = ml_dtypes.iinfo(dtype.numpy)
+        return rng.integers(int(info.min), int(info.max), shape, endpoint=True).astype(dtype.numpy)
     array = rng.uniform(0.5, 1.5, shape) if label.startswith("var") else rng.standard_normal(shape)
     return array.astype(dtype.numpy)
 

@@ -107,8 +107,8 @@ def _step(index: int, step: Partition, verdict: Legal | None, library: str) -> S
         precompiled=verdict.precompiled if verdict else 0,
         spelling=tuple(_spelling_words(name) for name in step.spelling),
         virtual_bytes=step.virtual_bytes if step.kind is Kind.CUDNN else 0,
-        read_bytes=sum(v.type.nbytes for v in read),
-        written_bytes=sum(v.type.nbytes for v in written),
+        read_bytes=sum(v.type.device_bytes for v in read),
+        written_bytes=sum(v.type.device_bytes for v in written),
         edges=tuple(map(_edge, inside)),
         engine_class="" if library == "cublaslt" else class_of_step(step, verdict),
     )

@@ -11,29 +11,39 @@ from fusec.diagnostics.explain.data import FloatEdge
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.step_choices import TunedChoices, step_key
 from fusec.ir import DType, Node, Value
-from fusec.ops import Cast, Conv, MatMul
+from fusec.ops import Cast, Conv, MatMul, PackedMatMul
+from fusec.ops.packed_matmul import CODES
 from fusec.passes.partition.cost_model import flops, saved_in_bytes_us
-from fusec.passes.partition.equivalent_spellings import IN_HALVES
+from fusec.passes.partition.equivalent_spellings import IN_HALVES, UNPACKED
 from fusec.passes.quantization.integer_products import reasons
+from fusec.passes.quantization.keep_packed_weights import KeepPackedWeights, refusal
+from fusec.passes.quantization.packed_weights import packed_weights
 from fusec.passes.quantization.run_in_integers import RunInIntegers
 from fusec.schedule.program import Kind, Partition, display_name, inputs_of
 
-BYTES = (DType.I8, DType.U8)
 FEW_CHANNELS = 16  # which tensor cores multiply at a time
 
 
 def float_edges(compiled: Compiled) -> tuple[FloatEdge, ...]:
-    """List what stays in floats; nothing for a model that has no integers of 8 bits."""
+    """List what stays in floats; nothing for a model that has no integers of 4 or 8 bits."""
     source = compiled.source  # before the passes, where quantised operands can still be recognised
-    if not any(isinstance(n.op, Cast) and n.operands[0].type.dtype in BYTES for n in source.nodes):
+    if not any(isinstance(n.op, Cast) and n.operands[0].type.dtype in CODES for n in source.nodes):
         return ()
     graph = source.clone()
-    RunInIntegers().run(graph, compiled.options)
+    for step in (RunInIntegers(), KeepPackedWeights()):
+        if step.name not in compiled.options.disable:
+            step.run(graph, compiled.options)
     found = [
-        FloatEdge(node.op.name, node.result.name, why or _no_operand(node), node.origin, _product_us(compiled, node))
+        FloatEdge(
+            node.op.name, node.result.name, why or _no_operand(compiled, node), node.origin, _product_us(compiled, node)
+        )
         for node, why in reasons(graph)
     ]
     for step in compiled.program.steps:
+        if UNPACKED in step.spelling:
+            node = next(n for n in step.nodes if isinstance(n.op, PackedMatMul))
+            why = "its weights are unpacked at compile time: measured to be faster"
+            found.append(FloatEdge(node.op.name, node.result.name, why, node.origin))
         product = next((n for n in step.nodes if is_integer_product(n)), None)
         if product is not None and step.kind is not Kind.VIEW:
             found += [*_in_halves(compiled, step, product), *_operands(compiled, step, product)]
@@ -46,9 +56,15 @@ def is_integer_product(node: Node) -> bool:
     return isinstance(node.op, (Conv, MatMul)) and node.operands[0].type.dtype is DType.I8
 
 
-def _no_operand(node: Node) -> str:
+def _no_operand(compiled: Compiled, node: Node) -> str:
     """Tell why no operand of a product is quantised; quantisers leave out convolutions of few channels."""
     why, w = "none of its operands is quantised", node.operands[1].type
+    if isinstance(node.op, MatMul) and (found := packed_weights(node.operands[1])) is not None:
+        why = (
+            refusal(node, found, compiled.options)
+            or f"{KeepPackedWeights.name} is left out, or a zero point is no integer"
+        )
+        return f"its weights alone are quantised, and do not stay packed: {why}"
     if isinstance(node.op, Conv) and w.shape[1] < FEW_CHANNELS:
         return f"{why}: {w.shape[1]} channels{' a group' if node.op.groups > 1 else ''}, not {FEW_CHANNELS} or more"
     return why

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
 from fusec.gpu.kernels import GpuFigures
 from fusec.ir import Graph, Node
-from fusec.ops import PRODUCTS, ChannelSums, MatMul, Pointwise, Reduce
+from fusec.ops import PRODUCTS, ChannelSums, MatMul, PackedMatMul, Pointwise, Reduce
 from fusec.passes.partition.cost_model import is_depthwise, is_fast
-from fusec.passes.partition.equivalent_spellings import faster_spellings, spellings
+from fusec.passes.partition.equivalent_spellings import UNPACKED, faster_spellings, spelled, spellings
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import Kind, Partition, body_of
 
@@ -30,6 +30,8 @@ def candidates(graph: Graph, step: Partition, level: str, figures: GpuFigures) -
     found: list[Candidate] = [(step,)]
     if level == "none" or not has_candidates(step):
         return found
+    if step.kind is Kind.KERNEL and isinstance(step.nodes[0].op, PackedMatMul):
+        return [*found, *_unpacked(graph, step.nodes, figures)]
     if step.kind is Kind.KERNEL:
         return [*found, *_unfused(graph, step.nodes, level, figures)]
     found += [(other,) for other in _spelled(graph, step.nodes) if other.spelling != step.spelling]
@@ -94,6 +96,15 @@ def _unfused(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigure
             ]
         found = [(*steps, *more) for steps in found for more in options]
     yield from found
+
+
+def _unpacked(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Candidate]:
+    """Yield a product with packed weights as a product of floats, with the ops after it in its step or in a kernel."""
+    for first, rest in [(nodes, ()), (nodes[:1], nodes[1:])][: len(nodes)]:
+        body = spelled(body_of(graph, first), UNPACKED)
+        for more, changed in spellings(body) if body is not None else ():
+            step = Partition(tuple(first), Kind.CUDNN, changed, (UNPACKED, *more))
+            yield from ((step, kernel) for kernel in _kernel(graph, rest, figures)) if rest else [(step,)]
 
 
 def _as_one_step(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Partition]:

@@ -10,7 +10,7 @@ from fusec.gpu.autotune import fusion_proposals
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import Graph, Node
-from fusec.ops import PRODUCTS, Cast, Pointwise
+from fusec.ops import PRODUCTS, Cast, PackedMatMul, Pointwise
 from fusec.passes.partition.equivalent_spellings import spelled
 from fusec.passes.partition.verdict_cache import canonical_key
 from fusec.plans.plan_record import Part
@@ -56,8 +56,10 @@ class TunedChoices:
 
 
 def has_candidates(step: Partition) -> bool:
-    """Return True if a step may run otherwise: a cuDNN step, or a kernel that cuDNN could replace by several steps."""
-    return step.kind is Kind.CUDNN or (step.kind is Kind.KERNEL and fusion_proposals.is_joint_work(step.nodes))
+    """Return True if a step may run otherwise: a cuDNN step, or a kernel that cuDNN could replace."""
+    if step.kind is Kind.KERNEL:
+        return fusion_proposals.is_joint_work(step.nodes) or isinstance(step.nodes[0].op, PackedMatMul)
+    return step.kind is Kind.CUDNN
 
 
 def can_run_as_kernel(step: Partition, figures: GpuFigures) -> bool:

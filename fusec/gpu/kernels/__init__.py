@@ -16,6 +16,7 @@ from fusec.gpu.kernels.convolution import (
     few_channels,
     few_filters,
     integer_product,
+    packed_product,
     split_k,
     squeeze_excite,
     thin_product,
@@ -48,12 +49,17 @@ FAMILIES: tuple[Family, ...] = (
     grid_sample.grid_sample,
     roi_align.roi_align,
     integer_product.integer_product,
+    packed_product.packed_product,
     rotary.rotary,
     all_finite.all_finite,
     recurrent.recurrent,
 )
-# Families whose code loads and stores types of 8 bits and fewer; ops only move and cast these.
-NARROW_FAMILIES: tuple[Family, ...] = (pointwise.pointwise, gather_resize.gather_resize)
+# Families whose code loads and stores types of 8 bits and fewer.
+NARROW_FAMILIES: tuple[Family, ...] = (
+    pointwise.pointwise,
+    gather_resize.gather_resize,
+    packed_product.packed_product,
+)
 
 
 def find(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:

@@ -24,6 +24,7 @@ from fusec.ops import (
     MatMul,
     MaxPool,
     MaxPoolBackward,
+    PackedMatMul,
     Pad,
     Pointwise,
     Reduce,
@@ -62,8 +63,8 @@ KERNELS = (
     *(AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize, Rotary),
     *(BatchNormTrain, BatchNormBySums, BatchNormBackward, MaxPoolBackward),
 )
-ROW_MAJOR = (MatMul, LayerNorm, RmsNorm, LayerNormBackward)  # cuDNN and the kernel write rows
-READS_ROWS = (MatMul, LayerNorm, RmsNorm, LayerNormBackward, Softmax)
+ROW_MAJOR = (MatMul, PackedMatMul, LayerNorm, RmsNorm, LayerNormBackward)  # cuDNN and the kernel write rows
+READS_ROWS = (MatMul, PackedMatMul, LayerNorm, RmsNorm, LayerNormBackward, Softmax)
 FREE_VIEWS = (Reshape, Transpose)  # free if the orders of operand and result fit
 
 

@@ -14,11 +14,22 @@ import ml_dtypes
 import numpy as np
 
 from fusec.ir import Constant, DType, Graph, Literal, Node, Op, Return, Value
-from fusec.ops import AttentionBackward, AttentionTrain, BatchNormBySums, Cast, ChannelSums, Conv, MatMul, Pointwise
+from fusec.ops import (
+    AttentionBackward,
+    AttentionTrain,
+    BatchNormBySums,
+    Cast,
+    ChannelSums,
+    Conv,
+    MatMul,
+    PackedMatMul,
+    Pointwise,
+)
 from fusec.passes.base import Options, Pass
 
 BYTES = (DType.I8, DType.U8)
 _WIDE = (DType.F64, DType.F32)
+PACKED_SCALES = 2  # the operand of a packed product that may stay in fp32
 INFINITE_FROM = 1e30  # a mask's finite constant from here on means infinity
 # results that are sums, and operands that expect such sums
 SUMS: Mapping[type[Op], tuple[int, ...]] = {AttentionTrain: (1,), ChannelSums: (0, 1)}
@@ -39,7 +50,8 @@ class Precision(Pass):
         for value in graph.inputs:
             if value.type.dtype in _WIDE:
                 _narrow_input(graph, value, storage, nodes[0] if nodes else graph.return_node)
-        kept = between_integers(graph)
+        scales = _packed_scales(graph)
+        kept = between_integers(graph) | scales
         literals = {node.result: node.op.literal for node in nodes if isinstance(node.op, Constant)}
         narrowed: dict[Literal, Literal] = {}
         for node in nodes:
@@ -48,7 +60,7 @@ class Precision(Pass):
                 continue
             if isinstance(node.op, Cast) and node.op.to in _WIDE and node.result not in kept:
                 graph.set_op(node, Cast(storage))
-            if isinstance(node.op, Constant) and node.op.literal.type.dtype in _WIDE:
+            if isinstance(node.op, Constant) and node.op.literal.type.dtype in _WIDE and node.result not in scales:
                 literal = node.op.literal
                 if literal not in narrowed:
                     narrowed[literal] = _narrow(literal, storage, literal.label or node.result.name)
@@ -101,6 +113,12 @@ def between_integers(graph: Graph) -> set[Value]:
     return wide
 
 
+def _packed_scales(graph: Graph) -> set[Value]:
+    """Find the scales of packed weights in fp32: they stay, because rounding them would round whole blocks."""
+    products = [node for node in graph.nodes if isinstance(node.op, PackedMatMul)]
+    return {v for node in products for v in [node.operands[PACKED_SCALES]] if v.type.dtype is DType.F32}
+
+
 def _is_pointwise(value: Value) -> bool:
     return value.node is not None and isinstance(value.node.op, (Cast, Pointwise))
 
@@ -114,6 +132,8 @@ def _cast_fp32_values(graph: Graph, kept: Collection[Value], literals: Mapping[V
         wanted = DType.F32 if node.results[0] in kept else storage
         for index, value in enumerate(node.operands):
             if value.type.dtype not in (DType.F32, storage) or value.type.dtype is wanted:
+                continue
+            if isinstance(node.op, PackedMatMul) and index == PACKED_SCALES:
                 continue
             if wanted is storage and value not in kept:
                 continue  # sums that an op reads in fp32

@@ -19,6 +19,7 @@ from fusec.ops import (
     ConvTranspose,
     ConvWgrad,
     MatMul,
+    PackedMatMul,
     Pointwise,
 )
 from fusec.plans.verdict import Legal
@@ -43,7 +44,7 @@ def step_us(nodes: Sequence[Node], target: Target, verdict: Legal | None = None)
 
 def limit_us(nodes: Sequence[Node], target: Target) -> float:
     """Return the roofline time of a step: of its bytes or of its operations, whichever is more."""
-    moved = sum(v.type.nbytes for v in (*inputs_of(nodes), *outputs_of(nodes)))
+    moved = sum(v.type.device_bytes for v in (*inputs_of(nodes), *outputs_of(nodes)))
     work = sum(map(flops, nodes))
     peak = target.flops[_precision(nodes)] * (BYTE_RATE if _reads_bytes(nodes) else 1)
     return max(moved / target.memory_bandwidth, work / peak) * 1e6
@@ -114,6 +115,6 @@ def flops(node: Node) -> int:
     if isinstance(node.op, AttentionBackward):
         q, k, v = (value.type.shape for value in node.operands[1:4])
         return 2 * math.prod(q[:3]) * k[2] * (3 * q[3] + 2 * v[3])
-    if isinstance(node.op, MatMul):
+    if isinstance(node.op, (MatMul, PackedMatMul)):
         return 2 * size * node.operands[0].type.shape[-1]
     return 0

@@ -15,6 +15,7 @@ from fusec.ops import Cast, Conv, ConvTranspose, Pointwise, Reshape, pw
 from fusec.passes.partition.halves_spelling import in_halves
 from fusec.passes.partition.product_as_convolution import as_convolution, respelled_constant
 from fusec.passes.partition.tanh_spelling import gelu_by_tanh, swish_by_tanh
+from fusec.passes.partition.unpacked_spelling import unpacked
 from fusec.passes.rewriting.rewriter import NoMatch, on_copy
 
 Rewrite = Callable[[Graph], Graph | None]
@@ -118,7 +119,8 @@ FOR_SPEED: Mapping[str, Rewrite] = {  # tried where times are measured
     "swish_by_tanh": swish_by_tanh,
     IN_HALVES: in_halves,
 }
-REWRITES: Mapping[str, Rewrite] = {**FOR_ENGINES, **FOR_SPEED}
+UNPACKED = "unpacked"  # for steps of fusec's kernel, which cuDNN cannot run as they are
+REWRITES: Mapping[str, Rewrite] = {**FOR_ENGINES, **FOR_SPEED, UNPACKED: unpacked}
 
 
 def spellings(body: Graph) -> list[tuple[tuple[str, ...], Graph]]:

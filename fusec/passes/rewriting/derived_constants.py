@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir import Array, Constant, Graph, Literal, Node, TensorType, Value
+from fusec.ir import Array, Constant, Graph, Literal, Node, Op, TensorType, Value
 
 EAGER_BYTES = 1 << 16  # shapes, scalars and per-channel vectors: cheaper computed than remembered
 
@@ -93,6 +93,23 @@ class _Once:
             result = np.asarray(self.compute(*(s.array for s in self.sources)))
         self.sources = ()
         return np.ascontiguousarray(result.astype(self.type.dtype.numpy, copy=False)).reshape(self.type.shape)
+
+
+def folded(graph: Graph, value: Value, before: Node) -> Value | None:
+    """Return a value that depends on constants alone as a constant; None if it depends on anything else."""
+    node = value.node
+    if value.literal is not None or node is None:
+        return value if value.literal is not None else None
+    operands = [folded(graph, v, before) for v in node.operands]
+    sources = [v.literal for v in operands if v is not None and v.literal is not None]
+    if not sources or len(sources) < len(operands):
+        return None
+    compute = partial(_result, op=node.op, index=node.results.index(value))
+    return derive(graph, before, value.type, sources, compute, sources[0] if len(sources) == 1 else value.name)
+
+
+def _result(*arrays: Array, op: Op, index: int) -> Array:
+    return op.reference(np, *arrays)[index]
 
 
 def wide(literal: Literal) -> np.ndarray[Any, Any]:

@@ -243,6 +243,7 @@ _SUM_LENGTHS: Mapping[str, Callable[[Any, Shapes], int]] = {
     "conv_transpose": _filter_terms,
     "conv_wgrad": _filter_terms,
     "matmul": lambda op, shapes: shapes[0][-1],
+    "packed_matmul": lambda op, shapes: shapes[0][-1],
     "attention": lambda op, shapes: shapes[0][-1] + shapes[1][2],
     "attention_train": lambda op, shapes: shapes[0][-1] + shapes[1][2],
     "attention_backward": lambda op, shapes: shapes[0][-1] + 2 * shapes[2][2],

@@ -19,6 +19,7 @@ from fusec.ops import (
     ConvTranspose,
     ConvWgrad,
     MatMul,
+    PackedMatMul,
     Recurrent,
     Reduce,
     Rotary,
@@ -69,6 +70,20 @@ def integer_matmuls() -> Iterator[Row]:
         left[:, 1], right[1] = values, values
         names = np.array([[f"{a} , {b}" for b in values] for a in values], object)
         yield row(f"matmul {dtype.value}", "matmul", [left, right], added(MatMul()), labels=names)
+
+
+def packed_matmuls() -> Iterator[Row]:
+    """Every value times a weight of each sign, and times one of zero."""
+    for dtype in HALVES:
+        x, _, _ = factors(dtype, 64)
+        codes = np.ones((16, 64), np.int8)
+        codes[:, 3] = np.arange(16) - 8
+        labels = np.array([[f"{name(v, dtype)} , {w}" for w in codes[:, 3]] for v in edges(dtype)], object)
+        arrays = [x[:16], codes, np.ones((16, 2), np.float32)]
+        for kind in (DType.I8, DType.I4):
+            arrays[1] = codes.astype(kind.numpy)
+            title = f"packed_matmul {kind.value} {dtype.value}"
+            yield row(title, "packed_matmul", list(arrays), added(PackedMatMul(32)), labels=labels, constants=(1, 2))
 
 
 def convolutions() -> Iterator[Row]:

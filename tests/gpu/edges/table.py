@@ -16,6 +16,7 @@ PARTS = (
     pointwise.epilogues,
     products.matmuls,
     products.integer_matmuls,
+    products.packed_matmuls,
     products.convolutions,
     products.attentions,
     products.rotaries,

@@ -16,6 +16,7 @@ from gpu.kernels.convolution.test_few_channels import random_cases as few_channe
 from gpu.kernels.convolution.test_few_filters import random_cases as few_filters_cases
 from gpu.kernels.convolution.test_few_filters import wide_cases
 from gpu.kernels.convolution.test_integer_product import integer_cases
+from gpu.kernels.convolution.test_packed_product import packed_cases
 from gpu.kernels.convolution.test_split_k import few_cases as few_pixels_cases
 from gpu.kernels.convolution.test_squeeze_excite import gate_cases
 from gpu.kernels.convolution.test_thin_product import thin_cases
@@ -81,6 +82,7 @@ def shaped_cases() -> list[Case]:
         *rotary_cases(),
         *list_cases(),
         *integer_cases(),
+        *packed_cases(),
         *recurrent_cases(),
     ]
 

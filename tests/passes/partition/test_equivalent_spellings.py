@@ -214,7 +214,7 @@ def test_products_that_are_no_linear_layer() -> None:
 
 def test_every_rewrite_is_exercised_here() -> None:
     engines = {"as_convolution", "io_dtype", "residual_first", "conv_operand_first", "zero_bias"}
-    assert set(REWRITES) == {*engines, "gelu_by_tanh", "swish_by_tanh", "in_halves"}
+    assert set(REWRITES) == {*engines, "gelu_by_tanh", "swish_by_tanh", "in_halves", "unpacked"}
 
 
 def gelu_body(dtype: str, count: int = 1, more: str = "%r = gelu(%m)") -> Graph:

@@ -651,3 +651,38 @@ template <class T> DEVICE u32 word_of(float low, float high) {
   return element_bits(narrow<T>(low)) | (u32)element_bits(narrow<T>(high)) << 16;
 }
 #endif
+
+// Asked for here as well, in 4, 8 or 16 bytes.
+template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
+#ifndef FUSEC_EMULATED
+  union { Pack<T, N> pack; u32 words[sizeof(Pack<T, N>) / 4]; } x;
+  if constexpr (sizeof(x) == 4)
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(x.words[0]) : "l"(p));
+  else if constexpr (sizeof(x) == 8)
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(x.words[0]), "=r"(x.words[1]) : "l"(p));
+  else
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3]) : "l"(p));
+  return x.pack;
+#else
+  return load_pack<T, N>(p);
+#endif
+}
+
+// Two numbers of 16 bits less two others.
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
+template <class T> DEVICE u32 pair_less(u32 x, u32 y) {
+  u32 z;
+  if constexpr (T::is_brain)
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(0x3f803f80u), "r"(y ^ 0x80008000u));
+  else
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+#else
+template <class T> DEVICE u32 pair_less(u32 x, u32 y) {
+  T low[2], high[2];
+  low[0].bits = (u16)x, high[0].bits = (u16)(x >> 16), low[1].bits = (u16)y, high[1].bits = (u16)(y >> 16);
+  return word_of<T>(wide(low[0]) - wide(low[1]), wide(high[0]) - wide(high[1]));
+}
+#endif

@@ -21,7 +21,7 @@ from fusec.testing.generators.motifs.layers import (
     summed_block,
     transposed_rows,
 )
-from fusec.testing.generators.motifs.quantised import quantised_layer
+from fusec.testing.generators.motifs.quantised import quantised_layer, weights_alone
 from fusec.testing.generators.motifs.repeated_work import constant_ops, near_repeats, repeated_op
 from fusec.testing.generators.motifs.rewrite_rules import equation
 from fusec.testing.generators.motifs.views import (
@@ -73,4 +73,5 @@ MOTIFS: Mapping[Callable[[RandomGraph], None], int] = {
     repeated_op: 4,
     constant_ops: 2,
     quantised_layer: 4,
+    weights_alone: 3,
 }

@@ -28,6 +28,7 @@ from fusec.testing.generators.graph_builder import Draw, RandomGraph, Shape, Unf
 from fusec.testing.generators.motifs.layers import ACTIVATIONS, epilogue, pointwise_sequence
 from fusec.testing.generators.operations import DRAWS
 from fusec.testing.generators.operations.pointwise import draw_pointwise
+from fusec.testing.generators.operations.products import multiply_packed
 
 HALVES = (DType.F16, DType.BF16)
 MOST_ELEMENTS = 1 << 14  # of a value: thin products have at least 512 rows
@@ -165,6 +166,14 @@ def few_filters(b: RandomGraph) -> None:
     epilogue(b, _convolved(b, x, b.pick([3, 1, 4, 8]), stride=1), 3)
 
 
+def packed_product(b: RandomGraph) -> None:
+    """Draw a product of at most 16 rows with weights of 4 or 8 bits, with pointwise ops after it."""
+    b.dtype = _half(b)
+    depth, rows = b.pick([64, 128, 192]), b.pick([(1,), (2,), (5,), (16,), (1, 1), (3, 3)])
+    x = b.input(TensorType((*rows, depth), b.dtype))
+    epilogue(b, multiply_packed(b, x, b.pick([16, 32, 48]), b.pick([16, 32, 64, depth])), 3)
+
+
 def integer_product(b: RandomGraph) -> None:
     """Draw a matrix product of integers, and a sum with the result."""
     dtype, (rows, depth, columns) = b.pick((*INTEGERS, DType.I8)), (b.pick([1, 3, 8, 17]) for _ in range(3))
@@ -295,6 +304,7 @@ KERNELS: Mapping[str, Draw] = {
             grid_sample,
             roi_align,
             integer_product,
+            packed_product,
             rotary,
             all_finite,
             recurrent,

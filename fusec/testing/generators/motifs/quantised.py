@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import Cast, MatMul, Reshape
+from fusec.ops import Cast, MatMul, Reshape, Transpose
+from fusec.ops.packed_matmul import CODES
 from fusec.testing.generators.graph_builder import RandomGraph
+from fusec.testing.generators.motifs.layers import epilogue
 from fusec.testing.generators.operations.windows import convolve
 
 _SCALES = (0.0123, 0.037, 0.11)  # products of two have no ties
@@ -77,6 +80,28 @@ def _in_floats(b: RandomGraph) -> Value:
     x = _rows(b)
     w = _dequantised(b, b.constant((x.type.shape[-1], b.pick([8, 5])), DType.I8), zero=False)
     return b.add(MatMul(), _dequantised(b, x), w)
+
+
+def weights_alone(b: RandomGraph) -> None:
+    """Draw a product of few rows with a weight that is dequantised, whole, by column or in blocks along the depth."""
+    depth, columns = b.pick([64, 32]), 16
+    codes, blocks = b.pick(CODES), b.pick([1, 2, 4])
+    info, rng = ml_dtypes.iinfo(codes.numpy), np.random.default_rng(b.below(1 << 16))
+    transposed = b.chance(50)
+    shape = (columns, blocks, depth // blocks) if transposed else (blocks, depth // blocks, columns)
+    small = (columns, blocks, 1) if transposed else (blocks, 1, columns)
+    low, high = (max(int(info.min), -3), 4) if b.exact else (int(info.min), int(info.max) + 1)
+    w = b.add(Cast(DType.F32), b.graph.constant(rng.integers(low, high, shape).astype(codes.numpy)))
+    if b.chance(60):
+        middle = 0 if codes in (DType.I4, DType.I8) else 1 << (codes.bits - 1)
+        zero = np.float32(middle) if b.chance(50) else rng.integers(low, high, small).astype(np.float32)
+        w = b.pointwise("sub", w, b.graph.constant(zero))
+    w = b.pointwise("mul", w, b.constant(() if b.chance(20) else small, DType.F32, "positive"))
+    w = b.add(Reshape((columns, depth) if transposed else (depth, columns)), w)
+    x = b.input(TensorType((*b.pick([(1,), (2,), (1, 3), (17,)]), depth), b.dtype))
+    w = b.add(Transpose((1, 0)), w) if transposed else w
+    y = b.add(MatMul(), x, b.add(Cast(b.dtype), w) if b.dtype is not DType.F32 else w)
+    epilogue(b, y, 2)
 
 
 def _rows(b: RandomGraph) -> Value:

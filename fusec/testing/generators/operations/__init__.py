@@ -17,6 +17,7 @@ DRAWS: Mapping[str, Draw] = {
     "conv": windows.conv,
     "conv_transpose": windows.conv_transpose,
     "matmul": products.matmul,
+    "packed_matmul": products.packed_matmul,
     "attention": products.attention,
     "attention_train": products.attention_train,
     "attention_backward": products.attention_backward,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import Attention, AttentionBackward, AttentionTrain, MatMul, Rotary, Transpose
+from fusec.ops import Attention, AttentionBackward, AttentionTrain, MatMul, PackedMatMul, Rotary, Transpose
 from fusec.ops.matmul import INTEGERS
+from fusec.ops.packed_matmul import CODES
 from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 
 
@@ -35,6 +37,27 @@ def matmul(b: RandomGraph) -> None:
         multiply(b, b.fresh(TensorType(shape, b.pick((*INTEGERS, DType.I8)))))
         return
     multiply(b, b.float_value(2, 4))
+
+
+def packed_matmul(b: RandomGraph) -> None:
+    """Draw a product with integer weights in blocks; the last block is sometimes shorter."""
+    multiply_packed(b, b.float_value(2, 4), b.pick([3, 1, 5, 16]))
+
+
+def multiply_packed(b: RandomGraph, x: Value, columns: int, block: int = 0) -> Value:
+    """Multiply by constant codes of 4 or 8 bits. block: weights that share a scale; 0 draws it."""
+    depth, dtype = x.type.shape[-1], b.pick(CODES)
+    block = block or b.pick([2, 3, 1, max(depth, 1), depth + 1])
+    blocks = (columns, -(-depth // block))
+    scale_type = x.type.dtype if b.chance(60) else DType.F32
+    info, rng = ml_dtypes.iinfo(dtype.numpy), np.random.default_rng(b.below(1 << 16))
+    low, high = (max(int(info.min), -3), 4) if b.exact else (int(info.min), int(info.max) + 1)
+
+    def codes(shape: tuple[int, int]) -> Value:
+        return b.graph.constant(rng.integers(low, high, shape).astype(dtype.numpy))
+
+    zeros = [codes(blocks)] if b.chance(40) else []
+    return b.add(PackedMatMul(block), x, codes((columns, depth)), b.constant(blocks, scale_type, "positive"), *zeros)
 
 
 def attention_operands(b: RandomGraph) -> tuple[Value, Value, Value]:

@@ -1,0 +1,126 @@
+"""Tell how packed weights, their scales and zero points are stored for the kernel, and how it makes floats of them.
+
+Weights are in tiles of 16 columns and chunks of the depth. A chunk of a tile is 512 bytes, 16 for each thread of a
+warp, in the order of the operands of `mma.sync`: thread 4g + q has columns g and g + 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments
+from fusec.ir import DType, Node, TensorType, Value
+from fusec.ops import PackedMatMul
+
+DEPTH = 16  # of one product of a warp
+SIGNED = (DType.I4, DType.I8)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedCodes:
+    """The constants of a packed product.
+
+    floats: the type that weights are multiplied in.
+    block: neighbours along the depth that share a scale.
+    """
+
+    codes: Value
+    scales: Value
+    zeros: Value | None
+    floats: DType
+    block: int
+
+    @classmethod
+    def of(cls, product: Node) -> PackedCodes:
+        x, codes, scales, *zeros = product.operands
+        assert isinstance(product.op, PackedMatMul)
+        block = min(product.op.block, codes.type.shape[1])
+        return cls(codes, scales, zeros[0] if zeros else None, x.type.dtype, block)
+
+    @property
+    def type(self) -> TensorType:
+        return self.codes.type
+
+    @property
+    def bits(self) -> int:
+        return self.type.dtype.bits
+
+    @property
+    def depth(self) -> int:
+        """The depth of a chunk."""
+        return 256 // self.bits
+
+    @property
+    def products(self) -> int:
+        """Products of a group, which is one load of neighbours of a row, and within one block."""
+        return min(2, self.block // DEPTH)
+
+    @property
+    def count(self) -> int:
+        """Neighbours of a row that a thread multiplies in a group."""
+        return 4 * self.products
+
+    @property
+    def stored(self) -> TensorType:
+        """The type of the weights as they are stored: both dims are split, in the order of the threads."""
+        columns, depth = self.type.shape
+        groups = self.depth // (DEPTH * self.products)
+        shape = (columns // 16, 2, 8, depth // self.depth, groups, 4, self.products, 2, 2)
+        tile, half, g, chunk, group, q, product, later, pair = range(9)
+        # pairs of 4 bits are 16 bits apart, so that one mask selects both
+        inner = (pair, later, half) if self.bits == 4 else (later, half, pair)
+        return TensorType(shape, self.type.dtype, (tile, chunk, g, q, group, product, *inner))
+
+    def by_block(self, value: Value) -> TensorType:
+        """Return the type of scales or zero points as they are stored: those of columns g and g + 8 are neighbours."""
+        columns, blocks = value.type.shape
+        return TensorType((columns // 16, 2, 8, blocks), value.type.dtype, (0, 3, 2, 1))
+
+    def bind(self, cuda: CudaTemplate, arguments: Arguments) -> CudaTemplate:
+        """Fill in what depends on the constants."""
+        by_bits = not (self.bits == 8 and self.floats is DType.BF16)  # bf16 has no 8 bits after its first one
+        low = (8 if self.bits == 4 else 128) if self.type.dtype in SIGNED else 0
+        first = 0x6400 if self.floats is DType.F16 else 0x4300  # 1024 in fp16, 128 in bf16
+        base = f"{(first + low) * 0x10001}u" if by_bits else "0.0f"
+        return cuda.bind(
+            CODES=arguments.read(self.codes, self.stored),
+            SCALES=arguments.read(self.scales, self.by_block(self.scales)),
+            SCALE_TYPE=C_TYPES[self.scales.type.dtype],
+            BLOCKS=self.scales.type.shape[1],
+            BLOCK=self.block,
+            DEPTH=self.depth,
+            GROUPS=self.depth // (DEPTH * self.products),
+            GROUP_DEPTH=DEPTH * self.products,
+            PRODUCTS=self.products,
+            COUNT=self.count,
+            WORDS=self.count // 2,
+            OFFSET_TYPE="u32" if by_bits else "float",
+            OFFSET=self._offset(base, by_bits, arguments),
+            WORD=self._word(),
+            UNPACK=self._unpacked(first + low) if by_bits else self._converted(),
+        )
+
+    def _offset(self, base: str, by_bits: bool, arguments: Arguments) -> str:
+        """Return what is subtracted from each weight after its bits became a float."""
+        if self.zeros is None:
+            return base
+        pointer = arguments.read(self.zeros, self.by_block(self.zeros))
+        zero = f"wide(load_part({pointer}, place + h))" if self.bits == 4 else f"{pointer}[place + h]"
+        return f"{base} + (u32)(i32){zero} * 0x10001u" if by_bits else f"(float){zero}"
+
+    def _word(self) -> str:
+        """Return the bits of a pair of weights: of columns g or g + 8 (i % 2), at depth 2q or 2q + 8 (i / 2)."""
+        number = f"(j * {self.products} + s)"
+        if self.bits == 4:
+            return f"codes[u][t][{number}] >> 4 * i"
+        return f"codes[u][t][{number} * 2 + i / 2] >> 16 * (i % 2)"
+
+    def _unpacked(self, magic: int) -> str:
+        pair = "(word & 0x000f000fu)" if self.bits == 4 else "((word & 0xffu) | (word & 0xff00u) << 8)"
+        return f"pair_less<{C_TYPES[self.floats]}>({pair} ^ {magic * 0x10001}u, less)"
+
+    def _converted(self) -> str:
+        number = C_TYPES[self.type.dtype]
+        low, high = f"(float)({number})word", f"(float)({number})(word >> 8)"
+        return f"word_of<{C_TYPES[self.floats]}>({low} - less, {high} - less)"

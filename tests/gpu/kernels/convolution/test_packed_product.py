@@ -1,0 +1,148 @@
+"""Kernels of products with weights of 4 and 8 bits against the reference, through the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from gpu.kernels.cases import FIGURES, Case, build, check, rows
+from gpu.kernels.emulator import Emulator, needs_compiler
+
+from fusec.ir import DType, Graph, TensorType, Value
+from fusec.ops import PackedMatMul, pw
+
+F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
+I4, U4, I8, U8 = DType.I4, DType.U4, DType.I8, DType.U8
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A matrix of codes[columns, depth], with a scale for each block of a row."""
+
+    codes: DType
+    columns: int
+    depth: int
+    block: int
+    scales: DType = F16
+    zeros: bool = False
+
+    def operands(self, g: Graph) -> list[Value]:
+        rng, info = np.random.default_rng(self.columns + self.depth), ml_dtypes.iinfo(self.codes.numpy)
+        shape = (self.columns, -(-self.depth // self.block))
+
+        def integers(*shape: int) -> Value:
+            return g.constant(rng.integers(int(info.min), int(info.max) + 1, shape).astype(self.codes.numpy))
+
+        factors = rng.uniform(0.5, 1.5, shape) / (int(info.max) * self.depth**0.5)
+        scales = g.constant(factors.astype(self.scales.numpy))
+        return [integers(self.columns, self.depth), scales, *([integers(*shape)] if self.zeros else [])]
+
+
+def product(dtype: DType, shape: tuple[int, ...], weights: Weights, order: tuple[int, ...] = ()) -> Case:
+    """With a bias, a residual and an activation; the sum is stored, too."""
+
+    def make(g: Graph, x: Value, z: Value) -> list[Value]:
+        y = g.add(PackedMatMul(weights.block), x, *weights.operands(g))
+        y = g.add(pw("add"), y, g.constant(np.linspace(-1, 1, weights.columns).astype(dtype.numpy)))
+        y = g.add(pw("add"), y, z)
+        return [y, g.add(pw("swish", beta=1.0), y)]
+
+    types = [TensorType(shape, dtype, order), rows(dtype, *shape[:-1], weights.columns)]
+    return build(f"{dtype.value} {shape} {weights} {order}", types, make)
+
+
+def packed_cases() -> list[Case]:
+    return [
+        product(F16, (1, 256), Weights(I4, 32, 256, 32)),
+        product(F16, (1, 1, 512), Weights(U4, 48, 512, 64, zeros=True)),
+        product(BF16, (5, 192), Weights(I4, 32, 192, 16, F32, zeros=True)),
+        product(BF16, (3, 3, 128), Weights(U4, 16, 128, 128, BF16)),
+        product(F16, (16, 128), Weights(I8, 32, 128, 32, F32)),
+        product(F16, (2, 96), Weights(U8, 48, 96, 32, zeros=True)),
+        product(BF16, (1, 160), Weights(I8, 16, 160, 160, F16, zeros=True)),
+        product(BF16, (9, 64), Weights(U8, 32, 64, 16, BF16)),
+        product(F16, (3, 128), Weights(I4, 16, 128, 64), (1, 0)),
+        product(F16, (1, 4096), Weights(I4, 16, 4096, 1024, zeros=True)),
+        product(F16, (2, 2368), Weights(U4, 32, 2368, 64)),  # chunks that no number of warps divides
+    ]
+
+
+@needs_compiler
+def test_all_variants_compute_the_product(rng: np.random.Generator) -> None:
+    check(packed_cases(), rng, every=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize("codes", [I4, U4, I8, U8])
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_every_code_and_zero_point_is_exact(codes: DType, dtype: DType) -> None:
+    """Each column holds all codes less one zero point, and each row of x selects one depth."""
+    info = ml_dtypes.iinfo(codes.numpy)
+    numbers = np.arange(int(info.min), int(info.max) + 1)
+    graph = Graph("codes")
+    depth = max(64, len(numbers))
+    table = np.tile(np.resize(numbers, depth), (len(numbers), 1)).astype(codes.numpy)
+    zeros = numbers[:, None].astype(codes.numpy)
+    x = graph.add_input("x", TensorType((16, depth), dtype))
+    y = graph.add(
+        PackedMatMul(depth), x, graph.constant(table), graph.constant(np.ones(zeros.shape, "f4")), graph.constant(zeros)
+    )
+    graph.set_outputs([y])
+    case = Case("codes", graph, lambda rng, x: np.zeros(x.shape))
+    kernel = case.kernel
+    assert kernel is not None
+    emulator = Emulator([replace(kernel, others=())])
+    for first in range(0, len(numbers), 16):
+        selected = np.zeros((16, depth), dtype.numpy)
+        selected[np.arange(16), first + np.arange(16)] = 1
+        arrays = {v: v.literal.array for v in graph.values() if v.literal is not None} | {x: selected}
+        (got,) = emulator.run(kernel, arrays, [y])
+        want = numbers[None, :] * 0 + numbers[first : first + 16, None] - numbers[None, :]
+        assert np.array_equal(got.astype(np.int64), want)
+
+
+@needs_compiler
+def test_rows_are_independent_and_infinities_stay_in_theirs(rng: np.random.Generator) -> None:
+    case = product(F16, (4, 128), Weights(I4, 32, 128, 32))
+    kernel = case.kernel
+    assert kernel is not None
+    arrays = case.arrays(rng)
+    plain = Emulator([kernel]).run(kernel, arrays, case.outputs)
+    arrays[case.graph.inputs[0]] = arrays[case.graph.inputs[0]].copy()
+    arrays[case.graph.inputs[0]][1, 7] = np.inf
+    with_infinity = Emulator([kernel]).run(kernel, arrays, case.outputs)
+    for before, after in zip(plain, with_infinity, strict=True):
+        assert np.array_equal(before[[0, 2, 3]], after[[0, 2, 3]])
+        assert not np.isfinite(after[1].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("why", "dtype", "shape", "weights"),
+    [
+        ("fp32", F32, (1, 128), Weights(I4, 32, 128, 32)),
+        ("many rows", F16, (17, 128), Weights(I4, 32, 128, 32)),
+        ("columns", F16, (1, 128), Weights(I4, 24, 128, 32)),
+        ("depth", F16, (1, 96), Weights(I4, 32, 96, 32)),
+        ("blocks", F16, (1, 128), Weights(I4, 32, 128, 48)),
+    ],
+)
+def test_others_are_left_alone(why: str, dtype: DType, shape: tuple[int, ...], weights: Weights) -> None:
+    assert product(dtype, shape, weights).kernel is None
+
+
+def test_codes_that_are_computed_are_left_alone() -> None:
+    def make(g: Graph, x: Value, codes: Value) -> Value:
+        return g.add(PackedMatMul(32), x, codes, *Weights(I4, 32, 128, 32).operands(g)[1:])
+
+    types = [rows(F16, 1, 128), rows(I4, 32, 128)]
+    assert build("computed", types, make).kernel is None
+
+
+def test_a_narrow_result_of_few_blocks_is_split_along_the_depth() -> None:
+    kernel: Any = product(F16, (1, 8192), Weights(I4, 64, 8192, 128)).kernel
+    assert kernel.scratch_bytes and kernel.launches[0].grid > 64 // 16
+    assert not product(F16, (1, 128), Weights(I4, 32, 128, 32)).kernel.scratch_bytes  # type: ignore[union-attr]
+    assert FIGURES.processors > 100
