@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from fusec.ir import DType, Node, Op, TensorType, Value
+from fusec.lower_cudnn import WITHOUT
 from fusec.ops import (
     ATTENTION_OPS,
     EPILOGUE_ANCHORS,
@@ -75,6 +76,8 @@ class Grower:
         self.free = free
         nodes = wiring.nodes
         self.pointwise = [isinstance(n.op, POINTWISE) for n in nodes]
+        # An op that cuDNN never runs would make every candidate that it joins one to refuse.
+        self.joinable = [self.pointwise[i] and n.op.name not in WITHOUT for i, n in enumerate(nodes)]
         self.type = [n.results[0].type for n in nodes]
         self.owned = self._owned()
 
@@ -137,7 +140,7 @@ class Grower:
         def joins(i: int) -> bool:
             return self._joins(i, kind) and self.type[i].order == kind.order and not self._is_outer(i)
 
-        if not self._is_outer(seed):
+        if self.joinable[seed] and not self._is_outer(seed):
             self._grow(candidate, neighbours, joins, MAX_POINTWISE)
         return candidate
 
@@ -173,7 +176,7 @@ class Grower:
         return len(sizes - {1}) > 0 and max(sizes) < self.type[i].size
 
     def _joins(self, i: int, kind: TensorType) -> bool:
-        return self.free[i] and self.pointwise[i] and self.type[i].shape == kind.shape
+        return self.free[i] and self.joinable[i] and self.type[i].shape == kind.shape
 
     def _take(self, candidate: Candidate, inside: set[int], i: int) -> bool:
         if not self.condensation.stays_convex(inside, i):
@@ -246,7 +249,7 @@ class Grower:
             if isinstance(node.op, MatMul):
                 return sequence if node.operands[0] is rows else []
             above = [p for p in self.wiring.preds[i] if p not in inside]
-            if not self.pointwise[i] or len(above) != 1:
+            if not self.joinable[i] or len(above) != 1:
                 return []
             (i,) = above
         return []
