@@ -31,6 +31,7 @@ from fusec.ops import (
 )
 from fusec.passes.partition.convexity import Condensation, Wiring
 from fusec.schedule.aliasing import is_view
+from fusec.schedule.program import inputs_of, outputs_of
 
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 # Ops that take the pointwise ops after them; norms in training do so in their kernels (fusec.gpu.kernels).
@@ -44,6 +45,9 @@ EPILOGUE_OWNERS: tuple[type[Op], ...] = (
 
 # Build time grows faster than length (benchmarks/builds.py).
 MAX_POINTWISE = 24
+# Without an anchor, build time grows with the square of the tensors in memory: about 3 s for 32, 10 s for 60. Per op it
+# is the same from 8 to 32 ops, so that fewer ops in a step would not save any (benchmarks/builds.py).
+MAX_TENSORS = 32
 # A prologue is one sequence of ops. Scale, bias, relu was measured. Two scales and biases in a row (a BatchNorm and
 # the affine layer that some exporters add after it) are proposed too.
 MAX_PROLOGUE = 5
@@ -142,7 +146,21 @@ class Grower:
 
         if self.joinable[seed] and not self._is_outer(seed):
             self._grow(candidate, neighbours, joins, MAX_POINTWISE)
+            del candidate.nodes[self._longest_with_few_tensors(candidate.nodes) :]
         return candidate
+
+    def _longest_with_few_tensors(self, nodes: Sequence[int]) -> int:
+        """Return how many of the nodes one step can hold with at most MAX_TENSORS tensors in memory."""
+        length = len(nodes)
+        while length > 1 and self._tensors(nodes[:length]) > MAX_TENSORS:
+            length -= 1
+        return length
+
+    def _tensors(self, nodes: Sequence[int]) -> int:
+        """Count the tensors that a step of these nodes reads or stores, without single numbers."""
+        members = [self.wiring.nodes[i] for i in nodes]
+        read = [v for v in inputs_of(members) if v.literal is None or v.type.size > 1]
+        return len(read) + len(outputs_of(members))
 
     def _grow(
         self,

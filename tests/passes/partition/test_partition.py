@@ -208,6 +208,20 @@ def test_the_length_after_a_refusal_of_fusec_takes_no_second_round() -> None:
     assert len(oracle.asked) == sum(s.kind is Kind.CUDNN for s in program.steps)
 
 
+def test_a_step_of_pointwise_ops_has_few_tensors_in_memory() -> None:
+    """The time to build a plan grows with the square of the tensors."""
+    graph = Graph()
+    kind = TensorType((2, 4, 4, 4), DType.F32)
+    v, stored = graph.add_input("x", kind), []
+    for place in range(20):
+        v = graph.add(pw("add"), v, graph.add_input(f"x{place}", kind))
+        stored.append(v)
+    graph.set_outputs(stored)
+    steps = partition(graph, AcceptAll(), TARGET).steps
+    assert [len(s.nodes) for s in steps] == [15, 5]
+    assert [len(s.inputs) + len(s.outputs) for s in steps] == [31, 11]
+
+
 def test_an_op_that_cudnn_never_runs_joins_no_candidate() -> None:
     """Candidates grow around it, so that none is refused because of it; it is refused alone, with its reason."""
     graph = Graph()
