@@ -1,12 +1,16 @@
 """Measure how long cuDNN takes to build its first plan for a graph, by the graph's length and by batch size.
 
 Usage, on any machine, without a GPU: python -m benchmarks.builds
+With --pointwise, only graphs of pointwise ops alone are built, and the other figures of the file stay.
 Seconds are the processor time of this process, so other processes do not count. Writes
 benchmarks/results/builds.json.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +28,7 @@ from fusec.targets.target import Target, load
 
 TARGET = "h200"
 LENGTHS = (8, 16, 24, 48, 64)
+POINTWISE = (1, 4, 8, 12, 16, 24, 32, 48, 64)  # ops of a graph without an anchor
 EPILOGUE = ("sigmoid", "neg", "relu", "abs")
 BATCHES = (8, 9, 16)
 F16 = DType.F16
@@ -72,6 +77,28 @@ def with_epilogue(length: int) -> CudnnGraph:
         return y
 
     return lowered([image(8), TensorType((64, 64, 3, 3), F16, channels_last(4))], make)
+
+
+def pointwise(length: int) -> CudnnGraph:
+    """Make a graph of so many pointwise ops, of which many read a further input and store their result.
+
+    So are the steps of a large graph of pointwise ops: about one tensor in memory for each op.
+    """
+    rng, graph, type = random.Random(length), Graph("case"), TensorType((8, 64, 32), DType.F32)
+    values = [graph.add_input("x", type)]
+    stored: list[Value] = []
+    for place in range(length):
+        value = rng.choice(values[-4:])
+        if rng.random() < 0.4:
+            value = graph.add(pw(rng.choice(EPILOGUE)), value)
+        else:
+            other = graph.add_input(f"x{place}", type) if rng.random() < 0.4 else rng.choice(values)
+            value = graph.add(pw(rng.choice(("add", "mul", "sub", "max"))), value, other)
+        values.append(value)
+        if rng.random() < 0.5:
+            stored.append(value)
+    graph.set_outputs(list(dict.fromkeys([*stored, *(v for v in values if v.node is not None and not v.uses)])))
+    return lower(graph, True).graph
 
 
 def residual(activation: str, batch: int) -> CudnnGraph:
@@ -137,6 +164,7 @@ def build(graph: CudnnGraph, target: Target, kernels: Any = None) -> Built:
 def main() -> int:
     options = parser(__doc__, "builds.json")
     options.add_argument("--longest", type=int, default=max(LENGTHS), help="most pointwise ops after the convolution")
+    options.add_argument("--pointwise", action="store_true", help="only graphs of pointwise ops alone")
     given = options.parse_args()
     target = load(TARGET)
     bring_up(target.sm)
@@ -149,6 +177,9 @@ def main() -> int:
     result = {**date_and_commit(given.commit), "target": TARGET, "cudnn": cudnn.backend_version()}
     result |= {"lengths": lengths, "sizes": sizes}
     build(residual("relu", 4), target)  # not counted, because the first build loads libraries
+    if given.pointwise:
+        write(given.output, {**json.loads(given.output.read_text()), "alone": pointwise_alone(given.commit, target)})
+        return 0
     for name, make in GRAPHS.items():
         kernels = kernel_cache()
         each = [asdict(build(make(batch), target, kernels)) for batch in BATCHES]
@@ -163,8 +194,19 @@ def main() -> int:
     for length in (n for n in LENGTHS if n <= given.longest):
         lengths.append({"pointwise": length, **asdict(build(with_epilogue(length), target))})
         print(lengths[-1], flush=True)
-    write(given.output, result)
+    write(given.output, {**result, "alone": pointwise_alone(given.commit, target)})
     return 0
+
+
+def pointwise_alone(commit: str, target: Target) -> dict[str, Any]:
+    """Measure graphs of pointwise ops alone, by their number and that of their tensors in memory."""
+    rows: list[dict[str, Any]] = []
+    for length in POINTWISE:
+        graph = pointwise(length)
+        tensors = len(graph.inputs) + len(graph.outputs)
+        rows.append({"pointwise": length, "tensors": tensors, **asdict(build(graph, target))})
+        print(rows[-1], flush=True)
+    return {**date_and_commit(commit), "load": round(os.getloadavg()[0], 1), "rows": rows}
 
 
 if __name__ == "__main__":

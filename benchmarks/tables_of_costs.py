@@ -186,6 +186,11 @@ def builds() -> list[str]:
             ]
         )
     lengths = [[row["pointwise"], f"{row['build_s']:.1f}"] for row in data["lengths"]]
+    alone = data["alone"]
+    by_tensors = [
+        [row["pointwise"], row["tensors"], f"{row['build_s']:.2f}", f"{row['build_s'] / row['pointwise']:.3f}"]
+        for row in alone["rows"]
+    ]
     batches = data["sizes"][0]["batches"]
     return [
         "## Build time of cuDNN plans",
@@ -202,6 +207,11 @@ def builds() -> list[str]:
         "A convolution with pointwise ops after it:",
         "",
         *table(["pointwise ops", "build s"], lengths),
+        "",
+        f"Pointwise ops alone, of which many store their result: commit {alone['commit'][:10]}, {alone['date']}, at a "
+        f"load average of {alone['load']}:",
+        "",
+        *table(["pointwise ops", "tensors in memory", "build s", "s per op"], by_tensors),
         "",
     ]
 

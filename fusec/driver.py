@@ -38,6 +38,7 @@ from fusec.gpu import device
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph
 from fusec.passes.layout.io_layout import names, require_known
+from fusec.plans.plan_filter import DEFAULT_MODES, Engines, Names
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.segments.executable import AnyExecutable
 from fusec.system import compile_timer
@@ -101,6 +102,9 @@ def compile(
     disable: Collection[str] = (),
     rounding: str = "fused",
     deterministic: bool = False,
+    heuristics: Names = DEFAULT_MODES,
+    engines: Engines = (),
+    workspace_limit: int | None = None,
     channels_last: bool | Collection[str] = False,
     lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -139,6 +143,10 @@ def compile(
         storage type wherever the model rounds it; fusions and rewrites that would change that are left out.
     deterministic: every call gives the same bits for the same inputs. Plans that add in no fixed order are left out.
         FusecError is raised for an op that has no deterministic kernel on a GPU.
+    heuristics: modes of cuDNN's heuristics whose plans are listed: `A`, `B`, `fallback`, one or several.
+    engines: numbers of cuDNN's engines to insist on, `"45,1"`, or to leave out, `"-0,-11"`. A step without a plan of
+        another engine runs as a kernel of fusec.
+    workspace_limit: the most bytes of scratch memory that a plan of cuDNN or cuBLASLt may need; None: all free memory.
     channels_last: names of inputs and outputs that use NHWC memory (N, spatial dims, C). Their shapes stay N, C,
         spatial dims. True: all of rank 4 and 5 but state. An input in another memory order is copied into this one.
     lock: a `fusec.lock`. Its plans are taken and nothing is timed. CheckError is raised if the lock has no entry for a
@@ -159,6 +167,9 @@ def compile(
         disable=disable,
         rounding=rounding,
         deterministic=deterministic,
+        heuristics=heuristics,
+        engines=engines,
+        workspace_limit=workspace_limit,
         channels_last=channels_last,
         lock=lock,
         simulate=simulate,
@@ -207,6 +218,9 @@ def compile_dynamic(
     budget: float = float("inf"),
     disable: Collection[str] = (),
     deterministic: bool = False,
+    heuristics: Names = DEFAULT_MODES,
+    engines: Engines = (),
+    workspace_limit: int | None = None,
     channels_last: bool | Collection[str] = False,
     progress: Progress | None = None,
     max_shapes: int = MAX_SHAPES,
@@ -238,6 +252,9 @@ def compile_dynamic(
         budget_s=budget,
         disable=disable,
         deterministic=deterministic,
+        heuristics=heuristics,
+        engines=engines,
+        workspace_limit=workspace_limit,
         channels_last=channels_last,
         simulate=simulate,
         progress=progress,
@@ -317,7 +334,7 @@ def compile_graph(
         return Executable(build_program(source, options, target), SimulatorBackend(CPU))
 
     on_gpu = not options.simulate and device.is_present(target)
-    workers = start_workers(target, on_gpu, shared.oracle, family)
+    workers = start_workers(target, on_gpu, options.plan_filter, shared.oracle, family)
     build = partial(build_program, source, options, target, family, workers.oracle)
     if family is not None and family.transfers:
         family.prefetch_plans(shapes or {})
@@ -333,7 +350,7 @@ def compile_graph(
     require_runs_on_gpu(compiled)
     if locked is not None and options.lock is not None:
         return locked_executable(locked, options.lock, options, workers)
-    if family is not None and family.transfers and not compiled.options.deterministic:
+    if family is not None and family.transfers and compiled.options.plan_filter.is_default:
         return executable_for_size(compiled, build, family, options)
     return tuned_executable(compiled, options, workers, family)
 

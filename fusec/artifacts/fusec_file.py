@@ -78,6 +78,7 @@ def save(
         options = {"precision": first.options.precision, "disable": first.options.disabled_names}
         options |= {"state": [list(pair) for pair in first.options.state]} if first.options.state else {}
         options |= {"orders": [list(pair) for pair in first.options.orders]} if first.options.orders else {}
+        options |= {"plans": first.options.plans.to_json()} if not first.options.plans.is_default else {}
         targets = {c.target.name: c.target.digest for c in compiled}
         manifest = {"format": FORMAT, "fusec": __version__, **versions(), "options": options, "targets": targets}
         if table is not None:

@@ -26,6 +26,7 @@ from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph, Literal
 from fusec.passes.base import PRECISIONS, Options
 from fusec.plans.plan_cache import PlanStore
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Entry
 from fusec.plans.verdict import Verdict
 from fusec.targets.target import Target
@@ -53,13 +54,13 @@ class Artifact:
 class _LateJudge:
     """A judge that starts its worker processes when it is first asked, because only reports ask it."""
 
-    def __init__(self, target: Target, tensor_cores: bool):
-        self._target = target
-        self._tensor_cores = tensor_cores
+    def __init__(self, target: Target, options: Options):
+        self._target, self._options = target, options
 
     @cached_property
     def _judge(self) -> CudnnJudge:
-        return CudnnJudge(Oracle(self._target, device=device.is_present(self._target)), self._tensor_cores)
+        plan_filter, here = self._options.plan_filter, device.is_present(self._target)
+        return CudnnJudge(Oracle(self._target, device=here, plan_filter=plan_filter), self._options.tensor_cores)
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
         return self._judge.judge(bodies)
@@ -99,7 +100,11 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
     gpu, saved = load_target(target), manifest["options"]
     state = tuple((str(name), str(output)) for name, output in saved.get("state", ()))
     orders = tuple((str(name), tuple(map(int, order))) for name, order in saved.get("orders", ()))
-    options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders)
+    try:
+        plans = PlanFilter.from_json(saved.get("plans", {}))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelError(f"{path}: {container.MANIFEST}: plans: {error}") from error
+    options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders, plans=plans)
     options = replace(options, target=gpu)
     weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
     late = {**_late_weights(file), **weights}
@@ -114,7 +119,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
         data = file.json(member)
         try:
             program = read_program(graph, data, weights, derived)
-            judge = None if deviceless.is_absent() else _LateJudge(gpu, options.tensor_cores)
+            judge = None if deviceless.is_absent() else _LateJudge(gpu, options)
             compiled = Compiled(source, program, gpu, options, judge)
             lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
             found.append(_with_plans(file, replace(compiled, tuned=lock), data["plans"], lock, store))

@@ -23,6 +23,7 @@ from fusec.ir import Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition import spellings
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.verdict import Legal, Refused, Verdict
 from fusec.targets.target import Target, load
 from fusec.text import parse
@@ -42,10 +43,10 @@ class _Oracle(Oracle):
         super().__init__(target, reuse_builds=True)
         self._proven_plans = proven
 
-    def _put(self, graph: CudnnGraph, epoch: int) -> Verdict:
+    def _put(self, graph: CudnnGraph, epoch: int, plan_filter: PlanFilter | None = None) -> Verdict:
         before = self._proven_plans.get(self._place(graph), ())
         self._built_plans.add(graph, before)
-        return super()._put(graph, epoch)
+        return super()._put(graph, epoch, plan_filter)
 
     @property
     def _reads_listed(self) -> bool:

@@ -32,7 +32,12 @@ def build_plans(
         skip = {g.key: [(e, k) for e, k, _ in store.quarantined(g.key, c.target.name, cudnn)] for g in graphs}
         wanted = None if choices is None else {key: [choice] for key, choice in choices[index].items()}
         made = plan_serialization.serialize(
-            graphs, c.target, choices=wanted, skip=skip, progress=lambda done, total: report("plans", done, total)
+            graphs,
+            c.target,
+            choices=wanted,
+            skip=skip,
+            plan_filter=c.options.plan_filter,
+            progress=lambda done, total: report("plans", done, total),
         )
         plans.update({(c.target.name, key): entries for key, entries in made.items()})
     for entries in plans.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.compiler.choose_target import require_cudnn
 from fusec.errors import CudnnNotAskedWarning, FusecError
@@ -16,6 +16,7 @@ from fusec.gpu.cudnn.judges import CudnnJudge, RulesJudge
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge
+from fusec.plans.plan_filter import PlanFilter
 from fusec.targets.target import Target
 
 
@@ -26,9 +27,9 @@ class CudnnWorkers:
     oracle: Oracle | None = None
     borrowed: bool = False
 
-    def builders(self, deterministic: bool) -> BuildPool | None:
+    def builders(self, plan_filter: PlanFilter) -> BuildPool | None:
         """Return a pool that builds plans in these processes, and ends them afterwards unless they are borrowed."""
-        return None if self.oracle is None else BuildPool(self.oracle, deterministic, ends=not self.borrowed)
+        return None if self.oracle is None else BuildPool(self.oracle, plan_filter, ends=not self.borrowed)
 
     def close(self) -> None:
         """End the processes, which hold memory of the GPU, unless they are borrowed."""
@@ -37,7 +38,11 @@ class CudnnWorkers:
 
 
 def start_workers(
-    target: Target, on_gpu: bool, oracle: Oracle | None = None, family: ShapeFamily | None = None
+    target: Target,
+    on_gpu: bool,
+    plan_filter: PlanFilter,
+    oracle: Oracle | None = None,
+    family: ShapeFamily | None = None,
 ) -> CudnnWorkers:
     """Return the caller's workers, or new ones; none if a shape family has its own, or cuDNN is not installed.
 
@@ -53,7 +58,8 @@ def start_workers(
     if family is not None or deviceless.is_absent():
         return CudnnWorkers()
     # On a GPU the plans that are built to judge graphs are the plans to run.
-    return CudnnWorkers(Oracle(target, device=on_gpu, hand_over=on_gpu, reuse_builds=not on_gpu))
+    oracle = Oracle(target, device=on_gpu, hand_over=on_gpu, reuse_builds=not on_gpu, plan_filter=plan_filter)
+    return CudnnWorkers(oracle)
 
 
 def choose_judge(target: Target, options: Options, oracle: Oracle | None, family: ShapeFamily | None) -> Judge:
@@ -73,10 +79,20 @@ def choose_judge(target: Target, options: Options, oracle: Oracle | None, family
         warnings.warn(NOT_ASKED, CudnnNotAskedWarning, stacklevel=2)
         judge = RulesJudge(options.tensor_cores)
     else:
-        if oracle is None:
+        if oracle is not None:
+            _require_filter(oracle, options.plan_filter)
+        elif family is not None:
+            oracle = family.oracle(target, options.plan_filter)
+        else:
             on_gpu = device.is_present(target)
-            oracle = Oracle(target, device=on_gpu, reuse_builds=not on_gpu) if family is None else family.oracle(target)
+            oracle = Oracle(target, device=on_gpu, reuse_builds=not on_gpu, plan_filter=options.plan_filter)
         judge = CudnnJudge(oracle, options.tensor_cores)
     if family is not None:
         family.judge = judge
     return judge
+
+
+def _require_filter(oracle: Oracle, plan_filter: PlanFilter) -> None:
+    """Raise FusecError if the verdicts of an oracle are about other plans. One that takes all may be deterministic."""
+    if replace(oracle.plan_filter, deterministic=False) != replace(plan_filter, deterministic=False):
+        raise FusecError("the oracle was made for other heuristics, engines or workspace_limit than this compilation")

@@ -33,12 +33,12 @@ def tuned_executable(
     """
     from fusec.gpu.backend import CudnnBackend
 
-    deterministic = compiled.options.deterministic
+    plan_filter = compiled.options.plan_filter
     backend = CudnnBackend(
         TuningOptions(options.tune, options.budget_s, options.progress),
-        deterministic=deterministic,
+        plan_filter=plan_filter,
         kernel_cache=None if family is None else family.shared_kernels(),
-        build_pool=workers.builders(deterministic),
+        build_pool=workers.builders(plan_filter),
     )
     executable = autotune(compiled, backend, None if family is None else family.weights)
     if family is None:  # with several input shapes, timing each whole model would take too long
@@ -63,7 +63,7 @@ def locked_executable(
     backend = CudnnBackend(
         TuningOptions(progress=options.progress),
         KnownChoices(plans, locked.variants, side_by_side=locked.side_by_side),
-        deterministic=locked.compiled.options.deterministic,
+        plan_filter=locked.compiled.options.plan_filter,
     )
     executable = Executable(locked.compiled, backend)
     for key, choice in backend.choices().items():

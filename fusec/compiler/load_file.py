@@ -76,5 +76,5 @@ def _on_gpu(artifact: fusec_file.Artifact, tune: str, weights: SharedWeights | N
         accept_incomplete=tune != "full",
         side_by_side=tune != "full" and lockfile.side_by_side(lock, compiled.target),
     )
-    backend = CudnnBackend(tune, known, deterministic=options.deterministic)
+    backend = CudnnBackend(tune, known, plan_filter=options.plan_filter)
     return Executable(replace(compiled, program=program), backend, weights)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fusec import passes
 from fusec.errors import FusecError
 from fusec.gpu.autotune.plan_search import LEVELS
 from fusec.ir import Graph, quote
-from fusec.passes.base import PRECISIONS, ROUNDINGS, Options, names_of
+from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, Options, names_of
 from fusec.passes.layout.io_layout import chosen
 from fusec.passes.pass_names import current_names
+from fusec.plans.plan_filter import DEFAULT_MODES, Engines, Names, PlanFilter
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -33,6 +34,9 @@ class CompileOptions:
     disable: Collection[str] = ()
     rounding: str = "fused"
     deterministic: bool = False
+    heuristics: Names = DEFAULT_MODES
+    engines: Engines = ()
+    workspace_limit: int | None = None
     channels_last: bool | Collection[str] = False
     lock: str | os.PathLike[str] | None = None
     simulate: bool = False
@@ -41,11 +45,18 @@ class CompileOptions:
     def __post_init__(self) -> None:
         names = current_names(names_of("disable", self.disable))
         object.__setattr__(self, "disable", names)  # because callers may give one name, or a list
+        PlanFilter.of(self.heuristics, self.engines, self.workspace_limit)
         _require("tune", self.tune, LEVELS)
         _require("precision", self.precision, PRECISIONS)
         _require("rounding", self.rounding, ROUNDINGS)
         if unknown := sorted(names - passes.names()):
             raise FusecError(f"no pass or rule is named {', '.join(unknown)}; `python -m fusec.passes` lists them")
+
+    @property
+    def plan_filter(self) -> PlanFilter:
+        """Return the filter of the plans that the program may use."""
+        deterministic = self.deterministic or UNORDERED in self.disable
+        return PlanFilter.of(self.heuristics, self.engines, self.workspace_limit, deterministic)
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Call the progress function, if there is one."""
@@ -75,6 +86,7 @@ class CompileOptions:
             orders=chosen(source, self.channels_last, self.state),
             rounding=self.rounding,
             deterministic=self.deterministic,
+            plans=replace(self.plan_filter, deterministic=False),
         )
 
 

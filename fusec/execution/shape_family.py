@@ -20,6 +20,7 @@ from fusec.gpu.shape_transfer.transfer_plans import NEAR, SizePlans
 from fusec.ir import Graph
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition import Judge
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Entry
 from fusec.targets.target import Target
 
@@ -63,8 +64,8 @@ class ShapeFamily:
             self._kernels = kernel_cache()
         return self._kernels
 
-    def oracle(self, target: Target) -> Oracle:
-        """Start the worker processes that ask cuDNN, and return them.
+    def oracle(self, target: Target, plan_filter: PlanFilter | None = None) -> Oracle:
+        """Start the worker processes that ask cuDNN about plans of a filter, and return them.
 
         With `first_plans`, a verdict is reused for all other shapes, because building the plan checks it.
         Where plans are timed, a verdict is reused for near shapes only, and cuDNN is asked about others.
@@ -73,7 +74,14 @@ class ShapeFamily:
         hand_over = here and self.first_plans
         reuse = self.share_kernels or not hand_over
         max_factor = 0.0 if not self.transfers else math.inf if self.first_plans else NEAR
-        self._oracle = Oracle(target, device=here, reuse_builds=reuse, hand_over=hand_over, max_factor=max_factor)
+        self._oracle = Oracle(
+            target,
+            device=here,
+            reuse_builds=reuse,
+            hand_over=hand_over,
+            max_factor=max_factor,
+            plan_filter=plan_filter,
+        )
         return self._oracle
 
     def builders(self) -> BuildPool | None:

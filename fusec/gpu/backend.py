@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,7 @@ from fusec.ir import Array, TensorType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.dlpack import from_dlpack
 from fusec.plans.plan_cache import PlanStore
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Entry
 from fusec.schedule.dependencies import Waits
 from fusec.schedule.program import Partition, Program
@@ -74,7 +76,7 @@ class CudnnBackend:
     tuning: the tuning level with its budget, or a level alone
     known: choices of a lock file, a compiled file or another input shape
     store: where choices are stored; default: the cache folder
-    kernel_cache, deterministic, build_pool: see `plan_bench.CudnnContext`
+    kernel_cache, plan_filter, build_pool: see `plan_bench.CudnnContext`
 
     Steps run on a stream of the backend, so that they can be captured. A call waits for work on its caller's stream,
     and that stream waits for the call. A program captured as one CUDA graph runs on the caller's stream.
@@ -91,18 +93,18 @@ class CudnnBackend:
         known: KnownChoices | None = None,
         store: PlanStore | None = None,
         kernel_cache: Any = None,
-        deterministic: bool = False,
+        plan_filter: PlanFilter | None = None,
         build_pool: BuildPool | None = None,
     ):
         tuning = TuningOptions(tuning) if isinstance(tuning, str) else tuning
         known = known or KnownChoices()
-        self.deterministic = deterministic
+        self.plan_filter = plan_filter = plan_filter or PlanFilter()
         self.name = device.device_name() or "GPU"
         self.tune = tuning.level
         self._known_side_by_side = known.side_by_side
         self.side_by_side = known.side_by_side or tuning.level != "none"
         self.descent: DescentResult | None = None
-        environment = _environment(self.name, deterministic, kernel_cache is not None)
+        environment = _environment(self.name, plan_filter, kernel_cache is not None)
         cache = TuningCache(store or PlanStore(), environment, tuning.level, known)
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -120,7 +122,7 @@ class CudnnBackend:
         # FUSEC_DEVICE=none hides the GPU from `detect`, but not from CuPy
         self._figures = kernels.GpuFigures.of(device.detect() or load(DEFAULT))
         self._build_pool = build_pool
-        context = CudnnContext(self._handle, self._stream, self._stopwatch, kernel_cache, deterministic, build_pool)
+        context = CudnnContext(self._handle, self._stream, self._stopwatch, kernel_cache, plan_filter, build_pool)
         self.plans = PlanSelector(context, cache, tuning, self._blas)
         self.steps = StepSelector(self.plans, self._launcher, known.variants)
         self._budget_s = tuning.budget_s
@@ -262,7 +264,8 @@ class CudnnBackend:
     def _product(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
         """Bind a product that cuDNN refuses, to run by cuBLASLt; None if that has no algorithm with right results."""
         with self._stream:
-            product = None if self._blas is None else lone_product(self._blas, step, self._right_choices)
+            known, limit = self._right_choices, self.plan_filter.workspace_limit
+            product = None if self._blas is None else lone_product(self._blas, step, known, limit)
         if product is None:
             return None
         self._products.add(step)
@@ -373,11 +376,15 @@ def _do_nothing() -> None:
     """Stand for a step that is launched before the CUDA graph."""
 
 
-def _environment(device_name: str, deterministic: bool, all_sizes: bool) -> TuningEnvironment:
-    """Describe this GPU and its libraries for cache keys. all_sizes: plans share kernels for all input shapes."""
+def _environment(device_name: str, plan_filter: PlanFilter, all_sizes: bool) -> TuningEnvironment:
+    """Describe this GPU, its libraries and the plans that may be used, for cache keys.
+
+    all_sizes: plans share kernels for all input shapes.
+    """
     here = device.detect()
     words = [cudnn.__version__, competitor()]
-    words += ["deterministic"] if deterministic else []
+    words += ["deterministic"] if plan_filter.deterministic else []
+    words += [replace(plan_filter, deterministic=False).key]
     words += ["kernels for all sizes"] if all_sizes else []
     driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
     target, figures = ("", "") if here is None else (here.name, here.figures_digest)

@@ -68,7 +68,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
     lines = _version_lines({name: lock.versions.get(name, "") for name in here}, here)
     if other := other_precision(lock, compiled):  # because every step would be a difference
         return [*lines, other]
-    comparison = _Comparison(lock, compiled, builds or tries(compiled.target), lines)
+    comparison = _Comparison(lock, compiled, builds or tries(compiled.target, compiled.options.plan_filter), lines)
     if isinstance(compiled.tuned, Lock):  # the program of a `.fusec` file is split into parts already
         comparison.compare_file(compiled.tuned)
         return list(dict.fromkeys(lines))
@@ -170,7 +170,7 @@ class _Comparison:
     def _compare_plan(self, what: str, step: Partition, choice: Choice | None) -> None:
         if choice is None:
             return
-        if problem := unoffered(step, choice, self.target, self.cores, self.builds):
+        if problem := unoffered(step, choice, self.target, self.compiled.options, self.builds):
             self.lines.append(f"~ {what}: {problem}")
         elif is_unknown(step, choice, self.target):
             self.lines.append(f"? {what}: {plan_name(choice)}: {library_of(choice)} tells of it on the device alone")

@@ -17,7 +17,9 @@ from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import Graph, Value
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.passes.base import Options
 from fusec.plans.lock_record import Locked
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, ORDERS, Choice, Part
 from fusec.schedule.program import Kind, Partition, Program
 from fusec.targets.target import Target
@@ -104,9 +106,9 @@ def is_order(entry: Locked) -> bool:
     return entry.split[0].runs in ORDERS
 
 
-def tries(target: Target) -> Builds:
+def tries(target: Target, plan_filter: PlanFilter) -> Builds:
     """Return a function that lets cuDNN build a plan, because without a device its list of plans is incomplete."""
-    return plan_serialization.Tries(target)
+    return plan_serialization.Tries(target, plan_filter)
 
 
 def is_unknown(step: Partition, choice: Choice, target: Target) -> bool:
@@ -117,17 +119,18 @@ def is_unknown(step: Partition, choice: Choice, target: Target) -> bool:
     return not listed and choice.engine in DEVICE_ONLY and not device.is_present(target)
 
 
-def unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: bool, builds: Builds) -> str:
-    """Return the reason why a plan does not exist; empty if it exists, or only the device can say.
+def unoffered(step: Partition, choice: Choice, target: Target, options: Options, builds: Builds) -> str:
+    """Return the reason why a plan does not exist or may not be used; empty if it may, or only the device can say.
 
-    tensor_cores: products may round their operands, as to tf32.
     builds: tells if cuDNN builds a plan of a graph.
     """
+    if left_out := options.plan_filter.reason(choice.engine, choice.workspace_bytes):
+        return left_out
     offered = step.verdict.plans if step.verdict is not None else ()
     if any((plan.engine, plan.knobs) == choice.identity for plan in offered) or is_unknown(step, choice, target):
         return ""
     try:
-        if builds(lower(step.body, tensor_cores).graph, choice):
+        if builds(lower(step.body, options.tensor_cores).graph, choice):
             return ""
     except LoweringError as error:
         return str(error)

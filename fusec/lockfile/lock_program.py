@@ -132,7 +132,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
     """
     target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
     compiled.require_answers(f"{lock.origin}: keeping to a lock for {target.name}")
-    builds = builds or tries(target)
+    builds = builds or tries(target, compiled.options.plan_filter)
     if other := other_precision(lock, compiled):
         raise CheckError(f"{lock.origin}: {other}")
     splits: dict[str, tuple[Part, ...]] = {}
@@ -146,7 +146,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
         try:
             for place, part in cudnn_parts(compiled.graph, step, entry.split, compiled.figures):
                 if (choice := entry.parts[place].choice) is not None:
-                    if problem := unoffered(part, choice, target, cores, builds):
+                    if problem := unoffered(part, choice, target, compiled.options, builds):
                         raise _broken(lock, step, target, problem)
                     choices[lower(part.body, cores).graph.key] = choice
         except (ValueError, StopIteration, LoweringError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
@@ -12,6 +12,7 @@ from fusec.errors import FusecError, VerifyError
 from fusec.ir import DType, Graph, print_graph
 from fusec.passes.pass_names import current_names
 from fusec.passes.rewriting.rewriter import Rewriter, rewrite
+from fusec.plans.plan_filter import PlanFilter
 from fusec.targets.target import DEFAULT, Target, load
 
 ROUNDINGS = ("fused", "source")
@@ -46,6 +47,7 @@ class Options:
     orders: memory orders that the caller chose for inputs and outputs; the others are row-major.
     rounding: `source` rounds values to 16 bits wherever the model does, `fused` only where a step ends.
     deterministic: a program must give the same bits each time it runs.
+    plans: the plans of cuDNN that may be used, apart from `deterministic`.
     target: GPU whose figures say if a rewrite gains.
     """
 
@@ -55,6 +57,7 @@ class Options:
     orders: Orders = ()
     rounding: str = "fused"
     deterministic: bool = False
+    plans: PlanFilter = field(default_factory=PlanFilter)
     target: Target = field(default_factory=lambda: load(DEFAULT), compare=False)
 
     @classmethod
@@ -67,17 +70,24 @@ class Options:
         orders: Orders = (),
         rounding: str = "fused",
         deterministic: bool = False,
+        plans: PlanFilter | None = None,
     ) -> Options:
         """Make options from the names a caller disables, of which two stand for `rounding` and `deterministic`."""
         rounding = "source" if UNROUNDED in names else rounding
         disable = current_names(names) - {UNROUNDED, UNORDERED}
-        return cls(precision, disable, state, orders, rounding, deterministic or UNORDERED in names)
+        deterministic = deterministic or UNORDERED in names
+        return cls(precision, disable, state, orders, rounding, deterministic, plans or PlanFilter())
 
     @property
     def disabled_names(self) -> list[str]:
         """The names that `from_names` reads, sorted, as files and reports list them."""
         unrounded = {UNROUNDED} if self.as_source else set[str]()
         return sorted(self.disable | unrounded | ({UNORDERED} if self.deterministic else set[str]()))
+
+    @property
+    def plan_filter(self) -> PlanFilter:
+        """Return the filter of the plans that the program may use."""
+        return replace(self.plans, deterministic=self.deterministic)
 
     @property
     def storage(self) -> DType:

@@ -20,6 +20,7 @@ from fusec.errors import FusecError
 from fusec.execution.signature import array_of, require_by_name
 from fusec.frontends.custom_ops import CustomOp
 from fusec.ir import Array
+from fusec.plans.plan_filter import DEFAULT_MODES, Engines, Names
 from fusec.runtime import Executable
 from fusec.segments.executable import AnyExecutable
 from fusec.session import providers as session_providers
@@ -52,9 +53,9 @@ class InferenceSession(SaysWhy):
     provider_options: options of each provider: `device_id`, which must be 0, `user_compute_stream`, and the precision
         (`use_tf32`, `trt_fp16_enable`, `trt_bf16_enable`) if `precision` is not given. TensorRT's profiles of shapes
         (`trt_profile_min_shapes`, …) are ranges, if `shapes` is not given. Others have no effect.
-    target, precision, shapes, tune, budget, disable, deterministic, channels_last, max_shapes, buckets, tune_each,
-        custom_ops: see `fusec.compile` and `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes only
-        target and tune.
+    target, precision, shapes, tune, budget, disable, deterministic, heuristics, engines, workspace_limit,
+        channels_last, max_shapes, buckets, tune_each, custom_ops: see `fusec.compile` and `fusec.compile_dynamic`.
+        A `.fusec` file is compiled already: it takes only target and tune.
         If all dims have sizes or ranges, the program of the likely sizes is compiled now.
 
     Raises ModelError: when the model cannot be read or compiled.
@@ -74,6 +75,9 @@ class InferenceSession(SaysWhy):
         budget: float = float("inf"),
         disable: Collection[str] = (),
         deterministic: bool = False,
+        heuristics: Names = DEFAULT_MODES,
+        engines: Engines = (),
+        workspace_limit: int | None = None,
         channels_last: bool | Collection[str] = False,
         max_shapes: int = MAX_SHAPES,
         buckets: Mapping[str, Sequence[int]] | None = None,
@@ -106,6 +110,9 @@ class InferenceSession(SaysWhy):
                 budget=budget,
                 disable=left_out | settings.disable,
                 deterministic=deterministic or settings.deterministic,
+                heuristics=heuristics,
+                engines=engines,
+                workspace_limit=workspace_limit,
                 channels_last=channels_last,
                 progress=settings.report,
                 max_shapes=max_shapes,

@@ -18,6 +18,7 @@ from fusec import driver
 from fusec.cli.common import colour
 from fusec.diagnostics import verify as verifying
 from fusec.diagnostics.explain.table import bytes_text
+from fusec.plans.plan_filter import PlanFilter
 
 pytestmark = pytest.mark.cudnn
 
@@ -58,6 +59,38 @@ def test_deterministic_is_the_same_for_all_commands(model: Path, tmp_path: Path)
             patch.setattr(driver, "build_program", seen)
             assert fusec(*command, model, *SHAPE, "--deterministic").exit_code == 0
         assert asked == [True], command
+
+
+def test_the_filter_of_plans_is_the_same_for_all_commands(model: Path, tmp_path: Path) -> None:
+    lock, file = tmp_path / "fusec.lock", tmp_path / "tiny.fusec"
+    options = ("--heuristics", "b,A", "--engines", "-0,-11", "--workspace-limit", "64M")
+    wanted = PlanFilter(("B", "A"), (), (0, 11), 64 << 20)
+    others = (("run",), ("bench", "--runs", 1), ("explain",), ("lock", "-o", lock))
+    for command in (("compile",), ("compile", "-o", file), *others):
+        asked: list[PlanFilter] = []
+        with pytest.MonkeyPatch.context() as patch:
+            build = driver.build_program
+
+            def seen(*args: Any, _build: Any = build, _asked: list[PlanFilter] = asked, **options: Any) -> Any:
+                made = _build(*args, **options)
+                _asked.append(made.options.plan_filter)
+                return made
+
+            patch.setattr(driver, "build_program", seen)
+            result = fusec(*command, model, *SHAPE, *options)
+            assert result.exit_code == 0, result.stderr
+        assert asked == [wanted], command
+    assert fusec("run", file).exit_code == 0
+    for late in (options[:2], options[2:4], options[4:]):
+        result = fusec("run", file, *late)
+        assert (result.exit_code, f"is compiled already: {late[0]} comes too late" in result.stderr) == (2, True)
+    for wrong, words in (
+        (("--workspace-limit", "64 MB"), "64 MB: a size is a number of bytes, or as in 512K, 64M or 1G"),
+        (("--engines", "0,-1"), "engines names some to insist on and some to leave out"),
+        (("--heuristics", "C"), "heuristics is one or several of A, B, fallback, not 'C'"),
+    ):
+        result = fusec("compile", model, *SHAPE, *wrong)
+        assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
 
 
 def test_channels_last_is_the_same_for_all_commands(model: Path, tmp_path: Path) -> None:

@@ -98,6 +98,14 @@ def test_out_is_checked() -> None:
         ({"channels_last": 7}, "channels_last takes a name or a list of names, not 7"),
         ({"channels_last": None}, "channels_last takes a name"),
         ({"channels_last": [7]}, "channels_last takes a name"),
+        ({"heuristics": "C"}, "heuristics is one or several of A, B, fallback, not 'C'"),
+        ({"heuristics": ()}, "heuristics is one or several of A, B, fallback"),
+        ({"engines": "fast"}, "engines are numbers, as in 45,1 or -0,-11, not 'fast'"),
+        ({"engines": 7}, "engines are numbers"),
+        ({"engines": (True,)}, "engines are numbers"),
+        ({"engines": "1,-2"}, "engines names some to insist on and some to leave out"),
+        ({"workspace_limit": -1}, "workspace_limit is a number of bytes, 0 or more, not -1"),
+        ({"workspace_limit": 1.5}, "workspace_limit is a number of bytes"),
     ],
 )
 @pytest.mark.parametrize("target", ["cpu", "h200"])

@@ -98,6 +98,7 @@ class Machine:
         self.wrong: set[int] = set()
         self.failing: set[int] = set()
         self.unordered: set[int] = set()  # engines that are not deterministic
+        self.modes: list[list[int]] = []  # of the heuristics that listed plans
         self.built: list[int] = []
         self.launched: list[str] = []  # kernels, by entry
         self.allocated = 0
@@ -146,7 +147,7 @@ class Machine:
             set_stream=lambda handle, stream: self.cudnn_streams.append(stream),
             backend_version=lambda: self.cudnn_version,
             __version__="1.28.0",
-            heur_mode=types.SimpleNamespace(A=0, FALLBACK=1),
+            heur_mode=types.SimpleNamespace(A=0, FALLBACK=1, B=2),
             behavior_note=types.SimpleNamespace(RUNTIME_COMPILATION=1),
             numerical_note=types.SimpleNamespace(TENSOR_CORE=1, NONDETERMINISTIC=2),
             cudnnGraphNotSupportedError=type("cudnnGraphNotSupportedError", (Exception,), {}),
@@ -317,6 +318,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     from fusec.gpu import backend
     from fusec.gpu.autotune import plan_bench
     from fusec.gpu.cublaslt import algorithms, lone_matmul
+    from fusec.gpu.cudnn import plan_list
     from fusec.gpu.launch import cuda_graph, stream_calls
     from fusec.gpu.launch import kernel_launcher as launch
     from fusec.gpu.measure import random_inputs, timer
@@ -328,6 +330,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     for module in (backend, plan_bench):
         patch(module, "cupy", cupy)
         patch(module, "cudnn", cudnn)
+    patch(plan_list, "cudnn", cudnn)
     patch(timer, "Gate", Gate)
     patch(plan_bench, "emit", machine.emit)
     patch(plan_bench, "revive", machine.revive)
@@ -361,6 +364,7 @@ class Pygraph:
     build_operation_graph = validate
 
     def create_execution_plans(self, modes: Any) -> None:
+        self.machine.modes.append(list(modes))
         if self.kernels is not None and self.machine.needs_sizes:
             raise RuntimeError("no engine proposed a plan for this graph")
 

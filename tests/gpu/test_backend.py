@@ -31,6 +31,7 @@ from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
 from fusec.passes.partition.concat_in_place import concat_in_place
 from fusec.plans.plan_cache import PlanStore
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Entry
 from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
@@ -729,7 +730,9 @@ def test_nondeterministic_plans_are_left_out_where_the_caller_asks_for_it(
     store = PlanStore(tmp_path)
 
     def engine(deterministic: bool) -> int:
-        net = Executable(compiled(), CudnnBackend(tune, store=store, deterministic=deterministic))
+        net = Executable(
+            compiled(), CudnnBackend(tune, store=store, plan_filter=PlanFilter(deterministic=deterministic))
+        )
         check(net, 0)
         (choice,) = net.backend.choices().values()  # type: ignore[attr-defined]
         return choice.engine
@@ -744,7 +747,9 @@ def test_a_program_with_only_nondeterministic_plans_is_an_error(machine: Machine
 
     machine.unordered = set(machine.engines)
     with pytest.raises(ExecutionError, match="Deselecting execution plan"):
-        Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), deterministic=True))
+        Executable(
+            compiled(), CudnnBackend("none", store=PlanStore(tmp_path), plan_filter=PlanFilter(deterministic=True))
+        )
 
 
 class Workers:

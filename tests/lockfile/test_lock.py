@@ -22,6 +22,7 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, Choice, Entry, Part
 from fusec.plans.verdict import Plan
 from fusec.schedule.program import Kind
@@ -167,6 +168,23 @@ def test_a_plan_that_is_gone_is_refused_unless_it_builds() -> None:
     ):
         lockfile.apply(lock, gone, never)
     assert set(lockfile.apply(lock, gone, always).choices.values()) == {Choice(1, ((2, 3), (5, 0)), 64)}
+
+
+def test_a_plan_that_the_options_leave_out_is_refused() -> None:
+    lock = lockfile.make([compiled()])
+    (engine,) = {p.choice.engine for e in lock.entries for p in e.parts if p.choice is not None}
+    for plans, words in (
+        (PlanFilter.of(engines=f"-{engine}"), f"engine {engine} is left out by the option engines"),
+        (PlanFilter.of(workspace_limit=63), "a workspace of 64 bytes exceeds the option workspace_limit, 63"),
+    ):
+        c = compiled()
+        limited = dataclasses.replace(c, options=dataclasses.replace(c.options, plans=plans))
+        with pytest.raises(CheckError, match=words):
+            lockfile.apply(lock, limited, always)
+        assert any(words in line for line in changes.changes(lock, limited, always))
+    c = compiled()
+    plans = PlanFilter.of("B", (engine,), 64)
+    lockfile.apply(lock, dataclasses.replace(c, options=dataclasses.replace(c.options, plans=plans)), never)
 
 
 def test_what_cannot_be_known_without_the_device_is_said_and_not_refused() -> None:

@@ -58,6 +58,16 @@ Locked = Annotated[
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="Give the same bits in every call: no sums in an order that varies.")
 ]
+Heuristics = Annotated[
+    str, typer.Option(metavar="MODES", help="Modes of cuDNN's heuristics that list plans: A, B, fallback, by commas.")
+]
+Engines = Annotated[
+    str, typer.Option(metavar="NUMBERS", help="Engines of cuDNN to insist on, 45,1, or to leave out, -0,-11.")
+]
+WorkspaceLimit = Annotated[
+    str | None,
+    typer.Option("--workspace-limit", metavar="SIZE", help="Most scratch memory of a plan, in bytes: 0, 64M or 1G."),
+]
 ChannelsLast = Annotated[
     bool,
     typer.Option(
@@ -74,6 +84,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
 
 _RANGE = re.compile(r"\d+(\.\.\d+){1,2}")
+_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -88,6 +99,14 @@ def seconds_of(text: str, option: str) -> float:
 def budget_of(text: str | None) -> float:
     """Return the seconds of --budget; infinite if it is not given."""
     return math.inf if text is None else seconds_of(text, "--budget")
+
+
+def workspace_limit_of(text: str | None) -> int | None:
+    """Return the bytes of --workspace-limit; None if it is not given."""
+    found = None if text is None else re.fullmatch(r"(\d+)([KMG]?)", text)
+    if text is not None and found is None:
+        raise FusecError(f"--workspace-limit {text}: a size is a number of bytes, or as in 512K, 64M or 1G")
+    return None if found is None else int(found[1]) * _BYTES[found[2]]
 
 
 def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int | str, ...]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fusec.cli.common import files, output
 from fusec.cli.common import options as cli_options
 from fusec.errors import FusecError
+from fusec.plans.plan_filter import DEFAULT_MODES
 
 if TYPE_CHECKING:
     from fusec.artifacts.fusec_file import Artifact
@@ -32,6 +33,9 @@ _ALWAYS: Mapping[str, tuple[Any, Any]] = {
     "custom_op": (cli_options.CustomOps, None),
     "disable": (cli_options.Disable, None),
     "deterministic": (cli_options.Deterministic, False),
+    "heuristics": (cli_options.Heuristics, "A,fallback"),
+    "engines": (cli_options.Engines, ""),
+    "workspace_limit": (cli_options.WorkspaceLimit, None),
     "channels_last": (cli_options.ChannelsLast, False),
 }
 _MORE: Mapping[str, tuple[Any, Any]] = {
@@ -165,6 +169,9 @@ class Request:
             "--disable": self.options.disable,
             "--rounding": self.options.rounding != "fused",
             "--deterministic": self.options.deterministic,
+            "--heuristics": self.options.plan_filter.heuristics != DEFAULT_MODES,
+            "--engines": self.options.engines,
+            "--workspace-limit": self.options.workspace_limit is not None,
             "--channels-last": self.options.channels_last,
         }
         if late := [name for name, value in given.items() if value]:
@@ -195,6 +202,9 @@ def compiles(*more: str, model: Any = cli_options.Model) -> Callable[[Command], 
                 precision=value["precision"],
                 disable=value["disable"] or (),
                 deterministic=value["deterministic"],
+                heuristics=value["heuristics"],
+                engines=value["engines"] or (),
+                workspace_limit=cli_options.workspace_limit_of(value["workspace_limit"]),
                 channels_last=value["channels_last"],
                 rounding=value.get("rounding", "fused"),
                 tune=value.get("tune", "quick"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cudnn
@@ -17,12 +17,14 @@ from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.built_plan import BuiltPlan, revive
 from fusec.gpu.cudnn.emit import emit
 from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, identity_of
+from fusec.gpu.cudnn.plan_list import exclude_notes, modes_of
 from fusec.gpu.measure.random_inputs import distance, random_data
 from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Array
 from fusec.lowering.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.lowering.known_bugs import wrong_plan
 from fusec.lowering.simulator import extent, simulate
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, Choice
 from fusec.system.compile_timer import spent_on
 
@@ -39,7 +41,7 @@ class CudnnContext:
     stopwatch: times work on that stream
     kernel_cache: cuDNN's cache of kernels compiled at run time; with it, graphs without a precompiled plan are planned
         for all input shapes and share kernels
-    deterministic: plans that cuDNN marks as not deterministic do not build
+    plan_filter: the plans that may be used
     build_pool: worker processes that build the plans compiled at run time
     """
 
@@ -47,7 +49,7 @@ class CudnnContext:
     stream: Any
     stopwatch: Stopwatch
     kernel_cache: Any = None
-    deterministic: bool = False
+    plan_filter: PlanFilter = field(default_factory=PlanFilter)
     build_pool: BuildPool | None = None
 
 
@@ -89,12 +91,18 @@ class GpuPlanBench:
         wrong = "it offers no plan"
         for place in range(pygraph.get_execution_plan_count()):
             choice = Choice(*identity_of(pygraph, place))
-            reason = wrong_plan(graph, choice.engine, dict(choice.knobs)) or self._quarantine.reason(graph.key, choice)
+            reason = (
+                wrong_plan(graph, choice.engine, dict(choice.knobs))
+                or self._context.plan_filter.reason(choice.engine)
+                or self._quarantine.reason(graph.key, choice)
+            )
             if reason is not None or choice.engine >= PYTHON_ENGINES:
                 wrong = reason or wrong
                 continue
             offers.append(Offer(place, choice, note not in pygraph.get_behavior_notes_for_plan_at_index(place)))
         others = [] if self._blas is None else self._blas.offers(graph)
+        reason = self._context.plan_filter.reason
+        others = [choice for choice in others if reason(choice.engine, choice.workspace_bytes) is None]
         sound = [choice for choice in others if self._quarantine.reason(graph.key, choice) is None]
         offers += [Offer(place, choice, True) for place, choice in enumerate(sound)]
         if not offers:
@@ -122,8 +130,18 @@ class GpuPlanBench:
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
             raise ExecutionError(str(error)) from error
         workspace_bytes = int(pygraph.get_workspace_size_plan_at_index(offer.place))
-        _require_free(workspace_bytes)
+        self._require_workspace(workspace_bytes)
         return BuiltPlan(pygraph, offer.place, workspace_bytes, _scalars(graph))
+
+    def _require_workspace(self, workspace_bytes: int) -> None:
+        """Raise ExecutionError for a workspace that exceeds the caller's limit, or the free memory."""
+        limit = self._context.plan_filter.workspace_limit
+        if limit is not None and workspace_bytes > limit:
+            raise ExecutionError(f"a workspace of {workspace_bytes} bytes, workspace_limit is {limit}")
+        free, _ = cupy.cuda.runtime.memGetInfo()
+        free += cupy.get_default_memory_pool().free_bytes()
+        if workspace_bytes > max(free - SPARE_BYTES, 0):
+            raise ExecutionError(f"a workspace of {workspace_bytes >> 20} MB, {free >> 20} MB are free")
 
     def _library(self) -> Blas:
         if self._blas is None:
@@ -139,7 +157,7 @@ class GpuPlanBench:
             return self._library().revive(graph, blob)
         plan = revive(blob, self._handle)
         workspace_bytes = int(plan.get_workspace_size())
-        _require_free(workspace_bytes)
+        self._require_workspace(workspace_bytes)
         return BuiltPlan(plan, 0, workspace_bytes, _scalars(graph), blob)
 
     def serialized(self, plan: AnyPlan) -> bytes | None:
@@ -196,13 +214,10 @@ class GpuPlanBench:
         try:
             pygraph.validate()
             pygraph.build_operation_graph()
-            pygraph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+            pygraph.create_execution_plans(modes_of(self._context.plan_filter))
         except (RuntimeError, ValueError, cudnn.cudnnGraphNotSupportedError) as error:
             raise ExecutionError(f"cuDNN declines on this GPU\n{graph}\n{error}") from error
-        if not graph.tensor_cores:
-            pygraph.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
-        if self._context.deterministic:
-            pygraph.deselect_numeric_notes([cudnn.numerical_note.NONDETERMINISTIC])
+        exclude_notes(pygraph, graph, self._context.plan_filter.deterministic)
         return pygraph
 
     def _bound(self, plan: AnyPlan, data: dict[int, Array]) -> tuple[dict[int, int], Array | None]:
@@ -238,13 +253,6 @@ class GpuPlanBench:
             simulate(self._graph, host)
             self._reference = {t: cupy.asarray(host[t.uid].view(np.uint8)) for t in self._graph.outputs}
         return self._reference
-
-
-def _require_free(workspace_bytes: int) -> None:
-    free, _ = cupy.cuda.runtime.memGetInfo()
-    free += cupy.get_default_memory_pool().free_bytes()
-    if workspace_bytes > max(free - SPARE_BYTES, 0):
-        raise ExecutionError(f"a workspace of {workspace_bytes >> 20} MB, {free >> 20} MB are free")
 
 
 def _scalars(graph: CudnnGraph) -> dict[int, np.ndarray[Any, Any]]:

@@ -83,10 +83,13 @@ class LoneProduct:
         return bool(error <= TOLERANCE * cupy.linalg.norm(want.astype(cupy.float64)))
 
 
-def lone_product(blas: Blas, step: Partition, known: dict[str, list[Choice]]) -> LoneProduct | None:
+def lone_product(
+    blas: Blas, step: Partition, known: dict[str, list[Choice]], workspace_limit: int | None = None
+) -> LoneProduct | None:
     """Return a step as a call of cuBLASLt, by the first algorithm whose result is right; None if there is none.
 
     known: by graph, algorithms whose results were right; the function adds to it.
+    workspace_limit: the most bytes of workspace that an algorithm may need; None: no limit.
     """
     if len(step.nodes) != 1 or not isinstance(step.nodes[0].op, MatMul):
         return None
@@ -99,7 +102,10 @@ def lone_product(blas: Blas, step: Partition, known: dict[str, list[Choice]]) ->
         return None
     graph = lowered.graph
     if graph.key not in known:
-        right = (choice for choice in blas.offers(graph) if _is_right(blas, step, lowered, choice))
+        offers = blas.offers(graph)
+        if workspace_limit is not None:
+            offers = [choice for choice in offers if choice.workspace_bytes <= workspace_limit]
+        right = (choice for choice in offers if _is_right(blas, step, lowered, choice))
         known[graph.key] = list(islice(right, 1))
     return next((LoneProduct(step, lowered, blas.build(graph, choice)) for choice in known[graph.key]), None)
 

@@ -16,6 +16,7 @@ from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath
 from fusec.gpu.kernels.codegen.kernel import Launch
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Knobs
 from fusec.plans.verdict import Plan
 
@@ -41,13 +42,13 @@ class Workers(Protocol):
 class BuildPool:
     """Pool of workers that build several plans at the same time.
 
-    deterministic: plans that cuDNN marks as not deterministic do not build
+    plan_filter: the plans that may be used; default: all
     ends: end the workers when all plans are chosen, because each holds a CUDA context
     """
 
-    def __init__(self, workers: Workers, deterministic: bool = False, ends: bool = False):
+    def __init__(self, workers: Workers, plan_filter: PlanFilter | None = None, ends: bool = False):
         self._workers, self._limit = workers, workers.workers
-        self._deterministic, self._ends = deterministic, ends
+        self._plan_filter, self._ends = plan_filter or PlanFilter(), ends
         self._changed = threading.Condition()
         self._waiting: dict[Order, CudnnGraph] = {}  # in this order
         self._kernels: list[Launch] = []  # after the plans
@@ -114,7 +115,8 @@ class BuildPool:
 
     def _built(self) -> dict[Order, bytes]:
         """Return the plans that were built to judge graphs."""
-        found = {} if self._deterministic else self._workers.built
+        # those of workers that a caller lends may be of another filter
+        found = self._workers.built if self._plan_filter.is_default else {}
         return {(key, plan.engine, plan.knobs): blob for key, (plan, blob) in found.items()}
 
     def _work(self) -> None:
@@ -171,7 +173,8 @@ class BuildPool:
     def _answer(self, order: Order, graph: CudnnGraph) -> Answer:
         _, engine, knobs = order
         question = {"ask": "plan", "graph": graph.to_json(), "choice": Choice(engine, knobs).to_json()}
-        answer, _ = self._workers.exchange({**question, "all_sizes": False, "deterministic": self._deterministic})
+        question |= {"all_sizes": False, "filter": self._plan_filter.to_json()}
+        answer, _ = self._workers.exchange(question)
         if isinstance(answer, WorkerDeath):
             return ExecutionError(answer.words) if answer.by_own_fault else None
         if "blob" not in answer or Choice.from_json(answer["choice"]).identity != (engine, knobs):

@@ -26,6 +26,7 @@ from fusec.ir import DType
 from fusec.lowering import known_bugs
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.lowering.known_bugs import deadly, misread
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.targets.target import Target
@@ -54,6 +55,7 @@ class Oracle(WorkerPool):
     hand_over: `built` holds cuDNN's first plan of each graph that was asked about, with its serialized form
     max_factor: a graph is also legal, without asking, if a legal one differs in size by at most this factor; 0: never.
         Such verdicts stay in memory, and `ask_again` takes one back.
+    plan_filter: the plans that may be used; default: all. Verdicts with another filter are stored apart.
 
     asked: how many graphs cuDNN was asked about
 
@@ -70,6 +72,7 @@ class Oracle(WorkerPool):
         reuse_builds: bool = False,
         hand_over: bool = False,
         max_factor: float = 0.0,
+        plan_filter: PlanFilter | None = None,
     ):
         self._store = store if store is not None else Store()
         super().__init__(target, self._store.path.parent, workers=workers, device=device)
@@ -79,9 +82,12 @@ class Oracle(WorkerPool):
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
         self._built_plans = BuiltPlans()
         self._memory: dict[str, Verdict] = {}
-        self._environment = _environment(target, device)
+        self.plan_filter = plan_filter or PlanFilter()
+        self._proof = f"{_environment(target, device)}:{PROBE.key}"  # entry of the probe, which takes any plan
+        self._environment = _environment(target, device, self.plan_filter)
         self._proven = False
-        self._similar = SimilarGraphs() if max_factor else None
+        # a larger graph needs a larger workspace
+        self._similar = SimilarGraphs() if max_factor and self.plan_filter.workspace_limit is None else None
         self._max_factor = max_factor
         self._assumed: dict[str, CudnnGraph] = {}  # by key of a graph assumed to be legal: the similar one
         self._asked_again: set[str] = set()
@@ -173,21 +179,20 @@ class Oracle(WorkerPool):
         """
         worker = self._take()
         self._give_back(worker)
-        verdict = self._put(PROBE, self._epoch)
+        verdict = self._put(PROBE, self._epoch, PlanFilter())
         if not isinstance(verdict, Legal):
             raise TargetError(
                 f"cuDNN's runtime-compiled engines do not come up for {self.target.name} ({verdict.code}: "
                 f"{verdict.message}), so its answers would be incomplete; see `fusec doctor`"
             )
-        self._remember({PROBE: verdict})
+        self._store.put({self._proof: json.dumps(encode(verdict))})
         return worker.versions
 
     def _prove_once(self) -> None:
         """Call `prove` once per environment, because it takes as long as a compilation."""
-        entry = self._entry(PROBE.key)
-        if not self._proven and not self._store.get([entry]):
+        if not self._proven and not self._store.get([self._proof]):
             with self.locks.claim(PROBE.key, lambda: None):
-                if not self._store.get([entry]):
+                if not self._store.get([self._proof]):
                     self.prove()
         self._proven = True
 
@@ -217,13 +222,17 @@ class Oracle(WorkerPool):
             texts = {self._entry(g.key, listed=_is_listed(v)): json.dumps(encode(v)) for g, v in lasting.items()}
             self._store.put(texts)
 
-    def _put(self, graph: CudnnGraph, epoch: int) -> Verdict:
-        """Ask a worker; if it dies, ask a new one, because an earlier graph may have damaged the first."""
+    def _put(self, graph: CudnnGraph, epoch: int, plan_filter: PlanFilter | None = None) -> Verdict:
+        """Ask a worker; if it dies, ask a new one, because an earlier graph may have damaged the first.
+
+        plan_filter: default: that of all questions
+        """
         with self._changed:
             self.asked += 1
         plans, engines = self._built_plans.of(graph) if self._reuse_builds else ([], [])
         proven = {"plans": plans, "engines": engines}
         question = {"ask": "verdict", "graph": graph.to_json(), "proven": proven, "hand_over": self._hand_over}
+        question["filter"] = (plan_filter or self.plan_filter).to_json()
         died: list[WorkerDeath] = []
         for _ in range(2):
             try:
@@ -259,11 +268,12 @@ def _is_listed(verdict: Verdict) -> bool:
     return isinstance(verdict, Legal) and not any(plan.built for plan in verdict.plans)
 
 
-def _environment(target: Target, device: bool) -> str:
+def _environment(target: Target, device: bool, plan_filter: PlanFilter | None = None) -> str:
     """Return a digest of what a verdict depends on, apart from the graph. No wheel is loaded for it."""
+    filtered = [] if plan_filter is None or plan_filter.is_default else [plan_filter.key]
     nvrtc = [Path(library).name for library in nvrtc_libraries()]  # the name of the builtins has the minor version
     versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *nvrtc]
-    text = json.dumps([SCHEMA, _rules_digest(), target.digest, device, versions])
+    text = json.dumps([SCHEMA, _rules_digest(), target.digest, device, versions, *filtered])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,11 @@ from fusec.errors import LoweringError
 from fusec.gpu.cudnn.emit import emit
 from fusec.gpu.cudnn.engine_ids import Identity
 from fusec.gpu.cudnn.error_messages import reason_of
-from fusec.gpu.cudnn.plan_list import DECLINED, exclude_notes, list_plans, serialized
+from fusec.gpu.cudnn.plan_list import DECLINED, LeftOutError, build, exclude_notes, list_plans, serialized
 from fusec.gpu.cudnn.verdict_json import encode
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.verdict import ONLY_TENSOR_CORES, Legal, Plan, Refused
 from fusec.targets.target import Target
 
@@ -32,7 +33,9 @@ class LegalityJudge:
         proven: `plans` and `engines` that were built for graphs that show that this one builds; if the first plan
             offered is one of them, none is compiled
         hand_over: answer also with cuDNN's first plan, serialized, if it was built
+        filter: the plans that may be used; default: all
         """
+        plan_filter = PlanFilter.from_json(question.get("filter", {}))
         graph = CudnnGraph.from_json(question["graph"])
         proven = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question["proven"]["plans"]}
         stage = "lower"
@@ -43,24 +46,28 @@ class LegalityJudge:
             stage = "build_operation_graph"
             pygraph.build_operation_graph()
             stage = "plan"
-            listed = list_plans(pygraph, graph)
+            listed = list_plans(pygraph, graph, plan_filter)
         except LoweringError as error:
             return encode(Refused(stage, "FUSEC", str(error)))
         except DECLINED as error:
             return encode(Refused(stage, *reason_of(error)))
         if listed.wrong and not listed.plans:
             return encode(Refused("plan", "KNOWN_WRONG", listed.wrong))
+        if listed.left_out and not listed.plans:
+            return encode(Refused("plan", "LEFT_OUT", f"cuDNN offers no other plan: {listed.left_out}"))
         compiled = graph.tensor_cores and not any(plan.precompiled for plan in listed.plans.values())
-        if compiled and _is_proven(graph, list(listed.plans.values()), proven, question["proven"]["engines"]):
-            return encode(Legal(tuple(listed.plans.values())))
-        built, failures = _build(pygraph, graph, listed.plans)
+        offered, engines = tuple(listed.plans.values()), question["proven"]["engines"]
+        if compiled and not plan_filter.needs_builds and _is_proven(graph, offered, proven, engines):
+            return encode(Legal(offered))
+        built, failures = _build(pygraph, graph, listed.plans, plan_filter)
         if not built:
-            return encode(_refusal(failures))
+            return encode(_refusal(graph, failures))
+        proves_others = _proves_others(graph, plan_filter)
         legal = Legal(
             tuple(
                 replace(plan, workspace_bytes=built.get(place, 0), built=place in built)
                 for place, plan in listed.plans.items()
-                if place in built or (graph.tensor_cores and place not in failures)
+                if place in built or (proves_others and place not in failures)
             )
         )
         answer = encode(legal)
@@ -70,29 +77,40 @@ class LegalityJudge:
         return answer
 
 
+def _proves_others(graph: CudnnGraph, plan_filter: PlanFilter) -> bool:
+    """Tell if one plan that builds proves the others of its list.
+
+    It does not if a plan shows only when it is built that it uses tensor cores, which fp32 excludes, that it adds in
+    no fixed order, or how large its workspace is.
+    """
+    return graph.tensor_cores and not plan_filter.needs_builds
+
+
 def _build(
-    pygraph: Any, graph: CudnnGraph, plans: Mapping[int, Plan]
+    pygraph: Any, graph: CudnnGraph, plans: Mapping[int, Plan], plan_filter: PlanFilter
 ) -> tuple[dict[int, int], dict[int, BaseException]]:
     """Build plans until the verdict is certain; return the workspaces of those built, and why others were not.
 
-    One built plan proves the others of its list, unless fp32 excludes tensor cores: that shows only when a plan is
-    built. Then each precompiled plan is built. Compiling a plan takes up to a second.
+    Where one built plan does not prove the others, each precompiled plan is built. Compiling a plan takes up to a
+    second.
     """
-    exclude_notes(pygraph, graph)
+    exclude_notes(pygraph, graph, plan_filter.deterministic)
+    proves_others = _proves_others(graph, plan_filter)
     built: dict[int, int] = {}
     failures: dict[int, BaseException] = {}
     for place in sorted(plans, key=lambda place: (not plans[place].precompiled, _compiles_slowly(graph, plans[place]))):
-        if built and (graph.tensor_cores or not plans[place].precompiled):
+        if built and (proves_others or not plans[place].precompiled):
             break
         try:
-            pygraph.build_plan_at_index(place)
-            built[place] = int(pygraph.get_workspace_size_plan_at_index(place))
+            built[place] = build(pygraph, place, plans[place].engine, plan_filter)
         except DECLINED as error:
             failures[place] = error
     return built, failures
 
 
-def _is_proven(graph: CudnnGraph, offered: list[Plan], plans: Collection[Identity], engines: Collection[int]) -> bool:
+def _is_proven(
+    graph: CudnnGraph, offered: Sequence[Plan], plans: Collection[Identity], engines: Collection[int]
+) -> bool:
     """Tell if the plan that would be built is the first one offered, and was built for other graphs."""
     if not offered or _compiles_slowly(graph, offered[0]):
         return False
@@ -107,10 +125,15 @@ def _compiles_slowly(graph: CudnnGraph, plan: Plan) -> bool:
     return plan.engine == 2 and any(call.compute is DType.I32 for call in graph.calls)
 
 
-def _refusal(failures: Mapping[int, BaseException]) -> Refused:
+def _refusal(graph: CudnnGraph, failures: Mapping[int, BaseException]) -> Refused:
     if not failures:
         return Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "cuDNN offers no plan")
-    code, message = reason_of(next(iter(failures.values())))
-    if message.startswith("Deselecting"):
+    first = next(iter(failures.values()))
+    code, message = reason_of(first)
+    if isinstance(first, LeftOutError):
+        code = "LEFT_OUT"
+    elif message.startswith("Deselecting") and graph.tensor_cores:
+        code, message = "LEFT_OUT", "every plan adds in no fixed order, which the option deterministic leaves out"
+    elif message.startswith("Deselecting"):
         code, message = "CUDNN_STATUS_NOT_SUPPORTED", ONLY_TENSOR_CORES
     return Refused("build", code, message)

@@ -10,37 +10,65 @@ import cudnn
 from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, identity_of
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.verdict import Plan
 
 DECLINED = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
 
 
+class LeftOutError(ValueError):
+    """A plan was built, and the filter leaves it out."""
+
+
 @dataclass(frozen=True)
 class PlanList:
-    """Plans by place in cuDNN's list, and why the first of the others is known to be wrong, if one is."""
+    """Plans by place in cuDNN's list.
+
+    wrong: why the first of the others is known to be wrong; None if none is
+    left_out: why the filter leaves out the first of the others; None if it takes all
+    """
 
     plans: dict[int, Plan]
     wrong: str | None
+    left_out: str | None = None
 
 
-def list_plans(pygraph: Any, graph: CudnnGraph) -> PlanList:
+def modes_of(plan_filter: PlanFilter) -> list[Any]:
+    """Return the modes of cuDNN's heuristics that a filter names."""
+    return [getattr(cudnn.heur_mode, mode.upper()) for mode in plan_filter.heuristics]
+
+
+def list_plans(pygraph: Any, graph: CudnnGraph, plan_filter: PlanFilter) -> PlanList:
     """List the plans of a frontend graph whose operation graph is built. Raises an error of DECLINED without any."""
-    pygraph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    pygraph.create_execution_plans(modes_of(plan_filter))
     plans: dict[int, Plan] = {}
     wrong: str | None = None
+    left_out: str | None = None
     for place in range(pygraph.get_execution_plan_count()):
         engine, knobs = identity_of(pygraph, place)
         if not 0 <= engine < PYTHON_ENGINES:
             continue
-        reason = wrong_plan(graph, engine, dict(knobs))
-        if reason is None:
+        reason, other = wrong_plan(graph, engine, dict(knobs)), plan_filter.reason(engine)
+        if reason is None and other is None:
             notes = pygraph.get_behavior_notes_for_plan_at_index(place)
             plans[place] = Plan(engine, knobs, cudnn.behavior_note.RUNTIME_COMPILATION not in notes)
-        wrong = wrong or reason
-    return PlanList(plans, wrong)
+        wrong, left_out = wrong or reason, left_out or other
+    return PlanList(plans, wrong, left_out)
 
 
-def exclude_notes(pygraph: Any, graph: CudnnGraph, deterministic: bool = False) -> None:
+def build(pygraph: Any, place: int, engine: int, plan_filter: PlanFilter) -> int:
+    """Build the plan at a place of the list, and return the bytes of its workspace.
+
+    Raises an error of DECLINED if it does not build, LeftOutError if its workspace exceeds the limit.
+    """
+    pygraph.build_plan_at_index(place)
+    workspace_bytes = int(pygraph.get_workspace_size_plan_at_index(place))
+    if reason := plan_filter.reason(engine, workspace_bytes):
+        raise LeftOutError(reason)
+    return workspace_bytes
+
+
+def exclude_notes(pygraph: Any, graph: CudnnGraph, deterministic: bool) -> None:
     """Let plans not build that a graph excludes: with tensor cores, or not deterministic. Takes effect at the build."""
     excluded = {"TENSOR_CORE": not graph.tensor_cores, "NONDETERMINISTIC": deterministic}
     notes = [getattr(cudnn.numerical_note, name) for name, out in excluded.items() if out]

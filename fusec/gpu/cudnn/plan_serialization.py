@@ -15,6 +15,7 @@ from fusec.errors import TargetError
 from fusec.gpu.cudnn.worker_pool import WorkerPool
 from fusec.gpu.cudnn.worker_process import WorkerDeath
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Entry, Knobs
 from fusec.targets.target import Target
 
@@ -28,6 +29,7 @@ def serialize(
     choices: Mapping[str, Sequence[Choice]] | None = None,
     skip: Mapping[str, Collection[tuple[int, Knobs]]] | None = None,
     count: int = SEVERAL,
+    plan_filter: PlanFilter | None = None,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, tuple[Entry, ...]]:
@@ -35,6 +37,7 @@ def serialize(
 
     choices: the plans to build, by key; others get the first `count` plans that cuDNN offers and builds
     skip: plans not to build, by key, such as those in quarantine
+    plan_filter: the plans that may be used; default: all
 
     A named plan of an engine that needs a device (DEVICE_ONLY), or of cuBLASLt, has no blob.
 
@@ -53,7 +56,8 @@ def serialize(
 
         def ask(key: str, epoch: int) -> tuple[Entry, ...]:
             left_out = [[engine, [list(pair) for pair in knobs]] for engine, knobs in (skip or {}).get(key, ())]
-            question = _question(by_key[key], (choices or {}).get(key, ()), count, left_out)
+            question = _question(by_key[key], (choices or {}).get(key, ()), plan_filter)
+            question |= {"skip": left_out, "count": count}
             answer, _ = pool.exchange(question, epoch=epoch)
             if isinstance(answer, WorkerDeath):
                 raise TargetError(f"no plan was built: {answer.words}; the graph is\n{by_key[key]}")
@@ -68,14 +72,16 @@ def serialize(
 class Tries:
     """Test if cuDNN builds a plan for the target, in its list or not; one process answers all questions.
 
+    plan_filter: the plans that may be used; default: all
+
     Raises TargetError when cuDNN does not load.
     """
 
-    def __init__(self, target: Target):
-        self._pool = WorkerPool(target, workers=1)
+    def __init__(self, target: Target, plan_filter: PlanFilter | None = None):
+        self._pool, self._plan_filter = WorkerPool(target, workers=1), plan_filter
 
     def __call__(self, graph: CudnnGraph, choice: Choice) -> bool:
-        answer, _ = self._pool.exchange(_question(graph, [choice], 1))
+        answer, _ = self._pool.exchange(_question(graph, [choice], self._plan_filter))
         return not isinstance(answer, WorkerDeath) and any(plan["blob"] for plan in answer.get("plans", ()))
 
 
@@ -85,6 +91,7 @@ def entry_of(plan: Mapping[str, Any]) -> Entry:
     return Entry(Choice.from_json(plan["choice"]), None if blob is None else base64.b64decode(blob))
 
 
-def _question(graph: CudnnGraph, choices: Sequence[Choice], count: int, skip: Sequence[Any] = ()) -> dict[str, Any]:
+def _question(graph: CudnnGraph, choices: Sequence[Choice], plan_filter: PlanFilter | None) -> dict[str, Any]:
     named = [choice.to_json() for choice in choices]
-    return {"ask": "plans", "graph": graph.to_json(), "choices": named, "skip": skip, "count": count}
+    own = {"filter": (plan_filter or PlanFilter()).to_json(), "skip": [], "count": 1}
+    return {"ask": "plans", "graph": graph.to_json(), "choices": named, **own}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from fusec.ir import DType, Node, Op, TensorType, Value
+from fusec.lower_cudnn import WITHOUT
 from fusec.ops import (
     ATTENTION_OPS,
     EPILOGUE_ANCHORS,
@@ -30,6 +31,7 @@ from fusec.ops import (
 )
 from fusec.passes.partition.convexity import Condensation, Wiring
 from fusec.schedule.aliasing import is_view
+from fusec.schedule.program import inputs_of, outputs_of
 
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 # Ops that take the pointwise ops after them; norms in training do so in their kernels (fusec.gpu.kernels).
@@ -43,6 +45,9 @@ EPILOGUE_OWNERS: tuple[type[Op], ...] = (
 
 # Build time grows faster than length (benchmarks/builds.py).
 MAX_POINTWISE = 24
+# Without an anchor, build time grows with the square of the tensors in memory: about 3 s for 32, 10 s for 60. Per op it
+# is the same from 8 to 32 ops, so that fewer ops in a step would not save any (benchmarks/builds.py).
+MAX_TENSORS = 32
 # A prologue is one sequence of ops. Scale, bias, relu was measured. Two scales and biases in a row (a BatchNorm and
 # the affine layer that some exporters add after it) are proposed too.
 MAX_PROLOGUE = 5
@@ -75,6 +80,8 @@ class Grower:
         self.free = free
         nodes = wiring.nodes
         self.pointwise = [isinstance(n.op, POINTWISE) for n in nodes]
+        # An op that cuDNN never runs would make every candidate that it joins one to refuse.
+        self.joinable = [self.pointwise[i] and n.op.name not in WITHOUT for i, n in enumerate(nodes)]
         self.type = [n.results[0].type for n in nodes]
         self.owned = self._owned()
 
@@ -137,9 +144,23 @@ class Grower:
         def joins(i: int) -> bool:
             return self._joins(i, kind) and self.type[i].order == kind.order and not self._is_outer(i)
 
-        if not self._is_outer(seed):
+        if self.joinable[seed] and not self._is_outer(seed):
             self._grow(candidate, neighbours, joins, MAX_POINTWISE)
+            del candidate.nodes[self._longest_with_few_tensors(candidate.nodes) :]
         return candidate
+
+    def _longest_with_few_tensors(self, nodes: Sequence[int]) -> int:
+        """Return how many of the nodes one step can hold with at most MAX_TENSORS tensors in memory."""
+        length = len(nodes)
+        while length > 1 and self._tensors(nodes[:length]) > MAX_TENSORS:
+            length -= 1
+        return length
+
+    def _tensors(self, nodes: Sequence[int]) -> int:
+        """Count the tensors that a step of these nodes reads or stores, without single numbers."""
+        members = [self.wiring.nodes[i] for i in nodes]
+        read = [v for v in inputs_of(members) if v.literal is None or v.type.size > 1]
+        return len(read) + len(outputs_of(members))
 
     def _grow(
         self,
@@ -173,7 +194,7 @@ class Grower:
         return len(sizes - {1}) > 0 and max(sizes) < self.type[i].size
 
     def _joins(self, i: int, kind: TensorType) -> bool:
-        return self.free[i] and self.pointwise[i] and self.type[i].shape == kind.shape
+        return self.free[i] and self.joinable[i] and self.type[i].shape == kind.shape
 
     def _take(self, candidate: Candidate, inside: set[int], i: int) -> bool:
         if not self.condensation.stays_convex(inside, i):
@@ -246,7 +267,7 @@ class Grower:
             if isinstance(node.op, MatMul):
                 return sequence if node.operands[0] is rows else []
             above = [p for p in self.wiring.preds[i] if p not in inside]
-            if not self.pointwise[i] or len(above) != 1:
+            if not self.joinable[i] or len(above) != 1:
                 return []
             (i,) = above
         return []

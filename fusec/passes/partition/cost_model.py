@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fusec.ir import DType, Node
+from fusec.ir import DType, Node, Op
 from fusec.ops import (
     Attention,
     AttentionBackward,
@@ -33,6 +33,7 @@ RUNTIME_COMPILED = 0.0511 / 0.0446
 # The generic precompiled engine: offered for relu6, sigmoid, tanh, elu after a bias, and slower than the
 # runtime-compiled ones offered with it.
 GENERIC_ENGINE = 0
+PENALISED: tuple[type[Op], ...] = (Conv, ConvTranspose)  # whose time depends on the engines that cuDNN offers
 _PEAKS = {DType.F16: "fp16", DType.BF16: "bf16", DType.I8: "fp16"}
 BYTE_RATE = 2  # tensor cores multiply integers of 8 bits twice as fast as fp16 (data sheets of all targets)
 
@@ -76,7 +77,7 @@ def _precision(nodes: Sequence[Node]) -> str:
 
 def penalty(nodes: Sequence[Node], verdict: Legal | None = None) -> float:
     """Return the ratio of a step's time to its roofline, relative to the best engines for its anchor."""
-    conv = next((n for n in nodes if isinstance(n.op, (Conv, ConvTranspose))), None)
+    conv = next((n for n in nodes if isinstance(n.op, PENALISED)), None)
     if conv is None or len(nodes) == 1:
         return 1.0
     if conv.operands[0].type.dtype is DType.I8:  # cuDNN has no fast precompiled engine to lose

@@ -14,7 +14,7 @@ from fusec.ir import Graph, Node, quote
 from fusec.ops import ANCHORS
 from fusec.passes.partition.candidates import Candidate, Grower
 from fusec.passes.partition.convexity import Condensation, Wiring
-from fusec.passes.partition.cost_model import penalty, step_us
+from fusec.passes.partition.cost_model import PENALISED, penalty, step_us
 from fusec.passes.partition.judge import Judge
 from fusec.passes.partition.verdict_cache import CandidateVerdicts, VerdictCache
 from fusec.plans.verdict import Legal, Refused
@@ -137,10 +137,11 @@ class CoverSearch:
         if low == 0:
             return 0
         if refused and (unknown := self._answer(nodes[:low])).legal is None:
-            self.answers.want(unknown)
-            if _is_own(refused[min(refused)].refused):
-                return low
-            return full  # taken whole until decided, so that nothing is asked about the rest yet
+            own = _is_own(refused[min(refused)].refused)
+            if not own or self._has_penalty(nodes):
+                self.answers.want(unknown)
+                return low if own else full  # full until decided, so that nothing is asked about the rest yet
+            # no verdict changes the costs below, so that the length can be chosen before cuDNN is asked
         usable = [k for k in range(1, low + 1) if self._answer(nodes[:k]).refused is None]
         # rounded, because a nanosecond is a tie
         costs = {k: round(self._cover_us(nodes, k, self._answer(nodes[:k])), 3) for k in usable}
@@ -197,6 +198,10 @@ class CoverSearch:
                         stack.append(j)
             total += step_us(self.nodes(component), self.target)
         return total
+
+    def _has_penalty(self, numbers: Sequence[int]) -> bool:
+        """Tell if the modelled time depends on cuDNN's verdict."""
+        return any(isinstance(self.wiring.nodes[i].op, PENALISED) for i in numbers)
 
     def _penalty(self, numbers: Sequence[int], answer: CandidateVerdicts) -> float:
         return penalty(self.nodes(numbers), self._verdict(answer))

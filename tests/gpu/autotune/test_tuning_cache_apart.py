@@ -15,6 +15,7 @@ from fusec.gpu.autotune.tuning_cache import KnownChoices, TuningCache, TuningEnv
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Entry, Part
 from fusec.targets.target import load
 
@@ -88,7 +89,7 @@ def test_the_environment_has_the_figures_of_the_gpu_here(monkeypatch: pytest.Mon
     pytest.importorskip("cupy")
     backend = pytest.importorskip("fusec.gpu.backend")
     monkeypatch.setattr(backend.device, "detect", lambda: load("t4"))
-    made = backend._environment("Tesla T4", False, False)
+    made = backend._environment("Tesla T4", PlanFilter(), False)
     assert (made.target, made.figures) == ("t4", load("t4").figures_digest)
 
 

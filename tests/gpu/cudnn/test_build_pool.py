@@ -22,6 +22,7 @@ from fusec.gpu.cudnn.worker_process import WorkerDeath
 from fusec.gpu.kernels.codegen.kernel import Launch
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice
 from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import Plan
@@ -166,7 +167,7 @@ def test_few_plans_are_built_here_and_no_plan_is_built_twice() -> None:
     expect(builders, *range(4))
     assert builders.plan(PROBE, CHOICES[0]) == b"built before"
     assert builders.plan(PROBE, CHOICES[1]) == b"plan 1" and 0 not in shop.asked
-    strict = BuildPool(shop, deterministic=True)
+    strict = BuildPool(shop, plan_filter=PlanFilter(deterministic=True))
     expect(strict, *range(4))
     assert strict.plan(PROBE, CHOICES[0]) == b"plan 0", "which may give other bits from run to run"
 
@@ -204,7 +205,7 @@ def test_a_process_builds_the_plan_that_was_asked_for(tmp_path: Path) -> None:
             assert blob is not None
             assert workspace_bytes(graph, blob, target) == firsts[graph.key].choice.workspace_bytes
         assert builders.plan(PROBE, wrong) is None
-        strict = BuildPool(oracle, deterministic=True)
+        strict = BuildPool(oracle, plan_filter=PlanFilter(deterministic=True))
         strict.expect([*((graph, firsts[graph.key].choice) for graph in graphs), (PROBE, wrong)])
         assert strict.plan(PROBE, firsts[PROBE.key].choice) is not None
 

@@ -297,7 +297,7 @@ def test_missing_libraries_are_an_error_and_never_a_verdict(tmp_path: Path, monk
     with Oracle(load("h200"), store=store, workers=1) as oracle:
         # NVRTC is there and does not work: cuDNN would offer the runtime engines and then build none
         no = Refused("build", "CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED", "no")
-        monkeypatch.setattr(oracle, "_put", lambda graph, epoch: no)
+        monkeypatch.setattr(oracle, "_put", lambda graph, epoch, plan_filter: no)
         with pytest.raises(TargetError, match="runtime-compiled engines do not come up for h200"):
             oracle.judge([conv("bias", "relu")])
     assert len(store) == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpu.cudnn_graphs import conv, matmul, nhwc, pointwise, rows
 
-from fusec.gpu.cudnn.similar_graphs import BuiltPlans, SimilarGraphs, factor
+from fusec.gpu.cudnn.similar_graphs import BuiltPlans, SimilarGraphs, build_seconds, factor
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 
@@ -106,7 +106,18 @@ def test_few_graphs_are_compiled_for_the_others() -> None:
     built = BuiltPlans()
     graphs = [chain("relu"), chain("exp"), chain("tanh", "exp", "relu"), chain("neg"), chain("neg", dims=(1, 2, 2))]
     first, second = built.rounds([*graphs, conv("relu"), batch(conv("relu"), 16)])
-    assert first == [graphs[2], conv("relu"), graphs[3]]
+    assert first == [conv("relu"), graphs[2], graphs[3]]
     assert len(first) + len(second) == 7
     built.add(graphs[2], [PLAN])
     assert built.rounds(graphs[:3]) == [[graphs[2], graphs[0], graphs[1]]]
+
+
+def test_graphs_that_compile_fast_are_compiled_for_those_that_do_not() -> None:
+    modes = ("relu", "exp", "tanh", "abs")
+    slow = chain(*modes * 6)
+    slow = replace(slow, tensors=tuple(replace(t, virtual=False) for t in slow.tensors))  # 25 tensors in memory
+    fast = [chain(*modes[:2]), chain(*modes[2:])]
+    assert build_seconds(slow) > 2 * sum(map(build_seconds, fast))
+    first, second = BuiltPlans().rounds([slow, *fast])
+    assert (first, second) == (fast, [slow])
+    assert BuiltPlans().rounds([slow]) == [[slow]], "nothing else shows that it builds"

@@ -130,7 +130,7 @@ def test_no_other_spelling_is_judged_after_a_fast_one() -> None:
 def test_the_longest_accepted_prefix_is_found_by_bisection() -> None:
     graph = Graph()
     v = graph.add_input("x", TensorType((2, 4, 4, 4), DType.F32))
-    for name in ("exp", "neg", "sin", "cos", "tanh", "abs"):
+    for name in ("exp", "neg", "erf", "sqrt", "tanh", "abs"):
         v = graph.add(pw(name), v)
     graph.set_outputs([v])
 
@@ -171,9 +171,65 @@ def test_a_call_that_broadcasts_both_operands_is_a_step_alone() -> None:
 def test_a_refusal_of_fusec_itself_takes_no_question_and_no_round() -> None:
     graph = Graph()
     v = graph.add_input("x", TensorType((2, 4, 4, 4), DType.F32))
-    for name in ("exp", "neg", "sin", "tanh", "abs"):
+    for name in ("exp", "neg", "erf", "tanh", "abs"):
         v = graph.add(pw(name), v)
     graph.set_outputs([v])
+
+    class WithoutErf(AcceptAll):
+        def refusal(self, body: Graph) -> Refused | None:
+            has = any(n.op.name == "erf" for n in body.nodes)
+            return Refused("lower", "FUSEC", "erf: refused here") if has else None
+
+    oracle = WithoutErf()
+    program = partition(graph, oracle, TARGET)
+    assert [[n.op.name for n in s.nodes] for s in program.steps] == [["exp", "neg"], ["erf"], ["tanh", "abs"]]
+    assert [s.kind for s in program.steps] == [Kind.CUDNN, Kind.KERNEL, Kind.CUDNN]
+    assert oracle.waves == 1 and len(oracle.asked) == 2
+    assert all(getattr(r.reason, "code", "") == "FUSEC" for r in program.refusals) and program.refusals
+
+
+def test_the_length_after_a_refusal_of_fusec_takes_no_second_round() -> None:
+    """Costs choose among the lengths that fusec does not refuse before cuDNN is asked, so that one is asked about."""
+    graph = Graph()
+    x = graph.add_input("x", TensorType((1024, 1024), DType.F32))
+    narrow = graph.add_input("narrow", TensorType((1, 1024), DType.F32))
+    branches = [graph.add(pw("add"), graph.add(pw(name), x), narrow) for name in ("exp", "neg", "abs")]
+    joined = graph.add(pw("erf"), graph.add(pw("mul"), branches[0], branches[1]))
+    graph.set_outputs([graph.add(pw("mul"), joined, branches[2])])
+
+    class WithoutErf(AcceptAll):
+        def refusal(self, body: Graph) -> Refused | None:
+            refused = len(body) > 1 and any(n.op.name == "erf" for n in body.nodes)
+            return Refused("lower", "FUSEC", "erf: refused with others") if refused else None
+
+    oracle = WithoutErf()
+    program = partition(graph, oracle, TARGET)
+    assert oracle.waves == 1
+    assert len(oracle.asked) == sum(s.kind is Kind.CUDNN for s in program.steps)
+
+
+def test_a_step_of_pointwise_ops_has_few_tensors_in_memory() -> None:
+    """The time to build a plan grows with the square of the tensors."""
+    graph = Graph()
+    kind = TensorType((2, 4, 4, 4), DType.F32)
+    v, stored = graph.add_input("x", kind), []
+    for place in range(20):
+        v = graph.add(pw("add"), v, graph.add_input(f"x{place}", kind))
+        stored.append(v)
+    graph.set_outputs(stored)
+    steps = partition(graph, AcceptAll(), TARGET).steps
+    assert [len(s.nodes) for s in steps] == [15, 5]
+    assert [len(s.inputs) + len(s.outputs) for s in steps] == [31, 11]
+
+
+def test_an_op_that_cudnn_never_runs_joins_no_candidate() -> None:
+    """Candidates grow around it, so that none is refused because of it; it is refused alone, with its reason."""
+    graph = Graph()
+    x = graph.add_input("x", TensorType((2, 4, 4, 4), DType.F32))
+    start = graph.add(pw("exp"), x)
+    turned = graph.add(pw("sin"), start)
+    other = graph.add(pw("neg"), graph.add(pw("abs"), start))
+    graph.set_outputs([turned, other])
 
     class WithoutSin(AcceptAll):
         def refusal(self, body: Graph) -> Refused | None:
@@ -182,10 +238,9 @@ def test_a_refusal_of_fusec_itself_takes_no_question_and_no_round() -> None:
 
     oracle = WithoutSin()
     program = partition(graph, oracle, TARGET)
-    assert [[n.op.name for n in s.nodes] for s in program.steps] == [["exp", "neg"], ["sin"], ["tanh", "abs"]]
-    assert [s.kind for s in program.steps] == [Kind.CUDNN, Kind.KERNEL, Kind.CUDNN]
-    assert oracle.waves == 1 and len(oracle.asked) == 2
-    assert all(getattr(r.reason, "code", "") == "FUSEC" for r in program.refusals) and program.refusals
+    assert [[n.op.name for n in s.nodes] for s in program.steps] == [["exp", "abs", "neg"], ["sin"]]
+    assert [[n.op.name for n in r.nodes] for r in program.refusals] == [["sin"]]
+    assert len(oracle.asked) == 1
 
 
 def test_equal_nodes_with_another_output_are_another_question() -> None:
