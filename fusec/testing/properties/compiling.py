@@ -215,11 +215,11 @@ def require_same_bits(what: str, dtype: DType, name: str, runs: tuple[Array, Arr
     if first.tobytes() == second.tobytes():
         return
     bits = np.dtype((np.void, first.itemsize))
-    kept = [
+    unwritten = [
         np.frombuffer(run.tobytes(), bits) == np.frombuffer(poisoned(1, dtype, *poison).tobytes(), bits)
         for run, poison in zip(runs, POISONS, strict=True)
     ]
-    trust = Trust.REFERENCE if (kept[0] & kept[1]).any() else Trust.SIMULATOR
+    trust = Trust.REFERENCE if (unwritten[0] & unwritten[1]).any() else Trust.SIMULATOR
     message = f"{what}: {quote(name)} depends on what its memory held before"
     raise MismatchError(message, {name: first}, {name: second}, trust)
 
