@@ -10,7 +10,7 @@ from fusec.ops.attention_training import AttentionBackward, AttentionTrain
 from fusec.ops.convolution import Conv, ConvTranspose
 from fusec.ops.finite import AllFinite
 from fusec.ops.indexing import Cumulate, Scatter, TopK
-from fusec.ops.matmul import MatMul
+from fusec.ops.matmul import MatMul, PackedMatMul
 from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
 from fusec.ops.op_sets import (
     ANCHORS,
@@ -22,7 +22,6 @@ from fusec.ops.op_sets import (
     PRODUCTS,
     STRIDED_VIEWS,
 )
-from fusec.ops.packed_matmul import PackedMatMul
 from fusec.ops.pointwise import CLASSES, Cast, Pointwise, pw
 from fusec.ops.pooling import AvgPool, MaxPool
 from fusec.ops.random import RandomBits

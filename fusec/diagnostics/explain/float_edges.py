@@ -12,7 +12,7 @@ from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.step_choices import TunedChoices, step_key
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Conv, MatMul, PackedMatMul
-from fusec.ops.packed_matmul import CODES
+from fusec.ops.matmul import CODES
 from fusec.passes.partition.cost_model import flops, saved_in_bytes_us
 from fusec.passes.partition.equivalent_spellings import IN_HALVES, UNPACKED
 from fusec.passes.quantization.integer_products import reasons

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fusec.ir import HALVES, DType, Graph, Node, TensorType
 from fusec.ops import MatMul, PackedMatMul
-from fusec.ops.packed_matmul import MAX_ROWS, fits_kernel
+from fusec.ops.matmul import MAX_ROWS, fits_kernel
 from fusec.passes.base import Options, Pass
 from fusec.passes.quantization.packed_weights import PackedWeights, packed_weights
 from fusec.passes.rewriting.rewriter import substitute

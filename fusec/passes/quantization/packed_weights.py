@@ -10,7 +10,7 @@ import numpy as np
 
 from fusec.ir import HALVES, Array, DType, Graph, Node, Op, TensorType, Value
 from fusec.ops import Cast, Reshape, Slice, Transpose
-from fusec.ops.packed_matmul import CODES
+from fusec.ops.matmul import CODES
 from fusec.passes.rewriting.derived_constants import derive, folded
 
 SIGNED = {DType.U4: DType.I4, DType.U8: DType.I8}

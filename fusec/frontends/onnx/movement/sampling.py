@@ -9,7 +9,7 @@ import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table
 from fusec.frontends.onnx.limits import require_constant
-from fusec.frontends.onnx.window_attributes import per_dim, spatial_dims
+from fusec.frontends.onnx.movement.window_attributes import per_dim, spatial_dims
 from fusec.ir import Array, DType, TensorType, Value
 from fusec.ops import Gather, GridSample, MatMul, RoiAlign, Scatter, Transpose, pw
 from fusec.ops.spec import require

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from fusec.frontends.onnx.emit import Emitter, Table
-from fusec.frontends.onnx.window_attributes import check_auto_pad, distribute, explicit_pads, per_dim, spatial_dims
+from fusec.frontends.onnx.movement.window_attributes import (
+    check_auto_pad,
+    distribute,
+    explicit_pads,
+    per_dim,
+    spatial_dims,
+)
 from fusec.ir import Value
 from fusec.ops import Conv, ConvTranspose, pw
 from fusec.ops.spec import require

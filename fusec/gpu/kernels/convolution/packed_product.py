@@ -17,7 +17,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_g
 from fusec.gpu.kernels.convolution.packed_codes import PackedCodes
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import PackedMatMul
-from fusec.ops.packed_matmul import MAX_ROWS, fits_kernel
+from fusec.ops.matmul import MAX_ROWS, fits_kernel
 
 OCTET = 8  # rows of one product
 BUSY_WARPS = 16  # of a multiprocessor: with fewer the sum is split among blocks

@@ -7,7 +7,7 @@ import numpy as np
 
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Cast, MatMul, Reshape, Transpose
-from fusec.ops.packed_matmul import CODES
+from fusec.ops.matmul import CODES
 from fusec.testing.generators.graph_builder import RandomGraph
 from fusec.testing.generators.motifs.layers import epilogue
 from fusec.testing.generators.operations.windows import convolve

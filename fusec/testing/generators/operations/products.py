@@ -9,8 +9,7 @@ import numpy as np
 
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Attention, AttentionBackward, AttentionTrain, MatMul, PackedMatMul, Rotary, Transpose
-from fusec.ops.matmul import INTEGERS
-from fusec.ops.packed_matmul import CODES
+from fusec.ops.matmul import CODES, INTEGERS
 from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 
 
