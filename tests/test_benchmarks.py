@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from benchmarks import (
     calls,
     choices,
     fuzz_results,
+    gpu_evidence,
     leave_one_out,
     onnx_suite,
     penalties,
@@ -297,6 +300,60 @@ def test_fuzzing_results_add_up_runs_and_count_kernels(
     assert new.endswith(
         "\n| kernel family | kernels run on the device |\n|---|---:|\n| `attention` | 57 |\n| `rows` | 9 |\n"
     )
+
+
+def evidence(folder: Path) -> gpu_evidence.Machine:
+    return gpu_evidence.Machine(folder, gpus=2, cores=8, seed=0, commit="c")
+
+
+def test_evidence_reads_its_phases() -> None:
+    assert gpu_evidence.phases(["fuzz:20", "suite,tests:1.5"]) == [(["fuzz"], 20.0), (["suite", "tests"], 1.5)]
+    with pytest.raises(ValueError, match="'fuz' is no phase: fuzz, suite"):
+        gpu_evidence.phases(["fuz:20"])
+
+
+def test_evidence_gives_each_gpu_tests_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[list[str]] = []
+    for number in range(3):
+        items = [SimpleNamespace(nodeid=f"tests/test_{i}.py") for i in range(40)]
+        dropped: list[Any] = []
+        config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items, to=dropped: to.extend(items)))
+        monkeypatch.setenv(gpu_evidence.SHARD, f"{number}/3")
+        gpu_evidence.pytest_collection_modifyitems(config, items)
+        assert len(items) + len(dropped) == 40
+        shares.append([item.nodeid for item in items])
+    assert sorted(chain(*shares)) == sorted(f"tests/test_{i}.py" for i in range(40)) and all(shares)
+
+
+def test_evidence_stops_what_runs_too_long(tmp_path: Path) -> None:
+    machine = evidence(tmp_path)
+    show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['MORE'])"
+    assert machine.run("short", 1, ["-c", show], 60, MORE="x") == 0
+    assert (tmp_path / "short.out").read_text() == "1 x\n"
+    assert machine.run("long", None, ["-c", "import time; time.sleep(60)"], 1) is None
+
+
+@pytest.mark.parametrize(
+    ("report", "line", "failed"),
+    [
+        ({"examples": 3, "findings": [], "doubts": []}, "device0: 3 graphs, 0 findings and doubts", False),
+        ({"examples": 3, "findings": [], "doubts": [{"message": "y differs"}]}, "    y differs", True),
+        (None, "device0: no report, see device0.log", True),
+    ],
+)
+def test_evidence_fails_with_a_finding_or_without_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Any, line: str, failed: bool
+) -> None:
+    machine = evidence(tmp_path)
+
+    def run(self: Any, name: str, gpu: int | None, command: Sequence[str], seconds: float) -> int:
+        assert (name, gpu, seconds) == ("device0", 0, 50.0) and command[:4] == ("-m", "fusec", "fuzz", "--json")
+        (tmp_path / f"{name}.out").write_text("" if report is None else json.dumps(report))
+        return 0
+
+    monkeypatch.setattr(gpu_evidence.Machine, "run", run)
+    machine.fuzz("device0", 0, 2, 30.0, "--device")
+    assert machine.lines[-1] == line and machine.failed == failed
 
 
 def tiny_dynamic(path: Path) -> None:
