@@ -292,7 +292,8 @@ class _Sampler:
         spelled = self.rounding.exported and (executed or value in self.constant)
         size = intermediate_size(node.op, executed, spelled, operands, plain, at)
         if size is not None:
-            absolute = self._unit(node, at) * size
+            folds = self.rounding.exported and has_fp32_numbers(node, self.constant)
+            absolute = max(self._unit(node, at), _F32 if folds else 0.0) * size
             samples = [s + self.errors.signed(absolute, 0, k) for k, s in enumerate(samples)]
         lost = None if self.rounding.meaning or dtype is DType.F64 else flushed(node.op, operands)
         if lost is not None:
