@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from cli.command import fusec
+from onnx import TensorProto, helper, numpy_helper
 from quantization.models import images, residual_net
 
 
@@ -27,6 +28,21 @@ def test_a_file_is_written_and_runs(net: Path) -> None:
     assert "4 layers in int8, entropy calibration on 16 samples; nodes left in float: 1; weights" in result.stdout
     run = fusec("run", out, "--shape", "x=2,3,8,8", "--target", "cpu", "--compare", "onnxruntime", "--tolerance", 0.02)
     assert run.exit_code == 0
+
+
+def test_weights_of_4_bits_agree_with_onnxruntime(tmp_path: Path) -> None:
+    """By default onnxruntime rounds the other operand to 8 bits, and differs by 4e-3."""
+    rng = np.random.default_rng(0)
+    weights = numpy_helper.from_array(0.05 * rng.standard_normal((256, 512)).astype(np.float32), "w")
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, size]) for name, size in (("x", 256), ("y", 512))
+    )
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(made, tmp_path / "m.onnx")
+    assert fusec("quantize", tmp_path / "m.onnx", "--format", "weights-int4", "-o", tmp_path / "q.onnx").exit_code == 0
+    result = fusec("run", tmp_path / "q.onnx", "--precision", "fp16", "--target", "cpu", "--compare", "onnxruntime")
+    assert result.exit_code == 0, result.stderr
 
 
 def test_the_report_names_edges_layers_and_reasons(net: Path) -> None:

@@ -244,8 +244,9 @@ class _Sampler:
         if node.op.name.startswith(("attention", "recurrent")) and not self.rounding.meaning:
             # kernels round the weights before the second product, and the state before the next step
             inner = max(inner, node.results[0].type.dtype.epsilon / 2)
-        # because a factor that is folded into a constant of 16 bits rounds each of its elements
-        folded = self.narrowest.epsilon / 2 if self.half and self._scaled(node) and not exact else 0.0
+        # because 16 bits round a constant times a factor, and the reciprocal of a divisor, on their own
+        divides = self.rounding.meaning and node.op.name == "div"
+        folded = self.narrowest.epsilon / 2 if self.half and not exact and (divides or self._scaled(node)) else 0.0
         tf32 = self.rounding.tensor_cores and not self.rounding.meaning and node.op.name in PRODUCTS and not exact
         for k in range(self.count):
             arrays = [s.disturbed[k] for s in operands]
