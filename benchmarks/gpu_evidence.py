@@ -4,8 +4,9 @@ Usage: python -m benchmarks.gpu_evidence DIR PHASE:SECONDS [...] [--seed N] [--c
 Phases: `fuzz` (`device_agrees` and `kernels_agree`, fresh graphs), `suite` (onnx's suite), `tests` (`pytest -m gpu`),
 `times` (each model of benchmarks.peers without its peers) and `cpu` (the properties that need no GPU). They run one
 after the other; phases joined by a comma, as in `suite,tests:200`, run at the same time. Each GPU has processes and a
-cache folder of its own, because many processes with one cache wait for each other. Reports, findings and logs go to
-DIR, and what still runs at the end of a phase is stopped. The exit status is 1 if a phase found something or was cut.
+cache folder of its own, because many processes with one cache wait for each other. Reports, findings, logs and
+summary.txt go to DIR. What still runs at the end of a phase is stopped. The exit status is 1 if a phase found something
+or was cut.
 """
 
 from __future__ import annotations
@@ -222,6 +223,7 @@ def main() -> int:
         started = time.monotonic()
         together([lambda name=name, seconds=seconds: PHASES[name](machine, seconds) for name in names])
         machine.say(f"{','.join(names)}: {time.monotonic() - started:.0f} s")
+    (machine.folder / "summary.txt").write_text("\n".join(machine.lines) + "\n")
     shutil.rmtree(machine.folder / "cache", ignore_errors=True)
     return machine.failed
 

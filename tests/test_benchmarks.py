@@ -325,6 +325,13 @@ def test_evidence_gives_each_gpu_tests_of_its_own(monkeypatch: pytest.MonkeyPatc
     assert sorted(chain(*shares)) == sorted(f"tests/test_{i}.py" for i in range(40)) and all(shares)
 
 
+def test_evidence_runs_all_tests_that_need_a_gpu() -> None:
+    """onnx's suite is a phase of its own."""
+    marked = [p.relative_to(ROOT / "tests") for p in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text()]
+    folders = {path.parts[0] for path in marked} - {"onnx_suite", Path(__file__).name}
+    assert folders <= set(gpu_evidence.FOLDERS)
+
+
 def test_evidence_stops_what_runs_too_long(tmp_path: Path) -> None:
     machine = evidence(tmp_path)
     show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['MORE'])"

@@ -33,13 +33,9 @@ class InputsNeededError(ModelError):
 class Importer(NodeImporter):
     """One import: the graph so far, and the problems found.
 
-    source: graph of the model, without functions.
-    opsets: version of each domain.
-    folder: folder of external data, or None.
     file: name of the model in messages.
-    weights: initializers that an earlier import read; this import adds those that it reads.
     noted: notes of earlier imports of the model, which are not shown again.
-    custom_ops: functions that the user gave for ops.
+    The others are those of `NodeImporter`.
     """
 
     def __init__(
