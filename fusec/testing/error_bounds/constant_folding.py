@@ -23,11 +23,14 @@ def constants_exact(graph: Graph, rounding: Rounding, half: bool) -> bool:
         return not half  # because a spelling may store f32 constants in the 16 bits of the other operand
     if half:
         return False
+    constant: set[Value] = set()
     for node in graph.nodes:
+        if all(v in constant for v in node.operands):
+            constant.update(node.results)
         if isinstance(node.op, Constant):
             if not _few_bits(in_float64(node.op.literal.array)):
                 return False
-        elif any(v.literal is not None for v in node.operands):
+        elif any(v in constant for v in node.operands):
             sums = node.op.name in PRODUCTS or node.op.name in ("reduce", "max_pool")
             if not (sums or is_move(node.op) or is_single(node.op)):
                 return False
@@ -58,8 +61,12 @@ def constant_results(node: Node, constant: Set[Value]) -> list[Value]:
 
 def has_fp32_numbers(node: Node, constant: Set[Value]) -> bool:
     """Tell if ONNX writes an op as single ops with fp32 numbers: its own, or such that are folded."""
-    own = node.op.name in ("gelu_backward", "gelu_tanh_backward")
-    return own or (node.op.name not in PRODUCTS and any(v in constant for v in node.operands))
+    return node.op.name in ("gelu_backward", "gelu_tanh_backward") or folds_single_ops(node, constant)
+
+
+def folds_single_ops(node: Node, constant: Set[Value]) -> bool:
+    """Tell if some of the single ops that ONNX writes for an op have constant operands alone: they fold in fp32."""
+    return node.op.name not in PRODUCTS and any(v in constant for v in node.operands)
 
 
 def folds_a_product(node: Node, constant: Set[Value]) -> bool:

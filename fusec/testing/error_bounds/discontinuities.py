@@ -32,6 +32,8 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
         _undefined_cast(op, operands) if isinstance(op, Cast) else _at_zero(op, plain),
         _other_side(node, operands, result),
     ]
+    if rounding.exported and op.name == "roi_align" and not np.isfinite(plain[0]).all():
+        found.append(np.ones(result.shape, np.bool_))  # in ONNX, samples outside of the image are pixels times zero
     if rounding.meaning:
         found.append(_visible_below_masked(op, plain))
     elif result.size:

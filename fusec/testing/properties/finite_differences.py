@@ -11,7 +11,7 @@ import numpy as np
 from fusec.errors import ExecutionError
 from fusec.gradients import grad
 from fusec.ir import Constant, DType, Graph, TensorType, Value, quote
-from fusec.ops import Cast
+from fusec.ops import Cast, RoiAlign
 from fusec.reference import evaluate, evaluate_node
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.error_bounds.discontinuities import label_of
@@ -37,6 +37,8 @@ def gradients(graph: Graph, case: Case) -> None:
     """
     if case.style not in ("normal", "positive"):
         case = Case(case.seed, "normal")  # because ties, zeros and infinities are kinks
+    if any(isinstance(n.op, RoiAlign) and not n.op.samples for n in graph.nodes):
+        raise SkipTest("a roi_align whose number of samples depends on its regions has no gradient")
     source, constants = in_f64(graph, lift=case.seed % 2 == 1)
     wrt = [v.name for v in source.inputs if v.type.dtype.is_float and v.type.size]
     of = [n for n, v in zip(source.output_names, source.outputs, strict=True) if v.type.dtype.is_float and v.type.size]
