@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import architecture
+from benchmarks.pages import architecture
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "fusec").rglob("*.py"))
-FOLDERS = sorted({path.parent for path in (*SOURCES, *(ROOT / "tests").rglob("*.py"))})
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+FOLDERS = sorted({path.parent for path in (*SOURCES, *(ROOT / "tests").rglob("*.py"), *BENCHMARKS)})
 
 AT_THE_TOP = 12
 IN_A_FOLDER = 20
@@ -45,7 +46,7 @@ COMMON = {"kept", "told", "met", "meets", "turned"}  # tests have them in hundre
 PARTS = {
     "fusec": [p for p in (ROOT / "fusec").rglob("*") if p.suffix in (".py", ".cuh")],
     "tests": [p for p in (ROOT / "tests").rglob("*") if p.suffix in (".py", ".txt")],
-    "benchmarks and examples": [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").rglob("*.py")],
+    "benchmarks and examples": [*BENCHMARKS, *(ROOT / "examples").rglob("*.py")],
     # Pages that are made of docstrings and of names of tests repeat their words.
     "docs": [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
@@ -72,6 +73,10 @@ def test_few_modules_are_at_the_top() -> None:
 def test_a_folder_has_few_files(folder: Path) -> None:
     files = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(files) <= IN_A_FOLDER, files
+
+
+def test_every_folder_of_benchmarks_has_a_question() -> None:
+    assert [path.name for path in BENCHMARKS if path.parent.name == "benchmarks"] == ["__init__.py"]
 
 
 def test_every_package_and_module_says_what_it_does() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -19,19 +20,12 @@ from onnx_suite import suite
 from onnx_suite.suite import RECORD, Outcome, refusals, unlike_the_record
 from test_runtime import executable
 
-from benchmarks import (
-    calls,
-    choices,
-    fuzz_results,
-    gpu_evidence,
-    leave_one_out,
-    onnx_suite,
-    penalties,
-    quantized_rounding,
-    scale,
-    tables,
-)
-from benchmarks.machine import ROOT, merge, write_row
+from benchmarks.checks import fuzz_results, gpu_evidence, onnx_suite, quantized_rounding
+from benchmarks.common.result_files import ROOT, merge, write_row
+from benchmarks.kernels import fusion_penalties, leave_one_out
+from benchmarks.models import ablation
+from benchmarks.pages import results_page
+from benchmarks.serving import call_overhead, several_gpus
 from fusec import driver, frontends
 from fusec.gpu import device
 from fusec.gpu.cublaslt import algorithms
@@ -48,10 +42,35 @@ TEXT = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
 }"""
 
 
-SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
+TEXTS = ("benchmarks", "docs", "examples", "fusec", "tests", ".ci")
+SCRIPTS = sorted(path for path in (ROOT / "benchmarks").rglob("*.py") if path.name != "__init__.py")
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_the_page_names_every_script_and_no_other_is_named_anywhere() -> None:
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    parts = (
+        "_child.py",
+        "xla_peer.py",
+        "jax_graph.py",
+        "torch_training_steps.py",
+        "load_client.py",
+        "leave_one_out.py",
+    )
+    for script in SCRIPTS:
+        folder = script.parent.name
+        own = str(script.relative_to(ROOT / "benchmarks"))
+        assert f"({own})" in page or folder in ("common", "pages") or own.endswith(parts), own
+    for path in (*ROOT.glob("*.md"), ROOT / "Makefile", *(p for d in TEXTS for p in (ROOT / d).rglob("*"))):
+        if path.suffix in (".py", ".md", ".cuh", ""):
+            text = path.read_text() if path.is_file() else ""
+            for name in re.findall(r"\bbenchmarks\.([a-z_]+(?:\.[a-z_]+)?)\b(?!\.json)", text):
+                module = ROOT / "benchmarks" / name.replace(".", "/")
+                assert module.is_dir() or module.with_suffix(".py").is_file(), f"{path}: benchmarks.{name}"
+            for name in re.findall(r"\bbenchmarks/([a-z_/]+\.py)\b", text):
+                assert (ROOT / "benchmarks" / name).is_file(), f"{path}: benchmarks/{name}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT / "benchmarks")))
 def test_what_a_script_imports_from_fusec_exists(script: Path) -> None:
     """Most scripts need a GPU, so nothing else notices when a module that they import has moved."""
     missing = [name for name in imported_from_fusec(script) if not exists(name)]
@@ -81,12 +100,12 @@ def exists(name: str) -> bool:
 def test_every_kind_of_call_is_compared_with_the_steps(rng: np.random.Generator) -> None:
     net = executable(TEXT)
     feeds = {"x": rng.standard_normal((2, 8, 6, 6)).astype(np.float32)}
-    row = calls.measured(net, feeds, rounds=3, burst=2, each=1)
+    row = call_overhead.measured(net, feeds, rounds=3, burst=2, each=1)
     assert row["steps"]["median_us"] > 0
     assert set(row["more"]) == {"replay", "queued", "call", "out", "buffers", "buffers, out", "host"}
     for timing in row["more"].values():
         assert timing["low_us"] <= timing["median_us"] <= timing["high_us"]
-    assert calls.stream_times(net) == {"lanes": 1, "declined": ""}  # the simulator runs steps in order only
+    assert call_overhead.stream_times(net) == {"lanes": 1, "declined": ""}  # the simulator runs steps in order only
 
 
 def test_times_in_order_and_in_parallel_are_told_apart() -> None:
@@ -94,8 +113,8 @@ def test_times_in_order_and_in_parallel_are_told_apart() -> None:
         def __init__(self, lanes: int, other_us: float, this_us: float) -> None:
             self.recorded = (lanes, other_us, "", this_us)
 
-    parallel = calls.stream_times(Captured(3, 20.0, 10.0))  # type: ignore[arg-type]  # it has all that is used
-    ordered = calls.stream_times(Captured(1, 20.0, 10.0))  # type: ignore[arg-type]
+    parallel = call_overhead.stream_times(Captured(3, 20.0, 10.0))  # type: ignore[arg-type]  # it has all that is used
+    ordered = call_overhead.stream_times(Captured(1, 20.0, 10.0))  # type: ignore[arg-type]
     assert (parallel["in_order_us"], parallel["side_by_side_us"]) == (20.0, 10.0)
     assert (ordered["in_order_us"], ordered["side_by_side_us"]) == (10.0, 20.0)
 
@@ -134,28 +153,28 @@ GELU = """graph "g" (%x: f16[64,64], %w: f16[64,64]) {
 
 
 def test_a_choice_is_left_out_within_the_block() -> None:
-    with choices.left_out("concat_in_place") as disabled:
+    with ablation.left_out("concat_in_place") as disabled:
         assert list(disabled) == ["concat_in_place"]
     body = parse(GELU)
     assert [name for name, _ in faster_spellings(body)] == [("gelu_by_tanh",)]
-    with choices.left_out("gelu_by_tanh") as disabled:
+    with ablation.left_out("gelu_by_tanh") as disabled:
         assert not disabled and not list(faster_spellings(body))
     assert [name for name, _ in faster_spellings(body)] == [("gelu_by_tanh",)]
-    with choices.left_out("cublaslt") as disabled:
+    with ablation.left_out("cublaslt") as disabled:
         assert not disabled and not algorithms.version()
-    with pytest.raises(SystemExit, match="no choice 'nonsense' can be left out"), choices.left_out("nonsense"):
+    with pytest.raises(SystemExit, match="no choice 'nonsense' can be left out"), ablation.left_out("nonsense"):
         pass
 
 
 def test_steps_are_counted_by_library() -> None:
-    assert choices.steps_of(executable(TEXT)) == {"cudnn": 1, "kernel": 2}
+    assert ablation.steps_of(executable(TEXT)) == {"cudnn": 1, "kernel": 2}
 
 
 def test_default_cases_name_choices_and_tolerances() -> None:
-    for item in choices.CASES:
+    for item in ablation.CASES:
         choice, _, batch, *precision = item.split(":")
-        assert int(batch) and (precision or ["fp16"])[0] in choices.TOLERANCES
-        with choices.left_out(choice):
+        assert int(batch) and (precision or ["fp16"])[0] in ablation.TOLERANCES
+        with ablation.left_out(choice):
             pass
 
 
@@ -167,7 +186,7 @@ def test_penalties_sum_up_all_layers_and_time_equal_ones_once() -> None:
         timed.append(len(graphs))
         return {key: float(len(graph.calls)) for key, graph in graphs.items()}
 
-    first, second = penalties.rows(times_us)
+    first, second = fusion_penalties.rows(times_us)
     assert (first["us"], first["without_us"]) == (17 * 3, 17) and timed[:2] == [10, 10]
     assert (second["us"], second["without_us"]) == (4, 4)
 
@@ -194,10 +213,10 @@ def test_the_table_of_peers_marks_models_with_channels_last_inputs(monkeypatch: 
     row |= {"limit_ms": 0.5, "cold_s": 1, "warm_s": 1, "peak_bytes": {}, "errors": {"fusec": 0.0, "eager": 0.0}}
     row["steps"] = []
     data = {"gpu": "A", "driver": 1, "cudnn": 1, "torch": "2", "commit": "c", "date": "d", "rows": [row]}
-    monkeypatch.setattr(tables, "read", lambda name: data)
-    assert "†" not in "\n".join(tables.peers())
+    monkeypatch.setattr(results_page, "read", lambda name: data)
+    assert "†" not in "\n".join(results_page.peers())
     data["rows"].append({**row, "model": "resnet50", "inputs": "channels last"})
-    text = "\n".join(tables.peers())
+    text = "\n".join(results_page.peers())
     assert "†: fusec's inputs and outputs are channels last" in text
     assert [line.count("†") for line in text.splitlines() if line.startswith(("| unet", "| resnet50"))][:2] == [0, 1]
 
@@ -211,8 +230,8 @@ def test_the_table_of_peers_names_the_best_peer_and_the_worst_steps(monkeypatch:
 
     rows = [row("a", eager=3.0, xla=2.0) | {"xla": {"jax": "0.11.2"}}, row("b", eager=1.5)]
     data = {"gpu": "A", "driver": 1, "cudnn": 1, "torch": "2", "commit": "c", "date": "d", "rows": rows}
-    monkeypatch.setattr(tables, "read", lambda name: data)
-    text = "\n".join(tables.peers())
+    monkeypatch.setattr(results_page, "read", lambda name: data)
+    text = "\n".join(results_page.peers())
     assert "XLA (JAX 0.11.2)" in text
     first, second, steps, _ = [line.split(" | ") for line in text.splitlines() if line.startswith(("| a", "| b"))]
     assert first[3:6] == ["3.000 (3.000 to 3.000)", "2.000 (2.000 to 2.000)", "2.00 (XLA)"]
@@ -376,7 +395,7 @@ def test_the_process_of_a_case_of_shapes_prints_a_row_for_each_size(
 ) -> None:
     """In simulation, and without the call that wakes the GPU."""
     monkeypatch.setattr(pytest.importorskip("cupy"), "zeros", lambda size: None)
-    from benchmarks import shapes_child
+    from benchmarks.compile_time import new_shapes_child
 
     for name in ("read_model", "build_program"):  # which the process replaces
         monkeypatch.setattr(driver, name, getattr(driver, name))
@@ -386,7 +405,7 @@ def test_the_process_of_a_case_of_shapes_prints_a_row_for_each_size(
     arrays = {f"{name}{n}": np.full((n, 8), n, np.float32) for n in (2, 3) for name in "xy"}
     np.savez(tmp_path / "m.npz", **arrays)
     options = [json.dumps(option) for option in ("none", "size", [[2], [3]], [3], 0.0)]
-    shapes_child.main([str(tmp_path / "m.onnx"), str(tmp_path / "m.npz"), *options])
+    new_shapes_child.main([str(tmp_path / "m.onnx"), str(tmp_path / "m.npz"), *options])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["size"], row["error"]) for row in rows] == [([2], 0.0), ([3], 0.0)]
     assert all(0 < row["program_s"] <= row["first_s"] for row in rows)
@@ -406,11 +425,11 @@ def test_conversions_to_int8_are_named(rounding: str, limit: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # those of Dask's own threads
 def test_scale_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(scale.sys, "argv", ["scale", "--dry", "pool"])
-    assert scale.main() == 0
+    monkeypatch.setattr(several_gpus.sys, "argv", ["several_gpus", "--dry", "pool"])
+    assert several_gpus.main() == 0
     assert "'over_one'" in capsys.readouterr().out
 
 
 def test_the_model_of_scale_takes_batches_in_fp16(tmp_path: Path) -> None:
-    graph = frontends.load(str(scale.inference_model(tmp_path, scale.Sizes(["cuda:0"], batch=2))), None)
+    graph = frontends.load(str(several_gpus.inference_model(tmp_path, several_gpus.Sizes(["cuda:0"], batch=2))), None)
     assert [str(v.type) for v in (*graph.inputs, *graph.outputs)] == ["f16[2,3,224,224]", "f32[2,1000]"]

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import fusec
-from benchmarks import quantization, suite_times, tables, tables_of_kernels
-from benchmarks.machine import RESULTS
+from benchmarks.checks import quantized_accuracy, suite_times
+from benchmarks.common.result_files import RESULTS
+from benchmarks.pages import kernel_table, results_page
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -30,7 +31,7 @@ def _result(name: str) -> Any:
 
 
 def test_results_are_generated() -> None:
-    assert (ROOT / "docs" / "results.md").read_text() == tables.main()
+    assert (ROOT / "docs" / "results.md").read_text() == results_page.main()
 
 
 @pytest.mark.parametrize(
@@ -38,14 +39,14 @@ def test_results_are_generated() -> None:
     [
         (
             "tests.md",
-            "python benchmarks/suite_times.py",
+            "python benchmarks/checks/suite_times.py",
             lambda: suite_times.tables(_result("suite_times.json")),
         ),
-        ("kernels.md", "python benchmarks/tables_of_kernels.py", tables_of_kernels.page_part),
+        ("kernels.md", "python benchmarks/pages/kernel_table.py", kernel_table.page_part),
         (
             "quantize-a-model.md",
-            "python -m benchmarks.quantization",
-            lambda: quantization.tables(_result("quantization.json")),
+            "python -m benchmarks.checks.quantized_accuracy",
+            lambda: quantized_accuracy.tables(_result("quantization.json")),
         ),
     ],
     ids=lambda part: part if isinstance(part, str) and part.endswith(".md") else "",
@@ -66,7 +67,7 @@ def test_tables_of_results_are_generated(
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda p: p.name)
 def test_a_script_writes_each_result(file: Path) -> None:
     """What is typed by hand has none."""
-    scripts = (path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("tables"))
+    scripts = (path for path in (ROOT / "benchmarks").rglob("*.py") if path.parent.name != "pages")
     assert any(file.name in path.read_text() for path in scripts)
 
 
@@ -163,7 +164,7 @@ def test_every_environment_variable_is_on_its_page() -> None:
             text = path.read_text()
             named |= set(re.findall(r"\bFUSEC_[A-Z0-9_]+\b", text))
             named |= set(re.findall(r"""(?:environ(?:\.get\(|\[)|getenv\()\s*["']([A-Z][A-Z0-9_]*)""", text))
-    for path in (*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "Makefile"):
+    for path in (*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "Makefile"):
         named |= set(re.findall(r"\bFUSEC_(?:REQUIRE|TEST|SUITE)[A-Z_]*\b", path.read_text()))
     assert {"FUSEC_CACHE", "NO_COLOR", "FUSEC_TEST_SEED"} <= named
     missing = {name for name in named if f"`{name}`" not in page}

@@ -1,9 +1,9 @@
 """Lower the rounding of floats to 8-bit integers: cuDNN's output converts, because no mode of it rounds.
 
 The conversion rounds half to even and saturates, and makes 0 of NaN: all plans of engines 1, 2, 4 and 7 do so (H200,
-cuDNN 9.19, benchmarks/quantized_rounding.py). It is therefore the op sequence cast(clip(round(x) + zero)) for limits
-that are those of i8. Narrower limits become max and min before it, which commute with rounding, because they are whole
-numbers. A zero point is added before the rounding: that differs by one step for ties where it is odd.
+cuDNN 9.19, benchmarks/checks/quantized_rounding.py). It is therefore the op sequence cast(clip(round(x) + zero)) for
+limits that are those of i8. Narrower limits become max and min before it, which commute with rounding, because they are
+whole numbers. A zero point is added before the rounding: that differs by one step for ties where it is odd.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ from fusec.ops.training import correlate_batch
 
 Buffer = np.ndarray[Any, Any]
 
-ROUND: Callable[[Buffer], Buffer] = np.rint  # how cuDNN rounds floats to integers (benchmarks/quantized_rounding.py)
+# How cuDNN rounds floats to integers (benchmarks/checks/quantized_rounding.py).
+ROUND: Callable[[Buffer], Buffer] = np.rint
 
 
 def extent(tensor: CudnnTensor) -> int:

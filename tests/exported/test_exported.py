@@ -1,6 +1,6 @@
 """Architectures as both exporters of torch write them: the answers are onnxruntime's, and every step is verified.
 
-Made by benchmarks/export_models.py from small configurations with random weights.
+Made by benchmarks/checks/export_models.py from small configurations with random weights.
 """
 
 from __future__ import annotations

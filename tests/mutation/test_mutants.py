@@ -12,7 +12,7 @@ from mutation.suite import ALL, PACKAGE, digest, hunt
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "mutants.json"
 DOC = Path(__file__).parents[2] / "docs" / "mutants.md"
-BEGIN, END = "<!-- begin: python benchmarks/mutants.py -->\n", "\n<!-- end -->"
+BEGIN, END = "<!-- begin: python benchmarks/checks/mutants.py -->\n", "\n<!-- end -->"
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda m: m.name)
@@ -56,7 +56,7 @@ def test_the_tests_that_the_report_names_exist() -> None:
     named = [(file, test[0]) for file, *test in found if test]
     assert named
     gone = [each for each in named if f"def {each[1]}(" not in (RESULTS.parents[2] / each[0]).read_text()]
-    assert not gone, "run benchmarks/mutants.py with the names of these mutants"
+    assert not gone, "run benchmarks/checks/mutants.py with the names of these mutants"
 
 
 def test_the_cases_that_the_report_names_are_in_make_test(request: pytest.FixtureRequest) -> None:
@@ -64,11 +64,11 @@ def test_the_cases_that_the_report_names_are_in_make_test(request: pytest.Fixtur
     run = {item.nodeid for item in request.session.items}
     named = {row["property"] for row in json.loads(RESULTS.read_text())["mutants"] if "::" in row["property"]}
     if {name.partition("::")[0] for name in named} <= {name.partition("::")[0] for name in run}:
-        assert not named - run, "let them run, or run benchmarks/mutants.py with the names of these mutants"
+        assert not named - run, "let them run, or run benchmarks/checks/mutants.py with the names of these mutants"
 
 
 def test_the_table_in_the_docs_is_that_of_the_results(request: pytest.FixtureRequest) -> None:
-    from benchmarks.mutants import table
+    from benchmarks.checks.mutants import table
 
     text, made = DOC.read_text(), table(json.loads(RESULTS.read_text()))
     before, _, rest = text.partition(BEGIN)

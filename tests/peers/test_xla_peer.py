@@ -12,7 +12,7 @@ from helpers import assert_close
 from onnx import ModelProto
 from ops.cases import CASES, Case
 
-from benchmarks.xla_peer import XlaError, XlaPeer
+from benchmarks.models.xla_peer import XlaError, XlaPeer
 from fusec import frontends
 from fusec.ir import DType, Graph, TensorType
 from fusec.reference import evaluate
@@ -57,8 +57,8 @@ def test_a_process_compiles_a_model_and_times_it(jax: Any, model: str, rng: np.r
 
 def test_a_loop_computes_what_a_call_does(jax: Any, rng: np.random.Generator) -> None:
     """With convolutions in 16 bits, whose filters and images are stored with their channels last."""
-    from benchmarks.jax_graph import function_of, images_first, images_last, prepared, weights
-    from benchmarks.xla_child import looped
+    from benchmarks.models.jax_graph import function_of, images_first, images_last, prepared, weights
+    from benchmarks.models.xla_child import looped
 
     graph = prepared(frontends.load(read("resnet-script"), None))
     feeds = feeds_of(graph, rng)
@@ -78,7 +78,7 @@ def test_every_op_is_its_definition(jax: Any, rng: np.random.Generator) -> None:
 
 
 def assert_defined(case: Case, operands: list[Array]) -> None:
-    from benchmarks.jax_graph import function_of, images_first, images_last
+    from benchmarks.models.jax_graph import function_of, images_first, images_last
 
     graph = Graph()
     values = [graph.add_input(f"x{i}", TensorType(a.shape, DType.of(a.dtype))) for i, a in enumerate(operands)]

@@ -14,8 +14,8 @@ import tritonclient.http as triton
 from serving.running import Running, serving
 
 import fusec
-from benchmarks import serving as benchmark
-from benchmarks.machine import KEYS
+from benchmarks.common.result_files import KEYS
+from benchmarks.serving import server_load as benchmark
 from fusec.dynamic_shapes.batch_proof import require_batches
 from fusec.frontends import Source
 

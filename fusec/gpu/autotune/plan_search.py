@@ -16,7 +16,7 @@ from fusec.plans.plan_record import BLAS, Choice
 
 LEVELS = ("none", "quick", "full")
 # The best plan was among the first dozen of every layer measured on an H200; building one that is compiled at run
-# time takes long (benchmarks/builds.py).
+# time takes long (benchmarks/compile_time/plan_builds.py).
 QUICK_PRECOMPILED, QUICK_COMPILED = 16, 2
 ROUNDS = 7
 MAX_PLANS = 4  # built plans of a graph: the best, and those that replace it if it fails or is slower within the model

@@ -1,7 +1,7 @@
 """Build plans and compile kernels in worker processes.
 
-A plan that is compiled at run time takes most of a second (benchmarks/builds.py) and holds Python's lock, so threads
-would not help. A worker returns the plan serialized, and this process reads it in milliseconds.
+A plan that is compiled at run time takes most of a second (benchmarks/compile_time/plan_builds.py) and holds Python's
+lock, so threads would not help. A worker returns the plan serialized, and this process reads it in milliseconds.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Entry, Knobs
 from fusec.targets.target import Target
 
-SEVERAL = 4  # plans a graph when none is named: a runtime-compiled one takes long (benchmarks/builds.py)
+# Plans a graph when none is named: a runtime-compiled one takes long (benchmarks/compile_time/plan_builds.py).
+SEVERAL = 4
 
 
 def serialize(

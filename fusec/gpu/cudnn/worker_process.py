@@ -19,7 +19,7 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.system import parent_death
 from fusec.targets.target import Target
 
-TIMEOUT_S = 300.0  # far above what the longest graphs take to build (benchmarks/builds.py)
+TIMEOUT_S = 300.0  # far above what the longest graphs take to build (benchmarks/compile_time/plan_builds.py)
 # Signals that a library causes itself; other signals come from outside.
 OWN_FAULT = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 # Variables of the user's shell that change what cuDNN offers, although verdicts do not depend on them.

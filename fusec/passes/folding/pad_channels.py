@@ -1,7 +1,7 @@
 """Pad the channels of images with zeros: three become four, because tensor cores take channels in fours.
 
-benchmarks/choices.py measures the gain for the first layer of ResNet-50 in 16 bits. Channels of 8-bit integers become a
-multiple of eight, because cuDNN sums other counts wrongly (docs/hazards.md) and would not be asked.
+benchmarks/models/ablation.py measures the gain for the first layer of ResNet-50 in 16 bits. Channels of 8-bit integers
+become a multiple of eight, because cuDNN sums other counts wrongly (docs/hazards.md) and would not be asked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replace convolutions whose windows are patches of an image of few channels by matmuls of the patches.
 
 Tensor cores take channels in eights, so a convolution of three leaves most of them idle. A matmul sums over the whole
-patch. benchmarks/choices.py measures the gain for the first layer of ViT-B/16.
+patch. benchmarks/models/ablation.py measures the gain for the first layer of ViT-B/16.
 """
 
 from __future__ import annotations

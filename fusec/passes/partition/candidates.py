@@ -43,10 +43,10 @@ EPILOGUE_OWNERS: tuple[type[Op], ...] = (
     LayerNormBackward,
 )
 
-# Build time grows faster than length (benchmarks/builds.py).
+# Build time grows faster than length (benchmarks/compile_time/plan_builds.py).
 MAX_POINTWISE = 24
 # Without an anchor, build time grows with the square of the tensors in memory: about 3 s for 32, 10 s for 60. Per op it
-# is the same from 8 to 32 ops, so that fewer ops in a step would not save any (benchmarks/builds.py).
+# is the same from 8 to 32 ops, so that fewer ops in a step would not save any (benchmarks/compile_time/plan_builds.py).
 MAX_TENSORS = 32
 # A prologue is one sequence of ops. Scale, bias, relu was measured. Two scales and biases in a row (a BatchNorm and
 # the affine layer that some exporters add after it) are proposed too.

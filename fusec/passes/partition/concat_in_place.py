@@ -20,7 +20,7 @@ from fusec.schedule.program import Kind, Partition, Program, body_of
 
 ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor, and the widest load of a kernel
 # Shorter rows would share sectors of the L2 cache. Convolutions that write rows with gaps are a little slower, too: on
-# a GPU both variants are timed (benchmarks/choices.py).
+# a GPU both variants are timed (benchmarks/models/ablation.py).
 MIN_ROW_BYTES = 64
 MAX_ELEMENTS = 1 << 31  # kernels compute with 32 bits
 

@@ -1,7 +1,7 @@
 """Model the time of a step in microseconds: bytes over bandwidth or operations over peak, and a launch.
 
 The model compares covers of the same nodes. On a GPU, measured times replace it. Each penalty is a measurement, named
-next to it; benchmarks/penalties.py repeats them.
+next to it; benchmarks/kernels/fusion_penalties.py repeats them.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from onnx_suite.suite import RECORD, counts
 
-from benchmarks.onnx_suite import table
-from benchmarks.tables_of_costs import read
+from benchmarks.checks.onnx_suite import table
+from benchmarks.pages.results_of_costs import read
 from fusec.frontends.onnx.__main__ import NOT_IMPORTED, REFUSED, contrib_markdown, imports, markdown, schemas
 from fusec.frontends.onnx.tables import CONTRIB
 

@@ -23,7 +23,7 @@ from fusec.plans.sqlite_cache import Store
 from fusec.targets.target import load, names
 
 FILE = Path(__file__).with_name("recorded_answers.json.gz")
-NEW = "python benchmarks/cudnn_answers.py records them anew"
+NEW = "python benchmarks/checks/cudnn_answers.py records them anew"
 
 
 def recorded() -> dict[str, str]:

@@ -35,7 +35,7 @@ from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
 from helpers import quick
 
-from benchmarks.kernels import CASES, kernel_of
+from benchmarks.kernels.kernel_times import CASES, kernel_of
 from fusec.gpu.kernels.codegen.kernel import Launch, prelude
 from fusec.targets.target import DEFAULT, load, names
 

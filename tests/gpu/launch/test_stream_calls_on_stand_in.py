@@ -8,7 +8,7 @@ import pytest
 from gpu.stand_in_gpu import Machine, on_device
 from gpu.test_backend import TEXT, build, fresh
 
-from benchmarks import calls
+from benchmarks.serving import call_overhead
 
 pytest.importorskip("cupy")
 pytest.importorskip("cudnn")
@@ -27,9 +27,9 @@ def test_kinds_of_calls_copy_what_they_say(machine: Machine, tmp_path: Path) -> 
         "buffers, out": [3, 3],
         "host": [1, 2, 2],
     }
-    for name, run in calls.kinds(net, feeds).items():
+    for name, run in call_overhead.kinds(net, feeds).items():
         machine.copied.clear()
         run()
         assert [kind for kind, _ in machine.copied] == copies[name], name
-    row = calls.measured(net, feeds, rounds=2, burst=2, each=1)
+    row = call_overhead.measured(net, feeds, rounds=2, burst=2, each=1)
     assert set(row["more"]) == {*copies, "queued"}

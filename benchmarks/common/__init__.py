@@ -1,0 +1,1 @@
+"""Share what measurements need: models, timers, result files."""

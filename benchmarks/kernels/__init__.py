@@ -1,0 +1,1 @@
+"""Time single kernels and cuDNN plans, and measure what they are worth to models."""

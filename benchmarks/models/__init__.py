@@ -1,0 +1,1 @@
+"""Time whole models: against torch and XLA, in training, quantised, and without single choices."""

@@ -1,0 +1,1 @@
+"""Write the pages and tables of docs/ from result files and code."""

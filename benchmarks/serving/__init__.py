@@ -1,0 +1,1 @@
+"""Measure calls, the server, and several GPUs."""

@@ -1,0 +1,325 @@
+"""Measure `fusec serve` against the executable that it runs: throughput with few images a request, then latency.
+
+Usage: python -m benchmarks.serving.server_load [resnet50 | small …]. On a GPU the default is resnet50 in fp16 with
+images of 224²; without one it is a small network in simulation. Images are bytes; preprocessing is part of the model.
+The extra `serve` must be installed.
+
+1. The executable alone, with the largest batch: images on the device (on the host in simulation), and on the host.
+2. The server at full load: processes with many connections send requests of one image (`--rows`: of several), as fast
+   as answers come; the server forms the batches.
+3. The server at 70 % of that load: requests at random times. Latency counts from when a request was due.
+
+Writes benchmarks/results/serving.json: cases that are not measured again keep their rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import fusec
+from benchmarks.common.result_files import KEYS, ROOT, gpu, parser, write_row
+from examples.models import light, randomised
+from fusec.gpu import device
+
+LOAD = 0.7  # of the throughput, at which latency is measured
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is served and asked."""
+
+    model: str
+    side: int
+    batches: tuple[int, ...]
+    precision: str
+
+
+CASES = {
+    "resnet50": Case("resnet50", 224, (1, 8, 16, 32, 48, 64), "fp16"),
+    "small": Case("small", 64, (1, 2, 4, 8), "fp32"),
+}
+
+
+@dataclass(frozen=True)
+class Clients:
+    """How the server is loaded."""
+
+    processes: int
+    connections: int
+    seconds: float
+    front_ends: int
+    rows: int = 1
+
+
+def with_preprocessing(model: onnx.ModelProto, side: int) -> onnx.ModelProto:
+    """Let a network for one float image take any number of images as bytes, and normalise them itself."""
+    graph = model.graph
+    taken = {tensor.name for tensor in graph.initializer}
+    (image,) = (value for value in graph.input if value.name not in taken)
+    name = image.name
+    graph.input.remove(image)
+    graph.input.insert(0, helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", 3, side, side]))
+    mean = np.array([123.675, 116.28, 103.53], np.float32).reshape(1, 3, 1, 1)  # of ImageNet, as torchvision has it
+    scale = (1 / np.array([58.395, 57.12, 57.375], np.float32)).reshape(1, 3, 1, 1)
+    graph.initializer.extend([numpy_helper.from_array(mean, "mean"), numpy_helper.from_array(scale, "scale")])
+    if model.ir_version < 4:
+        graph.input.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 3, 1, 1]) for n in ("mean", "scale"))
+    first = [
+        helper.make_node("Cast", ["image"], ["as_float"], to=TensorProto.FLOAT),
+        helper.make_node("Sub", ["as_float", "mean"], ["centred"]),
+        helper.make_node("Mul", ["centred", "scale"], [name]),
+    ]
+    nodes = [*first, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    shapes = {node.input[1] for node in nodes if node.op_type == "Reshape"}
+    for tensor in graph.initializer:
+        if tensor.name in shapes:
+            sizes = numpy_helper.to_array(tensor).copy()
+            sizes[0] = -1
+            tensor.CopyFrom(numpy_helper.from_array(sizes, tensor.name))
+    for value in graph.output:
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    return model
+
+
+def network(case: Case) -> onnx.ModelProto:
+    """Return the network of a case."""
+    if case.model == "resnet50":
+        return with_preprocessing(randomised(onnx.load(light("resnet50")), 0), case.side)
+    rng = np.random.default_rng(0)
+    weights = {"w0": (32, 3, 3, 3), **{f"w{i}": (32, 32, 3, 3) for i in range(1, 5)}, "fc": (32, 10)}
+    drawn = {n: (rng.standard_normal(s) * np.sqrt(2 / np.prod(s[1:]))).astype(np.float32) for n, s in weights.items()}
+    nodes = [
+        helper.make_node("Conv", ["x" if i == 0 else f"r{i - 1}", f"w{i}"], [f"c{i}"], pads=[1, 1, 1, 1])
+        for i in range(5)
+    ]
+    nodes += [helper.make_node("Relu", [f"c{i}"], [f"r{i}"]) for i in range(5)]
+    nodes.sort(key=lambda node: (int(node.output[0][1:]), node.op_type != "Conv"))
+    nodes += [
+        helper.make_node("GlobalAveragePool", ["r4"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "fc"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, case.side, case.side])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 10])],
+        [numpy_helper.from_array(array, name) for name, array in drawn.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return with_preprocessing(model, case.side)
+
+
+def compiled(case: Case, folder: Path, tune: str, budget: float) -> Path:
+    """Compile and tune a case for all its batches, and return the file."""
+    path = folder / f"{case.model}.fusec"
+    sizes = {"N": (case.batches[0], case.batches[-1])}
+    made = fusec.compile(
+        network(case), precision=case.precision, shapes=sizes, buckets={"N": case.batches}, tune=tune, budget=budget
+    )
+    made.save(path)
+    return path
+
+
+def images(case: Case, count: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (count, 3, case.side, case.side)).astype(np.uint8)
+
+
+def alone(case: Case, path: Path, seconds: float, rows: int) -> dict[str, Any]:
+    """Time the executable with its largest batch, and return images a second, and the answer for the first images."""
+    predictor = fusec.Predictor(path).load()
+    executable: Any = predictor.executable
+    size = case.batches[-1]
+    x = images(case, size)
+    program = executable.at({"image": x.shape})
+    xp, finish = program.backend.xp, program.backend.finish
+    row: dict[str, Any] = {"device": executable.device}
+    on_device = x if xp is np else xp.asarray(x)
+    for name, array in (("device", on_device), ("host", x)):
+        row[f"{name}_images_s"] = size / seconds_of(
+            lambda array=array: program.run(None, {"image": array}), finish, seconds
+        )
+    row["answer"] = predictor({"image": x[:rows]})[executable.outputs[0].name]
+    return row
+
+
+def seconds_of(run: Any, finish: Any, seconds: float) -> float:
+    """Return the seconds of a run, of many in a row."""
+    for _ in range(2):
+        run()
+    finish()
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        run()
+        count += 1
+        if count % 16 == 0:
+            finish()
+    finish()
+    return (time.perf_counter() - start) / count
+
+
+@contextmanager
+def served(path: Path, clients: Clients, *more: str) -> Iterator[str]:
+    """Run `fusec serve`, and yield its address."""
+    command = [
+        sys.executable,
+        "-m",
+        "fusec",
+        "serve",
+        str(path),
+        "--port",
+        "0",
+        "--front-ends",
+        str(clients.front_ends),
+    ]
+    process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        yield urlparse(process.stdout.readline().split()[-1]).netloc
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def request_bytes(case: Case, output: str, rows: int = 1) -> bytes:
+    """Return a whole HTTP request for some images, with binary tensors."""
+    x = images(case, case.batches[-1])[:rows]
+    tensor = {
+        "name": "image",
+        "shape": list(x.shape),
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": x.nbytes},
+    }
+    wanted = {"name": output, "parameters": {"binary_data": True}}
+    text = json.dumps({"inputs": [tensor], "outputs": [wanted]}).encode()
+    head = (
+        f"POST /v2/models/{case.model}/infer HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Length: {len(text) + x.nbytes}\r\nInference-Header-Content-Length: {len(text)}\r\n\r\n"
+    )
+    return head.encode() + text + x.tobytes()
+
+
+def loaded(address: str, request: Path, clients: Clients, rate: float = 0.0) -> list[tuple[float, float, int]]:
+    """Load a server, and return time, seconds and status of each answer, without the first fifth of the time."""
+    host, port = address.split(":")
+    start = time.monotonic() + 0.6 + 0.2 * clients.processes
+    load = {"host": host, "port": int(port), "request": str(request), "connections": clients.connections}
+    load |= {"start": start, "seconds": clients.seconds, "rate": rate / clients.processes}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.serving.load_client", json.dumps({**load, "seed": seed})],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for seed in range(clients.processes)
+    ]
+    told = [process.communicate(timeout=clients.seconds + 120)[0] for process in processes]
+    if any(process.returncode for process in processes):
+        raise SystemExit("a client failed")
+    answers = [(at, seconds, status) for text in told for at, seconds, status in json.loads(text)]
+    return [a for a in answers if start + 0.2 * clients.seconds <= a[0] <= start + clients.seconds]
+
+
+def measured(case: Case, path: Path, clients: Clients, *more: str) -> dict[str, Any]:
+    """Measure one case, and return its row. more: options of `fusec serve`."""
+    row = {"model": case.model, "batch": case.batches[-1], "precision": case.precision, "side": case.side}
+    own = alone(case, path, clients.seconds / 2, clients.rows)
+    answer = own.pop("answer")
+    row |= own
+    output = "y" if case.model == "small" else fusec.Predictor(path, warm_up=False).outputs[0].name
+    window_s = 0.8 * clients.seconds
+    with tempfile.NamedTemporaryFile() as request, served(path, clients, *more) as address:
+        request.write(request_bytes(case, output, clients.rows))
+        request.flush()
+        row["error"] = error(case, address, Path(request.name), answer)
+        full = loaded(address, Path(request.name), clients)
+        row["images_s"] = clients.rows * sum(status == 200 for _, _, status in full) / window_s
+        at_load = loaded(address, Path(request.name), clients, LOAD * row["images_s"] / clients.rows)
+    row["refused"] = sum(status != 200 for _, _, status in (*full, *at_load))
+    row["of_device"], row["of_host"] = (row["images_s"] / row[f"{name}_images_s"] for name in ("device", "host"))
+    row |= {f"full_{name}": value for name, value in quantiles(full).items()}
+    row |= {f"load_{name}": value for name, value in quantiles(at_load).items()}
+    row["load_images_s"] = clients.rows * len(at_load) / window_s
+    row["p99_of_median"] = row["load_p99_ms"] / row["load_median_ms"]
+    row |= {"front_ends": clients.front_ends, "clients": clients.processes, "connections": clients.connections}
+    row["rows"] = clients.rows
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def quantiles(answers: list[tuple[float, float, int]]) -> dict[str, float]:
+    """Return median and 99th percentile of the latency in milliseconds."""
+    times = np.array([seconds for _, seconds, status in answers if status == 200]) * 1e3
+    return {"median_ms": float(np.median(times)), "p99_ms": float(np.quantile(times, 0.99))}
+
+
+def error(case: Case, address: str, request: Path, answer: np.ndarray) -> float:
+    """Return the relative distance of a served answer from the executable's."""
+    import http.client
+
+    head, _, body = request.read_bytes().partition(b"\r\n\r\n")
+    headers = dict(line.decode().split(": ", 1) for line in head.split(b"\r\n")[1:])
+    connection = http.client.HTTPConnection(address)
+    connection.request("POST", f"/v2/models/{case.model}/infer", body, headers)
+    reply = connection.getresponse()
+    data = reply.read()
+    got = np.frombuffer(data[int(reply.headers["Inference-Header-Content-Length"]) :], answer.dtype).astype(np.float64)
+    connection.close()
+    want = answer.reshape(-1).astype(np.float64)
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def machine() -> Mapping[str, Any]:
+    """Name the GPU, or the CPU that simulates."""
+    if device.device_name() is not None:
+        return gpu()
+    return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+
+
+def main() -> int:
+    options = parser(__doc__, "serving.json", budget=True)
+    options.add_argument("cases", nargs="*", help=", ".join(CASES))
+    options.add_argument("--tune", default="quick")
+    options.add_argument("--processes", type=int, default=max(1, min(6, (os.cpu_count() or 1) // 3)), help="clients")
+    options.add_argument("--connections", type=int, default=0, help="of each client; default: three batches in all")
+    options.add_argument("--rows", type=int, default=1, help="images of a request")
+    options.add_argument("--front-ends", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)))
+    options.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    options.add_argument("--file", type=Path, help="a .fusec file of the case, in place of compiling it")
+    given = options.parse_args()
+    on_gpu = device.device_name() is not None
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.cases or ["resnet50" if on_gpu else "small"]:
+            case = CASES[name]
+            path = given.file or compiled(case, Path(folder), given.tune, given.budget)
+            connections = given.connections or max(2, -(-3 * case.batches[-1] // (given.processes * given.rows)))
+            clients = Clients(given.processes, connections, given.seconds, given.front_ends, given.rows)
+            row = measured(case, path, clients)
+            print(json.dumps(row, indent=1), flush=True)
+            write_row(given.output, machine(), given.commit, row, KEYS["serving.json"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
