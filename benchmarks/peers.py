@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 import fusec
+from benchmarks.attempt import TooLongError, within
 from benchmarks.contest import (
     PRODUCTS,
     Autotune,
-    TooLongError,
     autotuned,
     best_peer_over_fusec,
     captured,
@@ -34,7 +34,6 @@ from benchmarks.contest import (
     limits_and_steps,
     relative_l2,
     timed,
-    within,
 )
 from benchmarks.machine import date_and_commit, gpu_and_torch, parser, write
 from benchmarks.xla_peer import XlaError, XlaPeer

@@ -113,7 +113,8 @@ def run_peer(
     """
     import torch
 
-    from benchmarks.contest import TooLongError, captured, within
+    from benchmarks.attempt import TooLongError, within
+    from benchmarks.contest import captured
     from benchmarks.torch_steps import Step
 
     before = torch.cuda.memory_allocated()
