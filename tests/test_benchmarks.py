@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,12 +22,15 @@ from onnx_suite.suite import RECORD, Outcome, refusals, unlike_the_record
 from test_runtime import executable
 
 from benchmarks.checks import fuzz_results, gpu_evidence, onnx_suite, quantized_rounding
+from benchmarks.common.attempt import TooLongError, within
 from benchmarks.common.result_files import ROOT, merge, write_row
-from benchmarks.kernels import fusion_penalties, leave_one_out
+from benchmarks.common.step_pairs import NamedStep, named_steps, step_pairs, table
+from benchmarks.kernels import fusion_penalties, leave_one_out, packed_products
 from benchmarks.models import ablation
 from benchmarks.pages import results_page
 from benchmarks.serving import call_overhead, several_gpus
 from fusec import driver, frontends
+from fusec.diagnostics.step_times import StepTime, Timing, measure
 from fusec.gpu import device
 from fusec.gpu.cublaslt import algorithms
 from fusec.ir import DType
@@ -143,6 +147,35 @@ def test_a_result_file_has_one_row_for_each_case_and_one_machine(tmp_path: Path)
     assert rows() == [("m", 1, 3, "c2"), ("m", 2, 2, "c1")]
     write_row(path, {"gpu": "B"}, "c3", {"model": "m", "batch": 2, "us": 4}, key)
     assert rows() == [("m", 2, 4, "c3")]
+
+
+def test_steps_of_two_forms_are_paired_by_their_operators() -> None:
+    def step(us: float, *operators: str) -> NamedStep:
+        return NamedStep(frozenset(operators), StepTime(0, "conv", "cudnn", Timing.of([us]), us / 2))
+
+    int8 = [step(30.0, "a"), step(20.0, "b"), step(1.0), step(4.0, "c")]
+    fp16 = [step(10.0, "c"), step(31.0, "b", "a"), step(2.0, "pool")]
+    pairs = step_pairs(int8, fp16)
+    found = [([s.us for s in pair.first], [s.us for s in pair.second]) for pair in pairs]
+    assert found == [([30.0, 20.0], [31.0]), ([1.0], []), ([], [2.0]), ([4.0], [10.0])]
+    assert pairs[0].to_json("int8", "fp16")["operators"] == ["a", "b"]
+    lines = table(pairs, "int8", "fp16", 1).splitlines()
+    assert len(lines) == 3 and lines[2].split()[:4] == ["55.0", "27.5", "43.0", "21.5"]
+
+
+@pytest.mark.parametrize("form", packed_products.FORMS)
+def test_packed_products_are_paired_with_those_in_fp16(form: str) -> None:
+    chain, row = packed_products.Chain.of("1x4096x14336:4:32", small=True), dict[str, Any]()
+    data, feeds = chain.model(chain.weights()).SerializeToString(), {"x0": chain.x()}
+    net = packed_products.compiled(form, data, row, target="h200", simulate=True)
+    assert (row[f"{form}_packed_steps"], row[f"{form}_steps"]) == (0 if form == "fp16" else 2, 2)
+    found = [sorted(step.operators) for step in named_steps(net, measure(net, feeds, runs=1))]
+    assert found == [["product0"], ["product1"]]
+
+
+def test_a_run_stops_at_its_limit() -> None:
+    with pytest.raises(TooLongError, match="not ready after 0 s"), within(0.01):
+        time.sleep(5)
 
 
 GELU = """graph "g" (%x: f16[64,64], %w: f16[64,64]) {

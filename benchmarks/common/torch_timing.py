@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import random
-import signal
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -35,26 +33,6 @@ class Autotune:
     mode: str = "max-autotune-no-cudagraphs"
     products: str = PRODUCTS
     freezing: bool = False
-
-
-class TooLongError(BaseException):
-    """A time limit was reached. No `Exception`, because torch's autotuning catches all of these."""
-
-
-@contextmanager
-def within(seconds: float) -> Generator[None]:
-    """Raise TooLongError when the block takes longer; 0 is no limit."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise TooLongError(f"not ready after {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _wait_for_workers() -> None:

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 import fusec
+from benchmarks.common.attempt import TooLongError, within
 from benchmarks.common.model_zoo import channels_last, feeds_of, make, on_gpu
 from benchmarks.common.result_files import date_and_commit, gpu_and_torch, parser, write
 from benchmarks.common.torch_timing import (
     PRODUCTS,
     Autotune,
-    TooLongError,
     autotuned,
     best_peer_over_fusec,
     captured,
@@ -36,7 +36,6 @@ from benchmarks.common.torch_timing import (
     limits_and_steps,
     relative_l2,
     timed,
-    within,
 )
 from benchmarks.models.xla_peer import XlaError, XlaPeer
 from fusec.diagnostics.step_times import measure

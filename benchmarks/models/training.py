@@ -113,7 +113,8 @@ def run_peer(
     """
     import torch
 
-    from benchmarks.common.torch_timing import TooLongError, captured, within
+    from benchmarks.common.attempt import TooLongError, within
+    from benchmarks.common.torch_timing import captured
     from benchmarks.models.torch_training_steps import Step
 
     before = torch.cuda.memory_allocated()
