@@ -33,7 +33,8 @@ A model passes these stages:
 | stage | what it does | file |
 |---|---|---|
 STAGES
-Read [`fusec/driver.py`](../fusec/driver.py) first. It calls one function for each stage.
+Read [`fusec/driver.py`](../fusec/driver.py) first, then
+[`fusec/compiler/compile_model.py`](../fusec/compiler/compile_model.py), which calls one function for each stage.
 
 ## Where is it decided?
 

@@ -695,9 +695,10 @@ def test_locked_choices_are_used_without_timing(
 def _at_hand(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Whatever is compiled is that text, and the GPU is there."""
     from fusec import driver
+    from fusec.compiler import compile_model
 
-    monkeypatch.setattr(driver, "read_model", lambda model, shapes: model)
-    monkeypatch.setattr(driver, "build_program", lambda *_, **__: compiled(text))
+    monkeypatch.setattr(compile_model, "read_model", lambda model, shapes: model)
+    monkeypatch.setattr(compile_model, "build_program", lambda *_, **__: compiled(text))
     monkeypatch.setattr(driver.device, "is_present", lambda target: True)
     monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))
     monkeypatch.setenv("FUSEC_CACHE", str(path))
