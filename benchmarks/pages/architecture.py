@@ -104,7 +104,7 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "When is a choice not measured again?": "gpu/autotune/tuning_cache.py; "
     "gpu/shape_transfer/transfer_choices.py for other sizes",
     "Where are choices stored, and by which key?": "plans/plan_cache.py; `PlanKey` in plans/plan_record.py, which "
-    "gpu/backend.py (`_environment`) and gpu/autotune/tuning_cache.py fill",
+    "gpu/autotune/tuning_environment.py and gpu/autotune/tuning_cache.py fill",
     "Where are cuDNN's verdicts stored, and by which key?": "plans/sqlite_cache.py; `_environment` in "
     "gpu/cudnn/legality.py",
     "How does a convolution split its sum among blocks?": "gpu/kernels/convolution/split_k.py",
