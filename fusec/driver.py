@@ -20,6 +20,7 @@ from fusec.builder import Builder
 from fusec.compiler.build_program import CutModel, build_program, read_model
 from fusec.compiler.choose_judge import start_workers
 from fusec.compiler.choose_target import require_runs_on_gpu, resolve_target
+from fusec.compiler.faster_form import faster_form, whole_us
 from fusec.compiler.gpu_executable import locked_executable, tuned_executable
 from fusec.compiler.load_file import load_artifact
 from fusec.compiler.segmented import require_whole, segmented_executable
@@ -37,6 +38,7 @@ from fusec.frontends.custom_ops import CustomOp
 from fusec.gpu import device
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph
+from fusec.passes.base import FASTEST, ROUND_ACTIVATIONS
 from fusec.passes.layout.io_layout import names, require_known
 from fusec.plans.plan_filter import DEFAULT_MODES, Engines, Names
 from fusec.runtime import Executable, SimulatorBackend
@@ -141,6 +143,8 @@ def compile(
     disable: names of passes and rewrite rules to leave out.
     rounding: `fused`: inside a step, 16-bit values stay in fp32 from op to op. `source`: each value is rounded to its
         storage type wherever the model rounds it; fusions and rewrites that would change that are left out.
+        `fastest`: as `fused`, and on a GPU a quantised model may compute in floats, without rounding activations to 8
+        bits, where the whole is faster so.
     deterministic: every call gives the same bits for the same inputs. Plans that add in no fixed order are left out.
         FusecError is raised for an op that has no deterministic kernel on a GPU.
     heuristics: modes of cuDNN's heuristics whose plans are listed: `A`, `B`, `fallback`, one or several.
@@ -352,7 +356,11 @@ def compile_graph(
         return locked_executable(locked, options.lock, options, workers)
     if family is not None and family.transfers and compiled.options.plan_filter.is_default:
         return executable_for_size(compiled, build, family, options)
-    return tuned_executable(compiled, options, workers, family)
+    executable = tuned_executable(compiled, options, workers, family)
+    if options.rounding != FASTEST or family is not None:
+        return executable
+    floats = replace(options, rounding="fused", disable={*options.disable, ROUND_ACTIVATIONS})
+    return faster_form(executable, lambda: compile_graph(source, floats, shared, shapes), whole_us)
 
 
 def _source(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,7 @@ from fusec.schedule.program import Partition, Program
 from fusec.system.compile_timer import spent_on
 from fusec.targets.target import DEFAULT, load
 
+WHOLE_RUNS = 9  # timings of a whole model, of which the median counts
 HostBuffers = Mapping[int, np.ndarray[Any, Any]]  # flat, by uid
 
 
@@ -104,6 +106,7 @@ class CudnnBackend:
         self._known_side_by_side = known.side_by_side
         self.side_by_side = known.side_by_side or tuning.level != "none"
         self.descent: DescentResult | None = None
+        self.whole_us: float | None = None  # by `time_whole_model`
         environment = _environment(self.name, plan_filter, kernel_cache is not None)
         cache = TuningCache(store or PlanStore(), environment, tuning.level, known)
         self._handle = cudnn.create_handle()
@@ -199,16 +202,36 @@ class CudnnBackend:
         self._reserve(trial.workspace_bytes(contests))
         end = time.monotonic() + seconds
         try:
-            for array, type in inputs:
-                array[...] = random_array(type)[: array.size]
-            with self.scratch():
-                for run in runs:  # step by step, as in a first call
-                    run()
-            self.finish()
+            self._run_once(inputs, runs)
             self.descent = descend(contests, trial, lambda: time.monotonic() < end)
         except ExecutionError:  # the first call names the failing step, and uses another plan
             return []
         return [] if self.descent is None else trial.adopt(self.descent.options)
+
+    def time_whole_model(
+        self,
+        inputs: Sequence[tuple[Array, TensorType]],
+        code: Sequence[CudnnGraph | Partition],
+        runs: Sequence[Callable[[], None]],
+        bind_step: Callable[[int], Callable[[], None]],
+    ) -> list[int]:
+        """Set `whole_us` to the time of all steps as one CUDA graph. Takes what `tune_whole_model` takes."""
+        try:
+            self._run_once(inputs, runs)
+            replay = in_order(self._streams, runs, self.scratch)
+            self.whole_us = statistics.median(self.time_us(replay, WHOLE_RUNS))
+        except ExecutionError:  # the first call names the failing step
+            self.whole_us = None
+        return []
+
+    def _run_once(self, inputs: Sequence[tuple[Array, TensorType]], runs: Sequence[Callable[[], None]]) -> None:
+        """Run all steps one by one, as in a first call, over random inputs."""
+        for array, type in inputs:
+            array[...] = random_array(type)[: array.size]
+        with self.scratch():
+            for run in runs:
+                run()
+        self.finish()
 
     def library(self, work: CudnnGraph | Partition) -> str:
         if isinstance(work, CudnnGraph):
