@@ -18,6 +18,7 @@ from fusec.builder import Builder
 from fusec.compiler.build_program import CutModel, build_program, read_model
 from fusec.compiler.choose_judge import start_workers
 from fusec.compiler.choose_target import require_runs_on_gpu, resolve_target
+from fusec.compiler.faster_form import faster_form, whole_us
 from fusec.compiler.gpu_executable import locked_executable, tuned_executable
 from fusec.compiler.segmented import require_whole, segmented_executable
 from fusec.compiler.size_transfer import executable_for_size
@@ -27,6 +28,7 @@ from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph
+from fusec.passes.base import FASTEST, ROUND_ACTIVATIONS
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.segments.executable import AnyExecutable
 from fusec.system import compile_timer
@@ -112,7 +114,11 @@ def compile_graph(
         return locked_executable(locked, options.lock, options, workers)
     if family is not None and family.transfers and compiled.options.plan_filter.is_default:
         return executable_for_size(compiled, build, family, options)
-    return tuned_executable(compiled, options, workers, family)
+    executable = tuned_executable(compiled, options, workers, family)
+    if options.rounding != FASTEST or family is not None:
+        return executable
+    floats = replace(options, rounding="fused", disable={*options.disable, ROUND_ACTIVATIONS})
+    return faster_form(executable, lambda: compile_graph(source, floats, shared, shapes), whole_us)
 
 
 def build_model(

@@ -8,7 +8,7 @@ from fusec.passes.attention.merge_rotary_qkv import MergeRotaryProjections
 from fusec.passes.attention.packed_qkv_backward import DuplicateBackwardViews
 from fusec.passes.attention.recognise_attention import RecogniseAttention
 from fusec.passes.attention.slice_packed_qkv import SlicePackedProjections
-from fusec.passes.base import CONCAT_IN_PLACE, UNORDERED, UNROUNDED, Pass, RulePass
+from fusec.passes.base import CONCAT_IN_PLACE, ROUND_ACTIVATIONS, UNORDERED, UNROUNDED, Pass, RulePass
 from fusec.passes.cleanup.canonicalise import Canonicalise
 from fusec.passes.cleanup.cse import EliminateCommonSubexpressions
 from fusec.passes.cleanup.fold_constants import FoldConstants
@@ -115,7 +115,7 @@ def rules() -> dict[str, tuple[Rewriter, ...]]:
 def names() -> frozenset[str]:
     """Return every name that `Options.disable` accepts."""
     found = frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
-    return found | {UNROUNDED, UNORDERED, CONCAT_IN_PLACE}
+    return found | {UNROUNDED, UNORDERED, CONCAT_IN_PLACE, ROUND_ACTIVATIONS}
 
 
 __all__ = ["CLEAN_UP", "EARLY_PASSES", "LATE_PASSES", "PIPELINE", "REROUNDING", "names", "rules"]

@@ -15,8 +15,10 @@ from fusec.passes.rewriting.rewriter import Rewriter, rewrite
 from fusec.plans.plan_filter import PlanFilter
 from fusec.targets.target import DEFAULT, Target, load
 
-ROUNDINGS = ("fused", "source")
+FASTEST = "fastest"  # the rounding that lets a GPU choose by time if activations are rounded to 8 bits
+ROUNDINGS = ("fused", "source", FASTEST)
 CONCAT_IN_PLACE = "concat_in_place"  # the name in `disable` of writing the operands of a concat into its result
+ROUND_ACTIVATIONS = "round_activations"  # the name in `disable` of rounding activations to 8 bits
 # Two names in `disable` that stand for options of their own; `Options.from_names` reads them.
 UNROUNDED = "unrounded"  # rounding="source": no fusion that keeps a value in fp32 that the model rounds
 UNORDERED = "unordered_sums"  # deterministic=True: no plan that gives other bits from one run to the next
@@ -45,7 +47,7 @@ class Options:
     disable: names of passes and rules to leave out.
     state: inputs that stay on the device between calls, each with the output that replaces it, or an empty name.
     orders: memory orders that the caller chose for inputs and outputs; the others are row-major.
-    rounding: `source` rounds values to 16 bits wherever the model does, `fused` only where a step ends.
+    rounding: `source` rounds values to 16 bits wherever the model does, `fused` and `fastest` only where a step ends.
     deterministic: a program must give the same bits each time it runs.
     plans: the plans of cuDNN that may be used, apart from `deterministic`.
     target: GPU whose figures say if a rewrite gains.

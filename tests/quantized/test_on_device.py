@@ -26,10 +26,13 @@ from quantized.models import (
 )
 
 import fusec
+from fusec import driver
+from fusec.compiler import faster_form
 from fusec.diagnostics.verify import TIES
 from fusec.lower_cudnn import lower
 from fusec.lowering.simulator import simulate
 from fusec.passes.partition.equivalent_spellings import faster_spellings
+from fusec.runtime import Executable
 from fusec.schedule.program import Kind
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -117,3 +120,22 @@ def test_a_first_convolution_over_images_in_rows_is_timed_as_a_kernel(rng: np.ra
     print(first.kind, first.signature, net.compiled.tuned.precisions.values(), net.explain().reasons(), sep="\n")
     assert first.kind is Kind.KERNEL, "cuDNN was faster than few_channels: print the step times"
     assert net.compiled.tuned.precisions, "no product was timed both in 8 bits and in fp16"
+
+
+def test_the_faster_of_both_whole_forms_runs(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both forms are timed on the GPU, whichever wins; its results are those of the model within the rounding."""
+    timed: list[float | None] = []
+
+    def noted(executable: Executable) -> float | None:
+        timed.append(faster_form.whole_us(executable))
+        return timed[-1]
+
+    monkeypatch.setattr(driver, "whole_us", noted)
+    path = quantised_cnn(tmp_path, symmetric=True, per_channel=True)
+    net = fusec.compile(path, precision="fp16", rounding="fastest")
+    assert isinstance(net, Executable) and len(timed) == 2 and all(us is not None and us > 0 for us in timed)
+    assert faster_form.multiplies_bytes(net.compiled) == (timed[0] <= timed[1])  # type: ignore[operator]  # see above
+    x = rng.standard_normal(IMAGE).astype(np.float32)
+    assert relative_l2(np.asarray(net(x)), run_onnxruntime(str(path), {"x": x})) < 0.05

@@ -50,7 +50,10 @@ Disable = Annotated[
 ]
 Rounding = Annotated[
     str,
-    typer.Option(help="fused: inside a step 16-bit values stay in fp32; source: rounded as in the model."),
+    typer.Option(
+        help="fused: inside a step 16-bit values stay in fp32; source: rounded as in the model; "
+        "fastest: a GPU chooses by time if a quantised model rounds its activations."
+    ),
 ]
 Locked = Annotated[
     Path | None, typer.Option(metavar="LOCK", help="Run the plans of this lock file; fail if one does not fit.")

@@ -13,6 +13,7 @@ from fusec.gpu.autotune.step_choices import TunedChoices, step_key
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Conv, MatMul, PackedMatMul
 from fusec.ops.matmul import CODES
+from fusec.passes.base import ROUND_ACTIVATIONS
 from fusec.passes.partition.cost_model import flops, saved_in_bytes_us
 from fusec.passes.partition.equivalent_spellings import IN_HALVES, UNPACKED
 from fusec.passes.quantization.integer_products import reasons
@@ -33,12 +34,12 @@ def float_edges(compiled: Compiled) -> tuple[FloatEdge, ...]:
     for step in (RunInIntegers(), KeepPackedWeights()):
         if step.name not in compiled.options.disable:
             step.run(graph, compiled.options)
-    found = [
-        FloatEdge(
-            node.op.name, node.result.name, why or _no_operand(compiled, node), node.origin, _product_us(compiled, node)
-        )
-        for node, why in reasons(graph)
-    ]
+    found: list[FloatEdge] = []
+    for node, reason in reasons(graph):
+        why = reason or _no_operand(compiled, node)
+        if ROUND_ACTIVATIONS in compiled.options.disable:
+            why = f"activations are not rounded to 8 bits ({ROUND_ACTIVATIONS} is left out)"
+        found.append(FloatEdge(node.op.name, node.result.name, why, node.origin, _product_us(compiled, node)))
     for step in compiled.program.steps:
         if UNPACKED in step.spelling:
             node = next(n for n in step.nodes if isinstance(n.op, PackedMatMul))

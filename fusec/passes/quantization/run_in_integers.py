@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from fusec.passes.base import RulePass
+from fusec.ir import Graph
+from fusec.passes.base import ROUND_ACTIVATIONS, Options, RulePass
 from fusec.passes.quantization import integer_products, move_rounding, move_scales
+from fusec.passes.quantization.float_activations import keep_floats
 
 
 class RunInIntegers(RulePass):
@@ -11,3 +13,8 @@ class RunInIntegers(RulePass):
 
     name = "run_in_integers"
     rules = (*move_rounding.RULES, *move_scales.RULES, *integer_products.RULES)
+
+    def run(self, graph: Graph, options: Options) -> None:
+        if ROUND_ACTIVATIONS in options.disable:
+            keep_floats(graph)
+        super().run(graph, options)

@@ -472,27 +472,35 @@ DEVICE void reduce_threads(F (&x)[W], F* shared, Op op) {
 
 // The product of a warp: d[16][8] += a[16][16] b[16][8], in fp32. Thread 4g + t holds d[g][2t, 2t + 1] and those of row
 // g + 8; of a the pairs (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); of b the pairs (2t, g) and (2t + 8, g).
+// Of i8, with sums in i32, the depth is 32, and a word holds four numbers instead of two.
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
-#define FUSEC_PRODUCT(type)                                                                                          \
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "    \
-      "{%0, %1, %2, %3};"                                                                                            \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                               \
+#define FUSEC_PRODUCT(kind, number)                                                                                  \
+  asm("mma.sync.aligned." kind " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                    \
+      : "+" number(d[0]), "+" number(d[1]), "+" number(d[2]), "+" number(d[3])                                       \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
 template <class T> DEVICE void multiply_tile(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  if constexpr (T::is_brain) FUSEC_PRODUCT("bf16");
-  else FUSEC_PRODUCT("f16");
+  if constexpr (T::is_brain) FUSEC_PRODUCT("m16n8k16.row.col.f32.bf16.bf16.f32", "f");
+  else FUSEC_PRODUCT("m16n8k16.row.col.f32.f16.f16.f32", "f");
+}
+template <class T> DEVICE void multiply_tile(i32 (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  FUSEC_PRODUCT("m16n8k32.row.col.s32.s8.s8.s32", "r");
 }
 #undef FUSEC_PRODUCT
 #else
 #ifndef FUSEC_EMULATED
 #define FROM(word, lane) __shfl_sync(0xffffffffu, word, lane)
 #endif
-template <class T> DEVICE float dot2(u32 a, u32 b) {
+template <class T> DEVICE float dot_words(float, u32 a, u32 b) {
   T a0, a1, b0, b1;
   a0.bits = (u16)a, a1.bits = (u16)(a >> 16), b0.bits = (u16)b, b1.bits = (u16)(b >> 16);
   return wide(a0) * wide(b0) + wide(a1) * wide(b1);
 }
-template <class T> DEVICE void multiply_tile(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+template <class T> DEVICE i32 dot_words(i32, u32 a, u32 b) {
+  i32 sum = 0;
+  for (int i = 0; i < 32; i += 8) sum += (i32)(T)(a >> i) * (i32)(T)(b >> i);
+  return sum;
+}
+template <class T, class S> DEVICE void multiply_tile(S (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const int g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u;
 #ifdef FUSEC_EMULATED
   const u32 mine[6] = {a0, a1, a2, a3, b0, b1};
@@ -504,7 +512,8 @@ template <class T> DEVICE void multiply_tile(float (&d)[4], u32 a0, u32 a1, u32 
     const u32 rows[2][2] = {{FROM(a0, g * 4 + k), FROM(a2, g * 4 + k)}, {FROM(a1, g * 4 + k), FROM(a3, g * 4 + k)}};
     for (int j = 0; j < 2; ++j) {
       const u32 low = FROM(b0, (t * 2 + j) * 4 + k), high = FROM(b1, (t * 2 + j) * 4 + k);
-      for (int i = 0; i < 2; ++i) d[i * 2 + j] += dot2<T>(rows[i][0], low) + dot2<T>(rows[i][1], high);
+      for (int i = 0; i < 2; ++i)
+        d[i * 2 + j] += dot_words<T>(d[0], rows[i][0], low) + dot_words<T>(d[0], rows[i][1], high);
     }
   }
 }

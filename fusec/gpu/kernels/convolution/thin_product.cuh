@@ -12,10 +12,10 @@ FRAGMENT(kernel) {
     ROW0_COORDINATES
     const u32 row1 = tile + 8u < ROWSu ? tile + 8u : LAST_ROWu;
     ROW1_COORDINATES
-    float acc[WIDTH][4][4];
+    SUM acc[WIDTH][4][4];
     #pragma unroll
     for (int n = 0; n < WIDTH; ++n)
-      for (int t = 0; t < 4; ++t) for (int e = 0; e < 4; ++e) acc[n][t][e] = 0.0f;
+      for (int t = 0; t < 4; ++t) for (int e = 0; e < 4; ++e) acc[n][t][e] = 0;
     MULTIPLY
     STORE_ROW0
     STORE_ROW1
@@ -44,7 +44,7 @@ FRAGMENT(multiply_in_phases) {
 FRAGMENT(load_weights) {
   for (u32 i = threadIdx.x; i < WEIGHTSu; i += THREADSu) {
     const u32 c = i / 4u % 8u, group = i / (32u * DEPTHS);
-    const u32 k = ((start + i / 32u % DEPTHSu) * 4u + i % 4u) * 8u;
+    const u32 k = ((start + i / 32u % DEPTHSu) * 4u + i % 4u) * PACKu;
     const u32 o = first + group / 4u * 32u + c / 2u * 8u + group % 4u * 2u + c % 2u;
     Pack<u32, 4> w = {{0u, 0u, 0u, 0u}};
     if (o < COLUMNSu && k < DEPTHu)
@@ -70,9 +70,9 @@ FRAGMENT(multiply) {
   }
 }
 
-// Load eight neighbours of a row. The depth may end before them.
+// Load the neighbours of a row that a thread multiplies. The depth may end before them.
 FRAGMENT(load_row) {
-  const u32 INDEX = (start + depth) * 32u + q * 8u;
+  const u32 INDEX = ((start + depth) * 4u + q) * PACKu;
   Pack<u32, 4> WORDS = {{0u, 0u, 0u, 0u}};
   if (IS_WHOLE || INDEX < DEPTHu) {
     LOAD

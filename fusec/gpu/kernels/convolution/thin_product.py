@@ -1,8 +1,9 @@
 """Generate products of many rows with few weights, which memory bounds: 1x1 convolutions and matmuls.
 
 A row is read once, passes the prologue, is multiplied by tensor cores, passes the epilogue, and is written. Weights are
-in shared memory as fragments of `mma.sync`. Both operands may permute the depth in the same way. So a thread takes
-eight neighbours of a row or of a result, which one load or store moves.
+in shared memory as fragments of `mma.sync`. Both operands may permute the depth in the same way. So a thread takes 16
+bytes of a row, and eight neighbours of a result, which one load or store moves. Products of 8-bit integers are summed
+in i32, and have no prologue.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     stride_along,
     widest_vector,
 )
-from fusec.ir import Node, TensorType, Value, channels_last
+from fusec.ir import DType, Node, TensorType, Value, channels_last
 from fusec.ops import Conv, MatMul
 from fusec.schedule.program import inputs_of
 
-PACK = 8  # neighbours of a row that a thread handles
-COLUMNS, DEPTH, ROWS = 32, 32, 16  # of one product of a warp
+PACK = 8  # neighbours of a result that a thread handles
+PACK_BYTES, DEPTH_BYTES = 16, 64  # of a row, of a thread and of a warp
+COLUMNS, ROWS = 32, 16  # of one product of a warp
 WARPS = BLOCK // 32
 MAX_WIDTH = 4  # groups of columns of a block, because sums are in registers
 MIN_ROWS = 512  # a bound of what is tried; tuning times the kernel on each GPU, so this needs no figure
+DTYPES = {*((dtype, dtype) for dtype in HALVES), (DType.I8, DType.I32)}  # of a row, and of a sum
 WAVES = (4, 2)  # blocks for each multiprocessor, at most; fewer blocks read weights less often
 _CUDA = cuda_template(__package__, "thin_product.cuh")
 
@@ -45,7 +48,8 @@ def thin_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
         return None
     name = "+".join(node.op.name for node in nodes)
     groups = ceil_div(step.columns, COLUMNS)
-    most = min(MAX_WIDTH, groups, max(1, figures.static_bytes // (COLUMNS * ceil_div(step.depth, DEPTH) * DEPTH * 2)))
+    chunks = ceil_div(step.depth, step.chunk)
+    most = min(MAX_WIDTH, groups, max(1, figures.static_bytes // (COLUMNS * chunks * DEPTH_BYTES)))
     widths = sorted(range(1, most + 1), key=lambda n: (ceil_div(groups, n) * n, abs(n - 3)))[:3]
     kernels = [Kernel(name, (ThinSource(step, outputs, figures, n, w).launch(),)) for n in widths for w in WAVES]
     by_key: dict[str, Kernel] = {}
@@ -88,6 +92,16 @@ class ProductStep:
         return self.x.size // max(1, self.depth)
 
     @property
+    def pack(self) -> int:
+        """The neighbours of a row that a thread multiplies."""
+        return PACK_BYTES // self.x.dtype.itemsize
+
+    @property
+    def chunk(self) -> int:
+        """The depth of one product of a warp."""
+        return DEPTH_BYTES // self.x.dtype.itemsize
+
+    @property
     def results(self) -> set[Value]:
         """The values that may be stored."""
         return {self.product.result, *(v for node in self.epilogue for v in node.results)}
@@ -101,10 +115,12 @@ class ProductStep:
     def fits(self, figures: GpuFigures) -> bool:
         """Tell if rows are moved by packs, and memory rather than arithmetic bounds the product."""
         k, n = self.depth, self.columns
-        if k % PACK or n % PACK or self.rows < MIN_ROWS or max(self.x.size, self.y.size) >= 1 << 31:
+        if k % self.pack or n % PACK or self.rows < MIN_ROWS or max(self.x.size, self.y.size) >= 1 << 31:
             return False
-        if k * n > figures.intensity * (k + n):
+        if k * n * self.x.dtype.itemsize > 2 * figures.intensity * (k + n):
             return False  # cuDNN's engines are faster
+        if self.x.dtype is DType.I8 and any(d % self.pack for d in _outer_strides(self.x, self.along)):
+            return False
         read = [v.type for v in inputs_of([*self.prologue, self.product]) if v is not self.product.operands[1]]
         written = [v.type for v in (*inputs_of(self.epilogue), *self.results)]
         sides = ((self.x, k, read if self.prologue else [self.x]), (self.y, n, written))
@@ -117,11 +133,15 @@ class ProductStep:
         return widest_vector(size, types, steps) == PACK
 
 
+def _outer_strides(type: TensorType, along: int) -> list[int]:
+    return [type.strides[d] for d in range(type.rank) if d != along and type.shape[d] != 1]
+
+
 def match_product(nodes: Sequence[Node], product: Node) -> ProductStep | None:
     """Sort the nodes into prologue, product and epilogue; None if they are not that."""
     x, w = product.operands
     y = product.result
-    if x.type.dtype not in HALVES or y.type.dtype is not x.type.dtype or w.literal is None or not y.type.size:
+    if (x.type.dtype, y.type.dtype) not in DTYPES or w.literal is None or not y.type.size:
         return None
     if isinstance(product.op, Conv):
         op, usual = product.op, channels_last(x.type.rank)
@@ -141,6 +161,8 @@ def match_product(nodes: Sequence[Node], product: Node) -> ProductStep | None:
     if any(v.type.shape != x.type.shape for node in prologue for v in node.results):
         return None
     if any(v.type.shape != y.type.shape for node in epilogue for v in node.results):
+        return None
+    if prologue and x.type.dtype is DType.I8:
         return None
     made = {v for node in prologue for v in node.results}
     if any(v in made for node in epilogue for v in node.operands) or w in made:
@@ -164,8 +186,8 @@ class ThinSource:
 
     def launch(self) -> Launch:
         step, width, arguments = self.step, self.width, Arguments()
-        depths, across = ceil_div(step.depth, DEPTH), ceil_div(step.columns, width * COLUMNS)
-        weights = depths * width * COLUMNS * DEPTH * 2
+        depths, across = ceil_div(step.depth, step.chunk), ceil_div(step.columns, width * COLUMNS)
+        weights = depths * width * COLUMNS * DEPTH_BYTES
         phases = ceil_div(weights, self.figures.static_bytes)  # of a turn, each with its weights
         depths = ceil_div(depths, phases)
         tiles = ceil_div(step.rows, ROWS * WARPS)
@@ -173,6 +195,8 @@ class ThinSource:
         down = ceil_div(tiles, turns)
         cuda = _CUDA.bind(
             TYPE=C_TYPES[step.x.dtype],
+            SUM="float" if step.x.dtype in HALVES else C_TYPES[step.y.dtype],
+            PACK=step.pack,
             THREADS=BLOCK,
             ROWS=step.rows,
             DEPTH=step.depth,
@@ -182,10 +206,11 @@ class ThinSource:
             WEIGHTS=width * 4 * depths * 32,
         )
         cuda = cuda.bind(LOAD_WEIGHTS=self._load_weights(cuda, arguments))
+        is_whole = step.depth % (phases * depths * step.chunk) == 0
         multiply = cuda(
             "multiply",
-            LOAD_ROW0=self._load_row(cuda, 0, step.depth % (phases * depths * DEPTH) == 0, arguments),
-            LOAD_ROW1=self._load_row(cuda, 1, step.depth % (phases * depths * DEPTH) == 0, arguments),
+            LOAD_ROW0=self._load_row(cuda, 0, is_whole, arguments),
+            LOAD_ROW1=self._load_row(cuda, 1, is_whole, arguments),
         )
         if phases > 1:
             multiply = cuda("multiply_in_phases", ALL_DEPTHS=phases * depths, MULTIPLY=multiply)
@@ -218,7 +243,7 @@ class ThinSource:
         return cuda("load_weights", POINTER=pointer, STRIDE=own)
 
     def _load_row(self, cuda: CudaTemplate, half: int, is_whole: bool, arguments: Arguments) -> list[str]:
-        """Load eight neighbours of a row into words x0 or x1.
+        """Load the neighbours of a row that a thread multiplies into words x0 or x1.
 
         is_whole: the depth does not end before them.
         """

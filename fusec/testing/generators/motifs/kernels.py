@@ -136,17 +136,23 @@ def split_k(b: RandomGraph) -> None:
 
 
 def thin_product(b: RandomGraph) -> None:
-    """Draw a product of at least 512 rows with few weights, with pointwise ops before and after it."""
+    """Draw a product of at least 512 rows with few weights, with pointwise ops before and after it, or of integers."""
     b.dtype = _half(b)
-    depth, columns = b.pick([8, 16, 24]), b.pick([8, 16, 24])
-    if b.chance(50):
-        x = b.input(TensorType(b.pick([(512, depth), (530, depth), (2, 260, depth)]), b.dtype))
-        x = draw_pointwise(b, b.pick(ACTIVATIONS), x) if b.chance(50) else x
-        y = b.add(MatMul(), x, b.constant((depth, columns), b.dtype))
+    dtype, pack = (DType.I8, 16) if b.chance(30) else (b.dtype, 8)
+    depth, columns = b.pick([1, 2, 3]) * pack, b.pick([8, 16, 24])
+    is_matrix = b.chance(50)
+    if is_matrix:
+        x = b.input(TensorType(b.pick([(512, depth), (530, depth), (2, 260, depth)]), dtype))
     else:
-        x = _image(b, depth, b.pick([16, 17]), 33)
-        x = draw_pointwise(b, b.pick(ACTIVATIONS), x) if b.chance(50) else x
-        y = b.add(Conv((1, 1), (0,) * 4, (1, 1), 1), x, b.constant((columns, depth, 1, 1), b.dtype))
+        x = _image(b, depth, b.pick([16, 17]), 33, dtype)
+    if dtype is not DType.I8 and b.chance(50):
+        x = draw_pointwise(b, b.pick(ACTIVATIONS), x)
+    if is_matrix:
+        y = b.add(MatMul(), x, b.constant((depth, columns), dtype))
+    else:
+        y = b.add(Conv((1, 1), (0,) * 4, (1, 1), 1), x, b.constant((columns, depth, 1, 1), dtype))
+    if dtype is DType.I8:
+        y = b.pointwise("mul", b.add(Cast(DType.F32), y), b.constant((), DType.F32, "positive"))
     epilogue(b, y, 2)
 
 
@@ -263,10 +269,10 @@ def _side(b: RandomGraph) -> int:
     return b.pick([4, 8, 5, 3, 11, 16])
 
 
-def _image(b: RandomGraph, count: int, high: int, wide: int) -> Value:
+def _image(b: RandomGraph, count: int, high: int, wide: int, dtype: DType | None = None) -> Value:
     """Add an input of one or two images, mostly channels last."""
     shape = (b.pick([1, 2]), count, high, wide)
-    return b.input(TensorType(shape, b.dtype, channels_last(4) if b.chance(80) else ()))
+    return b.input(TensorType(shape, dtype or b.dtype, channels_last(4) if b.chance(80) else ()))
 
 
 def _convolved(b: RandomGraph, x: Value, filters: int, groups: int = 1, stride: int = 0) -> Value:

@@ -12,9 +12,9 @@ from gpu.kernels.emulator import needs_compiler
 from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
 from fusec.gpu.kernels.convolution import thin_product
 from fusec.ir import DType, Graph, TensorType, Value
-from fusec.ops import Conv, MatMul, pw
+from fusec.ops import Cast, Conv, MatMul, pw
 
-F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
+F16, BF16, F32, I8 = DType.F16, DType.BF16, DType.F32, DType.I8
 ONE = Conv((1, 1), (0, 0, 0, 0), (1, 1))
 
 
@@ -54,6 +54,45 @@ def matrix(n: int, k: int, columns: int) -> Case:
     return build(f"matrix {n} {k} {columns}", [rows(F16, 2, n, k)], make)
 
 
+def bytes_drawn(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """All bytes occur, the ends of their range often."""
+    return np.clip(rng.integers(-160, 160, type.shape), -128, 127).astype(type.dtype.numpy)
+
+
+def rounded(g: Graph, y: Value) -> Value:
+    return g.add(Cast(I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
+
+
+def quantised(image: tuple[int, int, int, int], filters: int, residual: bool = False, wide: bool = False) -> Case:
+    """With a scale and a bias of each filter, perhaps a residual of bytes; rounded to bytes, or wide: to f16."""
+    n, k, height, width = image
+    rng = np.random.default_rng(filters)
+
+    def make(g: Graph, x: Value, *more: Value) -> Value:
+        w = g.constant(bytes_drawn(rng, TensorType((filters, k, 1, 1), I8)))
+        scale = g.constant(rng.uniform(0.5, 2.0, (filters, 1, 1)).astype(np.float32) / (70 * k**0.5))
+        y = g.add(pw("mul"), g.add(Cast(F32), g.add(ONE, x, w)), scale)
+        y = g.add(pw("add"), y, constant(g, F32, filters, 1, 1))
+        if residual:
+            scaled = g.add(pw("mul"), g.add(Cast(F32), more[0]), g.constant(np.float32(0.37)))
+            y = g.add(pw("relu"), g.add(pw("add"), y, scaled))
+        return g.add(Cast(F16), y) if wide else rounded(g, y)
+
+    types = [last(I8, *image)] + [last(I8, n, filters, height, width)] * residual
+    return build(f"i8 {image} {filters} {residual} {wide}", types, make, bytes_drawn, exact=not wide)
+
+
+def quantised_matrix(n: int, k: int, columns: int) -> Case:
+    """Rows of two dims; the sums are stored, too, because they are exact."""
+    rng = np.random.default_rng(k)
+
+    def make(g: Graph, x: Value) -> list[Value]:
+        sums = g.add(MatMul(), x, g.constant(bytes_drawn(rng, TensorType((k, columns), I8))))
+        return [sums, rounded(g, g.add(pw("mul"), g.add(Cast(F32), sums), g.constant(np.float32(1e-3))))]
+
+    return build(f"i8 matrix {n} {k} {columns}", [rows(I8, 2, n, k)], make, bytes_drawn, exact=True)
+
+
 def thin_cases() -> list[Case]:
     return [
         convolution(F16, (2, 16, 16, 16), 96),
@@ -62,6 +101,10 @@ def thin_cases() -> list[Case]:
         convolution(F16, (2, 104, 16, 17), 136, residual=True),
         matrix(300, 24, 40),
         convolution(F16, (11, 1152, 7, 7), 192, gated=True, residual=True),
+        quantised((2, 64, 16, 16), 256, residual=True),
+        quantised((2, 80, 16, 17), 136, wide=True),
+        quantised((11, 1152, 7, 7), 192, residual=True),
+        quantised_matrix(300, 48, 40),
     ]
 
 
@@ -75,6 +118,10 @@ def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.Mo
         convolution(F16, (1, 104, 5, 7), 136, residual=True),
         matrix(9, 24, 40),
         convolution(F16, (2, 840, 3, 3), 40, gated=True),  # weights in two phases
+        quantised((2, 64, 5, 5), 96, residual=True),
+        quantised((1, 80, 5, 7), 136, wide=True),
+        quantised((2, 1616, 3, 3), 40),
+        quantised_matrix(9, 48, 40),
     ]
     check(cases, rng, every=True)
 
@@ -91,6 +138,12 @@ def test_a_gate_in_front_is_a_proposal() -> None:
     [
         ("fp32", [last(F32, 2, 16, 16, 16)], lambda g, x: g.add(ONE, x, constant(g, F32, 8, 16, 1, 1))),
         ("channels first", [rows(F16, 2, 16, 16, 16)], lambda g, x: g.add(ONE, x, constant(g, F16, 8, 16, 1, 1))),
+        ("i8 of 24 channels", [last(I8, 2, 24, 16, 16)], lambda g, x: g.add(ONE, x, constant(g, I8, 8, 24, 1, 1))),
+        (
+            "i8 computed in front",
+            [last(I8, 2, 16, 16, 16)],
+            lambda g, x: g.add(ONE, g.add(pw("abs"), x), constant(g, I8, 8, 16, 1, 1)),
+        ),
         ("nine channels", [last(F16, 2, 9, 16, 16)], lambda g, x: g.add(ONE, x, constant(g, F16, 8, 9, 1, 1))),
         ("much to do", [rows(F16, 1024, 704)], lambda g, x: g.add(MatMul(), x, constant(g, F16, 704, 704))),
         ("few rows", [rows(F16, 256, 64)], lambda g, x: g.add(MatMul(), x, constant(g, F16, 64, 64))),

@@ -1,0 +1,46 @@
+"""Choose the faster form of a quantised model on a GPU: in integers, or in floats without rounding activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fusec.execution.compilation import Compiled
+from fusec.ir import DType
+from fusec.ops import PRODUCTS
+from fusec.runtime import Executable
+
+
+def faster_form(
+    integers: Executable, in_floats: Callable[[], Executable], whole_us: Callable[[Executable], float | None]
+) -> Executable:
+    """Return the form whose steps together take less time; the form in integers if a time is unknown.
+
+    Steps compete by themselves, but a step in floats reads and writes the bytes of its neighbours. Only the whole
+    form in floats keeps 16 bits between steps, which more engines take.
+
+    in_floats: compiles the form in floats; called only for a model with products of integers.
+    whole_us: times all steps of a program in microseconds; None if it cannot.
+    """
+    if not multiplies_bytes(integers.compiled):
+        return integers
+    floats = in_floats()
+    times_us = [whole_us(each) for each in (integers, floats)]
+    if times_us[0] is None or times_us[1] is None:
+        return integers
+    return floats if times_us[1] < times_us[0] else integers
+
+
+def multiplies_bytes(compiled: Compiled) -> bool:
+    """Tell if a program has a product of 8-bit integers."""
+    products = (node for node in compiled.program.graph.nodes if isinstance(node.op, PRODUCTS))
+    return any(node.operands[0].type.dtype in (DType.I8, DType.U8) for node in products)
+
+
+def whole_us(executable: Executable) -> float | None:
+    """Time all steps of a program on the GPU over random inputs; None with state, which running would replace."""
+    from fusec.gpu.backend import CudnnBackend
+
+    backend = executable.backend
+    assert isinstance(backend, CudnnBackend), "forms are compared on a GPU"
+    executable.rehearse(backend.time_whole_model)
+    return backend.whole_us
