@@ -30,10 +30,14 @@ def to_onnx(compiled: Compiled) -> ModelProto:
 
 def to_bytes(compiled: Compiled) -> bytes:
     """Return that model as the contents of a file. Raises FusecError if it is too large for one file."""
-    model = to_onnx(compiled)
+    return file_of(to_onnx(compiled), "the model")
+
+
+def file_of(model: ModelProto, what: str) -> bytes:
+    """Return an ONNX model as the contents of a file. Raises FusecError if it is too large for one file."""
     size = model.ByteSize()
     if size > LIMIT:
-        raise FusecError(f"the model takes {size} bytes as ONNX, and a file of protobuf holds {LIMIT}")
+        raise FusecError(f"{what} takes {size} bytes as ONNX, and a file of protobuf holds {LIMIT}")
     return model.SerializeToString()
 
 

@@ -6,6 +6,9 @@ The command line prints the message without a traceback, and exits with status 2
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from fusec.system.printable import printable_lines
 
 
@@ -60,3 +63,12 @@ class ManyLaunchesWarning(UserWarning):
 
 class CheckError(FusecError):
     """A check that the user asked for (verify, must-fuse) failed."""
+
+
+@contextmanager
+def writing(path: object) -> Generator[None]:
+    """Turn an OSError of the block into a FusecError that names the file or folder to write."""
+    try:
+        yield
+    except OSError as error:
+        raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error

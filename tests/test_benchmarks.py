@@ -29,7 +29,8 @@ from benchmarks.kernels import fusion_penalties, leave_one_out, packed_products
 from benchmarks.models import ablation
 from benchmarks.pages import results_page
 from benchmarks.serving import call_overhead, several_gpus
-from fusec import driver, frontends
+from fusec import frontends
+from fusec.compiler import compile_model
 from fusec.diagnostics.step_times import StepTime, Timing, measure
 from fusec.gpu import device
 from fusec.gpu.cublaslt import algorithms
@@ -431,7 +432,7 @@ def test_the_process_of_a_case_of_shapes_prints_a_row_for_each_size(
     from benchmarks.compile_time import new_shapes_child
 
     for name in ("read_model", "build_program"):  # which the process replaces
-        monkeypatch.setattr(driver, name, getattr(driver, name))
+        monkeypatch.setattr(compile_model, name, getattr(compile_model, name))
     monkeypatch.setenv("FUSEC_DEVICE", "none")
     device._first_gpu.cache_clear()
     tiny_dynamic(tmp_path / "m.onnx")

@@ -13,12 +13,14 @@ from helpers import assert_close, quick
 from onnx import TensorProto, helper
 
 import fusec
-from fusec import driver
+from fusec import driver, frontends
 from fusec.builder import Builder
+from fusec.compiler import compile_model
 from fusec.compiler.choose_target import require_runs_on_gpu
 from fusec.diagnostics.verify import verify
 from fusec.errors import FusecError, ModelError, TargetError
 from fusec.execution.shape_family import ShapeFamily
+from fusec.gpu import device
 from fusec.reference import evaluate
 from fusec.runtime import Executable
 from fusec.schedule.program import Kind
@@ -107,7 +109,7 @@ def test_every_kind_of_model_is_accepted(tmp_path: Path, rng: np.random.Generato
     x = rng.standard_normal((1, 8, 14, 14)).astype(np.float32)
     answers = [
         fusec.compile(m, target="h200")(x)
-        for m in (path, str(path), model(), model().SerializeToString(), driver.frontends.load(model()))
+        for m in (path, str(path), model(), model().SerializeToString(), frontends.load(model()))
     ]
     for answer in answers[1:]:
         assert_close(answer, answers[0], 0.0)
@@ -123,7 +125,7 @@ def test_symbolic_dims_are_bound_by_shapes(rng: np.random.Generator) -> None:
 
 @pytest.mark.cudnn
 def test_the_graph_given_is_not_changed() -> None:
-    graph = driver.frontends.load(model())
+    graph = frontends.load(model())
     before = str(graph)
     fusec.compile(graph, target="h200")
     assert str(graph) == before
@@ -158,8 +160,8 @@ SCATTERED = """graph "scattered" (%x: f8e4m3[8], %i: i64[2], %u: f8e4m3[2]) {
 def test_types_that_no_kernel_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = fusec.text.parse(SCATTERED, {})
     built = driver.build(graph, target="h200")
-    monkeypatch.setattr(driver, "build_program", lambda *args, **more: built)
-    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
+    monkeypatch.setattr(compile_model, "build_program", lambda *args, **more: built)
+    monkeypatch.setattr(device, "is_present", lambda target: True)
     with pytest.raises(TargetError, match=r"%y = scatter.*: f8e4m3 runs in simulation only, not on a GPU, because"):
         fusec.compile(graph, target="h200")
 

@@ -51,8 +51,8 @@ def table(results: dict[str, Any]) -> str:
         "",
         *([f"Not found: {', '.join(open_)}.", ""] if open_ else []),
         *([f"Not hunted yet: {', '.join(unhunted)}.", ""] if unhunted else []),
-        f"Commits {', '.join(dict.fromkeys(r['commit'] for r in (control, *rows, *tested)))}; {results['date']}; "
-        f"Python {results['python']}, {versions}.",
+        f"{len({r['commit'] for r in (control, *rows, *tested)})} commits, the last {results['commit']}; "
+        f"{results['date']}; Python {results['python']}, {versions}.",
         "",
         "Caught by: " + ", ".join(f"`{name}` {count}" for name, count in by.most_common()) + ".",
         "",

@@ -86,7 +86,9 @@ class Chain:
         rng, found = np.random.default_rng(7), list[Packed]()
         for i in range(self.count):
             k, n = (self.depth, self.columns) if i % 2 == 0 else (self.columns, self.depth)
-            packed = rng.integers(0, 256, (n, k // self.block, self.block * self.bits // 8), np.uint8)
+            # numbers of mean 0: a common mean would add up over the chain until it overflows
+            codes = rng.integers(1, 1 << self.bits, (n, k // self.block, self.block), np.uint8)
+            packed = codes if self.bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
             scales = rng.uniform(0.5, 1.5, packed.shape[:2]) / (2.0**self.bits * 0.3 * k**0.5)
             found.append((packed, scales.astype(np.float16)))
         return found

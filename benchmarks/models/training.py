@@ -219,8 +219,8 @@ def case(name: str, batch: int, settings: Settings) -> dict[str, Any]:
         memory, backend = executable.memory, executable.backend
         parts = [memory.nbytes, executable._constants.nbytes]
         parts += [a.nbytes for a in executable._state.buffers.values()]
-        parts += [0 if backend._workspace is None else backend._workspace.nbytes]  # type: ignore[attr-defined]  # a GPU's
-        parts += [backend._pool.total_bytes()]  # type: ignore[attr-defined]  # a GPU's
+        parts += [0 if (workspace := backend.workspace.array) is None else workspace.nbytes]  # type: ignore[attr-defined]  # a GPU's
+        parts += [backend.workspace.pool.total_bytes()]  # type: ignore[attr-defined]  # a GPU's
         row["peak_bytes"]["fusec"] = sum(parts)
         row["peak_parts_mb"] = [p >> 20 for p in parts if p >= 1 << 20][:8]
         executable.run(None, feeds)

@@ -33,7 +33,8 @@ A model passes these stages:
 | stage | what it does | file |
 |---|---|---|
 STAGES
-Read [`fusec/driver.py`](../fusec/driver.py) first. It calls one function for each stage.
+Read [`fusec/driver.py`](../fusec/driver.py) first, then
+[`fusec/compiler/compile_model.py`](../fusec/compiler/compile_model.py), which calls one function for each stage.
 
 ## Where is it decided?
 
@@ -91,19 +92,22 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "Who words the reason why an op did not fuse?": "`WITHOUT` in lower_cudnn.py for an op; passes/partition/cover.py, "
     "passes/partition/strict_rounding.py, lowering/known_bugs/graph_rules.py, and gpu/cudnn/error_messages.py for "
     "cuDNN's answers. `STAGES` in diagnostics/explain/explain_program.py names who refused",
+    "Where would I add a fused op?": "its meaning in a file of ops, such as ops/normalization.py; a rule that "
+    "recognises it in passes/rules/norm.py or next to it; lower_cudnn.py if cuDNN runs it, `FAMILIES` in "
+    "gpu/kernels/__init__.py if a kernel does. CONTRIBUTING.md lists all files",
     "What does cuDNN compute wrongly?": "lowering/known_bugs/graph_rules.py, lowering/known_bugs/plan_rules.py",
     "Who consults these rules?": "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/judges.py "
     "and gpu/cudnn/legality.py; for plans gpu/cudnn/plan_list.py, gpu/cudnn/plan_builder.py, "
     "gpu/autotune/plan_bench.py and gpu/autotune/tuning_cache.py",
     "Does cuDNN, cuBLASLt or a kernel run a step?": "gpu/autotune/step_candidates.py lists the candidates, "
     "gpu/autotune/candidate_times.py chooses by time, gpu/autotune/step_selection.py stores the choice. Without a GPU: "
-    "`alone` in schedule/program.py",
+    "passes/partition/cover.py, and passes/partition/partition_graph.py for what cuDNN does not run",
     "Which plan of cuDNN runs a graph?": "gpu/autotune/plan_selection.py",
     "Which variant of a kernel runs?": "gpu/autotune/variant_selection.py",
     "When is a choice not measured again?": "gpu/autotune/tuning_cache.py; "
     "gpu/shape_transfer/transfer_choices.py for other sizes",
     "Where are choices stored, and by which key?": "plans/plan_cache.py; `PlanKey` in plans/plan_record.py, which "
-    "gpu/backend.py (`_environment`) and gpu/autotune/tuning_cache.py fill",
+    "gpu/autotune/tuning_environment.py and gpu/autotune/tuning_cache.py fill",
     "Where are cuDNN's verdicts stored, and by which key?": "plans/sqlite_cache.py; `_environment` in "
     "gpu/cudnn/legality.py",
     "How does a convolution split its sum among blocks?": "gpu/kernels/convolution/split_k.py",
@@ -116,7 +120,8 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "quantization/choose_float.py by their loss",
     "Where is a value stored?": "schedule/memory_plan.py; schedule/buffer_donation.py for state",
     "Which figures of a GPU are used?": "those of the compiled target, such as targets/h200.json; "
-    "gpu/kernels/codegen/gpu_figures.py reads what shapes kernels, and gpu/kernels/__init__.py hands it to each family",
+    "gpu/kernels/codegen/gpu_figures.py reads what shapes kernels, and gpu/kernels/__init__.py hands it to each "
+    "family. No other file names a number of multiprocessors. Choices of steps timed with other figures are not used",
     "What does a call do?": "runtime.py",
     "Where is a CUDA graph captured?": "gpu/launch/cuda_graph.py",
     "Where is a model split at a host step?": "frontends/onnx/segments.py; segments/executable.py runs the parts",

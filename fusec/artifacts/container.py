@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any
 
-from fusec.errors import FusecError, ModelError
+from fusec.errors import ModelError, writing
 from fusec.system import atomic_write
 from fusec.system.untrusted import read_json
 
@@ -73,15 +73,12 @@ def written(path: Path) -> Generator[Writer]:
 
     Raises FusecError if the file cannot be written.
     """
-    try:
-        with atomic_write.written(path.resolve(), durable=True) as file:
-            writer = Writer(file)
-            try:
-                yield writer
-            finally:
-                writer.close()
-    except OSError as error:
-        raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
+    with writing(path), atomic_write.written(path.resolve(), durable=True) as file:
+        writer = Writer(file)
+        try:
+            yield writer
+        finally:
+            writer.close()
 
 
 class Reader:

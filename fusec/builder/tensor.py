@@ -1,4 +1,4 @@
-"""A tensor of a graph under construction, with NumPy's operators. Its shape and dtype are known immediately."""
+"""Define the tensor of a graph under construction, with NumPy's operators. Shape and dtype are known immediately."""
 
 from __future__ import annotations
 

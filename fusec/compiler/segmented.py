@@ -51,7 +51,7 @@ def segmented_executable(
     elif options.simulate or not device.is_present(target):
         arrays = SimulatorBackend()
     else:
-        from fusec.gpu.backend import DeviceArrays  # needs cupy and cudnn, which only a GPU machine must have
+        from fusec.gpu.device_arrays import DeviceArrays  # needs cupy and cudnn, which only a GPU machine must have
 
         arrays = DeviceArrays()
     return SegmentedExecutable(model.source, model.first, compiled, compile_body, arrays)

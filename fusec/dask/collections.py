@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.scale.extras import extra_module
-from fusec.scale.model_recipe import ModelRecipe, loaded
+from fusec.scale.model_recipe import ModelRecipe, call_with, loaded
 from fusec.scale.row_batches import SYMBOLIC, BatchOptions, row_shape, run_rows
 
 
@@ -68,10 +68,4 @@ def _run_block(block: Any, recipe: ModelRecipe, options: BatchOptions, name: str
 
 
 def _run_batches(batches: Iterable[Any], recipe: ModelRecipe) -> list[Any]:
-    return [_run_batch(loaded(recipe), batch) for batch in batches]
-
-
-def _run_batch(model: Any, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**{str(name): array for name, array in batch.items()})
-    return model(*batch) if isinstance(batch, tuple) else model(batch)
+    return [call_with(loaded(recipe), batch) for batch in batches]

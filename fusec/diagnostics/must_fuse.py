@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 
 from fusec.errors import CheckError
 from fusec.ir import Node, Return
-from fusec.ops import Cast, Pointwise
+from fusec.ops import POINTWISE_OPS
 from fusec.plans.verdict import Refused
 from fusec.schedule.program import Partition, Program, display_name
 from fusec.system.printable import printable
@@ -128,7 +128,7 @@ def _matches(program: Program, glob: Glob) -> dict[Node, list[_Run]]:
             if glob.accepts(state):
                 ends.setdefault(node, []).append(run)
                 continue
-            if run.length == MAX_OPS or not (alone or isinstance(node.op, (Pointwise, Cast))):
+            if run.length == MAX_OPS or not (alone or isinstance(node.op, POINTWISE_OPS)):
                 continue
             for user in dict.fromkeys(u for value in node.results for u in value.users):
                 if isinstance(user.op, Return):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.ir import Graph, Node, Value
-from fusec.ops import Cast, LayerNorm, MatMul, Pointwise, RmsNorm
+from fusec.ops import POINTWISE_OPS, LayerNorm, MatMul, RmsNorm
 
 
 def ops_of_last_rows(graph: Graph, logits: Value, rows: tuple[int, int]) -> set[Node]:
@@ -39,7 +39,7 @@ def _row_by_row(node: Node, rows: tuple[int, int]) -> bool:
     if len(node.results) > 1 or not has_rows(node.result, rows):
         return False
     first, *others = node.operands
-    if isinstance(node.op, (Cast, Pointwise)):
+    if isinstance(node.op, POINTWISE_OPS):
         return all(has_rows(v, rows) or v.type.rank < 2 or v.type.shape[-2] == 1 for v in node.operands)
     if isinstance(node.op, MatMul):
         return has_rows(first, rows) and all(v.type.rank == 2 for v in others)

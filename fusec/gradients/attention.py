@@ -11,6 +11,7 @@ from fusec.builder import Tensor
 from fusec.gradients.core import BackwardStep, Gradients, Rule, by_formula, wide
 from fusec.ir import HALVES
 from fusec.ops import AttentionBackward, AttentionTrain
+from fusec.ops.attention_training import grouped_heads, head_groups
 
 
 def _attention(step: BackwardStep, *operands: Tensor) -> Tensor:
@@ -22,7 +23,7 @@ def _attention(step: BackwardStep, *operands: Tensor) -> Tensor:
         weights = where(empty, 0.0, where(empty, 0.0, scores).softmax())
     else:
         weights = scores.softmax()
-    return _heads(_groups(weights, k) @ v[:, :, None])
+    return grouped_heads(head_groups(weights, k) @ v[:, :, None])
 
 
 def _rotary(step: BackwardStep) -> Gradients:
@@ -40,7 +41,7 @@ def _train(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v, *bias = map(wide, operands)
     scores = _scores(step, q, k, bias)
     sums = scores.reduce("log_sum_exp", -1, keepdims=True)
-    result = _heads(_groups((scores - sums).exp(), k) @ v[:, :, None])
+    result = grouped_heads(head_groups((scores - sums).exp(), k) @ v[:, :, None])
     return result.astype(step.y[0].dtype), sums
 
 
@@ -48,17 +49,17 @@ def _backward(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, ...]:
     """Express attention_backward by other ops."""
     dy, q, k, v, y, sums, *bias = map(wide, operands)
     weights = (_scores(step, q, k, bias) - sums).exp()
-    slopes = _heads(_groups(dy, k) @ v[:, :, None].swapaxes(-1, -2))
+    slopes = grouped_heads(head_groups(dy, k) @ v[:, :, None].swapaxes(-1, -2))
     slopes = weights * (slopes - (dy * y).sum(-1, keepdims=True)) * step.op.scale
-    dq = _heads(_groups(slopes, k) @ k[:, :, None])
-    dk = (_groups(slopes, k).swapaxes(-1, -2) @ _groups(q, k)).sum(2)
-    dv = (_groups(weights, k).swapaxes(-1, -2) @ _groups(dy, k)).sum(2)
+    dq = grouped_heads(head_groups(slopes, k) @ k[:, :, None])
+    dk = (head_groups(slopes, k).swapaxes(-1, -2) @ head_groups(q, k)).sum(2)
+    dv = (head_groups(weights, k).swapaxes(-1, -2) @ head_groups(dy, k)).sum(2)
     return tuple(g.astype(t.dtype) for g, t in zip((dq, dk, dv), step.y, strict=True))
 
 
 def _scores(step: BackwardStep, q: Tensor, k: Tensor, bias: Sequence[Tensor], hides: bool = False) -> Tensor:
     """Compute the scores; with `hides`, -infinity in a mask hides even a score that is NaN."""
-    scores = _heads(_groups(q, k) @ k[:, :, None].swapaxes(-1, -2)) * step.op.scale
+    scores = grouped_heads(head_groups(q, k) @ k[:, :, None].swapaxes(-1, -2)) * step.op.scale
     rows, columns = scores.shape[-2:]
     if step.op.causal:
         later = np.where(np.arange(columns)[None, :] > np.arange(rows)[:, None], -np.inf, 0.0)
@@ -67,15 +68,6 @@ def _scores(step: BackwardStep, q: Tensor, k: Tensor, bias: Sequence[Tensor], hi
         added = scores + mask
         scores = step.b.where(mask.eq(-math.inf), mask, added) if hides else added
     return scores
-
-
-def _groups(x: Tensor, k: Tensor) -> Tensor:
-    """Reshape [B, H, …] to [B, G, H/G, …], so that heads that share their keys are in one dim."""
-    return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
-
-
-def _heads(x: Tensor) -> Tensor:
-    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
 
 
 _expressed = by_formula(_attention)

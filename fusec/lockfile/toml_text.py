@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from fusec.errors import FusecError, ModelError
+from fusec.errors import ModelError, writing
 from fusec.plans.lock_record import FORMAT, NAME, Lock, Locked, LockedPart, in_order
 from fusec.plans.plan_record import Choice, Part
 from fusec.system import atomic_write
@@ -28,11 +28,8 @@ _KEYS = ("name", "shapes", "target", "work")
 
 def write(path: str | Path, lock: Lock) -> None:
     """Write a lock to a file, which is complete or not written at all. Raises FusecError if it cannot be written."""
-    try:
-        with atomic_write.written(Path(path).resolve(), durable=True) as file:
-            file.write(text_of(lock).encode())
-    except OSError as error:
-        raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
+    with writing(path), atomic_write.written(Path(path).resolve(), durable=True) as file:
+        file.write(text_of(lock).encode())
 
 
 def text_of(lock: Lock) -> str:

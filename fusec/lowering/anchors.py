@@ -14,9 +14,8 @@ from fusec.lowering.cudnn_graph import Attribute
 from fusec.lowering.dim_folding import DimFolding, spatial_folding, trace
 from fusec.lowering.graph_builder import ConstantBinding, CudnnBuilder
 from fusec.ops import (
-    Attention,
+    ATTENTION_OPS,
     AttentionBackward,
-    AttentionTrain,
     Conv,
     ConvTranspose,
     ConvWgrad,
@@ -86,7 +85,7 @@ def _matmul(b: CudnnBuilder, node: Node) -> None:
 
 def _attention(b: CudnnBuilder, node: Node) -> None:
     op = node.op
-    assert isinstance(op, (Attention, AttentionTrain, AttentionBackward))
+    assert isinstance(op, ATTENTION_OPS)
     calls = {"attention": ("sdpa", 3), "attention_train": ("sdpa_train", 3), "attention_backward": ("sdpa_backward", 5)}
     call, heads = calls[op.name]
     if node.results[0].type.dtype not in HALVES:

@@ -19,6 +19,7 @@ from fusec.ops.op_sets import (
     EPILOGUE_ANCHORS,
     LINEAR_OPS,
     PART_VIEWS,
+    POINTWISE_OPS,
     PRODUCTS,
     STRIDED_VIEWS,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "EPILOGUE_ANCHORS",
     "LINEAR_OPS",
     "PART_VIEWS",
+    "POINTWISE_OPS",
     "PRODUCTS",
     "STRIDED_VIEWS",
     "AllFinite",

@@ -40,7 +40,7 @@ class AttentionTrain(Op):
             powers = xp.exp(scores - top)
             total = powers.sum(axis=-1, keepdims=True)
             # exp(scores - sums) would lose the digits of a large sum
-            result = _heads(xp.matmul(_groups(powers / total, k), v[:, :, None]))
+            result = grouped_heads(xp.matmul(head_groups(powers / total, k), v[:, :, None]))
             return result.astype(operands[0].dtype), xp.log(total) + top
 
 
@@ -71,11 +71,11 @@ class AttentionBackward(Op):
         with np.errstate(all="ignore"):
             dy, q, k, v, y, sums, *bias = map(wide, operands)
             weights = xp.exp(Attention(self.scale, self.causal).scores(xp, q, k, *bias) - sums)
-            slopes = _heads(xp.matmul(_groups(dy, k), v[:, :, None].swapaxes(-1, -2)))
+            slopes = grouped_heads(xp.matmul(head_groups(dy, k), v[:, :, None].swapaxes(-1, -2)))
             slopes = weights * (slopes - (dy * y).sum(axis=-1, keepdims=True)) * q.dtype.type(self.scale)
-            dq = _heads(xp.matmul(_groups(slopes, k), k[:, :, None]))
-            dk = xp.matmul(_groups(slopes, k).swapaxes(-1, -2), _groups(q, k)).sum(axis=2)
-            dv = xp.matmul(_groups(weights, k).swapaxes(-1, -2), _groups(dy, k)).sum(axis=2)
+            dq = grouped_heads(xp.matmul(head_groups(slopes, k), k[:, :, None]))
+            dk = xp.matmul(head_groups(slopes, k).swapaxes(-1, -2), head_groups(q, k)).sum(axis=2)
+            dv = xp.matmul(head_groups(weights, k).swapaxes(-1, -2), head_groups(dy, k)).sum(axis=2)
             return tuple(g.astype(x.dtype) for g, x in zip((dq, dk, dv), operands[1:4], strict=True))
 
 
@@ -83,10 +83,11 @@ def _statistics(result: TensorType) -> TensorType:
     return TensorType((*result.shape[:3], 1), DType.F64 if result.dtype is DType.F64 else DType.F32)
 
 
-def _groups(x: Array, k: Array) -> Array:
-    """Reshape [B, H, …] to [B, G, H/G, …]: heads that share their keys become one dim."""
+def head_groups(x: Any, k: Any) -> Any:
+    """Reshape an array or a Tensor [B, H, …] to [B, G, H/G, …]: heads that share their keys become one dim."""
     return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
 
 
-def _heads(x: Array) -> Array:
+def grouped_heads(x: Any) -> Any:
+    """Reshape [B, G, H/G, …] back to [B, H, …]."""
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])

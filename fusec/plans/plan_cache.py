@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fusec.errors import FusecError
+from fusec.errors import FusecError, writing
 from fusec.plans import shared_folder
 from fusec.plans.cache_file import (
     CHOICES,
@@ -184,15 +184,16 @@ class PlanStore:
         Returns the number of plans.
         """
         count = 0
-        try:
-            with atomic_write.written(path.resolve(), durable=True) as whole, zipfile.ZipFile(whole, "w") as archive:
-                for file in (*self._files(PLANS), *self._files(CHOICES), *self._quarantined()):
-                    if self._read(file) is not None:
-                        name = file.relative_to(self.folder).as_posix()
-                        archive.writestr(zipfile.ZipInfo(name), file.read_bytes())
-                        count += name.startswith(f"{PLANS}/")
-        except OSError as error:
-            raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
+        with (
+            writing(path),
+            atomic_write.written(path.resolve(), durable=True) as whole,
+            zipfile.ZipFile(whole, "w") as archive,
+        ):
+            for file in (*self._files(PLANS), *self._files(CHOICES), *self._quarantined()):
+                if self._read(file) is not None:
+                    name = file.relative_to(self.folder).as_posix()
+                    archive.writestr(zipfile.ZipInfo(name), file.read_bytes())
+                    count += name.startswith(f"{PLANS}/")
         return count
 
     def import_(self, path: Path) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fusec import frontends
+from fusec.convert import file_of
 from fusec.errors import FusecError
 from fusec.quantization.calibrate import CalibrationResult, Probe, calibrate
 from fusec.quantization.calibration_data import CalibrationData, batches
@@ -40,7 +41,6 @@ QUANTISED = (
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
     *("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "MatMulNBits"),
 )
-LIMIT = (1 << 31) - 1  # bytes of a protobuf message
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,7 @@ class QuantizedModel:
 
     def to_bytes(self) -> bytes:
         """Return the model as the contents of a file. Raises FusecError: when it is too large for one file."""
-        size = self.model.ByteSize()
-        if size > LIMIT:
-            raise FusecError(f"the quantised model takes {size} bytes, and a file of protobuf holds {LIMIT}")
-        return self.model.SerializeToString()
+        return file_of(self.model, "the quantised model")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as an ONNX file, whole or not at all."""

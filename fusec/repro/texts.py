@@ -1,4 +1,4 @@
-"""Texts of a repro folder that do not depend on the graph: the README, and the script as a pytest file."""
+"""Write the texts of a repro folder that do not depend on the graph: the README, and the script as a pytest file."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fusec import __version__
-from fusec.errors import FusecError
+from fusec.errors import FusecError, writing
 from fusec.execution.compilation import Compiled
 from fusec.gpu.cudnn import deviceless
 from fusec.gpu.device import device_name
@@ -70,17 +70,14 @@ def write_body(
     }
     model, missing = _onnx(body)
     files["README.txt"] = texts.readme(title, target, seed if feeds is None else None, missing)
-    try:
-        with atomic_write.folder(goal.parent) as made:
-            for name, text in files.items():
-                (made / name).write_text(text, encoding="utf-8")
-            if model is not None:
-                (made / "partition.onnx").write_bytes(model)
-            data.save(made / "inputs.npz", contents.before)
-            data.save(made / "expected.npz", contents.expected)
-            made.rename(goal)
-    except OSError as error:
-        raise FusecError(f"{printable(str(folder))}: cannot write: {error.strerror or error}") from error
+    with writing(printable(str(folder))), atomic_write.folder(goal.parent) as made:
+        for name, text in files.items():
+            (made / name).write_text(text, encoding="utf-8")
+        if model is not None:
+            (made / "partition.onnx").write_bytes(model)
+        data.save(made / "inputs.npz", contents.before)
+        data.save(made / "expected.npz", contents.expected)
+        made.rename(goal)
     return folder
 
 

@@ -10,10 +10,10 @@ import inspect
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from fusec.errors import ExecutionError, FusecError, ModelError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Runnable: TypeAlias = AnyExecutable | DynamicExecutable
 
+T = TypeVar("T")
 COMPILED = ".fusec"
 _loading = threading.Lock()
 
@@ -92,3 +93,10 @@ def loaded(recipe: ModelRecipe) -> Runnable:
     """Return the executable of a recipe, which is made once in each process."""
     with _loading:
         return _loaded(recipe)
+
+
+def call_with(function: Callable[..., T], batch: Any) -> T:
+    """Call a model, or what queues its calls, with a batch: an array, a tuple in order, or a dict by name."""
+    if isinstance(batch, Mapping):
+        return function(**{str(name): array for name, array in batch.items()})
+    return function(*batch) if isinstance(batch, tuple) else function(batch)

@@ -18,8 +18,11 @@ _AVERAGE = 4  # ncclAvg
 
 
 def unique_id() -> list[int]:
-    """Return the name of a new group of workers, which worker 0 makes. Raises TargetError without NCCL."""
-    return [int(x) for x in _nccl().get_unique_id()]
+    """Return the name of a new group of workers, which worker 0 makes, as bytes in JSON.
+
+    Raises TargetError without NCCL.
+    """
+    return list(_nccl().get_unique_id())
 
 
 def _nccl() -> Any:
@@ -38,7 +41,7 @@ class NcclCommunicator:
     def __init__(self, rank: int, size: int, group: Sequence[int]):
         """Join a group. Waits until all its workers have."""
         self.rank, self.size = rank, size
-        self._nccl = _nccl().NcclCommunicator(size, tuple(group), rank)
+        self._nccl = _nccl().NcclCommunicator(size, bytes(group), rank)
         self._side = cupy.cuda.Stream(non_blocking=True)
 
     def mean(self, block: Array) -> None:

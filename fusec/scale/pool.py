@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ import numpy as np
 from fusec.errors import ExecutionError
 from fusec.scale.device_queue import DeviceQueue
 from fusec.scale.devices import worker_devices
-from fusec.scale.model_recipe import ModelRecipe
+from fusec.scale.model_recipe import ModelRecipe, call_with
 
 DEPTH = 2
 
@@ -92,17 +92,12 @@ class DevicePool:
             for batch in batches:
                 if len(waiting) >= self._batches.limit:
                     yield waiting.popleft().result()
-                waiting.append(self._submit_one(batch))
+                waiting.append(call_with(self.submit, batch))
             while waiting:
                 yield waiting.popleft().result()
         finally:
             for future in waiting:
                 future.cancel()
-
-    def _submit_one(self, batch: Any) -> Future[Any]:
-        if isinstance(batch, Mapping):
-            return self.submit(**{str(name): array for name, array in batch.items()})
-        return self.submit(*batch) if isinstance(batch, tuple) else self.submit(batch)
 
     def close(self) -> None:
         """End the workers. Batches that are not done fail."""

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.ir import HALVES, Graph, Node, Value
-from fusec.ops import Cast, Pointwise
+from fusec.ops import POINTWISE_OPS, Cast
 from fusec.schedule.aliasing import same_storage
 
 MAX_ELEMENTS = 1 << 31  # of a tensor, because kernels count in 32 bits
@@ -37,7 +37,7 @@ class Member:
 
 def is_flat(node: Node) -> bool:
     """Tell if a node works element by element on packed tensors of one order; other operands may be scalars."""
-    if not isinstance(node.op, (Pointwise, Cast)) or node.op.name == "gen_index":
+    if not isinstance(node.op, POINTWISE_OPS) or node.op.name == "gen_index":
         return False
     kind = node.results[0].type
     types = [v.type for v in (*node.operands, *node.results)]

@@ -16,7 +16,7 @@ from fusec.driver import compile_dynamic
 from fusec.dynamic_shapes.executable import MAX_SHAPES, DynamicExecutable
 from fusec.dynamic_shapes.saved_shapes import loaded
 from fusec.dynamic_shapes.size_ranges import GivenShapes
-from fusec.errors import FusecError
+from fusec.errors import writing
 from fusec.execution.signature import array_of, require_by_name
 from fusec.frontends.custom_ops import CustomOp
 from fusec.ir import Array
@@ -299,8 +299,5 @@ class InferenceSession(SaysWhy):
             if not isinstance(program, Executable):
                 program.refuse(f"cannot be written to {path} as one optimised model")
             data = convert.to_bytes(program.compiled)
-            try:
-                with atomic_write.written(Path(path).resolve(), durable=True) as file:
-                    file.write(data)
-            except OSError as error:
-                raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
+            with writing(path), atomic_write.written(Path(path).resolve(), durable=True) as file:
+                file.write(data)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fusec.errors import FusecError
+from fusec.errors import writing
 from fusec.runtime import Executable
 from fusec.schedule.program import Kind
 from fusec.system import atomic_write
@@ -61,11 +61,8 @@ class RunProfile:
 
     def write(self) -> str:
         """Write the events to a file, and return its name. Raises FusecError: when it cannot be written."""
-        try:
-            with atomic_write.written(Path(self._path).resolve(), durable=False) as file:
-                file.write(json.dumps(self._events, indent=1).encode())
-        except OSError as error:
-            raise FusecError(f"{self._path}: cannot write: {error.strerror or error}") from error
+        with writing(self._path), atomic_write.written(Path(self._path).resolve(), durable=False) as file:
+            file.write(json.dumps(self._events, indent=1).encode())
         return self._path
 
     def _now_us(self) -> float:

@@ -14,8 +14,8 @@ from cli.command import SHAPE, fusec
 from helpers import assert_close
 
 import fusec as library
-from fusec import driver
 from fusec.cli.common import colour
+from fusec.compiler import compile_model
 from fusec.diagnostics import verify as verifying
 from fusec.diagnostics.explain.table import bytes_text
 from fusec.plans.plan_filter import PlanFilter
@@ -49,14 +49,14 @@ def test_deterministic_is_the_same_for_all_commands(model: Path, tmp_path: Path)
     for command in (("run",), ("bench", "--runs", 1), ("verify",), ("explain",), ("convert", "-o", out)):
         asked: list[bool] = []
         with pytest.MonkeyPatch.context() as patch:
-            build = driver.build_program
+            build = compile_model.build_program
 
             def seen(*args: Any, _build: Any = build, _asked: list[bool] = asked, **options: Any) -> Any:
                 made = _build(*args, **options)
                 _asked.append(made.options.deterministic)
                 return made
 
-            patch.setattr(driver, "build_program", seen)
+            patch.setattr(compile_model, "build_program", seen)
             assert fusec(*command, model, *SHAPE, "--deterministic").exit_code == 0
         assert asked == [True], command
 
@@ -69,14 +69,14 @@ def test_the_filter_of_plans_is_the_same_for_all_commands(model: Path, tmp_path:
     for command in (("compile",), ("compile", "-o", file), *others):
         asked: list[PlanFilter] = []
         with pytest.MonkeyPatch.context() as patch:
-            build = driver.build_program
+            build = compile_model.build_program
 
             def seen(*args: Any, _build: Any = build, _asked: list[PlanFilter] = asked, **options: Any) -> Any:
                 made = _build(*args, **options)
                 _asked.append(made.options.plan_filter)
                 return made
 
-            patch.setattr(driver, "build_program", seen)
+            patch.setattr(compile_model, "build_program", seen)
             result = fusec(*command, model, *SHAPE, *options)
             assert result.exit_code == 0, result.stderr
         assert asked == [wanted], command
@@ -103,14 +103,14 @@ def test_channels_last_is_the_same_for_all_commands(model: Path, tmp_path: Path)
     for command in commands:
         asked: list[Any] = []
         with pytest.MonkeyPatch.context() as patch:
-            build = driver.build_program
+            build = compile_model.build_program
 
             def seen(*args: Any, _build: Any = build, _asked: list[Any] = asked, **options: Any) -> Any:
                 made = _build(*args, **options)
                 _asked.append([v.type.order for v in (*made.graph.inputs, *made.graph.outputs)])
                 return made
 
-            patch.setattr(driver, "build_program", seen)
+            patch.setattr(compile_model, "build_program", seen)
             result = fusec(*command, model, *SHAPE, "--channels-last")
             assert result.exit_code == 0, result.stderr
         assert asked == [[(0, 2, 3, 1)] * 2], command

@@ -133,7 +133,7 @@ def test_on_a_gpu_everything_is_timed(model: Path, tmp_path: Path, monkeypatch: 
     """The simulator takes the place of the GPU, under its name."""
     file = tmp_path / "page.html"
     monkeypatch.setattr("fusec.cli.report._is_present", lambda request, target: True)
-    monkeypatch.setattr("fusec.driver.SimulatorBackend", lambda: SimulatorBackend("NVIDIA H200"))
+    monkeypatch.setattr("fusec.compiler.compile_model.SimulatorBackend", lambda: SimulatorBackend("NVIDIA H200"))
     data = json.loads(fusec("report", model, *SHAPE, "--runs", 2, "--no-cores", "-o", file, "--json").stdout)
     (program,) = data["programs"]
     assert (program["device"], program["simulated"]) == ("NVIDIA H200", False) and program["time_us"] > 0

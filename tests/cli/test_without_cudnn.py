@@ -15,10 +15,11 @@ from helpers import assert_close
 from lowering.lowers_judge import LowersJudge
 
 import fusec as library
-from fusec import driver
+from fusec import frontends, lockfile
 from fusec.artifacts import fusec_file
 from fusec.errors import CudnnNotAskedWarning, TargetError
 from fusec.execution import compilation
+from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless, legality, worker_process
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
@@ -75,7 +76,7 @@ def test_results_are_those_of_the_reference(model: Path, tmp_path: Path) -> None
     x = np.random.default_rng(0).standard_normal((1, 8, 8, 8)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     ran("run", model, *SHAPE, "--input", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "y.npz")
-    want = evaluate(driver.frontends.load(model, {"x": (1, 8, 8, 8)}), {"x": x})
+    want = evaluate(frontends.load(model, {"x": (1, 8, 8, 8)}), {"x": x})
     assert_close(np.load(tmp_path / "y.npz")["y"], want["y"], 1e-5)
 
 
@@ -123,7 +124,7 @@ def test_what_would_claim_an_answer_is_refused(
 
 def test_a_lock_is_not_kept_to_or_compared(model: Path, tmp_path: Path) -> None:
     lock = tmp_path / "fusec.lock"
-    driver.lockfile.write(lock, driver.lockfile.Lock({}, ()))
+    lockfile.write(lock, lockfile.Lock({}, ()))
     for args in (("run", model, "--locked", lock), ("compile", model, "--locked", lock), ("lock", "diff", lock, model)):
         result = fusec(*args, *SHAPE)
         assert (result.exit_code, result.stdout) == (2, "") and LABEL in result.stderr
@@ -148,13 +149,13 @@ def test_a_dynamic_model_asks_the_rules_for_each_size(model: Path) -> None:
     with pytest.warns(CudnnNotAskedWarning, match=LABEL):
         net.at({"x": (1, 8, 8, 8)})
     x = np.random.default_rng(0).standard_normal((2, 8, 8, 8)).astype(np.float32)
-    assert_close(net(x), evaluate(driver.frontends.load(model, {"x": x.shape}), {"x": x})["y"], 1e-5)
+    assert_close(net(x), evaluate(frontends.load(model, {"x": x.shape}), {"x": x})["y"], 1e-5)
     assert not net.at({"x": x.shape}).compiled.asked
 
 
 def test_a_gpu_that_cannot_be_used_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver.device, "is_present", lambda target: target.name == "h200")
-    monkeypatch.setattr(driver.device, "device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(device, "is_present", lambda target: target.name == "h200")
+    monkeypatch.setattr(device, "device_name", lambda: "NVIDIA H200")
     result = fusec("run", model, *SHAPE)
     assert result.exit_code == 2 and all(words in result.stderr for words in ("NVIDIA H200", *WAYS))
     assert LABEL in ran("run", model, *SHAPE, "--target", "t4"), "which is simulated, here and elsewhere"

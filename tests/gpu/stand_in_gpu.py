@@ -315,19 +315,19 @@ class Machine:
 
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
-    from fusec.gpu import backend
-    from fusec.gpu.autotune import plan_bench
+    from fusec.gpu import backend, device_arrays, host_buffers
+    from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
-    from fusec.gpu.launch import cuda_graph, stream_calls
+    from fusec.gpu.launch import cuda_graph, stream_calls, workspace
     from fusec.gpu.launch import kernel_launcher as launch
     from fusec.gpu.measure import random_inputs, timer
 
     cupy, cudnn = machine.cupy(), machine.cudnn()
     patch(Array, "machine", machine)
-    for module in (stream_calls, cuda_graph, launch, lone_matmul, random_inputs, timer):
+    for module in (stream_calls, cuda_graph, device_arrays, host_buffers, launch, lone_matmul, random_inputs, timer):
         patch(module, "cupy", cupy)
-    for module in (backend, plan_bench):
+    for module in (backend, plan_bench, tuning_environment, workspace):
         patch(module, "cupy", cupy)
         patch(module, "cudnn", cudnn)
     patch(plan_list, "cudnn", cudnn)

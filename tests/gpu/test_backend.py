@@ -542,11 +542,11 @@ def test_parallel_steps_are_used_where_they_are_faster(
 ) -> None:
     net = build(tmp_path, text=FORKS)
 
-    def time_us(run: Any, count: int, alone: bool = False) -> list[float]:
+    def time_us(run: Any, count: int) -> list[float]:
         run()
         return [5.0 if (run.lanes > 1) == faster else 7.0] * count
 
-    monkeypatch.setattr(net.backend, "time_us", time_us)
+    monkeypatch.setattr(net.backend, "_capture", replace(net.backend._capture, time_us=time_us))
     rng = np.random.default_rng(0)
     feeds = {"x": np.exp(rng.standard_normal((2, 8, 4, 4))), "z": rng.standard_normal((3, 8, 4, 4))}
     feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
@@ -695,9 +695,10 @@ def test_locked_choices_are_used_without_timing(
 def _at_hand(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Whatever is compiled is that text, and the GPU is there."""
     from fusec import driver
+    from fusec.compiler import compile_model
 
-    monkeypatch.setattr(driver, "read_model", lambda model, shapes: model)
-    monkeypatch.setattr(driver, "build_program", lambda *_, **__: compiled(text))
+    monkeypatch.setattr(compile_model, "read_model", lambda model, shapes: model)
+    monkeypatch.setattr(compile_model, "build_program", lambda *_, **__: compiled(text))
     monkeypatch.setattr(driver.device, "is_present", lambda target: True)
     monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))
     monkeypatch.setenv("FUSEC_CACHE", str(path))

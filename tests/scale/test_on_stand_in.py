@@ -128,8 +128,8 @@ def test_a_block_that_grows_is_registered_again(recorder: Recorder) -> None:
 class Group:
     """NCCL's group with one worker, which doubles what it averages."""
 
-    def __init__(self, size: int, group: tuple[int, ...], rank: int):
-        assert (size, group, rank) == (2, (1, 2, 3), 1)
+    def __init__(self, size: int, group: bytes, rank: int):
+        assert (size, group, rank) == (2, b"\x01\x02\xff", 1)  # CuPy takes no other type
         self.calls: list[tuple[int, ...]] = []
 
     def allReduce(self, *arguments: int) -> None:  # noqa: N802  # CuPy's name
@@ -140,7 +140,7 @@ class Group:
 
 
 def test_collectives_of_nccl(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = SimpleNamespace(available=True, NcclCommunicator=Group, get_unique_id=lambda: (1, 2, 3))
+    library = SimpleNamespace(available=True, NcclCommunicator=Group, get_unique_id=lambda: b"\x01\x02\xff")
     monkeypatch.setattr(nccl, "_nccl", lambda: library)
     communicator = nccl.NcclCommunicator(1, 2, nccl.unique_id())
     for dtype, code in ((np.float16, 6), (np.float32, 7), (np.float64, 8), (ml_dtypes.bfloat16, 9)):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fusec.cli.common.options import number_of, pairs_of
-from fusec.errors import FusecError
+from fusec.errors import FusecError, writing
 from fusec.system import atomic_write
 from fusec.system.printable import printable
 
@@ -82,12 +82,9 @@ def check_writable(path: Path | None) -> None:
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a temporary file that then replaces the file, so that readers never see half of it."""
     check_writable(path)
-    try:
-        # resolved, so that the target of a link is replaced and not the link
-        with atomic_write.written(path.resolve(), durable=True) as file:
-            write(file)
-    except OSError as error:
-        raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
+    # resolved, so that the target of a link is replaced and not the link
+    with writing(path), atomic_write.written(path.resolve(), durable=True) as file:
+        write(file)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,7 +16,7 @@ from fusec.gpu.cudnn.judges import CudnnJudge, asks_cudnn
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
 from fusec.lowering import virtual_rounding
-from fusec.ops import STRIDED_VIEWS, Cast, Conv, ConvTranspose, ConvWgrad, Pointwise, Scatter
+from fusec.ops import POINTWISE_OPS, STRIDED_VIEWS, Conv, ConvTranspose, ConvWgrad, Scatter
 from fusec.passes.partition import Judge
 from fusec.passes.partition.equivalent_spellings import REWRITES
 from fusec.plans.verdict import Legal, Refused
@@ -135,7 +135,7 @@ _Found = tuple[Decline, Refusal | None]  # an entry, and the refusal that a core
 
 def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Judge | None) -> _Found:
     """Return the reason why cuDNN does not run the main op of a kernel: its first op that is not pointwise."""
-    node = min(step.nodes, key=lambda n: isinstance(n.op, (Pointwise, Cast)))
+    node = min(step.nodes, key=lambda n: isinstance(n.op, POINTWISE_OPS))
     name, places = display_name(node), (_origin(step.nodes),)
     if node.op.name in WITHOUT:
         ours = COPIES if isinstance(node.op, STRIDED_VIEWS) else WITHOUT[node.op.name]

@@ -1,4 +1,4 @@
-"""Time the candidates of steps, and choose the fastest of each."""
+"""Choose between cuDNN, cuBLASLt and kernels: time the candidates of each step, and take the fastest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enumerate candidates for a step: another spelling of its cuDNN graph, a kernel, or several smaller steps.
+"""List what could run a step: cuDNN in several spellings, a kernel, or several smaller steps.
 
 All of them compute the same as the step that the partitioner's cost model proposes.
 """

@@ -10,7 +10,7 @@ from fusec.gpu.autotune import fusion_proposals
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import Graph, Node
-from fusec.ops import PRODUCTS, Cast, PackedMatMul, Pointwise
+from fusec.ops import POINTWISE_OPS, PRODUCTS, PackedMatMul
 from fusec.passes.partition.equivalent_spellings import spelled
 from fusec.passes.partition.verdict_cache import canonical_key
 from fusec.plans.plan_record import Part
@@ -67,7 +67,7 @@ def can_run_as_kernel(step: Partition, figures: GpuFigures) -> bool:
 
     Such a kernel serves every input shape. cuDNN would compile the step for each shape again.
     """
-    pointwise = step.kind is Kind.CUDNN and all(isinstance(node.op, (Pointwise, Cast)) for node in step.nodes)
+    pointwise = step.kind is Kind.CUDNN and all(isinstance(node.op, POINTWISE_OPS) for node in step.nodes)
     return pointwise and kernel_of(step.nodes, figures) is not None
 
 

@@ -1,4 +1,4 @@
-"""Choose the candidate that runs each step on this GPU: from the cache, or timed."""
+"""Choose what runs each step on this GPU, cuDNN or a kernel: from the cache, or timed."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from fusec.errors import ExecutionError
 from fusec.gpu import autotune, cublaslt, kernels, measure
 from fusec.gpu.autotune.ranked_plans import PlanBench, RankedPlans
+from fusec.gpu.autotune.tuning_environment import TuningEnvironment
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
@@ -41,25 +42,6 @@ class RevivingPlanBench(PlanBench, Protocol):
     def is_revived(self, plan: Any) -> bool:
         """Return True if a plan was read from its serialized form."""
         ...
-
-
-@dataclass(frozen=True)
-class TuningEnvironment:
-    """Target, GPU and library versions that a tuned choice depends on.
-
-    figures: `Target.figures_digest`; only choices of steps depend on it, because cuDNN's plans do not read the figures.
-    """
-
-    target: str
-    device: str
-    driver: str
-    cudnn: str
-    frontend: str
-    figures: str
-
-    def key(self, subject: str, level: str) -> PlanKey:
-        """Return the cache key of a graph, step or kernel at a tuning level."""
-        return PlanKey(subject, self.target, self.device, self.driver, self.cudnn, self.frontend, level)
 
 
 @dataclass(frozen=True)

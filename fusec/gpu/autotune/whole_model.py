@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from fusec.gpu.autotune.coordinate_descent import Contest, Run, contests
+from fusec.errors import ExecutionError
+from fusec.gpu.autotune.coordinate_descent import Contest, DescentResult, Run, contests, descend
 from fusec.gpu.autotune.plan_selection import PlanSelector
 from fusec.gpu.autotune.step_selection import StepSelector
 from fusec.gpu.kernels import Kernel
@@ -50,6 +52,20 @@ class WholeModelTrial:
         times_us = {key: self._times_us(key) for key in self.steps_of}
         return contests(times_us, {key: len(numbers) for key, numbers in self.steps_of.items()})
 
+    def descend(self, seconds: float, rehearse: Callable[[int], None]) -> DescentResult | None:
+        """Search the fastest options for some seconds: see `coordinate_descent`. None if there is no choice.
+
+        rehearse: runs the model once; plans may use a workspace of as many bytes
+        """
+        contests, end = self.contests(), time.monotonic() + seconds
+        if not contests:
+            return None
+        try:
+            rehearse(self._workspace_bytes(contests))
+            return descend(contests, self, lambda: time.monotonic() < end)
+        except ExecutionError:  # the first call names the failing step, and uses another plan
+            return None
+
     def captured(self, options: Mapping[str, int]) -> Run | None:
         """Capture the model with these options as one CUDA graph; None if it cannot be captured as one."""
         runs = list(self.runs)
@@ -64,7 +80,7 @@ class WholeModelTrial:
     def time_us(self, run: Run) -> float:
         return self.times(run, 1)[0]
 
-    def workspace_bytes(self, contests: Sequence[Contest]) -> int:
+    def _workspace_bytes(self, contests: Sequence[Contest]) -> int:
         """Return the largest workspace that a plan of these contests needs."""
         ranked = [self.plans.ranked[each.key] for each in contests if each.key in self.plans.ranked]
         return max((plan.workspace_bytes for result in ranked for _, plan in result.plans), default=0)

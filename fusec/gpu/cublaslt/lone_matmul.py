@@ -35,14 +35,12 @@ class LoneProduct:
     lowered: Lowered
     plan: BlasPlan
 
-    def bound(
-        self, memory: Memory, workspace: Array | None, of_lane: Callable[[], Array | None] = lambda: None
-    ) -> Callable[[], None]:
+    def bound(self, memory: Memory, workspace: Callable[[], int]) -> Callable[[], None]:
         """Return a function that runs the product over the step's values on the current stream.
 
         It neither allocates nor waits.
 
-        of_lane: returns the workspace of the stream that captures the step; None with one stream.
+        workspace: returns the address of the workspace; 0 if there is none.
         """
         values = inputs_of(self.step.nodes)
         named = {v.name: v for v in (*values, *self.step.outputs)}
@@ -53,13 +51,11 @@ class LoneProduct:
             value = next(v for v in values if v.literal is binding.literal)
             buffers[binding.uid] = memory(value, binding.type)
         addresses = self.plan.addresses({uid: array.data.ptr for uid, array in buffers.items()})
-        scratch = 0 if workspace is None else workspace.data.ptr
-        held = (workspace, *buffers.values())  # `run` keeps them alive, because the call gets addresses only
+        held = tuple(buffers.values())  # `run` keeps them alive, because the call gets addresses only
 
         def run() -> None:
             assert held
-            lane = of_lane()
-            self.plan.execute(addresses, scratch if lane is None else lane.data.ptr, None)
+            self.plan.execute(addresses, workspace(), None)
 
         return run
 
@@ -75,7 +71,7 @@ class LoneProduct:
         result = memory(node.result, node.result.type)
         result.view(cupy.uint8)[...] = 0xFF
         scratch = cupy.empty(self.plan.workspace_bytes, cupy.uint8) if self.plan.workspace_bytes else None
-        self.bound(memory, scratch)()
+        self.bound(memory, lambda: 0 if scratch is None else scratch.data.ptr)()
         operands = [unpack(memory(v, v.type), v.type) for v in node.operands]
         (want,) = evaluate_node(node, operands, cupy)
         got = unpack(result, node.result.type)

@@ -53,6 +53,13 @@ class Streams:
         """Wait for what the running call has queued until now; between calls, for the last call."""
         (self.current if self.running else self.done).synchronize()
 
+    def finish(self) -> None:
+        """Wait as `synchronize` does. Raises ExecutionError for an error of the device."""
+        try:
+            self.synchronize()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise ExecutionError(f"the GPU reported an error: {error}") from error
+
     @contextmanager
     def own_call(self) -> Generator[None]:
         """Run a call on the own stream: it waits for work on the caller's stream, and that stream waits for it."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from fusec.ir import HALVES, DType, Graph, Node, Op, Value
 from fusec.ops import (
+    ATTENTION_OPS,
     Attention,
     AttentionBackward,
     AttentionTrain,
@@ -32,7 +33,7 @@ def expand(graph: Graph, names: Collection[str]) -> Mapping[str, tuple[str, ...]
     """
     made: dict[str, tuple[str, ...]] = {}
     for node in list(graph.nodes):
-        if not isinstance(node.op, (Attention, AttentionTrain, AttentionBackward)) or node.results[0].name not in names:
+        if not isinstance(node.op, ATTENTION_OPS) or node.results[0].name not in names:
             continue
         name, maker = node.results[0].name, _Maker(graph, node)
         if isinstance(node.op, AttentionBackward):

@@ -15,6 +15,7 @@ import numpy as np
 
 from fusec.ir import Constant, DType, Graph, Literal, Node, Op, Return, Value
 from fusec.ops import (
+    POINTWISE_OPS,
     AttentionBackward,
     AttentionTrain,
     BatchNormBySums,
@@ -120,7 +121,7 @@ def _packed_scales(graph: Graph) -> set[Value]:
 
 
 def _is_pointwise(value: Value) -> bool:
-    return value.node is not None and isinstance(value.node.op, (Cast, Pointwise))
+    return value.node is not None and isinstance(value.node.op, POINTWISE_OPS)
 
 
 def _cast_fp32_values(graph: Graph, kept: Collection[Value], literals: Mapping[Value, Literal], storage: DType) -> None:

@@ -15,6 +15,7 @@ from fusec.lower_cudnn import WITHOUT
 from fusec.ops import (
     ATTENTION_OPS,
     EPILOGUE_ANCHORS,
+    POINTWISE_OPS,
     STRIDED_VIEWS,
     BatchNormBackward,
     BatchNormBySums,
@@ -24,7 +25,6 @@ from fusec.ops import (
     Conv,
     LayerNormBackward,
     MatMul,
-    Pointwise,
     Reduce,
     Slice,
     Split,
@@ -33,7 +33,6 @@ from fusec.passes.partition.convexity import Condensation, Wiring
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import inputs_of, outputs_of
 
-POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 # Ops that take the pointwise ops after them; norms in training do so in their kernels (fusec.gpu.kernels).
 EPILOGUE_OWNERS: tuple[type[Op], ...] = (
     *EPILOGUE_ANCHORS,
@@ -79,7 +78,7 @@ class Grower:
         self.condensation = condensation
         self.free = free
         nodes = wiring.nodes
-        self.pointwise = [isinstance(n.op, POINTWISE) for n in nodes]
+        self.pointwise = [isinstance(n.op, POINTWISE_OPS) for n in nodes]
         # An op that cuDNN never runs would make every candidate that it joins one to refuse.
         self.joinable = [self.pointwise[i] and n.op.name not in WITHOUT for i, n in enumerate(nodes)]
         self.type = [n.results[0].type for n in nodes]

@@ -1,4 +1,4 @@
-"""Choose the cover: which candidate, how many of its nodes, in which spelling.
+"""Choose what fuses: which candidates become steps, how many nodes each has, in which spelling, and why not more.
 
 A round plans the whole graph and assumes that candidates without a verdict are accepted by the best engines. The
 oracle then judges the assumed ones in one batch. Rounds repeat until nothing was assumed, so each question is asked

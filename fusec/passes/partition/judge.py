@@ -1,4 +1,4 @@
-"""Protocol of judges, which tell if a candidate partition is legal.
+"""Define what a judge is: it tells if a candidate partition is legal.
 
 A judge asks cuDNN, or in tests a recording or a rule.
 """

@@ -10,8 +10,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 
 from fusec.ir import Constant, Graph, Node
-from fusec.ops import ANCHORS
-from fusec.passes.partition.candidates import POINTWISE
+from fusec.ops import ANCHORS, POINTWISE_OPS
 from fusec.passes.partition.convexity import Wiring
 from fusec.passes.partition.cover import CoverSearch
 from fusec.passes.partition.equivalent_spellings import respell
@@ -61,7 +60,7 @@ def partition(
             continue
         step = alone(graph, node)
         steps.append(step)
-        if step.kind is Kind.KERNEL and not isinstance(node.op, (*ANCHORS, *POINTWISE)):
+        if step.kind is Kind.KERNEL and not isinstance(node.op, (*ANCHORS, *POINTWISE_OPS)):
             refusals.append(Refusal((node,), step.body, UNPROPOSED))
     program = Program(graph, ordered(steps, planner.wiring), tuple(refusals))
     program.verify()

@@ -1,4 +1,4 @@
-"""Terms of which both sides of a rule are made: ops applied to leaves, numbers and attributes.
+"""Define the terms of which both sides of a rule are made: ops applied to leaves, numbers and attributes.
 
 A rule's function is called once, with an `Ops` and one leaf per parameter. Its result is matched, built, printed and
 tested without another call.

@@ -1,4 +1,4 @@
-"""Rules for activations as frameworks spell them, after canonicalisation (x / c is x * (1/c), limits are clip)."""
+"""Recognise activations as frameworks spell them, after canonicalisation (x / c is x * (1/c), limits are clip)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for norms and softmax as frameworks spell them, and for their scale and bias."""
+"""Recognise norms and softmax as frameworks spell them, and for their scale and bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for rotary position embeddings as exporters spell them: rotated halves of each row, times cos and sin."""
+"""Recognise rotary position embeddings as exporters spell them: rotated halves of each row, times cos and sin."""
 
 from __future__ import annotations
 

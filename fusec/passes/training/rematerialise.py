@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fusec.ir import Constant, Graph, Node, Value, positions
-from fusec.ops import Cast, Pointwise
+from fusec.ops import POINTWISE_OPS, Cast
 from fusec.passes.base import Options
 
 # Most ops cost no more than the memory traffic they save. Others (exp, tanh, erf…) use a unit of the GPU that is
@@ -69,7 +69,7 @@ def _read_late(graph: Graph, place: Mapping[Node, int], far: int) -> dict[Value,
 
 
 def _cheap(value: Value) -> bool:
-    return value.node is not None and isinstance(value.node.op, (Pointwise, Cast))
+    return value.node is not None and isinstance(value.node.op, POINTWISE_OPS)
 
 
 def _recomputation(value: Value, place: Mapping[Node, int]) -> tuple[list[Node], list[Value]] | None:

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from fusec.gpu.autotune import tuning_cache as module
-from fusec.gpu.autotune.tuning_cache import KnownChoices, TuningCache, TuningEnvironment
+from fusec.gpu.autotune.tuning_cache import KnownChoices, TuningCache
+from fusec.gpu.autotune.tuning_environment import TuningEnvironment
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore
@@ -87,9 +88,9 @@ def test_a_step_is_tuned_again_after_an_edit_of_the_targets_figures(tmp_path: Pa
 
 def test_the_environment_has_the_figures_of_the_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cupy")
-    backend = pytest.importorskip("fusec.gpu.backend")
-    monkeypatch.setattr(backend.device, "detect", lambda: load("t4"))
-    made = backend._environment("Tesla T4", PlanFilter(), False)
+    module = pytest.importorskip("fusec.gpu.autotune.tuning_environment")
+    monkeypatch.setattr(module.device, "detect", lambda: load("t4"))
+    made = module.environment_here("Tesla T4", PlanFilter(), False)
     assert (made.target, made.figures) == ("t4", load("t4").figures_digest)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.cases import assert_same, last
+from gpu.kernels.convolution.test_packed_product import Weights, alone
 from gpu.kernels.convolution.test_split_k import SAME, convolved
 
 pytest.importorskip("cupy")
@@ -107,9 +108,13 @@ def recorded(stream: Any) -> Any:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("front", ["memset", "copy", "slow kernel", "two lanes"])
-def test_an_early_launch_waits_for_the_launch_before_it(front: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kind", ["split_k", "packed_product"])
+def test_an_early_launch_waits_for_the_launch_before_it(front: str, kind: str, rng: np.random.Generator) -> None:
     """Within a graph, in each way; and one behind the other, the second of which writes over what the first reads."""
-    case = convolved("early", last(DType.F16, 1, 256, 14, 14), SAME, (3, 3), 256)
+    if kind == "split_k":
+        case = convolved("early", last(DType.F16, 1, 256, 14, 14), SAME, (3, 3), 256)
+    else:
+        case = alone(DType.F16, (2, 4096), Weights(DType.I4, 4096, 4096, 32))
     assert case.kernel is not None
     launcher = Launcher()
     slow = cupy.RawKernel(SLOW, "slow")

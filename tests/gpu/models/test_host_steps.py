@@ -25,12 +25,12 @@ pytest.importorskip("cudnn")
 
 @pytest.fixture
 def machine(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    from fusec import driver
     from fusec.compiler import choose_judge
+    from fusec.execution.shape_family import ShapeFamily
     from fusec.gpu import device
 
     monkeypatch.setattr(choose_judge, "CudnnJudge", lambda *_: LowersJudge())
-    monkeypatch.setattr(driver.ShapeFamily, "oracle", lambda *_: None)
+    monkeypatch.setattr(ShapeFamily, "oracle", lambda *_: None)
     monkeypatch.setattr(device, "_first_gpu", lambda: ("NVIDIA H200", 90))
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
     return machine

@@ -63,7 +63,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "kept_driver",
         "plan cache",
-        "gpu/autotune/tuning_cache.py",
+        "gpu/autotune/tuning_environment.py",
         "return PlanKey(subject, self.target, self.device, self.driver, self.cudnn, self.frontend, level)",
         'return PlanKey(subject, self.target, self.device, "", self.cudnn, self.frontend, level)',
         "plans measured with one driver are taken for another's",

@@ -1,4 +1,4 @@
-"""Kernels as data: source, launches, and the values they read and write. No CUDA is needed to make one.
+"""Describe kernels as data: source, launches, and the values they read and write. No CUDA is needed to make one.
 
 Sources name arguments by position and contain shapes as numbers, never names of the model. Thus equal computations have
 equal source. Counts that grow with the batch are passed at launch (`by_value`), so another batch needs no other kernel.

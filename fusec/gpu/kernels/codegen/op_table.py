@@ -1,4 +1,4 @@
-"""The C expression of each pointwise op. A test holds the table complete; the meaning is that of `ops.pointwise`.
+"""List the C expression of each pointwise op. A test holds the table complete; the meaning is that of `ops.pointwise`.
 
 x, y, z are the operands in the type they are computed in, T is that type, and attributes have their own names. Helper
 functions are in prelude.cuh.

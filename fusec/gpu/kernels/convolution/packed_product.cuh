@@ -33,7 +33,7 @@ FRAGMENT(kernel) {
 }
 
 // Request some chunks, then multiply them. Without a barrier, ptxas (13.0) moves each load to just before its use, and
-// waits for each.
+// waits for each. An early launch requests its first weights, which are constant, before the launches before it end.
 FRAGMENT(loop) {
   #pragma unroll 1
   for (; start + (AHEAD - 1) * STEPu < CHUNKSu; start += AHEADu * STEPu) {
@@ -46,6 +46,12 @@ FRAGMENT(loop) {
       const u32 chunk = start + u * STEPu;
       LOAD
     }
+    BEGIN
+    #pragma unroll
+    for (int u = 0; u < AHEAD; ++u) {
+      const u32 chunk = start + u * STEPu;
+      LOAD_ROWS
+    }
     __syncwarp();
     #pragma unroll
     for (int u = 0; u < AHEAD; ++u) {
@@ -54,7 +60,13 @@ FRAGMENT(loop) {
   }
 }
 
-// The weights of a chunk first, because they come from memory and the rest mostly from the cache.
+// The launches before this one have ended, and the next one may request its weights.
+FRAGMENT(begin) {
+  wait_for_launches();
+  next_may_begin();
+}
+
+// The weights of a chunk, which come from memory; the rows come mostly from the cache.
 FRAGMENT(load) {
   #pragma unroll
   for (int t = 0; t < TILES; ++t) {
@@ -71,7 +83,6 @@ FRAGMENT(load) {
       for (int h = 0; h < 2; ++h) offset[u][t][j][h] = OFFSET;
     }
   }
-  LOAD_ROWS
 }
 
 // Neighbours of a row, for each group of depths. Where there is no such row, the last one again: its sums are not used.

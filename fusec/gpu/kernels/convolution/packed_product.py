@@ -8,7 +8,7 @@ the constant is stored in that order. An integer becomes a float by its bits: co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -18,6 +18,7 @@ from fusec.gpu.kernels.convolution.packed_codes import PackedCodes
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import PackedMatMul
 from fusec.ops.matmul import MAX_ROWS, fits_kernel
+from fusec.schedule.program import inputs_of
 
 OCTET = 8  # rows of one product
 BUSY_WARPS = 16  # of a multiprocessor: with fewer the sum is split among blocks
@@ -113,6 +114,23 @@ class PackedSource:
     def scratch_bytes(self) -> int:
         return self.groups_of_tiles * self.parts * self.size * 4 if self.parts > 1 else 0
 
+    @property
+    def _packs(self) -> bool:
+        """Tell if one load moves the neighbours of a row that a thread multiplies."""
+        *outer, inner = self.x.strides
+        moved = [stride for stride, size in zip(outer, self.x.shape, strict=False) if size > 1]
+        count = PackedCodes.of(self.product).count
+        return inner == 1 and all(stride % count == 0 for stride in moved)
+
+    @property
+    def _is_early(self) -> bool:
+        """Tell if the launch may begin early: all that earlier launches may write is loaded after the wait.
+
+        The compiler may move other read-only loads before the wait.
+        """
+        read = [v for v in inputs_of(self.epilogue) if v is not self.product.result]
+        return self._packs and all(v.literal is not None for v in read)
+
     def launch(self) -> Launch:
         arguments, packed = Arguments(), PackedCodes.of(self.product)
         (columns, depth), threads = packed.type.shape, 32 * self.warps
@@ -142,7 +160,9 @@ class PackedSource:
             doors = arguments.doors(self.groups_of_tiles)
             cuda = cuda.bind(SCRATCH=arguments.scratch(), DOORS=doors)
         loops = [self.ahead] if chunks % (step * self.ahead) == 0 else [self.ahead, 1]
-        body = {"LOAD": cuda("load", TILE=tile, LOAD_ROWS=rows), "MULTIPLY": cuda("multiply")}
+        early = self._is_early
+        begin = cuda("begin") if early else []
+        body = {"LOAD": cuda("load", TILE=tile), "BEGIN": begin, "LOAD_ROWS": rows, "MULTIPLY": cuda("multiply")}
         coordinates = [line for octet in range(self.octets) for line in self._coordinates(octet)]
         lines = cuda(
             "kernel",
@@ -153,7 +173,8 @@ class PackedSource:
             RESULT_COORDINATES=split_index("at", [(f"y{d}", self.x.shape[d]) for d in range(self.x.rank - 1)]),
             EPILOGUE=self._store(arguments),
         )
-        return arguments.launch("packed_product", lines, self.groups_of_tiles * self.parts, threads)
+        launch = arguments.launch("packed_product", lines, self.groups_of_tiles * self.parts, threads)
+        return replace(launch, early=early)
 
     def _coordinates(self, octet: int) -> list[str]:
         row = f"row{octet}"
@@ -163,16 +184,13 @@ class PackedSource:
     def _load_row(self, cuda: CudaTemplate, octet: int, packed: PackedCodes, arguments: Arguments) -> list[str]:
         """Load the neighbours of a row that a thread multiplies, one by one where they are not contiguous."""
         space = Space(self.x.shape, (*(f"r{octet}_{d}" for d in range(self.x.rank - 1)), "k"))
-        *outer, inner = self.x.strides
-        moved = [stride for stride, size in zip(outer, self.x.shape, strict=False) if size > 1]
-        is_pack = inner == 1 and all(stride % packed.count == 0 for stride in moved)
         cuda = cuda.bind(
             OCTET=octet,
             POINTER=arguments.read(self.product.operands[0]),
             AT=space.offset(self.x),
-            STRIDE=inner,
+            STRIDE=self.x.strides[-1],
         )
-        return cuda("load_row", LOAD_NEIGHBOURS=cuda("load_pack" if is_pack else "load_elements"))
+        return cuda("load_row", LOAD_NEIGHBOURS=cuda("load_pack" if self._packs else "load_elements"))
 
     def _store(self, arguments: Arguments) -> list[str]:
         """Apply the epilogue to a result, and store it."""

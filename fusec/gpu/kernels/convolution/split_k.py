@@ -1,4 +1,4 @@
-"""Generate convolution over few pixels by splitting its channels among blocks (split-K).
+"""Choose and generate split-K: a convolution over few pixels whose channels are split among blocks.
 
 Otherwise a few blocks would visit all taps and channels one after the other. Channels are split until each
 multiprocessor has a block; the sums of the parts are then merged.

@@ -1,4 +1,4 @@
-"""Tile a convolution over few pixels among blocks and threads: see `split_k`."""
+"""Describe how split-K tiles a convolution among blocks and threads; `split_k` chooses the numbers."""
 
 from __future__ import annotations
 

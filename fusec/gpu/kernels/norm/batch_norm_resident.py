@@ -7,7 +7,6 @@ merges the sums of its own channels in the order of the chunks, so every run giv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +18,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
 from fusec.gpu.kernels.codegen.row_plan import RowPlan
 from fusec.gpu.kernels.norm.batch_norm_source import BatchNormSource, space_of
 from fusec.gpu.kernels.norm.resident_norm import ResidentNorm, meet_at_counter
-from fusec.ir import Node, Value
+from fusec.ir import Value
 
 VARIANTS = ((512, 4), (1024, 2))  # threads of a block, and turns whose loads are issued together
 LANES = 8  # vectors of channels that a block visits together, at most
@@ -258,12 +257,12 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             pack = f"{C_TYPES[value.type.dtype]}, {plan.vector}"
             again.head.append(f"const Pack<{pack}> stored{number} = load_pack<{pack}>({source});")
             again.known[value] = f"wide(stored{number}.v[j])"
-        again.compute(self._prologue_without(stored))
+        again.compute(self.step.prologue_without(stored))
         cached = PointwiseCode(space_of(step.x.type, plan), arguments, "k")
         for number, value in enumerate(dict.fromkeys(step.elements)):
             cached.head.append(f"const {self._pack(value)} kept{number} = {self._place_of(number, value)};")
             cached.known[value] = f"wide(kept{number}.v[j])"
-        cached.compute(self._prologue_without(step.elements))
+        cached.compute(self.step.prologue_without(step.elements))
         for code in (again, cached):
             self.normalise(code, "j")
             code.compute(step.epilogue, step.epilogue_outputs)
@@ -289,14 +288,3 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         if not self.resident:
             return []
         return self._last_turn(body, "slot = 0u, ") + self._turns("slot", 1, self.resident, body)
-
-    def _prologue_without(self, known: Sequence[Value]) -> list[Node]:
-        """Return the prologue nodes that the second pass applies again, given known values."""
-        step = self.step
-        wanted = {*step.elements, *(v for node in step.epilogue for v in node.operands)} - set(known)
-        found: list[Node] = []
-        for node in reversed(step.prologue):
-            if wanted.intersection(node.results):
-                found.insert(0, node)
-                wanted |= {v for v in node.operands if v not in known}
-        return found

@@ -58,13 +58,16 @@ class NormStep:
 
         It reads what the first pass stored, and so needs no nodes before that.
         """
-        wanted = set(self.elements) - set(self.prologue_outputs)
-        wanted |= {v for node in self.epilogue for v in node.operands if v not in self.prologue_outputs}
+        return self.prologue_without(self.prologue_outputs)
+
+    def prologue_without(self, known: Sequence[Value]) -> tuple[Node, ...]:
+        """Return the prologue nodes that a later pass applies again, given known values."""
+        wanted = {*self.elements, *(v for node in self.epilogue for v in node.operands)} - set(known)
         found: list[Node] = []
         for node in reversed(self.prologue):
             if wanted.intersection(node.results):
                 found.insert(0, node)
-                wanted |= {v for v in node.operands if v not in self.prologue_outputs}
+                wanted |= {v for v in node.operands if v not in known}
         return tuple(found)
 
 

@@ -1,1 +1,1 @@
-"""Kernels for LSTM, GRU and RNN."""
+"""Generate kernels for LSTM, GRU and RNN."""

@@ -54,6 +54,16 @@ def product(dtype: DType, shape: tuple[int, ...], weights: Weights, order: tuple
     return build(f"{dtype.value} {shape} {weights} {order}", types, make)
 
 
+def alone(dtype: DType, shape: tuple[int, ...], weights: Weights, order: tuple[int, ...] = ()) -> Case:
+    """With a bias."""
+
+    def make(g: Graph, x: Value) -> Value:
+        y = g.add(PackedMatMul(weights.block), x, *weights.operands(g))
+        return g.add(pw("add"), y, g.constant(np.linspace(-1, 1, weights.columns).astype(dtype.numpy)))
+
+    return build(f"{dtype.value} {shape} {weights} {order}", [TensorType(shape, dtype, order)], make)
+
+
 def packed_cases() -> list[Case]:
     return [
         product(F16, (1, 256), Weights(I4, 32, 256, 32)),
@@ -146,3 +156,20 @@ def test_a_narrow_result_of_few_blocks_is_split_along_the_depth() -> None:
     assert kernel.scratch_bytes and kernel.launches[0].grid > 64 // 16
     assert not product(F16, (1, 128), Weights(I4, 32, 128, 32)).kernel.scratch_bytes  # type: ignore[union-attr]
     assert FIGURES.processors > 100
+
+
+def test_weights_are_requested_before_earlier_launches_end() -> None:
+    """What the epilogue reads one by one must not be, so such a launch does not begin early."""
+    for case, early in (
+        (alone(F16, (1, 256), Weights(I4, 32, 256, 32)), True),
+        (alone(F16, (3, 256), Weights(I4, 16, 256, 64), (1, 0)), False),
+        (product(F16, (1, 256), Weights(I4, 32, 256, 32)), False),
+    ):
+        assert case.kernel is not None
+        for variant in (case.kernel, *case.kernel.others):
+            (launch,) = variant.launches
+            assert launch.early is early
+            if early:
+                words = ("load_words(codes", "wait_for_launches", "next_may_begin", "x[u][0][j] =", "multiply_tile")
+                places = [launch.source.index(word) for word in words]
+                assert places == sorted(places)
