@@ -7,7 +7,7 @@ import importlib
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from benchmarks.common.result_files import ROOT, merge, write_row
 from benchmarks.common.step_pairs import NamedStep, named_steps, step_pairs, table
 from benchmarks.kernels import fusion_penalties, leave_one_out, packed_products
 from benchmarks.models import ablation
-from benchmarks.pages import results_page
+from benchmarks.pages import results_of_quantised, results_page
 from benchmarks.serving import call_overhead, several_gpus
 from fusec import frontends
 from fusec.compiler import compile_model
@@ -172,6 +172,32 @@ def test_packed_products_are_paired_with_those_in_fp16(form: str) -> None:
     assert (row[f"{form}_packed_steps"], row[f"{form}_steps"]) == (0 if form == "fp16" else 2, 2)
     found = [sorted(step.operators) for step in named_steps(net, measure(net, feeds, runs=1))]
     assert found == [["product0"], ["product1"]]
+
+
+def test_quantised_results_are_listed_once_they_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
+    begun = {"model": "m", "batch": 8, "format": "int8", "times": {"fp16": time}, "date": "d", "commit": "c"}
+    seconds, launches = {"int8_cold_s": 3.0, "fp16_cold_s": 2.0}, {"int8_launches": 7, "fp16_launches": 6}
+    sides = {"us": 9.0, "limit_us": 2.0, "steps": ["cudnn conv"]}, {"us": 4.0, "limit_us": 2.0, "steps": []}
+    pairs = [{"operators": ["a"], "int8": a, "fp16": b} for a, b in (sides, sides[::-1])]
+    done = {**begun, **seconds, **launches, "fp16_over_quantised": 0.5, "times": {"fp16": time, "int8": time}}
+    packed = {"case": "1x64x32:4:32", "us": {"untuned": 1.0}, "date": "d", "commit": "c"}
+    turns = {"times": {}, "us": {"packed": 2.0, "fp16": 5.0, "torch": 6.0}, "share_of_limit": 0.7}
+    ratios = {"fp16_over_packed": 2.5, "torch_over_packed": 3.0}
+
+    def section(of: Callable[[], list[str]], *rows: dict[str, Any]) -> list[str]:
+        data = {"gpu": "A", "driver": 1, "cudnn": 1, "torch": "2", "rows": list(rows)}
+        monkeypatch.setattr(results_of_quantised, "read", lambda name: data)
+        return of()
+
+    assert section(results_of_quantised.quantized_models, begun) == []
+    text = "\n".join(section(results_of_quantised.quantized_models, begun, {**done, "pairs": pairs}))
+    times = "1.000 (0.900 to 1.100)"
+    assert f"| m | 8 | int8 | {times} | {times} | 0.50 |  | 7 / 6 | 3.0 / 2.0 |" in text
+    assert text.count("µs, limit") == 1 and "`cudnn conv`: 9.0 µs, limit 2.0; in fp16 4.0" in text
+    assert section(results_of_quantised.packed_products, packed) == []
+    text = "\n".join(section(results_of_quantised.packed_products, {**packed, **turns, **ratios}))
+    assert "| 1x64x32 | 4 | 32 | 2.00 | 5.00 | 6.00 | 70% | 2.50 | 3.00 |" in text
 
 
 def test_a_run_stops_at_its_limit() -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
+from fusec.errors import ExecutionError
 from fusec.execution.compilation import Compiled
 from fusec.ir import DType
 from fusec.ops import PRODUCTS
 from fusec.runtime import Executable
+
+RUNS = 9  # timings of a whole model, of which the median counts
 
 
 def faster_form(
@@ -37,10 +43,17 @@ def multiplies_bytes(compiled: Compiled) -> bool:
 
 
 def whole_us(executable: Executable) -> float | None:
-    """Time all steps of a program on the GPU over random inputs; None with state, which running would replace."""
+    """Time all steps of a program on the GPU over random inputs; None if they fail, or with state, which changes."""
     from fusec.gpu.backend import CudnnBackend
 
-    backend = executable.backend
+    backend, times_us = executable.backend, list[float]()
     assert isinstance(backend, CudnnBackend), "forms are compared on a GPU"
-    executable.rehearse(backend.time_whole_model)
-    return backend.whole_us
+
+    def rehearsal(inputs: Any, code: Any, runs: Sequence[Callable[[], None]], bind_step: Any) -> list[int]:
+        backend.run_once(inputs, runs)
+        times_us.extend(backend.time_us(backend.capture(runs), RUNS))
+        return []  # no step changes
+
+    with suppress(ExecutionError):  # the first call names the failing step
+        executable.rehearse(rehearsal)
+    return statistics.median(times_us) if times_us else None

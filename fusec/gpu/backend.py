@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -11,7 +10,6 @@ from typing import Any
 import cudnn
 import cupy
 
-from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
 from fusec.gpu.autotune.candidate_times import StepTuning
 from fusec.gpu.autotune.coordinate_descent import SECONDS, DescentResult
@@ -28,7 +26,6 @@ from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.device_arrays import DeviceArrays
 from fusec.gpu.host_buffers import HostBuffers, plan_runners, run_over
 from fusec.gpu.launch.capture import StepCapture
-from fusec.gpu.launch.cuda_graph import in_order
 from fusec.gpu.launch.kernel_launcher import Launcher, Memory
 from fusec.gpu.launch.stream_calls import CallOnCallersStream, Replay, Streams, feeder, fetcher
 from fusec.gpu.launch.workspace import Workspace
@@ -44,8 +41,6 @@ from fusec.schedule.dependencies import Waits
 from fusec.schedule.program import Partition, Program
 from fusec.system.compile_timer import spent_on
 from fusec.targets.target import DEFAULT, load
-
-WHOLE_RUNS = 9  # timings of a whole model, of which the median counts
 
 
 class CudnnBackend:
@@ -80,7 +75,6 @@ class CudnnBackend:
         self.name = device.device_name() or "GPU"
         self.tune = tuning.level
         self.descent: DescentResult | None = None
-        self.whole_us: float | None = None  # by `time_whole_model`
         environment = environment_here(self.name, plan_filter, kernel_cache is not None)
         cache = TuningCache(store or PlanStore(), environment, tuning.level, known)
         self._handle = cudnn.create_handle()
@@ -172,29 +166,13 @@ class CudnnBackend:
 
         def rehearse(workspace_bytes: int) -> None:
             self.workspace.reserve(workspace_bytes)
-            self._run_once(inputs, runs)
+            self.run_once(inputs, runs)
 
         self.descent = trial.descend(seconds, rehearse)
         return [] if self.descent is None else trial.adopt(self.descent.options)
 
-    def time_whole_model(
-        self,
-        inputs: Sequence[tuple[Array, TensorType]],
-        code: Sequence[CudnnGraph | Partition],
-        runs: Sequence[Callable[[], None]],
-        bind_step: Callable[[int], Callable[[], None]],
-    ) -> list[int]:
-        """Set `whole_us` to the time of all steps as one CUDA graph. Takes what `tune_whole_model` takes."""
-        try:
-            self._run_once(inputs, runs)
-            replay = in_order(self._streams, runs, self.scratch)
-            self.whole_us = statistics.median(self.time_us(replay, WHOLE_RUNS))
-        except ExecutionError:  # the first call names the failing step
-            self.whole_us = None
-        return []
-
-    def _run_once(self, inputs: Sequence[tuple[Array, TensorType]], runs: Sequence[Callable[[], None]]) -> None:
-        """Run all steps one by one, as in a first call, over random inputs."""
+    def run_once(self, inputs: Sequence[tuple[Array, TensorType]], runs: Sequence[Callable[[], None]]) -> None:
+        """Run steps one by one, as in a first call, over random inputs, whose memory is given."""
         for array, type in inputs:
             array[...] = random_array(type)[: array.size]
         with self.scratch():

@@ -26,8 +26,7 @@ from quantized.models import (
 )
 
 import fusec
-from fusec import driver
-from fusec.compiler import faster_form
+from fusec.compiler import compile_model, faster_form
 from fusec.diagnostics.verify import TIES
 from fusec.lower_cudnn import lower
 from fusec.lowering.simulator import simulate
@@ -132,7 +131,7 @@ def test_the_faster_of_both_whole_forms_runs(
         timed.append(faster_form.whole_us(executable))
         return timed[-1]
 
-    monkeypatch.setattr(driver, "whole_us", noted)
+    monkeypatch.setattr(compile_model, "whole_us", noted)
     path = quantised_cnn(tmp_path, symmetric=True, per_channel=True)
     net = fusec.compile(path, precision="fp16", rounding="fastest")
     assert isinstance(net, Executable) and len(timed) == 2 and all(us is not None and us > 0 for us in timed)

@@ -1,18 +1,20 @@
 """Merge the projections of queries, keys and values from one tensor into one product.
 
 Their weights are concatenated, and attention reads slices of the result by strides. Only projections that attention
-alone reads are merged, because another reader would have to copy its slice.
+alone reads are merged, because another reader would have to copy its slice. A product of 8-bit integers takes its scale
+along, and ends where it is cast to 16 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from fusec.ir import HALVES, Array, Graph, Literal, Node, TensorType, Value
-from fusec.ops import Attention, MatMul, Reshape, Slice, Transpose, pw
+from fusec.ir import HALVES, Array, DType, Graph, Literal, Node, TensorType, Value
+from fusec.ops import Attention, Cast, MatMul, Reshape, Slice, Transpose, pw
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import single_use, substitute
@@ -23,12 +25,16 @@ ALIGNED = 8  # columns: slices begin on 16 bytes, as attention kernels need
 
 @dataclass(frozen=True)
 class Projection:
-    """A product by a constant, perhaps a constant bias, and the value that then goes to attention."""
+    """A product by a constant, perhaps a constant bias, and the value that then goes to attention.
+
+    scale: of the sums of a product of 8-bit integers, which are scaled in fp32 before the bias.
+    """
 
     product: Node
     weight: Literal
     bias: Literal | None
     end: Value
+    scale: Literal | None = None
 
 
 class MergeProjections(Pass):
@@ -40,7 +46,7 @@ class MergeProjections(Pass):
         siblings: dict[tuple[Value, TensorType], list[Projection]] = {}
         for node in graph.nodes:
             if isinstance(node.op, MatMul) and (branch := _branch(node)) is not None:
-                rows = TensorType(node.result.type.shape[:-1], node.result.type.dtype)
+                rows = TensorType(node.result.type.shape[:-1], branch.end.type.dtype)
                 siblings.setdefault((node.operands[0], rows), []).append(branch)
         for branches in siblings.values():
             if len(branches) > 1:
@@ -53,22 +59,42 @@ def _branch(product: Node) -> Projection | None:
 
 
 def as_projection(product: Node) -> Projection | None:
-    """Return a 16-bit product by a constant of aligned columns, with its bias if it has one; else None."""
+    """Return a product by a constant of aligned columns, with its bias if it has one; None if it is not in 16 bits.
+
+    A product of 8-bit integers ends in 16 bits, after its scale and bias.
+    """
     x, w = product.operands
-    columns = product.result.type.shape[-1]
-    if w.literal is None or w.type.rank != 2 or x.literal is not None or x.type.dtype not in HALVES:
+    columns, end = product.result.type.shape[-1], product.result
+    if w.literal is None or w.type.rank != 2 or x.literal is not None or x.type.dtype not in (*HALVES, DType.I8):
         return None
-    if columns % ALIGNED or 0 in product.result.type.shape or not single_use(product.result):
+    if columns % ALIGNED or 0 in end.type.shape or not single_use(end):
         return None
-    end, bias = product.result, None
-    (user,) = end.users
-    if user.op.name == "add":
-        b = user.operands[1] if user.operands[0] is end else user.operands[0]
-        vector = b.literal is not None and b.type.size == columns == b.type.shape[-1]
-        if not vector or user.result.type.shape != end.type.shape:
-            return None
-        end, bias = user.result, b.literal
-    return Projection(product, w.literal, bias, end)
+    if x.type.dtype in HALVES:
+        end, bias = _with_constant(end, "add")
+        return Projection(product, w.literal, bias, end)
+    end, scale = _with_constant(_cast(end, (DType.F32,)) or end, "mul")
+    end, bias = _with_constant(end, "add")
+    narrow = _cast(end, HALVES)
+    return None if scale is None or narrow is None else Projection(product, w.literal, bias, narrow, scale)
+
+
+def _cast(value: Value, to: Sequence[DType]) -> Value | None:
+    """Return a value after its only reader, a cast to one of these types; None if that is another op."""
+    node = value.users[0] if single_use(value) else None
+    return node.result if node is not None and isinstance(node.op, Cast) and node.op.to in to else None
+
+
+def _with_constant(value: Value, name: str) -> tuple[Value, Literal | None]:
+    """Return a value after the op that alone reads it with a number for each column, and these; else the value."""
+    node = value.users[0] if single_use(value) else None
+    if node is None or node.op.name != name or node.result.type.shape != value.type.shape:
+        return value, None
+    other = node.operands[1] if node.operands[0] is value else node.operands[0]
+    columns = value.type.shape[-1]
+    is_vector = other.type.size == columns == other.type.shape[-1]
+    if other.literal is None or not (is_vector or other.type.size == 1):
+        return value, None
+    return node.result, other.literal
 
 
 def feeds_only_attention(value: Value) -> bool:
@@ -86,17 +112,31 @@ def feeds_only_attention(value: Value) -> bool:
 def merged_product(graph: Graph, branches: Sequence[Projection]) -> Value:
     """Insert one product for projections of one operand; return their concatenated results."""
     first = branches[0].product
-    x, dtype = first.operands[0], first.result.type.dtype
+    x, dtype = first.operands[0], branches[0].weight.type.dtype
     sizes = [b.weight.type.shape[1] for b in branches]
     wide = TensorType((branches[0].weight.type.shape[0], sum(sizes)), dtype)
     weights = derive(graph, first, wide, [b.weight for b in branches], _in_columns, branches[0].weight)
     origin = [o for b in branches for o in b.product.origin]
     total = graph.insert(MatMul(), [x, weights], before=first, origin=origin).result
+    if any(b.scale is not None for b in branches):
+        total = graph.add(Cast(DType.F32), total, before=first)
+        scale = _for_each_column(graph, first, [b.scale for b in branches], sizes)
+        total = graph.add(pw("mul"), total, scale, before=first)
     if any(b.bias is not None for b in branches):
-        biases = [b.bias or Literal.of(np.zeros(n, dtype.numpy)) for b, n in zip(branches, sizes, strict=True)]
-        bias = derive(graph, first, TensorType((sum(sizes),), dtype), biases, _in_a_row, biases[0])
+        bias = _for_each_column(graph, first, [b.bias for b in branches], sizes)
         total = graph.add(pw("add"), total, bias, before=first)
+    if total.type.dtype is not branches[0].end.type.dtype:
+        total = graph.add(Cast(branches[0].end.type.dtype), total, before=first)
     return total
+
+
+def _for_each_column(graph: Graph, before: Node, constants: Sequence[Literal | None], sizes: Sequence[int]) -> Value:
+    """Insert the numbers of all branches in a row, zeros for a branch without any."""
+    named = next(c for c in constants if c is not None)
+    dtype = named.type.dtype
+    given = [c or Literal.of(np.zeros(n, dtype.numpy)) for c, n in zip(constants, sizes, strict=True)]
+    type = TensorType((sum(sizes),), dtype)
+    return derive(graph, before, type, given, partial(_in_a_row, sizes=tuple(sizes)), named)
 
 
 def _merge(graph: Graph, branches: Sequence[Projection]) -> None:
@@ -115,5 +155,5 @@ def _in_columns(*weights: Array) -> Array:
     return np.concatenate(weights, axis=1)
 
 
-def _in_a_row(*biases: Array) -> Array:
-    return np.concatenate([b.reshape(-1) for b in biases])
+def _in_a_row(*constants: Array, sizes: tuple[int, ...]) -> Array:
+    return np.concatenate([np.broadcast_to(c.reshape(-1), n) for c, n in zip(constants, sizes, strict=True)])

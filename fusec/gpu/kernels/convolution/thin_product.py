@@ -89,7 +89,13 @@ class ProductStep:
 
     @property
     def rows(self) -> int:
-        return self.x.size // max(1, self.depth)
+        return self.y.size // max(1, self.columns)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The distance of neighbours of the result in the first operand, for each dim: a convolution has strides."""
+        op = self.product.op
+        return (1, 1, *op.strides) if isinstance(op, Conv) else (1,) * self.x.rank
 
     @property
     def pack(self) -> int:
@@ -145,7 +151,7 @@ def match_product(nodes: Sequence[Node], product: Node) -> ProductStep | None:
         return None
     if isinstance(product.op, Conv):
         op, usual = product.op, channels_last(x.type.rank)
-        plain = set(op.strides) == {1} and not any(op.pads) and op.groups == 1 and math.prod(w.type.shape[2:]) == 1
+        plain = not any(op.pads) and op.groups == 1 and math.prod(w.type.shape[2:]) == 1
         if not plain or x.type.order != usual or y.type.order != usual:
             return None
     elif w.type.size != math.prod(w.type.shape[-2:]) or x.type.rank < 2 or x.type.order or y.type.order:
@@ -232,7 +238,7 @@ class ThinSource:
 
     def _row_coordinates(self, half: int) -> list[str]:
         step = self.step
-        sizes = [(f"r{half}_{d}", step.x.shape[d]) for d in range(step.x.rank) if d != step.along]
+        sizes = [(f"r{half}_{d}", step.y.shape[d]) for d in range(step.y.rank) if d != step.along]
         return split_index(f"row{half}", sizes)
 
     def _load_weights(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
@@ -249,7 +255,7 @@ class ThinSource:
         """
         step = self.step
         cuda, value = cuda.bind(INDEX=f"k{half}", WORDS=f"x{half}"), step.product.operands[0]
-        code = PointwiseCode(self._space(step.x, half, "k"), arguments, f"x{half}_")
+        code = PointwiseCode(self._space(step.x, half, "k", step.steps), arguments, f"x{half}_")
         if step.prologue:
             for node in step.prologue:
                 code.apply(node)
@@ -276,6 +282,9 @@ class ThinSource:
             EPILOGUE=code.lines(),
         )
 
-    def _space(self, type: TensorType, half: int, name: str) -> Space:
-        names = [f"r{half}_{d}" if d != self.step.along else f"{name}{half}" for d in range(type.rank)]
+    def _space(self, type: TensorType, half: int, name: str, steps: Sequence[int] = ()) -> Space:
+        rows = [f"r{half}_{d}" for d in range(type.rank)]
+        if steps:
+            rows = [row if step == 1 else f"({row} * {step}u)" for row, step in zip(rows, steps, strict=True)]
+        names = [row if d != self.step.along else f"{name}{half}" for d, row in enumerate(rows)]
         return Space(type.shape, tuple(names), self.step.along, PACK)

@@ -150,10 +150,13 @@ def thin_product(b: RandomGraph) -> None:
     if is_matrix:
         y = b.add(MatMul(), x, b.constant((depth, columns), dtype))
     else:
-        y = b.add(Conv((1, 1), (0,) * 4, (1, 1), 1), x, b.constant((columns, depth, 1, 1), dtype))
+        strides = (1, 1) if b.chance(70) else (1, b.pick([2, 3]))
+        y = b.add(Conv(strides, (0,) * 4, (1, 1), 1), x, b.constant((columns, depth, 1, 1), dtype))
     if dtype is DType.I8:
         y = b.pointwise("mul", b.add(Cast(DType.F32), y), b.constant((), DType.F32, "positive"))
-    epilogue(b, y, 2)
+        b.add(Cast(b.dtype), epilogue(b, y, 2))
+    else:
+        epilogue(b, y, 2)
 
 
 def few_channels(b: RandomGraph) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import FIGURES, Case, build, check, last, rows
+from gpu.kernels.cases import FIGURES, Case, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
@@ -59,8 +59,28 @@ def bytes_drawn(rng: np.random.Generator, type: TensorType) -> np.ndarray:
     return np.clip(rng.integers(-160, 160, type.shape), -128, 127).astype(type.dtype.numpy)
 
 
+def scalar(g: Graph, number: float) -> Value:
+    return g.constant(np.float32(number))
+
+
 def rounded(g: Graph, y: Value) -> Value:
     return g.add(Cast(I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
+
+
+def strided(dtype: DType, image: tuple[int, int, int, int], filters: int, strides: tuple[int, int]) -> Case:
+    """With relu before and after the convolution, or of integers, which are rounded."""
+    k = image[1]
+    conv = Conv(strides, (0, 0, 0, 0), (1, 1))
+
+    def make(g: Graph, x: Value) -> Value:
+        if dtype is I8:
+            w = bytes_drawn(np.random.default_rng(filters), TensorType((filters, k, 1, 1), I8))
+            return rounded(g, g.add(pw("mul"), g.add(Cast(F32), g.add(conv, x, g.constant(w))), scalar(g, 1e-3)))
+        y = g.add(conv, g.add(pw("relu"), x), constant(g, dtype, filters, k, 1, 1))
+        return g.add(pw("relu"), y)
+
+    draw = bytes_drawn if dtype is I8 else normal
+    return build(f"{dtype.value} {image} {filters} {strides}", [last(dtype, *image)], make, draw, exact=dtype is I8)
 
 
 def quantised(image: tuple[int, int, int, int], filters: int, residual: bool = False, wide: bool = False) -> Case:
@@ -74,7 +94,7 @@ def quantised(image: tuple[int, int, int, int], filters: int, residual: bool = F
         y = g.add(pw("mul"), g.add(Cast(F32), g.add(ONE, x, w)), scale)
         y = g.add(pw("add"), y, constant(g, F32, filters, 1, 1))
         if residual:
-            scaled = g.add(pw("mul"), g.add(Cast(F32), more[0]), g.constant(np.float32(0.37)))
+            scaled = g.add(pw("mul"), g.add(Cast(F32), more[0]), scalar(g, 0.37))
             y = g.add(pw("relu"), g.add(pw("add"), y, scaled))
         return g.add(Cast(F16), y) if wide else rounded(g, y)
 
@@ -88,7 +108,7 @@ def quantised_matrix(n: int, k: int, columns: int) -> Case:
 
     def make(g: Graph, x: Value) -> list[Value]:
         sums = g.add(MatMul(), x, g.constant(bytes_drawn(rng, TensorType((k, columns), I8))))
-        return [sums, rounded(g, g.add(pw("mul"), g.add(Cast(F32), sums), g.constant(np.float32(1e-3))))]
+        return [sums, rounded(g, g.add(pw("mul"), g.add(Cast(F32), sums), scalar(g, 1e-3)))]
 
     return build(f"i8 matrix {n} {k} {columns}", [rows(I8, 2, n, k)], make, bytes_drawn, exact=True)
 
@@ -105,6 +125,8 @@ def thin_cases() -> list[Case]:
         quantised((2, 80, 16, 17), 136, wide=True),
         quantised((11, 1152, 7, 7), 192, residual=True),
         quantised_matrix(300, 48, 40),
+        strided(F16, (2, 16, 33, 38), 24, (2, 1)),
+        strided(I8, (2, 32, 46, 47), 24, (2, 2)),
     ]
 
 
@@ -122,6 +144,8 @@ def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.Mo
         quantised((1, 80, 5, 7), 136, wide=True),
         quantised((2, 1616, 3, 3), 40),
         quantised_matrix(9, 48, 40),
+        strided(F16, (2, 16, 5, 6), 24, (2, 1)),
+        strided(I8, (2, 32, 6, 7), 24, (2, 3)),
     ]
     check(cases, rng, every=True)
 
@@ -149,9 +173,9 @@ def test_a_gate_in_front_is_a_proposal() -> None:
         ("few rows", [rows(F16, 256, 64)], lambda g, x: g.add(MatMul(), x, constant(g, F16, 64, 64))),
         ("weights computed", [rows(F16, 1024, 64), rows(F16, 64, 64)], lambda g, x, w: g.add(MatMul(), x, w)),
         (
-            "a stride",
+            "a window",
             [last(F16, 2, 16, 32, 32)],
-            lambda g, x: g.add(Conv((2, 2), (0, 0, 0, 0), (1, 1)), x, constant(g, F16, 8, 16, 1, 1)),
+            lambda g, x: g.add(Conv((1, 1), (0, 0, 0, 0), (1, 1)), x, constant(g, F16, 16, 16, 2, 1)),
         ),
     ],
 )
