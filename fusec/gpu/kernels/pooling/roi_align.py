@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, rounded_to, split_index
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, rounded_to, thread_index
 from fusec.ir import Node, Value
 from fusec.ops import RoiAlign
 from fusec.ops.roi_align import MAX_SAMPLES
@@ -31,12 +31,8 @@ def roi_align(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
     if y.type.size == 0:
         return Kernel(name, ())
     order = outputs[0].type.order or tuple(range(4))
-    lines = [
-        f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;",
-        f"if (i >= {by_value(y.type.size)}) return;",
-        *split_index("i", [(f"c{d}", y.type.shape[d]) for d in order]),
-    ]
     arguments = Arguments()
+    lines = thread_index(y.type.size, [(f"c{d}", y.type.shape[d]) for d in order])
     lines += _pooled(node, arguments)
     names = tuple(f"c{d}" for d in range(4))
     code = PointwiseCode(Space(y.type.shape, names), arguments, known={y: "pooled[j]"})
