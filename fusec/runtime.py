@@ -197,7 +197,8 @@ class Executable(ProgramRunner):
         with self._lock, self.backend.calling(self._replay is not None and self._replay.at_once):
             self._execute(arrays)
             picked = [self._fetchers[place](into.get(place), all_on_host) for place in wanted]
-            if all_on_host or (into and any(isinstance(array, np.ndarray) for array in into.values())):
+            touches_host = all_on_host and (feeds or picked)  # not: a program of state alone, which need not wait
+            if touches_host or (into and any(isinstance(array, np.ndarray) for array in into.values())):
                 self.backend.finish()
         if out:
             names = (self.outputs[place].name for place in wanted)

@@ -20,6 +20,7 @@ pytest.importorskip("distributed")
 from dask import bag
 from dask.array import from_array
 from distributed import Client
+from distributed.system import MEMORY_LIMIT
 from scale.page import run_examples
 
 import fusec.dask
@@ -92,6 +93,14 @@ class Renamed:
 
     def __init__(self, model: Any):
         self.inputs = model.outputs
+
+
+def test_a_worker_has_its_share_of_the_memory() -> None:
+    """Dask's own limit is that of one core, which the libraries of a GPU and files of rows may exceed."""
+    with fusec.dask.gpu_cluster(["cpu"]) as cluster:
+        (worker,) = cluster.scheduler_info["workers"].values()
+    assert worker["memory_limit"] == MEMORY_LIMIT
+    assert worker["host"] == "127.0.0.1"
 
 
 def test_errors_name_their_reason(client: Client, model: Path, tmp_path: Path, rng: np.random.Generator) -> None:
