@@ -15,7 +15,6 @@ nothing of worth.
 from __future__ import annotations
 
 import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -23,8 +22,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +33,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import fusec
-from benchmarks.common.result_files import KEYS, date_and_commit, gpu, parser, write_row
+from benchmarks.common.live_rows import LiveRows, limited
+from benchmarks.common.result_files import KEYS, gpu, parser
 from examples.models import light, randomised
 from examples.training_models import training_step
 from fusec.scale.communicator import Communicator
@@ -315,47 +314,6 @@ def prepare(sizes: Sizes, parts: Sequence[str], folder: Path, tell: Tell, found:
     return found.keys() == jobs.keys()
 
 
-class Rows:
-    """The figures of each part: printed when they are known, and written to the result file."""
-
-    def __init__(self, output: Path | None, commit: str, sizes: Sizes):
-        """Begin. output: None writes no file."""
-        self._output, self._start, self._lock = output, time.perf_counter(), threading.Lock()
-        self._machine = gpu() if output else {}
-        self._commit = date_and_commit(commit)["commit"] if output else ""  # now, so that a mistake costs no time
-        self._same = {"model": sizes.model, "batch": sizes.batch, "devices": len(sizes.devices)}
-        self._rows: dict[str, dict[str, Any]] = {}
-
-    def __call__(self, case: str, **figures: Any) -> None:
-        shown = {key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}
-        with self._lock:
-            print(f"{time.perf_counter() - self._start:6.1f} s  {case}: {shown}", flush=True)
-            row = self._rows.setdefault(case, {"case": case, **self._same})
-            row |= figures
-            if self._output and case in CASES:
-                write_row(self._output, self._machine, self._commit, row, KEYS["scale.json"])
-
-
-class OutOfTimeError(Exception):
-    """A part took too long."""
-
-
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise OutOfTimeError in the main thread after so many seconds."""
-
-    def stop(*_: object) -> None:
-        raise OutOfTimeError(f"stopped after {seconds:.3g} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def run_part(name: str, sizes: Sizes, parts: Sequence[str], prepared: dict[str, Any], tell: Tell) -> bool:
     """Run one of all parts; return if its results are right."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -382,10 +340,12 @@ def main() -> int:
         sizes = Sizes(given.devices or ["cpu", "cpu"], "small", 4, 32, batches=20, files=6, rows=8, steps=2)
     if not sizes.devices:
         options.error("this machine shows no GPU; --dry runs on the CPU")
-    rows = Rows(None if given.dry else given.output, given.commit, sizes)
+    machine = {} if given.dry else gpu()
+    rows = LiveRows(None if given.dry else given.output, given.commit, machine, KEYS["scale.json"])
+    same = {"model": sizes.model, "batch": sizes.batch, "devices": len(sizes.devices)}
     good, prepared = True, dict[str, Any]()
     for name in ("prepare", *(name for name in given.parts if name != "prepare")):
-        tell, right = partial(rows, name), False
+        tell, right = partial(rows, name, {} if name == "prepare" else {"case": name, **same}), False
         try:
             with limited(min(given.part_seconds, end - time.perf_counter())):
                 right = run_part(name, sizes, given.parts, prepared, tell)
