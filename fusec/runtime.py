@@ -22,6 +22,7 @@ from fusec.diagnostics.explain import (
     with_chosen_plans,
     with_rows_in_place,
 )
+from fusec.diagnostics.hints import Hint, hints
 from fusec.diagnostics.must_fuse import assert_fused
 from fusec.diagnostics.notebook import program_html, program_text
 from fusec.diagnostics.step_times import Bench, measure
@@ -166,6 +167,11 @@ class Executable(ProgramRunner):
     def note(self) -> str:
         """Return the note that reports print; see `Compiled.note`."""
         return self.compiled.note
+
+    @property
+    def hints(self) -> tuple[Hint, ...]:
+        """Return what a user may want to know about the program, such as steps outside cuDNN, and why."""
+        return hints(self.compiled)
 
     @property
     def device(self) -> str:
