@@ -1,20 +1,14 @@
-"""Print figures as soon as they are measured, write them to a result file, and stop what takes too long."""
+"""Print figures as soon as they are measured, and write them to rows of a result file."""
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.result_files import date_and_commit, write_row
-
-
-class OutOfTimeError(Exception):
-    """A measurement took too long."""
 
 
 class LiveRows:
@@ -48,19 +42,3 @@ class LiveRows:
                 whole = self._rows.setdefault(tuple(row[part] for part in self._key), dict(row))
                 whole |= figures
                 write_row(self._output, self._machine, self._commit, whole, self._key)
-
-
-@contextmanager
-def limited(seconds: float) -> Generator[None]:
-    """Raise OutOfTimeError in the main thread after so many seconds."""
-
-    def stop(*_: object) -> None:
-        raise OutOfTimeError(f"stopped after {seconds:.3g} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -36,7 +36,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import fusec
-from benchmarks.common.live_rows import LiveRows, limited
+from benchmarks.common.attempt import within
+from benchmarks.common.live_rows import LiveRows
 from benchmarks.common.result_files import KEYS, ROOT, gpu, parser
 from examples.models import light, randomised
 from fusec.gpu import device
@@ -302,14 +303,14 @@ def main() -> int:
     options.add_argument("--connections", type=int, default=0, help="of each client; default: three batches in all")
     options.add_argument("--rows", type=int, nargs="+", default=[1], help="images of a request: a run for each number")
     options.add_argument("--batches", type=int, nargs="+", help="sizes to compile for; the last is the largest batch")
-    options.add_argument("--limit", type=float, default=1e6, help="seconds after which the whole run is stopped")
+    options.add_argument("--limit", type=float, default=0.0, help="stop after so many seconds; 0: no limit")
     options.add_argument("--front-ends", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)))
     options.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     options.add_argument("--file", type=Path, help="a .fusec file of the case, in place of compiling it")
     given = options.parse_args()
     on_gpu = device.device_name() is not None
     rows = LiveRows(given.output, given.commit, machine(), KEYS["serving.json"])
-    with tempfile.TemporaryDirectory() as folder, limited(given.limit):
+    with tempfile.TemporaryDirectory() as folder, within(given.limit):
         for name in given.cases or ["resnet50" if on_gpu else "small"]:
             case = replace(CASES[name], batches=tuple(given.batches or CASES[name].batches))
             start = time.perf_counter()
