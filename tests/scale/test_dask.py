@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from cli.command import SHAPE, tiny
 from cli.command import fusec as fusec_command
 from helpers import assert_close
+from segments.models import non_zero
 
 from fusec.errors import ExecutionError
 
@@ -130,6 +133,31 @@ def test_fuzzing_is_spread(client: Client, tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "--dask runs as many processes" in refused.stderr
     unreachable = fusec_command("fuzz", "--dask", "nonsense://1:2")
+    assert unreachable.exit_code == 2
+    assert "cannot be reached" in unreachable.stderr
+
+
+@pytest.mark.cudnn
+def test_targets_of_explain_are_spread(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny(tmp_path).parent)  # workers have another folder
+    question = ("explain", "tiny.onnx", *SHAPE, "--target", "h200,t4,a100", "--must-fuse", "relu+sign", "--json")
+    here, there = fusec_command(*question), fusec_command(*question, "--dask", client.scheduler.address)
+    assert there.exit_code == here.exit_code == 1
+    assert json.loads(there.stdout) == json.loads(here.stdout)
+    assert [each["target"] for each in json.loads(there.stdout)["targets"]] == ["h200", "t4", "a100"]
+
+
+def test_errors_of_a_spread_explain(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "bad.txt").write_text("no graph")
+    address = client.scheduler.address
+    bad = fusec_command("explain", tmp_path / "bad.txt", "--dask", address)
+    assert bad.exit_code == 2
+    assert bad.stderr == fusec_command("explain", tmp_path / "bad.txt").stderr
+    onnx.save(non_zero().proto, tmp_path / "steps.onnx")
+    split = fusec_command("explain", tmp_path / "steps.onnx", "--dask", address)
+    assert split.exit_code == 2
+    assert "has host steps, whose segments --dask does not spread" in split.stderr
+    unreachable = fusec_command("explain", tmp_path / "steps.onnx", "--dask", "nonsense://1:2")
     assert unreachable.exit_code == 2
     assert "cannot be reached" in unreachable.stderr
 
