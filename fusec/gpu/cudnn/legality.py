@@ -112,7 +112,12 @@ class Oracle(WorkerPool):
             self._prove_once()
             done = itertools.count(1)
             self._learn(graphs)  # from verdicts stored on disk
-            rounds = self._built_plans.rounds(new.values()) if self._reuse_builds else [list(new.values())]
+            rounds = [list(new.values())]
+            if self._reuse_builds:
+                proofs = [] if self.plan_filter.needs_builds else self._built_plans.proofs(new.values())
+                self._ask(proofs, lambda: None)
+                self._learn(proofs)
+                rounds = self._built_plans.rounds(new.values())
             for some in rounds:
                 self._learn(graphs)  # from the round before
                 self._ask(some, lambda: progress(next(done), len(new)) if progress is not None else None)
