@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 # What the command needs is imported inside it, as in commands.py.
 
 
-@compiles("rounding")
+@compiles("rounding", "budget")
 def explain(
     request: Request,
     target: Annotated[str, typer.Option(help="GPUs of `fusec targets`, joined by commas.")] = "auto",
@@ -64,7 +65,7 @@ def explain(
             except NotOneProgramError:
                 _explain_segments(request, names, must_fuse or (), printer)
                 return
-            search = cores and not summary
+            search = cores and not summary and request.options.budget_s == math.inf
             explanation = explaining.explain(compiled.program, compiled.target, compiled.judge, search, report)
             explained.append((name, replace(explanation, floats=explaining.float_edges(compiled))))
             precision = compiled.options.precision

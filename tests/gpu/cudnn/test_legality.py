@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gpu.cudnn_graphs import conv, conv_feeding_matmul, image, matmul, matrix, pointwise
@@ -22,7 +23,7 @@ from fusec.gpu.cudnn.verdict_json import decode, encode
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
 from fusec.plans.sqlite_cache import Store
-from fusec.plans.verdict import Legal, Plan, Refused, Verdict
+from fusec.plans.verdict import UNASKED, Legal, Plan, Refused, Verdict
 from fusec.targets.target import load, names
 
 pytestmark = pytest.mark.cudnn
@@ -137,6 +138,35 @@ def test_one_sequence_of_calls_is_compiled_for_all_pointwise_graphs(tmp_path: Pa
         verdicts = oracle.judge(graphs)
         assert oracle.asked == len(graphs) + 2  # the probe, and the sequence
     assert not any(plan.built for verdict in verdicts for plan in legal(verdict).plans)
+
+
+def test_an_oracle_without_time_answers_what_is_stored(tmp_path: Path) -> None:
+    """What it did not ask is not stored, so that it can be asked later."""
+    store = Store(tmp_path / "answers.sqlite")
+    first, second = pointwise("exp", (1, 8, 64)), pointwise("neg", (1, 8, 64))
+    with Oracle(load("h200"), store=store, workers=1) as oracle:
+        assert oracle.judge([first], end=time.monotonic()) == [UNASKED] and oracle.asked == 0
+        (known,) = oracle.judge([first])
+        assert oracle.judge([first, second], end=time.monotonic()) == [known, UNASKED]
+    with Oracle(load("h200"), store=store, workers=1) as oracle:
+        assert oracle.judge([first, second], end=time.monotonic()) == [known, UNASKED] and oracle.asked == 0
+        assert isinstance(oracle.judge([second])[0], Legal)
+
+
+def test_an_oracle_stops_between_two_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(oracle_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def put(self: Oracle, *_: object) -> Legal:
+        now[0] += 1.0
+        return Legal(())
+
+    monkeypatch.setattr(Oracle, "_put", put)
+    monkeypatch.setattr(Oracle, "_prove_once", lambda self: None)
+    monkeypatch.setattr(Oracle, "start", lambda self, count: None)
+    graphs = [pointwise(mode, (1, 8, 64)) for mode in ("exp", "neg", "relu", "tanh")]
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle:
+        assert oracle.judge(graphs, end=2.0) == [Legal(()), Legal(()), UNASKED, UNASKED]
 
 
 def test_processes_that_start_together_ask_each_question_once(tmp_path: Path) -> None:
