@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fusec.segments.executable import SegmentedExecutable
 
 
-@compiles("rounding")
+@compiles("rounding", "budget")
 def compile(
     request: Request,
     target: Annotated[

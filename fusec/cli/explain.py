@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 # What the command needs is imported inside it, as in commands.py.
 
 
-@compiles("rounding")
+@compiles("rounding", "budget")
 def explain(
     request: Request,
     target: Annotated[str, typer.Option(help="GPUs of `fusec targets`, joined by commas.")] = "auto",
@@ -56,7 +57,8 @@ def explain(
     files.check_writable(file)
     printer = _Printer(file, as_json, summary, every)
     names = [driver.resolve_target(name).name for name in dict.fromkeys(target.split(","))]
-    question = _Question(request, tuple(must_fuse or ()), cudnn_only, cores and not summary)
+    search = cores and not summary and request.options.budget_s == math.inf
+    question = _Question(request, tuple(must_fuse or ()), cudnn_only, search)
     with output.progress() as report:
         if dask is None:
             found = (_explained(question, name, report) for name in names)
