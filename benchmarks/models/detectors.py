@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -53,6 +54,7 @@ PEERS = ("eager", "compile")
 SIDE, SMALL = 640, 64  # of an image, and of one in simulation
 CANDIDATES, IOU = 1000, 0.5
 ROUNDS, ROUND_S = 15, 0.05
+NEW_IMAGES = 12
 TOLERANCE = 2e-2  # relative L2 of the candidates' scores
 Candidates = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -198,6 +200,23 @@ def called(contenders: Mapping[str, Callable[[], object]], rounds: int, round_s:
     return timed({}, rounds, round_s, {name: span(run) for name, run in contenders.items()})
 
 
+def on_new_images(contenders: Mapping[str, Callable[[], object]], images: torch.Tensor) -> dict[str, float]:
+    """Return medians of the ms of a first call with other images, which have another number of detections.
+
+    images: the memory that all contenders read.
+    """
+    times: dict[str, list[float]] = {who: [] for who in contenders}
+    for _ in range(NEW_IMAGES):
+        for who, run in contenders.items():
+            images.copy_(torch.randn_like(images))
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            times[who].append(1000 * (time.perf_counter() - started))
+    return {who: statistics.median(series) for who, series in times.items()}
+
+
 def peer(name: str, model: nn.Module, images: torch.Tensor) -> tuple[Callable[[], None], Candidates]:
     """Capture a peer up to the candidates; return its replay and the candidates."""
     fast = autotuned(model, Autotune(products=PRODUCTS, freezing=True)) if name == "compile" else model
@@ -260,6 +279,8 @@ def case(name: str, settings: Settings, attempt: Attempt) -> dict[str, Any]:
             attempt.say(f"{name}: ms of a call: { ({who: t['median_ms'] for who, t in row['times'].items()}) }")
             attempt.keep(row)
             row["best_peer_over_fusec"] = best_peer_over_fusec(row["times"], settings.peers)
+            row["new_image_ms"] = on_new_images(contenders, images)
+            attempt.say(f"{name}: ms of a call with images that were not seen: {row['new_image_ms']}")
             times_on_device(row, executable, feeds, device_only)
     return row
 
