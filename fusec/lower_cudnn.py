@@ -107,7 +107,7 @@ WITHOUT: Mapping[str, str] = {
     **dict.fromkeys(("reshape", "transpose", "relayout"), "a view; it becomes strides where no copy is needed"),
     **dict.fromkeys(("expand", "concat", "split", "slice", "pad", "gather"), _MOVES),
     "resize": "cuDNN plans no upsampling",
-    **dict.fromkeys(("grid_sample", "roi_align"), "cuDNN graphs cannot read at places that a tensor gives"),
+    **dict.fromkeys(("grid_sample", "roi_align", "roi_pool"), "cuDNN graphs cannot read at places that a tensor gives"),
     "top_k": "cuDNN graphs cannot sort",
     "scatter": _MOVES,
     "cumulate": "cuDNN graphs have no running sums",

@@ -22,6 +22,7 @@ from fusec.diagnostics.explain import (
     with_chosen_plans,
     with_rows_in_place,
 )
+from fusec.diagnostics.hints import Hint, hints
 from fusec.diagnostics.must_fuse import assert_fused
 from fusec.diagnostics.notebook import program_html, program_text
 from fusec.diagnostics.step_times import Bench, measure
@@ -168,6 +169,11 @@ class Executable(ProgramRunner):
         return self.compiled.note
 
     @property
+    def hints(self) -> tuple[Hint, ...]:
+        """Return what a user may want to know about the program, such as steps outside cuDNN, and why."""
+        return hints(self.compiled)
+
+    @property
     def device(self) -> str:
         """Return `simulated`, or the name of the GPU."""
         return self.backend.name
@@ -197,7 +203,8 @@ class Executable(ProgramRunner):
         with self._lock, self.backend.calling(self._replay is not None and self._replay.at_once):
             self._execute(arrays)
             picked = [self._fetchers[place](into.get(place), all_on_host) for place in wanted]
-            if all_on_host or (into and any(isinstance(array, np.ndarray) for array in into.values())):
+            touches_host = all_on_host and (feeds or picked)  # not: a program of state alone, which need not wait
+            if touches_host or (into and any(isinstance(array, np.ndarray) for array in into.values())):
                 self.backend.finish()
         if out:
             names = (self.outputs[place].name for place in wanted)

@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -488,6 +489,25 @@ def test_scale_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(several_gpus.sys, "argv", ["several_gpus", "--dry", "pool"])
     assert several_gpus.main() == 0
     assert "'over_one'" in capsys.readouterr().out
+
+
+def test_a_part_of_scale_that_fails_or_takes_too_long_costs_no_other_part(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_part(name: str, *_: object) -> bool:
+        if name == "pool":
+            raise ValueError("no such thing")
+        threading.Event().wait(60 if name == "train" else 0)
+        return True
+
+    monkeypatch.setattr(several_gpus, "run_part", run_part)
+    monkeypatch.setattr(several_gpus.sys, "argv", ["several_gpus", "--dry", "--part-seconds", "0.2"])
+    assert several_gpus.main() == 1
+    told = capsys.readouterr().out.splitlines()
+    assert ["no such thing" in told[1], "not ready after 0 s" in told[2]] == [True, True]
+    assert [line.split(maxsplit=2)[2] for line in told if "'ok': True" in line] == [
+        f"{name}: {{'ok': True}}" for name in ("prepare", "overlap", "dask")
+    ]
 
 
 def test_the_model_of_scale_takes_batches_in_fp16(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from fusec import driver, frontends
 from fusec.builder import Builder
 from fusec.compiler import compile_model
 from fusec.compiler.choose_target import require_runs_on_gpu
+from fusec.diagnostics.explain import explain
 from fusec.diagnostics.verify import verify
 from fusec.errors import FusecError, ModelError, TargetError
 from fusec.execution.shape_family import ShapeFamily
@@ -92,6 +93,26 @@ def test_every_target_fuses_the_residual_block(target: str) -> None:
     assert first.kind is Kind.CUDNN
     assert second.verdict is not None
     assert second.verdict.precompiled
+
+
+@pytest.mark.cudnn
+def test_what_the_budget_leaves_unasked_runs_as_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """No question is asked or stored, results stay right, and a later compilation fuses as ever."""
+    x = rng.standard_normal((1, 8, 14, 14)).astype(np.float32)
+    usual = driver.compile(model(), target="h200", simulate=True)
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    spent = driver.compile(model(), target="h200", budget=1e-9, simulate=True)
+    assert isinstance(usual, Executable) and isinstance(spent, Executable)
+    assert not any(step.kind is Kind.CUDNN for step in spent.compiled.program.steps)
+    explanation = explain(spent.compiled.program, spent.compiled.target)
+    assert {decline.code for decline in explanation.left_out if decline.op == "conv"} == {"FUSEC_BUDGET"}
+    (want,), (got,) = usual.run(None, {"x": x}), spent.run(None, {"x": x})
+    assert_close(got, want, 1e-4)
+    later = driver.compile(model(), target="h200", budget=0.0, simulate=True)
+    assert isinstance(later, Executable)
+    assert str(later.compiled.program) == str(usual.compiled.program), "0 bounds only what is timed"
 
 
 @pytest.mark.cudnn

@@ -25,6 +25,8 @@ KEYS = {
     "channel_sums.json": ("batch",),
     "compile_time.json": ("case",),
     "choices.json": ("choice", "model", "batch", "precision"),
+    "decoders.json": ("layers", "batch", "bits"),
+    "detectors.json": ("model", "batch"),
     "digits.json": ("model", "where"),
     "first_result.json": ("from", "trusted", "tune", "turn"),
     "genstats.json": ("batch",),

@@ -9,7 +9,8 @@ The extra `serve` must be installed.
    as answers come; the server forms the batches.
 3. The server at 70 % of that load: requests at random times. Latency counts from when a request was due.
 
-Writes benchmarks/results/serving.json: cases that are not measured again keep their rows.
+A figure is printed as soon as it is known, and goes to the row of its case in benchmarks/results/serving.json. Cases
+that are not measured again keep their rows. `--limit` stops a run that takes too long.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -34,7 +36,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import fusec
-from benchmarks.common.result_files import KEYS, ROOT, gpu, parser, write_row
+from benchmarks.common.attempt import within
+from benchmarks.common.live_rows import LiveRows
+from benchmarks.common.result_files import KEYS, ROOT, gpu, parser
 from examples.models import light, randomised
 from fusec.gpu import device
 
@@ -178,26 +182,20 @@ def seconds_of(run: Any, finish: Any, seconds: float) -> float:
 
 
 @contextmanager
-def served(path: Path, clients: Clients, *more: str) -> Iterator[str]:
+def served(path: Path, clients: Clients) -> Generator[str]:
     """Run `fusec serve`, and yield its address."""
-    command = [
-        sys.executable,
-        "-m",
-        "fusec",
-        "serve",
-        str(path),
-        "--port",
-        "0",
-        "--front-ends",
-        str(clients.front_ends),
-    ]
-    process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    options = ["--port", "0", "--front-ends", str(clients.front_ends)]
+    command = [sys.executable, "-m", "fusec", "serve", str(path), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None
         yield urlparse(process.stdout.readline().split()[-1]).netloc
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
         if process.stdout is not None:
             process.stdout.close()
 
@@ -242,30 +240,30 @@ def loaded(address: str, request: Path, clients: Clients, rate: float = 0.0) -> 
     return [a for a in answers if start + 0.2 * clients.seconds <= a[0] <= start + clients.seconds]
 
 
-def measured(case: Case, path: Path, clients: Clients, *more: str) -> dict[str, Any]:
-    """Measure one case, and return its row. more: options of `fusec serve`."""
-    row = {"model": case.model, "batch": case.batches[-1], "precision": case.precision, "side": case.side}
+def measured(case: Case, path: Path, clients: Clients, tell: Callable[..., None]) -> None:
+    """Measure one case. tell: takes figures by name."""
     own = alone(case, path, clients.seconds / 2, clients.rows)
     answer = own.pop("answer")
-    row |= own
+    tell(precision=case.precision, side=case.side, **own)
+    tell(front_ends=clients.front_ends, clients=clients.processes, connections=clients.connections)
     output = "y" if case.model == "small" else fusec.Predictor(path, warm_up=False).outputs[0].name
     window_s = 0.8 * clients.seconds
-    with tempfile.NamedTemporaryFile() as request, served(path, clients, *more) as address:
+    with tempfile.NamedTemporaryFile() as request, served(path, clients) as address:
         request.write(request_bytes(case, output, clients.rows))
         request.flush()
-        row["error"] = error(case, address, Path(request.name), answer)
+        tell(error=error(case, address, Path(request.name), answer))
         full = loaded(address, Path(request.name), clients)
-        row["images_s"] = clients.rows * sum(status == 200 for _, _, status in full) / window_s
-        at_load = loaded(address, Path(request.name), clients, LOAD * row["images_s"] / clients.rows)
-    row["refused"] = sum(status != 200 for _, _, status in (*full, *at_load))
-    row["of_device"], row["of_host"] = (row["images_s"] / row[f"{name}_images_s"] for name in ("device", "host"))
-    row |= {f"full_{name}": value for name, value in quantiles(full).items()}
-    row |= {f"load_{name}": value for name, value in quantiles(at_load).items()}
-    row["load_images_s"] = clients.rows * len(at_load) / window_s
-    row["p99_of_median"] = row["load_p99_ms"] / row["load_median_ms"]
-    row |= {"front_ends": clients.front_ends, "clients": clients.processes, "connections": clients.connections}
-    row["rows"] = clients.rows
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
+        rate = clients.rows * sum(status == 200 for _, _, status in full) / window_s
+        tell(images_s=rate, of_device=rate / own["device_images_s"], of_host=rate / own["host_images_s"])
+        tell(**{f"full_{name}": value for name, value in quantiles(full).items()})
+        at_load = loaded(address, Path(request.name), clients, LOAD * rate / clients.rows)
+    latency = quantiles(at_load)
+    tell(**{f"load_{name}": value for name, value in latency.items()})
+    tell(
+        load_images_s=clients.rows * len(at_load) / window_s,
+        p99_of_median=latency["p99_ms"] / latency["median_ms"],
+        refused=sum(status != 200 for _, _, status in (*full, *at_load)),
+    )
 
 
 def quantiles(answers: list[tuple[float, float, int]]) -> dict[str, float]:
@@ -303,21 +301,26 @@ def main() -> int:
     options.add_argument("--tune", default="quick")
     options.add_argument("--processes", type=int, default=max(1, min(6, (os.cpu_count() or 1) // 3)), help="clients")
     options.add_argument("--connections", type=int, default=0, help="of each client; default: three batches in all")
-    options.add_argument("--rows", type=int, default=1, help="images of a request")
+    options.add_argument("--rows", type=int, nargs="+", default=[1], help="images of a request: a run for each number")
+    options.add_argument("--batches", type=int, nargs="+", help="sizes to compile for; the last is the largest batch")
+    options.add_argument("--limit", type=float, default=0.0, help="stop after so many seconds; 0: no limit")
     options.add_argument("--front-ends", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)))
     options.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     options.add_argument("--file", type=Path, help="a .fusec file of the case, in place of compiling it")
     given = options.parse_args()
     on_gpu = device.device_name() is not None
-    with tempfile.TemporaryDirectory() as folder:
+    rows = LiveRows(given.output, given.commit, machine(), KEYS["serving.json"])
+    with tempfile.TemporaryDirectory() as folder, within(given.limit):
         for name in given.cases or ["resnet50" if on_gpu else "small"]:
-            case = CASES[name]
+            case = replace(CASES[name], batches=tuple(given.batches or CASES[name].batches))
+            start = time.perf_counter()
             path = given.file or compiled(case, Path(folder), given.tune, given.budget)
-            connections = given.connections or max(2, -(-3 * case.batches[-1] // (given.processes * given.rows)))
-            clients = Clients(given.processes, connections, given.seconds, given.front_ends, given.rows)
-            row = measured(case, path, clients)
-            print(json.dumps(row, indent=1), flush=True)
-            write_row(given.output, machine(), given.commit, row, KEYS["serving.json"])
+            rows(name, {}, compile_s=time.perf_counter() - start)
+            for count in given.rows:
+                connections = given.connections or max(2, -(-3 * case.batches[-1] // (given.processes * count)))
+                clients = Clients(given.processes, connections, given.seconds, given.front_ends, count)
+                key = {"model": name, "batch": case.batches[-1], "rows": count}
+                measured(case, path, clients, partial(rows, f"{name}, requests of {count}", key))
     return 0
 
 

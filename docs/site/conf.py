@@ -18,8 +18,8 @@ version = release = fusec.__version__
 copyright = "the fusec authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "docs/index"
-include_patterns = ["docs/**", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
-exclude_patterns = [".[a-z]*", "build", "dist", "benchmarks", "examples", "fusec", "tests"]
+include_patterns = ["docs/**", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"]
+exclude_patterns = [".[a-z]*", "build", "dist", "examples", "fusec", "tests"]
 source_suffix = {".md": "markdown"}
 nitpicky = True
 # Types in signatures that the site does not describe: those of other packages, and of fusec's inside.

@@ -54,11 +54,12 @@ def bench(
             _mark_steps(executable)
     if trace is not None:
         files.write_text(trace, output.json_text(measured.trace()))
+    hints = [hint.to_json() for hint in executable.hints]
     if as_json:
         spent = {} if executable.spent is None else executable.spent.stages
         stages = {what: round(each.seconds, 3) for what, each in spent.items()}
         head = {"model": request.model, "cudnn_asked": executable.asked}
-        timed = {"compile_s": compile_s, "compile": stages, **measured.to_json()}
+        timed = {"compile_s": compile_s, "compile": stages, "hints": hints, **measured.to_json()}
         output.say(output.json_text({**head, **timed}))
         if trace is not None:
             output.wrote(trace, as_json)
@@ -66,6 +67,7 @@ def bench(
     how = "loaded" if request.is_compiled else "compiled"
     output.say(f"{request.model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
     output.print_note(executable.note)
+    output.print_hints(hints)
     if profile:
         output.say(measured.table())
         if executable.spent is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fusec.segments.executable import SegmentedExecutable
 
 
-@compiles("rounding")
+@compiles("rounding", "budget")
 def compile(
     request: Request,
     target: Annotated[
@@ -123,8 +123,7 @@ def _print(model: str, summary: dict[str, Any], words: str, note: str) -> None:
     for shapes in summary.get("shapes", ()):
         output.say(f"  program for {', '.join(f'{printable(name)} {shape}' for name, shape in shapes.items())}")
     output.print_note(note)
-    for hint in summary["hints"]:
-        output.print_hint(hint["text"])
+    output.print_hints(summary["hints"])
 
 
 def _segments_summary(
@@ -152,7 +151,7 @@ def _segments_summary(
         "inputs": specs(executable.inputs),
         "outputs": specs(executable.outputs),
         "totals": explanation.totals,
-        "hints": [],
+        "hints": [hint.to_json() for hint in executable.hints],
         "cudnn_asked": executable.asked,
         "seconds": seconds,
     }

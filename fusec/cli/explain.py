@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 # What the command needs is imported inside it, as in commands.py.
 
 
-@compiles("rounding")
+@compiles("rounding", "budget")
 def explain(
     request: Request,
     target: Annotated[str, typer.Option(help="GPUs of `fusec targets`, joined by commas.")] = "auto",
@@ -43,45 +46,86 @@ def explain(
     file: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write this to a file; as JSON if *.json.")
     ] = None,
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Spread the targets over the workers of this Dask cluster.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which ops fuse into which step on each GPU, and why the others do not."""
     from fusec import driver
-    from fusec.diagnostics import explain as explaining
-    from fusec.diagnostics.must_fuse import assert_fused
-    from fusec.errors import NotOneProgramError
 
     files.check_writable(file)
     printer = _Printer(file, as_json, summary, every)
     names = [driver.resolve_target(name).name for name in dict.fromkeys(target.split(","))]
-    precision = request.options.precision
-    explained: list[tuple[str, explaining.Explanation]] = []
-    checks: list[dict[str, Any]] = []
+    search = cores and not summary and request.options.budget_s == math.inf
+    question = _Question(request, tuple(must_fuse or ()), cudnn_only, search)
     with output.progress() as report:
-        for name in names:
-            try:
-                compiled = request.build(name, report)
-            except NotOneProgramError:
-                _explain_segments(request, names, must_fuse or (), printer)
-                return
-            search = cores and not summary
-            explanation = explaining.explain(compiled.program, compiled.target, compiled.judge, search, report)
-            explained.append((name, replace(explanation, floats=explaining.float_edges(compiled))))
-            precision = compiled.options.precision
-            for pattern in must_fuse or ():
-                compiled.require_answers(f"--must-fuse {pattern!r}")
-                miss = ""
-                try:
-                    assert_fused(compiled.program, pattern, cudnn_only)
-                except CheckError as error:
-                    miss = str(error)
-                checks.append({"target": name, "pattern": pattern, "ok": not miss, "message": miss})
+        if dask is None:
+            found = (_explained(question, name, report) for name in names)
+            answers = list(itertools.takewhile(lambda answer: answer is not None, found))
+        else:
+            from fusec.dask import spread
+
+            there = replace(question, request=request.with_absolute_paths())
+            answers = spread(dask, partial(_explained, there), names, partial(report, "targets"))
+    several = [answer for answer in answers if answer is not None]
+    if len(several) < len(names):
+        if dask is not None:
+            raise FusecError(f"{request.model}: has host steps, whose segments --dask does not spread: leave it out")
+        _explain_segments(request, names, must_fuse or (), printer)
+        return
+    explained = [(name, answer.explanation) for name, answer in zip(names, several, strict=True)]
     targets = [explanation.to_json() for _, explanation in explained]
+    checks = [check for answer in several for check in answer.checks]
+    precision = several[-1].precision
     data = {"model": request.model, "precision": precision, "targets": targets, "must_fuse": checks}
     printer.show(data, lambda width: _text(explained, printer, width), [e.summary for _, e in explained])
     missed = [f"{check['target']}: {check['message']}" for check in checks if not check["ok"]]
     if missed:
         raise CheckError("must-fuse does not hold\n" + "\n".join(missed))
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Options for the explanation of each target. cores: reduce each refusal to its smallest core."""
+
+    request: Request
+    must_fuse: tuple[str, ...]
+    cudnn_only: bool
+    cores: bool
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The explanation for one target. checks: what --json prints for each pattern of --must-fuse."""
+
+    explanation: Explanation
+    precision: str
+    checks: tuple[dict[str, Any], ...]
+
+
+def _explained(question: _Question, target: str, report: output.Report = lambda *_: None) -> _Answer | None:
+    """Explain the program for one target, in any process; return None for a model with host steps."""
+    from fusec.diagnostics import explain as explaining
+    from fusec.diagnostics.must_fuse import assert_fused
+    from fusec.errors import NotOneProgramError
+
+    try:
+        compiled = question.request.build(target, report)
+    except NotOneProgramError:
+        return None
+    explanation = explaining.explain(compiled.program, compiled.target, compiled.judge, question.cores, report)
+    checks: list[dict[str, Any]] = []
+    for pattern in question.must_fuse:
+        compiled.require_answers(f"--must-fuse {pattern!r}")
+        miss = ""
+        try:
+            assert_fused(compiled.program, pattern, question.cudnn_only)
+        except CheckError as error:
+            miss = str(error)
+        checks.append({"target": target, "pattern": pattern, "ok": not miss, "message": miss})
+    floats = explaining.float_edges(compiled)
+    return _Answer(replace(explanation, floats=floats), compiled.options.precision, tuple(checks))
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def run(
             output.say(f"{name}: {row['dtype']} {row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
         output.say(f"ran on {ran.data['device']} in {ran.data['seconds']:.3f} s")
         output.print_note(ran.note)
+        output.print_hints(ran.data["hints"])
         for name, error in ran.errors.items():
             output.say(f"relative L2 distance from {compare}: {printable(name)} {error:.1e} (allowed {tolerance:.0e})")
     if file is not None:
@@ -129,9 +130,11 @@ def _run_one(request: Request, options: _Options, report: output.Report) -> _Run
         model = running.onnx_of(request.model, executable)
         errors = running.distances(model, request.model, feeds | request.constants(), named)
     rows = [{**running.statistics(name, array), "error": errors.get(name)} for name, array in named.items()]
-    data = {"model": request.model, "device": executable.device, "cudnn_asked": executable.asked, "seconds": seconds}
+    head: dict[str, Any] = {"model": request.model, "device": executable.device}
+    data = {**head, "cudnn_asked": executable.asked, "seconds": seconds}
     counts = executable.compiled.program.counts if isinstance(executable, Executable) else executable.explain().summary
-    return _Run({**data, "outputs": rows}, executable.note, counts, errors, named)
+    data |= {"hints": [hint.to_json() for hint in executable.hints], "outputs": rows}
+    return _Run(data, executable.note, counts, errors, named)
 
 
 def _run_all(requests: list[Request], options: _Options, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from fusec.diagnostics import hints
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
-from fusec.gpu.cudnn.judges import NoJudge
+from fusec.gpu.cudnn.judges import CudnnJudge, NoJudge
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import HALVES, DType, Graph
 from fusec.passes.base import Options, run
@@ -81,20 +81,21 @@ def build_program(
         family.weights.share(source)
     graph = _run_passes(source, options, pass_options)
     judge = choose_judge(target, pass_options, oracle, family)
+    asked = judge.within(options.budget_s) if isinstance(judge, CudnnJudge) else judge
     if pass_options.as_source:
-        judge = StrictRounding(judge)
+        judge, asked = StrictRounding(judge), StrictRounding(asked)
 
     def partitioned(graph: Graph) -> Program:
         insert_interface_copies(graph, pass_options)
         if family is not None:
             family.weights.share(graph)
-        return partition(graph, judge, target, partial(options.report, "partition"), dict(options.state))
+        return partition(graph, asked, target, partial(options.report, "partition"), dict(options.state))
 
     def before_layout() -> Graph:
         return run(passes.EARLY_PASSES, source.clone(), pass_options)
 
-    program = expand_refused_attention(partitioned(graph), before_layout, partitioned, judge, pass_options)
-    program = concat_in_place(program, judge, pass_options)
+    program = expand_refused_attention(partitioned(graph), before_layout, partitioned, asked, pass_options)
+    program = concat_in_place(program, asked, pass_options)
     _log.info("partitioned for %s in %s: %s", target.name, pass_options.precision, program.counts)
     compiled = Compiled(source, program, target, pass_options, judge)
     if (hint := hints.launches(compiled)) is not None:

@@ -7,5 +7,6 @@ from fusec.dask.cluster import gpu_cluster
 from fusec.dask.collections import map_array, map_bag
 from fusec.dask.folders import map_folder
 from fusec.dask.fuzzing import fuzz_cluster
+from fusec.dask.spread import spread
 
-__all__ = ["fuzz_cluster", "gpu_cluster", "map_array", "map_bag", "map_folder"]
+__all__ = ["fuzz_cluster", "gpu_cluster", "map_array", "map_bag", "map_folder", "spread"]

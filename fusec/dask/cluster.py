@@ -21,14 +21,14 @@ def gpu_cluster(devices: str | int | Sequence[str | int] = "all", **options: Any
     """
     distributed = extra_module("distributed", "dask")
     chosen = worker_devices(devices)
-    scheduler = {"cls": distributed.Scheduler, "options": {"dashboard_address": None, "port": 0, "host": "127.0.0.1"}}
+    here: dict[str, Any] = {"dashboard_address": None, "host": "127.0.0.1"}
+    # Dask gives a worker the memory of its cores, but these have one thread each on a machine with many cores.
+    own = {**here, "nthreads": 1, "memory_limit": distributed.system.MEMORY_LIMIT // len(chosen)}
     workers = {
-        number: {
-            "cls": distributed.Nanny,
-            "options": {"nthreads": 1, "env": _changes(device.environment(len(chosen))), "dashboard_address": None},
-        }
+        number: {"cls": distributed.Nanny, "options": {**own, "env": _changes(device.environment(len(chosen)))}}
         for number, device in enumerate(chosen)
     }
+    scheduler = {"cls": distributed.Scheduler, "options": {**here, "port": 0}}
     return distributed.SpecCluster(scheduler=scheduler, workers=workers, **options)
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fusec.errors import FusecError
-from fusec.scale.extras import extra_module
+from fusec.dask.spread import connected
 from fusec.system.atomic_write import written
 from fusec.testing.resolve import absolute
 from fusec.testing.runner.report import Found, FuzzReport, PropertyCount
@@ -38,17 +37,10 @@ def fuzz_cluster(address: str, findings: Path, options: Mapping[str, Any]) -> Fu
         A worker runs as many processes as it has threads.
     Raises FusecError if the cluster cannot be reached or has no workers.
     """
-    distributed = extra_module("distributed", "dask")
     options = {**options, "graphs": absolute(options["graphs"])} if "graphs" in options else options
     options = {**options, "properties": [absolute(name) for name in options.get("properties") or ()] or None}
-    try:
-        client = distributed.Client(address)
-    except (OSError, ValueError) as error:
-        raise FusecError(f"Dask's scheduler at {address} cannot be reached: {error}") from error
-    with client:
+    with connected(address) as client:
         threads: dict[str, int] = client.nthreads()
-        if not threads:
-            raise FusecError(f"the cluster at {address} has no workers")
         futures = [
             client.submit(
                 _run_part,

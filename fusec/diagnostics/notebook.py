@@ -45,6 +45,7 @@ def program_html(executable: Executable) -> str:
         "memory": f"{bytes_text(executable.memory.nbytes)} of values, {bytes_text(sum(weights.values()))} of weights",
     }
     rows |= {"note": explanation.note} if explanation.note else {}
+    rows |= {f"hint: {hint.kind}": hint.text for hint in executable.hints}
     head = ("#", "runs as", "ops", "model nodes", "read", "written")
     steps = [
         (

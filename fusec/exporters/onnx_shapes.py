@@ -10,9 +10,10 @@ import numpy as np
 from onnx import TensorProto
 
 from fusec.errors import LoweringError
-from fusec.exporters.onnx_emit import Export, Exporter, formula, operator
-from fusec.ir import Node, print_node
-from fusec.ops import GridSample, Resize, RoiAlign
+from fusec.exporters.onnx_element_types import ELEMENT_TYPES
+from fusec.exporters.onnx_emit import Export, Exporter, cast_to, formula, operator
+from fusec.ir import DType, Node, print_node
+from fusec.ops import GridSample, Resize, RoiAlign, RoiPool
 
 
 def _slice(e: Exporter, node: Node, x: str) -> str:
@@ -82,6 +83,18 @@ def _roi_align(e: Exporter, node: Node, x: str, rois: str, batches: str) -> str:
     )
 
 
+def _roi_pool(e: Exporter, node: Node, x: str, rois: str, batches: str) -> str:
+    """Export roi_pool. MaxRoiPool has regions of the type of the images: fp32 where neither is fp64."""
+    op = cast(RoiPool, node.op)
+    own, regions, _ = (v.type.dtype for v in node.operands)
+    common = DType.F64 if DType.F64 in (own, regions) else DType.F32
+    numbers = e.op("Cast", e.op("Unsqueeze", batches, e.ints([1])), to=ELEMENT_TYPES[common])
+    rows = e.op("Concat", numbers, cast_to(e, rois, regions, common), axis=1)
+    x = cast_to(e, x, own, common)
+    y = e.op("MaxRoiPool", x, rows, pooled_shape=list(op.bins), spatial_scale=op.scale)
+    return cast_to(e, y, common, own)
+
+
 def _top_k(e: Exporter, node: Node, x: list[str]) -> list[str]:
     a = node.op.attributes
     return e.several("TopK", [*x, e.ints([a["k"]])], 2, {"axis": a["axis"], "largest": int(a["largest"])})
@@ -129,6 +142,7 @@ SHAPES: Mapping[str, Export] = {
     "resize": formula(_resize),
     "grid_sample": formula(_grid_sample),
     "roi_align": formula(_roi_align),
+    "roi_pool": formula(_roi_pool),
     "top_k": _top_k,
     "scatter": formula(_scatter),
     "cumulate": formula(_cumulate),

@@ -9,7 +9,7 @@ import numpy as np
 
 from fusec.builder import Tensor
 from fusec.gradients.core import BackwardStep, Rule, by_formula
-from fusec.ops import Gather, GridSample, RoiAlign
+from fusec.ops import Gather, GridSample, RoiAlign, RoiPool
 from fusec.ops.sampling import cubic
 
 Tap = tuple[Tensor, Tensor]  # coordinates along one dim, and their weights
@@ -111,4 +111,42 @@ def _roi_align(step: BackwardStep, x: Tensor, rois: Tensor, batches: Tensor) -> 
     return pooled.transpose((0, 3, 1, 2))
 
 
-RULES: dict[str, Rule] = {"grid_sample": by_formula(_grid_sample), "roi_align": by_formula(_roi_align)}
+def _roi_pool(step: BackwardStep, x: Tensor, rois: Tensor, batches: Tensor) -> Tensor:
+    """Express the op by maxima over the rows of each bin, then over its columns."""
+    op: RoiPool = step.op
+    b, (_, channels, height, width), (tall, broad), count = step.b, x.shape, op.bins, rois.shape[0]
+    rows, columns = (_pixels_of_bins(op, rois, d, x.shape[2 + d]) for d in range(2))
+    images = b.apply(Gather(0), x, batches.astype("i64")).reshape(count, channels, 1, height, width)
+    by_rows = b.where(rows.reshape(count, 1, tall, height, 1), images, -math.inf).max(3)
+    by_rows = by_rows.reshape(count, channels, tall, 1, width)
+    pooled = b.where(columns.reshape(count, 1, 1, broad, width), by_rows, -math.inf).max(4)
+    some_row, some_column = (own.astype("f32").max(2) > 0.0 for own in (rows, columns))
+    some = some_row.reshape(count, 1, tall, 1).pointwise("logical_and", some_column.reshape(count, 1, 1, broad))
+    return b.where(some, pooled, 0.0)
+
+
+def _pixels_of_bins(op: RoiPool, rois: Tensor, d: int, size: int) -> Tensor:
+    """Return which pixels along a dim belong to each bin of each region: bool[K, bins, size]."""
+    b, bins = rois.builder, op.bins[d]
+    start, end = (_rounded(rois[:, i : i + 1] * op.scale) for i in (1 - d, 3 - d))
+    length = (end - start + 1.0).pointwise("max", 1.0) / float(bins)
+    first, last = (
+        ((b.constant(np.arange(bins) + i, rois.dtype) * length).pointwise(whole) + start).reshape(-1, bins, 1)
+        for i, whole in ((0, "floor"), (1, "ceil"))
+    )
+    at = b.constant(np.arange(size), rois.dtype)
+    return (first <= at).pointwise("logical_and", last > at)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Round to whole numbers, halves away from zero."""
+    size = x.pointwise("abs")
+    whole = _whole(size.pointwise("floor"))
+    return x.pointwise("sign") * (whole + (size - whole >= 0.5).astype(x.dtype))
+
+
+RULES: dict[str, Rule] = {
+    "grid_sample": by_formula(_grid_sample),
+    "roi_align": by_formula(_roi_align),
+    "roi_pool": by_formula(_roi_pool),
+}

@@ -28,7 +28,7 @@ from fusec.ops.pooling import AvgPool, MaxPool
 from fusec.ops.random import RandomBits
 from fusec.ops.recurrent import Recurrent
 from fusec.ops.reduction import Reduce, Softmax
-from fusec.ops.roi_align import RoiAlign
+from fusec.ops.roi_align import RoiAlign, RoiPool
 from fusec.ops.sampling import GridSample
 from fusec.ops.shape import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
 from fusec.ops.training import (
@@ -72,6 +72,7 @@ ALL: tuple[type[Op], ...] = (
     Resize,
     GridSample,
     RoiAlign,
+    RoiPool,
     TopK,
     Scatter,
     Cumulate,
@@ -142,6 +143,7 @@ __all__ = [
     "Resize",
     "RmsNorm",
     "RoiAlign",
+    "RoiPool",
     "Rotary",
     "Scatter",
     "Slice",

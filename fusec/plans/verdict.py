@@ -55,6 +55,9 @@ class Refused:
         return self.message == ONLY_TENSOR_CORES
 
 
+# The refusal of a graph that was not asked about, because the budget of the compilation was spent. Never stored.
+UNASKED = Refused("fusec", "FUSEC_BUDGET", "the budget was spent before cuDNN was asked about this")
+
 Verdict = Legal | Refused
 
 # The verdict of fusec's rules on a graph that they would ask cuDNN about, where cuDNN is not installed.

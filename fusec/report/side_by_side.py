@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
+from fusec.diagnostics.explain.compare import step_groups
 from fusec.diagnostics.explain.data import Decline
 from fusec.diagnostics.explain.table import bytes_text
 from fusec.report.records import ReportedProgram, ReportedStep
@@ -133,17 +134,9 @@ def _merged(groups: Sequence[Sides]) -> tuple[StepGroup, ...]:
 
 def _by_nodes(programs: Sequence[ReportedProgram]) -> list[Sides]:
     """Group steps that share model nodes on any side, so that no group splits a step."""
-    from networkx.utils import UnionFind  # here, because networkx takes long to import and few commands compare
-
-    joined = UnionFind()
-    for program in programs:
-        for step in program.steps:
-            joined.union(*step.keys)
-    groups: dict[object, list[list[ReportedStep]]] = {}
-    for side, program in enumerate(programs):
-        for step in program.working:
-            groups.setdefault(joined[step.keys[0]], [[] for _ in programs])[side].append(step)
-    return [tuple(map(tuple, sides)) for sides in groups.values()]
+    steps = [program.steps for program in programs]
+    groups = step_groups(steps, lambda step: step.keys, lambda step: step.explained.kind != "view")
+    return [tuple(map(tuple, sides)) for sides in groups]
 
 
 def _in_order(old: ReportedProgram, new: ReportedProgram) -> list[Sides]:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from fusec.diagnostics.hints import Hint
 from fusec.diagnostics.must_fuse import check
 from fusec.diagnostics.verify import Report
 from fusec.errors import CheckError, ExecutionError, FusecError, VerifyError
@@ -103,6 +104,11 @@ class SegmentedExecutable:
     def note(self) -> str:
         """Return the note that reports print; see `Compiled.note`."""
         return next((program.compiled.note for program in self.programs), "")
+
+    @property
+    def hints(self) -> tuple[Hint, ...]:
+        """Return the hints about all programs that are compiled, each once; see `Executable.hints`."""
+        return tuple(dict.fromkeys(hint for program in self.programs for hint in program.hints))
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """Run on arrays given in the order of `inputs`, or by name. One output comes bare, several as a tuple."""

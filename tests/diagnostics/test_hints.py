@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import logging
 import warnings
@@ -183,6 +184,32 @@ def test_compile_prints_hints_and_has_them_in_json(unrolled: Path, model: Path) 
     assert all(f"  hint: {hint['text']}\n" in result.stdout for hint in found)
     assert "hint:" not in fusec("compile", unrolled, "-q", "--target", "h200").stdout
     assert json.loads(fusec("compile", model, *SHAPE, "--json").stdout)["hints"] == []
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_other_commands_have_the_same_hints(command: str, unrolled: Path) -> None:
+    result = fusec(command, unrolled, "--target", "h200")
+    found = json.loads(fusec(command, unrolled, "--target", "h200", "--json").stdout)["hints"]
+    assert [hint["kind"] for hint in found] == ["unrolled", "launches"]
+    assert all(f"  hint: {hint['text']}\n" in result.stdout for hint in found)
+    assert "hint:" not in fusec(command, unrolled, "-q", "--target", "h200").stdout
+
+
+@pytest.mark.cudnn
+def test_a_folder_of_models_has_hints_in_json(unrolled: Path) -> None:
+    (row,) = json.loads(fusec("run", unrolled.parent, "--target", "h200", "--json").stdout)["models"]
+    assert [hint["kind"] for hint in row["hints"]] == ["unrolled", "launches"]
+
+
+@pytest.mark.filterwarnings("ignore::fusec.errors.ManyLaunchesWarning")
+def test_executables_have_hints(unrolled: Path) -> None:
+    net = library.compile(str(unrolled), target="h200", simulate=True)
+    assert isinstance(net, library.Executable)
+    assert net.hints == hints(net.compiled)
+    page = net._repr_html_()
+    for hint in net.hints:
+        assert f"hint: {hint.kind}" in page and html.escape(hint.text) in page
 
 
 @pytest.mark.cudnn

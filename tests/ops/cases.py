@@ -51,6 +51,7 @@ from fusec.ops import (
     Resize,
     RmsNorm,
     RoiAlign,
+    RoiPool,
     Rotary,
     Scatter,
     Slice,
@@ -676,6 +677,21 @@ OTHERS: dict[str, Sequence[Case]] = {
         for mode in ("avg", "max")
         for samples in (1, 2, 0)
         for half_pixel in (True, False)
+    ],
+    "roi_pool": [
+        Case(
+            RoiPool(bins, 0.5),
+            ((2, 3, 7, 6), (4, 4), (4,)),
+            lambda x, rois, images, bins=bins: run(
+                "MaxRoiPool",
+                [x, np.concatenate([images[:, None].astype(np.float32), rois], 1)],
+                pooled_shape=bins,
+                spatial_scale=0.5,
+            ),
+            (normal, regions, integers(0, 2)),
+            False,
+        )
+        for bins in ((3, 2), (1, 7))
     ],
     "resize": [
         Case(

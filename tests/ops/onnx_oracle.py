@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 Oracle = Callable[..., Sequence[Array]]  # arrays -> arrays
 
 OPSET = 22
-OLDER = {"RoiAlign": 16}  # ops whose newest version onnxruntime lacks
+OLDER = {"RoiAlign": 16, "MaxRoiPool": 16}  # ops whose newest version onnxruntime lacks
 
 
 @functools.lru_cache(maxsize=512)

@@ -44,7 +44,6 @@ def _strided(array: Array) -> Array:
 
 @pytest.mark.parametrize("case", FLAT)
 @pytest.mark.parametrize("dtype", [DType.F64, DType.I8, DType.U8, DType.I64, DType.U64], ids=lambda d: d.value)
-@pytest.mark.usefixtures("few_samples")
 def test_the_largest_numbers_raise_no_warning(case: Case, dtype: DType, rng: np.random.Generator) -> None:
     """Zero divisors and overflow among them, wherever inference takes the type."""
     arrays = case.arrays(rng)

@@ -90,7 +90,6 @@ def test_double_precision_stays_double(case: Case, rng: np.random.Generator) -> 
 
 @pytest.mark.parametrize("case", FLOATS)
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16, DType.F64])
-@pytest.mark.usefixtures("few_samples")
 def test_extremes_raise_no_warning(case: Case, dtype: DType, rng: np.random.Generator) -> None:
     """Warnings are errors in these tests: NaN, infinities and overflow pass in silence."""
     extremes = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 6e4, -6e4, 1e-7, 1.0, -300.0])

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from cli.command import SHAPE, tiny
 from cli.command import fusec as fusec_command
 from helpers import assert_close
+from segments.models import non_zero
 
 from fusec.errors import ExecutionError
 
@@ -20,6 +23,7 @@ pytest.importorskip("distributed")
 from dask import bag
 from dask.array import from_array
 from distributed import Client
+from distributed.system import MEMORY_LIMIT
 from scale.page import run_examples
 
 import fusec.dask
@@ -94,6 +98,14 @@ class Renamed:
         self.inputs = model.outputs
 
 
+def test_a_worker_has_its_share_of_the_memory() -> None:
+    """Dask's own limit is that of one core, which the libraries of a GPU and files of rows may exceed."""
+    with fusec.dask.gpu_cluster(["cpu"]) as cluster:
+        (worker,) = cluster.scheduler_info["workers"].values()
+    assert worker["memory_limit"] == MEMORY_LIMIT
+    assert worker["host"] == "127.0.0.1"
+
+
 def test_errors_name_their_reason(client: Client, model: Path, tmp_path: Path, rng: np.random.Generator) -> None:
     rows = from_array(rng.standard_normal((5, 6)).astype(np.float32), chunks=(5, 6))
     with pytest.raises(ExecutionError, match="the last batch of %x has 1 rows"):
@@ -121,6 +133,31 @@ def test_fuzzing_is_spread(client: Client, tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "--dask runs as many processes" in refused.stderr
     unreachable = fusec_command("fuzz", "--dask", "nonsense://1:2")
+    assert unreachable.exit_code == 2
+    assert "cannot be reached" in unreachable.stderr
+
+
+@pytest.mark.cudnn
+def test_targets_of_explain_are_spread(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny(tmp_path).parent)  # workers have another folder
+    question = ("explain", "tiny.onnx", *SHAPE, "--target", "h200,t4,a100", "--must-fuse", "relu+sign", "--json")
+    here, there = fusec_command(*question), fusec_command(*question, "--dask", client.scheduler.address)
+    assert there.exit_code == here.exit_code == 1
+    assert json.loads(there.stdout) == json.loads(here.stdout)
+    assert [each["target"] for each in json.loads(there.stdout)["targets"]] == ["h200", "t4", "a100"]
+
+
+def test_errors_of_a_spread_explain(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "bad.txt").write_text("no graph")
+    address = client.scheduler.address
+    bad = fusec_command("explain", tmp_path / "bad.txt", "--dask", address)
+    assert bad.exit_code == 2
+    assert bad.stderr == fusec_command("explain", tmp_path / "bad.txt").stderr
+    onnx.save(non_zero().proto, tmp_path / "steps.onnx")
+    split = fusec_command("explain", tmp_path / "steps.onnx", "--dask", address)
+    assert split.exit_code == 2
+    assert "has host steps, whose segments --dask does not spread" in split.stderr
+    unreachable = fusec_command("explain", tmp_path / "steps.onnx", "--dask", "nonsense://1:2")
     assert unreachable.exit_code == 2
     assert "cannot be reached" in unreachable.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,23 @@ def test_statistics_and_random_numbers_are_each_workers_own(rng: np.random.Gener
     assert not np.array_equal(own0, own1)
     assert_close(mean0, (own0 + own1) / 2, 1e-6)
     assert np.array_equal(mean0, mean1)
+
+
+def test_the_host_does_not_wait_for_the_update(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads and writes state alone, so the host can queue the next step meanwhile."""
+    b = fusec.Builder()
+    x, w = b.input("x", (4, 3)), b.parameter("w", np.ones(3, np.float32))
+    loss = (x * w).mean()
+    training.sgd(b, [w], fusec.backward(loss, [w]), 0.1)
+    b.output(loss=loss)
+    step = fusec.data_parallel(b, target="cpu")
+    waits: list[int] = []
+    for number, program in enumerate(step.programs):
+        monkeypatch.setattr(program.backend, "finish", partial(waits.append, number), raising=True)
+    for _ in range(2):  # the first run waits after each step, to name one that fails
+        waits.clear()
+        step.step(x=rng.standard_normal((4, 3)).astype(np.float32))
+    assert waits == [0]
 
 
 def test_an_update_that_would_differ_between_workers_is_refused() -> None:

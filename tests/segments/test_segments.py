@@ -74,6 +74,27 @@ def test_cases_agree_in_simulation(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert executable.verify().ok
 
 
+@pytest.mark.cudnn
+def test_hints_are_those_of_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product before the host step and one after it: each program says the same, which is told once."""
+    monkeypatch.setattr(programs, "SMALL_ELEMENTS", -1)
+    nodes = [
+        n("MatMul x x -> s"),
+        n("Reshape s flat -> r"),
+        n("NonZero r -> w"),
+        n("Shape w -> c"),
+        n("Cast c -> f", to=FLOAT),
+    ]
+    nodes += [n("ReduceSum f -> g", keepdims=0), n("Add s g -> t"), n("MatMul t t -> y")]
+    proto = model(nodes, [info("x", [2, 8, 8])], [info("y", None)], {"flat": ints(-1)})
+    executable = compiled(proto, target="h200", simulate=True)
+    executable(floats(2, 8, 8))
+    hints = [program.hints for program in executable.programs]
+    assert [[hint.kind for hint in each] for each in hints if each] == [["precision"]] * 2
+    assert set(executable.hints) == {hint for each in hints for hint in each}
+    assert len(set(executable.hints)) == len(executable.hints)
+
+
 def test_the_segments_used_last_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "SMALL_ELEMENTS", -1)
     monkeypatch.setattr(programs, "MAX_SEGMENTS", 2)

@@ -6,7 +6,9 @@ import json
 import re
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import tritonclient.http as triton
 from serving.running import Running, serving
 
 import fusec
+from benchmarks.common.live_rows import LiveRows
 from benchmarks.common.result_files import KEYS
 from benchmarks.serving import server_load as benchmark
 from fusec.dynamic_shapes.batch_proof import require_batches
@@ -92,15 +95,24 @@ def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
 @pytest.mark.slow
 def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path) -> None:
     """What it writes for a GPU, here for the simulation."""
-    clients = benchmark.Clients(processes=1, connections=BATCH, seconds=1.0, front_ends=1, rows=2)
-    row = benchmark.measured(CASE, file, clients)
+    clients = benchmark.Clients(processes=1, connections=BATCH, seconds=3.0, front_ends=1, rows=2)
+    output, key = tmp_path / "new" / "serving.json", {"model": CASE.model, "batch": BATCH, "rows": 2}
+    rows = LiveRows(output, "abc", {"cpu": "x"}, KEYS["serving.json"])
+    told: list[set[str]] = []
+
+    def tell(**figures: Any) -> None:
+        rows("small", key, **figures)
+        told.append(json.loads(output.read_text())["rows"][0].keys())
+
+    benchmark.measured(CASE, file, clients, tell)
+    assert all(before < after for before, after in pairwise(told)), "each figure is written when it is known"
+    (row,) = json.loads(output.read_text())["rows"]
     assert row["error"] < 1e-6
     assert row["refused"] == 0
     assert row["images_s"] > 0
     assert row["load_p99_ms"] >= row["load_median_ms"] > 0
     assert {"of_device", "of_host", "p99_of_median", "full_p99_ms", "load_images_s"} <= row.keys()
     assert set(KEYS["serving.json"]) <= row.keys()
-    json.dumps(row)
 
 
 def test_resnet50_takes_bytes_and_any_batch() -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Iterator
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +30,11 @@ class Block:
     line: int
 
 
-def blocks(page: Path) -> Iterator[Block]:
-    """Yield the blocks of a page."""
+def blocks(page: Path, others: Mapping[str, str] | None = None) -> Iterator[Block]:
+    """Yield the blocks of a page. others: what stands in the place of some texts."""
     text = page.read_text()
+    for old, new in (others or {}).items():
+        text = text.replace(old, new)
     for found in _BLOCK.finditer(text):
         yield Block(found[1], found[2], text.count("\n", 0, found.start()) + 2)
 
@@ -35,11 +43,17 @@ def run(page: Path, folder: Path) -> None:
     """Run all blocks of a page in order, with `folder` as the current folder.
 
     `python` blocks share their names. `console` blocks hold commands after `$ `, and output in which `...` stands for
-    any text. A block whose first line is `# save as NAME` is a file. Other languages are not run.
+    any text. A command that ends in `&` runs until `kill %1`, or until the page ends; port 8000 is then any free one. A
+    block whose first line is `# save as NAME` is a file. Other languages are not run.
     """
+    with ExitStack() as background:
+        _run(page, folder, background)
+
+
+def _run(page: Path, folder: Path, background: ExitStack) -> None:
     names: dict[str, Any] = {"__name__": "tutorial"}
-    status = 0
-    for block in blocks(page):
+    status, port = 0, str(_free_port())
+    for block in blocks(page, {"8000": port}):
         where = f"{page.name}:{block.line}"
         if saved := _SAVED.match(block.text):
             (folder / saved[1]).write_text(block.text[saved.end() :])
@@ -47,7 +61,12 @@ def run(page: Path, folder: Path) -> None:
             exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
         elif block.language == "console":
             for command, wanted in _commands(block.text):
-                status = _compare(command, wanted, status, where)
+                if command.endswith(" &"):
+                    background.enter_context(_running(command.removesuffix(" &"), wanted, where))
+                elif command == "kill %1":
+                    background.close()
+                else:
+                    status = _compare(command, wanted, status, where)
 
 
 def _commands(text: str) -> Iterator[tuple[str, str]]:
@@ -56,6 +75,40 @@ def _commands(text: str) -> Iterator[tuple[str, str]]:
     for part in parts:
         command, _, output = part.partition("\n")
         yield command, output
+
+
+@contextmanager
+def _running(command: str, wanted: str, where: str) -> Iterator[None]:
+    """Run a command in a process of its own, which must end without an error when it is asked to.
+
+    wanted: its first lines, for which this waits.
+    """
+    program, *arguments = shlex.split(command)
+    assert program == "fusec", f"{where}: only `fusec` is run, not {program}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fusec", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "FUSEC_DEVICE": "none", "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        printed = [process.stdout.readline().rstrip("\n") for _ in wanted.splitlines()]
+        assert _matches(wanted.splitlines(), printed), f"{where}: {command}\nshown:\n{wanted}\nprinted:\n{printed}"
+        yield
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, f"{where}: {command}: it ended with status {process.returncode}"
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return made.getsockname()[1]
 
 
 def _compare(command: str, wanted: str, before: int, where: str) -> int:

@@ -19,6 +19,9 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
 def test_a_tutorial_runs(page: Path, tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.stem == "own-pass" and importlib.util.find_spec("hypothesis") is None:
         pytest.skip("hypothesis is not installed")
+    if page.stem == "serving":
+        pytest.importorskip("aiohttp")
+        pytest.importorskip("tritonclient.http")
     monkeypatch.chdir(tmp_path)
     run(page, tmp_path)
 
@@ -43,4 +46,14 @@ def test_a_wrong_status_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```console\n$ fusec targets\n...\n$ echo $?\n1\n```\n")
     with pytest.raises(AssertionError, match="the status is 0"):
+        run(page, tmp_path)
+
+
+def test_a_process_in_the_background_is_compared(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ fusec targets &\n... compute ...\n$ kill %1\n```\n")
+    with pytest.raises(AssertionError, match=r"page\.md:2: fusec targets"):
+        run(page, tmp_path)
+    page.write_text("```console\n$ fusec explain missing.onnx &\n$ kill %1\n```\n")
+    with pytest.raises(AssertionError, match="it ended with status"):
         run(page, tmp_path)

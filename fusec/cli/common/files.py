@@ -38,6 +38,12 @@ def constants_of(texts: Sequence[str]) -> dict[str, Any]:
     return values
 
 
+def absolute_constant(text: str) -> str:
+    """Make the file in `x=file.npy` absolute; other constants stay as they are."""
+    name, sign, value = text.partition("=")
+    return f"{name}{sign}{Path(value).absolute()}" if value.endswith(".npy") else text
+
+
 def functions_of(texts: Sequence[str]) -> dict[str, Any]:
     """Read `my.domain::Op=ops.py:function` as name and function; the file is run."""
     if not texts:

@@ -81,7 +81,8 @@ Tune = Annotated[
     str, typer.Option(help="On a GPU: none takes cuDNN's first plan, quick times the likely ones, full all.")
 ]
 Budget = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Stop timing plans after this time, say 20s; the rest next time.")
+    str | None,
+    typer.Option(metavar="TIME", help="Stop asking cuDNN after this time, say 20s, and timing plans after as much."),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,10 +30,10 @@ def print_note(note: str) -> None:
         say(note)
 
 
-def print_hint(hint: str) -> None:
-    """Print what the user may want to know about a result."""
-    if not quiet:
-        show(f"  hint: {hint}")
+def print_hints(hints: Sequence[Mapping[str, Any]]) -> None:
+    """Print what the user may want to know about a program."""
+    for hint in () if quiet else hints:
+        show(f"  hint: {hint['text']}")
 
 
 def json_text(data: Any) -> str:

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fusec.cli.common import files, output
@@ -64,6 +65,11 @@ class Request:
     def is_compiled(self) -> bool:
         """Tell if the model is a `.fusec` file, which holds programs."""
         return self.model.endswith(".fusec")
+
+    def with_absolute_paths(self) -> Request:
+        """Return the request for a process in another working folder. Functions of --custom-op stay as they are."""
+        constants = [files.absolute_constant(text) for text in self.constant or ()]
+        return replace(self, model=str(Path(self.model).absolute()), constant=constants)
 
     def build(self, target: str, report: output.Report) -> Compiled:
         """Compile the model up to its program, or read it from a `.fusec` file; with ranges for the likely sizes."""

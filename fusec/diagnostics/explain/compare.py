@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from fusec.diagnostics.explain.data import Explanation, Step
 from fusec.diagnostics.explain.table import bytes_text, listed, table
 
+T = TypeVar("T")
 _NODES_WIDTH = 40
 _TOTALS = (
     ("steps", "steps"),
@@ -31,7 +33,8 @@ def compare(explanations: Sequence[tuple[str, Explanation]]) -> str:
         for key, label in _TOTALS
     ]
     parts = ["\n".join(table(("", *names), rows, right=range(1, len(names) + 1)))]
-    groups = _groups([e.steps for _, e in explanations])
+    programs = [e.steps for _, e in explanations]
+    groups = step_groups(programs, lambda step: step.values, lambda step: step.kind != "view")
     differing: dict[tuple[str, ...], list[str]] = {}
     same = 0
     for group in groups:
@@ -56,20 +59,24 @@ def _cell(steps: Sequence[Step]) -> str:
     return " | ".join(f"{s.ops} ({s.runs_as})" for s in steps)
 
 
-def _groups(programs: Sequence[Sequence[Step]]) -> list[list[list[Step]]]:
-    """Group steps that share ops on any target, so that no group splits a step.
+def step_groups(
+    programs: Sequence[Sequence[T]], values: Callable[[T], Sequence[str]], works: Callable[[T], bool]
+) -> list[list[list[T]]]:
+    """Group steps that share values in any program, so that no group splits a step.
 
-    Returns the steps of each group, by target.
+    values: names what a step computes
+    works: tells if a step does work; a view only joins others
+
+    Returns the steps of each group, by program.
     """
     from networkx.utils import UnionFind  # here, because networkx takes long to import and few commands compare
 
     joined = UnionFind()
     for steps in programs:
         for step in steps:
-            joined.union(*step.values)
-    groups: dict[str, list[list[Step]]] = {}
+            joined.union(*values(step))
+    groups: dict[str, list[list[T]]] = {}
     for index, steps in enumerate(programs):
-        for step in steps:
-            if step.kind != "view":
-                groups.setdefault(joined[step.values[0]], [[] for _ in programs])[index].append(step)
+        for step in filter(works, steps):
+            groups.setdefault(joined[values(step)[0]], [[] for _ in programs])[index].append(step)
     return list(groups.values())

@@ -19,7 +19,7 @@ from fusec.lowering import virtual_rounding
 from fusec.ops import POINTWISE_OPS, STRIDED_VIEWS, Conv, ConvTranspose, ConvWgrad, Scatter
 from fusec.passes.partition import Judge
 from fusec.passes.partition.equivalent_spellings import REWRITES
-from fusec.plans.verdict import Legal, Refused
+from fusec.plans.verdict import UNASKED, Legal, Refused
 from fusec.schedule.buffer_donation import reads
 from fusec.schedule.program import Kind, Partition, Program, Refusal, body_of, display_name, inputs_of
 from fusec.targets.target import Target
@@ -140,7 +140,7 @@ def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Judge | None)
     if node.op.name in WITHOUT:
         ours = COPIES if isinstance(node.op, STRIDED_VIEWS) else WITHOUT[node.op.name]
         return Decline(name, name, "lower", "", "", ours, places), None
-    alone = next((r for r in refusals if r.nodes == (node,)), None)
+    alone = next((r for r in refusals if r.nodes == (node,) or (r.reason == UNASKED and node in r.nodes)), None)
     if alone is None and judge is not None:
         body = step.body if len(step.nodes) == 1 else body_of(node.graph, [node])
         (verdict,) = judge.judge([body])

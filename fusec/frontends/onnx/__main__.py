@@ -14,7 +14,6 @@ from fusec.frontends.onnx.tables import CONTRIB, EQUAL_TO_ONNX, REVIEWED_OPSET, 
 NOT_IMPORTED: Mapping[str, str] = {
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"), "strings"),
     "ImageDecoder": "compressed images",
-    "MaxRoiPool": "windows whose size depends on values",
 }
 
 # Uses of onnxruntime's own ops that fusec refuses; all others are imported.

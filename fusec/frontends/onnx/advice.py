@@ -10,7 +10,6 @@ _OPS: Mapping[str, str] = {
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "LabelEncoder"), _STRINGS),
     **dict.fromkeys(("Scatter", "Upsample"), _OLD),
     "ImageDecoder": "fusec reads no image files: decode them before the model, or give a Python function (custom_ops)",
-    "MaxRoiPool": "export RoiAlign, or the op's definition in other ops",
 }
 _DOMAINS: Mapping[str, str] = {
     "ai.onnx.ml": "fusec runs tensor ops, not classical models: run this one in onnxruntime",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 
 from fusec.errors import LoweringError
@@ -12,19 +14,27 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import deadly, misread
 from fusec.passes.partition import Judge, canonical_key
 from fusec.passes.partition.strict_rounding import StrictRounding
-from fusec.plans.verdict import PROPOSED, Refused, Verdict
+from fusec.plans.verdict import PROPOSED, UNASKED, Refused, Verdict
 
 
 class CudnnJudge:
-    """Judge that asks cuDNN. It refuses a body that cannot be lowered at stage `lower`."""
+    """Judge that asks cuDNN. It refuses a body that cannot be lowered at stage `lower`.
 
-    def __init__(self, oracle: Oracle, tensor_cores: bool):
+    left_s: seconds for which it may still ask; the time of the partitioner does not count
+    """
+
+    def __init__(self, oracle: Oracle, tensor_cores: bool, left_s: float = math.inf):
         self.oracle = oracle
         self.tensor_cores = tensor_cores
+        self.left_s = left_s
+
+    def within(self, budget_s: float) -> CudnnJudge:
+        """Return a judge that asks for so many seconds. A budget of 0 bounds only what is timed."""
+        return self if budget_s == 0.0 else CudnnJudge(self.oracle, self.tensor_cores, budget_s)
 
     def refusal(self, body: Graph) -> Refused | None:
-        """Refuse a body that cannot be lowered, or for which cuDNN is known to crash or to be wrong."""
-        return refusal(body, self.tensor_cores)
+        """Refuse a body that cannot be lowered, or is known to be wrong, or that no time is left to ask about."""
+        return UNASKED if self.left_s <= 0.0 else refusal(body, self.tensor_cores)
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
         verdicts: dict[int, Verdict] = {}
@@ -34,7 +44,9 @@ class CudnnJudge:
                 graphs[index] = lower(body, self.tensor_cores).graph
             except LoweringError as error:
                 verdicts[index] = Refused("lower", "FUSEC", str(error))
-        answers = self.oracle.judge(list(graphs.values()))
+        start = time.monotonic()
+        answers = self.oracle.judge(list(graphs.values()), end=start + self.left_s)
+        self.left_s -= time.monotonic() - start
         verdicts.update(zip(graphs, answers, strict=True))
         return [verdicts[index] for index in range(len(bodies))]
 

@@ -10,9 +10,11 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.lowering.known_bugs import deadly, misread
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.sqlite_cache import Store
-from fusec.plans.verdict import Legal, Plan, Refused, Verdict
+from fusec.plans.verdict import UNASKED, Legal, Plan, Refused, Verdict
 from fusec.targets.target import Target
 
 SCHEMA = 14  # of stored verdicts: raise it when their meaning changes
@@ -92,8 +94,17 @@ class Oracle(WorkerPool):
         self._assumed: dict[str, CudnnGraph] = {}  # by key of a graph assumed to be legal: the similar one
         self._asked_again: set[str] = set()
 
-    def judge(self, graphs: Sequence[CudnnGraph], progress: Callable[[int, int], None] | None = None) -> list[Verdict]:
-        """Return one verdict per graph, in order; equal graphs are judged once. `progress` receives (done, to ask)."""
+    def judge(
+        self,
+        graphs: Sequence[CudnnGraph],
+        progress: Callable[[int, int], None] | None = None,
+        end: float = math.inf,
+    ) -> list[Verdict]:
+        """Return one verdict per graph, in order; equal graphs are judged once.
+
+        progress: receives (done, to ask)
+        end: when to stop asking, of `time.monotonic`; the verdict of the graphs that are left is UNASKED
+        """
         new = {g.key: g for g in graphs if g.key not in self._memory}
         for key, graph in list(new.items()):
             hazard = deadly(graph) or misread(graph)
@@ -107,21 +118,26 @@ class Oracle(WorkerPool):
         for key, graph in list(new.items()):
             if self._assume(graph):
                 del new[key]
-        if new:
+        if new and time.monotonic() < end:
             self.start(len(new))
             self._prove_once()
             done = itertools.count(1)
             self._learn(graphs)  # from verdicts stored on disk
-            rounds = self._built_plans.rounds(new.values()) if self._reuse_builds else [list(new.values())]
+            rounds = [list(new.values())]
+            if self._reuse_builds:
+                proofs = [] if self.plan_filter.needs_builds else self._built_plans.proofs(new.values())
+                self._ask(proofs, lambda: None, end)
+                self._learn(proofs)
+                rounds = self._built_plans.rounds(new.values())
             for some in rounds:
                 self._learn(graphs)  # from the round before
-                self._ask(some, lambda: progress(next(done), len(new)) if progress is not None else None)
+                self._ask(some, lambda: progress(next(done), len(new)) if progress is not None else None, end)
         self._learn(graphs)
         for graph in graphs:
             asked = graph.key not in self._assumed
-            if self._similar is not None and asked and isinstance(self._memory[graph.key], Legal):
+            if self._similar is not None and asked and isinstance(self._memory.get(graph.key), Legal):
                 self._similar.add(graph)
-        return [self._memory[g.key] for g in graphs]
+        return [self._memory.get(g.key, UNASKED) for g in graphs]
 
     def _stored(self, graphs: list[CudnnGraph]) -> dict[CudnnGraph, Verdict]:
         """Read verdicts from the disk, those for everyone first."""
@@ -196,12 +212,14 @@ class Oracle(WorkerPool):
                     self.prove()
         self._proven = True
 
-    def _ask(self, graphs: list[CudnnGraph], report: Callable[[], None]) -> None:
-        """Ask workers about graphs, and store their verdicts. report: called after each."""
-        self.ask_each(graphs, self._put_once, lambda graph, verdict: report())
+    def _ask(self, graphs: list[CudnnGraph], report: Callable[[], None], end: float) -> None:
+        """Ask workers about graphs until `end`, and store their verdicts. report: called after each."""
+        self.ask_each(graphs, partial(self._put_once, end=end), lambda graph, verdict: report())
 
-    def _put_once(self, graph: CudnnGraph, epoch: int) -> Verdict:
+    def _put_once(self, graph: CudnnGraph, epoch: int, end: float) -> Verdict:
         """Ask a worker and store the verdict, unless another process asks the same: then wait for its answer."""
+        if time.monotonic() >= end:
+            return UNASKED
         try:
             with self.locks.claim(graph.key, lambda: self.require_open(epoch)):
                 known = self._stored([graph])

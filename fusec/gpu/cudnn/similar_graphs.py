@@ -5,9 +5,10 @@ Graphs that differ in their sizes alone mostly have one verdict. Of pointwise op
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 
 from fusec.gpu.cudnn.engine_ids import Identity
+from fusec.gpu.cudnn.proof_graphs import build_seconds, call_kinds, proof_graphs
 from fusec.lowering.cudnn_graph import CudnnGraph
 
 
@@ -66,6 +67,7 @@ class BuiltPlans:
     def __init__(self) -> None:
         self._sizes: dict[Hashable, set[Identity]] = {}  # by `CudnnGraph.size_free_key`
         self._calls: dict[int, set[Hashable]] = {}  # kinds of pointwise calls, by engine
+        self._tried: set[Hashable] = set()  # kinds of calls that a proof has had, also if it did not build
 
     def add(self, graph: CudnnGraph, plans: Iterable[Identity]) -> None:
         """Add plans that were compiled for a graph."""
@@ -80,6 +82,18 @@ class BuiltPlans:
         kinds = call_kinds(graph)
         engines = [engine for engine, seen in self._calls.items() if kinds and kinds <= seen]
         return sorted(self._sizes.get(graph.size_free_key, ())), engines
+
+    def proofs(self, graphs: Collection[CudnnGraph]) -> list[CudnnGraph]:
+        """Make graphs to build before these, if that is expected to save time: see `proof_graphs`."""
+        first = [graph for graph in self.rounds(graphs)[0] if call_kinds(graph) and not any(self.of(graph))]
+        seen = set[Hashable]().union(*self._calls.values())
+        made = proof_graphs(first, seen | self._tried)
+        shown = seen.union(*map(call_kinds, made))
+        saved = [graph for graph in first if call_kinds(graph) <= shown]
+        if sum(map(build_seconds, made)) >= sum(map(build_seconds, saved)):
+            return []
+        self._tried.update(shown)
+        return made
 
     def rounds(self, graphs: Iterable[CudnnGraph]) -> list[list[CudnnGraph]]:
         """Split graphs in two rounds: the plans built for the first one spare those of the second a compilation.
@@ -108,22 +122,3 @@ class BuiltPlans:
             first[key] = by_key[key]
             seen |= kinds_of.pop(key)
         return [list(some.values()) for some in (first, second) if some]
-
-
-def call_kinds(graph: CudnnGraph) -> set[Hashable]:
-    """Return what the code of each call of a pointwise graph depends on; nothing for a graph with other calls."""
-    kinds = set[Hashable]()
-    for call in graph.calls:
-        if call.op != "pointwise":
-            return set()
-        types = tuple((t.dtype, t.value is None) for t in map(graph.tensor, call.inputs + call.outputs))
-        kinds.add((call.mode, tuple(name for name, _ in call.attributes), call.compute, types))
-    return kinds
-
-
-def build_seconds(graph: CudnnGraph) -> float:
-    """Estimate the processor time of compiling a graph of pointwise calls, from benchmarks/results/builds.json.
-
-    It grows with the square of the tensors in memory.
-    """
-    return 0.25 + 0.01 * len(graph.calls) + 0.003 * (len(graph.inputs) + len(graph.outputs)) ** 2

@@ -11,7 +11,7 @@ from fusec.passes import LATE_PASSES
 from fusec.passes.attention.expand_attention import expand
 from fusec.passes.base import Options, run
 from fusec.passes.partition.judge import Judge
-from fusec.plans.verdict import Refused
+from fusec.plans.verdict import UNASKED, Refused
 from fusec.schedule.program import Kind, Program, Refusal
 
 Partitioner = Callable[[Graph], Program]
@@ -28,6 +28,8 @@ def expand_refused_attention(
     split: partitions a graph
     """
     left = [s for s in program.steps if s.kind is Kind.KERNEL and isinstance(s.nodes[0].op, ATTENTION_OPS)]
+    verdicts = dict(zip(left, oracle.judge([step.body for step in left]), strict=True)) if left else {}
+    left = [step for step in left if verdicts[step] != UNASKED]  # its products would not be asked about either
     if not left:
         return program
     graph = early()
@@ -35,8 +37,9 @@ def expand_refused_attention(
     again = split(run(LATE_PASSES, graph, options))
     made = {v.name: v.node for v in again.graph.values() if v.node is not None}
     refusals: list[Refusal] = []
-    for step, verdict in zip(left, oracle.judge([step.body for step in left]), strict=True):
+    for step in left:
         nodes = tuple(made[name] for name in written.get(step.nodes[0].results[0].name, ()) if name in made)
+        verdict = verdicts[step]
         if nodes and isinstance(verdict, Refused):
             refusals.append(Refusal(nodes, step.body, verdict))
     return replace(again, refusals=(*again.refusals, *refusals))

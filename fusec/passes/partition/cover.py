@@ -17,7 +17,7 @@ from fusec.passes.partition.convexity import Condensation, Wiring
 from fusec.passes.partition.cost_model import PENALISED, penalty, step_us
 from fusec.passes.partition.judge import Judge
 from fusec.passes.partition.verdict_cache import CandidateVerdicts, VerdictCache
-from fusec.plans.verdict import Legal, Refused
+from fusec.plans.verdict import UNASKED, Legal, Refused
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import Refusal, body_of
 from fusec.targets.target import Target
@@ -115,7 +115,9 @@ class CoverSearch:
 
     def _decide(self, plan: Cover, candidate: Candidate) -> None:
         length = self._pick(plan, candidate)
-        taken = candidate.nodes[:length] or candidate.nodes[:1]
+        # of an unasked candidate no part is asked about, and growing others from the rest would take long
+        unasked = self._answer(candidate.nodes).refused == UNASKED
+        taken = candidate.nodes if unasked else candidate.nodes[:length] or candidate.nodes[:1]
         for i in taken:
             self.free[i] = False
         if length:
@@ -129,6 +131,9 @@ class CoverSearch:
         """Return the number of the candidate's nodes to take; 0 if cuDNN declines the first alone."""
         nodes, full = candidate.nodes, len(candidate.nodes)
         whole = self._answer(nodes)
+        if whole.refused == UNASKED:
+            plan.declined.append((tuple(nodes), whole))
+            return 0
         if whole.refused is None and self._penalty(nodes, whole) == 1.0:
             self.answers.want(whole)
             return full  # the fewest launches and bytes, at the best engines' speed

@@ -190,6 +190,8 @@ def _sampling() -> list[Case]:
         Case("RoiAlign", 16, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)], {**align, "sampling_ratio": 0}, rtol=1e-4),
         Case("RoiAlign", 16, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)],
              {**align, "coordinate_transformation_mode": "output_half_pixel"}, rtol=1e-4),
+        Case("MaxRoiPool", 1, [f32(2, 3, 6, 6), np.concatenate([np.array([[0], [1], [1]], np.float32), rois], 1)],
+             {"pooled_shape": [3, 2], "spatial_scale": 0.5}),
         Case("DeformConv", 19, [f32(1, 4, 6, 6), f32(2, 2, 3, 3), f32(1, 36, 6, 6), f32(2), f32(1, 18, 6, 6)],
              {"pads": [1, 1, 1, 1], "group": 2, "offset_group": 2}, rtol=1e-4),
         Case("Col2Im", 18, [f32(2, 8, 20), i64(6, 5), i64(2, 2)]),

@@ -52,6 +52,18 @@ def test_roi_align_is_one_step(how: dict[str, Any]) -> None:
 
 
 @pytest.mark.cudnn
+def test_max_roi_pool_takes_whole_pixels() -> None:
+    node = helper.make_node("MaxRoiPool", ["x", "rois"], ["y"], pooled_shape=[2, 2], spatial_scale=0.5)
+    proto = model([node], [info("x", [1, 8, 16, 16]), info("rois", [1, 5])], ["y"], opset=16)
+    executable = compiled(proto)
+    assert "roi_pool" in str(executable.explain())
+    x = np.arange(8 * 256, dtype=np.float32).reshape(1, 8, 16, 16)
+    (y,) = executable.run(None, {"x": x, "rois": np.array([[0, 4, 6, 11, 13]], np.float32)})
+    # 5.5 is rounded to 6 and 6.5 to 7: the bins of rows 3 to 7 and of columns 2 to 6 share the middle one
+    assert np.array_equal(y[0, 0], [[5 * 16 + 4, 5 * 16 + 6], [7 * 16 + 4, 7 * 16 + 6]])
+
+
+@pytest.mark.cudnn
 def test_deform_conv_reads_all_pixels_in_one_step() -> None:
     node = helper.make_node("DeformConv", ["x", "w", "o"], ["y"], pads=[1, 1, 1, 1])
     inputs = [info("x", [1, 4, 8, 8]), info("w", [4, 4, 3, 3]), info("o", [1, 18, 8, 8])]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gpu.cudnn_graphs import conv, conv_feeding_matmul, image, matmul, matrix, pointwise
@@ -22,7 +23,7 @@ from fusec.gpu.cudnn.verdict_json import decode, encode
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
 from fusec.plans.sqlite_cache import Store
-from fusec.plans.verdict import Legal, Plan, Refused, Verdict
+from fusec.plans.verdict import UNASKED, Legal, Plan, Refused, Verdict
 from fusec.targets.target import load, names
 
 pytestmark = pytest.mark.cudnn
@@ -104,7 +105,7 @@ def test_a_plan_built_in_one_size_makes_other_sizes_legal(tmp_path: Path) -> Non
     told: list[tuple[int, int]] = []
     with Oracle(load("h200"), store=Store(tmp_path / "other.sqlite"), workers=2, reuse_builds=True) as oracle:
         verdicts = oracle.judge([small, large, other], lambda *done: told.append(done))  # asked about together
-        assert [any(plan.built for plan in legal(verdict).plans) for verdict in verdicts] == built
+        assert not any(plan.built for verdict in verdicts for plan in legal(verdict).plans)  # a sequence of calls is
     assert told[-1] == (3, 3) and told == sorted(told)
     with Oracle(load("h200"), store=store, workers=1) as oracle:
         assert any(plan.built for plan in legal(oracle.judge([small, large])[1]).plans)
@@ -127,6 +128,45 @@ def test_a_pointwise_graph_of_known_calls_is_listed_and_not_compiled(tmp_path: P
         assert oracle.asked == 1 and any(p.built for p in compiled.plans)
     identity = [(p.engine, p.knobs, p.precompiled) for p in compiled.plans]
     assert identity == [(p.engine, p.knobs, p.precompiled) for p in listed.plans]
+
+
+def test_one_sequence_of_calls_is_compiled_for_all_pointwise_graphs(tmp_path: Path) -> None:
+    """It is asked once, and serves graphs of any shape that have its kinds of calls."""
+    dims = (1, 12, 64)
+    graphs = [pointwise(mode, dims, result=dims) for mode in ("gelu", "tanh", "exp")]
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1, reuse_builds=True) as oracle:
+        verdicts = oracle.judge(graphs)
+        assert oracle.asked == len(graphs) + 2  # the probe, and the sequence
+    assert not any(plan.built for verdict in verdicts for plan in legal(verdict).plans)
+
+
+def test_an_oracle_without_time_answers_what_is_stored(tmp_path: Path) -> None:
+    """What it did not ask is not stored, so that it can be asked later."""
+    store = Store(tmp_path / "answers.sqlite")
+    first, second = pointwise("exp", (1, 8, 64)), pointwise("neg", (1, 8, 64))
+    with Oracle(load("h200"), store=store, workers=1) as oracle:
+        assert oracle.judge([first], end=time.monotonic()) == [UNASKED] and oracle.asked == 0
+        (known,) = oracle.judge([first])
+        assert oracle.judge([first, second], end=time.monotonic()) == [known, UNASKED]
+    with Oracle(load("h200"), store=store, workers=1) as oracle:
+        assert oracle.judge([first, second], end=time.monotonic()) == [known, UNASKED] and oracle.asked == 0
+        assert isinstance(oracle.judge([second])[0], Legal)
+
+
+def test_an_oracle_stops_between_two_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(oracle_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def put(self: Oracle, *_: object) -> Legal:
+        now[0] += 1.0
+        return Legal(())
+
+    monkeypatch.setattr(Oracle, "_put", put)
+    monkeypatch.setattr(Oracle, "_prove_once", lambda self: None)
+    monkeypatch.setattr(Oracle, "start", lambda self, count: None)
+    graphs = [pointwise(mode, (1, 8, 64)) for mode in ("exp", "neg", "relu", "tanh")]
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle:
+        assert oracle.judge(graphs, end=2.0) == [Legal(()), Legal(()), UNASKED, UNASKED]
 
 
 def test_processes_that_start_together_ask_each_question_once(tmp_path: Path) -> None:

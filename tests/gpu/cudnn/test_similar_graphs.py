@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from gpu.cudnn_graphs import conv, matmul, nhwc, pointwise, rows
 
-from fusec.gpu.cudnn.similar_graphs import BuiltPlans, SimilarGraphs, build_seconds, factor
+from fusec.gpu.cudnn.proof_graphs import build_seconds, call_kinds, kind_of
+from fusec.gpu.cudnn.similar_graphs import BuiltPlans, SimilarGraphs, factor
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
+from fusec.lowering.known_bugs import deadly, misread
 
 
 def batch(graph: CudnnGraph, size: int) -> CudnnGraph:
@@ -121,3 +123,44 @@ def test_graphs_that_compile_fast_are_compiled_for_those_that_do_not() -> None:
     first, second = BuiltPlans().rounds([slow, *fast])
     assert (first, second) == (fast, [slow])
     assert BuiltPlans().rounds([slow]) == [[slow]], "nothing else shows that it builds"
+
+
+def test_one_sequence_of_calls_is_built_for_graphs_that_take_longer() -> None:
+    graphs = [chain(*("relu", "exp") * 6), chain(*("tanh", "neg", "relu") * 4)]
+    built = BuiltPlans()
+    (proof,) = built.proofs(graphs)
+    assert [call.mode for call in proof.calls] == ["exp", "neg", "relu", "tanh"]
+    assert (len(proof.inputs), len(proof.outputs)) == (1, 1), "few tensors in memory"
+    assert deadly(proof) is None and misread(proof) is None
+    built.add(proof, [PLAN])
+    assert all(built.of(graph) == ([], [1]) for graph in graphs)
+    assert built.proofs(graphs) == []
+
+
+def test_a_sequence_that_did_not_build_is_not_tried_again() -> None:
+    graphs = [chain(*("relu", "exp") * 6), chain(*("tanh", "neg") * 6)]
+    built = BuiltPlans()
+    assert built.proofs(graphs[:1]) and built.proofs(graphs[:1]) == []
+    (proof,) = built.proofs(graphs)
+    assert [call.mode for call in proof.calls] == ["neg", "tanh"]
+
+
+def test_graphs_that_build_as_fast_or_need_other_types_are_no_reason_for_a_sequence() -> None:
+    assert BuiltPlans().proofs([chain("relu")]) == [], "it takes as long itself"
+    assert BuiltPlans().proofs([chain(*("relu", "exp") * 6, dtype=DType.I64)]) == []
+    exact = replace(chain(*("relu", "exp") * 6), tensor_cores=False)
+    assert BuiltPlans().proofs([exact]) == [], "each plan is built where tensor cores are excluded"
+    assert BuiltPlans().proofs([conv("relu"), conv("bias", "relu")]) == []
+
+
+def test_a_sequence_reads_numbers_and_several_types() -> None:
+    """A sum of fp16 that is stored in fp32, then a product with a number that is stored in fp16."""
+    dims, strides = (1, 8, 64), (512, 64, 1)
+    half = [CudnnTensor(uid, dims, strides, DType.F16) for uid in (1, 2, 5)]
+    number = CudnnTensor(4, (1, 1, 1), (1, 1, 1), DType.F32, value=0.5)
+    total = CudnnTensor(3, dims, strides, DType.F32)
+    calls = (CudnnCall("pointwise", (1, 2), (3,), "add"), CudnnCall("pointwise", (3, 4), (5,), "mul"))
+    graph = CudnnGraph((half[0], half[1], total, number, half[2]), calls)
+    (proof,) = BuiltPlans().proofs([graph, chain("exp")])
+    assert {kind_of(proof, call) for call in proof.calls} == call_kinds(graph) | call_kinds(chain("exp"))
+    assert [t.value for t in proof.tensors if t.value is not None] == [0.5]

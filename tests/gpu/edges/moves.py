@@ -21,6 +21,7 @@ from fusec.ops import (
     Reshape,
     Resize,
     RoiAlign,
+    RoiPool,
     Scatter,
     Slice,
     Split,
@@ -110,6 +111,10 @@ def _between_pixels(dtype: DType) -> Iterator[Row]:
         yield row(f"roi_align {name}", "roi_align", arrays, added(op), labels=unknown)
         arrays = [plain, edged, np.zeros(4, np.int64)]
         yield row(f"roi_align of {name}", "roi_align", arrays, added(op), labels=unknown)
+    arrays = [x[:, :, :4, :4], rois, np.zeros(2, np.int64)]
+    yield row(f"roi_pool {dtype.value}", "roi_pool", arrays, added(RoiPool((2, 2))), exact=True)
+    arrays = [plain, edged, np.zeros(4, np.int64)]
+    yield row(f"roi_pool of {dtype.value}", "roi_pool", arrays, added(RoiPool((2, 2))), labels=unknown)
 
 
 def _sorted(dtype: DType) -> Iterator[Row]:

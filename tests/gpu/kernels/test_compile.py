@@ -32,6 +32,7 @@ from gpu.kernels.norm.test_instance_norm import cases as instance_cases
 from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surrounded_norm_backward
 from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
+from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
 from helpers import quick
 
@@ -56,6 +57,7 @@ def shaped_cases() -> list[Case]:
         *shape_cases(),
         *random_cases(),
         *random_backward_cases(),
+        *region_cases(),
         *reductions(),
         *normed(),
         *surrounded(),

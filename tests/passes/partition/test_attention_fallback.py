@@ -15,7 +15,7 @@ from fusec.passes.base import Options, run
 from fusec.passes.layout.assign_layout import AssignLayout
 from fusec.passes.partition import partition
 from fusec.passes.partition.attention_fallback import expand_refused_attention
-from fusec.plans.verdict import Refused, Verdict
+from fusec.plans.verdict import UNASKED, Refused, Verdict
 from fusec.reference import evaluate
 from fusec.schedule.program import Program
 from fusec.targets.target import load
@@ -69,6 +69,17 @@ def test_refused_attention_is_expanded_and_the_rest_stays(rng: np.random.Generat
 def test_accepted_attention_is_not_expanded() -> None:
     _, before, after = settled(AcceptAll())
     assert after is before
+
+
+def test_attention_that_no_time_was_left_to_ask_about_is_not_expanded() -> None:
+    """One kernel runs it. Its products would run as kernels as well."""
+
+    class Spent(AcceptAll):
+        def verdict(self, body: Graph) -> Verdict:
+            return UNASKED
+
+    _, before, after = settled(Spent())
+    assert after is before and {r.reason for r in after.refusals if isinstance(r.reason, Refused)} == {UNASKED}
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

@@ -12,7 +12,7 @@ from fusec.ir import Array, Value
 from fusec.ops import Gather
 from fusec.ops.spec import normalize_axis, require
 
-_BLOCK = 64  # boxes that NonMaxSuppression compares together
+_BLOCK = 32  # boxes that NonMaxSuppression compares together
 
 
 def non_zero(g: Emitter, x: Value, /) -> Value:
@@ -103,23 +103,23 @@ def non_max_suppression(
 def _suppressed(corners: Array, score: Array, limit: int, overlap: float, least: float | None) -> list[int]:
     """Return the boxes of one class that stay, by descending score.
 
-    Boxes are compared block by block, with those chosen before and with each other, which NumPy does fastest.
+    A block of the best boxes is compared with all that are left. Later blocks lack what overlaps a chosen box. The
+    boxes that a box overlaps are the bits of an integer, because Python combines these fastest.
     """
     likely = np.arange(len(score)) if least is None else np.flatnonzero(score > least)
     order = likely[np.argsort(-score[likely], kind="stable")]
-    chosen = order[:0]
-    for start in range(0, len(order), _BLOCK):
-        if len(chosen) >= limit:
-            break
-        block = order[start : start + _BLOCK]
-        block = block[(_overlaps(corners[block], corners[chosen]) <= overlap).all(axis=1)]
-        too_close = _overlaps(corners[block], corners[block]) > overlap
-        stays = np.ones(len(block), np.bool_)
-        for i in range(len(block)):
-            if stays[i]:
-                stays[i + 1 :] &= ~too_close[i, i + 1 :]
-        chosen = np.concatenate([chosen, block[stays]])
-    return [int(box) for box in chosen[: max(limit, 0)]]
+    chosen: list[int] = []
+    while len(order) and len(chosen) < limit:
+        boxes, removed = corners[order], 0
+        close = np.packbits(_overlaps(boxes[:_BLOCK], boxes) > overlap, axis=1, bitorder="little")
+        for place, row in enumerate(close):
+            if not removed >> place & 1:
+                chosen.append(int(order[place]))
+                removed |= int.from_bytes(row.tobytes(), "little")
+        bits = np.frombuffer(removed.to_bytes(close.shape[1], "little"), np.uint8)
+        stays = np.unpackbits(bits, count=len(order), bitorder="little") == 0
+        order = order[_BLOCK:][stays[_BLOCK:]]
+    return chosen[: max(limit, 0)]
 
 
 def _corners(boxes: Array, centred: bool) -> Array:
@@ -132,11 +132,17 @@ def _corners(boxes: Array, centred: bool) -> Array:
 
 
 def _overlaps(a: Array, b: Array) -> Array:
-    """Divide the area of the intersection of each box of `a` with each of `b` by that of their union."""
-    sides = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
-    shared = np.prod(np.maximum(sides, 0), axis=-1)
-    total = np.prod(a[:, 2:] - a[:, :2], axis=1)[:, None] + np.prod(b[:, 2:] - b[:, :2], axis=1)[None] - shared
-    return np.divide(shared, total, out=np.zeros_like(shared), where=total > 0)
+    """Divide the area of the intersection of each box of `a` with each of `b` by that of their union.
+
+    The result is NaN for two boxes without area.
+    """
+    sides: list[Array] = []
+    for low, high in ((0, 2), (1, 3)):
+        side = np.minimum(a[:, high, None], b[:, high]) - np.maximum(a[:, low, None], b[:, low])
+        sides.append(np.maximum(side, 0, out=side))
+    shared = np.multiply(*sides, out=sides[0])
+    areas = [(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (a, b)]
+    return np.divide(shared, areas[0][:, None] + areas[1] - shared, out=shared)
 
 
 def bit_cast(g: Emitter, x: Value, /, *, to: int) -> Value:

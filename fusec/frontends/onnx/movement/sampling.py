@@ -1,4 +1,4 @@
-"""Import ops that read images between their pixels (GridSample, RoiAlign, DeformConv), and Col2Im."""
+"""Import ops that read images at given places (GridSample, RoiAlign, MaxRoiPool, DeformConv), and Col2Im."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusec.frontends.onnx.emit import Emitter, Table
 from fusec.frontends.onnx.limits import require_constant
 from fusec.frontends.onnx.movement.window_attributes import per_dim, spatial_dims
 from fusec.ir import Array, DType, TensorType, Value
-from fusec.ops import Gather, GridSample, MatMul, RoiAlign, Scatter, Transpose, pw
+from fusec.ops import Cast, Gather, GridSample, MatMul, RoiAlign, RoiPool, Scatter, Transpose, pw
 from fusec.ops.spec import require
 
 
@@ -84,6 +84,23 @@ def roi_align(
     require(known, f"knows no coordinate_transformation_mode {coordinate_transformation_mode!r}")
     half_pixel = coordinate_transformation_mode == "half_pixel"
     return g(RoiAlign((output_height, output_width), sampling_ratio, mode, spatial_scale, half_pixel), x, rois, batches)
+
+
+def max_roi_pool(
+    g: Emitter,
+    x: Value,
+    rois: Value,
+    /,
+    *,
+    pooled_shape: Sequence[int],
+    spatial_scale: float = 1.0,
+) -> Value:
+    """Import MaxRoiPool. A row of `rois` is the number of an image, and the corners of a region."""
+    require(len(pooled_shape) == 2, f"takes 2 spatial dims, pooled_shape is {list(pooled_shape)}")
+    require(rois.type.rank == 2 and rois.type.shape[1] == 5, f"rois {rois.type}, not [regions, 5]")
+    batches = g(Cast(DType.I64), g.reshape(g.window(rois, 1, 0, 1), rois.type.shape[:1]))
+    bins = (pooled_shape[0], pooled_shape[1])
+    return g(RoiPool(bins, spatial_scale), x, g.window(rois, 1, 1, 4), batches)
 
 
 def deform_conv(
@@ -188,6 +205,7 @@ TABLE: Table = {
     ("GridSample", 20): grid_sample,
     ("RoiAlign", 10): roi_align_10,
     ("RoiAlign", 16): roi_align,
+    ("MaxRoiPool", 1): max_roi_pool,
     ("DeformConv", 19): deform_conv,
     ("Col2Im", 18): col2im,
 }

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 
 from fusec.gpu.kernels.codegen.indexing import Strided, View
 from fusec.gpu.kernels.codegen.kernel import (
+    BLOCK,
     C_TYPES,
     HALVES,
     MAX_VECTOR,
     VECTOR_BYTES,
     Arguments,
+    by_value,
     compute_type,
     computed_in,
 )
@@ -292,6 +294,12 @@ def merged_dims(shape: tuple[int, ...], order: Sequence[int], types: Sequence[St
                 continue
         groups.append([dim])
     return groups
+
+
+def thread_index(total: int, sizes: Sequence[tuple[str, int]] = ()) -> list[str]:
+    """Generate `i`, the number of a thread of `total`, and its coordinates of these sizes."""
+    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(total)}) return;"]
+    return [*lines, *split_index("i", sizes)] if sizes else lines
 
 
 def split_index(index: str, sizes: Sequence[tuple[str, int]], wide: bool = False) -> list[str]:

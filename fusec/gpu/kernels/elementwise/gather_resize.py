@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
     Space,
     can_generate,
     rounded_to,
-    split_index,
     strides_from,
+    thread_index,
     widest_vector,
 )
 from fusec.ir import DType, Node, Value
@@ -97,11 +97,12 @@ def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
         vector = 1  # neighbours are looked up one by one
     total = y.type.size // vector
     names = tuple(f"c{d}" if d in dims else None for d in range(rank))
-    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(total)}) return;"]
     if dims:
         sizes = [(f"c{d}", y.type.shape[d]) for d in dims[:-1]]
-        lines += split_index("i", [*sizes, ("pack", y.type.shape[along] // vector)])
+        lines = thread_index(total, [*sizes, ("pack", y.type.shape[along] // vector)])
         lines.append(f"const u32 c{along} = pack * {vector}u;")
+    else:
+        lines = thread_index(total)
     lines += [f"const u32 c{d} = 0;" for d in range(rank) if d not in dims]
     space = Space(x.type.shape, tuple(sample.names), source_along, vector, packs)
     lines += _load_elements(anchor, sample, space, prologue, arguments)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, rounded_to, split_index
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, rounded_to, thread_index
 from fusec.ir import Node, Value
 from fusec.ops import GridSample
 from fusec.ops.sampling import CUBIC
@@ -45,12 +45,8 @@ def grid_sample(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFig
     order = outputs[0].type.order or tuple(range(y.type.rank))
     dims = [d for d in order if y.type.shape[d] != 1] or [order[-1]]
     names = tuple(f"c{d}" if d in dims else None for d in range(y.type.rank))
-    lines = [
-        f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;",
-        f"if (i >= {by_value(y.type.size)}) return;",
-        *split_index("i", [(f"c{d}", y.type.shape[d]) for d in dims]),
-    ]
     arguments = Arguments()
+    lines = thread_index(y.type.size, [(f"c{d}", y.type.shape[d]) for d in dims])
     lines += _sampled(node, names, arguments)
     code = PointwiseCode(Space(y.type.shape, names), arguments, known={y: "sampled[j]"})
     code.compute(rest, outputs)

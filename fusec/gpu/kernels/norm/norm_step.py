@@ -62,13 +62,8 @@ class NormStep:
 
     def prologue_without(self, known: Sequence[Value]) -> tuple[Node, ...]:
         """Return the prologue nodes that a later pass applies again, given known values."""
-        wanted = {*self.elements, *(v for node in self.epilogue for v in node.operands)} - set(known)
-        found: list[Node] = []
-        for node in reversed(self.prologue):
-            if wanted.intersection(node.results):
-                found.insert(0, node)
-                wanted |= {v for v in node.operands if v not in known}
-        return tuple(found)
+        late = (v for node in self.epilogue for v in node.operands)
+        return ancestors(self.prologue, (*self.elements, *late), known)
 
 
 def match_norm_step(

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, by_value, ceil_div, compute_type
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
     Space,
     can_generate,
-    split_index,
     strides_from,
+    thread_index,
     widest_vector,
 )
 from fusec.ir import Node, Value
@@ -86,8 +86,7 @@ def max_pool_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
         sizes = [("c0", x.type.shape[0]), *zip(names, counts, strict=True)]
         sizes = [*sizes, pack] if packs else [sizes[0], pack, *sizes[1:]]
         total = math.prod(size for _, size in sizes)
-        lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(total)}) return;"]
-        return [*lines, *split_index("i", sizes), f"const u32 c1 = pack * {vector}u;"], ceil_div(total, BLOCK)
+        return [*thread_index(total, sizes), f"const u32 c1 = pack * {vector}u;"], ceil_div(total, BLOCK)
 
     # Where windows overlap, a first launch finds the maximum of each, because several threads need it.
     taps = math.prod(op.window)

@@ -239,7 +239,7 @@ def grid_sample(b: RandomGraph) -> None:
 
 def roi_align(b: RandomGraph) -> None:
     """Draw the regions of an image, with pointwise ops after them."""
-    _about(b, _image(b, b.pick([4, 8, 3]), _side(b), _side(b)), "roi_align")
+    _about(b, _image(b, b.pick([4, 8, 3]), _side(b), _side(b)), b.pick(["roi_align", "roi_pool"]))
 
 
 def all_finite(b: RandomGraph) -> None:

@@ -44,6 +44,7 @@ DRAWS: Mapping[str, Draw] = {
     "resize": shapes.resize,
     "grid_sample": shapes.grid_sample,
     "roi_align": shapes.roi_align,
+    "roi_pool": shapes.roi_pool,
     "top_k": rows.top_k,
     "scatter": shapes.scatter,
     "cumulate": rows.cumulate,

@@ -17,6 +17,7 @@ from fusec.ops import (
     Reshape,
     Resize,
     RoiAlign,
+    RoiPool,
     Scatter,
     Slice,
     Split,
@@ -175,6 +176,18 @@ def roi_align(b: RandomGraph) -> None:
     rois = np.concatenate([corners, corners + sizes], 1).astype(x.type.dtype.numpy)
     batches = np.array([b.below(x.type.shape[0]) for _ in range(count)], np.int64)
     op = RoiAlign((b.between(1, 2), b.between(1, 3)), b.between(1, 2), b.pick(["avg", "max"]), 0.5, b.chance(50))
+    b.add(op, x, b.graph.constant(rois), b.graph.constant(batches))
+
+
+def roi_pool(b: RandomGraph) -> None:
+    """Draw a roi_pool of known regions, none of which has a corner halfway between whole pixels."""
+    x = b.some(lambda t: t.rank == 4 and 0 < t.size <= 4096 and t.dtype.is_float)
+    count = b.between(1, 3)
+    corners = np.array([2 * b.between(-3, 6) + 1 for _ in range(2 * count)]).reshape(count, 2) / 4
+    sizes = np.array([2 * b.between(-1, 12) for _ in range(2 * count)]).reshape(count, 2) / 4
+    rois = np.concatenate([corners, corners + sizes], 1).astype(x.type.dtype.numpy)
+    batches = np.array([b.below(x.type.shape[0]) for _ in range(count)], np.int64)
+    op = RoiPool((b.between(1, 3), b.between(1, 3)), b.pick([0.5, 1.0]))
     b.add(op, x, b.graph.constant(rois), b.graph.constant(batches))
 
 

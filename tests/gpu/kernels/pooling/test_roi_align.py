@@ -9,7 +9,7 @@ from gpu.kernels.cases import Case, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.ir import DType, TensorType
-from fusec.ops import RoiAlign, pw
+from fusec.ops import RoiAlign, RoiPool, pw
 
 F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
 
@@ -28,7 +28,8 @@ def regions(rng: np.random.Generator, type: TensorType) -> np.ndarray:
 def random_case(rng: np.random.Generator, number: int) -> Case:
     bins = (int(rng.integers(1, 5)), int(rng.integers(1, 5)))
     mode, scale = str(rng.choice(["avg", "max"])), float(rng.choice([1.0, 0.5, 0.3]))
-    op = RoiAlign(bins, int(rng.integers(0, 4)), mode, scale, bool(rng.integers(2)))
+    aligned = RoiAlign(bins, int(rng.integers(0, 4)), mode, scale, bool(rng.integers(2)))
+    op = RoiPool(bins, scale) if number % 4 == 3 else aligned
     dtype = rng.choice(np.array([F32, F16, BF16, F64], dtype=object))
     x = (last if rng.integers(3) == 0 else rows)(dtype, 2, int(rng.choice([1, 3, 8])), *map(int, rng.integers(1, 9, 2)))
     count = int(rng.integers(0, 7))
@@ -52,3 +53,25 @@ def test_random_regions(rng: np.random.Generator) -> None:
     cases = random_cases()
     check(cases, rng)
     assert all(case.kernel is not None and len(case.kernel.launches) <= 1 for case in cases)
+
+
+def enormous(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Regions reach far outside of the image, on both sides or on one, up to infinity."""
+    if type.rank != 2:
+        return regions(rng, type)
+    far = rng.choice([20.0, 300.0, 1e4, 1e6, 1e12, 3e38, np.inf], type.shape)
+    near = rng.random(type.shape) < 0.3
+    signs = np.array([-1, -1, 1, 1])
+    return np.where(near, rng.uniform(0, 9, type.shape), far * signs).astype(type.dtype.numpy)
+
+
+def enormous_case(number: int) -> Case:
+    x, mode = rows(F32, 2, 3, 5 + number, 7), ("avg", "max")[number % 2]
+    op = RoiAlign((2, 3), 0, mode, 1.0, bool(number % 3))
+    types = [x, rows(F32, 40, 4), rows(DType.I64, 40)]
+    return build(f"{number} {op}", types, lambda g, *v: g.add(op, *v), enormous)
+
+
+@needs_compiler
+def test_samples_outside_of_the_image_are_skipped(rng: np.random.Generator) -> None:
+    check([enormous_case(number) for number in range(6)], rng)

@@ -1,0 +1,44 @@
+"""Print figures as soon as they are measured, and write them to rows of a result file."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.result_files import date_and_commit, write_row
+
+
+class LiveRows:
+    """Rows of a result file that grow while their figures are measured. Any thread may call it."""
+
+    def __init__(self, output: Path | None, commit: str, machine: Mapping[str, Any], key: Sequence[str]):
+        """Begin. Mistakes in the arguments are found now, where they cost no time on a GPU.
+
+        output: result file; None writes none.
+        machine: the GPU and the libraries.
+        key: the names whose values identify a row.
+        """
+        self._output, self._machine = output, machine
+        self._key = key
+        self._commit = date_and_commit(commit)["commit"] if output else ""
+        if output:
+            output.parent.mkdir(parents=True, exist_ok=True)
+        self._start, self._lock = time.perf_counter(), threading.Lock()
+        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def __call__(self, name: str, row: Mapping[str, Any], **figures: Any) -> None:
+        """Print figures, and add them to a row.
+
+        name: what is printed before the figures.
+        row: the keys and values that identify the row; empty: the figures are printed alone.
+        """
+        shown = {key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}
+        with self._lock:
+            print(f"{time.perf_counter() - self._start:6.1f} s  {name}: {shown}", flush=True)
+            if self._output and row:
+                whole = self._rows.setdefault(tuple(row[part] for part in self._key), dict(row))
+                whole |= figures
+                write_row(self._output, self._machine, self._commit, whole, self._key)
