@@ -13,8 +13,10 @@ from fusec.ops import (
     ATTENTION_OPS,
     CONVOLUTIONS,
     AttentionBackward,
+    Cast,
     Concat,
     Pad,
+    Pointwise,
     Relayout,
     Slice,
     Split,
@@ -206,9 +208,14 @@ class LayoutRegions:
 def _order_for_transpose(value: Value) -> Order:
     """Return the order in which the transpose after an attention, which puts heads next to features, is a view.
 
-    Its gradient reads the result in any order.
+    Its gradient reads the result in any order. Numbers may be scaled and rounded before the transpose.
     """
     users = [user for user in value.users if not isinstance(user.op, AttentionBackward)]
+    while len(users) == 1 and isinstance(users[0].op, (Pointwise, Cast)):
+        others = [v for v in users[0].operands if v.literal is None]
+        if len(others) != 1 or users[0].result.type.shape != value.type.shape:
+            break
+        users = users[0].result.users
     if len(users) == 1 and isinstance(users[0].op, Concat):
         users = users[0].result.users
     if len(users) == 1 and isinstance(users[0].op, Transpose) and users[0].op.perm[-1] == len(users[0].op.perm) - 1:
