@@ -238,6 +238,20 @@ def test_a_changed_byte_in_any_member_is_named(path: Path, store: PlanStore) -> 
                 read_all(path, store)
 
 
+def test_a_large_member_is_hashed_in_order_while_it_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "_CHUNK_BYTES", 20)
+    before = compiled()
+    fusec_file.save(path, [before], plans(before))
+    start, end = members(path)["weights.safetensors"]
+    assert end - start > 500
+    whole = path.read_bytes()
+    for _ in range(20):
+        assert container.Reader(path).check("weights.safetensors") == whole[start:end]
+    path.write_bytes(whole[: end - 1] + bytes([whole[end - 1] ^ 1]) + whole[end:])
+    with pytest.raises(ModelError, match=r"weights\.safetensors: its checksum does not fit"):
+        container.Reader(path).check("weights.safetensors")
+
+
 def test_damage_anywhere_is_an_error_or_does_nothing(path: Path, store: PlanStore) -> None:
     before = compiled()
     fusec_file.save(path, [before], plans(before))

@@ -25,6 +25,7 @@ SIZES = {"bool": 1, "i8": 1, "u8": 1, "f16": 2, "bf16": 2, "i16": 2, "u16": 2, "
 SIZES |= {"i32": 4, "u32": 4, "i64": 8, "u64": 8}
 DECLARATION = re.compile(r"^\s*(?:alignas\(16\) )?__shared__ (?:Pack<(\w+), (\d+)>|(\w+)) (.*);", re.MULTILINE)
 PRELUDE_BYTES = 4  # of its functions: one number
+CLUSTER_BLOCKS, BLOCK_THREADS = 8, 1024  # that every GPU with clusters, and every GPU, can start (CUDA C++ guide)
 ALIGNMENT, SYSTEM_BYTES = 16, 1024  # more that a compiler counts; for sm_90 and later also the driver's own
 
 
@@ -72,6 +73,10 @@ def misfit(launch: Launch, figures: GpuFigures) -> str:
         return f"{launch.entry}: {static} + {launch.resident_bytes} bytes of shared memory"
     if launch.cluster > 1 and not figures.has(CLUSTERS):
         return f"{launch.entry}: clusters of {launch.cluster}"
+    if launch.cluster > CLUSTER_BLOCKS or launch.grid % max(launch.cluster, 1):
+        return f"{launch.entry}: {launch.grid} blocks in clusters of {launch.cluster}, of at most {CLUSTER_BLOCKS}"
+    if not 0 < launch.block <= BLOCK_THREADS:
+        return f"{launch.entry}: blocks of {launch.block} threads"
     if not figures.has(launch.architecture):
         return f"{launch.entry}: instructions of {launch.architecture}"
     if "wgmma" in launch.source and launch.architecture != "sm_90a":
@@ -102,6 +107,14 @@ def test_what_is_shaped_for_another_gpu_does_not_fit() -> None:
     whys = " ".join(misfit(launch, small) for launch in launches("h200"))
     for why in ("of shared memory", "clusters of", "instructions of sm_90a", "that wait for each other"):
         assert why in whys
+
+
+def test_blocks_and_clusters_that_no_gpu_starts_are_found() -> None:
+    launch = next(launch for launch in launches("h200") if launch.cluster > 1 and not misfit(launch, FIGURES))
+    wide = replace(launch, cluster=16, grid=16 * launch.grid)
+    odd, tall = replace(launch, grid=launch.grid + 1), replace(launch, block=2048)
+    assert "in clusters of 16" in misfit(wide, FIGURES) and "in clusters of" in misfit(odd, FIGURES)
+    assert "blocks of 2048 threads" in misfit(tall, FIGURES)
 
 
 @pytest.mark.parametrize("target", names())
