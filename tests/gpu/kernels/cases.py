@@ -12,7 +12,7 @@ from gpu.kernels.emulator import Emulator
 from fusec.gpu.kernels import GpuFigures, Kernel, find
 from fusec.ir import DType, Graph, Node, TensorType, Value, channels_last
 from fusec.lowering.packing import code_bytes, from_codes, pack, to_codes, unpack
-from fusec.ops import Cast, Reduce
+from fusec.ops import BatchNormBackward, Cast, Reduce
 from fusec.reference import evaluate_node
 from fusec.schedule.program import outputs_of
 from fusec.targets.target import DEFAULT, load
@@ -56,7 +56,7 @@ class Case:
         return [known[v] for v in self.outputs]
 
     def magnitudes(self, arrays: dict[Value, np.ndarray]) -> list[np.ndarray | float]:
-        """Of each output that is a sum or mean, the same of its operand's absolute values; of any other, zero.
+        """Of each output that is a sum or mean, the same of the absolute values that it adds up; of any other, zero.
 
         The rounding of a sum scales with its operands, and not with a result in which they cancel.
         """
@@ -67,6 +67,11 @@ class Case:
                 operand = np.abs(known[value.node.operands[0]].astype(np.float64))
                 (size,) = op.reference(np, operand)
                 sizes.append(size)
+            elif isinstance(op, BatchNormBackward) and value is not value.node.results[0]:  # of scale and bias
+                dy, x, scale, mean, inverse = (known[v].astype(np.float64) for v in value.node.operands[:5])
+                centre = mean.reshape(-1, *(1,) * (x.ndim - 2))
+                sums = BatchNormBackward().reference(np, np.abs(dy), centre + np.abs(x - centre), scale, mean, inverse)
+                sizes.append(sums[value.node.results.index(value)])
             else:
                 sizes.append(0.0)
         return sizes

@@ -18,7 +18,7 @@ from fusec.gpu.launch.cupy_arrays import cupy  # needs CuPy, as the next
 from fusec.gpu.launch.dependent_launch import Attribute, Config, DependentFunction
 from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 from fusec.ir import DType, TensorType, Value
-from fusec.lowering.packing import pack, unpack
+from fusec.lowering.packing import pack, to_codes, unpack
 
 REPLAYS = 20
 SLOW = """extern "C" __global__ void slow(const unsigned short* from, unsigned short* to, unsigned first,
@@ -133,7 +133,7 @@ def test_an_early_launch_waits_for_the_launch_before_it(front: str, kind: str, r
         def memory(value: Value, type: TensorType, held: Any = held, arrays: Any = arrays) -> Any:
             if (value, type) not in held:
                 array = arrays[value] if value in arrays else np.zeros(type.shape, type.dtype.numpy)
-                held[value, type] = cupy.asarray(pack(np, array, type).view(np.uint8))
+                held[value, type] = cupy.asarray(to_codes(pack(np, array, type), type.dtype))
             return held[value, type]
 
         there, back = memory(x, x.type), memory(y, y.type)
