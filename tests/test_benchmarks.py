@@ -22,6 +22,7 @@ from onnx_suite import suite
 from onnx_suite.suite import RECORD, Outcome, refusals, unlike_the_record
 from test_runtime import executable
 
+import fusec
 from benchmarks.checks import fuzz_results, gpu_evidence, onnx_suite, quantized_rounding
 from benchmarks.common.attempt import TooLongError, within
 from benchmarks.common.result_files import ROOT, merge, write_row
@@ -33,11 +34,13 @@ from benchmarks.serving import call_overhead, several_gpus
 from fusec import frontends
 from fusec.compiler import compile_model
 from fusec.diagnostics.step_times import StepTime, Timing, measure
+from fusec.exporters.onnx import to_onnx
 from fusec.gpu import device
 from fusec.gpu.cublaslt import algorithms
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition.equivalent_spellings import faster_spellings
+from fusec.runtime import Executable
 from fusec.schedule.program import Kind
 from fusec.text import parse
 
@@ -173,6 +176,25 @@ def test_packed_products_are_paired_with_those_in_fp16(form: str) -> None:
     assert (row[f"{form}_packed_steps"], row[f"{form}_steps"]) == (0 if form == "fp16" else 2, 2)
     found = [sorted(step.operators) for step in named_steps(net, measure(net, feeds, runs=1))]
     assert found == [["product0"], ["product1"]]
+
+
+def test_a_quantised_step_is_paired_with_the_float_step_of_the_same_operator() -> None:
+    """The product in it was made by a rule, and has no name of its own."""
+    b = fusec.Builder()
+    w = b.constant(np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float32))
+    b.output(y=b.conv(b.input("x", (2, 32, 8, 8)), w, padding=1).pointwise("relu"))
+    model = to_onnx(b.graph())
+    for node in model.graph.node:
+        node.name = f"/{node.op_type}"
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 32, 8, 8)).astype(np.float32)}
+    sides: list[list[NamedStep]] = []
+    for form in (fusec.quantize(model, feeds).model, model):
+        net = fusec.compile(form, target="h200", simulate=True, precision="fp16")
+        assert isinstance(net, Executable)
+        sides.append(named_steps(net, measure(net, feeds, runs=1)))
+    pairs = [pair for pair in step_pairs(*sides) if pair.first and pair.second]
+    assert [[step.time.kind for step in (*pair.first, *pair.second)] for pair in pairs] == [["cudnn", "cudnn"]]
+    assert all("/Conv" in step.operators for step in (*pairs[0].first, *pairs[0].second))
 
 
 def test_quantised_results_are_listed_once_they_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from fusec.diagnostics.step_times import Bench, StepTime
 from fusec.ops import PRODUCTS, PackedMatMul
 
 if TYPE_CHECKING:
+    from fusec.ir import Node
     from fusec.runtime import Executable
 
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class NamedStep:
     """A step with its time, the operators whose products it computes, and how it is spelled for cuDNN.
 
-    operators: all operators of a step without a product.
+    operators: all operators of a step without a product, or whose product has no name.
     """
 
     operators: frozenset[str]
@@ -69,9 +70,14 @@ def named_steps(executable: Executable, bench: Bench) -> list[NamedStep]:
     for time in bench.steps:
         step = steps[time.index]
         products = [node for node in step.nodes if isinstance(node.op, (*PRODUCTS, PackedMatMul))]
-        operators = frozenset(name for node in products or step.nodes for name in node.origin)
-        found.append(NamedStep(operators, time, step.spelling))
+        # a product that a rule made has no origin of its own
+        names = _origins(products) or _origins(step.nodes)
+        found.append(NamedStep(frozenset(names), time, step.spelling))
     return found
+
+
+def _origins(nodes: Sequence[Node]) -> list[str]:
+    return [name for node in nodes for name in node.origin]
 
 
 def step_pairs(first: Sequence[NamedStep], second: Sequence[NamedStep]) -> list[StepPair]:
