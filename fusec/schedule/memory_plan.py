@@ -85,7 +85,7 @@ def _lowest(lives: Sequence[Life], bound: int) -> tuple[Offsets, int]:
 
     bound: the search ends at a placement of this height, because none is lower.
     """
-    tries = max(1, min(40, 40_000 // max(len(lives), 1)))  # a few hundredths of a second for any number of values
+    tries = max(1, min(40, 40_000_000 // max(len(lives), 1) ** 2))  # a placement takes the square of the values
     best, height = np.zeros(len(lives), np.int64), -1
     for by in _ORDERS:
         order = sorted(range(len(lives)), key=lambda i: by(lives[i]))
@@ -217,17 +217,20 @@ def _place(lives: Sequence[Life], order: Sequence[int]) -> tuple[Offsets, int]:
     for placed, i in enumerate(order):
         life, size = lives[i], _aligned(lives[i].nbytes)
         overlapping = np.flatnonzero((first[:placed] <= life.last) & (last[:placed] >= life.first))
-        overlapping = overlapping[np.argsort(begin[overlapping], kind="stable")]
-        spot, gap, free = 0, -1, 0
-        for low, high in zip(begin[overlapping].tolist(), end[overlapping].tolist(), strict=True):
-            if low - free >= size and (gap < 0 or low - free < gap):
-                spot, gap = free, low - free
-            free = max(free, high)
-        spot = free if gap < 0 else spot
+        spot = _smallest_gap(begin[overlapping], end[overlapping], size)
         offsets[i], first[placed], last[placed] = spot, life.first, life.last
         begin[placed], end[placed] = spot, spot + size
         top = max(top, spot + size)
     return offsets, top
+
+
+def _smallest_gap(begin: Offsets, end: Offsets, size: int) -> int:
+    """Return the start of the smallest gap between these ranges that has room; without one, the end of the last."""
+    order = np.argsort(begin, kind="stable")
+    reached = np.concatenate([[0], np.maximum.accumulate(end[order])])  # up to where all before a range is taken
+    gaps = begin[order] - reached[:-1]
+    fitting = np.flatnonzero(gaps >= size)
+    return int(reached[fitting[np.argmin(gaps[fitting])]] if fitting.size else reached[-1])
 
 
 def _aligned(nbytes: int) -> int:
