@@ -862,8 +862,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "memory_overlap",
         "memory",
         "schedule/memory_plan.py",
-        "free = max(free, high)",
-        "free = high",
+        "np.maximum.accumulate(end[order])",
+        "end[order]",
         "a gap is sought after the lower of two neighbouring values",
     ),
     _m(
