@@ -80,8 +80,8 @@ def detectors() -> list[str]:
     return [
         "## Detectors compared with torch",
         "",
-        f"{where(data)}. From images of 640² on the GPU to the boxes that non-maximum suppression leaves, by the host's "
-        "clock (`benchmarks/models/detectors.py`).",
+        f"{where(data)}. From images of 640² on the GPU to the boxes that non-maximum suppression leaves, by "
+        "the host's clock (`benchmarks/models/detectors.py`).",
         "",
         *table([*header, "cold s"], rows),
         "",
