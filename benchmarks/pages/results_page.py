@@ -17,6 +17,7 @@ from benchmarks.pages.results_of_costs import (
     digits,
     first_result,
     genstats,
+    kernel_times,
     machine_of,
     penalties,
     read,
@@ -381,6 +382,7 @@ def main() -> str:
     costs |= {"genstats": genstats, "shapes": shapes}
     costs |= {"quantized_models": quantized_models, "packed_products": packed_products}
     costs |= {"decoders": decoders, "recurrent": recurrent, "detectors": detectors}
+    costs |= {"kernel_times": kernel_times}
     costs |= {"serving": serving, "scale": several_gpus}
     measured = [line for name, section in costs.items() if (RESULTS / f"{name}.json").exists() for line in section()]
     on_gpu = [*peers(), *training(), *digits(), *measured, *gpu_models()]
