@@ -17,6 +17,7 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.graph_builder import ConstantBinding, CudnnBuilder, Lowered
 from fusec.lowering.known_bugs import misread
 from fusec.lowering.pointwise import POINTWISE
+from fusec.lowering.training_norms import TRAINING_NORMS
 from fusec.ops import ANCHORS, STRIDED_VIEWS, Conv, ConvTranspose, ConvWgrad, MatMul
 
 __all__ = ["ANCHORS", "LOWER", "WITHOUT", "ConstantBinding", "Lowered", "lower"]
@@ -64,7 +65,7 @@ def _write(b: CudnnBuilder, anchors: list[Node]) -> Lowered:
     if wrong is not None:
         raise LoweringError(wrong)
     offsets = tuple(b.offsets.items())
-    return Lowered(graph, tuple(b.inputs), tuple(b.outputs), tuple(b.constants), offsets)
+    return Lowered(graph, tuple(b.inputs), tuple(b.outputs), tuple(b.constants), offsets, tuple(b.spare))
 
 
 def _clip(b: CudnnBuilder, node: Node) -> None:
@@ -78,6 +79,7 @@ def _cast(b: CudnnBuilder, node: Node) -> None:
 LOWER: Mapping[str, Callable[[CudnnBuilder, Node], None]] = {
     **POINTWISE,
     **ANCHORED,
+    **TRAINING_NORMS,
     "round": round_to_bytes,
     "clip": _clip,
     "cast": _cast,
@@ -95,7 +97,6 @@ WITHOUT: Mapping[str, str] = {
     "floor_mod": "cuDNN's modes compute it only by a rounded quotient, which is NaN for an infinite divisor",
     **dict.fromkeys(("sin", "cos", "tan"), "cuDNN's mode loses digits with the size of the angle: 3 are left at 1e4"),
     "gen_index": "merging dims for cuDNN loses its axis",
-    "elu_backward": "cuDNN's mode takes no alpha",
     "batch_norm": "cuDNN has no engine for inference batch norm; fold it or decompose it",
     "group_norm": "cuDNN normalises whole channels only",
     "lrn": "cuDNN graphs have no local response norm",
@@ -112,10 +113,8 @@ WITHOUT: Mapping[str, str] = {
     "scatter": _MOVES,
     "cumulate": "cuDNN graphs have no running sums",
     "max_pool_backward": "the cuDNN frontend's Python binding has no resample operation",
-    **dict.fromkeys(
-        ("batch_norm_train", "batch_norm_by_sums", "batch_norm_backward", "layer_norm_backward"),
-        "an operation with several results is not lowered",
-    ),
+    "batch_norm_by_sums": "a kernel of fusec computes the statistics from sums and applies them in one launch",
+    "layer_norm_backward": "cuDNN reads the statistics of each row, and refuses to compute them in the same graph",
     "random_bits": "cuDNN's random numbers do not depend on a state that the graph carries",
     "all_finite": "a cuDNN graph reduces one tensor",
     "recurrent": "cuDNN graphs have no loop; a kernel of fusec runs all steps of up to 4,096 units in one launch",

@@ -215,7 +215,7 @@ def _lowered(
     for uid, name in lowered.outputs:
         type = by_name[name].type
         buffers[uid] = np.full(type.span, np.nan if type.dtype.is_float else 77, type.dtype.numpy)
-    run(lowered.graph, buffers)
+    run(lowered.graph, buffers | lowered.spare_buffers(np))
     checks: list[Check] = []
     for uid, name in lowered.outputs:
         value = by_name[name]

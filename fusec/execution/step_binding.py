@@ -71,6 +71,7 @@ class Steps:
             buffers = {b.uid: self._constants(b.literal, b.type) for b in lowered.constants}
             named = (*lowered.inputs, *lowered.outputs)
             buffers |= {uid: lowered.part(uid, self.buffer(by_name[name])) for uid, name in named}
+            buffers |= lowered.spare_buffers(self._backend.xp)
             return self._backend.bind(lowered.graph, buffers)
         if step.kind is Kind.VIEW:
             return self._bound_view(step)

@@ -75,6 +75,14 @@ PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "layernorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),  # epsilon: by value
     "rmsnorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),  # bias may be left out: 3 inputs
     "instancenorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),
+    # in training; epsilon and momentum: by value. Next statistics: (1 - momentum) * before + momentum * those of x, the
+    # variance of which is divided by one less than the elements of a channel
+    "batchnorm": (
+        ("x", "scale", "bias", "in_running_mean", "in_running_var", "epsilon", "momentum"),
+        ("y", "mean", "inv_variance", "next_running_mean", "next_running_var"),
+        (),
+    ),
+    "batchnorm_backward": (("dy", "x", "scale", "mean", "inv_variance"), ("dx", "dscale", "dbias"), ()),
 }
 
 

@@ -35,6 +35,8 @@ from fusec.ops import (
     CONVOLUTIONS,
     PRODUCTS,
     STRIDED_VIEWS,
+    BatchNormBackward,
+    BatchNormTrain,
     Conv,
     ConvTranspose,
     InstanceNorm,
@@ -63,6 +65,7 @@ class Lowered:
     inputs, outputs: (uid, name of the value); a value that is read in two shapes, or in slices, has several uids.
     constants: tensors that hold literals.
     offsets: (uid, element of the value at which the tensor begins), for slices.
+    spare: outputs of the graph that hold no value of the body, because cuDNN computes more than the body does.
     """
 
     graph: CudnnGraph
@@ -70,11 +73,17 @@ class Lowered:
     outputs: tuple[tuple[int, str], ...]
     constants: tuple[ConstantBinding, ...]
     offsets: tuple[tuple[int, int], ...] = ()
+    spare: tuple[int, ...] = ()
 
     def part(self, uid: int, buffer: Array) -> Array:
         """Return the flat memory of a tensor of the graph, from the buffer of its value."""
         start = dict(self.offsets).get(uid, 0)
         return buffer[start:] if start else buffer  # a view costs time on a GPU
+
+    def spare_buffers(self, xp: Any) -> dict[int, Array]:
+        """Allocate flat memory for the spare outputs, by uid. xp: the array module."""
+        tensors = [self.graph.tensor(uid) for uid in self.spare]
+        return {t.uid: xp.empty(math.prod(t.dims), t.dtype.numpy) for t in tensors}
 
 
 @dataclass
@@ -113,6 +122,7 @@ class CudnnBuilder:
     inputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     outputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     constants: list[ConstantBinding] = field(default_factory=list[ConstantBinding])
+    spare: list[int] = field(default_factory=list[int])
     conversions: dict[Node, list[Node]] = field(default_factory=dict[Node, list[Node]])
 
     # stored values and dims --------------------------------------------------------------------------------
@@ -174,7 +184,7 @@ class CudnnBuilder:
             return matrix_folding(shape, fold), foldings
         if isinstance(anchor.op, ATTENTION_OPS):
             return attention_folding(shape), []
-        if isinstance(anchor.op, InstanceNorm):
+        if isinstance(anchor.op, (InstanceNorm, BatchNormTrain, BatchNormBackward)):
             return spatial_folding(shape), []
         if isinstance(anchor.op, (LayerNorm, RmsNorm)):
             return _rows_folding(shape, anchor.op.axis % len(shape)), []

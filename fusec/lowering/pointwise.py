@@ -88,6 +88,14 @@ def _elu(b: CudnnBuilder, node: Node) -> None:
         _exponential_below_zero(b, node, above=1.0, inner=1.0, outer=alpha)
 
 
+def _elu_backward(b: CudnnBuilder, node: Node) -> None:
+    """Write dy where x > 0, and dy * (alpha * exp(x)) elsewhere: a select, because cuDNN's mode takes no alpha."""
+    steps = CallWriter(b, node)
+    dy, x = steps.operands
+    slope = steps.step("mul", steps.step("exp", x), steps.number(node.op.attributes["alpha"]))
+    steps.last("binary_select", dy, steps.step("mul", dy, slope), steps.above(x, 0.0))
+
+
 def _exponential_below_zero(b: CudnnBuilder, node: Node, *, above: float, inner: float, outer: float) -> None:
     """Write above * x where x > 0, and outer * (exp(inner * x) - 1) elsewhere.
 
@@ -206,6 +214,7 @@ POINTWISE: Mapping[str, Callable[[CudnnBuilder, Node], None]] = {
     **dict.fromkeys(_SAME_MODE, _direct),
     "where": _where,
     "elu": _elu,
+    "elu_backward": _elu_backward,
     "clip": _clip,
     "hard_sigmoid": _hard_sigmoid,
     "hard_swish": _hard_swish,

@@ -17,7 +17,7 @@ import numpy as np
 from fusec.errors import ExecutionError
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
-from fusec.ops import Attention, AttentionBackward, AttentionTrain, Conv, ConvTranspose, ConvWgrad
+from fusec.ops import Attention, AttentionBackward, AttentionTrain, BatchNormBackward, Conv, ConvTranspose, ConvWgrad
 from fusec.ops.convolution import correlate, scatter
 from fusec.ops.pointwise import CLASSES
 from fusec.ops.training import correlate_batch
@@ -253,6 +253,24 @@ def _instancenorm(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> B
     return _standardize(x, tuple(range(2, x.ndim)), epsilon) * scale + bias
 
 
+def _batchnorm(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:
+    """Run batch norm in training. The next running variance is that of a sample: one less than the count divides it."""
+    x, scale, bias, *running = (array.astype(np.float64) for array in inputs[:5])
+    epsilon, momentum = (float(array.reshape(-1)[0]) for array in inputs[5:])
+    axes = (0, *range(2, x.ndim))
+    mean, variance = x.mean(axis=axes, keepdims=True), x.var(axis=axes, keepdims=True)
+    inverse, count = 1.0 / np.sqrt(variance + epsilon), x.size // x.shape[1]
+    batch = (mean, variance * count / (count - 1))
+    updated = [(1.0 - momentum) * old + momentum * new for old, new in zip(running, batch, strict=True)]
+    return tuple(map(_rounded, ((x - mean) * inverse * scale + bias, mean, inverse, *updated)))
+
+
+def _batchnorm_backward(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:
+    dy, x, *numbers = (array.astype(np.float64) for array in inputs)
+    dx, *sums = BatchNormBackward().reference(np, dy, x, *(v.reshape(-1) for v in numbers))
+    return (_rounded(dx), *(_rounded(v).reshape(numbers[0].shape) for v in sums))
+
+
 _CALLS: Mapping[str, Callable[[CudnnGraph, CudnnCall, list[Buffer]], Buffer | tuple[Buffer, ...]]] = {
     "conv_fprop": _conv_fprop,
     "conv_dgrad": _conv_dgrad,
@@ -267,4 +285,6 @@ _CALLS: Mapping[str, Callable[[CudnnGraph, CudnnCall, list[Buffer]], Buffer | tu
     "layernorm": _layernorm,
     "rmsnorm": _rmsnorm,
     "instancenorm": _instancenorm,
+    "batchnorm": _batchnorm,
+    "batchnorm_backward": _batchnorm_backward,
 }

@@ -10,14 +10,20 @@ from fusec.ops.normalization import InstanceNorm, LayerNorm, RmsNorm
 from fusec.ops.pointwise import Cast, Pointwise
 from fusec.ops.reduction import Reduce
 from fusec.ops.shape import Relayout, Reshape, Slice, Split, Transpose
-from fusec.ops.training import ConvWgrad
+from fusec.ops.training import BatchNormBackward, BatchNormTrain, ConvWgrad
 
 POINTWISE_OPS = (Pointwise, Cast)  # each element of the result alone
 ATTENTION_OPS = (Attention, AttentionTrain, AttentionBackward)
 LINEAR_OPS = (Conv, ConvTranspose, MatMul)  # products of an image or rows with weights
 CONVOLUTIONS = (Conv, ConvTranspose, ConvWgrad)
 PRODUCTS = (*CONVOLUTIONS, MatMul)
-EPILOGUE_ANCHORS = (*PRODUCTS, LayerNorm, RmsNorm, InstanceNorm)  # anchors that take pointwise ops after them
-ANCHORS = (*EPILOGUE_ANCHORS, *ATTENTION_OPS, Reduce)  # ops that a cuDNN partition grows around
+EPILOGUE_ANCHORS = (
+    *PRODUCTS,
+    LayerNorm,
+    RmsNorm,
+    InstanceNorm,
+    BatchNormTrain,
+)  # anchors that take pointwise ops after them
+ANCHORS = (*EPILOGUE_ANCHORS, *ATTENTION_OPS, Reduce, BatchNormBackward)  # ops that a cuDNN partition grows around
 PART_VIEWS = (Slice, Split)  # views of a part of their operand, so that their memory has gaps
 STRIDED_VIEWS = (Reshape, Transpose, Relayout, *PART_VIEWS)  # ops that a cuDNN graph reads by strides

@@ -194,6 +194,9 @@ def _call(call: CudnnCall) -> str:
             named = {"norm_forward_phase": "cudnn.norm_forward_phase.INFERENCE", "input": x, "scale": scale}
             named |= {"bias": bias[0]} if bias else {}
             return _text(call.op, [], named | {"epsilon": epsilon} | compute) + "[0]"
+        case "batchnorm" | "batchnorm_backward":
+            names = ({"x": "input", "dy": "grad"}.get(port, port) for port in PORTS[call.op][0])
+            return _text(call.op, [], dict(zip(names, operands, strict=True)) | compute)
         case _:
             raise LoweringError(f"the cuDNN frontend has no operation {call.op!r}")
 

@@ -90,6 +90,20 @@ def norm(op: str, x: tuple[int, ...], parameters: tuple[int, ...]) -> CudnnGraph
     return CudnnGraph(tensors, (CudnnCall(op, (1, 2, 3, 4), (5,)),))
 
 
+def batch_norm(x: tuple[int, ...], channels: tuple[int, ...]) -> CudnnGraph:
+    """Batch norm in training, with running statistics."""
+    numbers = tuple(image(uid, channels, DType.F32) for uid in (*range(2, 6), *range(9, 13)))
+    tensors = (image(1, x), *numbers[:4], scalar(6, 1e-5), scalar(7, 0.1), image(8, x), *numbers[4:])
+    return CudnnGraph(tensors, (CudnnCall("batchnorm", tuple(range(1, 8)), tuple(range(8, 13))),))
+
+
+def batch_norm_backward(x: tuple[int, ...], channels: tuple[int, ...]) -> CudnnGraph:
+    """The gradients of batch norm in training."""
+    numbers = tuple(image(uid, channels, DType.F32) for uid in (3, 4, 5, 7, 8))
+    tensors = (image(1, x), image(2, x), *numbers[:3], image(6, x), *numbers[3:])
+    return CudnnGraph(tensors, (CudnnCall("batchnorm_backward", tuple(range(1, 6)), (6, 7, 8)),))
+
+
 def conv_feeding_matmul() -> CudnnGraph:
     """Kills the process inside cuDNN 9.19 (SIGSEGV while plans are made)."""
     tensors = (

@@ -157,6 +157,29 @@ graph "b" (%x: f32[2,7,9,10]{NHWC}, %s: f32[7], %b: f32[7]) {{
   %c = instance_norm(%x, %s, %b) : f32[2,7,9,10]{NHWC}
   return %c
 }}""",
+    "batch norm in training, residual, relu": f"""
+graph "b" (%x: f16[2,8,9,10]{NHWC}, %z: f16[2,8,9,10]{NHWC}, %s: f32[8]) {{
+  %b = constant weight("b") : f32[8]
+  %y, %m, %i = batch_norm_train(%x, %s, %b) {{epsilon=0.001}} : f16[2,8,9,10]{NHWC}, f32[8], f32[8]
+  %d = add(%y, %z) : f16[2,8,9,10]{NHWC}
+  %r = relu(%d) : f16[2,8,9,10]{NHWC}
+  return %r, %m, %i
+}}""",
+    "batch norm of rows in training, without its statistics": """
+graph "b" (%x: f32[40,8], %s: f32[8]) {
+  %y, %m, %i = batch_norm_train(%x, %s, %s)
+  return %y
+}""",
+    "gradients of batch norm": f"""
+graph "b" (%dy: f16[2,8,9,10]{NHWC}, %x: f16[2,8,9,10]{NHWC}, %s: f32[8], %m: f32[8], %i: f32[8]) {{
+  %dx, %ds, %db = batch_norm_backward(%dy, %x, %s, %m, %i) : f16[2,8,9,10]{NHWC}, f32[8], f32[8]
+  return %db, %dx, %ds
+}}""",
+    "gradients of batch norm of its own gradient, without that of the bias": """
+graph "b" (%x: f32[2,8,5], %s: f32[8], %m: f32[8], %i: f32[8]) {
+  %dx, %ds, %db = batch_norm_backward(%x, %x, %s, %m, %i)
+  return %dx, %ds
+}""",
     "sum over channels": f"""
 graph "b" (%x: f16[2,7,9,10]{NHWC}) {{
   %f = cast(%x) {{to=f32}} : f32[2,7,9,10]{NHWC}

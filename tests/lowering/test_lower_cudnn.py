@@ -41,7 +41,7 @@ def run(body: Graph, lowered: Lowered, feeds: dict[str, np.ndarray]) -> dict[str
     for uid, name in lowered.outputs:
         poison = np.nan if results[name].type.dtype.is_float else 1
         buffers[uid] = np.full(results[name].type.size, poison, results[name].type.dtype.numpy)
-    simulate(lowered.graph, buffers)
+    simulate(lowered.graph, buffers | lowered.spare_buffers(np))
     return {name: unpack(buffers[uid], results[name].type) for uid, name in lowered.outputs}
 
 

@@ -373,6 +373,52 @@ def test_instancenorm(rng: np.random.Generator) -> None:
     assert_close(_norm("instancenorm", x, [scale, bias], 1e-3), want, 1e-6)
 
 
+def test_batchnorm_updates_running_statistics(rng: np.random.Generator) -> None:
+    """The variance that is saved is that of the batch, and the running one that of a sample."""
+    shape, channels = (4, 3, 5, 2), (1, 3, 1, 1)
+    x, scale, bias, mean, variance = (normal(rng, s) for s in (shape, *[channels] * 4))
+    tensors = [tensor(1, shape, strides=nhwc(shape)), *(tensor(uid, channels) for uid in range(2, 6))]
+    tensors += [
+        scalar(6, 0.1, 4),
+        scalar(7, 0.25, 4),
+        tensor(8, shape),
+        *(tensor(uid, channels) for uid in range(9, 13)),
+    ]
+    graph = CudnnGraph(tuple(tensors), (CudnnCall("batchnorm", tuple(range(1, 8)), tuple(range(8, 13))),))
+    y, *statistics = run(graph, x, scale, bias, mean, variance)
+    wide, axes = x.astype(np.float64), (0, 2, 3)
+    own, spread = wide.mean(axes, keepdims=True), wide.var(axes, keepdims=True)
+    assert_close(y, (wide - own) / np.sqrt(spread + 0.1) * scale + bias, 1e-6)
+    sample = wide.var(axes, keepdims=True, ddof=1)
+    wanted = (own, 1 / np.sqrt(spread + 0.1), 0.75 * mean + 0.25 * own, 0.75 * variance + 0.25 * sample)
+    for got, want in zip(statistics, wanted, strict=True):
+        assert_close(got, want, 1e-6)
+
+
+def test_batchnorm_backward_is_the_slope_of_batchnorm(rng: np.random.Generator) -> None:
+    shape, channels = (4, 2, 3, 2), (1, 2, 1, 1)
+    dy, x, scale = (normal(rng, s) for s in (shape, shape, channels))
+    axes = (0, 2, 3)
+    wide = x.astype(np.float64)
+    mean, inverse = wide.mean(axes, keepdims=True), 1 / np.sqrt(wide.var(axes, keepdims=True) + 0.1)
+    tensors = [tensor(1, shape), tensor(2, shape, strides=nhwc(shape)), *(tensor(uid, channels) for uid in range(3, 6))]
+    tensors += [tensor(6, shape), tensor(7, channels), tensor(8, channels)]
+    graph = CudnnGraph(tuple(tensors), (CudnnCall("batchnorm_backward", tuple(range(1, 6)), (6, 7, 8)),))
+    dx, dscale, dbias = run(graph, dy, x, scale, mean, inverse)
+
+    def loss(at: Array, by: Array) -> Any:
+        spread = at.var(axes, keepdims=True) + 0.1
+        return (dy * ((at - at.mean(axes, keepdims=True)) / np.sqrt(spread) * by)).sum()
+
+    for place in ((0, 0, 0, 0), (3, 1, 2, 1), (1, 1, 0, 1)):
+        step = np.zeros(shape)
+        step[place] = 1e-5
+        slope = (loss(wide + step, scale) - loss(wide - step, scale)) / 2e-5
+        assert_close(dx[place], slope, 1e-4)
+    assert_close(dscale, (dy * (wide - mean) * inverse).sum(axes, keepdims=True), 1e-5)
+    assert_close(dbias, dy.astype(np.float64).sum(axes, keepdims=True), 1e-5)
+
+
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), min_size=1, max_size=4))
 def test_views_stay_inside_their_extent(dims: list[tuple[int, int]]) -> None:
     """The last element is the last of the buffer, and one fewer is refused."""

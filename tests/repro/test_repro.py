@@ -20,7 +20,7 @@ import pytest
 from cli.command import SHAPE, fusec, tiny
 from diagnostics.test_verify import compiled as compiled_net
 from gpu.cudnn.test_emit import mode_graph
-from gpu.cudnn_graphs import WINDOW, conv, conv_with_sums, image, norm
+from gpu.cudnn_graphs import WINDOW, batch_norm, batch_norm_backward, conv, conv_with_sums, image, norm
 from helpers import assert_close
 from lowering.bodies import BODIES, NHWC, load
 from lowering.lowers_judge import LowersJudge
@@ -138,6 +138,8 @@ def more_graphs() -> Iterator[CudnnGraph]:
     """What the bodies do not reach: operations, attributes, infinite ones, other types."""
     yield norm("layernorm", (64, 16, 1, 1), (1, 16, 1, 1))
     yield norm("rmsnorm", (64, 16, 1, 1), (1, 16, 1, 1))
+    yield batch_norm((8, 16, 4, 4), (1, 16, 1, 1))
+    yield batch_norm_backward((8, 16, 4, 4), (1, 16, 1, 1))
     tensors = (image(1, (8, 64, 28, 28)), image(2, (64, 32, 3, 3)), image(3, (8, 32, 28, 28)))
     yield CudnnGraph(tensors, (CudnnCall("conv_dgrad", (1, 2), (3,), attributes=WINDOW),))
     yield conv("bias", "relu", dtype=DType.BF16)

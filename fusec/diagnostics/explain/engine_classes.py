@@ -27,7 +27,8 @@ from fusec.schedule.program import Kind, Partition, Program
 
 # Calls with engines of their own, which are compiled at run time. Generic engines take products, pointwise ops and
 # reductions.
-_SPECIAL = frozenset(("sdpa", "sdpa_train", "sdpa_backward", "layernorm", "rmsnorm", "instancenorm"))
+_NORMS = ("layernorm", "rmsnorm", "instancenorm", "batchnorm", "batchnorm_backward")
+_SPECIAL = frozenset(("sdpa", "sdpa_train", "sdpa_backward", *_NORMS))
 
 
 def engine_class(graph: CudnnGraph, plan: Plan) -> str:

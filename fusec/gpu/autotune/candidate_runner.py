@@ -49,6 +49,7 @@ def bind_candidate(
         by_name = {v.name: v for v in (*step.inputs, *step.outputs)}  # values of the body, which a spelling copies
         named = {uid: by_name[name] for uid, name in (*lowered.inputs, *lowered.outputs)}
         buffers = {uid: lowered.part(uid, memory(value, value.type)) for uid, value in named.items()}
+        buffers |= {uid: random_data(lowered.graph.tensor(uid)) for uid in lowered.spare}
         for binding in lowered.constants:
             buffers[binding.uid] = random_data(lowered.graph.tensor(binding.uid))
         runs.append(bind(lowered.graph, buffers))

@@ -28,7 +28,7 @@ from fusec.gpu.autotune.step_choices import (
     replace_steps,
     step_key,
 )
-from fusec.gpu.autotune.step_split import split_epilogues, split_prologues
+from fusec.gpu.autotune.step_split import join_norms, split_epilogues, split_prologues
 from fusec.gpu.autotune.variant_selection import VariantSelector
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.launch.kernel_launcher import Launcher
@@ -99,7 +99,7 @@ class StepSelector:
             self._store_choices(new, concat_choice, tuning)
         chosen = {**known, **new}
         if is_timed:
-            for split in (split_epilogues, split_prologues):
+            for split in (split_epilogues, split_prologues, join_norms):
                 chosen |= split(program, chosen, lambda tried: apply_choices(partitioned, tried, figures), unchanged_us)
         program = apply_choices(partitioned, chosen, figures, as_source)
         found = {k.key: k for k in self.variants.kernels_of(program.steps, figures) if k.others}

@@ -7,7 +7,7 @@ more. A kernel that already reads or writes the same values runs them at little 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fusec.gpu.autotune.concat_choice import TimeSteps
 from fusec.gpu.autotune.step_choices import StepChoice, step_key
@@ -24,11 +24,17 @@ _WHOLE: StepChoice = (Part(0),)
 
 @dataclass(frozen=True)
 class _Split:
-    """A split to time: the step, its choice when split, and the nodes that the neighbouring kernel would run."""
+    """A split to time.
+
+    step: the step with its choice when split.
+    moved: the nodes that the neighbouring kernel would run.
+    others: the choices of the neighbouring steps, which become that kernel, by `step_key`.
+    """
 
     step: Partition
     choice: StepChoice
     moved: tuple[Node, ...]
+    others: Mapping[str, StepChoice] = field(default_factory=dict[str, StepChoice])
 
 
 def split_epilogues(
@@ -45,10 +51,11 @@ def split_epilogues(
             continue
         key, node = step_key(program.graph, step), step.nodes[-1]
         choice = chosen.get(key, _WHOLE)
-        normed = any(isinstance(user.op, NORMS) for value in step.outputs for user in value.users)
+        norms = [user for value in step.outputs for user in value.users if isinstance(user.op, NORMS)]
         # Sums that were split off before are tried, too, because alone they cost more than within the norm's kernel.
-        if normed and choice[0].runs == "cudnn" and (len(choice) == 1 or _ends_in_sums(step)):
-            splits.setdefault(key, _Split(step, (Part(len(step.nodes) - 1), Part(1, "kernel")), (node,)))
+        if norms and choice[0].runs == "cudnn" and (len(choice) == 1 or _ends_in_sums(step)):
+            others = _as_kernels(program, norms)
+            splits.setdefault(key, _Split(step, (Part(len(step.nodes) - 1), Part(1, "kernel")), (node,), others))
     rejoined = {key: _WHOLE for key in splits if len(chosen.get(key, ())) > 1}
     return _faster_splits(program, splits, {**chosen, **rejoined}, apply, times_us)
 
@@ -72,6 +79,36 @@ def split_prologues(
     return _faster_splits(program, splits, chosen, apply, times_us)
 
 
+def join_norms(
+    program: Program, chosen: Mapping[str, StepChoice], apply: Apply, times_us: TimeSteps
+) -> dict[str, StepChoice]:
+    """Choose the norms that a kernel should run together with the steps around them, by `step_key`.
+
+    Alone cuDNN is as fast or faster. But cuDNN takes no ops before a norm and few after it, and a kernel takes all.
+
+    program: as it was partitioned
+    chosen: the choices of its steps so far
+    """
+    joins: dict[str, _Split] = {}
+    for step in program.steps:
+        norms = [node for node in step.nodes if isinstance(node.op, NORMS)]
+        for key, choice in _as_kernels(program, norms).items():
+            if chosen.get(key, _WHOLE)[0].runs == "cudnn":
+                joins.setdefault(key, _Split(step, choice, step.nodes))
+    return _faster_splits(program, joins, chosen, apply, times_us)
+
+
+def _as_kernels(program: Program, norms: Iterable[Node]) -> dict[str, StepChoice]:
+    """Return the choices by which kernels run the steps of norms that cuDNN may run."""
+    steps = [program.step_of[norm] for norm in norms]
+    fit = [
+        step
+        for step in steps
+        if step.kind is Kind.CUDNN and all(can_generate(node) or isinstance(node.op, NORMS) for node in step.nodes)
+    ]
+    return {step_key(program.graph, step): (Part(len(step.nodes), "kernel"),) for step in fit}
+
+
 def _faster_splits(
     program: Program,
     splits: Mapping[str, _Split],
@@ -85,7 +122,9 @@ def _faster_splits(
     """
     if not splits:
         return {}
-    before, after = apply(joined), apply({**joined, **{key: split.choice for key, split in splits.items()}})
+    others = {key: choice for split in splits.values() for key, choice in split.others.items()}
+    before = apply(joined)
+    after = apply({**joined, **others, **{key: split.choice for key, split in splits.items()}})
     compared: dict[str, tuple[list[Partition], list[Partition]]] = {}
     for key, split in splits.items():
         split_steps = steps_of(after, split.step.nodes)
@@ -99,7 +138,7 @@ def _faster_splits(
     for key, pair in compared.items():
         joined_us, split_us = (sum(next(times) for _ in steps) for steps in pair)
         if split_us < joined_us:
-            faster[key] = splits[key].choice
+            faster |= {key: splits[key].choice, **splits[key].others}
         elif key in joined:
             faster[key] = joined[key]
     return faster

@@ -130,5 +130,8 @@ def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
             x, scale, *bias, epsilon = inputs
             parameters = {"scale": scale, "epsilon": epsilon, **({"bias": bias[0]} if bias else {})}
             return g.rmsnorm(norm_forward_phase=inference, input=x, compute_data_type=compute, **parameters)[0]
+        case "batchnorm" | "batchnorm_backward":
+            names = ({"x": "input", "dy": "grad"}.get(port, port) for port in PORTS[call.op][0])
+            return getattr(g, call.op)(**dict(zip(names, inputs, strict=True)), compute_data_type=compute)
         case _:
             raise LoweringError(f"the cuDNN frontend has no operation {call.op!r}")

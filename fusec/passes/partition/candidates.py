@@ -19,7 +19,6 @@ from fusec.ops import (
     STRIDED_VIEWS,
     BatchNormBackward,
     BatchNormBySums,
-    BatchNormTrain,
     Cast,
     ChannelSums,
     Conv,
@@ -36,7 +35,6 @@ from fusec.schedule.program import inputs_of, outputs_of
 # Ops that take the pointwise ops after them; norms in training do so in their kernels (fusec.gpu.kernels).
 EPILOGUE_OWNERS: tuple[type[Op], ...] = (
     *EPILOGUE_ANCHORS,
-    BatchNormTrain,
     BatchNormBySums,
     BatchNormBackward,
     LayerNormBackward,
@@ -118,6 +116,8 @@ class Grower:
             return candidate
         if isinstance(op, ATTENTION_OPS):
             self._strided_operands(candidate, anchor)
+            return candidate
+        if isinstance(op, BatchNormBackward):  # cuDNN takes no op around it
             return candidate
         self._epilogue(candidate, anchor)
         self._side_branches(candidate)

@@ -190,7 +190,7 @@ def lowered_agrees(made: LoweredStep, rounding: Rounding, run: Runner) -> None:
     with np.errstate(all="ignore"):
         for buffers in runs:
             run(lowered.graph, buffers)
-    written = {uid for uid, _ in lowered.outputs}
+    written = {*(uid for uid, _ in lowered.outputs), *lowered.spare}
     for uid, buffer in runs[0].items():
         if uid not in written and buffer.tobytes() != before[uid].tobytes():
             raise MismatchError(f"{what}: tensor {uid}, an input, was written")
@@ -232,7 +232,7 @@ def _poisoned(made: LoweredStep, real: float, whole: int) -> dict[int, Array]:
     buffers |= {b.uid: pack(np, b.literal.array, b.type).copy() for b in lowered.constants}
     for uid, name in lowered.outputs:
         buffers[uid] = poisoned(types[name].span, types[name].dtype, real, whole)
-    return buffers
+    return buffers | lowered.spare_buffers(np)
 
 
 def poisoned(count: int, dtype: DType, real: float, whole: int) -> Array:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gpu.cudnn_graphs import WINDOW, conv, conv_with_sums, image, matmul, matrix, norm
+from gpu.cudnn_graphs import WINDOW, batch_norm, batch_norm_backward, conv, conv_with_sums, image, matmul, matrix, norm
 
 from fusec.errors import LoweringError
 from fusec.gpu.cudnn.deviceless import bring_up
@@ -31,6 +32,8 @@ TAGS = {
     "layernorm": ("LAYER_NORM", ("X", "SCALE", "BIAS", "EPSILON")),
     "rmsnorm": ("RMS_NORM", ("X", "SCALE", "BIAS", "EPSILON")),
     "instancenorm": ("INSTANCE_NORM", ("X", "SCALE", "BIAS", "EPSILON")),
+    "batchnorm": ("BATCHNORM", ("X", "SCALE", "BIAS", "PREV_RUNNING_MEAN", "PREV_RUNNING_VAR", "EPSILON", "MOMENTUM")),
+    "batchnorm_backward": ("DBN", ("DY", "X", "SCALE", "MEAN", "INV_VARIANCE")),
 }
 ACTIVATIONS = ("elu", "gelu", "gelu_approx_tanh", "relu", "sigmoid", "softplus", "swish", "tanh")
 MODES = {"bias": "ADD", "scale": "MUL", "leaky_relu": "RELU_FWD", "leaky_relu_backward": "RELU_BWD"}
@@ -109,6 +112,11 @@ def test_matmul_and_reduction() -> None:
 def test_norms(op: str) -> None:
     x = (8, 16, 4, 4) if op == "instancenorm" else (64, 16, 1, 1)
     check(norm(op, x, (1, 16, 1, 1)))
+
+
+@pytest.mark.parametrize("make", [batch_norm, batch_norm_backward])
+def test_batch_norm_in_training(make: Callable[..., CudnnGraph]) -> None:
+    check(make((8, 16, 4, 4), (1, 16, 1, 1)))
 
 
 def test_rms_norm_without_bias() -> None:

@@ -53,8 +53,8 @@ def batch_norm(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigu
         source = BatchNormBySumsSource(step, write, write)
         return Kernel(name, source.launches(), source.scratch_bytes)
     common, others = _plan(step.x.type, [*read, *prologue_outputs, *again, *written], 1, 1), dict[str, Kernel]()
-    for threads, unrolled in () if isinstance(step.anchor.op, ChannelSums) else VARIANTS:
-        plan = plan_resident(common, threads, figures)
+    for threads, unrolled, lanes in () if isinstance(step.anchor.op, ChannelSums) else VARIANTS:
+        plan = plan_resident(common, threads, lanes, figures)
         if plan is not None:
             resident = BatchNormResident(step, plan, plan, unrolled, figures)
             other = Kernel(name, resident.launches(), resident.scratch_bytes)

@@ -20,20 +20,22 @@ from fusec.gpu.kernels.norm.batch_norm_source import BatchNormSource, space_of
 from fusec.gpu.kernels.norm.resident_norm import ResidentNorm, meet_at_counter
 from fusec.ir import Value
 
-VARIANTS = ((512, 4), (1024, 2))  # threads of a block, and turns whose loads are issued together
-LANES = 8  # vectors of channels that a block visits together, at most
+# Threads of a block, turns whose loads are issued together, and vectors of channels that a block visits together, at
+# most. Of many channels, more vectors make longer accesses to memory, and more chunks to merge.
+VARIANTS = ((512, 4, 8), (1024, 2, 8), (512, 4, 16), (512, 4, 32))
 MERGED = 16  # chunks whose sums a thread loads together
 _CUDA = cuda_template(__package__, "batch_norm_resident.cuh")
 
 
-def plan_resident(plan: RowPlan, most: int, figures: GpuFigures) -> RowPlan | None:
+def plan_resident(plan: RowPlan, most: int, most_lanes: int, figures: GpuFigures) -> RowPlan | None:
     """Adapt a plan to one block for each multiprocessor; None if channels are not contiguous or too many.
 
     most: threads of a block, at most.
+    most_lanes: vectors of channels that a block visits together, at most.
     """
     if plan.row or plan.vector == 1 or not plan.count:
         return None
-    lanes = min(LANES, power_of_two(plan.groups))
+    lanes = min(most_lanes, power_of_two(plan.groups))
     threads = min(most // lanes, power_of_two(plan.count))
     lanes = max(lanes, 32 // threads)
     plan = replace(plan, lanes=lanes, threads=threads, chunks=1, unrolled=1, whole=1)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from fusec.ir import DType, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
+    AttentionBackward,
+    AttentionTrain,
     Cast,
     Conv,
     InstanceNorm,
@@ -52,6 +54,17 @@ def attention_forward(b: RandomGraph) -> None:
 
 
 _ROWS = (5, 16, 17, 1, 33, 40)
+
+
+def attention_backward(b: RandomGraph) -> None:
+    """Draw the gradients of attention of up to 64 features, from the results of its forward op."""
+    heads, depth, width = (b.pick([1, 2]), b.pick([1, 2])), b.pick([16, 32, 64]), b.pick([16, 32, 48])
+    rows, keys, dtype = b.pick(_ROWS), b.pick(_ROWS), _half(b)
+    shapes = ((rows, depth), (keys, depth), (keys, width), (rows, width))
+    q, k, v, dy = (b.input(TensorType((*heads, *shape), dtype)) for shape in shapes)
+    scale, causal = b.pick([0.25, 0.125]), b.chance(40)
+    y, sums = b.insert(AttentionTrain(scale, causal), q, k, v).results
+    b.insert(AttentionBackward(scale, causal, b.chance(20)), dy, q, k, v, y, sums)
 
 
 def multi_tensor(b: RandomGraph) -> None:
@@ -293,6 +306,7 @@ KERNELS: Mapping[str, Draw] = {
     for draw in (
         *(
             attention_forward,
+            attention_backward,
             multi_tensor,
             pointwise,
             instance_norm,

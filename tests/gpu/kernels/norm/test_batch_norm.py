@@ -187,14 +187,20 @@ def long_channels() -> list[Case]:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("blocks", "threads", "kept", "cached"),
-    [(3, 64, 1 << 20, 1 << 20), (4, 64, 8000, 1 << 20), (4, 64, 8000, 0), (2, 128, 0, 0)],
+    ("blocks", "threads", "lanes", "kept", "cached"),
+    [(3, 64, 8, 1 << 20, 1 << 20), (4, 64, 8, 8000, 1 << 20), (4, 64, 16, 8000, 0), (2, 128, 32, 0, 0)],
 )
 def test_one_launch_whose_blocks_meet(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int, threads: int, kept: int, cached: int
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    blocks: int,
+    threads: int,
+    lanes: int,
+    kept: int,
+    cached: int,
 ) -> None:
     """All turns are kept, some, or none; and the rest is read up or down."""
-    monkeypatch.setattr(family, "VARIANTS", ((threads, 4),))
+    monkeypatch.setattr(family, "VARIANTS", ((threads, 4, lanes),))
     figures = replace(keeping(kept), processors=blocks, cache_bytes=cached * 5 // 2)
     cases = [*channel_cases(), *turned_channels(), *surrounded_channels(), *long_channels()]
     cases = [replace(case, figures=figures) for case in cases]
@@ -213,7 +219,7 @@ def test_one_launch_whose_blocks_meet(
 def test_a_scale_is_written_over_once_all_blocks_have_it(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr(family, "VARIANTS", ((64, 2),))
+    monkeypatch.setattr(family, "VARIANTS", ((64, 2, 8),))
 
     def moved(g: Any, *v: Value) -> Sequence[Value]:
         y, statistic, _ = forward(g, *v) if where == "forward" else backward(g, *v)
