@@ -32,6 +32,7 @@ from fusec.ops import (
     InstanceNorm,
     LayerNorm,
     LayerNormBackward,
+    MatMul,
     MaxPool,
     MaxPoolBackward,
     PackedMatMul,
@@ -48,11 +49,11 @@ from fusec.schedule.program import inputs_of, outputs_of
 from fusec.targets.target import Target
 
 RUNS = 20
-F16, F32 = DType.F16, DType.F32
+F16, F32, I8 = DType.F16, DType.F32, DType.I8
 
 
-def nhwc(*shape: int) -> TensorType:
-    return TensorType(shape, F16, channels_last(len(shape)))
+def nhwc(*shape: int, dtype: DType = F16) -> TensorType:
+    return TensorType(shape, dtype, channels_last(len(shape)))
 
 
 def rows(*shape: int, dtype: DType = F16) -> TensorType:
@@ -149,6 +150,36 @@ def packed_product(dtype: DType, depth: int, columns: int) -> Callable[..., Valu
     return make
 
 
+def integer_layer(depth: int, columns: int, last: str) -> Callable[..., Value]:
+    """Make a layer of 8-bit integers with scale and bias; `gelu` and rounding to bytes come last, or a residual."""
+
+    def make(g: Graph, x: Value, *residual: Value) -> Value:
+        sums = g.add(MatMul(), x, g.constant(np.ones((depth, columns), np.int8)))
+        y = g.add(pw("mul"), g.add(Cast(F32), sums), g.constant(np.full(columns, 1e-3, np.float32)))
+        y = g.add(pw("add"), y, g.constant(np.ones(columns, np.float32)))
+        return rounded(g, g.add(pw("gelu"), y)) if last == "gelu" else g.add(pw("add"), g.add(Cast(F16), y), *residual)
+
+    return make
+
+
+def integer_convolution(filters: int, channels: int, window: int) -> Callable[..., Value]:
+    """Make a convolution of 8-bit integers with scale, relu and rounding to bytes."""
+
+    def make(g: Graph, x: Value) -> Value:
+        w = g.constant(np.ones((filters, channels, window, window), np.int8))
+        sums = g.add(Conv((1, 1), (window // 2,) * 4, (1, 1)), x, w)
+        scale = g.constant(np.full((filters, 1, 1), 1e-3, np.float32))
+        return rounded(g, g.add(pw("relu"), g.add(pw("mul"), g.add(Cast(F32), sums), scale)))
+
+    return make
+
+
+def rounded(g: Graph, x: Value) -> Value:
+    """Round to bytes, by a scale that no other number is."""
+    y = g.add(pw("mul"), x, g.constant(np.float32(7.123)))
+    return g.add(Cast(I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
+
+
 P32, P768 = rows(32), rows(768)
 CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "max pool 3x3/2, 256x64x112x112": (
@@ -220,6 +251,22 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "4-bit product, 1x4096 to 14336": ([rows(1, 4096)], packed_product(DType.I4, 4096, 14336)),
     "4-bit product, 1x4096 to 1024": ([rows(1, 4096)], packed_product(DType.I4, 4096, 1024)),
     "4-bit product, 16x4096 to 14336": ([rows(16, 4096)], packed_product(DType.I4, 4096, 14336)),
+    "8-bit integers, gelu, 4096x768 to 2304": ([rows(4096, 768, dtype=I8)], integer_layer(768, 2304, "gelu")),
+    "8-bit integers, gelu, 4096x768 to 3072": ([rows(4096, 768, dtype=I8)], integer_layer(768, 3072, "gelu")),
+    "8-bit integers, residual, 4096x768 to 768": (
+        [rows(4096, 768, dtype=I8), rows(4096, 768)],
+        integer_layer(768, 768, "residual"),
+    ),
+    "8-bit integers, residual, 4096x3072 to 768": (
+        [rows(4096, 3072, dtype=I8), rows(4096, 768)],
+        integer_layer(3072, 768, "residual"),
+    ),
+    "8-bit integers 3x3, 32x64x56x56": ([nhwc(32, 64, 56, 56, dtype=I8)], integer_convolution(64, 64, 3)),
+    "8-bit integers 3x3, 32x128x28x28": ([nhwc(32, 128, 28, 28, dtype=I8)], integer_convolution(128, 128, 3)),
+    "8-bit integers 3x3, 32x256x14x14": ([nhwc(32, 256, 14, 14, dtype=I8)], integer_convolution(256, 256, 3)),
+    "8-bit integers 3x3, 32x512x7x7": ([nhwc(32, 512, 7, 7, dtype=I8)], integer_convolution(512, 512, 3)),
+    "8-bit integers 1x1, 32x64x56x56 to 256": ([nhwc(32, 64, 56, 56, dtype=I8)], integer_convolution(256, 64, 1)),
+    "8-bit integers 1x1, 32x16x112x112 to 96": ([nhwc(32, 16, 112, 112, dtype=I8)], integer_convolution(96, 16, 1)),
     "8-bit product, 1x4096 to 14336": ([rows(1, 4096)], packed_product(DType.I8, 4096, 14336)),
 }
 
