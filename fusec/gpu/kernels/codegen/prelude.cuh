@@ -283,6 +283,14 @@ DEVICE void wait_for_launches() {}
 DEVICE void next_may_begin() {}
 #endif
 
+// A pointer through which nothing was loaded before here, whatever the compiler knows about what it points to.
+template <class T> DEVICE const T* from_here(const T* p) {
+#ifndef FUSEC_EMULATED
+  asm volatile("" : "+l"(p)::"memory");
+#endif
+  return p;
+}
+
 // Whether a block is the last of so many to come by a door, and may read (by `across`) what the others wrote.
 DEVICE bool last_of(u32* door, u32 blocks) {
   __shared__ u32 before;

@@ -60,8 +60,16 @@ FRAGMENT(rows_to_copy) {
   }
 }
 
-// Begin to copy the bytes of a round: of rows, and of columns in the order in which a thread gets eight neighbours.
-FRAGMENT(copy) {
+// The launches before this one have ended, and the next one may begin. Pointers to their results are new from here on,
+// so that the compiler moves no load through them to an earlier place.
+FRAGMENT(begin) {
+  wait_for_launches();
+  next_may_begin();
+  POINTERS
+}
+
+// Begin to copy the bytes of a round: of rows,
+FRAGMENT(copy_rows) {
   {
     u8* to = memory + (TO_STAGE * STAGE_BYTESu + place);
     const u32 k = ROUND % CHUNKSu * DEPTHu + piece;
@@ -72,6 +80,14 @@ FRAGMENT(copy) {
       const bool has_row = is_there && (IS_INSIDE);
       copy_or_zeros_ahead(to + u * (PASS * 16), ROW_POINTER + (has_row ? from[u] + (i32)k + SHIFT : 0), has_row);
     }
+  }
+}
+
+// and of columns, in the order in which a thread gets eight neighbours.
+FRAGMENT(copy_columns) {
+  {
+    const u32 tap = ROUND / CHUNKSu, k = ROUND % CHUNKSu * DEPTHu + piece;
+    const bool is_there = IS_WHOLE || k < CHANNELSu;
     #pragma unroll
     for (int u = 0; u < COLUMN_PASSES; ++u) {
       const u32 column = own + u * PASSu, in_tile = column % 32u;

@@ -200,15 +200,18 @@ class WarpgroupSource:
             IS_FULL=c_bool(step.columns % tiling.width == 0),
         )
         cuda = cuda.bind(**self._pointers(arguments))
-        first: list[str] = []
-        for stage in range(tiling.stages - 2):
-            first += self._copy(cuda, f"{stage}u", f"{stage}u") if stage < chunks * self.taps else []
-            first.append("copied();")
+        stages = [cuda.bind(ROUND=f"{stage}u", TO_STAGE=f"{stage}u") for stage in range(tiling.stages - 2)]
+        some = stages[: chunks * self.taps]
+        # constant weights come first, before earlier launches end
+        first = [line for each in some for line in each("copy_columns")] + self._begin(cuda, arguments)
+        for each in stages:
+            first += [*(self._copy_rows(each) if each in some else []), "copied();"]
+        later = cuda.bind(ROUND="later", TO_STAGE="to_stage")
         lines = cuda(
             "kernel",
             ROWS_TO_COPY=self._rows_to_copy(cuda),
             COPY_FIRST=first,
-            COPY_LATER=self._copy(cuda, "later", "to_stage"),
+            COPY_LATER=[*later("copy_columns"), *self._copy_rows(later)],
             PRODUCT=f"ENTRY_{tiling.width}",
             STORE_ROW0=self._store_row(cuda, 0, arguments),
             STORE_ROW1=self._store_row(cuda, 1, arguments),
@@ -221,7 +224,14 @@ class WarpgroupSource:
             preamble=wgmma.byte_product(tiling.width),
             resident=tiling.resident,
         )
-        return replace(launch, resident_bytes=self.shared_bytes, architecture=wgmma.ARCHITECTURE)
+        return replace(launch, resident_bytes=self.shared_bytes, architecture=wgmma.ARCHITECTURE, early=True)
+
+    def _begin(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+        """Wait for earlier launches, whose results are rows and operands of the epilogue."""
+        read = [self.step.product.operands[0], *inputs_of(self.step.epilogue)]
+        computed = dict.fromkeys(v for v in read if v.literal is None and v is not self.step.product.result)
+        pointers = [arguments.read(value) for value in computed]
+        return cuda("begin", POINTERS=[f"{pointer} = from_here({pointer});" for pointer in pointers])
 
     @property
     def _weights(self) -> TensorType:
@@ -232,25 +242,24 @@ class WarpgroupSource:
     def _pointers(self, arguments: Arguments) -> dict[str, Filling]:
         weights = self._weights
         column = weights.strides[0] if self._window else weights.strides[-1]
-        tap = f" + (u32)tap * {self.step.depth}u" if self.taps > 1 else ""
+        tap = f" + tap * {self.step.depth}u" if self.taps > 1 else ""
         return {
             "ROW_POINTER": arguments.read(self.step.product.operands[0]),
             "COLUMN_POINTER": arguments.read(self.step.product.operands[1], weights),
             "COLUMN_AT": f"(first + column) * {column}u + k{tap}",
         }
 
-    def _copy(self, cuda: CudaTemplate, round: str, stage: str) -> list[str]:
-        """Begin to copy the bytes of a round, of the pixels of one tap that are inside of the image."""
+    def _copy_rows(self, cuda: CudaTemplate) -> list[str]:
+        """Begin to copy the rows of a round: the pixels of one tap that are inside of the image."""
         op, x = self.step.product.op, self.step.x
-        cuda = cuda.bind(ROUND=round, TO_STAGE=stage)
         if self.taps == 1 and not (isinstance(op, Conv) and any(op.pads)):
-            return cuda("copy", TAP=[], IS_INSIDE="true", SHIFT=0)
+            return cuda("copy_rows", TAP=[], IS_INSIDE="true", SHIFT=0)
         assert isinstance(op, Conv)
         _, _, height, width = x.shape
         tap = cuda("tap", ACROSS_WINDOW=self._window[1], DOWN_STEP=op.dilations[0], ACROSS_STEP=op.dilations[1])
         inside = f"(u32)(up[u] + y) < {height}u && (u32)(left[u] + x) < {width}u"
         shift = f"y * {x.strides[2]} + x * {x.strides[3]}"
-        return cuda("copy", TAP=tap, IS_INSIDE=inside if any(op.pads) else "true", SHIFT=shift)
+        return cuda("copy_rows", TAP=tap, IS_INSIDE=inside if any(op.pads) else "true", SHIFT=shift)
 
     def _rows_to_copy(self, cuda: CudaTemplate) -> list[str]:
         step, op = self.step, self.step.product.op

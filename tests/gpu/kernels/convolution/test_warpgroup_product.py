@@ -129,6 +129,20 @@ def test_blocks_that_fill_the_gpu_come_first() -> None:
     assert kernel is not None and kernel.launches[0].grid == 128
 
 
+def test_weights_are_copied_before_earlier_launches_end_and_nothing_else_is() -> None:
+    kernel = layer(4096, 768, 768).kernel
+    assert kernel is not None
+    for launch in (each.launches[0] for each in (kernel, *kernel.others)):
+        before, waits, after = launch.source.partition("wait_for_launches();")
+        assert launch.early and waits
+        names = [f"a{i}" for i, a in enumerate(launch.arguments) if a.value is not None and a.value.literal is None]
+        computed = [name for name in names if f" = from_here({name});" in after]
+        written = [f"r{i}" for i, c_type in enumerate(launch.parameters) if not c_type.startswith("const")]
+        body = before.partition("ENTRY" if "ENTRY" in before else launch.entry + "(")[2].partition("{")[2]
+        assert len(computed) == 2 and "copy_or_zeros_ahead(there" in body
+        assert not any(f"{name} " in body or f"{name}[" in body for name in (*computed, *written))
+
+
 def test_only_hopper_has_them() -> None:
     case = matrix(70, 48, 40)
     for sm, runs in ((80, False), (89, False), (90, True), (100, False)):
