@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fusec.gpu.autotune.fusion_proposals import is_rounded_norm
+from fusec.gpu.autotune.fusion_proposals import is_rounded, rounded_at
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
 from fusec.gpu.kernels import GpuFigures
 from fusec.ir import Graph, Node
@@ -66,12 +66,14 @@ def _two_products(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> I
 def _unfused(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigures) -> Iterator[Candidate]:
     """Yield sequences of smaller steps for a kernel that runs several steps.
 
-    Such a kernel runs one of four: pointwise ops and a product; a norm and the rounding of its result; a depthwise
-    convolution with a mean and perhaps more products; a sequence of small products.
+    Such a kernel runs one of four: pointwise ops and a product; a norm (or attention) and the rounding of its result; a
+    depthwise convolution with a mean and perhaps more products; a sequence of small products.
     """
-    if is_rounded_norm(nodes):
-        for norm in _as_one_step(graph, nodes[:1], figures):
-            yield from ((norm, rounding) for rounding in _kernel(graph, nodes[1:], figures))
+    if is_rounded(nodes):
+        at = rounded_at(nodes)
+        assert at is not None
+        for first in _as_one_step(graph, nodes[: at + 1], figures):
+            yield from ((first, rounding) for rounding in _kernel(graph, nodes[at + 1 :], figures))
         return
     products = [i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)]
     if len(products) == 1 and products[0]:

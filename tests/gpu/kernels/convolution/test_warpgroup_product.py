@@ -62,7 +62,7 @@ def layer(n: int, k: int, columns: int, gelu: bool = False) -> Case:
     def draw(rng: np.random.Generator, type: TensorType) -> Any:
         return bytes_drawn(rng, type) if type.dtype is I8 else rng.standard_normal(type.shape).astype(np.float16)
 
-    return build(f"i8 layer {n} {k} {columns} {gelu}", types, make, draw)
+    return replace(build(f"i8 layer {n} {k} {columns} {gelu}", types, make, draw), near=True)
 
 
 def convolution(image: tuple[int, int, int, int], filters: int, window: tuple[int, int], op: Conv) -> Case:

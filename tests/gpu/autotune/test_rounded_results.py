@@ -1,4 +1,4 @@
-"""Test that a norm and the rounding of its result are proposed as one kernel, which competes with two steps."""
+"""Test that a norm (or attention) and the rounding of its result are proposed as one kernel, next to two steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusec.ir import Graph
 from fusec.passes.partition import partition
 from fusec.plans.verdict import Refused, Verdict
 from fusec.reference import evaluate_node
-from fusec.schedule.program import Kind, Program
+from fusec.schedule.program import Kind, Partition, Program, body_of
 from fusec.targets.target import load
 from fusec.text import parse
 
@@ -90,6 +90,39 @@ def test_it_competes_with_the_norm_and_the_rounding(norm: str) -> None:
         [(Kind.KERNEL, 1), (Kind.KERNEL, 4)],
     ]
     assert signatures(before)[0] == norm.partition("(")[0]
+
+
+ATTENTION = """graph "g" (%x: f16[2,20,96]) {
+  %s = constant [21.7] : f32[]
+  %a = slice(%x) {starts=[0, 0, 0], sizes=[2, 20, 32], steps=[1, 1, 1]}
+  %b = slice(%x) {starts=[0, 0, 32], sizes=[2, 20, 32], steps=[1, 1, 1]}
+  %c = slice(%x) {starts=[0, 0, 64], sizes=[2, 20, 32], steps=[1, 1, 1]}
+  %d = reshape(%a) {shape=[2, 1, 20, 32]}
+  %e = reshape(%b) {shape=[2, 1, 20, 32]}
+  %f = reshape(%c) {shape=[2, 1, 20, 32]}
+  %y = attention(%d, %e, %f) {scale=0.2}
+  %w = cast(%y) {to=f32}
+  %q = mul(%w, %s)
+  %r = round(%q)
+  %l = clip(%r) {min=-128.0, max=127.0}
+  %i = cast(%l) {to=i8}
+  return %i
+}"""
+
+
+def test_attention_that_reads_parts_of_a_projection_is_rounded_by_its_kernel() -> None:
+    graph = parse(ATTENTION, {})
+    nodes = tuple(n for n in graph.nodes if n.op.name != "constant")
+    assert is_joint_work(nodes) and all(may_begin(nodes[:n], FIGURES) for n in range(7, len(nodes) + 1))
+    step = Partition(nodes, Kind.KERNEL, body_of(graph, nodes))
+    kernel = find(nodes, step.outputs, FIGURES)
+    assert kernel is not None and len(kernel.written) == 1
+    found = candidates(graph, step, "quick", FIGURES)
+    assert [[(s.kind, len(s.nodes)) for s in each] for each in found] == [
+        [(Kind.KERNEL, 12)],
+        [(Kind.CUDNN, 7), (Kind.KERNEL, 5)],
+        [(Kind.KERNEL, 7), (Kind.KERNEL, 5)],
+    ]
 
 
 def test_a_norm_whose_result_stays_in_floats_is_no_proposal() -> None:
