@@ -99,3 +99,80 @@ FRAGMENT(store_row) {
     }
   }
 }
+
+// Bytes: a thread keeps what it reads of its rows in registers, and multiplies and stores one group of columns after
+// the other. Thus sums need few registers, and a block reads a row once for many columns.
+FRAGMENT(kernel_of_bytes) {
+  const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u, g = lane / 4u, q = lane % 4u;
+  const u32 first = blockIdx.x % ACROSSu * BLOCK_COLUMNSu;
+  __shared__ Pack<u32, WORDS> weights[WEIGHTS];
+  LOAD_BYTE_WEIGHTS
+  __syncthreads();
+  COLUMN_INDICES
+  #pragma unroll 1
+  for (u32 turn = 0; turn < TURNSu; ++turn) {
+    const u32 part = blockIdx.x / ACROSSu + turn * DOWNu;
+    if (part >= TILESu) break;
+    const u32 tile = (part * 8u + warp) * 16u + g;
+    const u32 row0 = tile + 0u < ROWSu ? tile + 0u : LAST_ROWu;
+    ROW0_COORDINATES
+    const u32 row1 = tile + 8u < ROWSu ? tile + 8u : LAST_ROWu;
+    ROW1_COORDINATES
+    Pack<u32, WORDS> x0[DEPTHS], x1[DEPTHS];
+    #pragma unroll
+    for (int depth = 0; depth < DEPTHS; ++depth) {
+      const u32 k = (depth * 4u + q) * PACKu;
+      for (int i = 0; i < WORDS; ++i) x0[depth].v[i] = x1[depth].v[i] = 0u;
+      if (IS_WHOLE || k < DEPTHu) {
+        x0[depth] = load_now<u32, WORDS>((const u32*)(IMAGE + (AT0)));
+        x1[depth] = load_now<u32, WORDS>((const u32*)(IMAGE + (AT1)));
+      }
+    }
+    EARLY
+    GROUPS
+  }
+}
+
+FRAGMENT(load_byte_weights) {
+  for (u32 i = threadIdx.x; i < WEIGHTSu; i += THREADSu) {
+    const u32 c = i / 4u % 8u, group = i / (32u * DEPTHS);
+    const u32 k = (i / 32u % DEPTHSu * 4u + i % 4u) * PACKu;
+    const u32 o = first + group / PAIRSu * GROUPu + c / 2u * OWNu + group % PAIRSu * 2u + c % 2u;
+    Pack<u32, WORDS> w;
+    for (int j = 0; j < WORDS; ++j) w.v[j] = 0u;
+    if (o < COLUMNSu && k < DEPTHu)
+      w = load_pack<u32, WORDS>((const u32*)(POINTER + (o * STRIDE + k)));
+    weights[i] = w;
+  }
+}
+
+FRAGMENT(column_index) {
+  const bool LIVE = !IS_PARTIAL || first + NUMBER * GROUPu + q * OWNu < COLUMNSu;
+  const u32 INDEX = LIVE ? first + NUMBER * GROUPu + q * OWNu : 0u;
+}
+
+FRAGMENT(multiply_group) {
+  {
+    i32 acc[PAIRS][4];
+    #pragma unroll
+    for (int depth = 0; depth < DEPTHS; ++depth) {
+      #pragma unroll
+      for (int t = 0; t < PAIRS; ++t) {
+        const Pack<u32, WORDS> w = weights[((NUMBER * PAIRS + t) * DEPTHS + depth) * 32 + lane];
+        #pragma unroll
+        for (int i = 0; i < WORDS; i += 2) {
+          const u32 a0 = x0[depth].v[i], a1 = x1[depth].v[i], a2 = x0[depth].v[i + 1], a3 = x1[depth].v[i + 1];
+          if (depth == 0 && i == 0) multiply_tile_onto(BEGIN, acc[t], a0, a1, a2, a3, w.v[i], w.v[i + 1]);
+          else multiply_tile<i8>(acc[t], a0, a1, a2, a3, w.v[i], w.v[i + 1]);
+        }
+      }
+    }
+    STORE_ROW0
+    STORE_ROW1
+  }
+}
+
+FRAGMENT(store_group_row) {
+  if (LIVE && (ROWS_FIT || tile + OFFSETu < ROWSu))
+  EPILOGUE
+}

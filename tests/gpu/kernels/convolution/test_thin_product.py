@@ -10,7 +10,7 @@ from gpu.kernels.cases import FIGURES, Case, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
-from fusec.gpu.kernels.convolution import thin_product
+from fusec.gpu.kernels.convolution import product_step
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Cast, Conv, MatMul, pw
 
@@ -132,7 +132,7 @@ def thin_cases() -> list[Case]:
 
 @needs_compiler
 def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thin_product, "MIN_ROWS", 16)  # fewer rows, as each is emulated
+    monkeypatch.setattr(product_step, "MIN_ROWS", 16)  # fewer rows, as each is emulated
     cases = [
         convolution(F16, (2, 16, 5, 5), 96),
         convolution(F16, (1, 40, 6, 6), 24, gated=True, residual=True),
