@@ -14,7 +14,7 @@ import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import HALVES
 from fusec.gpu.kernels.codegen.op_table import literal
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode
+from fusec.gpu.kernels.codegen.pointwise_code import EXACT, PointwiseCode
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Pointwise
 
@@ -67,7 +67,7 @@ class ByteCode(PointwiseCode):
         if text is None:
             super().apply(node)
         else:
-            self.define(result, text, rounds=False)
+            self.define(result, text, rounds=node.op.name not in EXACT)
         self.bounds[result] = bound
         self._find_integers(node)
 

@@ -710,6 +710,29 @@ DEVICE i32 small_rint(float x) { return (i32)(f32_to_bits(plain_add(x, 12582912.
 template <int N> DEVICE float byte_to_f32(const Pack<u32, N>& words, int j) {
   return bits_to_f32(byte_in_float(words.v[j / 4] ^ 0x80808080u, j % 4)) - 8388736.0f;
 }
+// The sum of the products of four bytes, and a number.
+DEVICE i32 dot_bytes(u32 a, u32 b, i32 sum) {
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 610
+  asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
+#else
+  for (int i = 0; i < 32; i += 8) sum = (i32)((u32)sum + (u32)((i32)(i8)(a >> i) * (i32)(i8)(b >> i)));
+#endif
+  return sum;
+}
+// The bytes of two words, in turns: of their low or their high halves, or the low or high halves themselves.
+#ifdef FUSEC_EMULATED
+DEVICE u32 low_bytes(u32 a, u32 b) {
+  return (a & 255u) | (b & 255u) << 8 | (a >> 8 & 255u) << 16 | (b >> 8 & 255u) << 24;
+}
+DEVICE u32 high_bytes(u32 a, u32 b) { return low_bytes(a >> 16, b >> 16); }
+DEVICE u32 low_halves(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
+DEVICE u32 high_halves(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
+#else
+DEVICE u32 low_bytes(u32 a, u32 b) { return __byte_perm(a, b, 0x5140u); }
+DEVICE u32 high_bytes(u32 a, u32 b) { return __byte_perm(a, b, 0x7362u); }
+DEVICE u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410u); }
+DEVICE u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632u); }
+#endif
 // Four numbers as bytes of a word, those outside of the range of i8 as its ends.
 DEVICE u32 saturated_word(i32 a, i32 b, i32 c, i32 d) {
   u32 word = 0;

@@ -8,13 +8,17 @@ FRAGMENT(kernel) {
   const int top = TOP;
   const int left = LEFT;
   LOAD_FILTERS
+  // Loads are not conditional, so that those of several turns are issued together.
+  #pragma unroll 4
   for (u32 i = threadIdx.x; i < HIGH * ACROSSu; i += THREADSu) {
-    const int row = top + (int)(i / ACROSSu), column = left + (int)(i % ACROSSu);
+    const int image_row = top + (int)(i / ACROSSu), image_column = left + (int)(i % ACROSSu);
+    const bool is_inside = (u32)image_row < IMAGE_ROWSu && (u32)image_column < IMAGE_COLUMNSu;
+    const int row = is_inside ? image_row : 0, column = is_inside ? image_column : 0;
     Pack<TYPE, 4> pixel;
     for (int j = 0; j < 4; ++j) pixel.v[j] = TYPE();
-    if ((u32)row < IMAGE_ROWSu && (u32)column < IMAGE_COLUMNSu) {
-      LOAD_PIXEL
-    }
+    LOAD_PIXEL
+    if (!is_inside)
+      for (int j = 0; j < 4; ++j) pixel.v[j] = TYPE();
     image[i / ACROSSu * PITCHu + i % ACROSSu] = pixel;
   }
   __syncthreads();

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fusec.gpu.kernels.codegen.byte_code import ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
@@ -220,7 +221,7 @@ class _FewChannelsSource:
 
     def _epilogue(self, arguments: Arguments) -> list[str]:
         y = self.conv.result
-        code = PointwiseCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, 2 * self.wide), arguments)
+        code = ByteCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, 2 * self.wide), arguments, rounds=True)
         code.define(y, "acc[j / 2][h * 2 + j % 2]")
         code.compute(self.rest, self.outputs)
         return code.lines()
