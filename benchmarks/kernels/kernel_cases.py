@@ -138,8 +138,9 @@ def packed_product(dtype: DType, depth: int, columns: int) -> Callable[..., Valu
     return make
 
 
-def rounded(g: Graph, y: Value) -> Value:
-    """Round to bytes."""
+def rounded(g: Graph, x: Value) -> Value:
+    """Round to bytes, by a scale that no other number is."""
+    y = g.add(pw("mul"), x, g.constant(np.float32(7.123)))
     return g.add(Cast(I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
 
 
@@ -191,12 +192,6 @@ def integer_convolution(filters: int, channels: int, window: int) -> Callable[..
         return rounded(g, g.add(pw("relu"), g.add(pw("mul"), g.add(Cast(F32), sums), scale)))
 
     return make
-
-
-def rounded(g: Graph, x: Value) -> Value:
-    """Round to bytes, by a scale that no other number is."""
-    y = g.add(pw("mul"), x, g.constant(np.float32(7.123)))
-    return g.add(Cast(I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
 
 
 P32, P768 = rows(32), rows(768)

@@ -8,8 +8,8 @@ from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise
+from fusec.gpu.kernels.convolution.product_step import match_product
 from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
-from fusec.gpu.kernels.convolution.thin_product import match_product
 from fusec.ir import Node
 from fusec.ops import Attention, Conv, LayerNorm, MatMul, Reduce, RmsNorm
 

@@ -500,6 +500,12 @@ template <class T> DEVICE void multiply_tile(i32 (&d)[4], u32 a0, u32 a1, u32 a2
   FUSEC_PRODUCT("m16n8k32.row.col.s32.s8.s8.s32", "r");
 }
 #undef FUSEC_PRODUCT
+// The same, onto one number.
+DEVICE void multiply_tile_onto(i32 start, i32 (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(start));
+}
 #else
 #ifndef FUSEC_EMULATED
 #define FROM(word, lane) __shfl_sync(0xffffffffu, word, lane)
@@ -532,6 +538,10 @@ template <class T, class S> DEVICE void multiply_tile(S (&d)[4], u32 a0, u32 a1,
   }
 }
 #undef FROM
+DEVICE void multiply_tile_onto(i32 start, i32 (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  for (int e = 0; e < 4; ++e) d[e] = start;
+  multiply_tile<i8>(d, a0, a1, a2, a3, b0, b1);
+}
 #endif
 
 // Tiles of 8 x 8 numbers of 16 bits from shared memory, two or four: thread 8i + j says where row j of tile i begins (16
@@ -707,6 +717,69 @@ template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
 #else
   return load_pack<T, N>(p);
 #endif
+}
+
+// Bytes and small integers become floats, and back, through the bits of 1.5 * 2^23, because conversions take longer.
+// Integers are of at most 2^22, and floats below that.
+#ifdef FUSEC_EMULATED
+DEVICE float plain_add(float x, float y) { return x + y; }
+DEVICE float larger(float x, float y) { return x > y ? x : y; }
+DEVICE float smaller(float x, float y) { return x < y ? x : y; }
+DEVICE u32 byte_in_float(u32 word, int j) { return 0x4b000000u | (word >> 8 * j & 255u); }
+DEVICE i32 rint_to_i32(float x) {
+  return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x <= -2147483648.0f ? -2147483647 - 1 : (i32)rint(x);
+}
+#else
+DEVICE float plain_add(float x, float y) { return __fadd_rn(x, y); }
+DEVICE float larger(float x, float y) { return fmaxf(x, y); }
+DEVICE float smaller(float x, float y) { return fminf(x, y); }
+DEVICE u32 byte_in_float(u32 word, int j) { return __byte_perm(word, 0x4b000000u, 0x7440u | j); }
+DEVICE i32 rint_to_i32(float x) { return __float2int_rn(x); }
+#endif
+DEVICE float small_to_f32(i32 x) { return bits_to_f32(0x4b400000u + (u32)x) - 12582912.0f; }
+DEVICE i32 small_rint(float x) { return (i32)(f32_to_bits(plain_add(x, 12582912.0f)) - 0x4b400000u); }
+template <int N> DEVICE float byte_to_f32(const Pack<u32, N>& words, int j) {
+  return bits_to_f32(byte_in_float(words.v[j / 4] ^ 0x80808080u, j % 4)) - 8388736.0f;
+}
+// The sum of the products of four bytes, and a number.
+DEVICE i32 dot_bytes(u32 a, u32 b, i32 sum) {
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 610
+  asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
+#else
+  for (int i = 0; i < 32; i += 8) sum = (i32)((u32)sum + (u32)((i32)(i8)(a >> i) * (i32)(i8)(b >> i)));
+#endif
+  return sum;
+}
+// The bytes of two words, in turns: of their low or their high halves, or the low or high halves themselves.
+#ifdef FUSEC_EMULATED
+DEVICE u32 low_bytes(u32 a, u32 b) {
+  return (a & 255u) | (b & 255u) << 8 | (a >> 8 & 255u) << 16 | (b >> 8 & 255u) << 24;
+}
+DEVICE u32 high_bytes(u32 a, u32 b) { return low_bytes(a >> 16, b >> 16); }
+DEVICE u32 low_halves(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
+DEVICE u32 high_halves(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
+#else
+DEVICE u32 low_bytes(u32 a, u32 b) { return __byte_perm(a, b, 0x5140u); }
+DEVICE u32 high_bytes(u32 a, u32 b) { return __byte_perm(a, b, 0x7362u); }
+DEVICE u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410u); }
+DEVICE u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632u); }
+#endif
+// Four numbers as bytes of a word, those outside of the range of i8 as its ends.
+DEVICE u32 saturated_word(i32 a, i32 b, i32 c, i32 d) {
+  u32 word = 0;
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 720
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(d), "r"(c), "r"(0));
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(b), "r"(a), "r"(word));
+#else
+  const i32 all[4] = {d, c, b, a};
+  for (int i = 0; i < 4; ++i) word = word << 8 | ((u32)(all[i] > 127 ? 127 : all[i] < -128 ? -128 : all[i]) & 255u);
+#endif
+  return word;
+}
+template <int N> DEVICE void store_bytes(i8* p, const i32 (&x)[N]) {
+  Pack<u32, N / 4> words;
+  for (int i = 0; i < N; i += 4) words.v[i / 4] = saturated_word(x[i], x[i + 1], x[i + 2], x[i + 3]);
+  store_pack<u32, N / 4>((u32*)p, words);
 }
 
 // Two numbers of 16 bits less two others.

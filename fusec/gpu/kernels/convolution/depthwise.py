@@ -19,6 +19,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     stride_along,
     widest_vector,
 )
+from fusec.gpu.kernels.convolution.depthwise_bytes import depthwise_bytes
 from fusec.gpu.kernels.convolution.depthwise_source import CUDA, DepthwiseSource, DepthwiseTile, DepthwiseWindow
 from fusec.ir import Node, Value
 from fusec.ops import Conv, Reduce
@@ -46,6 +47,8 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
     if y.type.size == 0:
         return Kernel(_name(rest), ())
     vector = _vector(conv, rest, outputs)
+    if of_bytes := depthwise_bytes(nodes, outputs, vector):
+        return with_variants(Kernel(_name(rest), (launch,)) for launch in of_bytes)
     width, total = y.type.shape[-1], y.type.size // vector
     strip = max(1, STRIP // conv.op.strides[-1])
     # with too few threads to fill the GPU, strips are shorter

@@ -1,56 +1,66 @@
 // Convolution of four channels: few_channels.py explains it and fills in the names in capitals.
 
+// A block loads its filters once, for all its tiles.
 FRAGMENT(kernel) {
   __shared__ Pack<TYPE, 4> image[TILE_PIXELS];
   const u32 warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, eighth = lane / 4u, fourth = lane % 4u;
-  const u32 block = blockIdx.x;
-  BLOCK_COORDINATES
-  const int top = TOP;
-  const int left = LEFT;
   LOAD_FILTERS
-  for (u32 i = threadIdx.x; i < HIGH * ACROSSu; i += THREADSu) {
-    const int row = top + (int)(i / ACROSSu), column = left + (int)(i % ACROSSu);
-    Pack<TYPE, 4> pixel;
-    for (int j = 0; j < 4; ++j) pixel.v[j] = TYPE();
-    if ((u32)row < IMAGE_ROWSu && (u32)column < IMAGE_COLUMNSu) {
-      LOAD_PIXEL
-    }
-    image[i / ACROSSu * PITCHu + i % ACROSSu] = pixel;
-  }
-  __syncthreads();
-
   #pragma unroll 1
-  for (u32 turn = 0; turn < TURNSu; ++turn) {
-    float acc[WIDE][4];
-    #pragma unroll
-    for (int c = 0; c < WIDE; ++c)
-      #pragma unroll
-      for (int d = 0; d < 4; ++d) acc[c][d] = 0.0f;
-    u32 pixel[2], at[2];
-    #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      pixel[h] = (turn * PIXEL_WARPSu + warp / GROUPSu) * 16u + h * 8u + eighth;
-      const u32 p = pixel[h] < PIXELSu ? pixel[h] : 0u;
-      at[h] = (p / COLUMNSu * STRIDE_ROWSu) * PITCHu + p % COLUMNSu * STRIDE_COLUMNSu;
+  for (u32 block = blockIdx.x; block < TILES; block += BLOCKS) {
+    BLOCK_COORDINATES
+    const int top = TOP;
+    const int left = LEFT;
+    // Loads are not conditional, so that those of several turns are issued together.
+    #pragma unroll 4
+    for (u32 i = threadIdx.x; i < HIGH * ACROSSu; i += THREADSu) {
+      const int image_row = top + (int)(i / ACROSSu), image_column = left + (int)(i % ACROSSu);
+      const bool is_inside = (u32)image_row < IMAGE_ROWSu && (u32)image_column < IMAGE_COLUMNSu;
+      const int row = is_inside ? image_row : 0, column = is_inside ? image_column : 0;
+      Pack<TYPE, 4> pixel;
+      for (int j = 0; j < 4; ++j) pixel.v[j] = TYPE();
+      LOAD_PIXEL
+      if (!is_inside)
+        for (int j = 0; j < 4; ++j) pixel.v[j] = TYPE();
+      image[i / ACROSSu * PITCHu + i % ACROSSu] = pixel;
     }
-    #pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-      Pack<u32, 2> low = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[0] + offset[s]));
-      Pack<u32, 2> high = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[1] + offset[s]));
-      // Without a tap the pixel is zero, because infinity times zero would be NaN.
-      if (s == STEPS - 1 && fourth >= LAST_TAPSu) low.v[0] = low.v[1] = high.v[0] = high.v[1] = 0;
+    __syncthreads();
+
+    #pragma unroll 1
+    for (u32 turn = 0; turn < TURNSu; ++turn) {
+      float acc[WIDE][4];
       #pragma unroll
       for (int c = 0; c < WIDE; ++c)
-        multiply_tile<TYPE>(acc[c], low.v[0], high.v[0], low.v[1], high.v[1], tap[s][c].v[0], tap[s][c].v[1]);
+        #pragma unroll
+        for (int d = 0; d < 4; ++d) acc[c][d] = 0.0f;
+      u32 pixel[2], at[2];
+      #pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        pixel[h] = (turn * PIXEL_WARPSu + warp / GROUPSu) * 16u + h * 8u + eighth;
+        const u32 p = pixel[h] < PIXELSu ? pixel[h] : 0u;
+        // A constant distance is part of the instruction that loads.
+        at[h] = h == 1 && SHARE_ROW ? at[0] + 8u * STRIDE_COLUMNSu
+                                    : (p / COLUMNSu * STRIDE_ROWSu) * PITCHu + p % COLUMNSu * STRIDE_COLUMNSu;
+      }
+      #pragma unroll
+      for (int s = 0; s < STEPS; ++s) {
+        Pack<u32, 2> low = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[0] + offset[s]));
+        Pack<u32, 2> high = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[1] + offset[s]));
+        // Without a tap the pixel is zero, because infinity times zero would be NaN.
+        if (s == STEPS - 1 && fourth >= LAST_TAPSu) low.v[0] = low.v[1] = high.v[0] = high.v[1] = 0;
+        #pragma unroll
+        for (int c = 0; c < WIDE; ++c)
+          multiply_tile<TYPE>(acc[c], low.v[0], high.v[0], low.v[1], high.v[1], tap[s][c].v[0], tap[s][c].v[1]);
+      }
+      #pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const u32 c2 = down * ROWSu + pixel[h] / COLUMNSu;
+        const u32 c3 = right * COLUMNSu + pixel[h] % COLUMNSu;
+        const u32 c1 = warp % GROUPSu * GROUP_FILTERSu + fourth * OWNu;
+        if (pixel[h] < PIXELSu && c2 < RESULT_ROWSu && c3 < RESULT_COLUMNSu)
+        EPILOGUE
+      }
     }
-    #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const u32 c2 = down * ROWSu + pixel[h] / COLUMNSu;
-      const u32 c3 = right * COLUMNSu + pixel[h] % COLUMNSu;
-      const u32 c1 = warp % GROUPSu * GROUP_FILTERSu + fourth * OWNu;
-      if (pixel[h] < PIXELSu && c2 < RESULT_ROWSu && c3 < RESULT_COLUMNSu)
-      EPILOGUE
-    }
+    __syncthreads();
   }
 }
 

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fusec.gpu.kernels.codegen.byte_code import ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, by_value, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, stride_along
 from fusec.ir import Node, TensorType, Value, channels_last
@@ -28,9 +29,12 @@ MOST_STEPS = 16  # because the filters of a warp need 8 registers a step
 MOST_FILTERS = 128
 WARPS = 4  # of a block, at least
 BANKS = 16  # of shared memory, eight bytes each
-RESIDENT = 3  # blocks on a multiprocessor, because of registers: every GPU that fusec knows has 65,536 there
+REGISTERS = 65536  # of a multiprocessor of every GPU that fusec knows
+WORKING = 64  # registers of a thread, without those of its filters
 SIZES = ((8, 128), (4, 128), (4, 64), (8, 64), (16, 64), (2, 64))  # rows and columns of a tile of results, about
-BEGUN = 256  # results that cost as much as the start of a block: an estimate
+BEGUN = 128  # results that cost as much as the start of a tile: an estimate
+LOADED = 8  # pixels that are loaded while one result is computed, for all filters: an estimate
+VARIANTS = 3  # sizes of tiles that are timed
 _CUDA = cuda_template(__package__, "few_channels.cuh")
 
 
@@ -122,13 +126,25 @@ class _FewChannelsSource:
 
     @property
     def blocks(self) -> int:
+        """Tiles of results."""
         n, _, high, across = self.conv.result.type.shape
         return n * ceil_div(high, self.rows) * ceil_div(across, self.columns)
 
     @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor, because of registers."""
+        return max(1, REGISTERS // (self.warps * 32 * (2 * self.steps * self.wide + WORKING)))
+
+    @property
+    def slots(self) -> int:
+        """Blocks that run at the same time."""
+        return self.figures.processors * self.resident
+
+    @property
     def cost(self) -> float:
-        """Estimate the time, which chooses the tile: rounds of blocks, times the results of a block."""
-        return ceil_div(self.blocks, self.figures.processors * RESIDENT) * (self.rows * self.columns + BEGUN)
+        """Estimate the time, which orders the tiles: rounds of tiles, times the work of a tile."""
+        image = math.prod(self.tile) / LOADED
+        return ceil_div(self.blocks, self.slots) * (self.rows * self.columns + image + BEGUN)
 
     def sized(self, rows: int, columns: int) -> _FewChannelsSource:
         """Return the source with tiles of about that size, which divide the image evenly."""
@@ -158,8 +174,12 @@ class _FewChannelsSource:
         )
         filters = self._load_filters(cuda, arguments)
         blocks = [("c0", y.type.shape[0]), ("down", ceil_div(out_high, self.rows))]
+        grid = min(self.blocks, self.slots)
         lines = cuda(
             "kernel",
+            TILES=by_value(self.blocks),
+            BLOCKS=by_value(grid),
+            SHARE_ROW=c_bool(self.columns % PIXELS == 0),
             BLOCK_COORDINATES=split_index("block", [*blocks, ("right", ceil_div(out_across, self.columns))]),
             TILE_PIXELS=high * self.pitch,
             TOP=f"(int)down * {self.rows * self.op.strides[0]} - {pad_top}",
@@ -180,7 +200,8 @@ class _FewChannelsSource:
         )
         nodes = (*self.prologue, conv, *self.rest)
         name = "+".join("few_channels" if node is conv else node.op.name for node in nodes)
-        return Kernel(name, (arguments.launch("few_channels", lines, self.blocks, self.warps * 32),))
+        launch = arguments.launch("few_channels", lines, grid, self.warps * 32, resident=self.resident)
+        return Kernel(name, (launch,))
 
     def _load_filters(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
         w = self.conv.operands[1]
@@ -220,7 +241,7 @@ class _FewChannelsSource:
 
     def _epilogue(self, arguments: Arguments) -> list[str]:
         y = self.conv.result
-        code = PointwiseCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, 2 * self.wide), arguments)
+        code = ByteCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, 2 * self.wide), arguments, rounds=True)
         code.define(y, "acc[j / 2][h * 2 + j % 2]")
         code.compute(self.rest, self.outputs)
         return code.lines()
@@ -253,7 +274,8 @@ def few_channels(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
         return None
     sized = (source.sized(*size) for size in SIZES)
     fit = [s for s in sized if s.tile[0] * s.pitch * CHANNELS * x.type.dtype.itemsize <= figures.static_bytes]
-    return min(fit, key=lambda s: s.cost).kernel() if fit else None
+    sources = sorted(dict.fromkeys(fit), key=lambda s: s.cost)[:VARIANTS]
+    return with_variants(source.kernel() for source in sources)
 
 
 def _reads(prologue: Sequence[Node], rest: Sequence[Node], x: Value) -> bool:

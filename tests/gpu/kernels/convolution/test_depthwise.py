@@ -94,6 +94,39 @@ def integer_case(rng: np.random.Generator, number: int) -> Case:
     return build(f"{number} {op} {kind.__name__}", types, make, draw, exact=True)
 
 
+def constant_bytes_case(channels: int, size: tuple[int, int], window: tuple[int, int], strides: tuple[int, int]) -> Case:
+    """The same with constant filters: four bytes are multiplied at a time."""
+    down, right = window
+    op = Conv(strides, (down // 2, right // 2, down // 2, right // 2), (1 + (down == 2), 1), channels)
+    drawn = np.random.default_rng(channels)
+    taps = drawn.integers(-128, 128, (channels, 1, *window), np.int8)
+    bias = (drawn.integers(-64, 64, (channels, 1, 1)) / 32).astype(np.float32)
+
+    def make(g: Any, x: Any) -> Any:
+        y = g.add(pw("mul"), g.add(Cast(F32), g.add(op, x, g.constant(taps))), g.constant(np.float32(2**-9)))
+        y = g.add(pw("clip", min=-90.0, max=100.5), g.add(pw("add"), y, g.constant(bias)))
+        return g.add(Cast(DType.I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
+
+    def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+        return rng.integers(-128, 128, type.shape, np.int8)
+
+    types = [last(DType.I8, 2, channels, *size)]
+    return build(f"bytes {channels} {size} {window} {strides}", types, make, draw, exact=True)
+
+
+def constant_bytes_cases() -> list[Case]:
+    shapes = [(8, (7, 9), (3, 3), (1, 1)), (4, (8, 7), (3, 3), (2, 2)), (16, (9, 11), (5, 5), (1, 1))]
+    more = [(12, (9, 9), (5, 3), (2, 3)), (8, (6, 13), (2, 7), (1, 2)), (4, (5, 6), (1, 4), (1, 1))]
+    return [constant_bytes_case(*shape) for shape in shapes + more]
+
+
+@needs_compiler
+def test_constant_bytes_are_multiplied_by_fours(rng: np.random.Generator) -> None:
+    cases = constant_bytes_cases()
+    assert all(case.kernel is not None and "dot_bytes" in case.kernel.launches[0].source for case in cases)
+    check(cases, rng, every=True)
+
+
 @needs_compiler
 def test_integers_are_summed_exactly(rng: np.random.Generator) -> None:
     fixed = np.random.default_rng(12)

@@ -1,0 +1,216 @@
+"""Generate the kernel of thin products of 8-bit integers whose rows stay in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, SMALL, START, ByteCode
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Launch, ceil_div
+from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index, stride_along, strides_from
+from fusec.gpu.kernels.convolution.product_step import ProductStep
+from fusec.ir import DType, TensorType, Value
+from fusec.schedule.program import inputs_of
+
+ROWS, WARPS = 16, BLOCK // 32
+ROW_REGISTERS = 64  # of a thread, for what it reads of its two rows
+MAX_RESULTS = 64  # of a thread in a row, because the groups of columns are unrolled
+OWN = (16, 8, 4)  # neighbours of a result that a thread handles
+LANES = 8  # of a warp, that share a row of results
+WAVES = (2, 4)  # blocks to aim at for each multiprocessor
+MAX_WIDTHS = 3
+_CUDA = cuda_template(__package__, "thin_bytes.cuh")
+
+
+@dataclass(frozen=True, eq=False)
+class BytesSource:
+    """The launch of a product of bytes.
+
+    own: neighbours of a result that a thread handles.
+    width: groups of columns of a block, each of `8 * own` columns.
+    waves: blocks to aim at for each multiprocessor.
+    resident: blocks of a multiprocessor, which bounds the registers of a thread.
+    """
+
+    step: ProductStep
+    outputs: Sequence[Value]
+    figures: GpuFigures
+    own: int
+    width: int
+    waves: int
+    resident: int = 2
+
+    @property
+    def group(self) -> int:
+        return LANES * self.own
+
+    @property
+    def depths(self) -> int:
+        return ceil_div(self.step.depth, self.step.chunk)
+
+    @property
+    def start(self) -> int:
+        """The number that sums begin with, so that they become floats with less work."""
+        return START if self.step.depth * BYTE_PRODUCT <= SMALL else 0
+
+    def launch(self) -> Launch:
+        step, width, arguments = self.step, self.width, Arguments()
+        across, tiles = ceil_div(step.columns, width * self.group), ceil_div(step.rows, ROWS * WARPS)
+        turns = ceil_div(tiles, max(1, min(tiles, self.waves * self.figures.processors // across)))
+        down = ceil_div(tiles, turns)
+        cuda = _CUDA.bind(
+            WORDS=step.words,
+            PACK=step.pack,
+            THREADS=BLOCK,
+            ROWS=step.rows,
+            DEPTH=step.depth,
+            COLUMNS=step.columns,
+            DEPTHS=self.depths,
+            HALVES=step.words // 2,
+            WEIGHTS=width * (self.own // 2) * self.depths * (step.words // 2) * 32,
+            ROWS_FIT=c_bool(step.rows % (ROWS * WARPS) == 0),
+            LAST_ROW=step.rows - 1,
+            OWN=self.own,
+            PAIRS=self.own // 2,
+            GROUP=self.group,
+            BEGIN=self.start,
+        )
+        type = step.weights
+        dims = (0, 1) if step.along == 1 and type.rank > 2 else (type.rank - 1, type.rank - 2)
+        pointer, (stride, inner) = arguments.read(step.product.operands[1], type), (type.strides[d] for d in dims)
+        assert inner == 1, "weights are stored as products take them"
+        early, groups = self._groups(cuda, arguments)
+        lines = cuda(
+            "kernel",
+            ACROSS=across,
+            DOWN=down,
+            TURNS=turns,
+            TILES=tiles,
+            BLOCK_COLUMNS=width * self.group,
+            LOAD_WEIGHTS=cuda("load_weights", POINTER=pointer, STRIDE=stride),
+            COLUMN_INDICES=list(self._column_indices(cuda)),
+            ROWS_READ=list(self._rows_read(cuda, arguments)),
+            COORDINATES=list(self._rows_written(cuda)),
+            EARLY=early,
+            GROUPS=groups,
+        )
+        return arguments.launch("thin_product", lines, across * down, resident=self.resident)
+
+    def _column_indices(self, cuda: CudaTemplate) -> Iterator[str]:
+        partial = c_bool(self.step.columns % (self.width * self.group) != 0)
+        for n in range(self.width):
+            yield from cuda("column_index", NUMBER=n, LIVE=f"live{n}", INDEX=f"o{n}", IS_PARTIAL=partial)
+
+    def _rows_read(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
+        """Load a thread's part of two rows of the first operand."""
+        step, value = self.step, self.step.product.operands[0]
+        linear = all(size == 1 for size in step.steps) and self._is_linear([value.type])
+        space = self._space("row", "k", linear, step.steps)
+        for n in range(2):
+            yield from cuda(
+                "row_read",
+                NUMBER=n,
+                ROW_COORDINATES=[] if linear else self._split("row"),
+                IS_WHOLE=c_bool(step.depth % step.chunk == 0),
+                IMAGE=arguments.read(value),
+                AT=space.offset(value.type),
+            )
+
+    def _rows_written(self, cuda: CudaTemplate) -> Iterator[str]:
+        """Number the four rows whose results a thread gets."""
+        for row in range(4):
+            coordinates = [] if self.is_linear else self._split(f"row{row}")
+            first = row // 2 * 8 + row % 2
+            yield from cuda(
+                "row_written", PLACE=f"place{row}", ROW=f"row{row}", FIRST=first, ROW_COORDINATES=coordinates
+            )
+
+    def _groups(self, cuda: CudaTemplate, arguments: Arguments) -> tuple[list[str], list[str]]:
+        """Return the loads of bytes that results are computed with, and the groups of columns."""
+        step, early, groups = self.step, list[str](), list[str]()
+        for n in range(self.width):
+            stores: list[str] = []
+            for row in range(4):
+                code = ByteCode(self._space(f"row{row}", f"o{n}", self.is_linear), arguments, f"y{row}_{n}_")
+                total = f"acc[{row // 2}][j / 2][j % 2 * 2 + {row % 2}]"
+                if self.start:
+                    total = f"(i32)((u32){total} - {self.start}u)"
+                code.define_bounded(step.product.result, total, float(step.depth * BYTE_PRODUCT))
+                code.compute(step.epilogue, self.outputs)
+                early += code.early
+                code.early = []
+                stores += cuda("store", LIVE=f"live{n}", PLACE=f"place{row}", EPILOGUE=code.lines())
+            groups += cuda("group", NUMBER=n, STORES=stores)
+        return early, groups
+
+    @cached_property
+    def is_linear(self) -> bool:
+        """Tell if the number of a row is enough to find it in all that the epilogue reads and writes."""
+        return self._is_linear([v.type for v in (*inputs_of(self.step.epilogue), *self.outputs)], self.step.y)
+
+    def _is_linear(self, types: Sequence[TensorType], y: TensorType | None = None) -> bool:
+        along, (*_, inner) = self.step.along, self._row_dims
+        for type in types:
+            full = type if y is None else y
+            if y is not None and all(stride_along(type, y.rank, d) == 0 for d in range(y.rank) if d != along):
+                continue
+            if type.shape != full.shape or type.strides[along] != 1 or type.shape[inner] == 1:
+                return False
+            size = type.shape[along]
+            for d in reversed(self._row_dims):
+                if type.shape[d] != 1 and type.strides[d] != size:
+                    return False
+                size *= type.shape[d]
+        return True
+
+    @property
+    def _row_dims(self) -> list[int]:
+        return [d for d in range(self.step.y.rank) if d != self.step.along]
+
+    def _split(self, row: str) -> list[str]:
+        return split_index(row, [(f"{row}_{d}", self.step.y.shape[d]) for d in self._row_dims])
+
+    def _space(self, row: str, index: str, linear: bool, steps: Sequence[int] = ()) -> Space:
+        """Return the space of a thread's neighbours in a row: of the result, or with `steps` of the first operand."""
+        step = self.step
+        names: list[str | None] = []
+        for d in range(step.y.rank):
+            if d == step.along:
+                names.append(index)
+            elif linear:
+                names.append(row if d == self._row_dims[-1] else None)
+            else:
+                names.append(f"({row}_{d} * {steps[d]}u)" if steps and steps[d] != 1 else f"{row}_{d}")
+        return Space((step.x if steps else step.y).shape, tuple(names), step.along, self.own)
+
+
+def bytes_sources(step: ProductStep, outputs: Sequence[Value], figures: GpuFigures) -> list[BytesSource]:
+    """Return the variants of a product of bytes; none if a row does not fit into registers."""
+    depths = ceil_div(step.depth, step.chunk)
+    if step.x.dtype is not DType.I8 or 2 * step.words * depths > ROW_REGISTERS:
+        return []
+    sources: list[BytesSource] = []
+    for own in OWN:
+        if not _can_own(step, own, outputs):
+            continue
+        group = LANES * own
+        groups = ceil_div(step.columns, group)
+        if own != OWN[-1] and step.columns < group:
+            continue
+        room = figures.static_bytes // (group * depths * step.chunk)
+        most = min(groups, MAX_RESULTS // own, room)
+        widths = sorted(range(1, most + 1), key=lambda n: (ceil_div(groups, n) * n, -n))[:MAX_WIDTHS]
+        sources += [BytesSource(step, outputs, figures, own, n, w) for n in widths for w in WAVES]
+    return sources
+
+
+def _can_own(step: ProductStep, own: int, outputs: Sequence[Value]) -> bool:
+    """Tell if a thread can load and store so many neighbours of a result."""
+    if step.columns % own:
+        return False
+    types = [v.type for v in (*inputs_of(step.epilogue), *outputs) if v.type.size != 1 and v is not step.product.result]
+    steps = (strides_from(type, step.y.rank, step.along) for type in types)
+    return all(first != 1 or all(s % own == 0 for s in others) for first, *others in steps)
