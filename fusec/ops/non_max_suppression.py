@@ -19,9 +19,9 @@ class NonMaxSuppression(Op):
     """Indices i64[M, (image, class, box)] of the boxes[N, B, 4] that stay, by scores[N, C, B], and their number i64[].
 
     Each class of an image keeps its best boxes, at most `most`, so M is N * C * min(most, B); rows after the number are
-    zero. A box goes if a kept one of its class overlaps it by more than `iou`, or if its score is at most `least`; with
-    -inf no score is too low. Of equal scores the first is better, and NaN is the worst. Two opposite corners are a box,
-    or with `centred` its centre and size. All is computed in fp32, as in onnxruntime.
+    zero. A box goes if a chosen one of its class overlaps it by more than `iou`, or if its score is at most `least`;
+    with -inf no score is too low. Of equal scores the first is better, and NaN is the worst. Two opposite corners are
+    a box, or with `centred` its centre and size. All is computed in fp32, as in onnxruntime.
     """
 
     most: int
@@ -59,11 +59,11 @@ class NonMaxSuppression(Op):
             (image, kind, box)
             for image, classes in enumerate(scores)
             for kind, score in enumerate(classes)
-            for box in self._kept(corners[image], score)
+            for box in self._chosen(corners[image], score)
         ]
         return np.array(found, np.int64).reshape(-1, 3)
 
-    def _kept(self, corners: Array, score: Array) -> list[int]:
+    def _chosen(self, corners: Array, score: Array) -> list[int]:
         """Return the boxes of one class that stay, by descending score.
 
         A block of the best boxes is compared with all that are left. Later blocks lack what overlaps a chosen box. The

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnxruntime
-import onnxruntime
 import pytest
 from ops.cases import CASES, Case
 

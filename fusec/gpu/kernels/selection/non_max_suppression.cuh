@@ -6,7 +6,6 @@
 // memory does not hold them all.
 
 FRAGMENT(functions) {
-  struct ENTRY_Box { float low[2], high[2], area; };
   // Larger scores have smaller keys, zeros of both signs have one, and NaN has the largest.
   DEVICE u32 ENTRY_key(float score) {
     u32 bits = f32_to_bits(score);
@@ -14,39 +13,40 @@ FRAGMENT(functions) {
     if (bits << 1 > 0xff000000u) return 0xffffffffu;
     return bits >> 31 ? bits : ~bits & 0x7fffffffu;
   }
-  DEVICE ENTRY_Box ENTRY_box(const CORNER* corners) {
-    ENTRY_Box box;
+  // A box is its lower corner, its upper corner and its area.
+  DEVICE Pack<float, 8> ENTRY_box(const CORNER* corners) {
+    Pack<float, 8> box;
     for (int d = 0; d < 2; ++d) {
       const float first = wide(corners[d]), second = wide(corners[d + 2]);
       SIDE
     }
-    box.area = __fmul_rn(__fsub_rn(box.high[1], box.low[1]), __fsub_rn(box.high[0], box.low[0]));
+    box.v[4] = __fmul_rn(__fsub_rn(box.v[3], box.v[1]), __fsub_rn(box.v[2], box.v[0]));
     return box;
   }
-  DEVICE bool ENTRY_overlap(const ENTRY_Box& a, const ENTRY_Box& b) {
+  DEVICE bool ENTRY_overlap(const Pack<float, 8>& a, const Pack<float, 8>& b) {
     float sides[2];
     for (int d = 0; d < 2; ++d) {
-      const float low = a.low[d] < b.low[d] ? b.low[d] : a.low[d];
-      const float high = b.high[d] < a.high[d] ? b.high[d] : a.high[d];
+      const float low = a.v[d] < b.v[d] ? b.v[d] : a.v[d];
+      const float high = b.v[2 + d] < a.v[2 + d] ? b.v[2 + d] : a.v[2 + d];
       if (high <= low) return false;
       sides[d] = __fsub_rn(high, low);
     }
     const float shared = __fmul_rn(sides[0], sides[1]);
-    const float united = __fsub_rn(__fadd_rn(a.area, b.area), shared);
-    if (shared <= 0.0f || a.area <= 0.0f || b.area <= 0.0f || united <= 0.0f) return false;
+    const float united = __fsub_rn(__fadd_rn(a.v[4], b.v[4]), shared);
+    if (shared <= 0.0f || a.v[4] <= 0.0f || b.v[4] <= 0.0f || united <= 0.0f) return false;
     return __fdiv_rn(shared, united) > IOU;
   }
 }
 
 FRAGMENT(opposite) {
   const bool swapped = first >= second;
-  box.low[d] = swapped ? second : first;
-  box.high[d] = swapped ? first : second;
+  box.v[d] = swapped ? second : first;
+  box.v[2 + d] = swapped ? first : second;
 }
 
 FRAGMENT(centred) {
-  box.low[d] = __fsub_rn(first, second / 2.0f);
-  box.high[d] = __fadd_rn(first, second / 2.0f);
+  box.v[d] = __fsub_rn(first, second / 2.0f);
+  box.v[2 + d] = __fadd_rn(first, second / 2.0f);
 }
 
 FRAGMENT(keys_in_shared_memory) {
@@ -84,9 +84,9 @@ FRAGMENT(better_boxes) {
 FRAGMENT(suppress) {
   RESIDENT(memory);
   __shared__ u32 found[2];
-  __shared__ u64 close[64], kept[1];
+  __shared__ u64 close[64], best[1];
   __shared__ u8 present[64];
-  __shared__ ENTRY_Box block[64];
+  __shared__ Pack<float, 8> block[64];
   const u64 gone = ~0ull;
   const SCORE* scores = SCORES + (u64)blockIdx.x * BOXESu;
   const CORNER* boxes = BOXES_READ + (u64)(blockIdx.x / CLASSESu) * (BOXESu * 4u);
@@ -138,16 +138,16 @@ FRAGMENT(suppress) {
           removed |= close[i];
           own[2u + place++] = (u32)keys[first + i];
         }
-      kept[0] = stay;
+      best[0] = stay;
       found[1] = place;
     }
     __syncthreads();
     chosen = found[1];
-    const u64 stay = kept[0];
+    const u64 stay = best[0];
     for (u32 i = first + 64u + threadIdx.x; i < count && chosen < MOSTu; i += BLOCKu) {
       const u64 key = keys[i];
       if (key == gone) continue;
-      const ENTRY_Box box = ENTRY_box(boxes + 4u * (u32)key);
+      const Pack<float, 8> box = ENTRY_box(boxes + 4u * (u32)key);
       for (u32 j = 0u; j < 64u; ++j)
         if (stay >> j & 1ull && ENTRY_overlap(block[j], box)) {
           keys[i] = gone;
