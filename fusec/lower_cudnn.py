@@ -109,7 +109,10 @@ WITHOUT: Mapping[str, str] = {
     **dict.fromkeys(("expand", "concat", "split", "slice", "pad", "gather"), _MOVES),
     "resize": "cuDNN plans no upsampling",
     **dict.fromkeys(("grid_sample", "roi_align", "roi_pool"), "cuDNN graphs cannot read at places that a tensor gives"),
-    "top_k": "cuDNN graphs cannot sort",
+    **dict.fromkeys(
+        ("top_k", "non_max_suppression"),
+        "cuDNN graphs cannot sort",
+    ),
     "scatter": _MOVES,
     "cumulate": "cuDNN graphs have no running sums",
     "max_pool_backward": "the cuDNN frontend's Python binding has no resample operation",

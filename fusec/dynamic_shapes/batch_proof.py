@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from fusec.dynamic_shapes.padding_proof import RowPlace, crops, rows_of
 from fusec.errors import ModelError
+from fusec.frontends.padding_proof import RowPlace, crops, rows_of
 from fusec.ir import Constant, Graph, Node, Value, print_node, quote
 from fusec.ops import Cast, Pointwise
 

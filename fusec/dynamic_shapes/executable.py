@@ -22,12 +22,12 @@ from fusec.diagnostics.notebook import shapes_html, shapes_text
 from fusec.diagnostics.step_times import Bench
 from fusec.diagnostics.verify import Report
 from fusec.dynamic_shapes.padding import Padding, pad
-from fusec.dynamic_shapes.padding_proof import Crop
 from fusec.dynamic_shapes.save_shapes import representatives, save
 from fusec.dynamic_shapes.size_ranges import sizing_of
 from fusec.dynamic_shapes.sizing import Key, Shapes, Sizes, Sizing, spec_of
 from fusec.errors import ExecutionError
 from fusec.execution.signature import array_of, bare, by_name, require_by_name
+from fusec.frontends.padding_proof import Crop
 from fusec.ir import Array
 from fusec.ops.random import STATE_NAME
 from fusec.runtime import Executable

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from fusec import frontends
-from fusec.dynamic_shapes.padding_proof import Crop, crops
 from fusec.dynamic_shapes.sizing import Key, Sizes, Sizing, resized, spec_of
 from fusec.errors import FusecError, ModelError
+from fusec.frontends.padding_proof import Crop, crops
 from fusec.ir import Array
 from fusec.lowering.packing import to_logical
 from fusec.runtime import Executable, on_host

@@ -13,11 +13,11 @@ from fusec.artifacts.shape_table import ShapeTable
 from fusec.compiler import load_file
 from fusec.dynamic_shapes.executable import DynamicExecutable
 from fusec.dynamic_shapes.padding import Padding
-from fusec.dynamic_shapes.padding_proof import Crop
 from fusec.dynamic_shapes.size_ranges import GivenShapes, with_sizes
 from fusec.dynamic_shapes.sizing import Key, Shapes, SizeRange, Sizing
 from fusec.errors import ExecutionError, ModelError
 from fusec.execution.shared_weights import SharedWeights
+from fusec.frontends.padding_proof import Crop
 from fusec.gpu import device
 from fusec.runtime import Executable, SimulatorBackend
 

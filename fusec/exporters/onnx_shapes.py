@@ -13,7 +13,7 @@ from fusec.errors import LoweringError
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.exporters.onnx_emit import Export, Exporter, cast_to, formula, operator
 from fusec.ir import DType, Node, print_node
-from fusec.ops import GridSample, Resize, RoiAlign, RoiPool
+from fusec.ops import GridSample, NonMaxSuppression, Resize, RoiAlign, RoiPool
 
 
 def _slice(e: Exporter, node: Node, x: str) -> str:
@@ -100,6 +100,21 @@ def _top_k(e: Exporter, node: Node, x: list[str]) -> list[str]:
     return e.several("TopK", [*x, e.ints([a["k"]])], 2, {"axis": a["axis"], "largest": int(a["largest"])})
 
 
+def _non_max_suppression(e: Exporter, node: Node, operands: list[str]) -> list[str]:
+    """Export non_max_suppression. ONNX has no rows after those of boxes, so that zeros are added."""
+    op = cast(NonMaxSuppression, node.op)
+    operands = [cast_to(e, x, v.type.dtype, DType.F32) for x, v in zip(operands, node.operands, strict=True)]
+    most = node.results[0].type.shape[0]
+    limits = [e.ints([op.most]), e.initializer(np.array([op.iou], np.float32), e.fresh("iou"))]
+    if op.least > -math.inf:
+        limits.append(e.initializer(np.array([op.least], np.float32), e.fresh("least")))
+    rows = e.op("NonMaxSuppression", *operands, *limits, center_point_box=int(op.centred))
+    count = e.op("Shape", rows, start=0, end=1)
+    missing = e.op("Sub", e.ints([most]), count)
+    padded = e.op("Pad", rows, e.op("Concat", e.ints([0, 0]), missing, e.ints([0]), axis=0))
+    return [padded, e.op("Squeeze", count, e.ints([0]))]
+
+
 def _scatter(e: Exporter, node: Node, x: str, indices: str, updates: str) -> str:
     column = e.op("Unsqueeze", e.op("Cast", indices, to=TensorProto.INT64), e.ints([1]))
     return e.op("ScatterND", x, column, updates, reduction=node.op.attributes["reduction"])
@@ -144,6 +159,7 @@ SHAPES: Mapping[str, Export] = {
     "roi_align": formula(_roi_align),
     "roi_pool": formula(_roi_pool),
     "top_k": _top_k,
+    "non_max_suppression": _non_max_suppression,
     "scatter": formula(_scatter),
     "cumulate": formula(_cumulate),
 }

@@ -130,11 +130,12 @@ class Source:
         """Load the graph for some input shapes; its first segment, if later ones need values on the host."""
         if isinstance(self._model, Graph):
             return self.load(shapes)
-        from fusec.frontends.onnx.segments import SegmentedModel  # imported here as in `load`
+        from fusec.frontends.onnx.bounded import joined  # imported here as in `load`
+        from fusec.frontends.onnx.segments import SegmentedModel
 
         sizes = self._checked_sizes(shapes)
         model = SegmentedModel(self._check(self._model), self.file, self._folder, self._weights)
-        return model.first(sizes, self.constants)
+        return joined(model, model.first(sizes, self.constants), sizes, self.constants)
 
     def standalone(self, opset: int) -> ModelProto:
         """Return a copy as one ONNX message, without functions and external data, in at least this opset.

@@ -205,4 +205,5 @@ RULES: dict[str, Rule] = {
 STOPS: dict[str, str] = {
     "random_bits": "its results are not floating-point numbers",
     "all_finite": "its result is not a floating-point number",
+    "non_max_suppression": "its results are not floating-point numbers",
 }

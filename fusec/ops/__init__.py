@@ -8,9 +8,9 @@ from fusec.ir import Op
 from fusec.ops.attention import Attention, Rotary
 from fusec.ops.attention_training import AttentionBackward, AttentionTrain
 from fusec.ops.convolution import Conv, ConvTranspose
-from fusec.ops.finite import AllFinite
 from fusec.ops.indexing import Cumulate, Scatter, TopK
 from fusec.ops.matmul import MatMul, PackedMatMul
+from fusec.ops.non_max_suppression import NonMaxSuppression
 from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
 from fusec.ops.op_sets import (
     ANCHORS,
@@ -27,7 +27,7 @@ from fusec.ops.pointwise import CLASSES, Cast, Pointwise, pw
 from fusec.ops.pooling import AvgPool, MaxPool
 from fusec.ops.random import RandomBits
 from fusec.ops.recurrent import Recurrent
-from fusec.ops.reduction import Reduce, Softmax
+from fusec.ops.reduction import AllFinite, Reduce, Softmax
 from fusec.ops.roi_align import RoiAlign, RoiPool
 from fusec.ops.sampling import GridSample
 from fusec.ops.shape import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
@@ -74,6 +74,7 @@ ALL: tuple[type[Op], ...] = (
     RoiAlign,
     RoiPool,
     TopK,
+    NonMaxSuppression,
     Scatter,
     Cumulate,
     ConvWgrad,
@@ -132,6 +133,7 @@ __all__ = [
     "MatMul",
     "MaxPool",
     "MaxPoolBackward",
+    "NonMaxSuppression",
     "PackedMatMul",
     "Pad",
     "Pointwise",

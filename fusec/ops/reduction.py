@@ -1,4 +1,4 @@
-"""Define reductions over axes, softmax and log-softmax."""
+"""Define reductions over axes, softmax and log-softmax, and the test that tensors hold only finite numbers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fusec.ir import Array, Op, TensorType
-from fusec.ops.spec import normalize_axis, require, require_arity, require_float, widened
+from fusec.ir import Array, DType, Op, TensorType
+from fusec.ops.spec import normalize_axis, require, require_arity, require_float, wide, widened
 
 
 def _logsumexp(xp: Any, x: Array, axes: tuple[int, ...]) -> Array:
@@ -91,3 +91,22 @@ class Softmax(Op):
             return shifted - xp.log(total) if self.log else xp.exp(shifted) / total
 
         return (widened(compute, *operands),)
+
+
+@dataclass(frozen=True)
+class AllFinite(Op):
+    """A bool: true unless an element of an operand (floats of any dtype and shape) is infinite or NaN."""
+
+    name: ClassVar[str] = "all_finite"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require(bool(operands), f"{self.name} takes at least one operand")
+        for t in operands:
+            require(t.dtype.is_float, f"{self.name} takes floating-point operands, not {t.dtype.value}")
+        return (TensorType((), DType.BOOL),)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        found = xp.ones((), bool)
+        for x in operands:
+            found = found & xp.isfinite(wide(x)).all()
+        return (found,)

@@ -187,6 +187,11 @@ class SegmentedExecutable:
             made, trips = self._loop(step, step.body, [held.on_device(one) for one in step.reads])
             answer = self._computed(step, made, computed)
             read_bytes, written_bytes = trips + 1, 9 * trips  # the condition; the number of the trip and the condition
+        elif step.crops:
+            number, trips = held.on_host(step.reads[0]), None
+            made = [crop.of(int(number)).apply(held.tensors[name]) for name, crop in step.crops]
+            answer = self._computed(step, made, computed)
+            read_bytes, written_bytes = number.nbytes, 0
         else:
             on_device = step.custom is not None and step.custom.on_device
             take = held.on_device if on_device else held.on_host
@@ -290,7 +295,7 @@ def _unmeasured(step: HostStep) -> HostStepRecord:
     """Describe a host step before a call."""
     function = None if step.custom is None else step.custom.label
     record = HostStepRecord(step.node, step.op, step.what, step.decides, len(step.reads), function=function)
-    return replace(record, on_device=step.custom is not None and step.custom.on_device)
+    return replace(record, on_device=step.custom is not None and step.custom.on_device, most=step.most or None)
 
 
 def cut_at(step: HostStep) -> str:

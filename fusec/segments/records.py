@@ -23,6 +23,7 @@ class HostStepRecord:
     trips: for a loop, how often its body ran.
     function: the Python function of `custom_ops` that it calls, if it is such an op.
     on_device: the function reads and gives arrays on the device, so that nothing is copied.
+    most: rows that its result has at most, if the device computes it and the host reads the number of rows only.
     """
 
     node: str
@@ -36,12 +37,15 @@ class HostStepRecord:
     trips: int | None = None
     function: str | None = None
     on_device: bool = False
+    most: int | None = None
 
     @property
     def reason(self) -> str:
         """Return in words why the model is cut there."""
         if self.function is not None:
             return f"it calls the Python function {self.function} on {'the device' if self.on_device else 'the host'}"
+        if self.most is not None:
+            return f"the device computes it, and the host reads {self.what}, which is at most {self.most}"
         return f"it needs {self.what} on the host"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusec.dynamic_shapes.padding_proof import crops
 from fusec.errors import ModelError
+from fusec.frontends.padding_proof import crops
 from fusec.reference import evaluate
 from fusec.text import parse
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from ops.cases import CASES, Case
 
@@ -15,11 +16,12 @@ from fusec.ops import BY_NAME, Cast
 from fusec.reference import evaluate
 
 REFUSED = "random_bits"
+CUT = "non_max_suppression"  # imported again, it is a model of two segments
 FLAT = [
     pytest.param(case, id=f"{name}-{i}")
     for name, cases in CASES.items()
     for i, case in enumerate(cases)
-    if name != REFUSED
+    if name not in (REFUSED, CUT)
 ]
 
 
@@ -52,6 +54,21 @@ def test_an_exported_op_is_imported_with_equal_results(case: Case, rng: np.rando
     for name, array in want.items():
         assert got[name].dtype == array.dtype or indexed
         np.testing.assert_allclose(got[name], array, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES[CUT])
+def test_an_exported_suppression_is_that_of_onnxruntime(case: Case, rng: np.random.Generator) -> None:
+    arrays = case.arrays(rng)
+    for dtype in (DType.F32, DType.F16):
+        graph = Graph("g")
+        given = [array.astype(dtype.numpy) for array in arrays]
+        for i, array in enumerate(given):
+            graph.add_input(f"x{i}", TensorType(array.shape, dtype))
+        graph.set_outputs(graph.insert(case.op, graph.inputs).results, ["rows", "count"])
+        session = onnxruntime.InferenceSession(to_onnx(graph).SerializeToString(), providers=["CPUExecutionProvider"])
+        got = session.run(None, {f"x{i}": array for i, array in enumerate(given)})
+        for one, want in zip(got, case.op.reference(np, *given), strict=True):
+            np.testing.assert_array_equal(one, want)
 
 
 @pytest.mark.parametrize("dtype", [DType.I4, DType.U4, DType.I2, DType.U2, DType.F4E2M1])

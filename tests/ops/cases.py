@@ -41,6 +41,7 @@ from fusec.ops import (
     MatMul,
     MaxPool,
     MaxPoolBackward,
+    NonMaxSuppression,
     PackedMatMul,
     Pad,
     RandomBits,
@@ -426,6 +427,20 @@ def rotated(x: Array, cos: Array, sin: Array) -> Array:
         result[..., i] = a * cos[..., i] - b * sin[..., i]
         result[..., i + half] = b * cos[..., i + half] + a * sin[..., i + half]
     return result
+
+
+def suppression(op: NonMaxSuppression, images: int, classes: int, boxes: int, draw: Draw) -> Case:
+    """A non-maximum suppression; onnxruntime gives no rows after those of boxes."""
+
+    def oracle(x: Array, scores: Array) -> list[Array]:
+        limits = [np.array([op.most]), np.array([op.iou], np.float32)]
+        limits += [np.array([op.least], np.float32)] if op.least > -np.inf else []
+        (found,) = run("NonMaxSuppression", [x, scores, *limits], center_point_box=int(op.centred))
+        rows = np.zeros((images * classes * min(op.most, boxes), 3), np.int64)
+        rows[: len(found)] = found
+        return [rows, np.array(len(found), np.int64)]
+
+    return Case(op, ((images, boxes, 4), (images, classes, boxes)), oracle, draw, False)
 
 
 def top_k(k: int, axis: int, largest: bool, draw: Draw) -> Case:
@@ -826,6 +841,11 @@ OTHERS |= {
         top_k(5, 1, False, coarse),
         top_k(3, -1, True, integers(-3, 3)),
         top_k(0, 0, True, normal),
+    ],
+    "non_max_suppression": [
+        suppression(NonMaxSuppression(3, 0.25), 2, 3, 9, normal),
+        suppression(NonMaxSuppression(100, 0.5, 0.5, True), 1, 2, 40, coarse),
+        suppression(NonMaxSuppression(2, 0.0, 100.0), 1, 2, 5, normal),
     ],
     "scatter": [
         scatter("none", places, normal),

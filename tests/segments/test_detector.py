@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +20,8 @@ from fusec.segments.executable import SegmentedExecutable
 CLASSES, ANCHORS, CELLS = 3, 2, 6
 
 
-def detector(batch: int | str = 1) -> onnx.ModelProto:
+def detector(batch: int | str = 1, counted: bool = True) -> onnx.ModelProto:
+    """Make the model. counted: an output is the number of boxes, which another number of rows changes."""
     rng = np.random.default_rng(1)
     outputs = ANCHORS * (4 + CLASSES)
     cells = np.stack(np.meshgrid(np.arange(CELLS), np.arange(CELLS), indexing="ij"), -1).reshape(-1, 2) * 4.0
@@ -60,6 +62,8 @@ def detector(batch: int | str = 1) -> onnx.ModelProto:
     ]
     held |= {"one": ints(1), "zero": np.array(0)}
     outputs_of = [info("found", None), info("chosen", None, INT), info("count", None, INT), info("boxes", None, FLOAT)]
+    if not counted:
+        del outputs_of[2], nodes[-2:]
     return model(nodes, [info("image", [batch, 3, 24, 24])], outputs_of, held)
 
 
@@ -68,8 +72,9 @@ def images() -> list[np.ndarray]:
     return [(rng.standard_normal((1, 3, 24, 24)) * scale).astype(np.float32) for scale in (1.0, 2.0, 0.0, 0.5, 0.7)]
 
 
-def agrees(executable: object, image: np.ndarray) -> None:
-    for got, want in zip(executable.run(None, {"image": image}), run(detector(), {"image": image}), strict=True):  # type: ignore[attr-defined]
+def agrees(executable: Any, image: np.ndarray, counted: bool = True) -> None:
+    want_all = run(detector(counted=counted), {"image": image})
+    for got, want in zip(executable.run(None, {"image": image}), want_all, strict=True):
         assert got.shape == want.shape
         assert got.dtype == want.dtype
         assert_close(got, want, 1e-5)
@@ -86,11 +91,76 @@ def test_a_detector_runs_in_simulation() -> None:
     explanation = executable.explain()
     assert [each.runs_as for each in explanation.segments] == ["program", "numpy"]
     assert [step.op for step in explanation.segments[0].steps] == ["NonMaxSuppression"]
+    (step,) = explanation.segments[0].steps
+    assert (step.most, step.read_bytes, step.written_bytes) == (20 * CLASSES, 8, 0)
     assert len(executable.programs) == 1, "no number of boxes was compiled for"
     assert executable.verify().ok
     executable.assert_fused("conv*")
     with pytest.raises(CheckError):
         executable.assert_fused("conv*+softmax")
+
+
+@pytest.mark.cudnn
+def test_a_detector_whose_boxes_are_separate_is_one_program() -> None:
+    """All rows that there can be are computed, and the results are cropped; no result is from another call."""
+    executable = fusec.compile(detector(counted=False), target="h200", simulate=True)
+    assert isinstance(executable, SegmentedExecutable)
+    (program,) = executable.programs
+    assert {node.op.name for node in program.compiled.graph.nodes} >= {"conv", "non_max_suppression", "gather"}
+    for image in images():
+        agrees(executable, image, counted=False)
+    assert [each.runs_as for each in executable.explain().segments] == ["program", "nothing"]
+    (step,) = executable.explain().segments[0].steps
+    assert (step.op, step.read_bytes, step.written_bytes) == ("NonMaxSuppression", 8, 0)
+    assert len(executable.programs) == 1
+    assert executable.verify().ok
+    first = executable.run(["found"], {"image": images()[0]})[0]
+    held = first.copy()
+    executable.run(None, {"image": images()[1]})
+    np.testing.assert_array_equal(first, held)
+    into = np.zeros_like(held)
+    assert executable.run(["found"], {"image": images()[0]}, out={"found": into})[0] is into
+    np.testing.assert_array_equal(into, held)
+
+
+def summed(rows: str, result: str) -> onnx.ModelProto:
+    """Sum the rows that are found, so that each counts in the result."""
+    model_of = detector(counted=False)
+    del model_of.graph.output[:]
+    model_of.graph.node.append(n(f"ReduceSum {rows} -> {result}", keepdims=0))
+    model_of.graph.output.append(info(result, None, INT if rows == "chosen" else FLOAT))
+    return model_of
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize("rows", ["found", "chosen"])
+def test_rows_that_are_summed_stay_two_segments(rows: str) -> None:
+    executable = fusec.compile(summed(rows, "sum"), target="h200", simulate=True)
+    assert isinstance(executable, SegmentedExecutable)
+    for image in images():
+        (got,) = executable.run(None, {"image": image})
+        assert_close(got, run(summed(rows, "sum"), {"image": image})[0], 1e-5)
+    assert [each.runs_as for each in executable.explain().segments] == ["program", "numpy"]
+
+
+@pytest.mark.cudnn
+def test_a_limit_that_is_computed_keeps_the_host_step() -> None:
+    model_of = detector(counted=False)
+    model_of.graph.node.insert(0, n("ReduceMax image -> largest", keepdims=0))
+    model_of.graph.node.insert(1, n("Clip largest zero_of most_of -> threshold"))
+    model_of.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.array(number, np.float32), name)
+        for name, number in (("zero_of", 0), ("most_of", 0.7))
+    )
+    suppression = next(node for node in model_of.graph.node if node.op_type == "NonMaxSuppression")
+    suppression.input[3] = "threshold"
+    executable = fusec.compile(model_of, target="h200", simulate=True)
+    assert isinstance(executable, SegmentedExecutable)
+    for image in images():
+        for got, want in zip(executable.run(None, {"image": image}), run(model_of, {"image": image}), strict=True):
+            assert_close(got, want, 1e-5)
+    (step,) = executable.explain().segments[0].steps
+    assert step.most is None
 
 
 @pytest.mark.cudnn
@@ -125,7 +195,9 @@ def test_commands_take_a_detector(tmp_path: Path) -> None:
     assert command("verify", path).exit_code == 0
     explained = command("explain", path)
     assert explained.exit_code == 0
-    assert "Host step 'NonMaxSuppression_12' (NonMaxSuppression): it needs the boxes and scores" in explained.stdout
+    assert "Host step 'NonMaxSuppression_12' (NonMaxSuppression): the device computes it" in explained.stdout
+    assert "which is at most 60" in " ".join(explained.stdout.split())
+    assert "1 value, 8 B to the host, 0 back" in explained.stdout
     assert "ops in NumPy on the host" in explained.stdout
     compiled = command("compile", path, "--json")
     assert '"host_steps": 1' in compiled.stdout

@@ -42,6 +42,7 @@ class HostValueError(VerifyError):
     compute: computes results from them, which become inputs of the graph; None if the values decide shapes or branches.
     body: the body of a loop, whose results become inputs of the graph.
     custom: the user's function that `compute` calls.
+    rows: a tensor on the device, of whose rows the value tells how many count. Those become an input of the graph.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class HostValueError(VerifyError):
         compute: Compute | None = None,
         body: LoopBody | None = None,
         custom: CustomOp | None = None,
+        *,
+        rows: Value | None = None,
     ):
         self.what, self.values, self.compute, self.body = what, tuple(values), compute, body
-        self.custom = custom
+        self.custom, self.rows = custom, rows
         first = self.values if body is None else self.values[: body.operands[:2].count(None)]
         self.decisive = first or self.values  # a user who gives these needs no host step
         names = ", ".join(quote(v.name) for v in values)
@@ -85,6 +88,7 @@ class Emitter:
 
     outputs: number of results that the node declares (Split makes that many parts).
     host_results: inputs of the graph that were computed on the host for nodes of this import, in order.
+    whole: `bounded` returns all rows, and notes in `counts` how many of them count.
     notes: messages for the user, each with the places that it is about.
     """
 
@@ -103,6 +107,8 @@ class Emitter:
         self._loops = 0
         self._draws: Counter[str] = Counter()
         self.host_results: list[Value] = []
+        self.whole = False
+        self.counts: list[Value] = []
         self._answers: deque[Answer] = deque()
         self._known: dict[Value, Array] = {}
 
@@ -301,6 +307,23 @@ class Emitter:
         if not self._answers:
             raise HostValueError(what, read, from_read, custom=custom)
         return tuple(self._host_result(type) for type in self._answers.popleft() if isinstance(type, TensorType))
+
+    def bounded(self, what: str, op: Op, *operands: Value) -> Value:
+        """Return the rows that an op finds on the device. It fills some rows of its first result, and counts them.
+
+        what: names the second result, the number of rows, in messages.
+
+        Raises HostValueError: when the host has not read the number yet.
+        """
+        if self._answers:
+            (type,) = self._answers.popleft()
+            assert isinstance(type, TensorType)
+            return self._host_result(type)
+        rows, count = self.many(op, *operands)
+        if not self.whole:
+            raise HostValueError(what, [count], rows=rows)
+        self.counts.append(count)
+        return rows
 
     def on_host_loop(
         self, what: str, body: GraphProto, first: Sequence[Value], carried: Sequence[Value]

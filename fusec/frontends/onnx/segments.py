@@ -18,6 +18,7 @@ from fusec.frontends.onnx.load import CheckedModel
 from fusec.frontends.onnx.loop_body import LoopBody
 from fusec.frontends.onnx.structure import captured
 from fusec.frontends.onnx.tables import domain_of
+from fusec.frontends.padding_proof import Crop
 from fusec.ir import DType, Graph, Literal, TensorType, Value
 from fusec.ops.random import STATE_NAME, STATE_TYPE
 
@@ -52,6 +53,7 @@ class HostStep:
         decide shapes or branches, so that the next segment is for these values only.
     body: the body of a loop to run, whose results are inputs of the next segment.
     custom: the user's function that `compute` calls.
+    crops: tensors on the device, and how the number that is read crops each: the results, which stay on the device.
     """
 
     index: int
@@ -62,11 +64,17 @@ class HostStep:
     compute: Compute | None
     body: LoopBody | None
     custom: CustomOp | None = None
+    crops: tuple[tuple[str, Crop], ...] = ()
 
     @property
     def decides(self) -> bool:
         """Tell if the values decide shapes or branches of the next segment."""
-        return self.compute is None and self.body is None
+        return self.compute is None and self.body is None and not self.crops
+
+    @property
+    def most(self) -> int:
+        """Return the number of rows that the results have at most; 0 if nothing is cropped."""
+        return self.crops[0][1].steps[0][2] if self.crops else 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ class SegmentedModel:
 
     def first(self, shapes: Mapping[str, Sequence[int]], bound: Mapping[str, Bound]) -> Graph | Segment:
         """Import what needs no value on the host: the graph of the whole model, or the first segment."""
-        importer = self._importer()
+        importer = self.importer()
         importer.begin(shapes, bound)
         importer.nodes(self.model.order, self.model.names)
         if importer.asked and not importer.problems:
@@ -121,12 +129,13 @@ class SegmentedModel:
         _require_tensors(self.file, lengths)
         return graph
 
-    def _importer(self) -> Importer:
+    def importer(self) -> Importer:
+        """Start an import of the model."""
         return self.model.importer(self.folder, self.file, self.weights)
 
     def _segment(self, importer: Importer, answers: Mapping[int, tuple[Answer, ...]]) -> Segment:
         """Make the segment of what was imported. answers: those that waiting nodes got so far."""
-        slots = _Slots(importer.graph)
+        slots = Slots(importer.graph)
         names = [v.name for v in self.model.graph.output]
         for index in importer.waiting:
             node = self.model.graph.node[index]
@@ -164,7 +173,7 @@ class SegmentedModel:
         self, order: Sequence[int], held: Mapping[str, Held], answers: Mapping[int, tuple[Answer, ...]]
     ) -> Segment:
         """Import the nodes that waited, from what is held."""
-        importer = self._importer()
+        importer = self.importer()
         inputs: dict[str, Value] = {}
 
         def tensor(name: str, one: Slot | Literal) -> Value:
@@ -184,16 +193,21 @@ class SegmentedModel:
         importer.nodes(order, self.model.names, answers)
         return self._segment(importer, {i: answers[i] for i in importer.waiting if i in answers})
 
-    def _step(self, index: int, error: HostValueError, slots: _Slots) -> HostStep:
+    def _step(self, index: int, error: HostValueError, slots: Slots) -> HostStep:
         node = self.model.graph.node[index]
         held = [slots.one(value, value.name) for value in error.values]
         reads = tuple(one if isinstance(one, Literal) else one.name for one in held)
         op = qualified(domain_of(node), node.op_type)
         name = self.model.names[index]
-        return HostStep(index, name, op, error.what, reads, error.compute, error.body, error.custom)
+        crops: tuple[tuple[str, Crop], ...] = ()
+        if error.rows is not None:
+            rows, most = slots.one(error.rows, error.rows.name), error.rows.type.shape[0]
+            assert isinstance(rows, Slot)
+            crops = ((rows.name, Crop(((0, 1, most, most),))),)
+        return HostStep(index, name, op, error.what, reads, error.compute, error.body, error.custom, crops)
 
 
-class _Slots:
+class Slots:
     """Names for the values that leave a segment. made: those that its graph computes."""
 
     def __init__(self, graph: Graph):

@@ -15,6 +15,7 @@ from fusec.ops import (
     Expand,
     Gather,
     GridSample,
+    NonMaxSuppression,
     Pad,
     RandomBits,
     Relayout,
@@ -121,6 +122,10 @@ def _sorted(dtype: DType) -> Iterator[Row]:
     x = np.stack([np.roll(edges(dtype), i) for i in range(16)])
     numbers = np.where(np.isnan(x), 0, x).astype(x.dtype)
     yield row(f"top_k {dtype.value}", "top_k", [numbers], added(TopK(5)), labels=np.array(""))
+    boxes = np.tile(np.arange(64, dtype=np.float32).reshape(1, 16, 4) % 11, (16, 1, 1)).astype(dtype.numpy)
+    suppression = added(NonMaxSuppression(9, 0.25))
+    arrays = [boxes, x[:, None]]
+    yield row(f"non_max_suppression {dtype.value}", "non_max_suppression", arrays, suppression, labels=np.array(""))
     for kind in ("sum", "prod"):
         yield row(f"cumulate {kind} {dtype.value}", "cumulate", [x], added(Cumulate(kind, 1)), labels=np.array(""))
     at = np.array([0, 1, 2, 3, 0, 1], np.int64)

@@ -36,6 +36,7 @@ from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
 from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
+from gpu.kernels.selection.test_non_max_suppression import random_cases as suppression_cases
 from helpers import quick
 
 from benchmarks.kernels.kernel_cases import CASES
@@ -61,6 +62,7 @@ def shaped_cases() -> list[Case]:
         *random_cases(),
         *random_backward_cases(),
         *region_cases(),
+        *suppression_cases(),
         *reductions(),
         *normed(),
         *surrounded(),

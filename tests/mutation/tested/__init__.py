@@ -7,10 +7,11 @@ They lie where random graphs do not come: in what only large or 16-bit models me
 from __future__ import annotations
 
 from mutation.mutants import Mutant
+from mutation.tested.detectors import DETECTORS
 from mutation.tested.programs import PROGRAMS
 from mutation.tested.quantised import QUANTISED
 from mutation.tested.quantization import QUANTIZATION
 from mutation.tested.running import RUNNING
 from mutation.tested.training import TRAINING
 
-TESTED: tuple[Mutant, ...] = (*TRAINING, *PROGRAMS, *RUNNING, *QUANTIZATION, *QUANTISED)
+TESTED: tuple[Mutant, ...] = (*TRAINING, *PROGRAMS, *RUNNING, *QUANTIZATION, *QUANTISED, *DETECTORS)

@@ -334,7 +334,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_reduced",
         "padding",
-        "dynamic_shapes/padding_proof.py",
+        "frontends/padding_proof.py",
         '    if row.axis in axes:\n        raise _MixesError("it is reduced")\n',
         "",
         "sums go over rows that are padding",
@@ -343,7 +343,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_normalised",
         "padding",
-        "dynamic_shapes/padding_proof.py",
+        "frontends/padding_proof.py",
         'if row.axis >= node.op.attributes["axis"] % node.operands[0].type.rank:',
         'if row.axis > node.op.attributes["axis"] % node.operands[0].type.rank:',
         "a norm goes over rows that are padding",
@@ -352,7 +352,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_keys",
         "padding",
-        "dynamic_shapes/padding_proof.py",
+        "frontends/padding_proof.py",
         "if any(other != (query if query.axis == 0 else None) for other in others):",
         "if query.axis == 0 and any(other != query for other in others):",
         "queries attend to padding",
@@ -361,7 +361,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_constant",
         "padding",
-        "dynamic_shapes/padding_proof.py",
+        "frontends/padding_proof.py",
         "if first.tobytes() != held.tobytes():",
         "if first.shape != held.shape:",
         "numbers that depend on the size are those of another size",
@@ -370,7 +370,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_halves",
         "padding",
-        "dynamic_shapes/padding_proof.py",
+        "frontends/padding_proof.py",
         '    if row.axis == node.result.type.rank - 1:\n        raise _MixesError("its halves are exchanged")\n',
         "",
         "padding comes between the halves of a rotation",
@@ -379,7 +379,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_gathered",
         "padding",
-        "dynamic_shapes/padding_proof.py",
+        "frontends/padding_proof.py",
         '    if row.axis == axis:\n        raise _MixesError("rows are gathered")\n',
         "",
         "an index from the back finds padding",
@@ -388,7 +388,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_along",
         "padding",
-        "dynamic_shapes/padding_proof.py",
+        "frontends/padding_proof.py",
         'if row.axis == node.op.attributes["axis"] % node.operands[0].type.rank:',
         'if row.axis == node.op.attributes["axis"]:',
         "a softmax along an axis counted from the back shares weight with padding",
@@ -397,7 +397,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_counted",
         "padding",
-        "dynamic_shapes/padding_proof.py",
+        "frontends/padding_proof.py",
         'if node.op.name == "gen_index" and any(row is not None and row.outer > 1 for row in rows):',
         'if node.op.name == "gen_index" and not rows:',
         "places in a dim of several groups of rows count padding",

@@ -1,7 +1,11 @@
-"""Import ops whose result shape depends on values (NonZero, Compress, …). NumPy computes them on the host."""
+"""Import ops whose result shape depends on values (NonZero, Compress, …).
+
+NumPy computes most of them on the host. The device computes NonMaxSuppression, and the host reads how many boxes stay.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,10 +13,11 @@ import numpy as np
 from fusec.frontends.onnx.emit import Emitter, Table
 from fusec.frontends.onnx.tensors import dtype_of
 from fusec.ir import Array, Value
-from fusec.ops import Gather
+from fusec.ops import Gather, NonMaxSuppression
+from fusec.ops.non_max_suppression import require_boxes
 from fusec.ops.spec import normalize_axis, require
 
-_BLOCK = 32  # boxes that NonMaxSuppression compares together
+MAX_ROWS = 1 << 21  # of the result of a NonMaxSuppression on the device; it takes 24 bytes a row
 
 
 def non_zero(g: Emitter, x: Value, /) -> Value:
@@ -76,73 +81,30 @@ def non_max_suppression(
 
     Returns one row [batch, class, box] for each box.
     """
-    shapes = boxes.type.shape, scores.type.shape
-    fit = len(shapes[0]) == len(shapes[1]) == 3 and shapes[0] == (shapes[1][0], shapes[1][2], 4)
-    floats = boxes.type.dtype.is_float and scores.type.dtype.is_float
-    require(fit and floats, f"takes [N, boxes, 4] and [N, classes, boxes] of floats, not {boxes.type}, {scores.type}")
+    require_boxes(boxes.type, scores.type)
     given = {"max_output_boxes_per_class": most, "iou_threshold": iou, "score_threshold": least}
     limits = {name: value for name, value in given.items() if value is not None}
     for name, value in limits.items():
         require(value.type.size == 1, f"{name} must be one number, not of shape {list(value.type.shape)}")
 
+    def op_of(arrays: Sequence[Array]) -> NonMaxSuppression:
+        numbers = {name: a.reshape(-1)[0].item() for name, a in zip(limits, arrays, strict=True)}
+        return NonMaxSuppression(
+            max(0, int(numbers.get("max_output_boxes_per_class", 0))),
+            numbers.get("iou_threshold", 0.0),
+            numbers.get("score_threshold", -math.inf),
+            bool(center_point_box),
+        )
+
     def compute(arrays: Sequence[Array]) -> tuple[Array, ...]:
-        numbers = {name: a.reshape(-1)[0].item() for name, a in zip(limits, arrays[2:], strict=True)}
-        corners = _corners(arrays[0].astype(np.float64), bool(center_point_box))
-        limit, overlap = int(numbers.get("max_output_boxes_per_class", 0)), numbers.get("iou_threshold", 0.0)
-        rows = [
-            (image, kind, box)
-            for image, classes in enumerate(arrays[1])
-            for kind, score in enumerate(classes)
-            for box in _suppressed(corners[image], score, limit, overlap, numbers.get("score_threshold"))
-        ]
-        return (np.array(rows, np.int64).reshape(-1, 3),)
+        return (op_of(arrays[2:]).rows(*arrays[:2]),)
 
+    known = [value.literal for value in limits.values() if value.literal is not None]
+    if len(known) == len(limits) and (boxes.literal is None or scores.literal is None):
+        op = op_of([literal.array for literal in known])
+        if 0 < op.infer(boxes.type, scores.type)[0].shape[0] <= MAX_ROWS:
+            return g.bounded("the number of boxes that stay", op, boxes, scores)
     return g.on_host("the boxes and scores", compute, boxes, scores, *limits.values())[0]
-
-
-def _suppressed(corners: Array, score: Array, limit: int, overlap: float, least: float | None) -> list[int]:
-    """Return the boxes of one class that stay, by descending score.
-
-    A block of the best boxes is compared with all that are left. Later blocks lack what overlaps a chosen box. The
-    boxes that a box overlaps are the bits of an integer, because Python combines these fastest.
-    """
-    likely = np.arange(len(score)) if least is None else np.flatnonzero(score > least)
-    order = likely[np.argsort(-score[likely], kind="stable")]
-    chosen: list[int] = []
-    while len(order) and len(chosen) < limit:
-        boxes, removed = corners[order], 0
-        close = np.packbits(_overlaps(boxes[:_BLOCK], boxes) > overlap, axis=1, bitorder="little")
-        for place, row in enumerate(close):
-            if not removed >> place & 1:
-                chosen.append(int(order[place]))
-                removed |= int.from_bytes(row.tobytes(), "little")
-        bits = np.frombuffer(removed.to_bytes(close.shape[1], "little"), np.uint8)
-        stays = np.unpackbits(bits, count=len(order), bitorder="little") == 0
-        order = order[_BLOCK:][stays[_BLOCK:]]
-    return chosen[: max(limit, 0)]
-
-
-def _corners(boxes: Array, centred: bool) -> Array:
-    """Convert each box to its lower and its upper corner."""
-    if centred:
-        low, high = boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2
-    else:
-        low, high = np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])
-    return np.concatenate([low, high], axis=-1)
-
-
-def _overlaps(a: Array, b: Array) -> Array:
-    """Divide the area of the intersection of each box of `a` with each of `b` by that of their union.
-
-    The result is NaN for two boxes without area.
-    """
-    sides: list[Array] = []
-    for low, high in ((0, 2), (1, 3)):
-        side = np.minimum(a[:, high, None], b[:, high]) - np.maximum(a[:, low, None], b[:, low])
-        sides.append(np.maximum(side, 0, out=side))
-    shared = np.multiply(*sides, out=sides[0])
-    areas = [(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (a, b)]
-    return np.divide(shared, areas[0][:, None] + areas[1] - shared, out=shared)
 
 
 def bit_cast(g: Emitter, x: Value, /, *, to: int) -> Value:

@@ -271,6 +271,12 @@ def roi_align(b: RandomGraph) -> None:
     _about(b, _image(b, b.pick([4, 8, 3]), _side(b), _side(b)), b.pick(["roi_align", "roi_pool"]))
 
 
+def non_max_suppression(b: RandomGraph) -> None:
+    """Draw the boxes of some classes that do not overlap better ones."""
+    b.input(TensorType((b.pick([1, 2, 4]), b.pick([5, 64, 90])), DType.I32))
+    DRAWS["non_max_suppression"](b)
+
+
 def all_finite(b: RandomGraph) -> None:
     """Draw a test for NaN and infinities in several tensors."""
     for shape in ((b.pick([5, 33, 300]),), (b.pick([2, 3]), b.pick([4, 129]))):
@@ -347,6 +353,7 @@ KERNELS: Mapping[str, Draw] = {
             packed_product,
             rotary,
             all_finite,
+            non_max_suppression,
             recurrent,
         ),
     )

@@ -46,6 +46,7 @@ DRAWS: Mapping[str, Draw] = {
     "roi_align": shapes.roi_align,
     "roi_pool": shapes.roi_pool,
     "top_k": rows.top_k,
+    "non_max_suppression": rows.non_max_suppression,
     "scatter": shapes.scatter,
     "cumulate": rows.cumulate,
     "conv_wgrad": windows.conv_wgrad,

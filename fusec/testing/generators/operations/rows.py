@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fusec.ir import TensorType, Value
+import numpy as np
+
+from fusec.ir import DType, TensorType, Value
 from fusec.ops import (
     BatchNorm,
     BatchNormBackward,
     BatchNormBySums,
     BatchNormTrain,
+    Cast,
     ChannelSums,
     Cumulate,
     GroupNorm,
@@ -18,7 +21,9 @@ from fusec.ops import (
     LayerNorm,
     LayerNormBackward,
     LocalResponseNorm,
+    NonMaxSuppression,
     Reduce,
+    Reshape,
     RmsNorm,
     Softmax,
     TopK,
@@ -111,6 +116,22 @@ def top_k(b: RandomGraph) -> None:
     axis = b.below(x.type.rank)
     k = b.below(x.type.shape[axis] + 1)
     b.insert(TopK(k, axis - x.type.rank if b.chance(20) else axis, b.chance(60)), x)
+
+
+def non_max_suppression(b: RandomGraph) -> None:
+    """Draw the suppression of known boxes by scores that are integers, so that rounding changes no choice."""
+    x = integer_value(b)
+    count = x.type.size
+    if not 0 < count <= 512:
+        raise Unfit("no boxes, or many")
+    classes = b.pick([d for d in range(1, 5) if count % d == 0])
+    boxes = count // classes
+    scores = b.add(Reshape((1, classes, boxes)), b.add(Cast(DType.F32), x))
+    corners = np.array([b.between(-4, 12) for _ in range(2 * boxes)]).reshape(1, boxes, 2)
+    sizes = np.array([b.between(-8, 12) for _ in range(2 * boxes)]).reshape(1, boxes, 2)
+    both = np.concatenate([corners, corners + sizes], 2).astype(np.float32)
+    op = NonMaxSuppression(b.pick([1, 3, 1000]), b.pick([0.0, 0.37, 0.71]), b.pick([-math.inf, 0.5]), b.chance(30))
+    b.insert(op, b.graph.constant(both), scores)
 
 
 def cumulate(b: RandomGraph) -> None:

@@ -31,6 +31,10 @@ class Crop:
         """Return this crop followed by another."""
         return Crop(self.steps + other.steps)
 
+    def of(self, rest: int) -> Crop:
+        """Return the crop that leaves so many rows of each group."""
+        return Crop(tuple((axis, outer, size, rest) for axis, outer, size, _ in self.steps))
+
     def fits(self, shape: Sequence[int]) -> bool:
         """Tell if a result of this shape can be cropped, which a file may claim wrongly."""
         sizes = list(shape)

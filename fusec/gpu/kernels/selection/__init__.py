@@ -1,0 +1,1 @@
+"""Generate kernels that choose some of many elements."""

@@ -1,0 +1,78 @@
+"""The kernel of non-maximum suppression against the reference, through the emulator."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.kernels.cases import FIGURES, Case, build, check, rows
+from gpu.kernels.emulator import needs_compiler
+
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import NonMaxSuppression
+
+F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
+SMALL = replace(FIGURES, shared_bytes=(3 << 10) + (4 << 10))  # keys of 256 boxes fit in half of it
+
+
+def boxes(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Many boxes are equal or touch, corners come in any order, some have no area, and many scores are equal."""
+    if type.shape[-1] == 4:
+        drawn = np.concatenate(
+            [rng.integers(0, 12, (*type.shape[:-1], 2)), rng.integers(-3, 8, (*type.shape[:-1], 2))], -1
+        )
+        return (drawn + rng.integers(0, 2) * rng.standard_normal(drawn.shape)).astype(type.dtype.numpy)
+    drawn = rng.choice(rng.standard_normal(9), type.shape) if rng.integers(2) else rng.standard_normal(type.shape)
+    drawn = np.where(rng.random(type.shape) < 0.1, rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan], type.shape), drawn)
+    return drawn.astype(type.dtype.numpy)
+
+
+def suppression(op: NonMaxSuppression, images: int, classes: int, count: int, dtype: Any = F32) -> Case:
+    types = [rows(dtype, images, count, 4), rows(dtype, images, classes, count)]
+
+    def make(g: Any, *operands: Value) -> tuple[Value, ...]:
+        return g.insert(op, operands).results
+
+    return build(f"{op} {types}", types, make, boxes)
+
+
+def random_case(rng: np.random.Generator, number: int) -> Case:
+    count = int(rng.choice([1, 5, 63, 64, 65, 130, 300, 700]))
+    op = NonMaxSuppression(
+        int(rng.choice([1, 3, 70, 1 << 40])),
+        float(np.float32(rng.choice([0.0, 0.3, 0.5, 0.9, 1.0]))),
+        float(rng.choice([-math.inf, 0.0, 0.5, 9.0])),
+        bool(number % 2),
+    )
+    case = suppression(op, int(rng.integers(1, 4)), int(rng.integers(1, 4)), count, (F32, F32, F16, BF16)[number % 4])
+    return replace(case, figures=SMALL if number % 3 == 0 else FIGURES)
+
+
+def random_cases() -> list[Case]:
+    fixed = np.random.default_rng(17)  # the same sources each time: they are compiled once
+    return [random_case(fixed, i) for i in range(40)]
+
+
+@needs_compiler
+def test_random_boxes(rng: np.random.Generator) -> None:
+    cases = random_cases()
+    spilled = [case.kernel is not None and "(own + " in case.kernel.launches[0].source for case in cases]
+    assert any(spilled) and not all(spilled), "keys are in shared memory, or in scratch memory"
+    check(cases, rng)
+
+
+def test_another_batch_needs_no_other_source() -> None:
+    op = NonMaxSuppression(10, 0.5)
+    one, eight = (suppression(op, images, 3, 100).kernel for images in (1, 8))
+    assert one is not None and eight is not None
+    assert [a.source for a in one.launches] == [b.source for b in eight.launches]
+    assert [b.grid for b in eight.launches] == [8 * a.grid for a in one.launches]
+
+
+@pytest.mark.parametrize("dtype", [DType.F64])
+def test_what_has_no_kernel(dtype: DType) -> None:
+    assert suppression(NonMaxSuppression(10, 0.5), 1, 1, 9, dtype).kernel is None
+    assert suppression(NonMaxSuppression(0, 0.5), 1, 1, 9).kernel is None
