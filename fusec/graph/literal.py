@@ -16,24 +16,32 @@ from fusec.graph.types import DType, TensorType
 
 
 class Literal:
-    """The data of a constant, loaded when it is first needed. Literals are compared by identity.
+    """The data of a constant, loaded when it is needed. Literals are compared by identity.
 
     type: shape and element type; the memory order is dropped, because `array` is row-major.
     load: returns an array of that type; called once, by the first thread that needs the data.
+    keep: False if `load` may be called for each use, so that the data takes memory only while something uses it.
     label: name of the constant in the model.
     key: equal for literals that were derived in the same way from the same data, so that they are recognised without
         being loaded; default: a unique key.
     """
 
-    __slots__ = ("__weakref__", "_array", "_digest", "_load", "_lock", "key", "label", "type")
+    __slots__ = ("__weakref__", "_array", "_digest", "_keep", "_load", "_lock", "key", "label", "type")
 
     def __init__(
-        self, type: TensorType, load: Callable[[], np.ndarray[Any, Any]], label: str = "", key: Hashable | None = None
+        self,
+        type: TensorType,
+        load: Callable[[], np.ndarray[Any, Any]],
+        label: str = "",
+        key: Hashable | None = None,
+        *,
+        keep: bool = True,
     ):
         self.type = TensorType(type.shape, type.dtype)
         self.label = label
         self.key: Hashable = object() if key is None else key
         self._load = load
+        self._keep = keep
         self._lock = threading.Lock()
         self._array: np.ndarray[Any, Any] | None = None
         self._digest = ""
@@ -50,10 +58,13 @@ class Literal:
     @property
     def array(self) -> np.ndarray[Any, Any]:
         """Return the data as a read-only NumPy array."""
-        if self._array is None:
+        array = self._array
+        if array is None:
             with self._lock:
-                self._array = self._loaded() if self._array is None else self._array
-        return self._array
+                array = self._loaded() if self._array is None else self._array
+                if self._keep:
+                    self._array = array
+        return array
 
     def _loaded(self) -> np.ndarray[Any, Any]:
         array = np.asarray(self._load())
