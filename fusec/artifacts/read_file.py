@@ -13,9 +13,19 @@ from typing import Any, cast
 from fusec import __version__, lockfile
 from fusec.artifacts import container
 from fusec.artifacts.container import Reader
-from fusec.artifacts.members import FORMAT, FORMAT_OF_SHAPES, SOURCE, SOURCE_WEIGHTS, WEIGHTS, folder_of, versions
+from fusec.artifacts.members import (
+    FORMAT,
+    FORMAT_OF_SHAPES,
+    FORMAT_WITHOUT_SOURCES,
+    LEFT_OUT,
+    SOURCE,
+    SOURCE_WEIGHTS,
+    WEIGHTS,
+    folder_of,
+    versions,
+)
 from fusec.artifacts.read_program import read_program
-from fusec.artifacts.safetensors import header_bytes, read
+from fusec.artifacts.safetensors import header_bytes, read, type_of
 from fusec.artifacts.shape_table import ShapeTable
 from fusec.errors import ModelError, VerifyError
 from fusec.execution.compilation import Compiled
@@ -23,7 +33,7 @@ from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.judges import CudnnJudge
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.ir import Graph, Literal
+from fusec.ir import Graph, Literal, MissingLiteral
 from fusec.passes.base import PRECISIONS, Options
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_filter import PlanFilter
@@ -107,7 +117,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
     options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders, plans=plans)
     options = replace(options, target=gpu)
     weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
-    late = {**_late_weights(file), **weights}
+    late = {**_late_weights(file), **_left_out(file), **weights}
     _log.info("%s: read for %s, made with cuDNN %s", path, target, manifest["cudnn"] or "none")
     found: list[Artifact] = []
     derived: dict[Hashable, Literal] = {}
@@ -131,10 +141,10 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
 def _open(path: Path) -> Reader:
     file = Reader(path)
     manifest = file.manifest
-    if manifest.get("format") not in (FORMAT, FORMAT_OF_SHAPES):
+    if manifest.get("format") not in (FORMAT, FORMAT_OF_SHAPES, FORMAT_WITHOUT_SOURCES):
         raise ModelError(
-            f"{path}: is of format {manifest.get('format')!r}, this fusec ({__version__}) reads {FORMAT} and "
-            f"{FORMAT_OF_SHAPES}: compile the model again"
+            f"{path}: is of format {manifest.get('format')!r}, this fusec ({__version__}) reads {FORMAT} to "
+            f"{FORMAT_WITHOUT_SOURCES}: compile the model again"
         )
     options, named = manifest.get("options"), manifest.get("targets")
     if not (isinstance(named, dict) and named and isinstance(options, dict)) or not (
@@ -189,6 +199,21 @@ def _late_weights(file: Reader) -> dict[str, Literal]:
         return Literal(literal.type, load, literal.label)
 
     return {name: late(literal) for name, literal in _weights(file, SOURCE_WEIGHTS, room.toreadonly()).items()}
+
+
+def _left_out(file: Reader) -> dict[str, Literal]:
+    """Return the weights of the imported model that the file was written without."""
+    if LEFT_OUT not in file:
+        return {}
+    error = ModelError(
+        f"{file.path}: was written without the weights of the imported model, which this needs: give the model itself, "
+        "or write the file with them"
+    )
+    try:
+        given = file.json(LEFT_OUT)
+        return {d: MissingLiteral(type_of(text), str(label), d, error) for d, (text, label) in given.items()}
+    except (AttributeError, TypeError, ValueError, VerifyError) as wrong:
+        raise ModelError(f"{file.path}: {LEFT_OUT}: has another form than fusec writes: {wrong}") from wrong
 
 
 def _graph(file: Reader, member: str, weights: Mapping[str, Literal]) -> Graph:

@@ -91,6 +91,19 @@ class Literal:
         return self._digest
 
 
+class MissingLiteral(Literal):
+    """A constant whose data is not here, but its digest is known. error: raised when the data is needed."""
+
+    __slots__ = ()
+
+    def __init__(self, type: TensorType, label: str, digest: str, error: Exception):
+        def fail() -> np.ndarray[Any, Any]:
+            raise error
+
+        super().__init__(type, fail, label)
+        self._digest = digest
+
+
 def load_all(literals: Iterable[Literal]) -> None:
     """Load literals on all cores. Threads help because NumPy, which derives and transposes weights, frees the GIL."""
     _on_all_cores(lambda literal: literal.array, literals)
