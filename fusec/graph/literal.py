@@ -7,12 +7,14 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.graph.types import DType, TensorType
+
+T = TypeVar("T")
 
 
 class Literal:
@@ -66,6 +68,17 @@ class Literal:
                     self._array = array
         return array
 
+    def operand(self) -> np.ndarray[Any, Any]:
+        """Return the data for one computation, in any memory order. It is not cached unless it was loaded before.
+
+        Of a chain of constants that are derived from each other, only the last one then takes memory for long.
+        """
+        array = self._array
+        return self._operand() if array is None else array
+
+    def _operand(self) -> np.ndarray[Any, Any]:
+        return self._loaded()
+
     def _loaded(self) -> np.ndarray[Any, Any]:
         array = np.asarray(self._load())
         if array.shape != self.type.shape or array.dtype != self.type.dtype.numpy:
@@ -104,9 +117,12 @@ class MissingLiteral(Literal):
         self._digest = digest
 
 
-def load_all(literals: Iterable[Literal]) -> None:
-    """Load literals on all cores. Threads help because NumPy, which derives and transposes weights, frees the GIL."""
-    _on_all_cores(lambda literal: literal.array, literals)
+def load_all(literals: Iterable[Literal]) -> list[np.ndarray[Any, Any]]:
+    """Load literals on all cores. Threads help because NumPy, which derives and transposes weights, frees the GIL.
+
+    Hold the arrays until they are used, because some literals keep none.
+    """
+    return _on_all_cores(lambda literal: literal.array, literals)
 
 
 def digest_all(literals: Iterable[Literal]) -> None:
@@ -114,8 +130,7 @@ def digest_all(literals: Iterable[Literal]) -> None:
     _on_all_cores(lambda literal: literal.digest, literals)
 
 
-def _on_all_cores(act: Callable[[Literal], object], literals: Iterable[Literal]) -> None:
+def _on_all_cores(act: Callable[[Literal], T], literals: Iterable[Literal]) -> list[T]:
     wanted = list(dict.fromkeys(literals))
     with ThreadPoolExecutor(max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
-        for _ in pool.map(act, wanted):
-            pass
+        return list(pool.map(act, wanted))
