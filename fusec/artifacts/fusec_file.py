@@ -39,6 +39,7 @@ from fusec.gpu.cudnn.verdict_json import encode
 from fusec.ir import Constant, Graph, Literal, digest_all, print_graph
 from fusec.passes.partition.equivalent_spellings import respell
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
+from fusec.plans.lock_record import Lock
 from fusec.schedule.program import Partition, body_of
 
 __all__ = ["SUFFIX", "WEIGHTS", "Artifact", "load", "load_all", "save", "table", "targets", "trust", "versions"]
@@ -90,6 +91,7 @@ def save(
         options |= {"plans": first.options.plans.to_json()} if not first.options.plans.is_default else {}
         targets = {c.target.name: c.target.digest for c in compiled}
         manifest = {"format": FORMAT, "fusec": __version__, **versions(), "options": options, "targets": targets}
+        manifest |= {"timed": sorted({c.target.name for c in compiled if _is_timed(c)})}
         if table is not None:
             manifest |= {"format": FORMAT_OF_SHAPES, "programs": len(shapes), "shapes": table.to_json()}
         file.finish(manifest | ({"format": FORMAT_WITHOUT_SOURCES} if left_out else {}))
@@ -113,6 +115,12 @@ def _by_shapes(path: str | Path, compiled: Sequence[Compiled], several: bool) ->
         if set(names) != {c.target.name for c in compiled}:
             raise FusecError(f"{path}: not all input shapes were compiled for all targets")
     return found
+
+
+def _is_timed(compiled: Compiled) -> bool:
+    """Tell if variants of kernels were timed on a GPU, or a lock names them."""
+    tuned = compiled.tuned
+    return tuned.timed if isinstance(tuned, Lock) else tuned is not None and bool(tuned.variants)
 
 
 def _graphs(compiled: Compiled) -> list[Graph]:

@@ -132,6 +132,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
             judge = None if deviceless.is_absent() else _LateJudge(gpu, options)
             compiled = Compiled(source, program, gpu, options, judge)
             lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
+            lock = replace(lock, timed=target in manifest.get("timed", [target]))
             found.append(_with_plans(file, replace(compiled, tuned=lock), data["plans"], lock, store))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, VerifyError) as error:
             raise ModelError(f"{path}: {member}: not a program of this graph: {error}") from error
@@ -155,6 +156,7 @@ def _open(path: Path) -> Reader:
         and all(isinstance(pair, list) and len(cast("list[Any]", pair)) == 2 for pair in options.get("state", []))
         and _are_orders(options.get("orders", []))
         and all(isinstance(manifest.get(name), str) for name in ("fusec", "cudnn", "frontend"))
+        and isinstance(manifest.get("timed", []), list)
         and type(manifest.get("programs", 1)) is int
         and manifest.get("programs", 1) >= 1
     ):

@@ -675,6 +675,15 @@ RUNNING: tuple[Mutant, ...] = (
         "frontends/onnx/test_split_model.py",
     ),
     _m(
+        "untimed_variants_are_taken",
+        "files",
+        "compiler/load_file.py",
+        " if lock.timed else {},\n",
+        ",\n",
+        "a file made without a GPU runs the first variant of each kernel, not the fastest",
+        "gpu/test_load_file.py",
+    ),
+    _m(
         "weights_read_twice",
         "runtime",
         "execution/program_runner.py",
