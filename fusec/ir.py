@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from fusec.errors import VerifyError
-from fusec.graph.literal import Literal, digest_all, load_all
+from fusec.graph.literal import Literal, MissingLiteral, digest_all, load_all
 from fusec.graph.op import Array, Constant, Op, Return
 from fusec.graph.printer import (
     INLINE_ELEMENTS,
@@ -42,6 +42,7 @@ __all__ = [
     "DType",
     "Graph",
     "Literal",
+    "MissingLiteral",
     "Node",
     "Op",
     "Return",

@@ -232,10 +232,13 @@ class Executable(ProgramRunner):
                     state.buffers, self._ready = held, False
                 self._called, self._replay = False, None
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the compiled model to a `.fusec` file, which `fusec.load` reads; on a GPU with the tuned plans."""
+    def save(self, path: str | os.PathLike[str], *, sources: bool = True) -> None:
+        """Write the compiled model to a `.fusec` file, which `fusec.load` reads; on a GPU with the tuned plans.
+
+        sources: False to leave out the weights that only the imported model has; see `fusec.save`.
+        """
         compiled, plans = self.contents()
-        fusec_file.save(os.fspath(path), [compiled], plans)
+        fusec_file.save(os.fspath(path), [compiled], plans, sources=sources)
 
     def contents(self) -> tuple[Compiled, lockfile.Plans]:
         """Return what a `.fusec` file holds of this program: with its choices, and the plans of its graphs."""

@@ -21,6 +21,8 @@ from fusec.artifacts.container import written
 from fusec.artifacts.members import (
     FORMAT,
     FORMAT_OF_SHAPES,
+    FORMAT_WITHOUT_SOURCES,
+    LEFT_OUT,
     SOURCE,
     SOURCE_WEIGHTS,
     SUFFIX,
@@ -37,6 +39,7 @@ from fusec.gpu.cudnn.verdict_json import encode
 from fusec.ir import Constant, Graph, Literal, digest_all, print_graph
 from fusec.passes.partition.equivalent_spellings import respell
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
+from fusec.plans.lock_record import Lock
 from fusec.schedule.program import Partition, body_of
 
 __all__ = ["SUFFIX", "WEIGHTS", "Artifact", "load", "load_all", "save", "table", "targets", "trust", "versions"]
@@ -49,21 +52,26 @@ def save(
     compiled: Sequence[Compiled],
     plans: lockfile.Plans | None = None,
     table: ShapeTable | None = None,
+    *,
+    sources: bool = True,
 ) -> None:
     """Write a model that is compiled for one or more targets into a file, which is complete or not written at all.
 
     table: what the file says about shapes, if `compiled` has programs for several sets of input shapes; the first
         program's shapes are the default.
+    sources: False to leave out the weights that only the imported model has, such as fp32 weights of a program in fp16.
+        No step reads them. `verify` then does not check the passes, and `fusec run --compare` needs them.
     Raises FusecError if models or options differ, a target occurs twice, or the file cannot be written.
     """
     first = compiled[0]
     for each in compiled:
         each.require_answers(f"{path}: a compiled model")
     shapes = _by_shapes(path, compiled, several=table is not None)
-    sources = [members[0].source for members in shapes.values()]
-    digest_all(x for graph in (*(g for c in compiled for g in _graphs(c)), *sources) for x in _literals(graph))
+    imported = [members[0].source for members in shapes.values()]
+    digest_all(x for graph in (*(g for c in compiled for g in _graphs(c)), *imported) for x in _literals(graph))
     weights = {x.digest: x for c in compiled for graph in _graphs(c) for x in _literals(graph)}
-    rest = {x.digest: x for source in sources for x in _literals(source) if x.digest not in weights}
+    rest = {x.digest: x for each in imported for x in _literals(each) if x.digest not in weights}
+    left_out = {} if sources else {d: x for d, x in rest.items() if x.type.nbytes > EAGER_BYTES}
     with written(Path(path)) as file:
         # the large members come last, before the manifest, so that the members that are read first are together
         stored: set[str] = set()
@@ -74,16 +82,19 @@ def save(
             lock = lockfile.make(members, plans)
             file.add(folder_of(number) + lockfile.NAME, lockfile.text_of(lock).encode())
         file.stream(WEIGHTS, lambda member: write(member, weights.values()))
-        file.stream(SOURCE_WEIGHTS, lambda member: write(member, rest.values()))
+        file.stream(SOURCE_WEIGHTS, lambda member: write(member, [rest[d] for d in rest if d not in left_out]))
+        if left_out:
+            file.add(LEFT_OUT, json.dumps({d: [str(x.type), x.label] for d, x in left_out.items()}).encode())
         options = {"precision": first.options.precision, "disable": first.options.disabled_names}
         options |= {"state": [list(pair) for pair in first.options.state]} if first.options.state else {}
         options |= {"orders": [list(pair) for pair in first.options.orders]} if first.options.orders else {}
         options |= {"plans": first.options.plans.to_json()} if not first.options.plans.is_default else {}
         targets = {c.target.name: c.target.digest for c in compiled}
         manifest = {"format": FORMAT, "fusec": __version__, **versions(), "options": options, "targets": targets}
+        manifest |= {"timed": sorted({c.target.name for c in compiled if _is_timed(c)})}
         if table is not None:
             manifest |= {"format": FORMAT_OF_SHAPES, "programs": len(shapes), "shapes": table.to_json()}
-        file.finish(manifest)
+        file.finish(manifest | ({"format": FORMAT_WITHOUT_SOURCES} if left_out else {}))
     _log.info("%s: written for %s, %d sets of input shapes", path, ", ".join(targets), len(shapes))
 
 
@@ -104,6 +115,12 @@ def _by_shapes(path: str | Path, compiled: Sequence[Compiled], several: bool) ->
         if set(names) != {c.target.name for c in compiled}:
             raise FusecError(f"{path}: not all input shapes were compiled for all targets")
     return found
+
+
+def _is_timed(compiled: Compiled) -> bool:
+    """Tell if variants of kernels were timed on a GPU, or a lock names them."""
+    tuned = compiled.tuned
+    return tuned.timed if isinstance(tuned, Lock) else tuned is not None and bool(tuned.variants)
 
 
 def _graphs(compiled: Compiled) -> list[Graph]:

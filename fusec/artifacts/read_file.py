@@ -13,9 +13,19 @@ from typing import Any, cast
 from fusec import __version__, lockfile
 from fusec.artifacts import container
 from fusec.artifacts.container import Reader
-from fusec.artifacts.members import FORMAT, FORMAT_OF_SHAPES, SOURCE, SOURCE_WEIGHTS, WEIGHTS, folder_of, versions
+from fusec.artifacts.members import (
+    FORMAT,
+    FORMAT_OF_SHAPES,
+    FORMAT_WITHOUT_SOURCES,
+    LEFT_OUT,
+    SOURCE,
+    SOURCE_WEIGHTS,
+    WEIGHTS,
+    folder_of,
+    versions,
+)
 from fusec.artifacts.read_program import read_program
-from fusec.artifacts.safetensors import header_bytes, read
+from fusec.artifacts.safetensors import header_bytes, read, type_of
 from fusec.artifacts.shape_table import ShapeTable
 from fusec.errors import ModelError, VerifyError
 from fusec.execution.compilation import Compiled
@@ -23,7 +33,7 @@ from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.judges import CudnnJudge
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.ir import Graph, Literal
+from fusec.ir import Graph, Literal, MissingLiteral
 from fusec.passes.base import PRECISIONS, Options
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_filter import PlanFilter
@@ -107,7 +117,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
     options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders, plans=plans)
     options = replace(options, target=gpu)
     weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
-    late = {**_late_weights(file), **weights}
+    late = {**_late_weights(file), **_left_out(file), **weights}
     _log.info("%s: read for %s, made with cuDNN %s", path, target, manifest["cudnn"] or "none")
     found: list[Artifact] = []
     derived: dict[Hashable, Literal] = {}
@@ -122,6 +132,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
             judge = None if deviceless.is_absent() else _LateJudge(gpu, options)
             compiled = Compiled(source, program, gpu, options, judge)
             lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
+            lock = replace(lock, timed=target in manifest.get("timed", [target]))
             found.append(_with_plans(file, replace(compiled, tuned=lock), data["plans"], lock, store))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, VerifyError) as error:
             raise ModelError(f"{path}: {member}: not a program of this graph: {error}") from error
@@ -131,10 +142,10 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
 def _open(path: Path) -> Reader:
     file = Reader(path)
     manifest = file.manifest
-    if manifest.get("format") not in (FORMAT, FORMAT_OF_SHAPES):
+    if manifest.get("format") not in (FORMAT, FORMAT_OF_SHAPES, FORMAT_WITHOUT_SOURCES):
         raise ModelError(
-            f"{path}: is of format {manifest.get('format')!r}, this fusec ({__version__}) reads {FORMAT} and "
-            f"{FORMAT_OF_SHAPES}: compile the model again"
+            f"{path}: is of format {manifest.get('format')!r}, this fusec ({__version__}) reads {FORMAT} to "
+            f"{FORMAT_WITHOUT_SOURCES}: compile the model again"
         )
     options, named = manifest.get("options"), manifest.get("targets")
     if not (isinstance(named, dict) and named and isinstance(options, dict)) or not (
@@ -145,6 +156,7 @@ def _open(path: Path) -> Reader:
         and all(isinstance(pair, list) and len(cast("list[Any]", pair)) == 2 for pair in options.get("state", []))
         and _are_orders(options.get("orders", []))
         and all(isinstance(manifest.get(name), str) for name in ("fusec", "cudnn", "frontend"))
+        and isinstance(manifest.get("timed", []), list)
         and type(manifest.get("programs", 1)) is int
         and manifest.get("programs", 1) >= 1
     ):
@@ -189,6 +201,21 @@ def _late_weights(file: Reader) -> dict[str, Literal]:
         return Literal(literal.type, load, literal.label)
 
     return {name: late(literal) for name, literal in _weights(file, SOURCE_WEIGHTS, room.toreadonly()).items()}
+
+
+def _left_out(file: Reader) -> dict[str, Literal]:
+    """Return the weights of the imported model that the file was written without."""
+    if LEFT_OUT not in file:
+        return {}
+    error = ModelError(
+        f"{file.path}: was written without the weights of the imported model, which this needs: give the model itself, "
+        "or write the file with them"
+    )
+    try:
+        given = file.json(LEFT_OUT)
+        return {d: MissingLiteral(type_of(text), str(label), d, error) for d, (text, label) in given.items()}
+    except (AttributeError, TypeError, ValueError, VerifyError) as wrong:
+        raise ModelError(f"{file.path}: {LEFT_OUT}: has another form than fusec writes: {wrong}") from wrong
 
 
 def _graph(file: Reader, member: str, weights: Mapping[str, Literal]) -> Graph:

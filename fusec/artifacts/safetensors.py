@@ -83,7 +83,7 @@ def header_bytes(data: memoryview) -> int:
 
 def _literal(body: memoryview, entry: Any, label: str, unnamed: str | None) -> Literal:
     shape = tuple(map(int, entry["shape"]))
-    type = TensorType(shape, _DTYPES[entry["dtype"]]) if unnamed is None else _type(unnamed)
+    type = TensorType(shape, _DTYPES[entry["dtype"]]) if unnamed is None else type_of(unnamed)
     if unnamed is not None and (type.dtype in _NAMES or entry["dtype"] != _BYTES or as_stored(type) != shape):
         raise ModelError(f"{label!r}: is {entry['dtype']}{list(shape)} and {unnamed}")
     start, end = map(int, entry["data_offsets"])
@@ -98,7 +98,7 @@ def _literal(body: memoryview, entry: Any, label: str, unnamed: str | None) -> L
     return Literal(type, view, label)
 
 
-def _type(text: str) -> TensorType:
+def type_of(text: str) -> TensorType:
     """Read a type as `str` writes it: `i4[2,3]`."""
     name, _, dims = text.removesuffix("]").partition("[")
     return TensorType(tuple(map(int, filter(None, dims.split(",")))), DType(name))

@@ -39,6 +39,13 @@ def compile(
         list[str] | None,
         typer.Option(metavar="NAME=SIZES", help="Sizes to compile a dim for; others are padded: batch=1,8,32."),
     ] = None,
+    no_sources: Annotated[
+        bool,
+        typer.Option(
+            "--no-sources",
+            help="Leave out of the .fusec file the weights that only the imported model has.",
+        ),
+    ] = False,
     locked: Locked = None,
     as_json: AsJson = False,
 ) -> None:
@@ -53,6 +60,8 @@ def compile(
     saves = file is not None and file.suffix == ".fusec"
     if len(targets) > 1 and not saves:
         raise FusecError("several targets need -o FILE.fusec, because only such a file holds them all")
+    if no_sources and not saves:
+        raise FusecError("--no-sources needs -o FILE.fusec, because only such a file holds weights")
     with output.progress() as report:
         sized = sizes.ranged(request, bucket or (), locked is not None)
         try:
@@ -71,7 +80,7 @@ def compile(
             programs = apply_lock(locked, all_compiled) if locked is not None else None
             compiled = all_compiled[0] if programs is None else programs[0].compiled
             if file is not None and saves:
-                _save(file, all_compiled, report, programs, sized)
+                _save(file, all_compiled, report, programs, sized, not no_sources)
             note = compiled.note
             summary, words = _summary(request.model, compiled, time.perf_counter() - start)
             if sized is not None and saves:
@@ -92,11 +101,13 @@ def _save(
     report: output.Report,
     locked: Sequence[LockedProgram] | None,
     sized: sizes.Sized | None,
+    sources: bool,
 ) -> None:
     """Write a `.fusec` file with plans that are built here, also for GPUs that this machine does not have.
 
     locked: programs with the plans of a lock file; None for the first plans that cuDNN offers.
     sized: the sizes of dims, if there are programs for several sets of input shapes.
+    sources: whether the file also holds the weights that only the imported model has.
     """
     from fusec.artifacts import fusec_file
     from fusec.compiler.build_plans import build_plans
@@ -107,9 +118,10 @@ def _save(
     programs = compiled if locked is None else [each.compiled for each in locked]
     plans = build_plans(programs, report, None if locked is None else [each.choices for each in locked])
     if sized is None:
-        fusec_file.save(path, programs, plans)
+        fusec_file.save(path, programs, plans, sources=sources)
     else:
-        save_shapes.save(path, [(each, plans) for each in programs], sized.sizing, sized.padding)
+        saved = [(each, plans) for each in programs]
+        save_shapes.save(path, saved, sized.sizing, sized.padding, sources=sources)
 
 
 def _print(model: str, summary: dict[str, Any], words: str, note: str) -> None:

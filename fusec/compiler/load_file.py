@@ -63,7 +63,10 @@ def target_of(path: str | os.PathLike[str], target: str, simulate: bool = False)
 
 
 def _on_gpu(artifact: fusec_file.Artifact, tune: str, weights: SharedWeights | None) -> Executable:
-    """Prepare the file's program with the choices of the file's lock."""
+    """Prepare the file's program with the choices of the file's lock.
+
+    A file that was made without a GPU names no variants of kernels. They are timed once, and cached for the next load.
+    """
     from fusec.gpu.autotune.tuning_cache import KnownChoices
     from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
@@ -72,9 +75,10 @@ def _on_gpu(artifact: fusec_file.Artifact, tune: str, weights: SharedWeights | N
     program = apply_choices(compiled.program, {}, compiled.figures, options.as_source)
     known = KnownChoices(
         {} if options.deterministic else artifact.plans,  # a file's plans were not chosen for that
-        lockfile.variants(lock, program, compiled.target, options.tensor_cores),
+        lockfile.variants(lock, program, compiled.target, options.tensor_cores) if lock.timed else {},
         accept_incomplete=tune != "full",
         side_by_side=tune != "full" and lockfile.side_by_side(lock, compiled.target),
     )
     backend = CudnnBackend(tune, known, plan_filter=options.plan_filter)
+    backend.time_variants(program)
     return Executable(replace(compiled, program=program), backend, weights)

@@ -39,16 +39,19 @@ def save(
     programs: Sequence[tuple[Compiled, lockfile.Plans]],
     sizing: Sizing,
     padding: Padding,
+    *,
+    sources: bool = True,
 ) -> None:
     """Write programs with their plans, for one target or several; the first program's shapes are the default.
 
+    sources: False to leave out the weights that only the imported model has.
     Raises ModelError: when input shapes that would be padded cannot be.
     """
     plans: dict[tuple[str, str], Sequence[Entry]] = {}
     for _, each in programs:
         plans |= each
     compiled = [program for program, _ in programs]
-    fusec_file.save(os.fspath(path), compiled, plans, _shape_table(compiled, sizing, padding))
+    fusec_file.save(os.fspath(path), compiled, plans, _shape_table(compiled, sizing, padding), sources=sources)
 
 
 def _shape_table(programs: Sequence[Compiled], sizing: Sizing, padding: Padding) -> ShapeTable:

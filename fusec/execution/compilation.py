@@ -10,7 +10,7 @@ from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.cudnn.deviceless import INSTALL
 from fusec.gpu.cudnn.judges import asks_cudnn
 from fusec.gpu.kernels import GpuFigures
-from fusec.ir import Graph
+from fusec.ir import Graph, MissingLiteral
 from fusec.lower_cudnn import Lowered, lower
 from fusec.passes.base import Options
 from fusec.passes.partition.judge import Judge
@@ -49,6 +49,11 @@ class Compiled:
     def asked(self) -> bool:
         """Tell if cuDNN was asked; else fusec's rules alone decided what fuses."""
         return asks_cudnn(self.judge)
+
+    @property
+    def has_sources(self) -> bool:
+        """Tell if the weights of the imported model are here; a `.fusec` file may be written without them."""
+        return not any(isinstance(value.literal, MissingLiteral) for value in self.source.values())
 
     @property
     def note(self) -> str:

@@ -70,6 +70,7 @@ class ProgramRunner:
         self._feeders: list[Callable[[Array], None]] = []
         self._fetchers: list[Callable[[Array | None, bool], Array]] = []
         self._shared: list[Array] = []  # keeps constants for other programs until this one's steps are bound
+        self._ahead: list[Array] = []  # keeps constants on the host until this program's steps are bound
         self._ready = self._called = False  # memory is allocated; the steps ran
         self._replay: Captured | None = None
         self._prepare(weights)
@@ -92,7 +93,7 @@ class ProgramRunner:
         with ThreadPoolExecutor(1, thread_name_prefix="fusec-weights") as weights_thread:
             loaded = weights_thread.submit(load_all, missing)
             backend.prepare(graphs, self.memory.nbytes + sum(sizes.values()), others)
-            loaded.result()
+            self._ahead = loaded.result()
         if weights is not None:
             with backend.calling():
                 bindings = (b for lowered in compiled.lowered if lowered is not None for b in lowered.constants)
@@ -292,6 +293,7 @@ class ProgramRunner:
         for index, action in self._after.items():
             self._launches[index] = _followed(self._launches[index], action)
         self._shared.clear()
+        self._ahead.clear()
         graph = self.compiled.graph
         self._feeders = [self.backend.feeder(self._steps.buffer(v), v.type) for v in graph.inputs]
         self._fetchers = [self.backend.fetcher(self._state.output(v, self._steps), v.type) for v in graph.outputs]

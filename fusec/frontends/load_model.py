@@ -16,6 +16,7 @@ from fusec.errors import ModelError, VerifyError
 from fusec.frontends.bound_inputs import bound_literal, with_constants
 from fusec.frontends.custom_ops import CustomOp, CustomOps, custom_ops_of
 from fusec.ir import DType, Graph, Literal
+from fusec.system.byte_ranges import ByteRanges, FileRanges, MemoryRanges
 from fusec.system.printable import printable
 from fusec.text import parse
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from fusec.frontends.onnx.load import CheckedModel
     from fusec.frontends.onnx.segments import Segment
+    from fusec.frontends.onnx.split_model import TensorFiles
 
 _TEXT_SUFFIXES = frozenset({".txt", ".fusec-ir"})
 _TEXT_START = b'graph "'  # no protobuf message starts with these bytes
@@ -48,7 +50,7 @@ class Source:
 
     constants: values of some inputs of an ONNX model, by name. These inputs become constants of the graph.
     file: name of the model in messages; by default its path.
-    folder: folder of its external data; by default that of the path.
+    files: where the data is that the tensors of a ModelProto lack.
     custom_ops: Python functions for ops of an ONNX model; see `fusec.compile`.
     """
 
@@ -57,18 +59,18 @@ class Source:
         model: str | os.PathLike[str] | bytes | ModelProto | Graph,
         constants: Mapping[str, Literal] | None = None,
         file: str = "",
-        folder: Path | None = None,
+        files: TensorFiles | None = None,
         custom_ops: Mapping[str, Callable[..., Any] | CustomOp] | CustomOps | None = None,
     ):
-        self._folder = folder
+        self._files = files
         self.constants = dict(constants or {})
         if isinstance(model, str | os.PathLike):
             path = Path(model)
-            self.file, self._folder = printable(str(path)), path.parent
-            self._model = _decoded(_bytes(path), self.file, text=path.suffix in _TEXT_SUFFIXES)
+            self.file = printable(str(path))
+            self._model, self._files = _read(path, self.file)
         elif isinstance(model, bytes):
             self.file = "<bytes>"
-            self._model = _decoded(model, self.file)
+            self._model, self._files = _decoded(MemoryRanges(model), self.file)
         else:
             self.file = f"graph {model.name!r}" if isinstance(model, Graph) else "<ModelProto>"
             self._model = model
@@ -100,7 +102,7 @@ class Source:
                 raise ModelError(f"{self.file}: {error}") from error
         if isinstance(self._model, Graph):
             return Source(with_constants(self._model, known), file=self.file)
-        return Source(self._model, {**self.constants, **known}, self.file, self._folder, self._custom_ops)
+        return Source(self._model, {**self.constants, **known}, self.file, self._files, self._custom_ops)
 
     def load(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
         """Load the graph for some input shapes, as `frontends.load` does."""
@@ -111,7 +113,7 @@ class Source:
         from fusec.frontends.onnx.load import load_onnx
 
         model = self._check(self._model)
-        return load_onnx(model, sizes, self.file, self._folder, self.constants, self._weights)
+        return load_onnx(model, sizes, self.file, self._files, self.constants, self._weights)
 
     def _checked_sizes(self, shapes: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
         sizes = _sizes(shapes or {})
@@ -134,7 +136,7 @@ class Source:
         from fusec.frontends.onnx.segments import SegmentedModel
 
         sizes = self._checked_sizes(shapes)
-        model = SegmentedModel(self._check(self._model), self.file, self._folder, self._weights)
+        model = SegmentedModel(self._check(self._model), self.file, self._files, self._weights)
         return joined(model, model.first(sizes, self.constants), sizes, self.constants)
 
     def standalone(self, opset: int) -> ModelProto:
@@ -146,11 +148,14 @@ class Source:
             raise ModelError(f"{self.file}: is a graph of fusec, not an ONNX model")
         from fusec.frontends.onnx.standalone import standalone  # imported here as in `load`
 
-        return standalone(self._model, self.file, self._folder, opset)
+        return standalone(self._model, self.file, self._files, opset)
 
     @property
     def onnx(self) -> ModelProto | None:
-        """Return the ONNX model, which must not be changed; None for a graph."""
+        """Return the ONNX model, which must not be changed; None for a graph.
+
+        It lacks the data of large weights, which `standalone` has.
+        """
         return None if isinstance(self._model, Graph) else self._model
 
     def edited(self, edit: Callable[[ModelProto], None]) -> Source:
@@ -163,7 +168,7 @@ class Source:
         model = type(self._model)()
         model.CopyFrom(self._model)
         edit(model)
-        return Source(model, self.constants, self.file, self._folder, self._custom_ops)
+        return Source(model, self.constants, self.file, self._files, self._custom_ops)
 
     @cached_property
     def interface(self) -> tuple[tuple[Declaration, ...], tuple[Declaration, ...]]:
@@ -255,19 +260,7 @@ def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _decoded(data: bytes, file: str, text: bool = False) -> ModelProto | Graph:
-    """Decode a model from bytes.
-
-    The caller keeps no reference to the bytes, so that they are freed before the weights are copied.
-    """
-    if text or data.startswith(_TEXT_START):
-        return _text(data, file)
-    from fusec.frontends.onnx.load import decoded  # imported here as in `Source.load`
-
-    return decoded(data, file)
-
-
-def _bytes(path: Path) -> bytes:
+def _read(path: Path, file: str) -> tuple[ModelProto | Graph, TensorFiles | None]:
     """Read a regular file of less than 2 GiB, which is the limit of protobuf. Raises ModelError otherwise."""
     try:
         status = path.stat()
@@ -280,13 +273,22 @@ def _bytes(path: Path) -> bytes:
                 f"{path}: {status.st_size} bytes, and protobuf reads less than 2 GiB: "
                 "save the weights as external data (onnx.save_model(..., save_as_external_data=True))"
             )
-        data = path.read_bytes()
+        if not status.st_size:
+            raise ModelError(f"{path}: is empty")
+        return _decoded(FileRanges(path), file, path)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = error.strerror or error if isinstance(error, OSError) else str(error)
         raise ModelError(f"{path}: {reason}") from error
-    if not data:
-        raise ModelError(f"{path}: is empty")
-    return data
+
+
+def _decoded(data: ByteRanges, file: str, path: Path | None = None) -> tuple[ModelProto | Graph, TensorFiles | None]:
+    """Decode a model in text or as ONNX. path: that of the bytes; None if they are in memory."""
+    text = path is not None and path.suffix in _TEXT_SUFFIXES
+    if text or data.read(0, len(_TEXT_START)) == _TEXT_START:
+        return _text(data.read(0, data.size), file), None
+    from fusec.frontends.onnx.load import decoded  # imported here as in `Source.load`
+
+    return decoded(data, file, None if path is None else path.parent)
 
 
 def _text(data: bytes, file: str) -> Graph:

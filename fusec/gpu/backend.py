@@ -119,6 +119,10 @@ class CudnnBackend:
         tuning = StepTuning(tensor_cores, launch_us, self.tune, self._launches.figures)
         return self.steps.tune_steps(program, tuning, bind, as_source, prefer_kernels)
 
+    def time_variants(self, program: Program) -> None:
+        """Choose the fastest variant of each kernel of a program that was not tuned here; nothing with level `none`."""
+        self.steps.time_variants(program, self._launches.figures)
+
     def from_any(self, array: Any) -> Array:
         return DeviceArrays().from_any(array)
 

@@ -7,33 +7,43 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.graph.types import DType, TensorType
 
+T = TypeVar("T")
+
 
 class Literal:
-    """The data of a constant, loaded when it is first needed. Literals are compared by identity.
+    """The data of a constant, loaded when it is needed. Literals are compared by identity.
 
     type: shape and element type; the memory order is dropped, because `array` is row-major.
     load: returns an array of that type; called once, by the first thread that needs the data.
+    keep: False if `load` may be called for each use, so that the data takes memory only while something uses it.
     label: name of the constant in the model.
     key: equal for literals that were derived in the same way from the same data, so that they are recognised without
         being loaded; default: a unique key.
     """
 
-    __slots__ = ("__weakref__", "_array", "_digest", "_load", "_lock", "key", "label", "type")
+    __slots__ = ("__weakref__", "_array", "_digest", "_keep", "_load", "_lock", "key", "label", "type")
 
     def __init__(
-        self, type: TensorType, load: Callable[[], np.ndarray[Any, Any]], label: str = "", key: Hashable | None = None
+        self,
+        type: TensorType,
+        load: Callable[[], np.ndarray[Any, Any]],
+        label: str = "",
+        key: Hashable | None = None,
+        *,
+        keep: bool = True,
     ):
         self.type = TensorType(type.shape, type.dtype)
         self.label = label
         self.key: Hashable = object() if key is None else key
         self._load = load
+        self._keep = keep
         self._lock = threading.Lock()
         self._array: np.ndarray[Any, Any] | None = None
         self._digest = ""
@@ -50,10 +60,24 @@ class Literal:
     @property
     def array(self) -> np.ndarray[Any, Any]:
         """Return the data as a read-only NumPy array."""
-        if self._array is None:
+        array = self._array
+        if array is None:
             with self._lock:
-                self._array = self._loaded() if self._array is None else self._array
-        return self._array
+                array = self._loaded() if self._array is None else self._array
+                if self._keep:
+                    self._array = array
+        return array
+
+    def operand(self) -> np.ndarray[Any, Any]:
+        """Return the data for one computation, in any memory order. It is not cached unless it was loaded before.
+
+        Of a chain of constants that are derived from each other, only the last one then takes memory for long.
+        """
+        array = self._array
+        return self._operand() if array is None else array
+
+    def _operand(self) -> np.ndarray[Any, Any]:
+        return self._loaded()
 
     def _loaded(self) -> np.ndarray[Any, Any]:
         array = np.asarray(self._load())
@@ -80,9 +104,25 @@ class Literal:
         return self._digest
 
 
-def load_all(literals: Iterable[Literal]) -> None:
-    """Load literals on all cores. Threads help because NumPy, which derives and transposes weights, frees the GIL."""
-    _on_all_cores(lambda literal: literal.array, literals)
+class MissingLiteral(Literal):
+    """A constant whose data is not here, but its digest is known. error: raised when the data is needed."""
+
+    __slots__ = ()
+
+    def __init__(self, type: TensorType, label: str, digest: str, error: Exception):
+        def fail() -> np.ndarray[Any, Any]:
+            raise error
+
+        super().__init__(type, fail, label)
+        self._digest = digest
+
+
+def load_all(literals: Iterable[Literal]) -> list[np.ndarray[Any, Any]]:
+    """Load literals on all cores. Threads help because NumPy, which derives and transposes weights, frees the GIL.
+
+    Hold the arrays until they are used, because some literals keep none.
+    """
+    return _on_all_cores(lambda literal: literal.array, literals)
 
 
 def digest_all(literals: Iterable[Literal]) -> None:
@@ -90,8 +130,7 @@ def digest_all(literals: Iterable[Literal]) -> None:
     _on_all_cores(lambda literal: literal.digest, literals)
 
 
-def _on_all_cores(act: Callable[[Literal], object], literals: Iterable[Literal]) -> None:
+def _on_all_cores(act: Callable[[Literal], T], literals: Iterable[Literal]) -> list[T]:
     wanted = list(dict.fromkeys(literals))
     with ThreadPoolExecutor(max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
-        for _ in pool.map(act, wanted):
-            pass
+        return list(pool.map(act, wanted))

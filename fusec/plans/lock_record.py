@@ -58,12 +58,14 @@ class Lock:
     """Entries in order of target, name, shapes and work, with the versions they were chosen with.
 
     origin: the file it was read from; format: the format of that file.
+    timed: False for the lock in a `.fusec` file that was made without a GPU. It names the first variant of each kernel.
     """
 
     versions: Mapping[str, str]
     entries: tuple[Locked, ...]
     origin: str = field(default=NAME, compare=False)
     format: int = field(default=FORMAT, compare=False)
+    timed: bool = field(default=True, compare=False)
 
     @cached_property
     def _by_work(self) -> dict[tuple[str, str], Locked]:

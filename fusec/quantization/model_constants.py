@@ -34,7 +34,7 @@ class ModelConstants:
     def array(self, name: str) -> Array:
         """Return the value of a constant. Raises ModelError: when it cannot be computed."""
         if name in self._initializers:
-            return Tensors(None).literal(self._initializers[name]).array
+            return Tensors().literal(self._initializers[name]).array
         part = ModelProto(ir_version=self._model.ir_version)
         part.opset_import.extend(self._model.opset_import)
         part.graph.name = name

@@ -34,7 +34,7 @@ class LoopPrograms:
     """The programs of a loop's body, one for each set of shapes of its inputs. trips: those of the last run."""
 
     def __init__(self, body: LoopBody, file: str, compile: Callable[[Source, Shapes], BodyProgram]):
-        self.source = Source(body.model, body.constants, file, body.folder, body.custom_ops)
+        self.source = Source(body.model, body.constants, file, body.files, body.custom_ops)
         self.programs: dict[tuple[tuple[int, ...], ...], BodyProgram] = {}
         self._names = [each.name for each in self.source.interface[0]]
         self._compile = compile

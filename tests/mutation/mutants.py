@@ -644,8 +644,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "spell_as_conv_weight",
         "spellings",
         "passes/partition/product_as_convolution.py",
-        "array.reshape(k, n).T).reshape(n, k, 1, 1)",
-        "array.reshape(n, k)).reshape(n, k, 1, 1)",
+        "array.reshape(k, n).T.reshape(n, k, 1, 1)",
+        "array.reshape(n, k).reshape(n, k, 1, 1)",
         "weights of a product are not transposed",
     ),
     # lowering

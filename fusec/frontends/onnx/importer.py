@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from fusec.frontends.onnx.annotations import check
 from fusec.frontends.onnx.emit import Answer, HostValueError, ModelValue, TensorList
 from fusec.frontends.onnx.inputs import input_types
 from fusec.frontends.onnx.node_importer import NodeImporter
+from fusec.frontends.onnx.split_model import TensorFiles
 from fusec.frontends.onnx.structure import abridged, captured, node_names, report
 from fusec.ir import Graph, Literal, Value
 from fusec.system.printable import printable
@@ -42,12 +42,12 @@ class Importer(NodeImporter):
         self,
         source: GraphProto,
         opsets: Mapping[str, int],
-        folder: Path | None,
+        files: TensorFiles | None,
         file: str,
         weights: MutableMapping[str, Literal],
         noted: set[str],
     ):
-        super().__init__(source, opsets, folder, weights)
+        super().__init__(source, opsets, files, weights)
         self.noted = noted
         self.file = file
         self.asked: dict[int, HostValueError] = {}  # by index of the node

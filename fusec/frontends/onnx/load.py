@@ -16,16 +16,18 @@ from fusec.frontends.custom_ops import CustomOp, CustomOps, qualified
 from fusec.frontends.onnx.functions import all_nodes, inlined
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.inputs import tensor_type
+from fusec.frontends.onnx.split_model import TensorFiles, split
 from fusec.frontends.onnx.structure import GRAPHS, constants, draws, node_names, ordered, report
 from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, OLDEST_OPSET, newest_versions, unsupported
 from fusec.ir import DType, Graph, Literal
+from fusec.system.byte_ranges import ByteRanges
 
 
 def load_onnx(
     model: ModelProto | CheckedModel,
     shapes: Mapping[str, Sequence[int]],
     file: str,
-    folder: Path | None,
+    files: TensorFiles | None,
     bound: Mapping[str, Bound] | None = None,
     weights: MutableMapping[str, Literal] | None = None,
 ) -> Graph:
@@ -33,11 +35,11 @@ def load_onnx(
 
     shapes: shapes by input name.
     file: name of the model in messages.
-    folder: folder of its external data, None if it has none.
+    files: where the data is that its tensors lack.
     bound: values of some inputs, which become constants.
     weights: initializers that an earlier load read; this load adds those that it reads.
     """
-    graph, lengths = load_bound(model, shapes, bound or {}, file, folder, weights)
+    graph, lengths = load_bound(model, shapes, bound or {}, file, files, weights)
     if lengths:
         raise ModelError(f"{file}: output {next(iter(lengths))!r} is a sequence of tensors, not a tensor")
     return graph
@@ -48,7 +50,7 @@ def load_bound(
     shapes: Mapping[str, Sequence[int]],
     bound: Mapping[str, Bound],
     file: str,
-    folder: Path | None = None,
+    files: TensorFiles | None = None,
     weights: MutableMapping[str, Literal] | None = None,
 ) -> tuple[Graph, dict[str, int]]:
     """Load the graph of a model, and the length of each output that is a sequence.
@@ -56,7 +58,7 @@ def load_bound(
     The tensors of a sequence are outputs of the graph named `name[0]`, `name[1]`, … Parameters as in `load_onnx`.
     """
     known = model if isinstance(model, CheckedModel) else check_model(model, file)
-    importer = known.importer(folder, file, {} if weights is None else weights)
+    importer = known.importer(files, file, {} if weights is None else weights)
     return importer.run(known.order, known.names, shapes, bound)
 
 
@@ -82,9 +84,9 @@ class CheckedModel:
         """Tell if nodes may draw random numbers from the state that a call gives."""
         return any(draws(node) for node in all_nodes(self.graph.node))
 
-    def importer(self, folder: Path | None, file: str, weights: MutableMapping[str, Literal]) -> Importer:
+    def importer(self, files: TensorFiles | None, file: str, weights: MutableMapping[str, Literal]) -> Importer:
         """Return a new importer of the model; see `load_onnx` for the parameters."""
-        importer = Importer(self.graph, self.opsets, folder, file, weights, self.noted)
+        importer = Importer(self.graph, self.opsets, files, file, weights, self.noted)
         importer.custom_ops = self.custom_ops
         return importer
 
@@ -149,12 +151,23 @@ def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
     return inputs, outputs
 
 
-def decoded(data: bytes, file: str) -> ModelProto:
-    """Decode a protobuf message. Raises ModelError: when the bytes are empty or not an ONNX model."""
-    if not data:
+def decoded(data: ByteRanges, file: str, folder: Path | None) -> tuple[ModelProto, TensorFiles]:
+    """Decode a model, whose large weights are read later. Raises ModelError: when the bytes are not an ONNX model.
+
+    folder: that of external data; None if there is none.
+    """
+    if not data.size:
         raise ModelError(f"{file}: is empty")
+    message, places = split(data)
+    model = _decoded(message, file)
+    if places and _needs_conversion(model):  # onnx's converter drops external data
+        return _decoded(data.read(0, data.size), file), TensorFiles(folder)
+    return model, TensorFiles(folder, data, places) if places else TensorFiles(folder)
+
+
+def _decoded(message: bytes, file: str) -> ModelProto:
     try:
-        return ModelProto.FromString(data)
+        return ModelProto.FromString(message)
     except DecodeError as error:
         raise ModelError(f"{file}: is no ONNX model, or a truncated one (protobuf cannot decode it)") from error
 
@@ -217,15 +230,21 @@ def _opsets(model: ModelProto, file: str) -> dict[str, int]:
 
 def _modern(model: ModelProto, file: str) -> ModelProto:
     """Convert a model older than OLDEST_OPSET with onnx's converter. Raises ModelError: when onnx cannot."""
-    versions = [e.version for e in model.opset_import if e.domain in DEFAULT_DOMAINS]
-    if not versions or not model.HasField("graph") or max(versions) >= OLDEST_OPSET:
+    if not _needs_conversion(model):
         return model
+    versions = [e.version for e in model.opset_import if e.domain in DEFAULT_DOMAINS]
     try:
         return version_converter.convert_version(_slopes_by_channel(model, file), OLDEST_OPSET)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, shape_inference.InferenceError) as error:
         raise ModelError(
             f"{file}: has opset {max(versions)}, older than {OLDEST_OPSET}, and onnx cannot convert it: {error}"
         ) from error
+
+
+def _needs_conversion(model: ModelProto) -> bool:
+    """Tell if a model is older than OLDEST_OPSET."""
+    versions = [e.version for e in model.opset_import if e.domain in DEFAULT_DOMAINS]
+    return bool(versions) and model.HasField("graph") and max(versions) < OLDEST_OPSET
 
 
 def _slopes_by_channel(model: ModelProto, file: str) -> ModelProto:

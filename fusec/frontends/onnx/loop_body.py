@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.custom_ops import CustomOps
+from fusec.frontends.onnx.split_model import TensorFiles
 from fusec.ir import DType, Literal, TensorType, Value
 
 IR_VERSION = 10
@@ -21,13 +21,13 @@ class Surroundings:
 
     values: by name.
     opsets: version of each domain.
-    folder: folder of external data.
+    files: where the data is that tensors lack.
     custom_ops: functions that the user gave for ops.
     """
 
     values: Mapping[str, Value]
     opsets: Mapping[str, int]
-    folder: Path | None
+    files: TensorFiles | None
     custom_ops: CustomOps
 
 
@@ -38,7 +38,7 @@ class LoopBody:
     model: takes the trip, the condition, the carried values and what it reads of the outer graph; gives the condition,
         the carried values and the scan outputs.
     constants: what it reads of the outer graph and is known.
-    folder: folder of external data.
+    files: where the data is that tensors lack.
     operands: number of trips, condition, carried values, and computed values of the outer graph; None for those that
         the host step reads.
     carried: number of carried values.
@@ -47,7 +47,7 @@ class LoopBody:
 
     model: ModelProto
     constants: Mapping[str, Literal]
-    folder: Path | None
+    files: TensorFiles | None
     operands: tuple[Literal | None, ...]
     carried: int
     custom_ops: CustomOps
@@ -78,5 +78,5 @@ def loop_body(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
     operands = (*first, *carried, *free.values())
     literals = tuple(value.literal for value in operands)
-    made = LoopBody(model, held, around.folder, literals, len(carried), around.custom_ops)
+    made = LoopBody(model, held, around.files, literals, len(carried), around.custom_ops)
     return made, [value for value in operands if value.literal is None]

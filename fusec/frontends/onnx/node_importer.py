@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Generator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs, helper
 
@@ -20,6 +19,7 @@ from fusec.frontends.onnx.attributes import attributes
 from fusec.frontends.onnx.emit import Emitter, HostValueError, ModelValue, OpFunction, TensorList
 from fusec.frontends.onnx.loop_body import Surroundings
 from fusec.frontends.onnx.scope import Scope, live_nodes, reads, scope_of, without
+from fusec.frontends.onnx.split_model import TensorFiles
 from fusec.frontends.onnx.standard import body_of
 from fusec.frontends.onnx.structure import captured, constants, node_names
 from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, SEQUENCES, domain_of, function_of, schema_of, unsupported
@@ -36,7 +36,7 @@ class NodeImporter:
 
     source: graph of the model, without functions.
     opsets: version of each domain.
-    folder: folder of external data, or None.
+    files: where the data is that tensors lack.
     weights: initializers that an earlier import read; this import adds those that it reads.
     problems: what is wrong with nodes and initializers.
     depth: number of bodies around the current node.
@@ -47,18 +47,18 @@ class NodeImporter:
         self,
         source: GraphProto,
         opsets: Mapping[str, int],
-        folder: Path | None,
+        files: TensorFiles | None,
         weights: MutableMapping[str, Literal],
     ):
         self.source = source
         self.weights = weights
         self.graph = Graph(source.name or "main")
-        self.tensors = Tensors(folder)
+        self.tensors = Tensors(files)
         names = {v.name for v in source.input} | {*constants(source)} | {n for node in source.node for n in node.output}
         self.emit = Emitter(self.graph, opsets.get("", 0), frozenset(names))
         self.emit.subgraph = self._subgraph
         self.emit.around = self._around
-        self.folder = folder
+        self.files = files
         self.scope = scope_of(source, opsets, frozenset(v.name for v in source.output))
         self.problems: list[str] = []
         self.depth = 0
@@ -178,7 +178,7 @@ class NodeImporter:
             require(not isinstance(value, TensorList), f"its body reads the sequence {name!r}")
             if isinstance(value, Value):  # other names are those of inner bodies
                 values[name] = value
-        return Surroundings(values, self.scope.opsets, self.folder, self.custom_ops)
+        return Surroundings(values, self.scope.opsets, self.files, self.custom_ops)
 
     def _by_definition(
         self,

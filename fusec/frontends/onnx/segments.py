@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from fusec.errors import ModelError
 from fusec.frontends.custom_ops import CustomOp, qualified
@@ -16,6 +15,7 @@ from fusec.frontends.onnx.emit import Answer, Compute, HostValueError, ModelValu
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.load import CheckedModel
 from fusec.frontends.onnx.loop_body import LoopBody
+from fusec.frontends.onnx.split_model import TensorFiles
 from fusec.frontends.onnx.structure import captured
 from fusec.frontends.onnx.tables import domain_of
 from fusec.frontends.padding_proof import Crop
@@ -111,7 +111,7 @@ class SegmentedModel:
 
     model: CheckedModel
     file: str
-    folder: Path | None
+    files: TensorFiles | None
     weights: MutableMapping[str, Literal]
 
     def first(self, shapes: Mapping[str, Sequence[int]], bound: Mapping[str, Bound]) -> Graph | Segment:
@@ -131,7 +131,7 @@ class SegmentedModel:
 
     def importer(self) -> Importer:
         """Start an import of the model."""
-        return self.model.importer(self.folder, self.file, self.weights)
+        return self.model.importer(self.files, self.file, self.weights)
 
     def _segment(self, importer: Importer, answers: Mapping[int, tuple[Answer, ...]]) -> Segment:
         """Make the segment of what was imported. answers: those that waiting nodes got so far."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, shape_inference, version_converter
 
 from fusec.errors import ModelError, VerifyError
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.onnx.load import check_model
+from fusec.frontends.onnx.split_model import TensorFiles
 from fusec.frontends.onnx.tensors import Tensors
 
 
-def standalone(model: ModelProto, file: str, folder: Path | None, opset: int) -> ModelProto:
+def standalone(model: ModelProto, file: str, files: TensorFiles | None, opset: int) -> ModelProto:
     """Return a copy of a model without functions and external data, in at least this opset of the default domain.
 
     Nodes are sorted, those without effect are left out, and each has a name. Tensors and operators keep theirs.
@@ -38,7 +37,7 @@ def standalone(model: ModelProto, file: str, folder: Path | None, opset: int) ->
     inputs = [value for value in made.graph.input if value.name not in values]
     del made.graph.input[:]
     made.graph.input.extend(inputs)
-    _embed(made, file, folder)
+    _embed(made, file, files)
     version = known.opsets.get("", opset)
     if version < opset:
         made = _converted(made, opset, file)
@@ -58,9 +57,12 @@ def fresh_name(hint: str, taken: set[str]) -> str:
     return name
 
 
-def _embed(model: ModelProto, file: str, folder: Path | None) -> None:
-    """Read external data into the message. Raises ModelError: when a file is missing or outside the folder."""
-    reader = Tensors(folder)
+def _embed(model: ModelProto, file: str, files: TensorFiles | None) -> None:
+    """Read into the message what its initializers lack.
+
+    Raises ModelError: when a file is missing or outside the folder.
+    """
+    reader = Tensors(files)
     for tensor in model.graph.initializer:
         if tensor.data_location != TensorProto.EXTERNAL:
             continue

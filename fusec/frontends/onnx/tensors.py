@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from onnx import SparseTensorProto, TensorProto
 from fusec.errors import ModelError, VerifyError
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.onnx.limits import require_constant
+from fusec.frontends.onnx.split_model import Place, TensorFiles, place_of
 from fusec.ir import DType, Literal, TensorType
 from fusec.lowering.packing import code_bytes, from_codes
 from fusec.ops.spec import require
+from fusec.system.byte_ranges import ByteRanges
 
 DTYPES: dict[int, DType] = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
 # the field that has the elements of a tensor without raw_data; all other types are packed in int32_data
@@ -49,16 +52,18 @@ def shape_of(dims: Sequence[int]) -> tuple[int, ...]:
 
 
 class Tensors:
-    """Reader of the tensors of one model. `folder`: folder of its external data, or None."""
+    """Reader of the tensors of one model. files: where the data is that they lack."""
 
-    def __init__(self, folder: Path | None):
-        self._folder = folder
+    def __init__(self, files: TensorFiles | None = None):
+        self._files = files or TensorFiles()
         self._maps: dict[Path, mmap.mmap] = {}  # one map a file: each holds a file descriptor
 
     def literal(self, tensor: TensorProto) -> Literal:
         """Read a tensor. Raises VerifyError: when its data does not fit its declared type."""
         type = TensorType(shape_of(tensor.dims), dtype_of(tensor.data_type))
         require(not tensor.HasField("segment"), "segmented tensors are not supported")
+        if (place := place_of(tensor, self._files)) is not None:
+            return self._own(place, type, tensor.name)
         if tensor.data_location == TensorProto.EXTERNAL:
             return self._external(tensor, type)
         _require_one_field(tensor)
@@ -93,17 +98,24 @@ class Tensors:
 
         return Literal(type, dense, tensor.values.name)
 
+    def _own(self, place: Place, type: TensorType, name: str) -> Literal:
+        """Return the literal of data that is in the model's own bytes."""
+        need = code_bytes(type.size, type.dtype)
+        require(place.length == need, f"{type} takes {need} bytes, its data has {place.length}")
+        assert self._files.own is not None, "a place is in some bytes"
+        return Literal(type, _OwnData(self._files.own, place, type), name, keep=False)
+
     def _external(self, tensor: TensorProto, type: TensorType) -> Literal:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         require("location" in entries, "external data without a location")
         location = entries["location"]
         require(
-            self._folder is not None,
+            self._files.folder is not None,
             f"external data in {location!r}, but the model was not given as a path: give its path, "
             "or load the data first (onnx.load_external_data_for_model)",
         )
-        assert self._folder is not None
-        path = _inside(self._folder, location)
+        assert self._files.folder is not None
+        path = _inside(self._files.folder, location)
         offset = _number(entries.get("offset", "0"), "offset")
         need = code_bytes(type.size, type.dtype)
         length = _number(entries.get("length", str(need)), "length")
@@ -133,6 +145,37 @@ class Tensors:
             with path.open("rb") as file:
                 self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return self._maps[path]
+
+
+class _OwnData:
+    """Loader of data in the model's own bytes, which can be called again.
+
+    It returns the same memory as before if some array of it is left.
+    """
+
+    def __init__(self, data: ByteRanges, place: Place, type: TensorType):
+        self._data, self._place, self._type = data, place, type
+        self._last: weakref.ref[np.ndarray[Any, Any]] | None = None
+
+    def __call__(self) -> np.ndarray[Any, Any]:
+        owner = None if self._last is None else self._last()
+        if owner is None:
+            owner = self._read()
+            self._last = weakref.ref(owner)
+        return owner.view(self._type.dtype.numpy).reshape(self._type.shape)
+
+    def _read(self) -> np.ndarray[Any, Any]:
+        """Return an array that owns the memory of the elements."""
+        raw = np.empty(self._place.length, np.uint8)
+        try:
+            self._data.read_into(raw.data, self._place.offset)
+        except OSError as error:
+            where = error.filename or "the model"
+            raise ModelError(f"{where}: a weight cannot be read: {error.strerror}") from error
+        if self._type.dtype.bits >= 8:
+            return raw
+        elements = from_codes(raw, self._type.size, self._type.dtype)
+        return elements if elements.base is None else np.array(elements)
 
 
 def _inside(folder: Path, location: str) -> Path:

@@ -30,7 +30,7 @@ from fusec.gpu.autotune.step_choices import (
 )
 from fusec.gpu.autotune.step_split import join_norms, split_epilogues, split_prologues
 from fusec.gpu.autotune.variant_selection import VariantSelector
-from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.gpu.launch.kernel_launcher import Launcher
 from fusec.gpu.launch.stream_calls import out_of_memory
 from fusec.ir import Graph
@@ -67,8 +67,7 @@ class StepSelector:
         as_source: try nothing that rounds otherwise than the model
         prefer_kernels: run pointwise steps as kernels without timing them
         """
-        constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
-        footprint_bytes = plan_memory(program).nbytes + constants
+        footprint_bytes = _footprint_bytes(program)
         tuning = replace(tuning, level="none" if as_source else self._level)
         figures, is_timed = tuning.figures, tuning.level != "none"
         timers = Timers(
@@ -102,13 +101,22 @@ class StepSelector:
             for split in (split_epilogues, split_prologues, join_norms):
                 chosen |= split(program, chosen, lambda tried: apply_choices(partitioned, tried, figures), unchanged_us)
         program = apply_choices(partitioned, chosen, figures, as_source)
-        found = {k.key: k for k in self.variants.kernels_of(program.steps, figures) if k.others}
-        if self._level != "none":
-            timers.kernels_us({key: k for key, k in found.items() if not self._launcher.is_measured(k)})
-        variants = {key: self._launcher.fastest(k).key for key, k in found.items() if self._launcher.is_measured(k)}
+        variants = self._fastest_variants(program, figures, footprint_bytes)
         precisions = precision_times(before_choices(partitioned, figures, as_source), tuning, self._plans.known_us)
         self.tuned = TunedChoices(partitioned, chosen, variants, concat_choice, precisions=precisions)
         return program
+
+    def time_variants(self, program: Program, figures: GpuFigures) -> None:
+        """Time the variants of the kernels that run steps, where neither a name nor the cache says which is fastest."""
+        self._fastest_variants(program, figures, _footprint_bytes(program))
+
+    def _fastest_variants(self, program: Program, figures: GpuFigures, footprint_bytes: int) -> dict[str, str]:
+        """Return the key of the fastest variant, by the key of the kernel, where variants were timed."""
+        found = {k.key: k for k in self.variants.kernels_of(program.steps, figures) if k.others}
+        if self._level != "none":
+            unknown = {key: k for key, k in found.items() if not self._launcher.is_measured(k)}
+            self.variants.times_us(unknown, footprint_bytes)
+        return {key: self._launcher.fastest(k).key for key, k in found.items() if self._launcher.is_measured(k)}
 
     def _with_concats(
         self, program: Program, concats: Mapping[str, Sequence[ConcatGroup]], launch_us: float, times_us: TimeSteps
@@ -169,6 +177,12 @@ class StepSelector:
         if self.tuned is not None:
             self.tuned = replace(self.tuned, variants={**self.tuned.variants, kernel.key: variant.key})
         return True
+
+
+def _footprint_bytes(program: Program) -> int:
+    """Count the bytes that a program touches: its values and its constants."""
+    constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
+    return plan_memory(program).nbytes + constants
 
 
 def _cache_name(key: str, tensor_cores: bool) -> str:

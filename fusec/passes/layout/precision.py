@@ -7,13 +7,13 @@ keep the types of the model's interface. With fp32 and tf32 the model's types st
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from fusec.ir import Constant, DType, Graph, Literal, Node, Op, Return, Value
+from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, Return, Value
 from fusec.ops import (
     POINTWISE_OPS,
     AttentionBackward,
@@ -27,9 +27,11 @@ from fusec.ops import (
     Pointwise,
 )
 from fusec.passes.base import Options, Pass
+from fusec.passes.rewriting.row_major import converted, row_major
 
 BYTES = (DType.I8, DType.U8)
 _WIDE = (DType.F64, DType.F32)
+_PART, _WITHOUT_SIGN = 1 << 16, np.uint16(0x7FFF)  # a part fits into the processor's cache
 PACKED_SCALES = 2  # the operand of a packed product that may stay in fp32
 INFINITE_FROM = 1e30  # a mask's finite constant from here on means infinity
 # results that are sums, and operands that expect such sums
@@ -64,7 +66,7 @@ class Precision(Pass):
             if isinstance(node.op, Constant) and node.op.literal.type.dtype in _WIDE and node.result not in scales:
                 literal = node.op.literal
                 if literal not in narrowed:
-                    narrowed[literal] = _narrow(literal, storage, literal.label or node.result.name)
+                    narrowed[literal] = _Narrow(literal, storage, literal.label or node.result.name)
                 graph.set_op(node, Constant(narrowed[literal]))
             for value in node.results:
                 if value.type.dtype in _WIDE and value not in kept:
@@ -193,26 +195,47 @@ def _narrow_input(graph: Graph, value: Value, storage: DType, before: Node) -> N
         graph.set_input(node, index, narrow)
 
 
-def _narrow(literal: Literal, storage: DType, name: str) -> Literal:
-    """Convert the literal to the storage type when it is first read.
+class _Narrow(Literal):
+    """A literal in a storage type of 16 bits, converted when it is first read.
 
     Finite numbers stay finite: a mask's lowest number becomes the lowest of the storage type and hides as much, where
     an infinity would make rows of NaN. A warning tells of lost numbers that may have been meant.
     """
 
-    def load() -> np.ndarray[Any, Any]:
-        wide, most = literal.array, ml_dtypes.finfo(storage.numpy).max
+    __slots__ = ("_name", "_wide")
+
+    def __init__(self, literal: Literal, storage: DType, name: str):
+        key = ("narrow", storage, name, literal.key)
+        super().__init__(literal.type.with_dtype(storage), self._row_major, literal.label, key)
+        self._wide, self._name = literal, name
+
+    def _row_major(self) -> Array:
+        return self._converted(row_major)
+
+    def _operand(self) -> Array:
+        return self._converted(converted)
+
+    def _converted(self, convert: Callable[[Array, np.dtype[Any]], Array]) -> Array:
+        storage, wide = self.type.dtype, self._wide.operand()
         with np.errstate(over="ignore"):
-            narrow = wide.astype(storage.numpy)
+            narrow = convert(wide, storage.numpy)
+        if not _has_infinities(narrow, storage):
+            return narrow
         beyond = np.isfinite(wide) & np.isinf(narrow)
         lost = int((beyond & (np.abs(wide) < INFINITE_FROM)).sum())
         if lost:
             warnings.warn(
-                f"constant {name!r}: {lost} of {wide.size} elements are out of {storage.value}'s range and became its "
-                "largest numbers; use precision bf16 or fp32",
+                f"constant {self._name!r}: {lost} of {wide.size} elements are out of {storage.value}'s range and "
+                "became its largest numbers; use precision bf16 or fp32",
                 stacklevel=2,
             )
-        narrow[beyond] = np.copysign(most, narrow[beyond])
+        narrow[beyond] = np.copysign(ml_dtypes.finfo(storage.numpy).max, narrow[beyond])
         return narrow
 
-    return Literal(literal.type.with_dtype(storage), load, literal.label, ("narrow", storage, name, literal.key))
+
+def _has_infinities(array: Array, storage: DType) -> bool:
+    """Tell if an array of 16-bit floats has an infinity, by its bits: six times as fast as `np.isinf`."""
+    bits = array.ravel(order="K").view(np.uint16)
+    infinity = np.array(np.inf, storage.numpy).view(np.uint16)
+    parts = (bits[start : start + _PART] for start in range(0, bits.size, _PART))
+    return any(((part & _WITHOUT_SIGN) == infinity).any() for part in parts)

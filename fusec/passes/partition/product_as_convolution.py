@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from fusec.ir import Array, Constant, Graph, Literal, Node, TensorType, Value, channels_last
 from fusec.ops import Conv, MatMul, Reshape
 from fusec.passes.rewriting.rewriter import NoMatch, on_copy
+from fusec.passes.rewriting.row_major import row_major
 
 
 @on_copy
@@ -98,7 +97,7 @@ def _as_filters(graph: Graph, w: Value, before: Node) -> Value:
     k, n = w.type.shape[-2:]
 
     def transposed(array: Array) -> Array:
-        return np.ascontiguousarray(array.reshape(k, n).T).reshape(n, k, 1, 1)
+        return array.reshape(k, n).T.reshape(n, k, 1, 1)
 
     type = TensorType((n, k, 1, 1), w.type.dtype, channels_last(4))
     return respelled_constant(graph, w, "filters", type, transposed, before)
@@ -113,7 +112,11 @@ def respelled_constant(
     """
     literal = value.literal
     assert literal is not None
-    made = Literal(type, lambda: compute(literal.array), literal.label, (kind, type, literal.key))
+
+    def load() -> Array:
+        return row_major(compute(literal.operand()), type.dtype.numpy)
+
+    made = Literal(type, load, literal.label, (kind, type, literal.key))
     return graph.insert(Constant(made), before=before, names=(value.name,), types=[type]).result
 
 

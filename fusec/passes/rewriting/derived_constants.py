@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fusec.ir import Array, Constant, Graph, Literal, Node, Op, TensorType, Value
+from fusec.passes.rewriting.row_major import row_major
 
 EAGER_BYTES = 1 << 16  # shapes, scalars and per-channel vectors: cheaper computed than remembered
 
@@ -17,11 +18,14 @@ EAGER_BYTES = 1 << 16  # shapes, scalars and per-channel vectors: cheaper comput
 class Derived(Literal):
     """A literal computed from others; `base` is the label of the literal it is named after."""
 
-    __slots__ = ("base",)
+    __slots__ = ("_compute", "base")
 
-    def __init__(self, type: TensorType, load: Callable[[], Array], base: str, key: Hashable | None = None):
-        super().__init__(type, load, key=key)
-        self.base = base
+    def __init__(self, type: TensorType, compute: _Once, base: str, key: Hashable | None = None):
+        super().__init__(type, compute, key=key)
+        self.base, self._compute = base, compute
+
+    def _operand(self) -> Array:
+        return self._compute.rounded()
 
 
 def derive(
@@ -89,10 +93,18 @@ class _Once:
         self.compute = compute
 
     def __call__(self) -> Array:
-        with np.errstate(all="ignore"):
-            result = np.asarray(self.compute(*(s.array for s in self.sources)))
+        result = row_major(self._computed(), self.type.dtype.numpy)
         self.sources = ()
-        return np.ascontiguousarray(result.astype(self.type.dtype.numpy, copy=False)).reshape(self.type.shape)
+        return result.reshape(self.type.shape)
+
+    def rounded(self) -> Array:
+        """Return the result, in any memory order. The sources stay, because it may be asked for again."""
+        with np.errstate(all="ignore"):
+            return self._computed().astype(self.type.dtype.numpy, copy=False).reshape(self.type.shape)
+
+    def _computed(self) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(self.compute(*(s.array for s in self.sources)))
 
 
 def folded(graph: Graph, value: Value, before: Node) -> Value | None:

@@ -398,7 +398,7 @@ PROGRAMS: tuple[Mutant, ...] = (
         "precision_endless",
         "precision",
         "passes/layout/precision.py",
-        "        narrow[beyond] = np.copysign(most, narrow[beyond])\n",
+        "        narrow[beyond] = np.copysign(ml_dtypes.finfo(storage.numpy).max, narrow[beyond])\n",
         "",
         "the least number of f32 in a mask becomes an infinity",
         "passes/layout/test_precision.py",

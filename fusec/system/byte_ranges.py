@@ -1,0 +1,84 @@
+"""Read ranges of a file that stays open, or of bytes in memory.
+
+A file is read, and not mapped into memory. If another process truncates a mapped file, this process ends (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import weakref
+from pathlib import Path
+from typing import Protocol
+
+
+class ByteRanges(Protocol):
+    """Bytes of which ranges can be read at any time, from several threads."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from `start` to `end`. Raises OSError: when they cannot be read."""
+        ...
+
+    def read_into(self, room: memoryview, start: int) -> None:
+        """Fill `room` with the bytes from `start` on. Raises OSError: when they cannot be read."""
+        ...
+
+
+class FileRanges:
+    """Ranges of a file, which stays open. Reading raises OSError when the file was changed since it was opened."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._handle)
+        self._version = self._current_version()
+
+    @property
+    def size(self) -> int:
+        return self._version[0]
+
+    def read(self, start: int, end: int) -> bytes:
+        data = os.pread(self._handle, end - start, start)
+        if len(data) == end - start:
+            self._require_unchanged()
+            return data
+        room = bytearray(end - start)  # a call returns less than 2 GiB, and less if a signal interrupts it
+        self.read_into(memoryview(room), start)
+        return bytes(room)
+
+    def read_into(self, room: memoryview, start: int) -> None:
+        done = 0
+        while done < len(room) and (count := os.preadv(self._handle, [room[done:]], start + done)):
+            done += count
+        self._require_unchanged()
+        if done < len(room):
+            raise OSError(errno.EIO, "ended before the bytes that were asked for", str(self._path))
+
+    def _require_unchanged(self) -> None:
+        """Check the file after a read, so that a change during the read is noticed, too."""
+        if self._current_version() != self._version:
+            raise OSError(errno.ESTALE, "was changed after it was opened", str(self._path))
+
+    def _current_version(self) -> tuple[int, int]:
+        status = os.fstat(self._handle)
+        return status.st_size, status.st_mtime_ns
+
+
+class MemoryRanges:
+    """Ranges of bytes in memory."""
+
+    def __init__(self, data: bytes):
+        self._data = data
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def read(self, start: int, end: int) -> bytes:
+        return self._data[start:end]
+
+    def read_into(self, room: memoryview, start: int) -> None:
+        room[:] = memoryview(self._data)[start : start + len(room)]
