@@ -122,6 +122,7 @@ class DataParallel:
         known = {spec.name for program in self.programs for spec in program.inputs}
         if unknown := sorted(feeds.keys() - known):
             raise ExecutionError(f"no input {quote(unknown[0])}")
+        self.communicator.begin_step()
         found = _run(backward, feeds)
         for bucket in self.buckets[self.early :]:
             self.communicator.mean(bucket.memory)

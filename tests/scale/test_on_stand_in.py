@@ -161,8 +161,10 @@ def test_collectives_of_nccl(recorder: Recorder, monkeypatch: pytest.MonkeyPatch
         communicator.mean(block)
         address = block.ctypes.data
         assert communicator._nccl.calls.pop() == (address, address, 5, code, 4, Stream.ptr)
+    assert communicator.calls == 4
     communicator._side.ptr = 9
-    communicator.start_mean(block)
+    communicator.start_mean(block)  # part of a step, which counts as one call
+    assert communicator.calls == 4
     assert communicator._nccl.calls.pop()[-1] == 9, "on a stream of its own"
     assert [event.stream for event in communicator._side.waits] == [recorder.current], "after what the caller queued"
     assert not recorder.current.waits
