@@ -508,9 +508,10 @@ def test_conversions_to_int8_are_named(rounding: str, limit: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # those of Dask's own threads
 def test_scale_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(several_gpus.sys, "argv", ["several_gpus", "--dry", "pool"])
+    monkeypatch.setattr(several_gpus.sys, "argv", ["several_gpus", "--dry", "pool", "bytes"])
     assert several_gpus.main() == 0
-    assert "'over_one'" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert told.count("'over_one'") == told.count("'shared_over_one'") == 2
 
 
 def test_a_part_of_scale_that_fails_or_takes_too_long_costs_no_other_part(
@@ -524,11 +525,12 @@ def test_a_part_of_scale_that_fails_or_takes_too_long_costs_no_other_part(
 
     monkeypatch.setattr(several_gpus, "run_part", run_part)
     monkeypatch.setattr(several_gpus.sys, "argv", ["several_gpus", "--dry", "--part-seconds", "0.2"])
+    monkeypatch.setattr(several_gpus, "GRACE_S", 0.1)
     assert several_gpus.main() == 1
     told = capsys.readouterr().out.splitlines()
-    assert ["no such thing" in told[1], "not ready after 0 s" in told[2]] == [True, True]
+    assert ["no such thing" in told[1], "not ready after 0 s" in told[3]] == [True, True]
     assert [line.split(maxsplit=2)[2] for line in told if "'ok': True" in line] == [
-        f"{name}: {{'ok': True}}" for name in ("prepare", "overlap", "dask")
+        f"{name}: {{'ok': True}}" for name in ("prepare", "bytes", "overlap", "dask")
     ]
 
 

@@ -1,19 +1,21 @@
 """Compare several GPUs of one machine with one of them: ResNet-50, inference and training.
 
-Usage: python -m benchmarks.serving.several_gpus [pool|train|overlap|dask|prepare ...]
-pool: batches through `fusec.pool`, from and to arrays of this process. train: `fusec.data_parallel`; one GPU runs the
-undivided program, and for the losses the whole batch. overlap: the same, with gradients that are sent while the
-backward pass goes on. dask: a folder of .npy files through `fusec.dask.map_folder`.
+Usage: python -m benchmarks.serving.several_gpus [pool|bytes|train|overlap|dask|prepare ...]
+pool: batches through `fusec.pool`, from arrays of this process, and (`shared`) from arrays that lie in `input_buffers`.
+bytes: the same with images in uint8. train: `fusec.data_parallel`; one GPU runs the undivided program, and for the
+losses the whole batch. overlap: the same, with gradients that are sent while the backward pass goes on. dask: a folder
+of .npy files through `fusec.dask.map_folder`.
 
 First the programs of these parts are compiled, different ones on different GPUs, so that later processes find the
 choices in the cache; `prepare` alone does only that. A figure is printed as soon as it is known, and goes to the row of
 its part in benchmarks/results/scale.json. Parts that are not measured again keep their rows. A part that fails or takes
-longer than `--part-seconds` is reported, and the next one begins. --dry runs small models on the CPU, and measures
-nothing of worth.
+longer than `--part-seconds` is reported with the place where it was, and the next one begins. --dry runs small models
+on the CPU, and measures nothing of worth.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import sys
@@ -21,9 +23,9 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import defaultdict
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,10 +43,11 @@ from examples.training_models import training_step
 from fusec.scale.communicator import Communicator
 from fusec.scale.devices import HOST, gpus
 
-CASES = ("pool", "train", "overlap", "dask")
+CASES = ("pool", "bytes", "train", "overlap", "dask")
 TOLERANCE = 2e-2  # relative, of a loss
 STEPS = 5  # whose losses are compared
 ROUNDS = 5
+GRACE_S = 5.0  # to end the workers of a part that takes too long
 DISTINCT = 4  # files of the folder for Dask; the others are links to them
 
 Tell = Callable[..., None]  # takes figures of a part by name
@@ -71,11 +74,23 @@ class Sizes:
     tune: str = "quick"
 
 
+@dataclass(frozen=True)
+class Run:
+    """What is measured, in which parts, and what `prepare` found for them."""
+
+    sizes: Sizes
+    parts: Sequence[str]
+    prepared: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
 # inference -----------------------------------------------------------------------------------------------
 
 
-def inference_model(folder: Path, sizes: Sizes) -> Path:
-    """Write ResNet-50 with random weights for fp16 images, or a small network for a dry run."""
+def inference_model(folder: Path, sizes: Sizes, kind: str = "pool") -> Path:
+    """Write ResNet-50 with random weights, or a small network for a dry run.
+
+    kind: `bytes` makes a model of images in uint8, which it scales itself; others take fp16.
+    """
     if sizes.model == "resnet50":
         made = randomised(onnx.load(light("resnet50")), seed=1)
         for tensor in made.graph.initializer:
@@ -105,6 +120,9 @@ def inference_model(folder: Path, sizes: Sizes) -> Path:
         images = made.graph.input[0]
     tensor = images.type.tensor_type
     tensor.elem_type = TensorProto.FLOAT16
+    if kind == "bytes":
+        tensor.elem_type = TensorProto.UINT8
+        scale_bytes(made)
     del tensor.shape.dim[:]
     for size in (sizes.batch, 3, sizes.side, sizes.side):
         tensor.shape.dim.add().dim_value = size
@@ -113,33 +131,56 @@ def inference_model(folder: Path, sizes: Sizes) -> Path:
     return path
 
 
+def scale_bytes(model: onnx.ModelProto) -> None:
+    """Let the first cast of a model scale bytes to about -2..2."""
+    nodes = model.graph.node
+    (cast,) = [node for node in nodes if node.op_type == "Cast"]
+    (name,), cast.output[0] = cast.output, "bytes in fp32"
+    for constant, value in (("middle", 127.5), ("scale", 1 / 64)):
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(value), constant))
+    nodes.insert(1, helper.make_node("Sub", ["bytes in fp32", "middle"], ["centred"]))
+    nodes.insert(2, helper.make_node("Mul", ["centred", "scale"], [name]))
+
+
 def options_of(sizes: Sizes) -> dict[str, Any]:
     return {} if sizes.devices[0] in HOST else {"precision": "fp16", "budget": sizes.budget_s}
 
 
-def pool_rate(model: Path, devices: Sequence[str], sizes: Sizes) -> tuple[float, np.ndarray[Any, Any]]:
-    """Return images a second (median of rounds), and the first result."""
+def pool_rates(
+    model: Path, devices: Sequence[str], sizes: Sizes, kind: str
+) -> tuple[float, float, np.ndarray[Any, Any]]:
+    """Return images a second (medians of rounds), copied and from shared memory, and the first result."""
     rng = np.random.default_rng(0)
     shape = (sizes.batch, 3, sizes.side, sizes.side)
-    batches = [rng.standard_normal(shape, np.float32).astype(np.float16) for _ in range(8)]
+    if kind == "bytes":
+        batches = [rng.integers(0, 256, shape, np.uint8) for _ in range(8)]
+    else:
+        batches = [rng.standard_normal(shape, np.float32).astype(np.float16) for _ in range(8)]
+    rates: list[float] = []
     with fusec.pool(model, devices=devices, **options_of(sizes)) as pool:
-        first, *_ = pool.map(batches * len(devices))  # each worker captures its steps
-        seconds: list[float] = []
-        for _ in range(ROUNDS):
-            start = time.perf_counter()
-            for _ in pool.map(batches[i % 8] for i in range(sizes.batches)):
-                pass
-            seconds.append(time.perf_counter() - start)
-    return sizes.batches * sizes.batch / statistics.median(seconds), first
+        shared = [next(iter(pool.input_buffers().values())) for _ in batches]
+        for buffer, batch in zip(shared, batches, strict=True):
+            buffer[...] = batch
+        for source in (batches, shared):
+            first, *_ = pool.map(source * len(devices))  # each worker captures its steps
+            seconds: list[float] = []
+            for _ in range(ROUNDS):
+                start = time.perf_counter()
+                for _ in pool.map(source[i % 8] for i in range(sizes.batches)):
+                    pass
+                seconds.append(time.perf_counter() - start)
+            rates.append(sizes.batches * sizes.batch / statistics.median(seconds))
+    return rates[0], rates[1], first
 
 
-def pool_case(sizes: Sizes, folder: Path, tell: Tell) -> bool:
-    model = inference_model(folder, sizes)
-    one, first = pool_rate(model, sizes.devices[:1], sizes)
-    tell(one_images_per_s=one)
-    several, same = pool_rate(model, sizes.devices, sizes)
+def pool_case(sizes: Sizes, folder: Path, tell: Tell, kind: str) -> bool:
+    model = inference_model(folder, sizes, kind)
+    one, one_shared, first = pool_rates(model, sizes.devices[:1], sizes, kind)
+    tell(one_images_per_s=one, one_shared_images_per_s=one_shared)
+    several, shared, same = pool_rates(model, sizes.devices, sizes, kind)
     error = float(np.linalg.norm((first - same).astype(np.float64)) / np.linalg.norm(first.astype(np.float64)))
     tell(images_per_s=several, over_one=several / one, error=error)
+    tell(shared_images_per_s=shared, shared_over_one=shared / one_shared)
     return error < TOLERANCE
 
 
@@ -251,24 +292,31 @@ def train_worker(communicator: Communicator, sizes: dict[str, Any], batch: int, 
     return {"losses": losses, "ms": ms, "reduce_ms": reduce_ms, "early": early}
 
 
-def trained(sizes: Sizes, devices: Sequence[str], batch: int, how: str) -> dict[str, Any]:
-    """Run `train_worker` on each device, and return what the first one found."""
+def trained(sizes: Sizes, devices: Sequence[str], batch: int, how: str, end: float) -> dict[str, Any]:
+    """Run `train_worker` on each device, and return what the first one found.
+
+    end: the time (`time.perf_counter`) at which the workers are ended.
+    """
     arguments = {"sizes": dict(sizes.__dict__), "batch": batch, "how": how}
-    return fusec.run_workers("benchmarks.serving.several_gpus:train_worker", devices, arguments)[0]
+    limit = max(1.0, end - time.perf_counter())
+    return fusec.run_workers("benchmarks.serving.several_gpus:train_worker", devices, arguments, timeout_s=limit)[0]
 
 
-def train_case(sizes: Sizes, prepared: dict[str, Any], tell: Tell, how: str = "divided") -> bool:
+def train_case(sizes: Sizes, prepared: dict[str, Any], tell: Tell, how: str, end: float) -> bool:
     """Measure training. prepared: what `prepare` found; it gets the figures of one GPU."""
-    if "one" not in prepared:
-        prepared["one"] = trained(sizes, sizes.devices[:1], sizes.batch, "undivided")
-    one = 1e3 * sizes.batch / prepared["one"]["ms"]
+    if "undivided" not in prepared:
+        prepared["undivided"] = trained(sizes, sizes.devices[:1], sizes.batch, "undivided", end)
+    one = 1e3 * sizes.batch / prepared["undivided"]["ms"]
     tell(one_images_per_s=one)
     if split := prepared.get("divided"):  # measured while other GPUs compiled
         tell(one_split_images_per_s=1e3 * sizes.batch / split["ms"])
-    found = trained(sizes, sizes.devices, sizes.batch, how)
+    found = trained(sizes, sizes.devices, sizes.batch, how, end)
     several = 1e3 * sizes.batch * len(sizes.devices) / found["ms"]
     tell(images_per_s=several, over_one=several / one, reduce_ms=found["reduce_ms"], early_buckets=found["early"])
     tell(losses=found["losses"])
+    if "whole" not in prepared:
+        tell(failed="the losses of the whole batch are not known, so these were compared with nothing")
+        return False
     whole = prepared["whole"]["losses"]
     error = float(np.max(np.abs(np.subtract(found["losses"], whole) / np.array(whole))))
     tell(whole_batch_losses=whole, error=error)
@@ -278,36 +326,46 @@ def train_case(sizes: Sizes, prepared: dict[str, Any], tell: Tell, how: str = "d
 # all parts -----------------------------------------------------------------------------------------------
 
 
-def prepare(sizes: Sizes, parts: Sequence[str], folder: Path, tell: Tell, found: dict[str, Any]) -> bool:
-    """Compile the programs of some parts, as many at a time as there are devices.
+def jobs_of(sizes: Sizes, parts: Sequence[str], folder: Path, end: float) -> dict[str, Callable[[str], Any]]:
+    """Return functions that compile the programs of some parts on a device, the most important ones first.
 
     The program of the whole batch gives losses alone, so its plans are not timed.
+    """
+    jobs: dict[str, Callable[[str], Any]] = {}
+    training = {"train", "overlap", "prepare"} & set(parts)
+    if training:
+        jobs["divided"] = lambda device: trained(sizes, [device], sizes.batch, "divided", end)
+        jobs["undivided"] = lambda device: trained(sizes, [device], sizes.batch, "undivided", end)
+    for kind, users in (("pool", {"pool", "dask", "prepare"}), ("bytes", {"bytes", "prepare"})):
+        if users & set(parts):
+            (folder / kind).mkdir()
+            model = inference_model(folder / kind, sizes, kind)
+            jobs[kind] = lambda device, model=model: fusec.pool(model, devices=[device], **options_of(sizes)).close()
+    if training:
+        alone, whole = replace(sizes, tune="none", steps=1), sizes.batch * len(sizes.devices)
+        jobs["whole"] = lambda device: trained(alone, [device], whole, "undivided", end)
+    return jobs
+
+
+def prepare(sizes: Sizes, jobs: dict[str, Callable[[str], Any]], tell: Tell, found: dict[str, Any]) -> bool:
+    """Compile programs: each device takes the next one when it is free.
+
     found: gets what the worker of each program found.
     """
-    alone = replace(sizes, tune="none", steps=1)
-    jobs: dict[str, Callable[[str], Any]] = {}
-    if {"train", "overlap", "prepare"} & set(parts):
-        whole = sizes.batch * len(sizes.devices)
-        jobs["divided"] = lambda device: trained(sizes, [device], sizes.batch, "divided")
-        jobs["undivided"] = lambda device: trained(sizes, [device], sizes.batch, "undivided")
-        jobs["whole"] = lambda device: trained(alone, [device], whole, "undivided")
-    if {"pool", "dask", "prepare"} & set(parts):
-        model = inference_model(folder, sizes)
-        jobs["inference"] = lambda device: fusec.pool(model, devices=[device], **options_of(sizes)).close()
-    by_device: dict[str, list[str]] = defaultdict(list)
-    for number, name in enumerate(jobs):
-        by_device[sizes.devices[number % len(sizes.devices)]].append(name)
+    waiting = deque(jobs)
 
     def work(device: str) -> None:
-        for name in by_device[device]:
-            start = time.perf_counter()
-            try:
-                found[name] = jobs[name](device)
-            except Exception as error:  # noqa: BLE001  # the other programs may do
-                tell(failed=f"{name}: {error}")
-            tell(**{f"{name}_s": time.perf_counter() - start})
+        while waiting:
+            with contextlib.suppress(IndexError):  # another device took the last one
+                name = waiting.popleft()
+                start = time.perf_counter()
+                try:
+                    found[name] = jobs[name](device)
+                except Exception as error:  # noqa: BLE001  # the other programs may do
+                    tell(failed=f"{name}: {error}")
+                tell(**{f"{name}_s": time.perf_counter() - start})
 
-    threads = [threading.Thread(target=work, args=(device,), daemon=True) for device in by_device]
+    threads = [threading.Thread(target=work, args=(device,), daemon=True) for device in sizes.devices]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -315,14 +373,19 @@ def prepare(sizes: Sizes, parts: Sequence[str], folder: Path, tell: Tell, found:
     return found.keys() == jobs.keys()
 
 
-def run_part(name: str, sizes: Sizes, parts: Sequence[str], prepared: dict[str, Any], tell: Tell) -> bool:
-    """Run one of all parts; return if its results are right."""
+def run_part(name: str, run: Run, tell: Tell, end: float) -> bool:
+    """Run one of all parts; return if its results are right.
+
+    end: the time (`time.perf_counter`) at which it must be done.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         if name == "prepare":
-            return prepare(sizes, parts, Path(folder), tell, prepared)
+            return prepare(run.sizes, jobs_of(run.sizes, run.parts, Path(folder), end), tell, run.prepared)
         if name in ("train", "overlap"):
-            return train_case(sizes, prepared, tell, "divided" if name == "train" else "overlapped")
-        return (pool_case if name == "pool" else dask_case)(sizes, Path(folder), tell)
+            return train_case(run.sizes, run.prepared, tell, "divided" if name == "train" else "overlapped", end)
+        if name == "dask":
+            return dask_case(run.sizes, Path(folder), tell)
+        return pool_case(run.sizes, Path(folder), tell, name)
 
 
 def main() -> int:
@@ -344,12 +407,13 @@ def main() -> int:
     machine = {} if given.dry else gpu()
     rows = LiveRows(None if given.dry else given.output, given.commit, machine, KEYS["scale.json"])
     same = {"model": sizes.model, "batch": sizes.batch, "devices": len(sizes.devices)}
-    good, prepared = True, dict[str, Any]()
+    good, run = True, Run(sizes, given.parts)
     for name in ("prepare", *(name for name in given.parts if name != "prepare")):
         tell, right = partial(rows, name, {} if name == "prepare" else {"case": name, **same}), False
         try:
-            with within(max(1e-3, min(given.part_seconds, end - time.perf_counter()))):
-                right = run_part(name, sizes, given.parts, prepared, tell)
+            limit = max(1e-3, min(given.part_seconds, end - time.perf_counter()))
+            with within(limit + GRACE_S):  # workers of training end by themselves at the limit, and say where they were
+                right = run_part(name, run, tell, time.perf_counter() + limit)
             tell(ok=right)
         except (Exception, TooLongError):  # noqa: BLE001  # the next part is worth its time
             tell(ok=False, failed=traceback.format_exc(limit=-3).strip()[-1500:])

@@ -42,8 +42,26 @@ class Communicator(Protocol):
         """Let the current stream wait for every `start_mean`."""
         ...
 
+    def begin_step(self) -> None:
+        """Count a step, whose calls may be part of a CUDA graph."""
+        ...
 
-class OnHost:
+
+class Counted:
+    """A communicator that counts its calls.
+
+    calls: steps, and calls outside of them. A worker that made more calls than one that has returned waits for ever.
+    """
+
+    rank: int
+    size: int
+    calls = 0
+
+    def begin_step(self) -> None:
+        self.calls += 1
+
+
+class OnHost(Counted):
     """A communicator whose calls are done when they return."""
 
     def mean(self, block: Array) -> None:
@@ -59,7 +77,8 @@ class OnHost:
 class Alone(OnHost):
     """The communicator of one worker without others."""
 
-    rank, size = 0, 1
+    def __init__(self) -> None:
+        self.rank, self.size = 0, 1
 
     def mean(self, block: Array) -> None:
         """Do nothing, because the mean of one is itself."""

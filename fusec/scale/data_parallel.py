@@ -20,9 +20,9 @@ from fusec.ir import Graph, quote
 from fusec.ops import RandomBits
 from fusec.runtime import Executable
 from fusec.scale.communicator import Alone, Communicator
-from fusec.scale.overlap import complete_after
-from fusec.scale.split_step import HalfStep, SplitStep, split_step
-from fusec.scale.state_blocks import StateBlock, blocks
+from fusec.scale.split_training.overlap import complete_after
+from fusec.scale.split_training.split_step import HalfStep, SplitStep, split_step
+from fusec.scale.split_training.state_blocks import StateBlock, blocks
 
 BUCKET_BYTES = 8 << 20  # of gradients: large enough for the links, and small enough that most are sent early
 
@@ -122,6 +122,7 @@ class DataParallel:
         known = {spec.name for program in self.programs for spec in program.inputs}
         if unknown := sorted(feeds.keys() - known):
             raise ExecutionError(f"no input {quote(unknown[0])}")
+        self.communicator.begin_step()
         found = _run(backward, feeds)
         for bucket in self.buckets[self.early :]:
             self.communicator.mean(bucket.memory)

@@ -8,30 +8,39 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
+
 from fusec.errors import ExecutionError
 from fusec.scale.devices import WorkerDevice
+from fusec.scale.input_buffers import InputBuffers, Types
 from fusec.scale.model_recipe import ModelRecipe
-from fusec.scale.pool_process import Batch, Inputs, PoolProcess
+from fusec.scale.pool_process import Batch, Inputs, PoolMemory, PoolProcess, WorkerModel
+from fusec.scale.threaded_copy import ThreadedCopy
 
 MOST_DEATHS = 2  # workers that a batch may end: the repetition may have better luck
+FILLED = 2  # buffers that the caller may fill, or still hold, while as many batches as possible are unfinished
 
 
 class DeviceQueue:
     """Batches that wait, and a thread for each worker process, which takes them.
 
     devices: the name of each worker's device; empty until it is ready.
+    model: the inputs of the model, as a worker sent them.
     replaced: number of workers that died and were replaced.
     limit: batches that may be unfinished: those that workers hold, and as many that wait.
     """
 
     def __init__(self, recipe: ModelRecipe, devices: Sequence[WorkerDevice], depth: int, timeout_s: float | None):
-        self._recipe, self._depth, self._timeout_s = recipe, depth, timeout_s
+        self._recipe, self._timeout_s = recipe, timeout_s
         self.devices = [""] * len(devices)
         self.replaced = 0
         self.limit = 2 * depth * len(devices)
+        self._lent = InputBuffers(self.limit + FILLED)
+        self._memory = PoolMemory(depth, self._lent, ThreadedCopy(len(devices)))
+        self.model = WorkerModel("", ())
         self.processes: dict[int, PoolProcess] = {}
         self._waiting: deque[Batch] = deque()
-        self._unfinished = self._number = 0
+        self._unfinished = self._number = self._serving = 0
         self._changed = threading.Condition()
         self._error: Exception | None = None  # the reason why it takes no more batches
         try:
@@ -47,6 +56,8 @@ class DeviceQueue:
             for index in part:
                 thread = threading.Thread(target=self._serve, args=(index, devices[index]), daemon=True)
                 thread.name = f"fusec-pool-{index}"
+                with self._changed:
+                    self._serving += 1
                 thread.start()
             with self._changed:
                 while self._error is None and not all(self.devices[i] for i in part):
@@ -71,6 +82,15 @@ class DeviceQueue:
             self._changed.notify_all()
         return batch.result
 
+    def lend(self, types: Types) -> dict[str, np.ndarray[Any, Any]]:
+        """Return arrays over a buffer that is free; see `InputBuffers.lend`."""
+        return self._lent.lend(types, self._has_unfinished)
+
+    def _has_unfinished(self) -> bool:
+        with self._changed:
+            self._require_open()
+            return self._unfinished > 0
+
     def _finished(self, _: Future[Any]) -> None:
         with self._changed:
             self._unfinished -= 1
@@ -85,7 +105,7 @@ class DeviceQueue:
             processes = list(self.processes.values())
             self._changed.notify_all()
         for batch in waiting:
-            _fail(batch, reason)
+            batch.fail(reason)
         for process in processes:
             process.kill()  # its thread reads the end of its output, and fails its batches
 
@@ -98,16 +118,21 @@ class DeviceQueue:
                 self._serve_one(index, device)
         except Exception as error:  # noqa: BLE001  # raised in all threads that wait for batches
             self.close(error)
+        with self._changed:
+            self._serving -= 1
+            if not self._serving:  # no process is being started, which would share the descriptors
+                self._lent.close()
 
     def _serve_one(self, index: int, device: WorkerDevice) -> None:
-        process = PoolProcess(self._recipe, device, len(self.devices), self._depth)
+        process = PoolProcess(self._recipe, device, len(self.devices), self._memory)
         try:
             with self._changed:
                 self.processes[index] = process
             if self._error is None:
-                name = process.wait_ready()
+                model = process.wait_ready()
                 with self._changed:
-                    self.devices[index] = name
+                    self.model = model
+                    self.devices[index] = model.device
                     self._changed.notify_all()
                 self._return(process, self._drive(process))
         finally:
@@ -115,7 +140,7 @@ class DeviceQueue:
                 self.processes.pop(index)
             process.close()
             for _, batch in process.pending.values():
-                _fail(batch, self._error or ExecutionError("its worker was ended"))
+                batch.fail(self._error or ExecutionError("its worker was ended"))
 
     def _drive(self, process: PoolProcess) -> str:
         """Keep a worker busy until it ends. Return how it ended; empty if the queue was closed."""
@@ -147,9 +172,8 @@ class DeviceQueue:
         for batch in batches[:1]:
             batch.deaths += 1
             if batch.deaths >= MOST_DEATHS:
-                _fail(
-                    batch,
-                    ExecutionError(f"batch {batch.number}: {batch.deaths} workers ended while they ran it: {words}"),
+                batch.fail(
+                    ExecutionError(f"batch {batch.number}: {batch.deaths} workers ended while they ran it: {words}")
                 )
                 batches = batches[1:]
         with self._changed:
@@ -159,9 +183,4 @@ class DeviceQueue:
                 self._changed.notify_all()
                 return
         for batch in batches:
-            _fail(batch, self._error)
-
-
-def _fail(batch: Batch, error: Exception) -> None:
-    if not batch.result.cancelled() and not batch.result.done():
-        batch.result.set_exception(error)
+            batch.fail(self._error)

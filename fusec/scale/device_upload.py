@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cupy
@@ -24,14 +24,18 @@ class DeviceUpload:
     def __init__(self) -> None:
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._places: dict[tuple[int, str], Any] = {}
-        self._registered: dict[int, Bytes] = {}  # by slot; holds the mapping, which must outlive its registration
+        self._registered: dict[int, Bytes] = {}  # by handle; holds the mapping, which must outlive its registration
 
-    def __call__(self, slot: int, block: SharedBlock, feeds: Host) -> Callable[[], Mapping[str, Any]]:
+    def __call__(self, slot: int, blocks: Sequence[SharedBlock], feeds: Host) -> Callable[[], Mapping[str, Any]]:
         """Start to copy the inputs of a batch; return a function that makes the current stream wait for them.
 
         Types that CuPy lacks stay on the host, and the call copies them.
+
+        slot: its memory on the GPU is used.
+        blocks: the memory of each input.
         """
-        self._register(slot, block.raw)
+        for block in blocks:
+            self._register(block)
         sent: dict[str, Any] = {}
         for name, array in feeds.items():
             dtype = DType.of(array.dtype)
@@ -57,12 +61,12 @@ class DeviceUpload:
             place = self._places[slot, name] = cupy.empty(nbytes, cupy.uint8)
         return place
 
-    def _register(self, slot: int, raw: Bytes) -> None:
-        known = self._registered.get(slot)
+    def _register(self, block: SharedBlock) -> None:
+        raw, known = block.raw, self._registered.get(block.handle)
         if known is raw or not raw.size:
             return
         if known is not None:
             self._stream.synchronize()
             cupy.cuda.runtime.hostUnregister(known.ctypes.data)
         cupy.cuda.runtime.hostRegister(raw.ctypes.data, raw.nbytes, 0)
-        self._registered[slot] = raw
+        self._registered[block.handle] = raw

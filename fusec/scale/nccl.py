@@ -10,6 +10,7 @@ import cupy
 
 from fusec.errors import TargetError
 from fusec.ir import Array, DType
+from fusec.scale.communicator import Counted
 
 # ncclDataType_t and ncclRedOp_t of nccl.h
 _TYPES = {DType.F16: 6, DType.F32: 7, DType.F64: 8, DType.BF16: 9}
@@ -35,8 +36,11 @@ def _nccl() -> Any:
     return nccl
 
 
-class NcclCommunicator:
-    """The communicator of a worker on a GPU. Calls are queued on CuPy's current stream, and the host does not wait."""
+class NcclCommunicator(Counted):
+    """The communicator of a worker on a GPU. Calls are queued on CuPy's current stream, and the host does not wait.
+
+    NCCL waits for a worker that has died without an end. `fusec.run_workers` ends all workers then.
+    """
 
     def __init__(self, rank: int, size: int, group: Sequence[int]):
         """Join a group. Waits until all its workers have."""
@@ -45,10 +49,15 @@ class NcclCommunicator:
         self._side = cupy.cuda.Stream(non_blocking=True)
 
     def mean(self, block: Array) -> None:
+        self.calls += 1
+        self._replace_by_mean(block)
+
+    def _replace_by_mean(self, block: Array) -> None:
         kind, address = _TYPES[DType.of(block.dtype)], block.data.ptr
         self._nccl.allReduce(address, address, block.size, kind, _AVERAGE, cupy.cuda.get_current_stream().ptr)
 
     def broadcast(self, block: Array) -> None:
+        self.calls += 1
         address = block.data.ptr
         self._nccl.broadcast(address, address, block.nbytes, _BYTES, 0, cupy.cuda.get_current_stream().ptr)
 
@@ -56,7 +65,7 @@ class NcclCommunicator:
         """Do `mean` on a stream of its own, after what the current stream has queued. It can be captured."""
         _wait(self._side, cupy.cuda.get_current_stream())
         with self._side:
-            self.mean(block)
+            self._replace_by_mean(block)
 
     def join(self) -> None:
         _wait(cupy.cuda.get_current_stream(), self._side)

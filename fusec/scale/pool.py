@@ -12,11 +12,12 @@ from typing import Any, Self
 import numpy as np
 
 from fusec.errors import ExecutionError
+from fusec.ir import DType, quote
 from fusec.scale.device_queue import DeviceQueue
 from fusec.scale.devices import worker_devices
 from fusec.scale.model_recipe import ModelRecipe, call_with
 
-DEPTH = 2
+DEPTH = 3  # one runs, one is on its way to the device, and one is copied into shared memory
 
 
 def pool(
@@ -32,7 +33,7 @@ def pool(
     model: path of an ONNX file, a text form or a `.fusec` file. The first worker compiles it, and the others find its
         choices in the cache. A `.fusec` file is loaded by all at the same time.
     devices: `all` GPUs (without one: one simulated), or a list of `cuda:0` (or 0), `cpu` and `simulated`.
-    depth: batches that each worker holds, so that it copies one while it runs another.
+    depth: batches that each worker holds, so that others are copied while it runs one.
     timeout_s: seconds after which a worker that gives no answer counts as dead; None: no limit.
     options: those of `fusec.compile`, or of `fusec.load` for a `.fusec` file.
     Raises FusecError if the model cannot be loaded, TargetError for a device that this machine does not have.
@@ -72,6 +73,21 @@ class DevicePool:
         """Run one batch on a worker. It takes and returns NumPy arrays as `Executable.__call__` does."""
         return self.submit(*arrays, **named).result()
 
+    def input_buffers(self, **shapes: Sequence[int]) -> dict[str, np.ndarray[Any, Any]]:
+        """Return an array for each input, by name, in memory that the workers share. Fill them, and submit them.
+
+        Such arrays, and views of them, go to a worker without a copy. The memory is used again when the last of them is
+        gone. Waits while there is no free memory because of unfinished batches.
+
+        shapes: of inputs with symbolic dims.
+        Raises ExecutionError for an unknown shape. Also if no memory is free although no batch is unfinished.
+        """
+        inputs = self._batches.model.inputs
+        if unknown := sorted(shapes.keys() - {name for name, _, _ in inputs}):
+            raise ExecutionError(f"no input {quote(unknown[0])}")
+        types = {name: _type(name, dtype, shapes.get(name, shape)) for name, dtype, shape in inputs}
+        return self._batches.lend(types)
+
     def submit(self, *arrays: Any, **named: Any) -> Future[Any]:
         """Queue one batch, and return its future. Waits while enough batches are queued to keep the workers busy.
 
@@ -108,6 +124,13 @@ class DevicePool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _type(name: str, dtype: str | None, shape: Sequence[int | str] | None) -> tuple[np.dtype[Any], Sequence[int]]:
+    sizes = [size for size in shape or () if isinstance(size, int)]
+    if dtype is None or shape is None or len(sizes) < len(shape):
+        raise ExecutionError(f"the shape of {quote(name)} is {shape}: give its sizes, as input_buffers({name}=(8, 3))")
+    return DType(dtype).numpy, sizes
 
 
 def _host(array: Any) -> np.ndarray[Any, Any]:

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fusec.errors import ExecutionError, FusecError
+from fusec.errors import ExecutionError
 from fusec.scale.devices import WorkerDevice
+from fusec.scale.input_buffers import InputBuffers
 from fusec.scale.model_recipe import ModelRecipe
-from fusec.scale.shared_block import SharedBlock
+from fusec.scale.shared_block import Record, SharedBlock
+from fusec.scale.threaded_copy import ThreadedCopy
 from fusec.system.json_child import JsonChild
 
 WORKER = "fusec.scale.pool_worker"
@@ -32,17 +34,52 @@ class Batch:
     result: Future[Any] = field(default_factory=Future[Any])
     deaths: int = 0
 
+    def finish(self, result: Any) -> None:
+        """Let go of the inputs, so that their buffers are free, and give the result to who waits for it."""
+        self.inputs = ()
+        self.result.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Let go of the inputs, and raise an error in who waits for the result."""
+        self.inputs = ()
+        if not self.result.cancelled() and not self.result.done():
+            self.result.set_exception(error)
+
+
+@dataclass(frozen=True)
+class WorkerModel:
+    """Describe the model of a worker. inputs: name, dtype and shape of each; None where they are not known."""
+
+    device: str
+    inputs: Sequence[tuple[str, str | None, Sequence[int | str] | None]]
+
+
+@dataclass(frozen=True)
+class PoolMemory:
+    """Memory that all workers of a pool share.
+
+    depth: batches that each worker holds.
+    lent: the buffers that the caller of the pool fills.
+    copy: copies batches to and from the workers.
+    """
+
+    depth: int
+    lent: InputBuffers
+    copy: ThreadedCopy
+
 
 class PoolProcess:
     """One worker process, with memory for `depth` batches in flight."""
 
-    def __init__(self, recipe: ModelRecipe, device: WorkerDevice, workers: int, depth: int):
+    def __init__(self, recipe: ModelRecipe, device: WorkerDevice, workers: int, memory: PoolMemory):
         self.device = device
-        self._slots = [(SharedBlock(), SharedBlock()) for _ in range(depth)]
+        self._lent, self._copy = memory.lent, memory.copy
+        self._slots = [(SharedBlock(), SharedBlock()) for _ in range(memory.depth)]
         handles = [(inputs.handle, results.handle) for inputs, results in self._slots]
-        self._child = JsonChild(WORKER, device.environment(workers), [h for pair in handles for h in pair])
-        self._child.tell({"model": asdict(recipe.on(device.name)), "slots": handles})
-        self._free = list(range(depth))
+        lent = [block.handle for block in self._lent.blocks]
+        self._child = JsonChild(WORKER, device.environment(workers), [*(h for pair in handles for h in pair), *lent])
+        self._child.tell({"model": asdict(recipe.on(device.name)), "slots": handles, "lent": lent})
+        self._free = list(range(memory.depth))
         self.pending: dict[int, tuple[int, Batch]] = {}  # by number, in the order in which the worker runs them
 
     @property
@@ -53,8 +90,8 @@ class PoolProcess:
     def has_room(self) -> bool:
         return bool(self._free)
 
-    def wait_ready(self) -> str:
-        """Wait until the model is loaded, and return the name of its device.
+    def wait_ready(self) -> WorkerModel:
+        """Wait until the model is loaded, and return its inputs and its device.
 
         Raises FusecError with the reason if it cannot be loaded, RuntimeError for a defect of fusec.
         """
@@ -62,21 +99,29 @@ class PoolProcess:
         if answer is None:
             raise ExecutionError(f"the worker on {self.device.name} did not start: {self._child.end()[1]}")
         _raise_error(answer, f"the worker on {self.device.name}: ")
-        return answer["ready"]["device"]
+        return WorkerModel(**answer["ready"])
 
     def send(self, batch: Batch) -> None:
-        """Copy a batch into a free slot, and tell the worker."""
+        """Copy a batch into a free slot, except for arrays over lent buffers, and tell the worker."""
         slot = self._free.pop()
-        names = [name for name, _ in batch.inputs]
         try:
-            records = self._slots[slot][0].put([array for _, array in batch.inputs])
-        except FusecError as error:
+            inputs = self._shared(self._slots[slot][0], batch.inputs)
+        except Exception as error:  # noqa: BLE001  # who waits for the result gets it
             self._free.append(slot)
-            batch.result.set_exception(error)
+            batch.fail(error)
             return
         self.pending[batch.number] = (slot, batch)
-        inputs = list(zip(names, records, strict=True))
         self._child.tell({"job": batch.number, "slot": slot, "inputs": inputs})
+
+    def _shared(self, block: SharedBlock, inputs: Inputs) -> list[tuple[str | None, int, Record]]:
+        """Return the name of each array, the number of its lent buffer (-1: the slot's own memory), and its record."""
+        places = [self._lent.place(array) for _, array in inputs]
+        copied = [array for (_, array), place in zip(inputs, places, strict=True) if place is None]
+        records = iter(block.put(copied, self._copy) if copied else ())
+        return [
+            (name, *place) if place is not None else (name, -1, next(records))
+            for (name, _), place in zip(inputs, places, strict=True)
+        ]
 
     def receive(self, seconds: float | None) -> str:
         """Wait for an answer, and give it to its batch. Return an empty string, or why there was no answer."""
@@ -89,11 +134,11 @@ class PoolProcess:
         slot, batch = self.pending.pop(answer["job"])
         try:
             _raise_error(answer, f"batch {batch.number}: ")
-            results = [array.copy() for array in self._slots[slot][1].views(answer["results"])]
-        except (FusecError, RuntimeError) as error:
-            batch.result.set_exception(error)
+            results = [self._copy.copy_of(array) for array in self._slots[slot][1].views(answer["results"])]
+        except Exception as error:  # noqa: BLE001  # who waits for the result gets it
+            batch.fail(error)
         else:
-            batch.result.set_result(results[0] if len(results) == 1 else tuple(results))
+            batch.finish(results[0] if len(results) == 1 else tuple(results))
         self._free.append(slot)
         return ""
 

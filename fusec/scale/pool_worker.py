@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusec.errors import ExecutionError, FusecError
+from fusec.ir import DType
 from fusec.scale.model_recipe import ModelRecipe
 from fusec.scale.shared_block import Record, SharedBlock, layout
 from fusec.system.json_child import ParentPipe
@@ -27,32 +28,36 @@ if TYPE_CHECKING:
     from fusec.scale.model_recipe import Runnable
 
 Feeds = Mapping[str, Any]
-Upload = Callable[[int, SharedBlock, Feeds], Callable[[], Feeds]]
+Slots = Sequence[tuple[SharedBlock, SharedBlock]]
+Upload = Callable[[int, Sequence[SharedBlock], Feeds], Callable[[], Feeds]]
 
 
 class BatchRunner:
     """Runs batches of one model.
 
     slots: for each batch that may be in flight, the blocks of its inputs and of its results.
+    lent: blocks that the caller of the pool fills, in place of a slot's inputs.
     upload: copies inputs to the device ahead of their run; None on the host.
     """
 
-    def __init__(self, model: Runnable, slots: Sequence[tuple[SharedBlock, SharedBlock]], upload: Upload | None):
+    def __init__(self, model: Runnable, slots: Slots, lent: Sequence[SharedBlock], upload: Upload | None):
         self.model = model
-        self.slots = slots
+        self.slots, self.lent = slots, lent
         self._upload = upload
         self._names = [spec.name for spec in model.inputs]
 
     def ahead(self, job: Mapping[str, Any]) -> Callable[[], Feeds]:
         """Read the inputs of a batch and start their way to the device; return a function that waits for them."""
-        block = self.slots[job["slot"]][0]
-        feeds = self._named(job, block.views([record for _, record in job["inputs"]]))
+        own = self.slots[job["slot"]][0]
+        blocks = [own if number < 0 else self.lent[number] for _, number, _ in job["inputs"]]
+        records = [record for _, _, record in job["inputs"]]
+        feeds = self._named(job, [b.views([record])[0] for b, record in zip(blocks, records, strict=True)])
         if self._upload is None:
             return lambda: feeds
-        return self._upload(job["slot"], block, feeds)
+        return self._upload(job["slot"], blocks, feeds)
 
     def _named(self, job: Mapping[str, Any], arrays: Sequence[np.ndarray[Any, Any]]) -> Feeds:
-        given = [name for name, _ in job["inputs"]]
+        given = [name for name, _, _ in job["inputs"]]
         free = [name for name in self._names if name not in given]
         if given.count(None) > len(free):
             raise ExecutionError(f"{len(arrays)} arrays for {len(self._names)} inputs: {', '.join(self._names)}")
@@ -79,7 +84,7 @@ def main() -> None:
     pipe = ParentPipe()
     start = json.loads(sys.stdin.readline())
     try:
-        runner = _runner(ModelRecipe(**start["model"]), start["slots"])
+        runner = _runner(start)
     except FusecError as error:
         pipe.tell({"failed": str(error)})
         return
@@ -87,7 +92,7 @@ def main() -> None:
         pipe.tell({"defect": traceback.format_exc()})
         return
     model = runner.model
-    pipe.tell({"ready": {"device": model.device, "outputs": [spec.name for spec in model.outputs]}})
+    pipe.tell({"ready": {"device": model.device, "inputs": [_declared(spec) for spec in model.inputs]}})
     jobs: queue.SimpleQueue[tuple[dict[str, Any], Callable[[], Feeds]]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(runner, jobs), daemon=True).start()
     while True:
@@ -122,14 +127,20 @@ def _answer(run: Callable[[], list[Record]]) -> dict[str, Any]:
         return {"defect": traceback.format_exc()}
 
 
-def _runner(recipe: ModelRecipe, handles: Sequence[tuple[int, int]]) -> BatchRunner:
+def _declared(spec: Any) -> tuple[str, str | None, Sequence[int | str] | None]:
+    """Return name, dtype and shape of an input."""
+    return spec.name, None if spec.dtype is None else DType.of(spec.dtype).value, spec.shape
+
+
+def _runner(start: Mapping[str, Any]) -> BatchRunner:
     from fusec.runtime import Executable
 
-    model = recipe.executable()
-    slots = [(SharedBlock(inputs), SharedBlock(results)) for inputs, results in handles]
+    model = ModelRecipe(**start["model"]).executable()
+    slots = [(SharedBlock(inputs), SharedBlock(results)) for inputs, results in start["slots"]]
+    lent = [SharedBlock(handle) for handle in start["lent"]]
     upload: Upload | None = None
     if isinstance(model, Executable) and model.backend.xp is not np:
         from fusec.scale.device_upload import DeviceUpload  # needs CuPy
 
         upload = DeviceUpload()
-    return BatchRunner(model, slots, upload)
+    return BatchRunner(model, slots, lent, upload)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -39,3 +40,22 @@ def one_returns(communicator: Communicator) -> None:
 
 def they_disagree(communicator: Communicator) -> None:
     communicator.mean(np.ones(communicator.rank + 1, np.float32))
+
+
+def one_is_ahead(communicator: Communicator) -> None:
+    """Behave as on a GPU, where a worker does not tell what it waits for."""
+    communicator.begin_step()
+    if communicator.rank == 0:
+        communicator.begin_step()
+        time.sleep(100)
+
+
+def one_takes_long(communicator: Communicator) -> int:
+    """Return late, with as many calls as the others, such as a worker that saves a model."""
+    communicator.begin_step()
+    time.sleep(2.5 * (1 - communicator.rank))
+    return communicator.rank
+
+
+def all_hang(communicator: Communicator) -> None:
+    time.sleep(100)

@@ -17,7 +17,7 @@ from fusec import training
 from fusec.errors import ExecutionError, ModelError
 from fusec.ir import DType, TensorType
 from fusec.scale.communicator import Communicator, threads
-from fusec.scale.state_blocks import ALIGNMENT, blocks
+from fusec.scale.split_training.state_blocks import ALIGNMENT, blocks
 
 Array = np.ndarray[Any, Any]
 RATE = np.float32(1e-2)

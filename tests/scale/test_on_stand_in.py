@@ -101,7 +101,7 @@ def test_inputs_are_copied_ahead_of_their_run(recorder: Recorder, rng: np.random
         "empty": np.zeros((0, 2), np.int64),
     }
     feeds = dict(zip(arrays, block.views(block.put(list(arrays.values()))), strict=True))
-    wait = upload(0, block, feeds)
+    wait = upload(0, [block] * 4, feeds)
     assert recorder.registered == {block.raw.ctypes.data: block.raw.nbytes}
     assert recorder.copies == [(48, Stream.ptr), (10, Stream.ptr)]
     assert not recorder.current.waits
@@ -112,8 +112,8 @@ def test_inputs_are_copied_ahead_of_their_run(recorder: Recorder, rng: np.random
         assert np.array_equal(sent[name], array)
         assert np.shares_memory(sent[name], block.raw) == (name == "narrow"), "CuPy lacks this type"
     place = sent["x"].ctypes.data
-    assert upload(0, block, feeds)()["x"].ctypes.data == place, "a slot keeps its memory"
-    assert upload(1, block, feeds)()["x"].ctypes.data != place
+    assert upload(0, [block], feeds)()["x"].ctypes.data == place, "a slot keeps its memory"
+    assert upload(1, [block], feeds)()["x"].ctypes.data != place
 
 
 def test_a_block_that_grows_is_registered_again(recorder: Recorder) -> None:
@@ -121,8 +121,21 @@ def test_a_block_that_grows_is_registered_again(recorder: Recorder) -> None:
     for size in (10, 2 << 20):
         x = np.arange(size, dtype=np.float32)
         feeds = {"x": block.views(block.put([x]))[0]}
-        assert np.array_equal(upload(0, block, feeds)()["x"], x)
+        assert np.array_equal(upload(0, [block], feeds)()["x"], x)
         assert recorder.registered == {block.raw.ctypes.data: block.raw.nbytes}
+
+
+def test_inputs_in_several_blocks(recorder: Recorder) -> None:
+    """A batch may lie in buffers that the caller filled, and in the slot's own block."""
+    upload, blocks = device_upload.DeviceUpload(), [SharedBlock(), SharedBlock()]
+    arrays = {"x": np.arange(3, dtype=np.float32), "y": np.arange(5)}
+    feeds = {
+        name: block.views(block.put([array]))[0] for (name, array), block in zip(arrays.items(), blocks, strict=True)
+    }
+    sent = upload(0, blocks, feeds)()
+    assert recorder.registered == {block.raw.ctypes.data: block.raw.nbytes for block in blocks}
+    for name, array in arrays.items():
+        assert np.array_equal(sent[name], array)
 
 
 class Group:
@@ -148,8 +161,10 @@ def test_collectives_of_nccl(recorder: Recorder, monkeypatch: pytest.MonkeyPatch
         communicator.mean(block)
         address = block.ctypes.data
         assert communicator._nccl.calls.pop() == (address, address, 5, code, 4, Stream.ptr)
+    assert communicator.calls == 4
     communicator._side.ptr = 9
-    communicator.start_mean(block)
+    communicator.start_mean(block)  # part of a step, which counts as one call
+    assert communicator.calls == 4
     assert communicator._nccl.calls.pop()[-1] == 9, "on a stream of its own"
     assert [event.stream for event in communicator._side.waits] == [recorder.current], "after what the caller queued"
     assert not recorder.current.waits

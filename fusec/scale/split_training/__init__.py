@@ -1,0 +1,1 @@
+"""Divide a training step at its gradients, which several workers exchange."""
