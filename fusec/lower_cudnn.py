@@ -111,6 +111,7 @@ WITHOUT: Mapping[str, str] = {
     "top_k": "cuDNN graphs cannot sort",
     "scatter": _MOVES,
     "cumulate": "cuDNN graphs have no running sums",
+    "linear_scan": "cuDNN graphs have no loop; a kernel of fusec runs all steps in one launch",
     "max_pool_backward": "the cuDNN frontend's Python binding has no resample operation",
     **dict.fromkeys(
         ("batch_norm_train", "batch_norm_by_sums", "batch_norm_backward", "layer_norm_backward"),

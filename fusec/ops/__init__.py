@@ -9,7 +9,7 @@ from fusec.ops.attention import Attention, Rotary
 from fusec.ops.attention_training import AttentionBackward, AttentionTrain
 from fusec.ops.convolution import Conv, ConvTranspose
 from fusec.ops.finite import AllFinite
-from fusec.ops.indexing import Cumulate, Scatter, TopK
+from fusec.ops.indexing import Cumulate, LinearScan, Scatter, TopK
 from fusec.ops.matmul import MatMul, PackedMatMul
 from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
 from fusec.ops.op_sets import (
@@ -76,6 +76,7 @@ ALL: tuple[type[Op], ...] = (
     TopK,
     Scatter,
     Cumulate,
+    LinearScan,
     ConvWgrad,
     MaxPoolBackward,
     BatchNormTrain,
@@ -128,6 +129,7 @@ __all__ = [
     "InstanceNorm",
     "LayerNorm",
     "LayerNormBackward",
+    "LinearScan",
     "LocalResponseNorm",
     "MatMul",
     "MaxPool",

@@ -48,6 +48,7 @@ DRAWS: Mapping[str, Draw] = {
     "top_k": rows.top_k,
     "scatter": shapes.scatter,
     "cumulate": rows.cumulate,
+    "linear_scan": rows.linear_scan,
     "conv_wgrad": windows.conv_wgrad,
     "max_pool_backward": windows.max_pool_backward,
     "batch_norm_train": rows.batch_norm_train,
