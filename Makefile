@@ -82,7 +82,7 @@ newest: .venv-newest/.test
 # The doors for torch, which is a download of its own size; TORCH_PIP: more arguments for pip, such as an index of
 # wheels without CUDA. torch brings the cuDNN it was built for.
 torch: .venv-torch/.test
-	.venv-torch/bin/python -m pytest tests/test_torch_backend.py
+	.venv-torch/bin/python -m pytest tests/torch_backend
 
 .venv-torch/.test: $(VENV)/.python pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-torch

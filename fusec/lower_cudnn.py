@@ -115,6 +115,7 @@ WITHOUT: Mapping[str, str] = {
     ),
     "scatter": _MOVES,
     "cumulate": "cuDNN graphs have no running sums",
+    "linear_scan": "cuDNN graphs have no loop; a kernel of fusec runs all steps in one launch",
     "max_pool_backward": "the cuDNN frontend's Python binding has no resample operation",
     "batch_norm_by_sums": "a kernel of fusec computes the statistics from sums and applies them in one launch",
     "layer_norm_backward": "cuDNN reads the statistics of each row, and refuses to compute them in the same graph",

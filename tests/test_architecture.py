@@ -128,6 +128,8 @@ def test_classes_have_names_of_their_own() -> None:
 SIGNATURES = (
     *(
         "frontends/onnx",
+        "frontends/torch_fast_paths.py",
+        "torch_backend/backward_ops.py",
         "cli",
         "passes/rules",
         "gpu/cublaslt/bindings.py",

@@ -32,6 +32,7 @@ from fusec.ops import (
     Relayout,
     Resize,
     RoiAlign,
+    LinearScan,
     Softmax,
     Transpose,
     pw,
@@ -223,6 +224,10 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "lstm, 400x16x512": (
         [rows(400, 16, 2048), rows(1, 2048, 512), rows(1, 16, 512), rows(1, 16, 512)],
         lambda g, *v: g.insert(Recurrent("lstm"), v).results,
+    ),
+    "linear scan, 1x1536x2048x16": (
+        [rows(1, 1536, 2048, 16)] * 2,
+        lambda g, a, b: g.add(LinearScan(2), a, b),
     ),
     "softmax, 4096x1000": ([rows(4096, 1000)], lambda g, x: g.add(Softmax(), x)),
     "softmax, 384x197x197": ([rows(384, 197, 197)], lambda g, x: g.add(Softmax(), x)),

@@ -134,6 +134,21 @@ def _cumulate(e: Exporter, node: Node, x: str) -> str:
     return e.op("Concat", *parts, axis=axis)
 
 
+def _linear_scan(e: Exporter, node: Node, a: str, b: str) -> str:
+    """Export a linear recurrence by one Mul and one Add for each step. The import finds it again."""
+    axis = node.op.attributes["axis"] % node.result.type.rank
+    size = node.result.type.shape[axis]
+    if not size:
+        return e.op("Identity", a)
+    factors, terms = (e.several("Split", [v, e.ints([1] * size)], size, {"axis": axis}) for v in (a, b))
+    state = e.op("Mul", factors[0], e.number(0.0, node))
+    states: list[str] = []
+    for t in range(size):
+        state = e.op("Add", state if t == 0 else e.op("Mul", factors[t], state), terms[t])
+        states.append(state)
+    return e.op("Concat", *states, axis=axis)
+
+
 def _split(e: Exporter, node: Node, x: list[str]) -> list[str]:
     sizes = node.op.attributes["sizes"]
     return e.several("Split", [*x, e.ints(sizes)], len(sizes), {"axis": node.op.attributes["axis"]})
@@ -162,4 +177,5 @@ SHAPES: Mapping[str, Export] = {
     "non_max_suppression": _non_max_suppression,
     "scatter": formula(_scatter),
     "cumulate": formula(_cumulate),
+    "linear_scan": formula(_linear_scan),
 }

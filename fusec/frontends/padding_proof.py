@@ -371,7 +371,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("conv", "conv_transpose", "max_pool", "avg_pool"), _images),
     **dict.fromkeys(("batch_norm", "instance_norm", "group_norm", "lrn"), _images),
     **dict.fromkeys(("layer_norm", "rms_norm"), _norm_from),
-    **dict.fromkeys(("softmax", "concat", "split", "top_k", "cumulate"), _not_along),
+    **dict.fromkeys(("softmax", "concat", "split", "top_k", "cumulate", "linear_scan"), _not_along),
     "resize": _resize,
     "matmul": _matmul,
     "packed_matmul": _packed_matmul,

@@ -1,7 +1,7 @@
 """Read a torch ExportedProgram as a Source.
 
 torch's own exporter writes the ONNX model. The parameters are not copied: the Source reads them from torch's memory.
-Only this module and `fusec.torch_backend` import torch, and the rest of fusec imports them on demand.
+Only this module, `torch_fast_paths` and `fusec.torch_backend` import torch; the rest imports them on demand.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch  # pyright: ignore[reportMissingImports] - an extra, and absent whe
 
 from fusec.errors import ModelError
 from fusec.frontends import Source
+from fusec.frontends.torch_fast_paths import without_fast_paths
 from fusec.ir import DType, Literal, TensorType
 
 DTYPES: Mapping[Any, DType] = {
@@ -85,7 +86,7 @@ def _onnx(program: Any) -> tuple[dict[str, Any], Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # because torch's exporter calls deprecated functions of torch
-            written = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False)
+            written = torch.onnx.export(without_fast_paths(program), dynamo=True, optimize=False, verbose=False)
             _require_pure(written.exported_program.graph_signature)
             graph = written.model.graph
             tensors: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Differentiate ops that gather, scatter, sort or move elements, and running sums and products."""
+"""Differentiate ops that gather, scatter, sort or move elements, and running sums, products and recurrences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from fusec.builder import Tensor
 from fusec.gradients.core import BackwardStep, Gradients, Rule, zeros
-from fusec.ops import Cumulate, Gather, Pad, Resize, Scatter
+from fusec.ops import Cumulate, Gather, LinearScan, Pad, Resize, Scatter
 
 
 def moveaxis(x: Tensor, source: int, target: int) -> Tensor:
@@ -105,6 +105,23 @@ def _cumulate(step: BackwardStep) -> Gradients:
     return moveaxis((slopes * loss[..., None, :]).sum(-1), -1, axis)
 
 
+def _linear_scan(step: BackwardStep) -> Gradients:
+    """Differentiate a linear recurrence: its gradient is the same recurrence, from the end.
+
+    The gradient of h_t is g_t = dy_t + a_{t+1} g_{t+1}. Then b_t has g_t, and a_t has g_t h_{t-1}.
+    """
+    (a, _), y, dy = step.x, step.y[0], step.dy
+    axis, size = step.op.axis % a.rank, a.shape[step.op.axis]
+    if not a.size:
+        return zeros(a), dy
+    first = zeros(a, (*a.shape[:axis], 1, *a.shape[axis + 1 :]))
+    after = step.b.concat([sliced(a, axis, slice(1, size)), first], axis)
+    before = step.b.concat([first, sliced(y, axis, slice(0, size - 1))], axis)
+    found = step.b.apply(LinearScan(axis), reversed_along(after, axis), reversed_along(dy, axis))
+    g = reversed_along(found, axis)
+    return g * before, g
+
+
 # moves -----------------------------------------------------------------------------------------------
 
 
@@ -191,6 +208,7 @@ RULES: dict[str, Rule] = {
     "scatter": _scatter,
     "top_k": _top_k,
     "cumulate": _cumulate,
+    "linear_scan": _linear_scan,
     "slice": _slice,
     "pad": _pad,
     "resize": _resize,

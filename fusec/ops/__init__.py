@@ -8,7 +8,7 @@ from fusec.ir import Op
 from fusec.ops.attention import Attention, Rotary
 from fusec.ops.attention_training import AttentionBackward, AttentionTrain
 from fusec.ops.convolution import Conv, ConvTranspose
-from fusec.ops.indexing import Cumulate, Scatter, TopK
+from fusec.ops.indexing import Cumulate, LinearScan, Scatter, TopK
 from fusec.ops.matmul import MatMul, PackedMatMul
 from fusec.ops.non_max_suppression import NonMaxSuppression
 from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
@@ -77,6 +77,7 @@ ALL: tuple[type[Op], ...] = (
     NonMaxSuppression,
     Scatter,
     Cumulate,
+    LinearScan,
     ConvWgrad,
     MaxPoolBackward,
     BatchNormTrain,
@@ -129,6 +130,7 @@ __all__ = [
     "InstanceNorm",
     "LayerNorm",
     "LayerNormBackward",
+    "LinearScan",
     "LocalResponseNorm",
     "MatMul",
     "MaxPool",

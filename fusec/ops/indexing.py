@@ -1,4 +1,4 @@
-"""Define ops that order elements or place them by index: top_k, scatter, and running sums and products."""
+"""Define ops that order elements or place them by index: top_k, scatter, and running sums, products and recurrences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fusec.ir import Array, DType, Op, TensorType
-from fusec.ops.spec import normalize_axis, require, require_arity, wide, widened
+from fusec.ops.spec import normalize_axis, require, require_arity, require_float, wide, widened
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 _COMBINE: Mapping[str, Callable[[Any], Any]] = {
@@ -127,5 +127,33 @@ class Cumulate(Op):
         def compute(x: Array) -> Array:
             running = xp.cumsum if self.kind == "sum" else xp.cumprod
             return running(x, axis=self.axis, dtype=x.dtype)
+
+        return (widened(compute, *operands),)
+
+
+@dataclass(frozen=True)
+class LinearScan(Op):
+    """Linear recurrence h_t = a_t h_{t-1} + b_t along `axis`, from h = 0. The result is every h_t."""
+
+    axis: int
+    name: ClassVar[str] = "linear_scan"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 2)
+        a, b = operands
+        require_float(self.name, a, b)
+        require((a.shape, a.dtype) == (b.shape, b.dtype), f"linear_scan takes equal types, not {a} and {b}")
+        normalize_axis(self.axis, a.rank)
+        return (TensorType(a.shape, a.dtype),)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        def compute(a: Array, b: Array) -> Array:
+            factors, terms = (xp.moveaxis(v, self.axis, 0) for v in (a, b))
+            result = xp.zeros(factors.shape, a.dtype)
+            state = xp.zeros(factors.shape[1:], a.dtype)
+            for t in range(len(factors)):
+                state = factors[t] * state + terms[t]
+                result[t] = state
+            return xp.ascontiguousarray(xp.moveaxis(result, 0, self.axis))
 
         return (widened(compute, *operands),)

@@ -28,6 +28,7 @@ from fusec.passes.quantization.keep_packed_weights import KeepPackedWeights
 from fusec.passes.quantization.run_in_integers import RunInIntegers
 from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
+from fusec.passes.rules.recognise_scan import RecogniseScan
 from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
 from fusec.passes.training.rematerialise import Rematerialise
 from fusec.passes.training.split_batchnorm_stats import SplitBatchNormStats
@@ -46,6 +47,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     Canonicalise(),
     # Before factors are folded, because the 1/6 of a hard swish would go into the weights after it.
     Recognise(),
+    # After indices became slices, and before views move, because each step is found by the slices that it reads.
+    RecogniseScan(),
     # After softmax is recognised; before other passes move the factor and views that attention contains.
     RecogniseAttention(),
     # After recognition, whose patterns expect views in place; before the folds, so that a convolution
@@ -100,7 +103,15 @@ PIPELINE: tuple[Pass, ...] = (*EARLY_PASSES, *LATE_PASSES)
 # are left out where rounding follows the model's own ops.
 REROUNDING = frozenset(
     {
-        *("recognise", "recognise_attention", "fold_batchnorm", "fold_scales", "reorder_bias_first", "fold_upsampling"),
+        *(
+            "recognise",
+            "recognise_scan",
+            "recognise_attention",
+            "fold_batchnorm",
+            "fold_scales",
+            "reorder_bias_first",
+            "fold_upsampling",
+        ),
         *("split_batchnorm_stats", "unrounded_addend", "keep_packed_weights"),
         *("cube", "reciprocal_of_root", "divide_by_root", "divide_by_constant"),
     }

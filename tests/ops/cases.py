@@ -37,6 +37,7 @@ from fusec.ops import (
     InstanceNorm,
     LayerNorm,
     LayerNormBackward,
+    LinearScan,
     LocalResponseNorm,
     MatMul,
     MaxPool,
@@ -467,6 +468,18 @@ def running_product(x: Array) -> Array:
     return np.stack(steps, axis=1).astype(x.dtype)
 
 
+def recurrence(axis: int) -> Callable[[Array, Array], Array]:
+    """Sum each term times the product of the factors after it."""
+
+    def compute(a: Array, b: Array) -> Array:
+        factors, terms = (np.moveaxis(v, axis, 0) for v in (a, b))
+        steps = range(len(factors))
+        sums = [sum(terms[s] * factors[s + 1 : t + 1].prod(axis=0) for s in steps[: t + 1]) for t in steps]
+        return np.moveaxis(np.stack(sums), 0, axis)
+
+    return compute
+
+
 def tensors(*arrays: Any) -> list[Array]:
     return [np.array(a, np.int64) for a in arrays]
 
@@ -856,6 +869,9 @@ OTHERS |= {
         Case(Cumulate("sum", 1), ((2, 5, 3),), lambda x: run("CumSum", [x, np.array(1)]), normal),
         Case(Cumulate("sum", -1), ((2, 5),), lambda x: run("CumSum", [x, np.array(1)]), integers(-9, 9), False),
         Case(Cumulate("prod", 1), ((2, 5, 3),), formula(running_product), unit),
+    ],
+    "linear_scan": [
+        Case(LinearScan(axis), ((2, 5, 3), (2, 5, 3)), formula(recurrence(axis)), unit) for axis in (1, -1, 0)
     ],
 }
 

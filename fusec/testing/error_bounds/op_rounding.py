@@ -254,6 +254,8 @@ _SUM_LENGTHS: Mapping[str, Callable[[Any, Shapes], int]] = {
     "max_pool_backward": lambda op, shapes: math.prod(op.window),
     "reduce": lambda op, shapes: math.prod(shapes[0][axis] for axis in op.axes),
     "cumulate": lambda op, shapes: shapes[0][op.axis],
+    # an error of a step is one of all steps after it, and the bound takes the root of this
+    "linear_scan": lambda op, shapes: (2 * shapes[0][op.axis]) ** 2,
     "scatter": lambda op, shapes: 1 + math.prod(shapes[1]),
     "softmax": lambda op, shapes: shapes[0][op.axis],
     "layer_norm": lambda op, shapes: math.prod(shapes[0][op.axis % len(shapes[0]) :]),

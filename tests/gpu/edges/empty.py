@@ -25,6 +25,7 @@ from fusec.ops import (
     GroupNorm,
     InstanceNorm,
     LayerNorm,
+    LinearScan,
     MatMul,
     MaxPool,
     Pad,
@@ -78,6 +79,8 @@ OTHERS: tuple[tuple[Op, tuple[tuple[int, ...], ...]], ...] = (
     (Slice((1, 0), (0, 4), (1, 1)), ((3, 4),)),
     (Pad((1, 0, 2, 0)), ((0, 4),)),
     (Cumulate("sum", 0), ((0, 4),)),
+    (LinearScan(0), ((0, 4), (0, 4))),
+    (LinearScan(1), ((0, 4), (0, 4))),
     (TopK(0), ((3, 4),)),
     (AllFinite(), ((0, 4),)),
 )

@@ -15,6 +15,7 @@ from fusec.ops import (
     Expand,
     Gather,
     GridSample,
+    LinearScan,
     NonMaxSuppression,
     Pad,
     RandomBits,
@@ -128,6 +129,9 @@ def _sorted(dtype: DType) -> Iterator[Row]:
     yield row(f"non_max_suppression {dtype.value}", "non_max_suppression", arrays, suppression, labels=np.array(""))
     for kind in ("sum", "prod"):
         yield row(f"cumulate {kind} {dtype.value}", "cumulate", [x], added(Cumulate(kind, 1)), labels=np.array(""))
+    if dtype.is_float:
+        factors = np.resize(x[::-1], x.shape).copy()
+        yield row(f"linear_scan {dtype.value}", "linear_scan", [factors, x], added(LinearScan(1)), labels=np.array(""))
     at = np.array([0, 1, 2, 3, 0, 1], np.int64)
     updates = x[4:10].copy()
     for kind in ("add", "mul", "max", "min"):

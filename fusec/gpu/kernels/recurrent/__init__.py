@@ -1,1 +1,1 @@
-"""Generate kernels for LSTM, GRU and RNN."""
+"""Generate kernels for LSTM, GRU and RNN, and for linear recurrences."""

@@ -289,6 +289,13 @@ def recurrent(b: RandomGraph) -> None:
     DRAWS["recurrent"](b)
 
 
+def linear_scan(b: RandomGraph) -> None:
+    """Draw a linear recurrence, of fewer steps than a thread loads together or of more."""
+    x = b.input(TensorType((b.pick([2, 1]), b.pick([3, 8, 17, 1]), b.pick([4, 1, 33])), b.dtype))
+    with b.focused(x):
+        DRAWS["linear_scan"](b)
+
+
 def _about(b: RandomGraph, x: Value, name: str) -> None:
     """Draw an op of the registry with a value as its operand, and pointwise ops after it."""
     with b.focused(x):
@@ -355,6 +362,7 @@ KERNELS: Mapping[str, Draw] = {
             all_finite,
             non_max_suppression,
             recurrent,
+            linear_scan,
         ),
     )
 }

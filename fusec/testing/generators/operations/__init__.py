@@ -49,6 +49,7 @@ DRAWS: Mapping[str, Draw] = {
     "non_max_suppression": rows.non_max_suppression,
     "scatter": shapes.scatter,
     "cumulate": rows.cumulate,
+    "linear_scan": rows.linear_scan,
     "conv_wgrad": windows.conv_wgrad,
     "max_pool_backward": windows.max_pool_backward,
     "batch_norm_train": rows.batch_norm_train,

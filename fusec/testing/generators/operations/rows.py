@@ -1,4 +1,4 @@
-"""Draw ops along some dims of a tensor: norms, reductions, softmax and running sums."""
+"""Draw ops along some dims of a tensor: norms, reductions, softmax, running sums and recurrences."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fusec.ops import (
     InstanceNorm,
     LayerNorm,
     LayerNormBackward,
+    LinearScan,
     LocalResponseNorm,
     NonMaxSuppression,
     Reduce,
@@ -142,6 +143,13 @@ def cumulate(b: RandomGraph) -> None:
     if kind == "prod" and x.type.dtype.is_float:
         x = b.bounded(x, -1.5, 1.5)
     b.add(Cumulate(kind, b.below(x.type.rank)), x)
+
+
+def linear_scan(b: RandomGraph) -> None:
+    """Draw a recurrence whose factors are at most one, because errors would grow with every step."""
+    x = b.float_value(1, 5)
+    a = b.bounded(b.like(x), -1.0, 1.0)
+    b.add(LinearScan(b.below(x.type.rank)), a, x)
 
 
 def batch_norm_train(b: RandomGraph) -> None:

@@ -6,7 +6,6 @@ import importlib
 import tomllib
 import types
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,7 @@ pytestmark = [pytest.mark.cudnn, pytest.mark.filterwarnings("ignore::FutureWarni
 
 from fusec import torch_backend  # noqa: E402 - not where torch is missing
 from fusec.frontends import torch_export  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from fusec.gpu import device
-
-    monkeypatch.setenv("FUSEC_DEVICE", "none")
-    device._first_gpu.cache_clear()
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+from fusec.torch_backend import graph_inputs, tensors  # noqa: E402 - as above
 
 
 class Net(torch.nn.Module):
@@ -93,19 +81,6 @@ def test_a_net_is_compiled_for_the_sizes_it_meets() -> None:
         close(compiled(x), net(x))
 
 
-def test_where_gradients_are_wanted_torch_runs() -> None:
-    net = Net().eval()
-    compiled = Watched().compile(net)
-    x = torch.randn(2, 3, 8, 8)
-    with pytest.warns(
-        UserWarning, match="a graph runs in torch itself: gradients are wanted: call it under torch.no_gr"
-    ):
-        compiled(x).sum().backward()
-    assert net.conv.weight.grad is not None
-    with torch.no_grad():
-        close(compiled(x), net(x))
-
-
 @pytest.mark.parametrize("drop", [0.5, 0.0])
 def test_a_net_in_training_is_left_to_torch(drop: float) -> None:
     net, watched = Net(), Watched()
@@ -132,7 +107,9 @@ def test_graphs_break_and_results_of_every_kind_come_back() -> None:
     compiled = watched.compile(f)
     x = torch.randn(4, 5)
     for k in (2.0, 3.5):
-        got, want = compiled(x, k), f(x, k)
+        with pytest.warns(UserWarning, match=r"a graph breaks at test_torch_backend.py:\d+, `torch._dynamo"):
+            got = compiled(x, k)
+        want = f(x, k)
         assert got[1] is x
         assert got[4] is None
         for place in (0, 2, 3, 5):
@@ -142,9 +119,9 @@ def test_graphs_break_and_results_of_every_kind_come_back() -> None:
 
 
 def test_what_fusec_lacks_runs_in_torch_with_the_reason() -> None:
-    compiled = Watched().compile(lambda x: torch.relu(x + torch.rand_like(x)))
-    with pytest.warns(UserWarning, match=r"fusec: a graph runs in torch itself: .*Random") as caught:
-        compiled(torch.ones(3))
+    compiled = Watched().compile(lambda x: torch.relu(torch.linalg.svdvals(x)))
+    with pytest.warns(UserWarning, match=r"fusec: a graph runs in torch itself: .*svd") as caught:
+        compiled(torch.ones(3, 3))
     assert all("\n" not in str(w.message) for w in caught)
     compiled = Watched().compile(lambda x: x.add_(1).relu())
     x = torch.zeros(3)
@@ -192,7 +169,7 @@ def test_modes_say_how_plans_are_tuned() -> None:
 
 
 def test_the_name_leads_to_the_backend() -> None:
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["torch_dynamo_backends"]["fusec"].partition(":")
     assert getattr(importlib.import_module(module), name) is torch_backend.backend
 
@@ -278,17 +255,17 @@ def test_memory_on_the_device_is_borrowed_as_the_type_it_has(monkeypatch: pytest
 def test_tensors_on_a_gpu_do_not_go_to_the_simulator() -> None:
     program = types.SimpleNamespace(device="simulated", inputs=[types.SimpleNamespace(name="x")])
     with pytest.raises(ExecutionError, match="its inputs must be on the CPU"):
-        torch_backend._lent(types.SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), program)
+        tensors.lent(types.SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), program)
     with pytest.raises(ExecutionError, match="a tensor is on cuda:1, fusec runs on cuda:0"):
-        torch_backend._lent(types.SimpleNamespace(is_cuda=True, device=torch.device("cuda:1")), program)
+        tensors.lent(types.SimpleNamespace(is_cuda=True, device=torch.device("cuda:1")), program)
 
 
 def test_all_of_a_graph_is_on_one_device() -> None:
     cpu, gpu, other = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
-    torch_backend._require_one_device([gpu, gpu], [gpu])
+    graph_inputs.require_one_device([gpu, gpu], [gpu])
     for inputs, results in (([cpu, gpu], [gpu]), ([gpu], [gpu, cpu]), ([other], [other])):
         with pytest.raises(ModelError, match="all must be on the CPU, or all on cuda:0"):
-            torch_backend._require_one_device(inputs, results)
+            graph_inputs.require_one_device(inputs, results)
     watched = Watched()
     made = watched.compile(lambda: torch.arange(4).float().exp())
     with pytest.warns(UserWarning, match="it takes no tensor"):

@@ -1,0 +1,113 @@
+"""Write torch's fused calls of transformer layers by ops that its ONNX exporter knows.
+
+In eval mode without gradients `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call one native op each.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
+from torch.nn import functional  # pyright: ignore[reportMissingImports] - as above
+
+_OF_KEYS = 1  # the mask type of a mask of batch x keys; others are of queries x keys, or have all four dims
+
+
+def without_fast_paths(program: Any) -> Any:
+    """Return an ExportedProgram in which plain ops stand for the fused calls; the same one if it has none."""
+    fused = {
+        torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer,
+        torch.ops.aten._native_multi_head_attention.default: multi_head_attention,
+    }
+    called = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    return program.run_decompositions(fused) if called & fused.keys() else program
+
+
+def encoder_layer(
+    src: Any,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    proj_weight: Any,
+    proj_bias: Any,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Any,
+    norm_bias_1: Any,
+    norm_weight_2: Any,
+    norm_bias_2: Any,
+    ffn_weight_1: Any,
+    ffn_bias_1: Any,
+    ffn_weight_2: Any,
+    ffn_bias_2: Any,
+    mask: Any = None,
+    mask_type: int | None = None,
+) -> Any:
+    """Compute a layer of `nn.TransformerEncoder`: attention and two linear layers, each with a norm and an addition."""
+
+    def attend(x: Any) -> Any:
+        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        return multi_head_attention(x, x, x, embed_dim, num_heads, *weights, mask, False, True, mask_type)[0]
+
+    def feed_forward(x: Any) -> Any:
+        inner = functional.linear(x, ffn_weight_1, ffn_bias_1)
+        return functional.linear(
+            functional.gelu(inner) if use_gelu else functional.relu(inner), ffn_weight_2, ffn_bias_2
+        )
+
+    def first_norm(x: Any) -> Any:
+        return functional.layer_norm(x, [embed_dim], norm_weight_1, norm_bias_1, eps)
+
+    def second_norm(x: Any) -> Any:
+        return functional.layer_norm(x, [embed_dim], norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        x = src + attend(first_norm(src))
+        return x + feed_forward(second_norm(x))
+    x = first_norm(src + attend(src))
+    return second_norm(x + feed_forward(x))
+
+
+def multi_head_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    proj_weight: Any,
+    proj_bias: Any,
+    mask: Any = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Any, Any]:
+    """Compute the attention of `nn.MultiheadAttention`.
+
+    mask: an element that is not 0 hides a key, as in torch's op.
+    """
+    width = embed_dim // num_head
+
+    def heads(x: Any, part: int) -> Any:
+        rows = slice(part * embed_dim, (part + 1) * embed_dim)
+        projected = functional.linear(x, qkv_weight[rows], qkv_bias[rows])
+        return projected.reshape(x.shape[0], x.shape[1], num_head, width).transpose(1, 2)
+
+    q, k, v = heads(query, 0), heads(key, 1), heads(value, 2)
+    scores = (q / math.sqrt(width)) @ k.transpose(-2, -1)
+    if mask is not None:
+        hidden = mask if mask.dtype == torch.bool else mask != 0
+        if mask_type == _OF_KEYS:
+            hidden = hidden.reshape(hidden.shape[0], 1, 1, hidden.shape[1])
+        scores = scores.masked_fill(hidden, -math.inf)
+    weights = torch.softmax(scores, -1)
+    result = (weights @ v).transpose(1, 2).reshape(query.shape)
+    if not need_weights:
+        shown = torch.empty(0, dtype=query.dtype)
+    else:
+        shown = weights.mean(1) if average_attn_weights else weights
+    return functional.linear(result, proj_weight, proj_bias), shown

@@ -1,0 +1,76 @@
+"""Sort the inputs and results of a captured graph: parameters, tensors, sizes, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
+
+from fusec.errors import ModelError
+from fusec.torch_backend.tensors import is_tensor
+
+
+def is_static(node: Any, example: Any) -> bool:
+    """Tell if dynamo marks an input as a module's parameter or buffer."""
+    marked = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type") is not None
+    return is_tensor(example) and (marked or isinstance(example, torch.nn.Parameter))
+
+
+def is_float(node: Any, example: Any) -> bool:
+    """Tell if an input is a number that dynamo passes as a tensor, of which the graph only takes the item."""
+    alone = is_tensor(example) and example.ndim == 0 and example.device.type == "cpu"
+    return alone and bool(node.users) and all(n.op == "call_method" and n.target == "item" for n in node.users)
+
+
+def sizes(examples: Sequence[Any], tensors: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return, for each input that is a symbolic number, the tensor and dim whose size it is."""
+    found: dict[int, tuple[int, int]] = {}
+    for place, number in enumerate(examples):
+        if isinstance(number, torch.SymInt):
+            for tensor in tensors:
+                for dim, size in enumerate(examples[tensor].shape):
+                    if isinstance(size, torch.SymInt) and size.node.expr == number.node.expr:
+                        found.setdefault(place, (tensor, dim))
+    return found
+
+
+def dynamic(example: Any, tensor: Any) -> dict[int, Any]:
+    """Return the dims of a tensor that dynamo keeps symbolic."""
+    return {
+        dim: torch.export.Dim.AUTO
+        for dim, size in enumerate(example.shape)
+        if isinstance(size, torch.SymInt) and tensor.shape[dim] > 1
+    }
+
+
+def require_one_device(inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    """Raise ModelError unless all tensors are on the CPU, or all on the GPU of fusec, as results are with inputs."""
+    found = sorted({str(device) for device in (*inputs, *results)})
+    if not inputs:
+        raise ModelError("it takes no tensor")
+    if found not in (["cpu"], ["cuda:0"]):
+        raise ModelError(f"its tensors are on {', '.join(found)}: all must be on the CPU, or all on cuda:0")
+
+
+def results_of(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
+    """Return the kind of each result (`input`, `made` or `fixed`), a graph of the made ones, and their examples."""
+    copy = torch.fx.Graph()
+    twins: dict[Any, Any] = {}
+    copy.graph_copy(gm.graph, twins)
+    (output,) = (n for n in gm.graph.nodes if n.op == "output")
+    made: dict[Any, int] = {}
+    results: list[tuple[str, Any]] = []
+    for result in output.args[0]:
+        if not isinstance(result, torch.fx.Node):
+            results.append(("fixed", result))
+        elif result.op == "placeholder":
+            results.append(("input", places.index(result)))
+        elif not is_tensor(result.meta.get("example_value")):
+            raise ModelError(f"it returns {result.name}, which is no tensor")
+        else:
+            results.append(("made", made.setdefault(result, len(made))))
+    if not made:
+        raise ModelError("it computes no tensor")
+    copy.output(tuple(twins[node] for node in made))
+    return results, torch.fx.GraphModule(gm, copy), [node.meta["example_value"] for node in made]
