@@ -47,7 +47,7 @@ def _lower(body: Graph, tensor_cores: bool, for_cudnn: bool) -> Lowered:
 
 def _write(b: CudnnBuilder, anchors: list[Node]) -> Lowered:
     b.find_stored()
-    b.integers = any(n.operands[0].type.dtype is DType.I8 for n in anchors)
+    b.scaled = any(n.operands[0].type.dtype in (DType.I8, DType.F8E4M3) for n in anchors)
     compute = [n for n in b.body.nodes if not isinstance(n.op, (Constant, *STRIDED_VIEWS))]
     if not compute:
         raise LoweringError("nothing to compute")

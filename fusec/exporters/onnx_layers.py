@@ -22,7 +22,10 @@ def _conv(e: Exporter, node: Node, x: list[str]) -> list[str]:
 
 
 def _matmul(e: Exporter, node: Node, x: list[str]) -> list[str]:
-    return [e.op("MatMulInteger" if node.operands[0].type.dtype is DType.I8 else "MatMul", *x)]
+    dtype = node.operands[0].type.dtype
+    if dtype is DType.F8E4M3:
+        return [e.op("MatMul", *(cast_to(e, each, dtype, DType.F32) for each in x))]
+    return [e.op("MatMulInteger" if dtype is DType.I8 else "MatMul", *x)]
 
 
 def _packed_matmul(e: Exporter, node: Node, x: str, codes: str, scales: str, *zeros: str) -> str:

@@ -46,7 +46,7 @@ from fusec.ops import (
     RmsNorm,
 )
 
-STORED = frozenset({DType.F32, DType.F16, DType.BF16, DType.I8, DType.I32, DType.BOOL})
+STORED = frozenset({DType.F32, DType.F16, DType.BF16, DType.I8, DType.F8E4M3, DType.I32, DType.BOOL})
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class CudnnBuilder:
 
     fold_batch: merge the batch dims of a matmul with its rows.
     pointwise_only: the body has no anchor.
-    integers: the body has a product of 8-bit integers.
+    scaled: the body has a product of 8-bit numbers, whose sums are scaled.
     uids: tensors of computed values; bound: tensors of inputs and constants, by root, dims, strides and offset.
     stored: for computed values that outputs hold, the name of the output and the strides.
     feeds_anchor: values that a prologue computes.
@@ -105,7 +105,7 @@ class CudnnBuilder:
     fold_batch: bool = False
     pointwise_only: bool = False
     for_cudnn: bool = True
-    integers: bool = False
+    scaled: bool = False
     tensors: list[CudnnTensor] = field(default_factory=list[CudnnTensor])
     calls: list[CudnnCall] = field(default_factory=list[CudnnCall])
     uids: dict[Value, int] = field(default_factory=dict[Value, int])
@@ -243,17 +243,19 @@ class CudnnBuilder:
         self.tensors.append(CudnnTensor(uid, dims, regular_strides(dims, strides), dtype, virtual, value))
         return uid
 
-    def scalar(self, value: float, rank: int) -> int:
-        """Return the uid of a number: passed by value, or in memory after integer products.
+    def scalar(self, value: float, rank: int, fixed: bool = False) -> int:
+        """Return the uid of a number: passed by value, or in memory after products of 8-bit numbers.
 
         The scales of a quantised model are numbers that differ from layer to layer. In memory they are no part of the
         graph, so that layers of one shape share its verdict and plans.
+
+        fixed: the number is the same in all layers, so it is passed by value.
         """
         key = (value, math.copysign(1.0, value), rank)  # 0.0 and -0.0 are one number but two scalars
         if key in self.scalars:
             return self.scalars[key]
         ones = (1,) * rank
-        if self.integers:
+        if self.scaled and not fixed:
             literal = Literal.of(np.full(ones, value, np.float32))
             uid = self.tensor((ones, ones), DType.F32)
             self.constants.append(ConstantBinding(uid, literal, literal.type))
@@ -274,7 +276,8 @@ class CudnnBuilder:
         if root.node is not None and not isinstance(root.node.op, Constant):
             raise LoweringError(f"{quote(value.name)}: a view between two computations")
         what = quote(value.name)
-        if root.type.dtype not in STORED:
+        narrow = root.type.dtype is DType.F8E4M3 and self.pointwise_only  # a kernel of fusec reads it
+        if root.type.dtype not in STORED or narrow:
             raise LoweringError(f"{what} is {root.type.dtype.value}, which cuDNN graphs do not take here")
         placed = folding.place(what, view.shape, view.strides)
         key = (root, *placed, view.offset)

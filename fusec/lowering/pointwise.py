@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 
 from fusec.errors import LoweringError
-from fusec.ir import DType, Node, quote
+from fusec.ir import DType, Node, Value, quote
 from fusec.lowering.cudnn_graph import Attribute
 from fusec.lowering.graph_builder import STORED, CudnnBuilder
 from fusec.ops import Pointwise
+
+FP8_LARGEST = 448.0  # of f8e4m3
 
 
 class CallWriter:
@@ -22,8 +24,9 @@ class CallWriter:
         found = [b.operand(v, self.folding) for v in node.operands]
         self.operands = [b.shared_alias(uid) if uid in b.images else uid for uid in found]
 
-    def number(self, value: float) -> int:
-        return self.b.scalar(value, len(self.folding.groups))
+    def number(self, value: float, fixed: bool = False) -> int:
+        """Return a number as an operand. fixed: it is the same in all layers."""
+        return self.b.scalar(value, len(self.folding.groups), fixed)
 
     def step(self, mode: str, *inputs: int, dtype: DType = DType.F32, **attributes: Attribute) -> int:
         shape = self.node.result.type.shape
@@ -126,7 +129,8 @@ def _clip(b: CudnnBuilder, node: Node) -> None:
     elif high == math.inf:
         steps.last("max", x, steps.number(low))
     else:
-        steps.last("min", steps.step("max", x, steps.number(low)), steps.number(high))
+        fixed = (low, high) == (-FP8_LARGEST, FP8_LARGEST)  # other libraries saturate there
+        steps.last("min", steps.step("max", x, steps.number(low, fixed)), steps.number(high, fixed))
 
 
 def _hard_sigmoid(b: CudnnBuilder, node: Node) -> None:
@@ -184,15 +188,22 @@ def _prelu(b: CudnnBuilder, node: Node) -> None:
     steps.last("binary_select", x, steps.step("mul", x, slope), above)
 
 
+def _within_fp8(value: Value) -> bool:
+    """Tell if numbers are clipped to the range of f8e4m3: beyond it, a cast gives NaN, and cuDNN the largest number."""
+    limits = value.node.op.attributes if value.node is not None and value.node.op.name == "clip" else {}
+    return bool(limits) and -FP8_LARGEST <= limits["min"] <= limits["max"] <= FP8_LARGEST
+
+
 def _cast(b: CudnnBuilder, node: Node) -> None:
     source, target = node.operands[0].type.dtype, node.result.type.dtype
-    if not target.is_float or source not in STORED:
+    stores = target is DType.F8E4M3 and node.result in b.stored and _within_fp8(node.operands[0])
+    if not (target.is_float or stores) or source not in STORED:
         raise LoweringError(f"cast {source.value} to {target.value}: cuDNN's rounding is not the op's")
     value = node.operands[0]
-    if source is DType.I8 and value in b.uids:
-        raise LoweringError(f"{quote(value.name)} is rounded to i8 only where it is stored, and read before")
+    if source in (DType.I8, DType.F8E4M3) and value in b.uids:
+        raise LoweringError(f"{quote(value.name)} is rounded to {source.value} only where it is stored, and read before")
     virtual = node.result not in b.stored and node.result not in b.feeds_anchor
-    exact = source.is_float or source is DType.I8 or (source is DType.I32 and value in b.uids)
+    exact = source.is_float or source in (DType.I8, DType.F8E4M3) or (source is DType.I32 and value in b.uids)
     if virtual and exact and value.scalar() is None:
         # no call, because registers hold fp32, and ops compute in fp32 with operands of other types
         b.uids[node.result] = b.operand(value, b.foldings[node])

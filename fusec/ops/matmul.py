@@ -12,6 +12,7 @@ from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import broadcast, require, require_arity, summed, wide, widened
 
 INTEGERS = (DType.I32, DType.I64, DType.U32, DType.U64)  # those that ONNX multiplies in their own type
+SUMMED_IN = {DType.I8: DType.I32, DType.F8E4M3: DType.F32}  # types of 8 bits, and of the sums of their products
 CODES = (DType.I4, DType.U4, DType.I8, DType.U8)  # types of packed weights
 MAX_ROWS = 16  # of x, for fusec's kernel for packed weights
 
@@ -20,7 +21,7 @@ MAX_ROWS = 16  # of x, for fusec's kernel for packed weights
 class MatMul(Op):
     """a[…, M, K] @ b[…, K, N] -> […, M, N]; both of rank 2 or more, batch dims broadcast.
 
-    Floats, integers of 32 and 64 bits, which wrap around, or i8 with exact sums in i32.
+    Floats, integers of 32 and 64 bits, which wrap around, i8 with exact sums in i32, or f8e4m3 with sums in f32.
     """
 
     name: ClassVar[str] = "matmul"
@@ -28,10 +29,10 @@ class MatMul(Op):
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 2)
         a, b = operands
-        takes = a.dtype.is_float or a.dtype in (*INTEGERS, DType.I8)
-        require(takes, f"{self.name} takes floats, i8 or integers of 32 or 64 bits, not {a.dtype.value}")
+        takes = a.dtype.is_float or a.dtype in (*INTEGERS, *SUMMED_IN)
+        require(takes, f"{self.name} takes floats, i8, f8e4m3 or integers of 32 or 64 bits, not {a.dtype.value}")
         require(a.dtype == b.dtype, f"operands differ in dtype: {a.dtype.value}, {b.dtype.value}")
-        dtype = DType.I32 if a.dtype is DType.I8 else a.dtype
+        dtype = SUMMED_IN.get(a.dtype, a.dtype)
         require(a.rank >= 2 and b.rank >= 2, f"operands have shapes {list(a.shape)} and {list(b.shape)}")
         require(a.shape[-1] == b.shape[-2], f"inner dims differ: {list(a.shape)} and {list(b.shape)}")
         batch = broadcast([a.shape[:-2], b.shape[:-2]])

@@ -90,10 +90,13 @@ def widened(compute: Callable[..., Array], *operands: Array) -> Array:
 
 
 def summed(compute: Callable[..., Array], *operands: Array) -> Array:
-    """Compute sums of products as `widened` does; sums of 8-bit integers are exact, and wrap around in i32.
+    """Compute sums of products as `widened` does; those of 8 bits in float64, which is exact for most.
 
-    float64 holds them exactly, and its products are the fastest that NumPy has for them.
+    Sums of integers wrap around in i32, and those of f8e4m3 are rounded to f32 once. float64's products are the fastest
+    that NumPy has for them.
     """
+    if operands[0].dtype == DType.F8E4M3.numpy:
+        return compute(*(v.astype(np.float32).astype(np.float64) for v in operands)).astype(np.float32)
     if operands[0].dtype != np.int8:
         return widened(compute, *operands)
     return compute(*(v.astype(np.float64) for v in operands)).astype(np.int64).astype(np.int32)

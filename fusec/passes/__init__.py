@@ -25,6 +25,7 @@ from fusec.passes.layout.epilogue_before_views import EpilogueBeforeViews
 from fusec.passes.layout.precision import Precision
 from fusec.passes.layout.sink_views import SinkViews
 from fusec.passes.quantization.keep_packed_weights import KeepPackedWeights
+from fusec.passes.quantization.run_in_fp8 import RunInFloat8
 from fusec.passes.quantization.run_in_integers import RunInIntegers
 from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
@@ -40,6 +41,8 @@ CLEAN_UP: tuple[Pass, ...] = (FoldConstants(), Simplify(), EliminateCommonSubexp
 EARLY_PASSES: tuple[Pass, ...] = (
     # Before constants are folded, because that makes floats of quantised weights.
     RunInIntegers(),
+    # Like it, for operands of the other 8-bit type.
+    RunInFloat8(),
     # After integer products, which are faster where the other operand is quantised, too. Before folding, like them.
     KeepPackedWeights(),
     *CLEAN_UP,

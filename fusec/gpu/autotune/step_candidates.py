@@ -12,10 +12,13 @@ from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_
 from fusec.gpu.kernels import GpuFigures
 from fusec.ir import Graph, Node
 from fusec.ops import PRODUCTS, ChannelSums, MatMul, PackedMatMul, Pointwise, Reduce
+from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.partition.cost_model import is_depthwise, is_fast
 from fusec.passes.partition.equivalent_spellings import UNPACKED, faster_spellings, spelled, spellings
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import Kind, Partition, body_of
+
+_SCALES = ("cast", "mul")  # ops that scale the sums of a product of 8-bit numbers
 
 Candidate = tuple[Partition, ...]  # steps that replace one step, in order
 
@@ -141,8 +144,8 @@ def _splits(nodes: tuple[Node, ...]) -> Iterator[tuple[tuple[Node, ...], tuple[N
     """Yield the splits of a step in two that are worth timing.
 
     A step with two products is split between them. Otherwise pointwise ops are split off before the product, after it,
-    or after the first add after it. Engines run such an add, a bias or residual, best. The first nodes of a step always
-    make a step, because a step is convex and in graph order.
+    or after the first add after it. Engines run such an add, a bias or residual, best. The scale of a product of 8-bit
+    numbers is before the add. The first nodes of a step always make a step, because a step is convex and in graph order.
     """
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)), None)
     if at is None:
@@ -153,9 +156,11 @@ def _splits(nodes: tuple[Node, ...]) -> Iterator[tuple[tuple[Node, ...], tuple[N
         return
     if at and _pointwise(nodes[:at]):
         yield nodes[:at], nodes[at:]
-    places = [at + 1]
-    if at + 1 < len(nodes) and nodes[at + 1].op.name == "add":
-        places.append(at + 2)
+    places, after = [at + 1], at + 1
+    while nodes[at].operands[0].type.dtype in SUMMED_IN and after < len(nodes) and nodes[after].op.name in _SCALES:
+        after += 1
+    if after < len(nodes) and nodes[after].op.name == "add":
+        places.append(after + 1)
     for place in places:
         if nodes[place:] and _pointwise(nodes[place:]):
             yield nodes[:place], nodes[place:]

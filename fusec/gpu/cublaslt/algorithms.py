@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib.metadata
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -35,7 +36,7 @@ PACKAGES = ("nvidia-cublas", "nvidia-cublas-cu12")
 COUNT = 8  # algorithms to ask for; for eight measured shapes, the best of 32 was among the first seven
 WORKSPACE_BYTES = 32 << 20  # NVIDIA's recommendation for Hopper, used on every GPU
 ALIGNMENT_BYTES = 16  # of every operand; cuDNN assumes the same
-_TYPES = {DType.F32: 0, DType.F16: 2, DType.BF16: 14}  # cudaDataType_t
+_TYPES = {DType.F32: 0, DType.F16: 2, DType.BF16: 14, DType.F8E4M3: 28}  # cudaDataType_t
 _COMPUTE_F32, _COMPUTE_TF32 = 68, 77  # cublasComputeType_t
 _EPILOGUES = {"": 1, "relu": 2, "gelu": 32}  # cublasLtEpilogue_t
 _BIAS = 4
@@ -228,19 +229,32 @@ class Descriptors:
         self._set_operation(names.TRANSB, np.int32(product.transpose_b))
         self._set_operation(names.EPILOGUE, np.uint32(epilogue))
         if product.bias is not None:
-            self._set_operation(names.BIAS_DATA_TYPE, np.int32(_TYPES[product.d.dtype]))
-            self.set_bias(ALIGNMENT_BYTES)  # the heuristic only looks at the alignment
+            assert product.bias_dtype is not None
+            self._set_operation(names.BIAS_DATA_TYPE, np.int32(_TYPES[product.bias_dtype]))
+        self._pointers = {  # attributes that hold addresses, by the uid of the tensor
+            names.BIAS_POINTER: product.bias,
+            names.A_SCALE_POINTER: product.scale,  # A's scale times B's
+            names.D_SCALE_POINTER: product.result_scale,
+        }
+        self.set_addresses(defaultdict(lambda: ALIGNMENT_BYTES))  # the heuristic only looks at the alignment
         self.a, self.b, self.d = (self._layout(m, product.batch) for m in (product.a, product.b, product.d))
-        self.c = self.d if product.c is None else self._layout(product.c, product.batch)
+        if product.c is not None:
+            self.c = self._layout(product.c, product.batch)
+        elif product.d.dtype is DType.F8E4M3:  # there is no residual in fp8
+            self.c = self._layout(replace(product.d, dtype=product.bias_dtype or DType.F16), product.batch)
+        else:
+            self.c = self.d
 
     @property
     def all(self) -> tuple[int, ...]:
         """The operation and the layouts of A, B, C and D."""
         return self.operation, self.a, self.b, self.c, self.d
 
-    def set_bias(self, address: int) -> None:
-        """Set the address of the bias."""
-        self._set_operation(MatmulDescAttribute.BIAS_POINTER, np.uint64(address))
+    def set_addresses(self, addresses: Mapping[int, int]) -> None:
+        """Set the addresses of the bias and of scales. addresses: by uid."""
+        for name, uid in self._pointers.items():
+            if uid is not None:
+                self._set_operation(name, np.uint64(addresses[uid]))
 
     def _set_operation(self, name: int, value: np.generic) -> None:
         self._lt.set_attribute("MatmulDesc", self.operation, name, value)
@@ -286,8 +300,7 @@ class BlasPlan:
     def execute(self, addresses: Mapping[int, int], workspace: int, handle: Any) -> None:
         """Queue the product, with scratch memory at the address `workspace`."""
         product, described = self._product, self._descriptors
-        if product.bias is not None:
-            described.set_bias(addresses[product.bias])
+        described.set_addresses(addresses)
         a, b, d = (addresses[matrices.uid] for matrices in (product.a, product.b, product.d))
         c = d if product.c is None else addresses[product.c.uid]
         alpha, beta = (self._scales[place:].ctypes.data for place in range(2))

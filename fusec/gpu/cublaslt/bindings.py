@@ -24,6 +24,8 @@ class MatmulDescAttribute(IntEnum):
     TRANSB = 4
     EPILOGUE = 7
     BIAS_POINTER = 8
+    A_SCALE_POINTER = 17
+    D_SCALE_POINTER = 20
     BIAS_DATA_TYPE = 26
 
 

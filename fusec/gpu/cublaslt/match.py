@@ -1,4 +1,4 @@
-"""Match cuDNN graphs that are one call of cuBLASLt: act(alpha A·B + C + bias).
+"""Match cuDNN graphs that are one call of cuBLASLt: act(alpha A·B + C + bias), also of fp8, with scales.
 
 This module needs no CUDA, because a graph and a call are plain data.
 """
@@ -9,13 +9,14 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fusec.ir import DType
+from fusec.gpu.cublaslt.epilogue import Epilogue, epilogue_of, is_row
+from fusec.ir import HALVES, DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 CONVOLUTIONS = ("conv_fprop", "conv_dgrad", "conv_wgrad")
-ACTIVATIONS = {"relu": "relu", "gelu_approx_tanh": "gelu"}  # cuBLASLt has the gelu with tanh only
-Epilogue = tuple[float, CudnnTensor | None, CudnnTensor | None, str]  # alpha, residual, bias, activation
+FP8 = DType.F8E4M3
+FP8_MULTIPLE = 16  # of the inner dim and of the rows of d in fp8: cuBLASLt's rows begin on so many bytes
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class Product:
     alpha: float = 1.0
     c: Matrices | None = None
     bias: int | None = None  # uid
+    bias_dtype: DType | None = None
     activation: str = ""
+    scale: int | None = None  # uid of a number in memory by which the sums of fp8 are multiplied
+    result_scale: int | None = None  # uid of a number in memory by which a result in fp8 is multiplied
     tf32: bool = False  # fp32 operands may be rounded to tf32
 
 
@@ -67,14 +71,13 @@ def product_of(graph: CudnnGraph) -> Product | None:
         return None
     if anchor.op not in ("matmul", *CONVOLUTIONS) or anchor.compute is not DType.F32:
         return None
-    epilogue_parts = _epilogue(graph, anchor.outputs[0], epilogue)
-    if epilogue_parts is None:
+    found = epilogue_of(graph, anchor.outputs[0], epilogue)
+    if found is None:
         return None
-    _, residual, bias, _ = epilogue_parts
+    residual, bias = found.residual, found.bias
     left, right = (graph.tensor(uid) for uid in anchor.inputs)
     (result,) = graph.outputs
-    types = left.dtype in DTYPES and left.dtype is right.dtype and result.dtype in (left.dtype, DType.F32)
-    if not types or any(t is not None and t.dtype is not result.dtype for t in (residual, bias)):
+    if left.dtype is not right.dtype or not _takes_types(left.dtype, result.dtype, found):
         return None
     if left.virtual or right.virtual:  # a prologue computes it
         return None
@@ -91,7 +94,31 @@ def product_of(graph: CudnnGraph) -> Product | None:
     if a is None or b is None or d is None or (residual is not None and c is None):
         return None
     tf32 = graph.tensor_cores and left.dtype is DType.F32
-    return _as_columns((a, b, d, c), epilogue_parts, tf32)
+    product = _as_columns((a, b, d, c), found, tf32)
+    return product if product is None or left.dtype is not FP8 or _reads_fp8(product) else None
+
+
+def _takes_types(operand: DType, result: DType, epilogue: Epilogue) -> bool:
+    """Return True if cuBLASLt has such a product: a bias and a residual have the type of the result.
+
+    With a result in fp8 they are in fp16 or bf16. Scales in memory belong to fp8. Hopper adds no bias to fp8 in fp32.
+    """
+    added = {t.dtype for t in (epilogue.residual, epilogue.bias) if t is not None}
+    if operand is FP8 and result is FP8:
+        return epilogue.saturates and len(added) <= 1 and added <= {*HALVES}
+    if epilogue.saturates or epilogue.result_scale is not None:
+        return False
+    if operand is FP8:
+        return result in HALVES and added <= {result} or result is DType.F32 and not added
+    scaled = epilogue.scale is not None
+    return not scaled and operand in DTYPES and result in (operand, DType.F32) and added <= {result}
+
+
+def _reads_fp8(product: Product) -> bool:
+    """Return True for the only form of fp8 on Hopper: both operands contiguous along the inner dim, and aligned."""
+    sizes = (product.a.rows, product.a.ld, product.b.ld, product.d.rows, product.d.ld)
+    aligned = all(size % FP8_MULTIPLE == 0 for size in sizes)
+    return product.transpose_a and not product.transpose_b and product.batch == 1 and aligned
 
 
 @dataclass(frozen=True)
@@ -132,7 +159,7 @@ def _as_columns(stacks: tuple[_Stack, _Stack, _Stack, _Stack | None], epilogue: 
     stacks: A, B, D and C.
     """
     a, b, d, c = stacks
-    alpha, _, bias, activation = epilogue
+    bias = epilogue.bias
     if d.transposed.by_columns() is not None:
         a, b, d, c = b.transposed, a.transposed, d.transposed, c and c.transposed
     elif bias is not None:
@@ -141,53 +168,20 @@ def _as_columns(stacks: tuple[_Stack, _Stack, _Stack, _Stack | None], epilogue: 
     residual = c and c.by_columns()
     if result is None or left is None or right is None or (c is not None and residual is None):
         return None
-    if bias is not None and (math.prod(bias.dims) != result.rows or not _is_row(bias, d.tensor)):
+    if bias is not None and (math.prod(bias.dims) != result.rows or not is_row(bias, d.tensor)):
         return None
-    uid = None if bias is None else bias.uid
     (a_stored, transpose_a), (b_stored, transpose_b) = left, right
-    operands = (a_stored, b_stored, result, transpose_a, transpose_b, d.dims[0])
-    return Product(*operands, alpha, residual, uid, activation, tf32)
-
-
-def _epilogue(graph: CudnnGraph, uid: int, calls: list[CudnnCall]) -> Epilogue | None:
-    """Return the epilogue of a product if cuBLASLt has these ops in this order; else None."""
-    alpha, activation = 1.0, ""
-    residual: CudnnTensor | None = None
-    bias: CudnnTensor | None = None
-    for call in calls:
-        before = graph.tensor(uid)
-        if call.op != "pointwise" or activation or not before.virtual or before.dtype is not DType.F32:
-            return None
-        if call.compute is not DType.F32 or call.attributes or call.inputs.count(uid) != 1:
-            return None
-        others = [graph.tensor(other) for other in call.inputs if other != uid]
-        uid = call.outputs[0]
-        result = graph.tensor(uid)
-        if result.dims != before.dims:
-            return None
-        if call.mode in ACTIVATIONS:
-            activation = ACTIVATIONS[call.mode]
-        elif call.mode == "mul" and others[0].value is not None and residual is bias is None:
-            alpha *= others[0].value
-        elif call.mode == "add" and others[0].value is None and not others[0].virtual:
-            (other,) = others
-            if bias is None and _is_row(other, result):
-                bias = other
-            elif residual is None and other.dims[1:] == result.dims[1:] and other.dims[0] in (1, result.dims[0]):
-                residual = other
-            else:
-                return None
-        elif call.mode != "identity":
-            return None
-    return alpha, residual, bias, activation
-
-
-def _is_row(tensor: CudnnTensor, result: CudnnTensor) -> bool:
-    """Return True if a tensor holds one number for each column of a result (channel of an image), contiguous."""
-    axis = 2 if len(result.dims) == 3 else 1
-    if tensor.dims[axis] != result.dims[axis] or math.prod(tensor.dims) != tensor.dims[axis]:
-        return False
-    return tensor.strides[axis] == 1 or tensor.dims[axis] == 1
+    return Product(
+        *(a_stored, b_stored, result, transpose_a, transpose_b, d.dims[0]),
+        alpha=epilogue.alpha,
+        c=residual,
+        bias=None if bias is None else bias.uid,
+        bias_dtype=None if bias is None else bias.dtype,
+        activation=epilogue.activation,
+        scale=epilogue.scale,
+        result_scale=epilogue.result_scale,
+        tf32=tf32,
+    )
 
 
 def _stacked(tensor: CudnnTensor, image: bool = False) -> _Stack | None:

@@ -20,6 +20,7 @@ DTYPES: dict[DType, Any] = {
     DType.I32: cudnn.data_type.INT32,
     DType.I8: cudnn.data_type.INT8,
     DType.U8: cudnn.data_type.UINT8,
+    DType.F8E4M3: cudnn.data_type.FP8_E4M3,
     DType.BOOL: cudnn.data_type.BOOLEAN,
 }
 

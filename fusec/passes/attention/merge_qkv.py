@@ -1,7 +1,7 @@
 """Merge the projections of queries, keys and values from one tensor into one product.
 
 Their weights are concatenated, and attention reads slices of the result by strides. Only projections that attention
-alone reads are merged, because another reader would have to copy its slice. A product of 8-bit integers takes its scale
+alone reads are merged, because another reader would have to copy its slice. A product of 8-bit numbers takes its scale
 along, and ends where it is cast to 16 bits.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from fusec.ir import HALVES, Array, DType, Graph, Literal, Node, TensorType, Value
 from fusec.ops import Attention, Cast, MatMul, Reshape, Slice, Transpose, pw
+from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import single_use, substitute
@@ -27,7 +28,7 @@ ALIGNED = 8  # columns: slices begin on 16 bytes, as attention kernels need
 class Projection:
     """A product by a constant, perhaps a constant bias, and the value that then goes to attention.
 
-    scale: of the sums of a product of 8-bit integers, which are scaled in fp32 before the bias.
+    scale: of the sums of a product of 8-bit numbers, which are scaled in fp32 before the bias.
     """
 
     product: Node
@@ -61,11 +62,11 @@ def _branch(product: Node) -> Projection | None:
 def as_projection(product: Node) -> Projection | None:
     """Return a product by a constant of aligned columns, with its bias if it has one; None if it is not in 16 bits.
 
-    A product of 8-bit integers ends in 16 bits, after its scale and bias.
+    A product of 8-bit numbers ends in 16 bits, after its scale and bias. A bias in 16 bits follows the cast to 16 bits.
     """
     x, w = product.operands
     columns, end = product.result.type.shape[-1], product.result
-    if w.literal is None or w.type.rank != 2 or x.literal is not None or x.type.dtype not in (*HALVES, DType.I8):
+    if w.literal is None or w.type.rank != 2 or x.literal is not None or x.type.dtype not in (*HALVES, *SUMMED_IN):
         return None
     if columns % ALIGNED or 0 in end.type.shape or not single_use(end):
         return None
@@ -73,8 +74,9 @@ def as_projection(product: Node) -> Projection | None:
         end, bias = _with_constant(end, "add")
         return Projection(product, w.literal, bias, end)
     end, scale = _with_constant(_cast(end, (DType.F32,)) or end, "mul")
-    end, bias = _with_constant(end, "add")
-    narrow = _cast(end, HALVES)
+    scaled = _cast(end, HALVES)
+    end, bias = _with_constant(scaled or end, "add")
+    narrow = end if scaled is not None else _cast(end, HALVES)
     return None if scale is None or narrow is None else Projection(product, w.literal, bias, narrow, scale)
 
 
@@ -119,15 +121,31 @@ def merged_product(graph: Graph, branches: Sequence[Projection]) -> Value:
     origin = [o for b in branches for o in b.product.origin]
     total = graph.insert(MatMul(), [x, weights], before=first, origin=origin).result
     if any(b.scale is not None for b in branches):
-        total = graph.add(Cast(DType.F32), total, before=first)
-        scale = _for_each_column(graph, first, [b.scale for b in branches], sizes)
+        if total.type.dtype is not DType.F32:
+            total = graph.add(Cast(DType.F32), total, before=first)
+        scale = _common_scale(graph, first, branches)
+        if scale is None:
+            scale = _for_each_column(graph, first, [b.scale for b in branches], sizes)
         total = graph.add(pw("mul"), total, scale, before=first)
     if any(b.bias is not None for b in branches):
         bias = _for_each_column(graph, first, [b.bias for b in branches], sizes)
+        if total.type.dtype is not bias.type.dtype:
+            total = graph.add(Cast(bias.type.dtype), total, before=first)
         total = graph.add(pw("add"), total, bias, before=first)
     if total.type.dtype is not branches[0].end.type.dtype:
         total = graph.add(Cast(branches[0].end.type.dtype), total, before=first)
     return total
+
+
+def _common_scale(graph: Graph, before: Node, branches: Sequence[Projection]) -> Value | None:
+    """Insert the number by which all branches are scaled; return None if there is no such number.
+
+    More engines take a number than one for each column.
+    """
+    scales = [b.scale.array.reshape(-1) for b in branches if b.scale is not None and b.scale.type.size == 1]
+    if len(scales) < len(branches) or any(scale != scales[0] for scale in scales):
+        return None
+    return graph.constant(scales[0].reshape(()), "scale", before)
 
 
 def _for_each_column(graph: Graph, before: Node, constants: Sequence[Literal | None], sizes: Sequence[int]) -> Value:

@@ -11,12 +11,13 @@ convolution reads any order, because cuDNN's engines take images in NCHW with re
 
 from __future__ import annotations
 
-from fusec.ir import Constant, Graph, Node, TensorType, Value, channels_last
+from fusec.ir import Constant, DType, Graph, Node, TensorType, Value, channels_last
 from fusec.ops import (
     CONVOLUTIONS,
     Cast,
     Conv,
     ConvTranspose,
+    MatMul,
     Pad,
     Pointwise,
     Relayout,
@@ -51,6 +52,8 @@ class AssignLayout(Pass):
         for node in list(graph.nodes):
             if isinstance(node.op, CONVOLUTIONS):
                 _order_filters(graph, node, copies)
+            elif isinstance(node.op, MatMul) and node.operands[0].type.dtype is DType.F8E4M3:
+                _order_columns(graph, node, copies)
             if not isinstance(node.op, LOWERED_AS_ONE):
                 continue  # kernels read any order
             tied = set(tied_operands(node))
@@ -127,6 +130,14 @@ def _order_filters(graph: Graph, node: Node, copies: dict[tuple[Value, Order], V
         graph.set_type(filters, filters.type.with_order(order))
     else:
         graph.set_input(node, 1, _copy(graph, filters, order, node, copies))
+
+
+def _order_columns(graph: Graph, node: Node, copies: dict[tuple[Value, Order], Value]) -> None:
+    """Store the columns of a constant matrix of fp8 one after another, because tensor cores read fp8 so only."""
+    matrix = node.operands[1]
+    order = normal_order(matrix.type, (1, 0)) if matrix.type.rank == 2 else ()
+    if matrix.literal is not None and matrix.type.order != order:
+        graph.set_input(node, 1, _copy(graph, matrix, order, node, copies))
 
 
 def _copy(graph: Graph, value: Value, order: Order, before: Node, copies: dict[tuple[Value, Order], Value]) -> Value:

@@ -7,7 +7,7 @@ keep the types of the model's interface. With fp32 and tf32 the model's types st
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -54,7 +54,7 @@ class Precision(Pass):
             if value.type.dtype in _WIDE:
                 _narrow_input(graph, value, storage, nodes[0] if nodes else graph.return_node)
         scales = _packed_scales(graph)
-        kept = between_integers(graph) | scales
+        kept = between_bytes(graph) | scales
         literals = {node.result: node.op.literal for node in nodes if isinstance(node.op, Constant)}
         narrowed: dict[Literal, Literal] = {}
         for node in nodes:
@@ -83,10 +83,10 @@ class Precision(Pass):
             graph.set_input(last, index, wide[value])
 
 
-def between_integers(graph: Graph) -> set[Value]:
-    """Find the fp32 values between integer products and integers of 8 bits, which stay in fp32.
+def between_bytes(graph: Graph) -> set[Value]:
+    """Find the fp32 values between products of 8-bit numbers and such numbers, which stay in fp32.
 
-    An integer sum exceeds the range of fp16 before its scale, and 16 bits would round to the wrong integer near ties.
+    A sum exceeds the range of fp16 before its scale, and 16 bits would round to the wrong 8 bits near ties.
     They are virtual where a step computes all of them.
     """
     wide, sums = set[Value](), set[Value]()
@@ -100,7 +100,7 @@ def between_integers(graph: Graph) -> set[Value]:
             product = source.node is not None and isinstance(source.node.op, (Conv, MatMul))
             if source.type.dtype is DType.I32 and product:
                 sums.add(node.result)
-            if source.type.dtype in BYTES:
+            if source.type.dtype in (*BYTES, DType.F8E4M3):
                 wide.add(node.result)
         elif isinstance(node.op, Pointwise) and any(v in sums for v in node.operands):
             wide.add(node.result)
@@ -113,7 +113,23 @@ def between_integers(graph: Graph) -> set[Value]:
         rounds = isinstance(node.op, Cast) and node.op.to in BYTES
         if rounds or (isinstance(node.op, Pointwise) and node.result in wide):
             wide.update(v for v in node.operands if v.type.dtype is DType.F32 and _is_pointwise(v))
-    return wide
+    return wide.union(*map(_around_fp8, nodes))
+
+
+def _around_fp8(node: Node) -> Iterator[Value]:
+    """Yield the fp32 values next to a product of fp8 or a rounding to fp8: its sums, scaled, and what is rounded.
+
+    Values between them are rounded to 16 bits where they are stored. That changes an 8-bit result by one step at most,
+    and cuBLASLt adds a bias in 16 bits only.
+    """
+    if isinstance(node.op, MatMul) and node.operands[0].type.dtype is DType.F8E4M3:
+        yield node.result
+        yield from (user.result for user in node.result.users if user.op.name == "mul")
+    if node.op == Cast(DType.F8E4M3) and (clip := node.operands[0].node) is not None and clip.op.name == "clip":
+        yield clip.result
+        scaled = clip.operands[0].node
+        if scaled is not None and scaled.op.name in ("div", "mul"):
+            yield scaled.result
 
 
 def _packed_scales(graph: Graph) -> set[Value]:

@@ -5,6 +5,7 @@ A model spells both as pointwise ops: (cast(q) - zero) * scale, and cast(clip(ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ NONE = Factors(np.zeros(1))
 
 @dataclass(frozen=True)
 class Dequantised:
-    """A float value (q - zero) * scale, where q has integers of 8 bits."""
+    """A float value (q - zero) * scale, where q has integers or floats of 8 bits."""
 
     q: Value
     scale: Factors
@@ -101,8 +102,8 @@ def factors(value: Value, shape: tuple[int, ...]) -> Factors | None:
     return Factors(vector, wide[0])
 
 
-def dequantised(value: Value) -> Dequantised | None:
-    """Return integers, scale and zero point of an fp32 value; None if it is not spelled so."""
+def dequantised(value: Value, types: Sequence[DType] = BYTES) -> Dequantised | None:
+    """Return 8-bit numbers of these types, scale and zero point of an fp32 value; None if it is not spelled so."""
     zero = NONE
     if value.type.dtype is not DType.F32 or (scaled := _with_constant(value, "mul")) is None:
         return None
@@ -110,7 +111,7 @@ def dequantised(value: Value) -> Dequantised | None:
     while (shifted := _shifted(inner)) is not None:
         inner, zero = shifted[0], zero.minus(shifted[1])
     node = inner.node
-    if node is None or not isinstance(node.op, Cast) or node.operands[0].type.dtype not in BYTES:
+    if node is None or not isinstance(node.op, Cast) or node.operands[0].type.dtype not in types:
         return None
     whole = bool((zero.vector == np.rint(zero.vector)).all())
     if inner.type.shape != value.type.shape or not whole or not (scale.vector > 0).all():
@@ -166,7 +167,7 @@ def _with_constant(value: Value, name: str) -> tuple[Value, Factors] | None:
 
 
 def dequantise(graph: Graph, found: Dequantised, before: Node) -> Value:
-    """Insert the ops that compute the float of integers of 8 bits."""
+    """Insert the ops that compute the float of numbers of 8 bits."""
     rank = found.q.type.rank
     value = graph.add(Cast(DType.F32), found.q, before=before)
     if not found.symmetric:

@@ -43,6 +43,14 @@ def dequantise_after(graph: Graph, node: Node) -> Value | None:
     found = dequantised(node.operands[0])
     if found is None:
         raise NoMatch("not dequantised", node.operands[0])
+    return dequantise(graph, moved(graph, node, found), node)
+
+
+def moved(graph: Graph, node: Node, found: Dequantised) -> Dequantised:
+    """Move elements of 8 bits as a node moves their floats.
+
+    Raises NoMatch: when the node does not keep each element with its own scale.
+    """
     scale, zero = found.scale, found.zero
     if scale.axis is not None or zero.axis is not None:
         if not isinstance(node.op, Transpose):
@@ -51,11 +59,10 @@ def dequantise_after(graph: Graph, node: Node) -> Value | None:
         scale, zero = (Factors(f.vector, None if f.axis is None else perm.index(f.axis)) for f in (scale, zero))
     literal = found.q.literal
     if literal is None:
-        moved = graph.add(node.op, found.q, before=node)
-    else:
-        (type,) = node.op.infer(found.q.type)
-        moved = derive(graph, node, type, [literal], partial(_evaluated, op=node.op), literal)
-    return dequantise(graph, Dequantised(moved, scale, zero), node)
+        return Dequantised(graph.add(node.op, found.q, before=node), scale, zero)
+    (type,) = node.op.infer(found.q.type)
+    q = derive(graph, node, type, [literal], partial(_evaluated, op=node.op), literal)
+    return Dequantised(q, scale, zero)
 
 
 def _evaluated(array: Array, op: Op) -> Array:

@@ -71,7 +71,9 @@ def weight_place(node: Node, axis: int) -> int | None:
         return 1 if axis == 1 and node.operands[1].literal is not None else None
     assert isinstance(op, MatMul)
     place = {rank - 1: 1, rank - 2: 0}.get(axis)
-    return place if place is not None and node.operands[place].literal is not None else None
+    if place is None or node.operands[place].literal is None or not node.operands[place].type.dtype.is_float:
+        return None
+    return place
 
 
 def _transposed_filters(op: ConvTranspose, weight: Value, factor: Vector) -> Vector:
