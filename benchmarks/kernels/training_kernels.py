@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.common.cold_cache import cold_timer
-from benchmarks.kernels.kernel_times import backward_of_norm, nhwc, normalised, normalised_backward, rows
+from benchmarks.kernels.kernel_cases import backward_of_norm, nhwc, normalised, normalised_backward, rows
 from fusec.errors import LoweringError
 from fusec.gpu import device
 from fusec.gpu.kernels import GpuFigures, Kernel, find

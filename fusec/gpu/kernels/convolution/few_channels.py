@@ -266,7 +266,7 @@ def few_channels(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
         return None
     if not _reads(prologue, rest, x):
         return None
-    source = _FewChannelsSource(prologue, conv, rest, outputs, figures)
+    source = _FewChannelsSource(tuple(prologue), conv, tuple(rest), tuple(outputs), figures)
     if source.steps > MOST_STEPS or not _stores(source):
         return None
     values = (x, w, y, source.source, *outputs, *(v for node in rest for v in node.operands))
