@@ -272,9 +272,7 @@ class ThinSource:
         As in cuDNN's graphs, only stored values are rounded.
         """
         step = self.step
-        is_short = all(value.type.dtype.itemsize <= 2 for value in self.outputs)
-        space = self._space(step.y, half, "o")
-        code = PointwiseCode(space, arguments, f"y{half}_", rounds=False, is_short=is_short)
+        code = PointwiseCode(self._space(step.y, half, "o"), arguments, f"y{half}_", rounds=False)
         code.define(step.product.result, f"acc[n][j / 2][{2 * half} + j % 2]")
         code.compute(step.epilogue, self.outputs)
         return cuda(
