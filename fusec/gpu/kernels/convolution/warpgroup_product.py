@@ -61,6 +61,7 @@ TILINGS = (
     Tiling(2, 128, 128, 4, 1),
 )
 MOST_TILINGS = 4  # of a product, because each is compiled and timed
+NEXT_TO_THIN = 2  # tilings of a product that memory bounds
 START = 2048  # clocks of a block without its products, about: it fills shared memory first, and stores last
 
 
@@ -75,10 +76,10 @@ def warpgroup_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
     name = "+".join(node.op.name for node in nodes)
     sources = [WarpgroupSource(step, outputs, tiling) for tiling in TILINGS]
     fit = [source for source in sources if source.shared_bytes <= figures.dynamic_bytes]
-    best = sorted(fit, key=lambda source: source.cost(figures))[:MOST_TILINGS]
-    kernels = [Kernel(name, (source.launch(),)) for source in best]
     is_thin = step.depth * step.columns <= figures.intensity * (step.depth + step.columns)
     thin = thin_product(nodes, outputs, figures) if is_thin else None
+    best = sorted(fit, key=lambda source: source.cost(figures))[: MOST_TILINGS if thin is None else NEXT_TO_THIN]
+    kernels = [Kernel(name, (source.launch(),)) for source in best]
     return with_variants(kernels if thin is None else [replace(thin, others=()), *thin.others, *kernels])
 
 
