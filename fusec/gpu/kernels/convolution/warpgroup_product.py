@@ -204,7 +204,7 @@ class WarpgroupSource:
         stages = [cuda.bind(ROUND=f"{stage}u", TO_STAGE=f"{stage}u") for stage in range(tiling.stages - 2)]
         some = stages[: chunks * self.taps]
         # constant weights come first, before earlier launches end
-        first = [line for each in some for line in each("copy_columns")] + self._begin(cuda, arguments)
+        first = [line for each in some for line in each("copy_columns")] + self._begin(arguments)
         for each in stages:
             first += [*(self._copy_rows(each) if each in some else []), "copied();"]
         later = cuda.bind(ROUND="later", TO_STAGE="to_stage")
@@ -227,12 +227,12 @@ class WarpgroupSource:
         )
         return replace(launch, resident_bytes=self.shared_bytes, architecture=wgmma.ARCHITECTURE, early=True)
 
-    def _begin(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+    def _begin(self, arguments: Arguments) -> list[str]:
         """Wait for earlier launches, whose results are rows and operands of the epilogue."""
-        read = [self.step.product.operands[0], *inputs_of(self.step.epilogue)]
-        computed = dict.fromkeys(v for v in read if v.literal is None and v is not self.step.product.result)
-        pointers = [arguments.read(value) for value in computed]
-        return cuda("begin", POINTERS=[f"{pointer} = from_here({pointer});" for pointer in pointers])
+        for value in (self.step.product.operands[0], *inputs_of(self.step.epilogue)):
+            if value.literal is None and value is not self.step.product.result:
+                arguments.read(value)
+        return arguments.begin()
 
     @property
     def _weights(self) -> TensorType:
