@@ -22,7 +22,6 @@ from fusec.ops import (
     InstanceNorm,
     LayerNorm,
     LayerNormBackward,
-    LinearScan,
     MatMul,
     MaxPool,
     MaxPoolBackward,
@@ -33,6 +32,7 @@ from fusec.ops import (
     Relayout,
     Resize,
     RoiAlign,
+    LinearScan,
     Softmax,
     Transpose,
     pw,
@@ -41,8 +41,8 @@ from fusec.ops import (
 F16, F32, I8 = DType.F16, DType.F32, DType.I8
 
 
-def nhwc(*shape: int, dtype: DType = F16) -> TensorType:
-    return TensorType(shape, dtype, channels_last(len(shape)))
+def nhwc(*shape: int) -> TensorType:
+    return TensorType(shape, F16, channels_last(len(shape)))
 
 
 def rows(*shape: int, dtype: DType = F16) -> TensorType:
@@ -139,9 +139,8 @@ def packed_product(dtype: DType, depth: int, columns: int) -> Callable[..., Valu
     return make
 
 
-def rounded(g: Graph, x: Value) -> Value:
-    """Round to bytes, by a scale that no other number is."""
-    y = g.add(pw("mul"), x, g.constant(np.float32(7.123)))
+def rounded(g: Graph, y: Value) -> Value:
+    """Round to bytes."""
     return g.add(Cast(I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
 
 
@@ -163,6 +162,20 @@ def quantised(filters: int, channels: int, window: int = 1) -> Callable[..., Val
     return make
 
 
+def integer_layer(depth: int, columns: int, residual: bool = False) -> Callable[..., Value]:
+    """Make a matmul of bytes with scale and bias; then gelu and rounding to bytes, or a residual in fp16."""
+
+    def make(g: Graph, x: Value, *residuals: Value) -> Value:
+        sums = g.add(MatMul(), x, g.constant(np.full((depth, columns), 3, np.int8)))
+        y = g.add(pw("mul"), g.add(Cast(F32), sums), g.constant(np.full(columns, 1e-3, np.float32)))
+        y = g.add(pw("add"), y, g.constant(np.linspace(0, 1, columns).astype(np.float32)))
+        if residual:
+            return g.add(pw("add"), g.add(Cast(F16), y), *residuals)
+        return rounded(g, g.add(pw("mul"), g.add(pw("gelu"), y), g.constant(np.float32(7.123))))
+
+    return make
+
+
 def regions(g: Graph, x: Value) -> Value:
     """Pool 1,000 regions of one image, of 2 to 32 pixels a side, from their places between pixels."""
     rng = np.random.default_rng(0)
@@ -171,28 +184,8 @@ def regions(g: Graph, x: Value) -> Value:
     return g.add(RoiAlign((7, 7), 2), x, rois, g.constant(np.zeros(1000, np.int64)))
 
 
-def integer_layer(depth: int, columns: int, last: str) -> Callable[..., Value]:
-    """Make a layer of 8-bit integers with scale and bias; `gelu` and rounding to bytes come last, or a residual."""
-
-    def make(g: Graph, x: Value, *residual: Value) -> Value:
-        sums = g.add(MatMul(), x, g.constant(np.ones((depth, columns), np.int8)))
-        y = g.add(pw("mul"), g.add(Cast(F32), sums), g.constant(np.full(columns, 1e-3, np.float32)))
-        y = g.add(pw("add"), y, g.constant(np.ones(columns, np.float32)))
-        return rounded(g, g.add(pw("gelu"), y)) if last == "gelu" else g.add(pw("add"), g.add(Cast(F16), y), *residual)
-
-    return make
-
-
-def integer_convolution(filters: int, channels: int, window: int) -> Callable[..., Value]:
-    """Make a convolution of 8-bit integers with scale, relu and rounding to bytes."""
-
-    def make(g: Graph, x: Value) -> Value:
-        w = g.constant(np.ones((filters, channels, window, window), np.int8))
-        sums = g.add(Conv((1, 1), (window // 2,) * 4, (1, 1)), x, w)
-        scale = g.constant(np.full((filters, 1, 1), 1e-3, np.float32))
-        return rounded(g, g.add(pw("relu"), g.add(pw("mul"), g.add(Cast(F32), sums), scale)))
-
-    return make
+def bytes_last(*shape: int) -> TensorType:
+    return TensorType(shape, I8, channels_last(len(shape)))
 
 
 P32, P768 = rows(32), rows(768)
@@ -274,33 +267,31 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "4-bit product, 1x4096 to 14336": ([rows(1, 4096)], packed_product(DType.I4, 4096, 14336)),
     "4-bit product, 1x4096 to 1024": ([rows(1, 4096)], packed_product(DType.I4, 4096, 1024)),
     "4-bit product, 16x4096 to 14336": ([rows(16, 4096)], packed_product(DType.I4, 4096, 14336)),
-    "8-bit integers, gelu, 4096x768 to 2304": ([rows(4096, 768, dtype=I8)], integer_layer(768, 2304, "gelu")),
-    "8-bit integers, gelu, 4096x768 to 3072": ([rows(4096, 768, dtype=I8)], integer_layer(768, 3072, "gelu")),
-    "8-bit integers, residual, 4096x768 to 768": (
-        [rows(4096, 768, dtype=I8), rows(4096, 768)],
-        integer_layer(768, 768, "residual"),
-    ),
-    "8-bit integers, residual, 4096x3072 to 768": (
-        [rows(4096, 3072, dtype=I8), rows(4096, 768)],
-        integer_layer(3072, 768, "residual"),
-    ),
-    "8-bit integers 3x3, 32x64x56x56": ([nhwc(32, 64, 56, 56, dtype=I8)], integer_convolution(64, 64, 3)),
-    "8-bit integers 3x3, 32x128x28x28": ([nhwc(32, 128, 28, 28, dtype=I8)], integer_convolution(128, 128, 3)),
-    "8-bit integers 3x3, 32x256x14x14": ([nhwc(32, 256, 14, 14, dtype=I8)], integer_convolution(256, 256, 3)),
-    "8-bit integers 3x3, 32x512x7x7": ([nhwc(32, 512, 7, 7, dtype=I8)], integer_convolution(512, 512, 3)),
-    "8-bit integers 1x1, 32x64x56x56 to 256": ([nhwc(32, 64, 56, 56, dtype=I8)], integer_convolution(256, 64, 1)),
-    "8-bit integers 1x1, 32x16x112x112 to 96": ([nhwc(32, 16, 112, 112, dtype=I8)], integer_convolution(96, 16, 1)),
     "8-bit product, 1x4096 to 14336": ([rows(1, 4096)], packed_product(DType.I8, 4096, 14336)),
     "int8 1x1 to 256, residual, 32x64x56x56": (
-        [nhwc(32, 64, 56, 56, dtype=I8), nhwc(32, 256, 56, 56, dtype=I8)],
+        [bytes_last(32, 64, 56, 56), bytes_last(32, 256, 56, 56)],
         quantised(256, 64),
     ),
-    "int8 1x1 to 64, 32x256x56x56": ([nhwc(32, 256, 56, 56, dtype=I8)], quantised(64, 256)),
+    "int8 1x1 to 64, 32x256x56x56": ([bytes_last(32, 256, 56, 56)], quantised(64, 256)),
     "int8 1x1 to 512, residual, 32x128x28x28": (
-        [nhwc(32, 128, 28, 28, dtype=I8), nhwc(32, 512, 28, 28, dtype=I8)],
+        [bytes_last(32, 128, 28, 28), bytes_last(32, 512, 28, 28)],
         quantised(512, 128),
     ),
-    "int8 depthwise 3x3, 32x144x56x56": ([nhwc(32, 144, 56, 56, dtype=I8)], quantised(144, 1, 3)),
+    "int8 depthwise 3x3, 32x144x56x56": ([bytes_last(32, 144, 56, 56)], quantised(144, 1, 3)),
+    "int8 layer, gelu, 4096x768 to 2304": ([rows(4096, 768, dtype=I8)], integer_layer(768, 2304)),
+    "int8 layer, gelu, 4096x768 to 3072": ([rows(4096, 768, dtype=I8)], integer_layer(768, 3072)),
+    "int8 layer, residual, 4096x768 to 768": (
+        [rows(4096, 768, dtype=I8), rows(4096, 768)],
+        integer_layer(768, 768, residual=True),
+    ),
+    "int8 layer, residual, 4096x3072 to 768": (
+        [rows(4096, 3072, dtype=I8), rows(4096, 768)],
+        integer_layer(3072, 768, residual=True),
+    ),
+    "int8 3x3, 32x64x56x56": ([bytes_last(32, 64, 56, 56)], quantised(64, 64, 3)),
+    "int8 3x3, 32x128x28x28": ([bytes_last(32, 128, 28, 28)], quantised(128, 128, 3)),
+    "int8 3x3, 32x256x14x14": ([bytes_last(32, 256, 14, 14)], quantised(256, 256, 3)),
+    "int8 3x3, 32x512x7x7": ([bytes_last(32, 512, 7, 7)], quantised(512, 512, 3)),
     "grid sample, 8x64x128x128": (
         [rows(8, 64, 128, 128), rows(8, 128, 128, 2)],
         lambda g, *v: g.add(GridSample(), *v),

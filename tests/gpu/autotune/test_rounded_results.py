@@ -130,3 +130,21 @@ def test_a_norm_whose_result_stays_in_floats_is_no_proposal() -> None:
     nodes = program.steps[0].nodes
     assert may_begin(nodes[:3], FIGURES) and is_joint_work(nodes)
     assert not any(is_joint_work(nodes[:n]) for n in range(1, len(nodes)))
+
+
+def test_kernels_that_round_to_bytes_begin_early_and_read_nothing_before_they_wait() -> None:
+    """The product after them then copies its weights while they run."""
+    graph = parse(ATTENTION, {})
+    nodes = tuple(n for n in graph.nodes if n.op.name != "constant")
+    _, program = fused(NORMS[0])
+    for some, outputs in ((nodes, nodes[-1].results), (program.steps[0].nodes, program.steps[0].outputs)):
+        kernel = find(some, outputs, FIGURES)
+        assert kernel is not None
+        for (launch,) in (each.launches for each in (kernel, *kernel.others)):
+            body = launch.source.partition(f"{launch.entry}(")[2].partition("{\n")[2]
+            assert launch.early and body.lstrip().startswith("wait_for_launches();")
+            read = [i for i, a in enumerate(launch.arguments) if a.value is not None and a.value.literal is None]
+            names = [f"a{i}" for i in read if launch.parameters[i].startswith("const")]
+            assert names and all(f"{name} = from_here({name});" in body for name in names)
+    plain = find(program.steps[0].nodes[:1], program.steps[0].nodes[0].results, FIGURES)
+    assert plain is not None and not plain.launches[0].early

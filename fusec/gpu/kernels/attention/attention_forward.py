@@ -172,16 +172,18 @@ class AttentionSource:
             RESULT_QUERY=result.strides[2],
             RESULT_START=result.start,
         )
+        early = bool(self.rounding)  # before a product of bytes, which copies its weights meanwhile
         launch = arguments.launch(
             "attention",
-            lines,
+            [*arguments.begin(), *lines] if early else lines,
             batch * heads * blocks,
             tiling.threads,
             preamble=tiles.preamble(),
             resident=tiling.resident,
         )
         architecture = wgmma.ARCHITECTURE if tiling.grouped else ""
-        return Kernel("attention", (replace(launch, resident_bytes=tiles.shared_bytes, architecture=architecture),))
+        launch = replace(launch, resident_bytes=tiles.shared_bytes, architecture=architecture, early=early)
+        return Kernel("attention", (launch,))
 
     def _store(self, arguments: Arguments) -> list[str]:
         """Store two neighbours of a result. What is rounded to 8 bits is rounded to 16 before, as in steps apart."""

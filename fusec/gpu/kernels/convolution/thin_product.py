@@ -147,13 +147,12 @@ class ThinSource:
         As in cuDNN's graphs, only stored values are rounded.
         """
         step = self.step
-        is_short = all(value.type.dtype.itemsize <= 2 for value in self.outputs)
         space, total = self._space(step.y, half, "o"), f"acc[n][j / 2][{2 * half} + j % 2]"
         if step.x.dtype is DType.I8:
-            code = ByteCode(space, arguments, f"y{half}_", is_short=is_short)
+            code = ByteCode(space, arguments, f"y{half}_")
             code.define_bounded(step.product.result, total, float(step.depth * BYTE_PRODUCT))
         else:
-            code = PointwiseCode(space, arguments, f"y{half}_", rounds=False, is_short=is_short)
+            code = PointwiseCode(space, arguments, f"y{half}_", rounds=False)
             code.define(step.product.result, total)
         code.compute(step.epilogue, self.outputs)
         return cuda(

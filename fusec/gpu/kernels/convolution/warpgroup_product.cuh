@@ -60,14 +60,6 @@ FRAGMENT(rows_to_copy) {
   }
 }
 
-// The launches before this one have ended, and the next one may begin. Pointers to their results are new from here on,
-// so that the compiler moves no load through them to an earlier place.
-FRAGMENT(begin) {
-  wait_for_launches();
-  next_may_begin();
-  POINTERS
-}
-
 // Begin to copy the bytes of a round: of rows,
 FRAGMENT(copy_rows) {
   {

@@ -61,6 +61,7 @@ TILINGS = (
     Tiling(2, 128, 128, 4, 1),
 )
 MOST_TILINGS = 4  # of a product, because each is compiled and timed
+NEXT_TO_THIN = 2  # tilings of a product that memory bounds
 START = 2048  # clocks of a block without its products, about: it fills shared memory first, and stores last
 
 
@@ -75,10 +76,10 @@ def warpgroup_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
     name = "+".join(node.op.name for node in nodes)
     sources = [WarpgroupSource(step, outputs, tiling) for tiling in TILINGS]
     fit = [source for source in sources if source.shared_bytes <= figures.dynamic_bytes]
-    best = sorted(fit, key=lambda source: source.cost(figures))[:MOST_TILINGS]
-    kernels = [Kernel(name, (source.launch(),)) for source in best]
     is_thin = step.depth * step.columns <= figures.intensity * (step.depth + step.columns)
     thin = thin_product(nodes, outputs, figures) if is_thin else None
+    best = sorted(fit, key=lambda source: source.cost(figures))[: MOST_TILINGS if thin is None else NEXT_TO_THIN]
+    kernels = [Kernel(name, (source.launch(),)) for source in best]
     return with_variants(kernels if thin is None else [replace(thin, others=()), *thin.others, *kernels])
 
 
@@ -203,7 +204,7 @@ class WarpgroupSource:
         stages = [cuda.bind(ROUND=f"{stage}u", TO_STAGE=f"{stage}u") for stage in range(tiling.stages - 2)]
         some = stages[: chunks * self.taps]
         # constant weights come first, before earlier launches end
-        first = [line for each in some for line in each("copy_columns")] + self._begin(cuda, arguments)
+        first = [line for each in some for line in each("copy_columns")] + self._begin(arguments)
         for each in stages:
             first += [*(self._copy_rows(each) if each in some else []), "copied();"]
         later = cuda.bind(ROUND="later", TO_STAGE="to_stage")
@@ -226,12 +227,12 @@ class WarpgroupSource:
         )
         return replace(launch, resident_bytes=self.shared_bytes, architecture=wgmma.ARCHITECTURE, early=True)
 
-    def _begin(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+    def _begin(self, arguments: Arguments) -> list[str]:
         """Wait for earlier launches, whose results are rows and operands of the epilogue."""
-        read = [self.step.product.operands[0], *inputs_of(self.step.epilogue)]
-        computed = dict.fromkeys(v for v in read if v.literal is None and v is not self.step.product.result)
-        pointers = [arguments.read(value) for value in computed]
-        return cuda("begin", POINTERS=[f"{pointer} = from_here({pointer});" for pointer in pointers])
+        for value in (self.step.product.operands[0], *inputs_of(self.step.epilogue)):
+            if value.literal is None and value is not self.step.product.result:
+                arguments.read(value)
+        return arguments.begin()
 
     @property
     def _weights(self) -> TensorType:

@@ -147,6 +147,15 @@ def test_bytes_are_rounded_to_even_between_limits(rng: np.random.Generator) -> N
     check(cases, rng)
 
 
+@needs_compiler
+def test_a_cast_without_rounding_cuts_off(rng: np.random.Generator) -> None:
+    def make(g: Any, x: Value) -> Value:
+        y = g.add(pw("mul"), x, g.constant(np.float32(3.3)))
+        return g.add(Cast(DType.I8), g.add(pw("clip", min=-128.0, max=127.0), y))
+
+    check([build("cut off", [rows(F32, 64)], make, exact=True)], rng)
+
+
 def test_layers_that_differ_in_a_scale_have_one_source() -> None:
     sources = {rounding(scale).kernel.launches[0].source for scale in (0.37, 1 / 127, 21.7)}  # type: ignore[union-attr]
     assert len(sources) == 1
