@@ -34,6 +34,7 @@ WORKING = 64  # registers of a thread, without those of its filters
 SIZES = ((8, 128), (4, 128), (4, 64), (8, 64), (16, 64), (2, 64))  # rows and columns of a tile of results, about
 BEGUN = 128  # results that cost as much as the start of a tile: an estimate
 LOADED = 8  # pixels that are loaded while one result is computed, for all filters: an estimate
+SPLIT = 1.15  # times the work where a warp's pixels are not in one row: an estimate
 VARIANTS = 3  # sizes of tiles that are timed
 _CUDA = cuda_template(__package__, "few_channels.cuh")
 
@@ -144,7 +145,8 @@ class _FewChannelsSource:
     def cost(self) -> float:
         """Estimate the time, which orders the tiles: rounds of tiles, times the work of a tile."""
         image = math.prod(self.tile) / LOADED
-        return ceil_div(self.blocks, self.slots) * (self.rows * self.columns + image + BEGUN)
+        split = 1.0 if self.columns % PIXELS == 0 else SPLIT
+        return ceil_div(self.blocks, self.slots) * (self.rows * self.columns * split + image + BEGUN)
 
     def sized(self, rows: int, columns: int) -> _FewChannelsSource:
         """Return the source with tiles of about that size, which divide the image evenly."""
@@ -163,7 +165,8 @@ class _FewChannelsSource:
             LAST_TAPS=self.taps - (self.steps - 1) * TAPS,
             WINDOW_COLUMNS=self._window[1],
             WIDE=self.wide,
-            OWN=2 * self.wide,
+            OWN=self.wide,
+            TILES_OF_FILTERS=self.wide // 2,
             GROUPS=self.groups,
             GROUP_FILTERS=self.wide * COLUMNS,
             PITCH=self.pitch,
@@ -180,6 +183,9 @@ class _FewChannelsSource:
             TILES=by_value(self.blocks),
             BLOCKS=by_value(grid),
             SHARE_ROW=c_bool(self.columns % PIXELS == 0),
+            PIXELS_FIT=c_bool(pixels % (PIXELS * each) == 0),
+            ROWS_FIT=c_bool(out_high % self.rows == 0),
+            COLUMNS_FIT=c_bool(out_across % self.columns == 0),
             BLOCK_COORDINATES=split_index("block", [*blocks, ("right", ceil_div(out_across, self.columns))]),
             TILE_PIXELS=high * self.pitch,
             TOP=f"(int)down * {self.rows * self.op.strides[0]} - {pad_top}",
@@ -241,8 +247,8 @@ class _FewChannelsSource:
 
     def _epilogue(self, arguments: Arguments) -> list[str]:
         y = self.conv.result
-        code = ByteCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, 2 * self.wide), arguments, rounds=True)
-        code.define(y, "acc[j / 2][h * 2 + j % 2]")
+        code = ByteCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, self.wide), arguments, rounds=True)
+        code.define(y, "acc[h / 2][j / 2][j % 2 * 2 + h % 2]")
         code.compute(self.rest, self.outputs)
         return code.lines()
 
@@ -305,7 +311,7 @@ def _is_packed(type: TensorType) -> bool:
 
 def _stores(source: _FewChannelsSource) -> bool:
     """Tell if one store can move a thread's results, or if they are stored one by one."""
-    own = 2 * source.wide
+    own = source.wide
     values = (*source.outputs, *(v for node in source.rest for v in node.operands))
     types = [v.type for v in values if v.type.size != 1]
     return all(stride_along(t, 4, 1) != 1 or all(stride_along(t, 4, d) % own == 0 for d in (0, 2, 3)) for t in types)
