@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise
-from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
 from fusec.gpu.kernels.convolution.product_step import match_product
+from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
 from fusec.ir import Node
 from fusec.ops import Conv, MatMul, Reduce
 

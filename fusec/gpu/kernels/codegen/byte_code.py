@@ -74,7 +74,13 @@ class ByteCode(PointwiseCode):
     def store(self, value: Value, known: Value | None = None, type: object = None) -> None:
         """Store a known value; bytes that are still to be saturated are packed by fours."""
         vector = self.space.vector
-        if known is None and type is None and value in self.bytes and vector % 4 == 0 and self.space.is_pack(value.type):
+        if (
+            known is None
+            and type is None
+            and value in self.bytes
+            and vector % 4 == 0
+            and self.space.is_pack(value.type)
+        ):
             pointer, name = self.arguments.write(value), f"{self.prefix}bytes{len(self.tail)}"
             self.head.append(f"i32 {name}[{vector}];")
             self.body.append(f"{name}[j] = {self.bytes[value]};")
@@ -109,7 +115,7 @@ class ByteCode(PointwiseCode):
         if node.op.name == "relu" and operand.type.dtype in _FLOATS:
             return f"larger({self.get(operand)}, 0.0f)"
         if node.op.name == "clip" and operand.type.dtype in _FLOATS and isinstance(node.op, Pointwise):
-            low, high = (literal(float(node.op.attributes[key]), DType.F32) for key in ("min", "max"))
+            low, high = (literal(limit, DType.F32) for limit in _limits(node.op))
             return f"smaller(larger({self.get(operand)}, {low}), {high})"
         return None
 
@@ -136,15 +142,18 @@ class ByteCode(PointwiseCode):
             return
         elif node.op == Cast(DType.I8) and operand in self.bytes:
             self.bytes[result] = self.bytes[operand]
-        elif isinstance(node.op, Pointwise) and node.op.name == "clip":
-            if (float(node.op.attributes["min"]), float(node.op.attributes["max"])) == (-128.0, 127.0):
-                self.integers[result] = self.bytes[result] = self.integers[operand]
+        elif isinstance(node.op, Pointwise) and node.op.name == "clip" and _limits(node.op) == (-128.0, 127.0):
+            self.integers[result] = self.bytes[result] = self.integers[operand]
+
+
+def _limits(op: Pointwise) -> tuple[float, float]:
+    return float(op.attributes["min"]), float(op.attributes["max"])
 
 
 def _clipped(node: Node, bounds: Sequence[float]) -> float:
     assert isinstance(node.op, Pointwise)
-    ends = max(abs(float(node.op.attributes[key])) for key in ("min", "max"))
-    return max(ends, bounds[0])
+    low, high = _limits(node.op)
+    return max(min(bounds[0], max(abs(low), abs(high))), abs(low) if low > 0 else 0.0, abs(high) if high < 0 else 0.0)
 
 
 _BOUNDS: dict[str, Callable[[Node, Sequence[float]], float]] = {

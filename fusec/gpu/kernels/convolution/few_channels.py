@@ -31,11 +31,19 @@ WARPS = 4  # of a block, at least
 BANKS = 16  # of shared memory, eight bytes each
 REGISTERS = 65536  # of a multiprocessor of every GPU that fusec knows
 WORKING = 64  # registers of a thread, without those of its filters
-SIZES = ((8, 128), (4, 128), (4, 64), (8, 64), (16, 64), (2, 64))  # rows and columns of a tile of results, about
+SIZES = (
+    (8, 128),
+    (4, 128),
+    (2, 128),
+    (4, 64),
+    (8, 64),
+    (16, 64),
+    (2, 64),
+)  # rows and columns of a tile of results, about
 BEGUN = 128  # results that cost as much as the start of a tile: an estimate
 LOADED = 8  # pixels that are loaded while one result is computed, for all filters: an estimate
 SPLIT = 1.15  # times the work where a warp's pixels are not in one row: an estimate
-VARIANTS = 3  # sizes of tiles that are timed
+VARIANTS = 4  # sizes of tiles that are timed
 _CUDA = cuda_template(__package__, "few_channels.cuh")
 
 

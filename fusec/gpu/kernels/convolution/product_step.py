@@ -10,7 +10,7 @@ from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES
 from fusec.gpu.kernels.codegen.pointwise_code import stride_along, widest_vector
 from fusec.ir import DType, Node, TensorType, Value, channels_last
-from fusec.ops import Conv, MatMul
+from fusec.ops import Conv
 from fusec.schedule.program import inputs_of
 
 PACK = 8  # neighbours of a result that a thread handles

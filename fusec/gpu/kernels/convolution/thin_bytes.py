@@ -120,7 +120,7 @@ class BytesSource:
             )
 
     def _rows_written(self, cuda: CudaTemplate) -> Iterator[str]:
-        """Number the four rows whose results a thread gets."""
+        """Generate the numbers of the four rows whose results a thread gets."""
         for row in range(4):
             coordinates = [] if self.is_linear else self._split(f"row{row}")
             first = row // 2 * 8 + row % 2

@@ -94,7 +94,9 @@ def integer_case(rng: np.random.Generator, number: int) -> Case:
     return build(f"{number} {op} {kind.__name__}", types, make, draw, exact=True)
 
 
-def constant_bytes_case(channels: int, size: tuple[int, int], window: tuple[int, int], strides: tuple[int, int]) -> Case:
+def constant_bytes_case(
+    channels: int, size: tuple[int, int], window: tuple[int, int], strides: tuple[int, int]
+) -> Case:
     """The same with constant filters: four bytes are multiplied at a time."""
     down, right = window
     op = Conv(strides, (down // 2, right // 2, down // 2, right // 2), (1 + (down == 2), 1), channels)
