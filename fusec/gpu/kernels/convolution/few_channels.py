@@ -288,7 +288,8 @@ def few_channels(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
         return None
     sized = (source.sized(*size) for size in SIZES)
     fit = [s for s in sized if s.tile[0] * s.pitch * CHANNELS * x.type.dtype.itemsize <= figures.static_bytes]
-    sources = sorted(dict.fromkeys(fit), key=lambda s: s.cost)[:VARIANTS]
+    by_size = {(s.rows, s.columns): s for s in fit}
+    sources = sorted(by_size.values(), key=lambda s: s.cost)[:VARIANTS]
     return with_variants(source.kernel() for source in sources)
 
 

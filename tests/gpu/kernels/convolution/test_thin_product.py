@@ -160,7 +160,7 @@ def extreme(k: int, scale: float) -> Case:
     def make(g: Graph, x: Value) -> Value:
         sums = g.add(MatMul(), x, g.constant(np.full((k, 16), -128, np.int8)))
         y = g.add(pw("add"), g.add(pw("mul"), g.add(Cast(F32), sums), scalar(g, scale)), g.constant(bias))
-        return rounded(g, g.add(pw("clip", min=-1e6, max=1e9), y))
+        return rounded(g, g.add(pw("clip", min=-2e7, max=1e9), y))
 
     def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
         return rng.choice(np.array([-128, 127], np.int8), (type.shape[0], 1)).repeat(type.shape[1], 1)
