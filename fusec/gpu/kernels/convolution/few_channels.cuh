@@ -10,18 +10,22 @@ FRAGMENT(kernel) {
     BLOCK_COORDINATES
     const int top = TOP;
     const int left = LEFT;
-    // Loads are not conditional, so that those of several turns are issued together.
-    #pragma unroll 4
-    for (u32 i = threadIdx.x; i < HIGH * ACROSSu; i += THREADSu) {
-      const int image_row = top + (int)(i / ACROSSu), image_column = left + (int)(i % ACROSSu);
-      const bool is_inside = (u32)image_row < IMAGE_ROWSu && (u32)image_column < IMAGE_COLUMNSu;
-      const int row = is_inside ? image_row : 0, column = is_inside ? image_column : 0;
-      Pack<TYPE, 4> pixel;
-      for (int j = 0; j < 4; ++j) pixel.v[j] = TYPE();
-      LOAD_PIXEL
-      if (!is_inside)
+    // Loads are not conditional, so that those of a batch are issued together.
+    #pragma unroll 1
+    for (u32 begin = threadIdx.x; begin < HIGH * ACROSSu; begin += BATCH * THREADSu) {
+      #pragma unroll
+      for (u32 turn = 0; turn < BATCHu; ++turn) {
+        const u32 i = begin + turn * THREADSu < HIGH * ACROSSu ? begin + turn * THREADSu : HIGH * ACROSSu - 1u;
+        const int image_row = top + (int)(i / ACROSSu), image_column = left + (int)(i % ACROSSu);
+        const bool is_inside = (u32)image_row < IMAGE_ROWSu && (u32)image_column < IMAGE_COLUMNSu;
+        const int row = is_inside ? image_row : 0, column = is_inside ? image_column : 0;
+        Pack<TYPE, 4> pixel;
         for (int j = 0; j < 4; ++j) pixel.v[j] = TYPE();
-      image[i / ACROSSu * PITCHu + i % ACROSSu] = pixel;
+        LOAD_PIXEL
+        if (!is_inside)
+          for (int j = 0; j < 4; ++j) pixel.v[j] = TYPE();
+        image[i / ACROSSu * PITCHu + i % ACROSSu] = pixel;
+      }
     }
     __syncthreads();
 

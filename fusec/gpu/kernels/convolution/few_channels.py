@@ -43,6 +43,7 @@ SIZES = (
 BEGUN = 128  # results that cost as much as the start of a tile: an estimate
 LOADED = 8  # pixels that are loaded while one result is computed, for all filters: an estimate
 SPLIT = 1.15  # times the work where a warp's pixels are not in one row: an estimate
+BATCH = 6  # pixels that a thread loads before it stores them, at most
 VARIANTS = 4  # sizes of tiles that are timed
 _CUDA = cuda_template(__package__, "few_channels.cuh")
 
@@ -145,6 +146,12 @@ class _FewChannelsSource:
         return max(1, REGISTERS // (self.warps * 32 * (2 * self.steps * self.wide + WORKING)))
 
     @property
+    def batch(self) -> int:
+        """Pixels of the image that a thread loads before it stores them: equally many each time."""
+        turns = ceil_div(math.prod(self.tile), self.warps * 32)
+        return ceil_div(turns, ceil_div(turns, BATCH))
+
+    @property
     def slots(self) -> int:
         """Blocks that run at the same time."""
         return self.figures.processors * self.resident
@@ -199,6 +206,7 @@ class _FewChannelsSource:
             TOP=f"(int)down * {self.rows * self.op.strides[0]} - {pad_top}",
             LEFT=f"(int)right * {self.columns * self.op.strides[1]} - {pad_left}",
             LOAD_FILTERS=filters,
+            BATCH=self.batch,
             HIGH=high,
             ACROSS=across,
             IMAGE_ROWS=conv.operands[0].type.shape[2],
