@@ -27,6 +27,15 @@ _FLOATS = (DType.F32, *HALVES)
 _BYTES = {DType.I8: 128.0, DType.U8: 255.0}
 
 
+@dataclass(frozen=True)
+class EarlyLoad:
+    """A load of words: the C type, the variable and the expression."""
+
+    type: str
+    name: str
+    text: str
+
+
 @dataclass
 class ByteCode(PointwiseCode):
     """The statements of pointwise ops with bounds of their values. It rounds no intermediate result.
@@ -35,7 +44,7 @@ class ByteCode(PointwiseCode):
     integers: the C of element `j` of float values that are integers.
     bytes: the C of element `j` of values of 8 bits, as an i32 that is still to be saturated.
     loaded: values of 8 bits that are loaded as words.
-    early: the statements of these loads. A kernel may take them out, and place them before work that hides their time.
+    early: these loads. A kernel may take them out, and place them before work that hides their time.
     """
 
     rounds: bool = False
@@ -43,7 +52,7 @@ class ByteCode(PointwiseCode):
     integers: dict[Value, str] = field(default_factory=dict[Value, str])
     bytes: dict[Value, str] = field(default_factory=dict[Value, str])
     loaded: set[Value] = field(default_factory=set[Value])
-    early: list[str] = field(default_factory=list[str])
+    early: list[EarlyLoad] = field(default_factory=list["EarlyLoad"])
 
     def define_bounded(self, value: Value, text: str, bound: float) -> None:
         """Set the expression of a value whose size is at most `bound`."""
@@ -91,7 +100,7 @@ class ByteCode(PointwiseCode):
     def lines(self) -> list[str]:
         """Return the statements, as a block."""
         first, *rest = super().lines()
-        return [first, *self.early, *rest]
+        return [first, *(f"const {load.type} {load.name} = {load.text};" for load in self.early), *rest]
 
     def _bound_of(self, node: Node) -> float:
         rule = _BOUNDS.get(node.op.name) if isinstance(node.op, Pointwise) else None
@@ -115,7 +124,7 @@ class ByteCode(PointwiseCode):
         if node.op.name == "relu" and operand.type.dtype in _FLOATS:
             return f"larger({self.get(operand)}, 0.0f)"
         if node.op.name == "clip" and operand.type.dtype in _FLOATS and isinstance(node.op, Pointwise):
-            low, high = (literal(float(node.op.attributes[key]), DType.F32) for key in ("min", "max"))
+            low, high = (literal(limit, DType.F32) for limit in _limits(node.op))
             return f"smaller(larger({self.get(operand)}, {low}), {high})"
         return None
 
@@ -129,7 +138,7 @@ class ByteCode(PointwiseCode):
         if value not in self.loaded:
             self.loaded.add(value)
             at = f"(const u32*)({pointer} + ({self.space.offset(value.type)}))"
-            self.early.append(f"const Pack<u32, {count}> {name} = load_now<u32, {count}>({at});")
+            self.early.append(EarlyLoad(f"Pack<u32, {count}>", name, f"load_now<u32, {count}>({at})"))
         return f"byte_to_f32({name}, j)"
 
     def _find_integers(self, node: Node) -> None:
@@ -142,15 +151,18 @@ class ByteCode(PointwiseCode):
             return
         elif node.op == Cast(DType.I8) and operand in self.bytes:
             self.bytes[result] = self.bytes[operand]
-        elif isinstance(node.op, Pointwise) and node.op.name == "clip":
-            if (float(node.op.attributes["min"]), float(node.op.attributes["max"])) == (-128.0, 127.0):
-                self.integers[result] = self.bytes[result] = self.integers[operand]
+        elif isinstance(node.op, Pointwise) and node.op.name == "clip" and _limits(node.op) == (-128.0, 127.0):
+            self.integers[result] = self.bytes[result] = self.integers[operand]
+
+
+def _limits(op: Pointwise) -> tuple[float, float]:
+    return float(op.attributes["min"]), float(op.attributes["max"])
 
 
 def _clipped(node: Node, bounds: Sequence[float]) -> float:
     assert isinstance(node.op, Pointwise)
-    ends = max(abs(float(node.op.attributes[key])) for key in ("min", "max"))
-    return max(ends, bounds[0])
+    low, high = _limits(node.op)
+    return max(min(bounds[0], max(abs(low), abs(high))), abs(low) if low > 0 else 0.0, abs(high) if high < 0 else 0.0)
 
 
 _BOUNDS: dict[str, Callable[[Node, Sequence[float]], float]] = {

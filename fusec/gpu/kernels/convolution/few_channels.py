@@ -31,10 +31,20 @@ WARPS = 4  # of a block, at least
 BANKS = 16  # of shared memory, eight bytes each
 REGISTERS = 65536  # of a multiprocessor of every GPU that fusec knows
 WORKING = 64  # registers of a thread, without those of its filters
-SIZES = ((8, 128), (4, 128), (4, 64), (8, 64), (16, 64), (2, 64))  # rows and columns of a tile of results, about
+SIZES = (
+    (8, 128),
+    (4, 128),
+    (2, 128),
+    (4, 64),
+    (8, 64),
+    (16, 64),
+    (2, 64),
+)  # rows and columns of a tile of results, about
 BEGUN = 128  # results that cost as much as the start of a tile: an estimate
 LOADED = 8  # pixels that are loaded while one result is computed, for all filters: an estimate
-VARIANTS = 3  # sizes of tiles that are timed
+SPLIT = 1.15  # times the work where a warp's pixels are not in one row: an estimate
+BATCH = 6  # pixels that a thread loads before it stores them, at most
+VARIANTS = 4  # sizes of tiles that are timed
 _CUDA = cuda_template(__package__, "few_channels.cuh")
 
 
@@ -136,6 +146,12 @@ class _FewChannelsSource:
         return max(1, REGISTERS // (self.warps * 32 * (2 * self.steps * self.wide + WORKING)))
 
     @property
+    def batch(self) -> int:
+        """Pixels of the image that a thread loads before it stores them: equally many each time."""
+        turns = ceil_div(math.prod(self.tile), self.warps * 32)
+        return ceil_div(turns, ceil_div(turns, BATCH))
+
+    @property
     def slots(self) -> int:
         """Blocks that run at the same time."""
         return self.figures.processors * self.resident
@@ -144,7 +160,8 @@ class _FewChannelsSource:
     def cost(self) -> float:
         """Estimate the time, which orders the tiles: rounds of tiles, times the work of a tile."""
         image = math.prod(self.tile) / LOADED
-        return ceil_div(self.blocks, self.slots) * (self.rows * self.columns + image + BEGUN)
+        split = 1.0 if self.columns % PIXELS == 0 else SPLIT
+        return ceil_div(self.blocks, self.slots) * (self.rows * self.columns * split + image + BEGUN)
 
     def sized(self, rows: int, columns: int) -> _FewChannelsSource:
         """Return the source with tiles of about that size, which divide the image evenly."""
@@ -163,7 +180,8 @@ class _FewChannelsSource:
             LAST_TAPS=self.taps - (self.steps - 1) * TAPS,
             WINDOW_COLUMNS=self._window[1],
             WIDE=self.wide,
-            OWN=2 * self.wide,
+            OWN=self.wide,
+            TILES_OF_FILTERS=self.wide // 2,
             GROUPS=self.groups,
             GROUP_FILTERS=self.wide * COLUMNS,
             PITCH=self.pitch,
@@ -180,11 +198,15 @@ class _FewChannelsSource:
             TILES=by_value(self.blocks),
             BLOCKS=by_value(grid),
             SHARE_ROW=c_bool(self.columns % PIXELS == 0),
+            PIXELS_FIT=c_bool(pixels % (PIXELS * each) == 0),
+            ROWS_FIT=c_bool(out_high % self.rows == 0),
+            COLUMNS_FIT=c_bool(out_across % self.columns == 0),
             BLOCK_COORDINATES=split_index("block", [*blocks, ("right", ceil_div(out_across, self.columns))]),
             TILE_PIXELS=high * self.pitch,
             TOP=f"(int)down * {self.rows * self.op.strides[0]} - {pad_top}",
             LEFT=f"(int)right * {self.columns * self.op.strides[1]} - {pad_left}",
             LOAD_FILTERS=filters,
+            BATCH=self.batch,
             HIGH=high,
             ACROSS=across,
             IMAGE_ROWS=conv.operands[0].type.shape[2],
@@ -241,8 +263,8 @@ class _FewChannelsSource:
 
     def _epilogue(self, arguments: Arguments) -> list[str]:
         y = self.conv.result
-        code = ByteCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, 2 * self.wide), arguments, rounds=True)
-        code.define(y, "acc[j / 2][h * 2 + j % 2]")
+        code = ByteCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, self.wide), arguments, rounds=True)
+        code.define(y, "acc[h / 2][j / 2][j % 2 * 2 + h % 2]")
         code.compute(self.rest, self.outputs)
         return code.lines()
 
@@ -274,7 +296,8 @@ def few_channels(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
         return None
     sized = (source.sized(*size) for size in SIZES)
     fit = [s for s in sized if s.tile[0] * s.pitch * CHANNELS * x.type.dtype.itemsize <= figures.static_bytes]
-    sources = sorted(dict.fromkeys(fit), key=lambda s: s.cost)[:VARIANTS]
+    by_size = {(s.rows, s.columns): s for s in fit}
+    sources = sorted(by_size.values(), key=lambda s: s.cost)[:VARIANTS]
     return with_variants(source.kernel() for source in sources)
 
 
@@ -305,7 +328,7 @@ def _is_packed(type: TensorType) -> bool:
 
 def _stores(source: _FewChannelsSource) -> bool:
     """Tell if one store can move a thread's results, or if they are stored one by one."""
-    own = 2 * source.wide
+    own = source.wide
     values = (*source.outputs, *(v for node in source.rest for v in node.operands))
     types = [v.type for v in values if v.type.size != 1]
     return all(stride_along(t, 4, 1) != 1 or all(stride_along(t, 4, d) % own == 0 for d in (0, 2, 3)) for t in types)

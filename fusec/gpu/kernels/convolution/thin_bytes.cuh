@@ -7,17 +7,40 @@ FRAGMENT(kernel) {
   LOAD_WEIGHTS
   __syncthreads();
   COLUMN_INDICES
+  Pack<u32, WORDS> x[2][DEPTHS];
+  DECLARE_EARLY
+  u32 part = blockIdx.x / ACROSSu;
+  LOAD_FIRST
   #pragma unroll 1
-  for (u32 turn = 0; turn < TURNSu; ++turn) {
-    const u32 part = blockIdx.x / ACROSSu + turn * DOWNu;
-    if (part >= TILESu) break;
+  for (; part < TILESu; part += DOWNu) {
     const u32 tile = (part * 8u + warp) * 16u;
-    Pack<u32, WORDS> x[2][DEPTHS];
+    LOAD_THIS
+    COORDINATES
+    GROUPS
+    TAKE_NEXT
+  }
+}
+
+// Load what a thread reads in a turn.
+FRAGMENT(load) {
+  {
+    const u32 tile = ((PART) * 8u + warp) * 16u;
     ROWS_READ
     COORDINATES
     EARLY
-    GROUPS
   }
+}
+
+// The loads of the next turn are issued before the results of this turn are computed.
+FRAGMENT(load_next) {
+  if (part + DOWNu < TILESu)
+    LOAD
+}
+
+FRAGMENT(take_next) {
+  #pragma unroll
+  for (int s = 0; s < 2; ++s)
+    for (int depth = 0; depth < DEPTHS; ++depth) x[s][depth] = x_next[s][depth];
 }
 
 // The weights of a warp's product are its first operand, and 8 rows its second. A thread gets the results of two
@@ -50,8 +73,8 @@ FRAGMENT(row_read) {
     #pragma unroll
     for (int depth = 0; depth < DEPTHS; ++depth) {
       const u32 k = (depth * 4u + q) * PACKu;
-      for (int i = 0; i < WORDS; ++i) x[NUMBER][depth].v[i] = 0u;
-      if (IS_WHOLE || k < DEPTHu) x[NUMBER][depth] = load_now<u32, WORDS>((const u32*)(IMAGE + (AT)));
+      for (int i = 0; i < WORDS; ++i) READ[NUMBER][depth].v[i] = 0u;
+      if (IS_WHOLE || k < DEPTHu) READ[NUMBER][depth] = load_now<u32, WORDS>((const u32*)(IMAGE + (AT)));
     }
   }
 }
@@ -81,6 +104,7 @@ FRAGMENT(group) {
         }
       }
     }
+    LOAD_NEXT
     STORES
   }
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, SMALL, START, ByteCode
+from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, SMALL, START, ByteCode, EarlyLoad
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Launch, ceil_div
@@ -17,11 +18,13 @@ from fusec.schedule.program import inputs_of
 
 ROWS, WARPS = 16, BLOCK // 32
 ROW_REGISTERS = 64  # of a thread, for what it reads of its two rows
-MAX_RESULTS = 64  # of a thread in a row, because the groups of columns are unrolled
+MAX_RESULTS = 24  # of a thread in a row, because the groups of columns are unrolled
 OWN = (16, 8, 4)  # neighbours of a result that a thread handles
 LANES = 8  # of a warp, that share a row of results
-WAVES = (2, 4)  # blocks to aim at for each multiprocessor
-MAX_WIDTHS = 3
+RESIDENT = 2  # blocks of a multiprocessor that leave a thread enough registers in any case
+KINDS = ((2, 2, False), (2, 2, True), (4, 2, False), (3, 3, False))  # of `waves`, `resident` and `ahead`
+FEW_RESULTS = 8  # of a thread in a row, which need so few registers that three blocks fit on a multiprocessor
+MAX_WIDTHS = 2
 _CUDA = cuda_template(__package__, "thin_bytes.cuh")
 
 
@@ -33,6 +36,7 @@ class BytesSource:
     width: groups of columns of a block, each of `8 * own` columns.
     waves: blocks to aim at for each multiprocessor.
     resident: blocks of a multiprocessor, which bounds the registers of a thread.
+    ahead: load what the next turn reads before the results of a turn are computed.
     """
 
     step: ProductStep
@@ -42,6 +46,7 @@ class BytesSource:
     width: int
     waves: int
     resident: int = 2
+    ahead: bool = False
 
     @property
     def group(self) -> int:
@@ -52,16 +57,32 @@ class BytesSource:
         return ceil_div(self.step.depth, self.step.chunk)
 
     @property
+    def across(self) -> int:
+        """Blocks that share rows."""
+        return ceil_div(self.step.columns, self.width * self.group)
+
+    @property
+    def tiles(self) -> int:
+        """Turns of all blocks that share columns."""
+        return ceil_div(self.step.rows, ROWS * WARPS)
+
+    @property
+    def down(self) -> int:
+        """Blocks that share columns."""
+        most = max(1, min(self.tiles, self.waves * self.figures.processors // self.across))
+        return ceil_div(self.tiles, ceil_div(self.tiles, most))
+
+    @property
     def start(self) -> int:
         """The number that sums begin with, so that they become floats with less work."""
         return START if self.step.depth * BYTE_PRODUCT <= SMALL else 0
 
     def launch(self) -> Launch:
         step, width, arguments = self.step, self.width, Arguments()
-        across, tiles = ceil_div(step.columns, width * self.group), ceil_div(step.rows, ROWS * WARPS)
-        turns = ceil_div(tiles, max(1, min(tiles, self.waves * self.figures.processors // across)))
-        down = ceil_div(tiles, turns)
         cuda = _CUDA.bind(
+            ACROSS=self.across,
+            DOWN=self.down,
+            TILES=self.tiles,
             WORDS=step.words,
             PACK=step.pack,
             THREADS=BLOCK,
@@ -82,29 +103,44 @@ class BytesSource:
         dims = (0, 1) if step.along == 1 and type.rank > 2 else (type.rank - 1, type.rank - 2)
         pointer, (stride, inner) = arguments.read(step.product.operands[1], type), (type.strides[d] for d in dims)
         assert inner == 1, "weights are stored as products take them"
-        early, groups = self._groups(cuda, arguments)
+        image = arguments.read(step.product.operands[0])
+        results = self._results(arguments)
+        early = [load for code in results.values() for load in code.early]
+        for code in results.values():
+            code.early = []
+        ahead = cuda("load_next", LOAD=self._load(cuda, image, early, "_next")) if self.ahead else []
+        now = self._load(cuda, image, early)
+        names = [f"{load.type} {load.name}{end};" for load in early for end in ("", *["_next"] * self.ahead)]
         lines = cuda(
             "kernel",
-            ACROSS=across,
-            DOWN=down,
-            TURNS=turns,
-            TILES=tiles,
             BLOCK_COLUMNS=width * self.group,
             LOAD_WEIGHTS=cuda("load_weights", POINTER=pointer, STRIDE=stride),
             COLUMN_INDICES=list(self._column_indices(cuda)),
-            ROWS_READ=list(self._rows_read(cuda, arguments)),
+            DECLARE_EARLY=[*names, *[f"Pack<u32, {step.words}> x_next[2][{self.depths}];"] * self.ahead],
+            LOAD_FIRST=now if self.ahead else [],
+            LOAD_THIS=[] if self.ahead else now,
             COORDINATES=list(self._rows_written(cuda)),
-            EARLY=early,
-            GROUPS=groups,
+            GROUPS=self._groups(cuda, results, ahead),
+            TAKE_NEXT=[*cuda("take_next"), *(f"{e.name} = {e.name}_next;" for e in early)] if self.ahead else [],
         )
-        return arguments.launch("thin_product", lines, across * down, resident=self.resident)
+        return arguments.launch("thin_product", lines, self.across * self.down, resident=self.resident)
+
+    def _load(self, cuda: CudaTemplate, image: str, early: Sequence[EarlyLoad], end: str = "") -> list[str]:
+        """Load what a thread reads in a turn, into variables whose names end with `end`."""
+        return cuda(
+            "load",
+            PART=f"part + {self.down}u" if end else "part",
+            ROWS_READ=list(self._rows_read(cuda.bind(READ=f"x{end}"), image)),
+            COORDINATES=list(self._rows_written(cuda)),
+            EARLY=[f"{load.name}{end} = {load.text};" for load in early],
+        )
 
     def _column_indices(self, cuda: CudaTemplate) -> Iterator[str]:
         partial = c_bool(self.step.columns % (self.width * self.group) != 0)
         for n in range(self.width):
             yield from cuda("column_index", NUMBER=n, LIVE=f"live{n}", INDEX=f"o{n}", IS_PARTIAL=partial)
 
-    def _rows_read(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
+    def _rows_read(self, cuda: CudaTemplate, image: str) -> Iterator[str]:
         """Load a thread's part of two rows of the first operand."""
         step, value = self.step, self.step.product.operands[0]
         linear = all(size == 1 for size in step.steps) and self._is_linear([value.type])
@@ -115,12 +151,12 @@ class BytesSource:
                 NUMBER=n,
                 ROW_COORDINATES=[] if linear else self._split("row"),
                 IS_WHOLE=c_bool(step.depth % step.chunk == 0),
-                IMAGE=arguments.read(value),
+                IMAGE=image,
                 AT=space.offset(value.type),
             )
 
     def _rows_written(self, cuda: CudaTemplate) -> Iterator[str]:
-        """Number the four rows whose results a thread gets."""
+        """Generate the numbers of the four rows whose results a thread gets."""
         for row in range(4):
             coordinates = [] if self.is_linear else self._split(f"row{row}")
             first = row // 2 * 8 + row % 2
@@ -128,23 +164,30 @@ class BytesSource:
                 "row_written", PLACE=f"place{row}", ROW=f"row{row}", FIRST=first, ROW_COORDINATES=coordinates
             )
 
-    def _groups(self, cuda: CudaTemplate, arguments: Arguments) -> tuple[list[str], list[str]]:
-        """Return the loads of bytes that results are computed with, and the groups of columns."""
-        step, early, groups = self.step, list[str](), list[str]()
+    def _results(self, arguments: Arguments) -> dict[tuple[int, int], ByteCode]:
+        """Return the code of the results of each group of columns in each of a thread's four rows."""
+        step, results = self.step, dict[tuple[int, int], ByteCode]()
+        for n, row in itertools.product(range(self.width), range(4)):
+            code = ByteCode(self._space(f"row{row}", f"o{n}", self.is_linear), arguments, f"y{row}_{n}_")
+            total = f"acc[{row // 2}][j / 2][j % 2 * 2 + {row % 2}]"
+            if self.start:
+                total = f"(i32)((u32){total} - {self.start}u)"
+            code.define_bounded(step.product.result, total, float(step.depth * BYTE_PRODUCT))
+            code.compute(step.epilogue, self.outputs)
+            results[n, row] = code
+        return results
+
+    def _groups(
+        self, cuda: CudaTemplate, results: Mapping[tuple[int, int], ByteCode], ahead: Sequence[str]
+    ) -> list[str]:
+        """Multiply and store each group of columns. After the last products, the rows of the next turn are loaded."""
+        groups: list[str] = []
         for n in range(self.width):
             stores: list[str] = []
             for row in range(4):
-                code = ByteCode(self._space(f"row{row}", f"o{n}", self.is_linear), arguments, f"y{row}_{n}_")
-                total = f"acc[{row // 2}][j / 2][j % 2 * 2 + {row % 2}]"
-                if self.start:
-                    total = f"(i32)((u32){total} - {self.start}u)"
-                code.define_bounded(step.product.result, total, float(step.depth * BYTE_PRODUCT))
-                code.compute(step.epilogue, self.outputs)
-                early += code.early
-                code.early = []
-                stores += cuda("store", LIVE=f"live{n}", PLACE=f"place{row}", EPILOGUE=code.lines())
-            groups += cuda("group", NUMBER=n, STORES=stores)
-        return early, groups
+                stores += cuda("store", LIVE=f"live{n}", PLACE=f"place{row}", EPILOGUE=results[n, row].lines())
+            groups += cuda("group", NUMBER=n, LOAD_NEXT=ahead if n == self.width - 1 else [], STORES=stores)
+        return groups
 
     @cached_property
     def is_linear(self) -> bool:
@@ -203,7 +246,9 @@ def bytes_sources(step: ProductStep, outputs: Sequence[Value], figures: GpuFigur
         room = figures.static_bytes // (group * depths * step.chunk)
         most = min(groups, MAX_RESULTS // own, room)
         widths = sorted(range(1, most + 1), key=lambda n: (ceil_div(groups, n) * n, -n))[:MAX_WIDTHS]
-        sources += [BytesSource(step, outputs, figures, own, n, w) for n in widths for w in WAVES]
+        for n in widths:
+            kinds = KINDS if own * n <= FEW_RESULTS else [kind for kind in KINDS if kind[1] <= RESIDENT]
+            sources += [BytesSource(step, outputs, figures, own, n, *kind) for kind in kinds]
     return sources
 
 

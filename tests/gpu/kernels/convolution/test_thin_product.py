@@ -154,6 +154,27 @@ def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.Mo
     check(cases, rng, every=True)
 
 
+def extreme(k: int, scale: float) -> Case:
+    """Sums as large as they can be, times a scale, with a bias of each column."""
+    bias = np.linspace(-200.0, 200.0, 16).astype(np.float32)
+
+    def make(g: Graph, x: Value) -> Value:
+        sums = g.add(MatMul(), x, g.constant(np.full((k, 16), -128, np.int8)))
+        y = g.add(pw("add"), g.add(pw("mul"), g.add(Cast(F32), sums), scalar(g, scale)), g.constant(bias))
+        return rounded(g, g.add(pw("clip", min=-2e7, max=1e9), y))
+
+    def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+        return rng.choice(np.array([-128, 127], np.int8), (type.shape[0], 1)).repeat(type.shape[1], 1)
+
+    return build(f"extreme {k} {scale}", [rows(I8, 528, k)], make, draw, exact=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("k", "scale"), [(256, 2.0**-16), (272, 2.0**-16), (512, 2.0**-17), (64, 2.0**12)])
+def test_the_largest_sums_are_exact(k: int, scale: float, rng: np.random.Generator) -> None:
+    check([extreme(k, scale)], rng)
+
+
 def test_a_gate_in_front_is_a_proposal() -> None:
     nodes = convolution(F16, (2, 16, 16, 16), 24, gated=True).nodes
     assert all(may_begin(nodes[:n], FIGURES) for n in range(1, len(nodes) + 1))
