@@ -23,7 +23,8 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     split_index,
     strides_from,
 )
-from fusec.gpu.kernels.convolution.thin_product import ProductStep, match_product, thin_product
+from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
+from fusec.gpu.kernels.convolution.thin_product import thin_product
 from fusec.ir import DType, Node, TensorType, Value, channels_last
 from fusec.ops import Conv, MatMul
 from fusec.schedule.program import inputs_of
