@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def bench(
     request: Request,
     target: Target = "auto",
-    runs: Annotated[int, typer.Option(min=1, help="Number of times that everything is timed.")] = 20,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help="Number of times that everything is timed; default: 20, in simulation 1.")
+    ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Print time and limit of each step, and compile time by stage.")
     ] = False,

@@ -96,6 +96,10 @@ def diff(
     pages.need_jinja()
     files.check_writable(file)
     targets = target.split(",")
+    if pages_given := [name for name in (old, request.model) if name.endswith((".html", ".htm"))]:
+        raise FusecError(
+            f"{pages_given[0]}: is a page; `fusec report diff` compares models or .fusec files: give these"
+        )
     if len(targets) > 2:
         raise FusecError(f"--target {target}: names more than two GPUs; `fusec report MODEL --fleet` compares all")
     wish = _Wish(cores, runs, seed)

@@ -15,7 +15,7 @@ from fusec.scale.devices import WorkerDevice
 from fusec.scale.input_buffers import InputBuffers, Types
 from fusec.scale.model_recipe import ModelRecipe
 from fusec.scale.pool_process import Batch, Inputs, PoolMemory, PoolProcess, WorkerModel
-from fusec.scale.threaded_copy import ThreadedCopy
+from fusec.system.threaded_copy import ThreadedCopy
 
 MOST_DEATHS = 2  # workers that a batch may end: the repetition may have better luck
 FILLED = 2  # buffers that the caller may fill, or still hold, while as many batches as possible are unfinished

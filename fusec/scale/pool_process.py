@@ -14,8 +14,8 @@ from fusec.scale.devices import WorkerDevice
 from fusec.scale.input_buffers import InputBuffers
 from fusec.scale.model_recipe import ModelRecipe
 from fusec.scale.shared_block import Record, SharedBlock
-from fusec.scale.threaded_copy import ThreadedCopy
 from fusec.system.json_child import JsonChild
+from fusec.system.threaded_copy import ThreadedCopy
 
 WORKER = "fusec.scale.pool_worker"
 Inputs = Sequence[tuple[str | None, np.ndarray[Any, Any]]]

@@ -66,6 +66,13 @@ def test_a_fleet_is_compiled_on_request(model: Path, tmp_path: Path, monkeypatch
     assert all(each["target"] in text for each in data["fleet"])
 
 
+def test_pages_are_not_compared(model: Path, tmp_path: Path) -> None:
+    """The message says what to give in place of a page."""
+    result = fusec("report", "diff", tmp_path / "old.html", model, *SHAPE)
+    assert result.exit_code == 2
+    assert "old.html: is a page; `fusec report diff` compares models or .fusec files: give these" in result.stderr
+
+
 def test_a_compiled_model_is_reported_with_its_plans(model: Path, tmp_path: Path) -> None:
     compiled, file = tmp_path / "tiny.fusec", tmp_path / "page.html"
     assert fusec("compile", model, *SHAPE, "--target", "h200", "-o", compiled).exit_code == 0

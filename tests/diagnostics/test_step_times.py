@@ -38,6 +38,14 @@ def test_every_step_that_works_is_timed(rng: np.random.Generator) -> None:
     assert json.loads(json.dumps(measured.to_json()))["sum_us"] == pytest.approx(measured.sum_us)
 
 
+def test_a_simulated_model_is_timed_once(rng: np.random.Generator) -> None:
+    """A simulated call of a model takes seconds, and its times are of no use."""
+    feeds = {"x": rng.standard_normal((2, 8, 6, 6)).astype(np.float32)}
+    measured = measure(executable(TEXT), feeds)
+    assert measured.is_simulated
+    assert {timing.runs for timing in (measured.call, measured.whole, *(step.time for step in measured.steps))} == {1}
+
+
 def test_a_limit_knows_no_penalty() -> None:
     text = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
       %w = constant weight("w") : f32[8,1,3,3]{0,2,3,1}

@@ -17,10 +17,11 @@ from scale.faulty_worker import KILLS, KILLS_ONCE, SLOW
 
 import fusec
 from fusec.errors import ExecutionError
-from fusec.scale import pool_process, threaded_copy
+from fusec.scale import pool_process
 from fusec.scale.input_buffers import InputBuffers
 from fusec.scale.shared_block import SharedBlock
-from fusec.scale.threaded_copy import ThreadedCopy
+from fusec.system import threaded_copy
+from fusec.system.threaded_copy import ThreadedCopy
 
 Array = np.ndarray[Any, Any]
 Meaning = Callable[[Array], Array]
@@ -175,6 +176,16 @@ def test_copies_in_threads(
     assert np.array_equal(copy.copy_of(source), source)
     large = source.nbytes > threaded_copy.PART_BYTES
     assert (len(threads) > 1) == large
+
+
+@pytest.mark.parametrize("count", [1, 2, 64, 200])
+def test_many_arrays_are_copied_in_threads(count: int, rng: np.random.Generator) -> None:
+    sources = [rng.integers(0, 256, (1 + number % 3, 50_000), np.uint8) for number in range(count)]
+    target = np.zeros((sum(map(len, sources)), 50_000), np.uint8)
+    ends = np.cumsum([len(source) for source in sources])
+    places = [target[end - len(source) : end] for source, end in zip(sources, ends, strict=True)]
+    ThreadedCopy(workers=1, threads=3).each(list(zip(places, sources, strict=True)))
+    assert np.array_equal(target, np.concatenate(sources))
 
 
 def test_workers_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:

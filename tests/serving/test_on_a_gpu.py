@@ -16,6 +16,7 @@ from fusec.errors import TargetError
 from fusec.serving import choose_device
 from fusec.serving.choose_device import choose, devices_of
 from fusec.serving.server.batch_buffer import BatchBuffer, fetch
+from fusec.system.threaded_copy import ThreadedCopy
 
 TEXT = """graph "g" (%x: f32[4,3,2,2], %k: i64[4]) {
   %y = relu(%x)
@@ -104,7 +105,7 @@ def test_rows_are_gathered_in_page_locked_memory(monkeypatch: pytest.MonkeyPatch
         {"x": rng.standard_normal((rows, 3, 2, 2)).astype(np.float32), "k": rng.integers(-9, 9, rows)}
         for rows in (1, 2)
     ]
-    buffer = BatchBuffer(net)
+    buffer = BatchBuffer(net, ThreadedCopy(1))
     for _ in range(3):  # step by step, recorded, replayed
         feeds = buffer.fill(requests, 4)
         assert all(isinstance(array, Array) for array in feeds.values())

@@ -100,6 +100,24 @@ def test_results_are_those_of_the_model(server: Running, rows: int, binary: bool
         np.testing.assert_array_equal(only.as_numpy("label"), label)
 
 
+def test_front_ends_share_connections_evenly(server: Running) -> None:
+    """If one had many more, its requests would wait while the others are idle."""
+    front_ends = server.children("front_end")
+
+    def handles() -> list[int]:
+        return [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in front_ends]
+
+    before = handles()
+    host, port = server.address.split(":")
+    connections = [socket.create_connection((host, int(port))) for _ in range(20)]
+    end = time.monotonic() + 10
+    while sum(handles()) < sum(before) + 20 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert [now - then for now, then in zip(handles(), before, strict=True)] == [10, 10]
+    for connection in connections:
+        connection.close()
+
+
 def test_requests_share_batches(server: Running) -> None:
     """Threads ask at once; each gets the rows it gave, and fewer batches ran than requests came."""
     x = images(32, seed=5)

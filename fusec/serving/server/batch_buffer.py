@@ -13,6 +13,7 @@ from fusec.execution.signature import TensorSpec
 from fusec.ir import DType, TensorType
 from fusec.lowering.packing import empty
 from fusec.runtime import Executable
+from fusec.system.threaded_copy import ThreadedCopy
 
 Arrays = Mapping[str, Any]
 
@@ -25,8 +26,9 @@ class BatchBuffer:
     instead.
     """
 
-    def __init__(self, program: Executable):
+    def __init__(self, program: Executable, copy: ThreadedCopy):
         self._xp: Any = program.backend.xp
+        self._copy = copy
         self.host: dict[str, np.ndarray[Any, Any]] = {}
         self._device: dict[str, Any] = {}
         self._stream: Any = None
@@ -44,12 +46,12 @@ class BatchBuffer:
 
         Returns the feeds of the program: arrays on the device where they are there.
         """
-        start = 0
+        start, pairs = 0, list[tuple[Any, Any]]()
         for arrays in requests:
             end = start + len(next(iter(arrays.values())))
-            for name, rows in arrays.items():
-                self.host[name][start:end] = rows
+            pairs += [(self.host[name][start:end], rows) for name, rows in arrays.items()]
             start = end
+        self._copy.each(pairs)
         for buffer in self.host.values():
             buffer[start:size] = buffer[start - 1]
         for name, array in self._device.items():

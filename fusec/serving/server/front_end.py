@@ -7,17 +7,20 @@ once, into the memory that workers share. It drains connections when it is asked
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 
 from fusec import __version__
 from fusec.serving.served_model import ServedModel
 from fusec.serving.server import metrics
+from fusec.serving.server.connection_dealer import take
 from fusec.serving.server.infer_handler import InferHandler, RefusedError
 from fusec.serving.server.infer_request import shown
 from fusec.serving.server.server_options import ServerOptions
@@ -41,6 +44,7 @@ class FrontEnd:
         self._links = [WorkerLink(options.socket(number), arena, self._workers_changed) for number in workers]
         self._infer = InferHandler(options, arena, self._links)
         self._draining = False
+        self._starting: set[asyncio.Task[None]] = set()
 
     def app(self) -> web.Application:
         """Return the application with all routes."""
@@ -58,8 +62,8 @@ class FrontEnd:
             app.router.add_post(prefix + "/infer", self._infer.handle)
         return app
 
-    async def run(self, listening: socket.socket) -> None:
-        """Serve until SIGTERM, then answer what is in progress, and end."""
+    async def run(self, channel: socket.socket) -> None:
+        """Serve until SIGTERM, then answer what is in progress, and end. channel: from which connections are taken."""
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, ended.set)
@@ -72,12 +76,21 @@ class FrontEnd:
             shutdown_timeout=self._options.drain_s,
         )
         await runner.setup()
-        await web.SockSite(runner, listening, backlog=1024).start()
+        loop.add_reader(channel, self._accept, channel, runner.server)
         await ended.wait()
         self._draining = True
+        loop.remove_reader(channel)
         await runner.cleanup()
         for link in links:
             link.cancel()
+
+    def _accept(self, channel: socket.socket, server: Any) -> None:
+        """Serve the connections that this front end has got."""
+        for connection in take(channel):
+            connection.setblocking(False)
+            task = asyncio.create_task(_serve(connection, server))
+            self._starting.add(task)  # the event loop holds no reference to it
+            task.add_done_callback(self._starting.discard)
 
     def _workers_changed(self) -> None:
         ready = sum(bool(link.models) for link in self._links)
@@ -127,6 +140,11 @@ class FrontEnd:
         return web.Response(body=await asyncio.to_thread(metrics.text), headers=headers)
 
 
+async def _serve(connection: socket.socket, server: Any) -> None:
+    with contextlib.suppress(OSError):  # the client is gone
+        await asyncio.get_running_loop().connect_accepted_socket(server, connection)
+
+
 @web.middleware
 async def _json_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -144,6 +162,6 @@ async def _json_errors(
 
 
 def main() -> None:
-    """Serve with the options on the command line, as that front end, on the socket with that descriptor."""
+    """Serve with the options on the command line, as that front end, from the channel with that descriptor."""
     options, number, handle = ServerOptions.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     asyncio.run(FrontEnd(options, number).run(socket.socket(fileno=handle)))

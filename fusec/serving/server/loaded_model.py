@@ -15,6 +15,7 @@ from fusec.serving.predictor import Predictor
 from fusec.serving.served_model import ANY, DATATYPES, describe
 from fusec.serving.server.batch_buffer import BatchBuffer, PendingResults, fetch
 from fusec.serving.server.batch_queue import BatchGroup
+from fusec.system.threaded_copy import ThreadedCopy
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -47,9 +48,14 @@ class LoadedModel:
     takes_other_shapes: the front end cannot tell if shapes fit the file's programs.
     """
 
-    def __init__(self, name: str, predictor: Predictor, preferred: Sequence[int]):
-        """Describe a loaded predictor. preferred: batch sizes to form, of those the file has; () means all."""
+    def __init__(self, name: str, predictor: Predictor, preferred: Sequence[int], copy: ThreadedCopy):
+        """Describe a loaded predictor.
+
+        preferred: batch sizes to form, of those the file has; () means all.
+        copy: gathers the rows of requests.
+        """
         self.predictor = predictor
+        self._copy = copy
         self._preferred = frozenset(preferred)
         self._buffers: dict[tuple[RestShapes, int], list[BatchBuffer]] = defaultdict(list)
         sizes = predictor.sizes.by_rest.values() if predictor.sizes.largest else ()
@@ -76,7 +82,7 @@ class LoadedModel:
             return PreparedBatch({name: np.array(array) for name, array in requests[0].items()}, None)
         _, rest = cast("tuple[str, RestShapes]", group.key)  # as `group` made it
         free = self._buffers[rest, size]
-        buffer = free.pop() if free else BatchBuffer(self._program(rest, size))
+        buffer = free.pop() if free else BatchBuffer(self._program(rest, size), self._copy)
         return PreparedBatch(buffer.fill(requests, size), (rest, size, buffer))
 
     def _program(self, rest: RestShapes, size: int) -> Executable:

@@ -36,6 +36,7 @@ from fusec.serving.server.queued_request import (
 )
 from fusec.serving.server.server_options import ServerOptions
 from fusec.serving.server.shared_arena import mapped
+from fusec.system.threaded_copy import ThreadedCopy
 
 EXIT_BAD_MODEL, EXIT_FAILED = 3, 70
 MAX_FAILURES = 3  # failed batches one after the other, after which the process starts again
@@ -52,9 +53,10 @@ class ModelWorker:
         """Load the models, which takes as long as their programs take to prepare and to warm up."""
         device = options.devices[number]
         self._models: dict[str, LoadedModel] = {}
+        copy = ThreadedCopy(len(options.devices))
         for name, path in options.models.items():
             predictor = Predictor(path, device=device, target=options.target, tune=options.tune).load()
-            self._models[name] = LoadedModel(name, predictor, options.preferred)
+            self._models[name] = LoadedModel(name, predictor, options.preferred, copy)
         self._wait_s = options.wait_s
         self._queue: BatchQueue[QueuedRequest] = BatchQueue(options.delay_s, options.wait_s, self._refuse)
         self._slots = threading.Semaphore(SLOTS)

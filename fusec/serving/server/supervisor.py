@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from fusec.errors import FusecError
+from fusec.serving.server.connection_dealer import ConnectionDealer
 from fusec.serving.server.server_options import ServerOptions
 from fusec.system import parent_death
 
@@ -100,11 +101,12 @@ class _Supervisor:
         self._options, self._listening, self._signals = options, listening, signals
         text = options.to_json()
         self._workers = [self._member("model_worker", n, text, str(n)) for n in range(len(options.devices))]
-        handle = listening.fileno()
-        self._front_ends = [
-            self._member("front_end", n, text, str(n), str(handle), handles=(handle,))
-            for n in range(options.front_ends)
-        ]
+        self._dealer = ConnectionDealer(listening, options.front_ends)
+        self._front_ends: list[_Member] = []
+        for number in range(options.front_ends):
+            handle = self._dealer.handle(number)
+            member = self._member("front_end", number, text, str(number), str(handle), handles=(handle,))
+            self._front_ends.append(member)
 
     def _member(self, module: str, number: int, *arguments: str, handles: tuple[int, ...] = ()) -> _Member:
         held = parent_death.handle()
@@ -117,6 +119,7 @@ class _Supervisor:
         try:
             for member in (*self._workers, *self._front_ends):
                 self._start(member)
+            self._dealer.start(self._lives)
             announced = False
             while asked is None:
                 asked = self._wait(0.05 if not announced else 1.0)
@@ -126,9 +129,15 @@ class _Supervisor:
                     announce(self._url())
             self._drain()
         finally:
+            self._dealer.close()
             self._kill()
+            self._dealer.close_channels()
         if asked == signal.SIGINT:
             raise KeyboardInterrupt
+
+    def _lives(self, number: int) -> bool:
+        process = self._front_ends[number].process
+        return process is not None and process.poll() is None
 
     def _url(self) -> str:
         host, port = self._listening.getsockname()[:2]
@@ -177,7 +186,7 @@ class _Supervisor:
 
     def _drain(self) -> None:
         """End the front ends once they have answered; the workers are needed until then. Another signal ends all."""
-        self._listening.close()
+        self._dealer.close()
         end = time.monotonic() + self._options.drain_s + 2.0
         processes = [member.process for member in self._front_ends if member.process is not None]
         for process in processes:

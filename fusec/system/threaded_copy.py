@@ -6,6 +6,7 @@ NumPy releases Python's lock while it copies. The threads end when nothing refer
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -47,8 +48,28 @@ class ThreadedCopy:
         for other in others:
             other.result()
 
+    def each(self, pairs: Sequence[tuple[Array, Array]]) -> None:
+        """Copy the second array of each pair over the first one. Many small arrays are shared out to the threads."""
+        sizes = [source.nbytes for _, source in pairs]
+        count = min(self.threads, sum(sizes) // PART_BYTES, len(pairs))
+        if self._pool is None or count < 2:
+            for target, source in pairs:
+                self(target, source)
+            return
+        ends = np.searchsorted(np.cumsum(sizes), [sum(sizes) * number // count for number in range(count + 1)])
+        parts = [pairs[first:end] for first, end in pairwise([*ends[:-1], len(pairs)])]
+        others = [self._pool.submit(_copy_all, part) for part in parts[1:]]
+        _copy_all(parts[0])
+        for other in others:
+            other.result()
+
     def copy_of(self, array: Array) -> Array:
         """Return a new array with the same elements."""
         made = np.empty(array.shape, array.dtype)
         self(made, array)
         return made
+
+
+def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
+    for target, source in pairs:
+        np.copyto(target, source)
