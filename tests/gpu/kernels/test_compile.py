@@ -38,7 +38,8 @@ from gpu.kernels.selection.test_non_max_suppression import random_cases as suppr
 from gpu.kernels.selection.test_top_k import random_cases as top_k_cases
 from helpers import quick
 
-from benchmarks.kernels.kernel_times import CASES, kernel_of
+from benchmarks.kernels.kernel_cases import CASES
+from benchmarks.kernels.kernel_times import kernel_of
 from fusec.gpu.kernels.codegen.kernel import Launch, prelude
 from fusec.targets.target import DEFAULT, load, names
 
