@@ -22,9 +22,11 @@ from fusec.ops import (
     InstanceNorm,
     LayerNorm,
     LayerNormBackward,
+    LinearScan,
     MatMul,
     MaxPool,
     MaxPoolBackward,
+    NonMaxSuppression,
     PackedMatMul,
     Pad,
     Recurrent,
@@ -32,8 +34,8 @@ from fusec.ops import (
     Relayout,
     Resize,
     RoiAlign,
-    LinearScan,
     Softmax,
+    TopK,
     Transpose,
     pw,
 )
@@ -47,6 +49,13 @@ def nhwc(*shape: int) -> TensorType:
 
 def rows(*shape: int, dtype: DType = F16) -> TensorType:
     return TensorType(shape, dtype)
+
+
+def suppression(images: int, classes: int, boxes: int) -> tuple[Sequence[TensorType], Callable[..., Any]]:
+    """Choose among random boxes, of which most overlap."""
+    op = NonMaxSuppression(boxes, 0.5)
+    types = [rows(images, boxes, 4, dtype=F32), rows(images, classes, boxes, dtype=F32)]
+    return types, lambda g, *x: g.insert(op, x).results
 
 
 def depthwise(channels: int, window: int, stride: int) -> Callable[..., Value]:
@@ -222,6 +231,11 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         [rows(1, 1536, 2048, 16)] * 2,
         lambda g, a, b: g.add(LinearScan(2), a, b),
     ),
+    "top k, 1000 of 1x76725": ([rows(1, 76725, dtype=F32)], lambda g, x: g.insert(TopK(1000), [x]).results),
+    "top k, 1000 of 8x76725": ([rows(8, 76725, dtype=F32)], lambda g, x: g.insert(TopK(1000), [x]).results),
+    "suppression of 1000 boxes, 1 image": suppression(1, 1, 1000),
+    "suppression of 1000 boxes, 8 images": suppression(8, 1, 1000),
+    "suppression of 8400 boxes, 80 classes": suppression(1, 80, 8400),
     "softmax, 4096x1000": ([rows(4096, 1000)], lambda g, x: g.add(Softmax(), x)),
     "softmax, 384x197x197": ([rows(384, 197, 197)], lambda g, x: g.add(Softmax(), x)),
     "layer norm, 6304x768": ([rows(6304, 768), P768, P768], lambda g, *v: g.add(LayerNorm(), *v)),

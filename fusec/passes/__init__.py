@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusec.passes.attention.deterministic_attention import DeterministicAttention
 from fusec.passes.attention.merge_qkv import MergeProjections
+from fusec.passes.attention.merge_rotary_parts import MergeRotaryParts
 from fusec.passes.attention.merge_rotary_qkv import MergeRotaryProjections
 from fusec.passes.attention.packed_qkv_backward import DuplicateBackwardViews
 from fusec.passes.attention.recognise_attention import RecogniseAttention
@@ -82,6 +83,7 @@ LATE_PASSES: tuple[Pass, ...] = (
     # After the folds and narrowing, because weights are concatenated as they will be stored.
     MergeRotaryProjections(),
     MergeProjections(),
+    MergeRotaryParts(),  # after the products are merged, because queries and keys are then parts of one row
     # Late too: where attention is expanded, slices of the transposed projection cost nothing.
     SlicePackedProjections(),
     *CLEAN_UP,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ import fusec
 from examples.decode import Config, Writer, without_cache
 from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.runtime import Executable
+from fusec.schedule.program import Kind
 
 PROMPTS = [[5, 17, 42, 9, 9], [61], [3, 1, 4, 1, 5, 9, 2, 6, 5]]
 FORMS = ("genai", "optimum")
@@ -75,6 +77,21 @@ def test_in_16_bits_attention_over_the_cache_is_one_cudnn_step(form: str) -> Non
     if form == "genai":
         page = Path(__file__).parents[2] / "docs" / "decoders.md"
         assert "\n".join(str(made.explain()).splitlines()[:5]) in page.read_text()
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_of_one_sequence_has_one_product_and_one_rotary_op_before_attention(form: str) -> None:
+    one, two = (
+        generator(form, precision="fp16", target="h200", simulate=True, batch=batch, max_length=32) for batch in (1, 2)
+    )
+    layers = Config().num_hidden_layers
+    kinds = [Counter(node.op.name for node in made.decode.compiled.graph.nodes) for made in (one, two)]
+    assert [kind["rotary"] for kind in kinds] == [layers, 2 * layers]
+    assert kinds[1]["matmul"] - kinds[0]["matmul"] == 2 * layers, "queries, keys and values are one product"
+    slices = [step for step in one.decode.compiled.program.steps if step.signature == "slice"]
+    assert slices and all(step.kind is Kind.VIEW for step in slices), "nothing is copied"
+    assert one.verify() < 1e-2
 
 
 @pytest.mark.parametrize("form", FORMS)

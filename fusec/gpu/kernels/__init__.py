@@ -26,7 +26,7 @@ from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
 from fusec.gpu.kernels.recurrent import linear_scan, recurrent
-from fusec.gpu.kernels.selection import non_max_suppression
+from fusec.gpu.kernels.selection import non_max_suppression, top_k
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast
 
@@ -57,6 +57,7 @@ FAMILIES: tuple[Family, ...] = (
     rotary.rotary,
     all_finite.all_finite,
     non_max_suppression.non_max_suppression,
+    top_k.top_k,
     recurrent.recurrent,
     linear_scan.linear_scan,
 )

@@ -1,8 +1,10 @@
 """Merge the projections of queries, keys and values from one tensor into one product.
 
 Their weights are concatenated, and attention reads slices of the result by strides. Only projections that attention
-alone reads are merged, because another reader would have to copy its slice. A product of 8-bit numbers takes its scale
-along, and ends where it is cast to 16 bits.
+alone reads are merged, because another reader would have to copy its slice. A decoder's cache also reads keys and
+values: in a step that adds one token to one sequence, a slice is a part of one row, which needs no copy.
+
+A product of 8-bit numbers takes its scale along, and ends where it is cast to 16 bits.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from fusec.ir import HALVES, Array, DType, Graph, Literal, Node, TensorType, Value
-from fusec.ops import Attention, Cast, MatMul, Reshape, Slice, Transpose, pw
+from fusec.ops import Attention, Cast, MatMul, Reshape, Rotary, Scatter, Slice, Transpose, pw
 from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import derive
@@ -56,7 +58,7 @@ class MergeProjections(Pass):
 
 def _branch(product: Node) -> Projection | None:
     found = as_projection(product)
-    return found if found is not None and feeds_only_attention(found.end) else None
+    return found if found is not None and (feeds_only_attention(found.end) or _is_row_of_step(found.end)) else None
 
 
 def as_projection(product: Node) -> Projection | None:
@@ -109,6 +111,23 @@ def feeds_only_attention(value: Value) -> bool:
             return False
         value = user.result
     return False
+
+
+def _is_row_of_step(value: Value) -> bool:
+    """Tell if a value is one row, and goes to attention or to the cache of a decoder, perhaps through a rotary op."""
+    return value.type.size == value.type.shape[-1] and _feeds_step(value)
+
+
+def _feeds_step(value: Value) -> bool:
+    for user, place in value.uses:
+        if isinstance(user.op, (Reshape, Transpose)) or (isinstance(user.op, Rotary) and place == 0):
+            if not _feeds_step(user.result):
+                return False
+        elif not (isinstance(user.op, Attention) and place in (0, 1, 2)) and not (
+            isinstance(user.op, Scatter) and place == 2
+        ):
+            return False
+    return bool(value.uses)
 
 
 def merged_product(graph: Graph, branches: Sequence[Projection]) -> Value:

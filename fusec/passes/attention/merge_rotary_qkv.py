@@ -31,7 +31,7 @@ def _merge(graph: Graph, attention: Node) -> None:
     if not all(made_by(x, Rotary) and single_use(x) for x in (q, k)):
         return
     first, second = cast(Node, q.node), cast(Node, k.node)
-    if first.operands[1:] != second.operands[1:] or not all(map(_for_any_head, first.operands[1:])):
+    if first.operands[1:] != second.operands[1:] or not all(map(for_any_head, first.operands[1:])):
         return
     heads = (first.operands[0], second.operands[0], v)
     branches = [branch for value in heads if (branch := _projection_of(value)) is not None]
@@ -86,5 +86,6 @@ def _projection_of(heads: Value) -> Projection | None:
     return branch if branch is not None and branch.end is end else None
 
 
-def _for_any_head(angle: Value) -> bool:
+def for_any_head(angle: Value) -> bool:
+    """Tell if an angle is the same for all heads."""
     return angle.type.rank < 3 or angle.type.shape[-3] == 1

@@ -25,6 +25,15 @@ DETECTORS: tuple[Mutant, ...] = (
         "gpu/kernels/selection/test_non_max_suppression.py",
     ),
     _m(
+        "zeros_in_order",
+        "detectors",
+        "gpu/kernels/selection/top_k.cuh",
+        "  if (bits << 1 == 0u) bits = 0u;\n",
+        "",
+        "a negative zero is smaller than a positive one before it",
+        "gpu/kernels/selection/test_top_k.py",
+    ),
+    _m(
         "numbers_cropped",
         "detectors",
         "frontends/onnx/bounded.py",

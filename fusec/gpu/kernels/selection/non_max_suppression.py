@@ -20,11 +20,17 @@ _CUDA = cuda_template(__package__, "non_max_suppression.cuh")
 
 
 def non_max_suppression(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
-    """Return the kernel of a non_max_suppression; None for other steps, for fp64, and where there are no boxes."""
+    """Return the kernel of a non_max_suppression; None for other steps, for fp64, and where there are no boxes.
+
+    Both results are written, so both must be read.
+    """
     op, operands = nodes[0].op, nodes[0].operands
     if len(nodes) != 1 or not isinstance(op, NonMaxSuppression):
         return None
     if any(value.type.dtype not in (DType.F32, *HALVES) or value.type.order for value in operands):
+        return None
+    rows, count = nodes[0].results
+    if rows not in outputs or count not in outputs:
         return None
     images, classes, boxes = operands[1].type.shape
     most = min(op.most, boxes)
@@ -60,7 +66,6 @@ def non_max_suppression(nodes: Sequence[Node], outputs: Sequence[Value], figures
     )
     suppress = arguments.launch("suppress", lines, images * classes, threads, preamble=cuda("functions"))
     joined = Arguments()
-    rows, count = nodes[0].results
     lines = cuda.bind(BLOCK=BLOCK)(
         "rows",
         SCRATCH=joined.scratch("const u32"),
