@@ -28,7 +28,9 @@ RUNS = 15
 F32 = DType.F32
 IMAGES = ((256, 14), (64, 56), (1024, 14), (512, 28), (2048, 7), (256, 56))  # channels and side, batch 64
 TOKENS, WIDTH, HEADS, FEATURES = 197, 768, 12, 64
+NORM_GRADIENT = "layer norm backward with given statistics"
 Make = Callable[..., Any]
+Timer = Callable[[Callable[[], object]], float]
 
 
 def cases() -> Iterator[tuple[str, Sequence[TensorType], Make]]:
@@ -126,12 +128,50 @@ def planned(graph: CudnnGraph, **where: Any) -> Any:
     return pygraph
 
 
-def time_plans(
-    graph: CudnnGraph, most: int, handle: Any, time_us: Callable[[Callable[[], object]], float]
-) -> Mapping[str, float]:
-    """Return the times of the first plans, by name. most: plans to time. handle: of cuDNN."""
+def norm_gradient(**where: Any) -> tuple[Any, dict[int, tuple[int, ...]]]:
+    """Plan cuDNN's gradients of layer norm, which fusec does not lower: they read the statistics of each row.
+
+    Returns the frontend graph, and the shapes of its tensors by uid; those from 5 on are outputs.
+    """
     import cudnn
+
+    half, single = cudnn.data_type.HALF, cudnn.data_type.FLOAT
+    g = cudnn.pygraph(io_data_type=half, intermediate_data_type=single, compute_data_type=single, **where)
+    rows, row, column = (32 * TOKENS, WIDTH, 1, 1), (1, WIDTH, 1, 1), (32 * TOKENS, 1, 1, 1)
+    shapes = dict(enumerate((rows, rows, row, column, column, rows, row, row)))
+    given = [
+        g.tensor(dim=list(shape), stride=_strides(shape), data_type=single if shape == column else half, uid=uid)
+        for uid, shape in list(shapes.items())[:5]
+    ]
+    names = ("grad", "input", "scale", "mean", "inv_variance")
+    made = g.layernorm_backward(**dict(zip(names, given, strict=True)), compute_data_type=single)
+    for uid, result in enumerate(made, 5):
+        shape = list(shapes[uid])
+        result.set_uid(uid).set_dim(shape).set_stride(_strides(shapes[uid])).set_data_type(half).set_output(True)
+    g.validate()
+    g.build_operation_graph()
+    g.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    return g, shapes
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    """Return the strides of rows of columns, as channels last has them."""
+    return [shape[1], 1, shape[1], shape[1]]
+
+
+def time_norm_gradient(handle: Any, time_us: Timer) -> Mapping[str, float]:
+    """Return the times of cuDNN's plans for the gradients of layer norm, by name."""
     import cupy
+
+    pygraph, shapes = norm_gradient(handle=handle)
+    arrays = {uid: cupy.random.standard_normal(shape).astype(cupy.float32) for uid, shape in shapes.items()}
+    arrays = {uid: a if uid in (3, 4) else a.astype(cupy.float16) for uid, a in arrays.items()}
+    pack = {uid: array.data.ptr for uid, array in arrays.items()}
+    return times_of(pygraph, pack, pygraph.get_execution_plan_count(), handle, time_us)
+
+
+def time_plans(graph: CudnnGraph, most: int, handle: Any, time_us: Timer) -> Mapping[str, float]:
+    """Return the times of the first plans, by name. most: plans to time. handle: of cuDNN."""
     import numpy as np
 
     from fusec.gpu.measure.random_inputs import random_data
@@ -143,12 +183,20 @@ def time_plans(
     scalars = {t.uid: np.full(1, t.value, t.dtype.numpy) for t in graph.tensors if t.value is not None}
     pack = {uid: array.data.ptr for uid, array in arrays.items()}
     pack |= {uid: scalar.ctypes.data for uid, scalar in scalars.items()}
+    return times_of(pygraph, pack, most, handle, time_us)
+
+
+def times_of(pygraph: Any, pack: Mapping[int, int], most: int, handle: Any, time_us: Timer) -> Mapping[str, float]:
+    """Build and time the first plans of a frontend graph. pack: addresses by uid."""
+    import cudnn
+    import cupy
+
     found: dict[str, float] = {}
     for place in range(min(pygraph.get_execution_plan_count(), most)):
         try:
             pygraph.build_plan_at_index(place)
             room = cupy.empty(max(1, pygraph.get_workspace_size_plan_at_index(place)), cupy.uint8)
-            run = partial(pygraph.execute_plan_at_index, pack, room.data.ptr, place, handle)
+            run = partial(pygraph.execute_plan_at_index, dict(pack), room.data.ptr, place, handle)
             found[pygraph.get_plan_name_at_index(place)] = time_us(run)
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
             continue  # not every plan that cuDNN lists can be built
@@ -175,6 +223,8 @@ def list_cases(wanted: Sequence[str]) -> None:
         limit = 1e6 * moved / target.memory_bandwidth
         shapes = [" + ".join(f"{launch.grid}x{launch.block}" for launch in each.launches) for each in variants]
         print(f"{name:52} limit {limit:6.1f}  cuDNN {cudnn.backend_version()}: {plans} plans  {'; '.join(shapes)}")
+    where = {"device_property": cudnn.create_device_properties(target.properties), "sm_version": target.sm}
+    print(f"{NORM_GRADIENT:52} cuDNN: {norm_gradient(**where)[0].get_execution_plan_count()} plans")
 
 
 def time_cases(wanted: Sequence[str], plans: int) -> None:
@@ -209,6 +259,8 @@ def time_cases(wanted: Sequence[str], plans: int) -> None:
         numbers = [f"{t:.1f}" if t else "-" for t in (limit, min(variants, default=0.0), times.get(best, 0.0))]
         row = f"{name:52} " + " ".join(f"{text:>7}" for text in numbers)
         print(f"{row}  {' '.join(f'{t:.1f}' for t in variants)}; {best} of {len(times)}", flush=True)
+    for plan, us in time_norm_gradient(handle, time_us).items():
+        print(f"{NORM_GRADIENT:52} {'-':>7} {'-':>7} {us:7.1f}  {plan}", flush=True)
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ class StepLaunches:
             except RuntimeError as error:
                 raise ExecutionError(f"cuDNN failed to run\n{graph} over {len(held)} buffers\n{error}") from error
 
-        return StepLaunch(run, plan.workspace_bytes)
+        return StepLaunch(run, plan.workspace_bytes, blocks_meet=graph.blocks_meet)
 
     def kernel(self, step: Partition) -> kernels.Kernel | None:
         """Return the kernel of a step that is no cuDNN graph; None if no family has one."""

@@ -170,6 +170,11 @@ class CudnnGraph:
         )
         return cls(tensors, calls, data["tensor_cores"])
 
+    @property
+    def blocks_meet(self) -> bool:
+        """Tell if the blocks of a plan wait for each other: batch norms in training keep their image on the chip."""
+        return any(call.op in ("batchnorm", "batchnorm_backward") for call in self.calls)
+
     @cached_property
     def key(self) -> str:
         """Return the SHA-256 of the graph as JSON with sorted keys."""

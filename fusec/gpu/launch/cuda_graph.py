@@ -25,12 +25,14 @@ class StepLaunch:
 
     workspace_bytes: size of cuDNN's workspace, of which each stream has its own
     shares_scratch: it uses the one scratch buffer of fusec's kernels
+    blocks_meet: its blocks wait for each other, so that two such steps at the same time could wait for ever
     is_kernel: `run` takes arrays to use in place of bound ones, by address
     """
 
     run: Callable[..., None]
     workspace_bytes: int = 0
     shares_scratch: bool = False
+    blocks_meet: bool = False
     is_kernel: bool = False
 
     def __call__(self) -> None:
@@ -90,6 +92,15 @@ def _captured(
     return None, end, reason
 
 
+def one_after_another(launches: Sequence[StepLaunch], waits: Waits) -> Waits:
+    """Let steps that share scratch memory, or whose blocks meet, wait for those before them."""
+    apart = [i for i, run in enumerate(launches) if run.shares_scratch or run.blocks_meet]
+    return tuple(
+        w if w is None or i not in apart else tuple(sorted({*w, *(s for s in apart if s < i)}))
+        for i, w in enumerate(waits)
+    )
+
+
 def or_side_by_side(
     ordered: Replay,
     streams: Streams,
@@ -107,11 +118,7 @@ def or_side_by_side(
     if any(w is not None and not isinstance(run, StepLaunch) for w, run in zip(waits, runs, strict=True)):
         return ordered
     launches = [run if isinstance(run, StepLaunch) else StepLaunch(run) for run in runs]
-    sharing = {i for i, run in enumerate(launches) if run.shares_scratch}
-    waits = tuple(  # steps that share scratch memory run one after the other
-        w if w is None or i not in sharing else tuple(sorted({*w, *(s for s in sharing if s < i)}))
-        for i, w in enumerate(waits)
-    )
+    waits = one_after_another(launches, waits)
     placed = lanes(waits)
     if max(placed, default=0) < 1:
         return ordered

@@ -52,6 +52,7 @@ VARIANTS = (
     (24, 1, 2, False),
     (24, 1, 2, True),
     (16, 2, 2, False),
+    (16, 2, 2, True),
 )
 AHEAD_BYTES = 200 << 10  # for rows copied ahead, at most; the figures bound it on GPUs that have less
 MOST = 512  # threads for a row

@@ -107,9 +107,20 @@ def backward_cases() -> list[Case]:
     return [replace(case, draw=drawn) for case in found]
 
 
+def low_scores() -> list[Case]:
+    """Return cases whose scores are far below -88, so that a score of zero would have an infinite weight."""
+
+    def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+        array = np.abs(rng.standard_normal(type.shape)) + 1.0
+        return (-array if type.shape[2:] == (21, 32) else array).astype(type.dtype.numpy)  # keys are negative
+
+    case = gradients(F16, (1, 2, 2), (19, 21), (32, 16), AttentionBackward(5.0))
+    return [replace(case, draw=draw, name="low scores")]
+
+
 @needs_compiler
 def test_all_variants_give_the_gradients(rng: np.random.Generator) -> None:
-    cases = backward_cases()
+    cases = [*backward_cases(), *low_scores()]
     ways = {case.name: each_way(case.kernel) for case in cases if case.kernel is not None}
     assert len(ways) == len(cases)
     assert {len(each) for each in ways.values()} == {2}
