@@ -40,6 +40,7 @@ from fusec.gpu.cublaslt import algorithms
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition.equivalent_spellings import faster_spellings
+from fusec.reference import evaluate
 from fusec.runtime import Executable
 from fusec.schedule.program import Kind
 from fusec.text import parse
@@ -537,3 +538,29 @@ def test_a_part_of_scale_that_fails_or_takes_too_long_costs_no_other_part(
 def test_the_model_of_scale_takes_batches_in_fp16(tmp_path: Path) -> None:
     graph = frontends.load(str(several_gpus.inference_model(tmp_path, several_gpus.Sizes(["cuda:0"], batch=2))), None)
     assert [str(v.type) for v in (*graph.inputs, *graph.outputs)] == ["f16[2,3,224,224]", "f32[2,1000]"]
+
+
+def test_models_with_many_weights_are_valid_and_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.compile_time import models
+
+    monkeypatch.setattr(models, "SIDE", 64)
+    rng = np.random.default_rng(0)
+    for made in (models.products(2), models.quantised_products(2), models.encoder(1, hidden=64, heads=2, length=8)):
+        onnx.checker.check_model(made)
+        graph = frontends.load(made.SerializeToString())
+        (x,) = graph.inputs
+        (y,) = evaluate(graph, {x.name: rng.standard_normal(x.type.shape).astype(np.float32)}).values()
+        assert y.shape == x.type.shape
+        assert np.isfinite(y).all()
+        assert y.std() > 0.01
+
+
+def test_starts_are_listed_with_their_longest_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = {"the model is read": 0.4, "passes and partitions": 0.3, "plans are built": 2.0, "a": 0.1, "b": 0.01}
+    row = {"model": "encoder", "turn": "cold", "weights_bytes": 340e6, "compile_s": 3.0, "first_result_s": 3.5}
+    row |= {"imports_s": 0.7, "peak_bytes": 1.5e9, "stages_s": stages, "date": "2026-11-26", "commit": "0" * 40}
+    data = {"gpu": "NVIDIA H200", "driver": 13000, "cudnn": 91900, "rows": [row]}
+    monkeypatch.setattr(results_page, "read", lambda name: data)
+    longest = "plans are built 2.00, the model is read 0.40, passes and partitions 0.30, a 0.10"
+    cells = ["encoder", "340", "cold", "3.0", "3.5", longest, "0.7", "1.50", "2026-11-26 0000000000"]
+    assert f"| {' | '.join(cells)} |" in results_page.warm_start()

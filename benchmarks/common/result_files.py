@@ -42,6 +42,7 @@ KEYS = {
     "serving.json": ("model", "batch", "rows"),
     "scale.json": ("case", "model", "batch", "devices"),
     "shapes.json": ("model", "tune", "kernels", "cache", "size"),
+    "warm_start.json": ("model", "turn", "tune"),
 }
 
 

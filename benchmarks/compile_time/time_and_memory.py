@@ -1,104 +1,110 @@
 """Measure compile time and memory without a GPU: random pointwise graphs, large weights, and processes together.
 
 Usage, on any machine with cuDNN installed: python -m benchmarks.compile_time.time_and_memory [CASE...]. Each case runs
-in processes of its own, with an empty cache. Processor seconds count the worker processes, too, and depend less than
-seconds on what else the machine does. Writes benchmarks/results/compile_time.json.
+in processes of its own, with an empty cache; a warm one after another process has filled it. Processor seconds count
+the worker processes, too, and depend less than seconds on what else the machine does. Writes
+benchmarks/results/compile_time.json.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.common.result_files import KEYS, ROOT, parser, write_row
-from fusec.ir import DType, Graph, TensorType
-from fusec.ops import MatMul, pw
 
 TARGET = "h200"
-SHAPES = ((8, 64, 32), (8, 1, 32), (64, 1), (8, 64, 1), (32,), (4, 64, 32), (4, 1, 32))
-UNARY = ("relu", "tanh", "sigmoid", "neg", "abs", "exp", "sqrt", "erf", "gelu", "swish", "sin", "cos", "softplus")
-BINARY = ("add", "mul", "sub", "max", "min", "div")
-RECENT = 60  # most operands are among so many values before
-CASES: dict[str, tuple[str, int, int]] = {  # what is compiled, its size, the number of processes
-    "import": ("import", 0, 1),
-    "pointwise 300": ("pointwise", 300, 1),
-    "pointwise 2500": ("pointwise", 2500, 1),
-    "pointwise 10000": ("pointwise", 10_000, 1),
-    "weights 1 GB": ("weights", 16, 1),
-    "resnet50": ("resnet50", 0, 1),
-    "resnet50, 8 processes": ("resnet50", 0, 8),
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is compiled.
+
+    what: `import`, a graph made by `models.pointwise` or `models.weights`, or a file of `models.FILES`.
+    size: of the graph.
+    precision, sources: of the compiled model and its file.
+    saves: the model is saved.
+    warm: another process has filled the cache.
+    """
+
+    what: str
+    size: int = 0
+    processes: int = 1
+    precision: str = "fp32"
+    sources: bool = True
+    saves: bool = False
+    warm: bool = False
+
+
+CASES: dict[str, Case] = {
+    "import": Case("import"),
+    "pointwise 300": Case("pointwise", 300),
+    "pointwise 2500": Case("pointwise", 2500),
+    "pointwise 10000": Case("pointwise", 10_000),
+    "weights 1 GB": Case("weights", 16, saves=True),
+    "ONNX file 1 GB": Case("1 GB", saves=True),
+    "ONNX file 1 GB, fp16": Case("1 GB", precision="fp16", saves=True),
+    "ONNX file 1 GB, fp16, no sources": Case("1 GB", precision="fp16", sources=False, saves=True),
+    "ONNX file 1 GB, 8 bits": Case("1 GB, 8 bits", precision="fp16", saves=True),
+    "warm resnet50, fp16": Case("resnet50", precision="fp16", warm=True),
+    "warm encoder, fp16": Case("encoder", precision="fp16", warm=True),
+    "warm vgg19, fp16": Case("vgg19", precision="fp16", warm=True),
+    "resnet50": Case("resnet50"),
+    "resnet50, 8 processes": Case("resnet50", processes=8),
 }
 
 
-def pointwise(nodes: int) -> Graph:
-    """Make a random graph of unary and binary ops over mixed shapes, whose values are used several times."""
-    rng, graph = random.Random(0), Graph("pointwise")
-    values = [graph.add_input(f"x{i}", TensorType(shape, DType.F32)) for i, shape in enumerate(SHAPES)]
-    while len(graph) < nodes:
-        near = values[-RECENT:] if rng.random() < 0.9 else values
-        first, second = rng.choice(near), rng.choice(near)
-        if rng.random() < 0.45:
-            values.append(graph.add(pw(rng.choice(UNARY)), first))
-        elif _broadcasts(first.type.shape, second.type.shape):
-            values.append(graph.add(pw(rng.choice(BINARY)), first, second))
-    graph.set_outputs([value for value in values if value.node is not None and not value.uses])
-    return graph
-
-
-def _broadcasts(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    return all(x == y or 1 in (x, y) for x, y in zip(reversed(a), reversed(b), strict=False))
-
-
-def weights(products: int) -> Graph:
-    """Make a sequence of products with fp32 weights of 4096x4096, 67 MB each."""
-    rng, graph = np.random.default_rng(0), Graph("weights")
-    value = graph.add_input("x", TensorType((8, 4096), DType.F32))
-    for number in range(products):
-        weight = rng.standard_normal((4096, 4096), dtype=np.float32)
-        value = graph.add(MatMul(), value, graph.constant(weight, f"w{number}"))
-    graph.set_outputs([value])
-    return graph
-
-
-def resnet50(_: int) -> str:
-    from examples.models import light
-
-    return str(light("resnet50"))
-
-
-MODELS: dict[str, Callable[[int], Any]] = {"pointwise": pointwise, "weights": weights, "resnet50": resnet50}
-
-
-def child(what: str, size: int) -> dict[str, Any]:
-    """Compile once in this process, and save the large one."""
-    if what == "import":
+def child(case: Case, file: str) -> dict[str, Any]:
+    """Compile once in this process, and save or load the weights. file: the ONNX file, or empty."""
+    if case.what == "import":
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "fusec", "--version"], check=True, stdout=subprocess.DEVNULL)
-        return {"compile_s": round(time.perf_counter() - start, 2)}
+        return {"compile_s": _since(start)}
     from fusec import driver
 
-    model = MODELS[what](size)
+    model: Any = file
+    if not file:
+        from benchmarks.compile_time import models
+
+        model = getattr(models, case.what)(case.size)
     before, start = _peak_bytes(), time.perf_counter()
-    executable = driver.compile(model, target=TARGET, simulate=True)
-    row: dict[str, Any] = {"compile_s": round(time.perf_counter() - start, 2)}
-    if what == "weights" and isinstance(executable, driver.Executable):
+    executable = driver.compile(model, target=TARGET, precision=case.precision, simulate=True)
+    assert isinstance(executable, driver.Executable)
+    row: dict[str, Any] = {"compile_s": _since(start)}
+    if case.saves:
         with tempfile.TemporaryDirectory() as folder:
             path, start = Path(folder) / "model.fusec", time.perf_counter()
-            executable.save(path)
-            row |= {"save_s": round(time.perf_counter() - start, 2), "file_bytes": path.stat().st_size}
-        row["weights_bytes"] = size * 4096 * 4096 * 4
+            executable.save(path, sources=case.sources)
+            row |= {"save_s": _since(start), "file_bytes": path.stat().st_size}
+    if case.warm:
+        start = time.perf_counter()
+        _load_weights(executable)
+        row["weights_s"] = _since(start)
     return {**row, "peak_bytes": _peak_bytes(), "peak_before_bytes": before}
+
+
+def _load_weights(executable: Any) -> None:
+    """Read the weights that the steps read, as a GPU's back end does before it copies them to the device."""
+    from fusec.ir import load_all
+    from fusec.schedule.program import inputs_of
+
+    wanted: list[Any] = []
+    for step, lowered in zip(executable.compiled.program.steps, executable.compiled.lowered, strict=True):
+        read = [v.literal for v in inputs_of(step.nodes)] if lowered is None else [b.literal for b in lowered.constants]
+        wanted += [literal for literal in read if literal is not None]
+    load_all(wanted)
+
+
+def _since(start: float) -> float:
+    return round(time.perf_counter() - start, 2)
 
 
 def _peak_bytes() -> int:
@@ -107,31 +113,48 @@ def _peak_bytes() -> int:
 
 def measure(name: str) -> dict[str, Any]:
     """Run a case in processes of its own, and return its row."""
-    what, size, count = CASES[name]
-    with tempfile.TemporaryDirectory() as cache:
-        command = [sys.executable, "-m", "benchmarks.compile_time.time_and_memory", "--child", what, str(size)]
-        environment = {**os.environ, "FUSEC_CACHE": cache, "FUSEC_DEVICE": "none"}
+    from benchmarks.compile_time import models
+
+    case, file = CASES[name], ""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "FUSEC_CACHE": folder, "FUSEC_DEVICE": "none"}
+        if case.what in models.FILES:
+            file = f"{folder}/model.onnx"
+            _run("--make", case.what, file, environment=environment)[0].communicate()
+        if case.warm:
+            _run("--child", name, file, environment=environment)[0].communicate()
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        processes = [
-            subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-            for _ in range(count)
-        ]
+        processes = _run("--child", name, file, environment=environment, count=case.processes)
         texts = [process.communicate()[0] for process in processes]
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        weights = {"weights_bytes": Path(file).stat().st_size} if file else {}
     if any(process.returncode for process in processes):
         raise SystemExit(f"{name}: a process failed")
     rows: list[dict[str, Any]] = [json.loads(text.splitlines()[-1]) for text in texts]
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     slowest = max(rows, key=lambda row: row["compile_s"])
-    return {"case": name, "processes": count, "all_s": round(seconds, 2), "cpu_s": round(spent, 2), **slowest}
+    head = {"case": name, "processes": case.processes, "all_s": round(seconds, 2), "cpu_s": round(spent, 2)}
+    return {**head, **weights, **slowest}
+
+
+def _run(*arguments: str, environment: dict[str, str], count: int = 1) -> list[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "benchmarks.compile_time.time_and_memory", *arguments]
+    return [
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(count)
+    ]
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["--make"]:
+        from benchmarks.compile_time import models
+
+        models.write(sys.argv[2], Path(sys.argv[3]))
+        return 0
     if sys.argv[1:2] == ["--child"]:
-        print(json.dumps(child(sys.argv[2], int(sys.argv[3]))))
+        print(json.dumps(child(CASES[sys.argv[2]], sys.argv[3])))
         return 0
     options = parser(__doc__, "compile_time.json")
-    options.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
+    options.add_argument("cases", nargs="*", metavar="CASE", help=f"of {'; '.join(CASES)}; default: all")
     given = options.parse_args()
     if unknown := set(given.cases) - CASES.keys():
         options.error(f"no case is named {', '.join(sorted(unknown))}")

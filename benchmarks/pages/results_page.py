@@ -107,6 +107,7 @@ def compile_time() -> list[str]:
             row["processes"],
             row["compile_s"],
             row.get("save_s", ""),
+            row.get("weights_s", ""),
             row["cpu_s"],
             f"{row['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in row else "",
             f"{row['file_bytes'] / 1e9:.2f}" if "file_bytes" in row else "",
@@ -115,20 +116,57 @@ def compile_time() -> list[str]:
         ]
         for row in data["rows"]
     ]
-    names = ["case", "processes", "compile s", "save s", "processor s", "peak GB", "file GB", "load", "date and commit"]
+    names = ["case", "processes", "compile s", "save s", "weights s", "processor s", "peak GB", "file GB", "load"]
     return [
-        "## Compile time with an empty cache",
+        "## Compile time and memory without a GPU",
         "",
         f"Without a GPU, for {data['target']}; {data['cores']} cores, Python {data['python']} "
         "(`benchmarks/compile_time/time_and_memory.py`). `import` is the time of `fusec --version`. `pointwise N` is a "
-        "random graph of N unary and binary ops over mixed shapes. The weights are 16 fp32 matrices of 67 MB each. Of "
-        "several processes that start together, the table shows the slowest. Processor seconds are those of all "
-        "processes, and count the making of the model. `load` is the load average: where it exceeds the cores, others "
-        "slowed the run.",
+        "random graph of N unary and binary ops over mixed shapes. The weights are 16 fp32 matrices of 67 MB each, or "
+        "64 of 17 MB in 8 bits; precision is fp32 where none is given. No sources: the file is saved without the "
+        "weights that only the imported model has. Warm: another process has filled the cache. Weights s is the time "
+        "to read and convert the weights, as a GPU needs them. encoder is a transformer of 12 layers with 340 MB of "
+        "weights; vgg19 has 575 MB. Of several processes that start together, the table shows the slowest. Processor "
+        "seconds are those of all processes, and count the making of a graph, not of a file. `load` is the load "
+        "average: where it exceeds the cores, others slowed the run.",
         "",
-        *table(names, rows),
+        *table([*names, "date and commit"], rows),
         "",
     ]
+
+
+def warm_start() -> list[str]:
+    data = read("warm_start.json")
+    rows = [
+        [
+            row["model"],
+            f"{row['weights_bytes'] / 1e6:.0f}",
+            row["turn"],
+            row["compile_s"],
+            row["first_result_s"],
+            ", ".join(f"{name} {seconds:.2f}" for name, seconds in _longest(row["stages_s"])),
+            row["imports_s"],
+            f"{row['peak_bytes'] / 1e9:.2f}",
+            f"{row['date']} {row['commit'][:10]}",
+        ]
+        for row in data["rows"]
+    ]
+    names = ["model", "MB", "start", "compile s", "first result s", "longest stages s", "imports s", "peak GB"]
+    return [
+        "## Cold and warm starts",
+        "",
+        f"{machine_of(data)}; fp16 (`benchmarks/compile_time/warm_start.py`). Seconds from the call of `fusec.compile` "
+        "to its return, and to the first result. Cold: with empty caches of plans and kernels. Warm: the next "
+        "processes, of which the table shows the median. MB is the size of the ONNX file, peak the memory on the "
+        "host.",
+        "",
+        *table([*names, "date and commit"], rows),
+        "",
+    ]
+
+
+def _longest(stages: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(stages.items(), key=lambda item: -item[1])[:4]
 
 
 def _where(data: dict[str, Any]) -> str:
@@ -378,7 +416,8 @@ def main() -> str:
     command = "python -m benchmarks.pages.results_page --plot > docs/results.md"
     how = f"`{command}` writes it from the result files of the scripts below."
     head = ["# Measured results", "", what, how, ""]
-    costs = {"calls": calls, "choices": choices, "first_result": first_result, "penalties": penalties}
+    costs = {"calls": calls, "choices": choices, "first_result": first_result}
+    costs |= {"warm_start": warm_start, "penalties": penalties}
     costs |= {"genstats": genstats, "shapes": shapes}
     costs |= {"quantized_models": quantized_models, "packed_products": packed_products}
     costs |= {"decoders": decoders, "recurrent": recurrent, "detectors": detectors}

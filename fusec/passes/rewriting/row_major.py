@@ -1,4 +1,4 @@
-"""Convert large arrays to another type and memory order, on all cores, and transposed ones block by block.
+"""Convert large arrays to another type and memory order, on several cores, and transposed ones block by block.
 
 NumPy copies a transposed matrix row by row, and each row reads as many lines of memory as it has elements. In blocks,
 the lines stay in the processor's cache until they are used up: twice as fast for 134 MB, measured on one core.
@@ -17,6 +17,7 @@ from fusec.ir import Array
 
 BLOCKED_BYTES = 1 << 20  # smaller matrices fit into the cache
 PARALLEL_BYTES = 1 << 25  # starting threads for less takes longer than it saves
+_THREADS = 8  # for one array, because several arrays are converted at the same time
 _BLOCK = 128  # rows and columns of a block
 _RUN = 1 << 18  # elements that a thread converts at a time
 
@@ -56,7 +57,7 @@ def converted(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _run(copy: Callable[[int], None], starts: Sequence[int], nbytes: int) -> None:
-    """Copy the parts that begin at `starts`, on all cores if they are large together."""
+    """Copy the parts that begin at `starts`, on several cores if they are large together."""
 
     def quietly(start: int) -> None:
         with np.errstate(all="ignore"):  # each thread has its own settings
@@ -66,6 +67,6 @@ def _run(copy: Callable[[int], None], starts: Sequence[int], nbytes: int) -> Non
         for start in starts:
             quietly(start)
         return
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS)) as pool:
         for _ in pool.map(quietly, starts):
             pass
