@@ -193,7 +193,9 @@ def _cast(b: CudnnBuilder, node: Node) -> None:
         raise LoweringError(f"cast {source.value} to {target.value}: cuDNN's rounding is not the op's")
     value = node.operands[0]
     if source in (DType.I8, DType.F8E4M3) and value in b.uids:
-        raise LoweringError(f"{quote(value.name)} is rounded to {source.value} only where it is stored, and read before")
+        raise LoweringError(
+            f"{quote(value.name)} is rounded to {source.value} only where it is stored, and read before"
+        )
     virtual = node.result not in b.stored and node.result not in b.feeds_anchor
     exact = source.is_float or source in (DType.I8, DType.F8E4M3) or (source is DType.I32 and value in b.uids)
     if virtual and exact and value.scalar() is None:

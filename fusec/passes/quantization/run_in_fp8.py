@@ -20,9 +20,7 @@ CAPABILITY = 90  # of the first GPUs for which fusec multiplies them
 MULTIPLE = 16  # of columns and of the inner dim: cuBLASLt reads rows of such numbers of bytes
 
 
-@local(
-    "expand", "reshape", "slice", "transpose", equation="f(q*s) = f(q)*s for q of f8e4m3 and f that moves elements"
-)
+@local("expand", "reshape", "slice", "transpose", equation="f(q*s) = f(q)*s for q of f8e4m3 and f that moves elements")
 def float8_after(graph: Graph, node: Node) -> Value | None:
     """Move floats of 8 bits instead of wider ones, so that they meet their product."""
     found = dequantised(node.operands[0], FLOATS)
@@ -63,4 +61,3 @@ class RunInFloat8(RulePass):
     def run(self, graph: Graph, options: Options) -> None:
         if options.target.sm >= CAPABILITY:
             super().run(graph, options)
-
