@@ -78,7 +78,7 @@ def test_results_in_fp8_saturate_and_are_rounded_to_even(bindings: Bindings) -> 
     plan.execute({uid: array.ctypes.data for uid, array in made.items()}, 0, None)
     got = made[FP8.outputs[0].uid].astype(np.float32).reshape(24, 16)
     eight = [0, 8, -8, 448, -448, 448, 448, -448, 1.0, 0.9375, 8, 10, 0.001953125, 0, 0, 4]
-    np.testing.assert_array_equal(got, np.tile(np.float32(eight), (24, 1)))
+    np.testing.assert_array_equal(got, np.tile(np.array(eight, np.float32), (24, 1)))
 
 
 def without_tensor_cores(graph: CudnnGraph) -> CudnnGraph:
