@@ -20,11 +20,13 @@ class NumberFormat:
     largest: the number that the largest magnitude of a tensor becomes. Integers leave out the lowest one, so that the
         formats are symmetric.
     opset: the first opset of ONNX whose `DequantizeLinear` takes it with a scale per channel or block.
+    wide_range: steps shrink with the numbers, so that weights of one product need no scale for each channel.
     """
 
     dtype: DType
     largest: float
     opset: int
+    wide_range: bool = False
 
     def scale(self, magnitude: Array | float, dtype: np.dtype[Any]) -> Array:
         """Return the scale with which `magnitude` becomes `largest`, in the tensor's dtype.
@@ -49,5 +51,5 @@ class NumberFormat:
 
 
 INT8 = NumberFormat(DType.I8, 127.0, 13)
-FP8 = NumberFormat(DType.F8E4M3, 448.0, 19)
+FP8 = NumberFormat(DType.F8E4M3, 448.0, 19, wide_range=True)
 INT4 = NumberFormat(DType.I4, 7.0, 21)

@@ -29,7 +29,7 @@ from fusec.quantization.placement import Placement, vector_products
 from fusec.quantization.quantize_options import QuantizeOptions
 from fusec.quantization.report import QuantizationReport
 from fusec.quantization.thresholds import CALIBRATIONS
-from fusec.quantization.weights import quantized_weight
+from fusec.quantization.weights import quantized_weight, shared_magnitudes
 from fusec.system.atomic_write import written
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def quantize(
     model: an ONNX path, ONNX bytes, or a ModelProto, which is not changed.
     data: calibration data: a folder or file of `.npz` or `.npy`; arrays by input name, or one array, with many samples
         along the first dim; an iterable of batches, or a function that returns one. Formats of weights alone need none.
-    format: `int8` and `fp8` (E4M3) quantise weights, per output channel, and activations. `weights-int8` and
+    format: `int8` and `fp8` (E4M3) quantise weights and activations. Weights have a scale per output channel; in fp8
+        products have one scale for all weights. `weights-int8` and
         `weights-int4` quantise weights alone, per output channel and per block. All formats are symmetric.
     calibration: `max`, `entropy` or `percentile`; by default entropy for int8, max for fp8.
     percentile: percent of a tensor's elements that do not saturate, with calibration `percentile`.
@@ -226,12 +227,12 @@ def _operands(
     scales: dict[str, Array] = {}
     if format is not None:
         scales = {name: format.scale(thresholds[name], seen.dtypes[name]) for name in thresholds}
+    weighted = [layer for layer in placement.layers if layer.weight is not None]
+    arrays = {layer.name: placement.constants.array(layer.node.input[layer.weight or 0]) for layer in weighted}
+    shared = shared_magnitudes(weighted, arrays) if options.weights.wide_range else {}
     weights = {
-        layer.name: quantized_weight(
-            placement.constants.array(layer.node.input[layer.weight]), layer, options.weights, options.block
-        )
-        for layer in placement.layers
-        if layer.weight is not None
+        layer.name: quantized_weight(arrays[layer.name], layer, options.weights, options.block, shared.get(layer.name))
+        for layer in weighted
     }
     return QuantizedOperands(format or options.weights, scales, weights)
 

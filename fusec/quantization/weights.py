@@ -1,13 +1,27 @@
-"""Quantise weights: a scale per output channel, or per block along the axis that a node sums over."""
+"""Quantise weights: a scale per output channel, per block along the axis that a node sums over, or for all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from fusec.quantization.number_formats import Array, NumberFormat
 from fusec.quantization.placement import QuantizedLayer
+
+
+def shared_magnitudes(layers: Iterable[QuantizedLayer], arrays: Mapping[str, Array]) -> dict[str, float]:
+    """Return the largest weight, by layer name, of each product; products of one tensor share theirs.
+
+    Queries, keys and values then have one scale, so that fusec runs them as one product.
+    """
+    largest: dict[str, float] = {}
+    products = [layer for layer in layers if layer.weight is not None and layer.node.op_type != "Conv"]
+    for layer in products:
+        own = float(np.abs(arrays[layer.name].astype(np.float64)).max(initial=0.0))
+        largest[layer.tensors[0]] = max(own, largest.get(layer.tensors[0], 0.0))
+    return {layer.name: largest[layer.tensors[0]] for layer in products}
 
 
 @dataclass(frozen=True)
@@ -27,12 +41,20 @@ class QuantizedWeight:
     restored: Array
 
 
-def quantized_weight(array: Array, layer: QuantizedLayer, format: NumberFormat, block: int) -> QuantizedWeight:
+def quantized_weight(
+    array: Array, layer: QuantizedLayer, format: NumberFormat, block: int, magnitude: float | None = None
+) -> QuantizedWeight:
     """Quantise the weight of a layer.
 
+    magnitude: of the weights that share one scale, where the layer's weights have no scales of their own.
     block: 0 for a scale per output channel, from its largest magnitude. Filters of a convolution are blocked along
         their flattened inputs. A scale for each pixel of each filter would take more room than 4-bit codes.
     """
+    if magnitude is not None:
+        scale = format.scale(magnitude, array.dtype)
+        return QuantizedWeight(
+            format.codes(array, scale), scale, 0, 0, format.rounded(array, scale).astype(array.dtype)
+        )
     if not block:
         others = tuple(axis for axis in range(array.ndim) if axis != layer.channel_axis)
         scale = format.scale(np.abs(array.astype(np.float64)).max(axis=others), array.dtype)

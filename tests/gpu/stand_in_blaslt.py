@@ -17,7 +17,13 @@ from gpu.stand_in_gpu import Machine
 
 from fusec.gpu.cublaslt.bindings import RESULT, BlasError, MatmulDescAttribute, MatmulPreferenceAttribute
 
-TYPES = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16}
+TYPES = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16, 28: ml_dtypes.float8_e4m3fn}
+FP8 = 28
+POINTERS = (
+    MatmulDescAttribute.BIAS_POINTER,
+    MatmulDescAttribute.A_SCALE_POINTER,
+    MatmulDescAttribute.D_SCALE_POINTER,
+)
 
 
 class Bindings:
@@ -66,8 +72,8 @@ class Bindings:
         return name
 
     def matmul_desc_set_attribute(self, name: int, attribute: int, address: int, size: int) -> None:
-        signed = attribute not in (MatmulDescAttribute.EPILOGUE, MatmulDescAttribute.BIAS_POINTER)
-        assert size == (8 if attribute == MatmulDescAttribute.BIAS_POINTER else 4)
+        signed = attribute not in (MatmulDescAttribute.EPILOGUE, *POINTERS)
+        assert size == (8 if attribute in POINTERS else 4)
         self.operations[name][attribute] = _number(address, size, signed)
 
     def matmul_desc_destroy(self, name: int) -> None:
@@ -150,10 +156,18 @@ class Bindings:
         rows, inner = (a["columns"], a["rows"]) if told[3] else (a["rows"], a["columns"])
         also, columns = (b["columns"], b["rows"]) if told[4] else (b["rows"], b["columns"])
         assert (rows, columns, inner) == (d["rows"], d["columns"], also), "sizes do not fit"
-        assert (c["rows"], c["columns"], c["dtype"]) == (d["rows"], d["columns"], d["dtype"])
+        assert (c["rows"], c["columns"]) == (d["rows"], d["columns"])
         assert a["batch"] == b["batch"] == c["batch"] == d["batch"]
+        added = d["dtype"]
+        if a["dtype"] == FP8:
+            assert told[3] and not told[4] and not any(size % 16 for size in (rows, inner, a["ld"], b["ld"]))
+            added = c["dtype"] if d["dtype"] == FP8 else added
+            assert added != FP8 and (d["dtype"] != 0 or not told[MatmulDescAttribute.EPILOGUE] & 4), "not in the table"
+        else:
+            assert not {*POINTERS[1:]} & told.keys(), "scales of fp8"
+        assert c["dtype"] == added
         if told[MatmulDescAttribute.EPILOGUE] & 4:
-            assert told[MatmulDescAttribute.BIAS_DATA_TYPE] == d["dtype"]
+            assert told[MatmulDescAttribute.BIAS_DATA_TYPE] == added
 
     def matmul(
         self,
@@ -179,6 +193,8 @@ class Bindings:
         algorithm = ctypes.c_uint64.from_address(algo).value
         if algorithm in self.failing:
             raise BlasError("execution failed")
+        if self.layouts[d_layout]["dtype"] == FP8 and c == d:
+            raise BlasError("an unsupported value")  # as the library says of C in another type at the address of D
         told = dict(self.operations[operation])  # a capture keeps what was told then
         layouts = [dict(self.layouts[name]) for name in (a_layout, b_layout, c_layout, d_layout)]
         scales = [ctypes.c_float.from_address(at).value for at in (alpha, beta)]
@@ -186,13 +202,14 @@ class Bindings:
         def work() -> None:
             self.ran.append(algorithm)
             self.machine.now_us += self.times_us.get(algorithm, 20.0)
-            left, right, added, result = (_stack(at, layout) for at, layout in zip((a, b, c, d), layouts, strict=True))
+            addresses = zip((a, b, c or d, d), layouts, strict=True)
+            left, right, added, result = (_stack(at, layout) for at, layout in addresses)
             x = left.astype(np.float32).transpose(0, 2, 1) if told[3] else left.astype(np.float32)
             y = right.astype(np.float32).transpose(0, 2, 1) if told[4] else right.astype(np.float32)
             with np.errstate(
                 over="ignore", invalid="ignore"
             ):  # the device says nothing of what replays of replays grow to
-                total = scales[0] * (x @ y)
+                total = scales[0] * _number_at(told, MatmulDescAttribute.A_SCALE_POINTER) * (x @ y)
             if scales[1]:
                 total = total + scales[1] * added.astype(np.float32)
             epilogue = told[MatmulDescAttribute.EPILOGUE]
@@ -203,9 +220,16 @@ class Bindings:
                 total = np.maximum(total, 0)
             if epilogue & 32:
                 total = 0.5 * total * (1 + np.tanh(np.sqrt(2 / np.pi) * (total + 0.044715 * total**3)))
+            total = total * _number_at(told, MatmulDescAttribute.D_SCALE_POINTER)
+            if layouts[3]["dtype"] == FP8:
+                total = np.clip(total, -448, 448)
             result[...] = 0 if algorithm in self.wrong else total.astype(result.dtype)
 
         self.machine.do(work)
+
+
+def _number_at(told: dict[int, int], attribute: int) -> float:
+    return ctypes.c_float.from_address(told[attribute]).value if attribute in told else 1.0
 
 
 def _number(address: int, size: int, signed: bool) -> int:

@@ -119,6 +119,17 @@ def narrow(name: str) -> Draw:
     return lambda rng, shape: rng.integers(low, low + 16, shape).astype(dtype)
 
 
+def eight_bits(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """All finite numbers of E4M3."""
+    codes = rng.integers(0, 127, shape) | 128 * rng.integers(0, 2, shape)
+    return codes.astype(np.uint8).view(DType.F8E4M3.numpy)
+
+
+def wide_product(a: Array, b: Array) -> list[Array]:
+    """Sums in float64, rounded to fp32 once."""
+    return [(a.astype(np.float64) @ b.astype(np.float64)).astype(np.float32)]
+
+
 def by_blocks(block: int) -> Oracle:
     """A product with weights in blocks, by the sums of each block."""
 
@@ -511,6 +522,7 @@ OTHERS: dict[str, Sequence[Case]] = {
         Case(MatMul(), ((2, 1, 3, 4), (7, 4, 5)), onnx_op("MatMul"), normal),
         Case(MatMul(), ((2, 1, 3, 4), (7, 4, 5)), onnx_op("MatMul"), integers(-(2**62), 2**62)),
         Case(MatMul(), ((2, 1, 3, 300), (7, 300, 5)), onnx_op("MatMulInteger"), integers(-128, 128, np.int8), False),
+        Case(MatMul(), ((2, 3, 40), (40, 5)), wide_product, eight_bits, False),
     ],
     "packed_matmul": [
         Case(PackedMatMul(2), ((2, 3, 5), (4, 5), (4, 3)), by_blocks(2), (normal, narrow("i4"), positive)),

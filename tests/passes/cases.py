@@ -1,14 +1,14 @@
 """Text cases of the passes: read, run, and compare both text and meaning.
 
-A case is `== title [precision=fp16, disable=name, state=input]`, a graph, `=>`, and the graph after the pass, or
-`unchanged: reason`. The file's name is that of the pass, or `pipeline` for all of them.
+A case is `== title [precision=fp16, disable=name, state=input, target=a100]`, a graph, `=>`, and the graph after the
+pass, or `unchanged: reason`. The file's name is that of the pass, or `pipeline` for all of them.
 """
 
 from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fusec.ir import DType, Graph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.reference import evaluate
+from fusec.targets.target import DEFAULT, load
 from fusec.text import parse
 
 WEIGHT = re.compile(r'weight\("([^"]*)"\) : (\w+)\[([\d,]*)\]')
@@ -35,11 +36,12 @@ class Case:
     def options(self) -> Options:
         given = re.search(r"\[([^\]]*=[^\]]*)\]$", self.title)
         values = dict(item.split("=") for item in given[1].split(", ")) if given else {}
-        return Options.from_names(
+        options = Options.from_names(
             values.get("precision", "fp32"),
             values.get("disable", "").split("+"),
             state=tuple((name, "") for name in values.get("state", "").split("+") if name),
         )
+        return replace(options, target=load(values.get("target", DEFAULT)))
 
     @property
     def half(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from helpers import relative_l2
-from onnx import ModelProto, helper, version_converter
+from onnx import ModelProto, helper, numpy_helper, version_converter
 from quantization.models import images, linear_net, model, normal, residual_net, rows
 
 import fusec
@@ -80,6 +80,27 @@ def test_a_weight_on_the_left_has_a_scale_per_row() -> None:
     assert list(scale.dims) == [24]
     (got,) = fusec.compile(quantised.SerializeToString(), target="cpu").run(None, {"x": x})
     assert relative_l2(got, weight @ x) < 0.02
+
+
+def test_products_of_one_tensor_share_the_scale_of_their_weights_in_fp8() -> None:
+    weights = {
+        name: normal(seed, 16, 16) * size for seed, (name, size) in enumerate((("q", 1.0), ("k", 4.0), ("o", 9.0)))
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "q"], ["a"], "query"),
+        helper.make_node("MatMul", ["x", "k"], ["b"], "key"),
+        helper.make_node("Add", ["a", "b"], ["c"], "sum"),
+        helper.make_node("MatMul", ["c", "o"], ["y"], "out"),
+    ]
+    proto = model(nodes, {"x": [32, 16]}, {"y": [32, 16]}, weights)
+    quantised = fusec.quantize(proto, rows(32, 16), format="fp8").model
+    scales = {t.name: numpy_helper.to_array(t) for t in quantised.graph.initializer if t.name.endswith("_scale")}
+    largest = {name: np.abs(array).max() for name, array in weights.items()}
+    assert scales["q_scale"].shape == scales["o_scale"].shape == ()
+    assert scales["q_scale"] == scales["k_scale"] == np.float32(largest["k"] / 448)
+    assert scales["o_scale"] == np.float32(largest["o"] / 448)
+    integers = fusec.quantize(proto, rows(32, 16), format="int8").model
+    assert next(list(t.dims) for t in integers.graph.initializer if t.name == "q_scale") == [16]
 
 
 def test_one_row_in_the_calibration_data_is_a_matrix_vector_product() -> None:

@@ -144,8 +144,8 @@ def _splits(nodes: tuple[Node, ...]) -> Iterator[tuple[tuple[Node, ...], tuple[N
     """Yield the splits of a step in two that are worth timing.
 
     A step with two products is split between them. Otherwise pointwise ops are split off before the product, after it,
-    or after the first add after it. Engines run such an add, a bias or residual, best. The scale of a product of 8-bit
-    numbers is before the add. The first nodes of a step always make a step, because a step is convex and in graph order.
+    or after the first add after it. Engines run such an add, a bias or residual, best. Before it is the scale of a
+    product of 8-bit numbers. The first nodes of a step always make a step, because a step is convex and in graph order.
     """
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)), None)
     if at is None:

@@ -302,7 +302,10 @@ class BlasPlan:
         product, described = self._product, self._descriptors
         described.set_addresses(addresses)
         a, b, d = (addresses[matrices.uid] for matrices in (product.a, product.b, product.d))
-        c = d if product.c is None else addresses[product.c.uid]
+        if product.c is not None:
+            c = addresses[product.c.uid]
+        else:
+            c = d if product.d.dtype is not DType.F8E4M3 else 0  # C in another type may not be D
         alpha, beta = (self._scales[place:].ctypes.data for place in range(2))
         operands = (alpha, a, described.a, b, described.b, beta, c, described.c, d, described.d)
         how = (self._algorithm.data.ctypes.data, workspace, self.workspace_bytes, self._blas.stream())

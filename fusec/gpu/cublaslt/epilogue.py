@@ -18,7 +18,7 @@ _LIMITS = {"max": -FP8_LARGEST, "min": FP8_LARGEST}  # of results in fp8, at whi
 
 @dataclass
 class Epilogue:
-    """What follows the sums of a product.
+    """Ops after the sums of a product, as one call of cuBLASLt takes them.
 
     scale, result_scale: uids of numbers in memory: of the sums, and of a result in fp8.
     limits: modes of the calls that limit the result to the range of fp8.

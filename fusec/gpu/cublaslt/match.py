@@ -109,7 +109,7 @@ def _takes_types(operand: DType, result: DType, epilogue: Epilogue) -> bool:
     if epilogue.saturates or epilogue.result_scale is not None:
         return False
     if operand is FP8:
-        return (result in HALVES and added <= {result}) or (result is DType.F32 and not added)
+        return added <= {result} if result in HALVES else result is DType.F32 and not added
     scaled = epilogue.scale is not None
     return not scaled and operand in DTYPES and result in (operand, DType.F32) and added <= {result}
 

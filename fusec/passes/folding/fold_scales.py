@@ -128,11 +128,11 @@ def _operands(value: Value, name: str) -> tuple[Value, ...]:
 
 
 def _is_linear(value: Value) -> bool:
-    """Return True for a convolution or product by a constant that takes factors, used once; 8 bits would round them."""
+    """Return True for a convolution or product by a constant, used once."""
     node = value.node
     if node is None or not isinstance(node.op, LINEAR_OPS) or not single_use(value):
         return False
-    return any(v.literal is not None and v.type.dtype.is_float for v in node.operands)
+    return any(v.literal is not None for v in node.operands)
 
 
 def _scaled(graph: Graph, y: Value, f: Value, before: Node) -> Value:

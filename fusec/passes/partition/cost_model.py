@@ -22,6 +22,7 @@ from fusec.ops import (
     PackedMatMul,
     Pointwise,
 )
+from fusec.ops.matmul import SUMMED_IN
 from fusec.plans.verdict import Legal
 from fusec.schedule.program import inputs_of, outputs_of
 from fusec.targets.target import Target
@@ -34,8 +35,8 @@ RUNTIME_COMPILED = 0.0511 / 0.0446
 # runtime-compiled ones offered with it.
 GENERIC_ENGINE = 0
 PENALISED: tuple[type[Op], ...] = (Conv, ConvTranspose)  # whose time depends on the engines that cuDNN offers
-_PEAKS = {DType.F16: "fp16", DType.BF16: "bf16", DType.I8: "fp16"}
-BYTE_RATE = 2  # tensor cores multiply integers of 8 bits twice as fast as fp16 (data sheets of all targets)
+_PEAKS = {DType.F16: "fp16", DType.BF16: "bf16", DType.I8: "fp16", DType.F8E4M3: "fp16"}
+BYTE_RATE = 2  # tensor cores multiply numbers of 8 bits twice as fast as fp16 (data sheets of all targets)
 
 
 def step_us(nodes: Sequence[Node], target: Target, verdict: Legal | None = None) -> float:
@@ -63,7 +64,7 @@ def saved_in_bytes_us(moved: int, work: int, storage: DType, target: Target) -> 
 
 
 def _reads_bytes(nodes: Sequence[Node]) -> bool:
-    return any(flops(n) and n.operands[0].type.dtype is DType.I8 for n in nodes)
+    return any(flops(n) and n.operands[0].type.dtype in SUMMED_IN for n in nodes)
 
 
 def _precision(nodes: Sequence[Node]) -> str:

@@ -1,30 +1,34 @@
-"""Spell a product of 8-bit integers as a product of fp16, because cuDNN's integer engines are often slower.
+"""Spell a product of 8-bit numbers as a product of fp16, because cuDNN's engines for 8 bits are often slower.
 
-Integers of 8 bits are exact in fp16, and so are their products in fp32. The sums are exact below 2**24.
+Numbers of 8 bits are exact in fp16, and so are their products in fp32. Sums of integers are exact below 2**24.
 """
 
 from __future__ import annotations
 
 from fusec.ir import DType, Graph, Node, Value
 from fusec.ops import Cast, Conv, MatMul
+from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.partition.product_as_convolution import respelled_constant
 from fusec.passes.rewriting.rewriter import NoMatch, on_copy, single_use
 
 
 @on_copy
 def in_halves(graph: Graph) -> None:
-    """cast(product of i8, f32) -> cast(product of cast(i8, f16), f32). Weights are converted at compile time."""
+    """cast(product of i8, f32) -> cast(product of cast(i8, f16), f32), and f8e4m3. Weights are cast at compile time."""
     found = [node for node in graph.nodes if isinstance(node.op, (Conv, MatMul))]
-    if len(found) != 1 or found[0].operands[0].type.dtype is not DType.I8:
-        raise NoMatch("not one product of 8-bit integers")
+    if len(found) != 1 or found[0].operands[0].type.dtype not in SUMMED_IN:
+        raise NoMatch("not one product of 8-bit numbers")
     (product,) = found
     sums = product.result
-    if not single_use(sums) or sums.users[0].op != Cast(DType.F32):
+    scaled = sums.type.dtype is DType.F32 or (single_use(sums) and sums.users[0].op == Cast(DType.F32))
+    if not scaled or sums in graph.outputs:
         raise NoMatch("its sums are not scaled in fp32", sums)
     halves = [_halves(graph, value, product) for value in product.operands]
     types = [sums.type.with_dtype(DType.F16)]
-    made = graph.insert(product.op, halves, before=product, types=types, origin=product.origin)
-    graph.replace(sums, made.result)
+    made = graph.insert(product.op, halves, before=product, types=types, origin=product.origin).result
+    if sums.type.dtype is DType.F32:  # in registers the sums are in fp32 all the same
+        made = graph.insert(Cast(DType.F32), [made], before=product, types=[sums.type], origin=product.origin).result
+    graph.replace(sums, made)
 
 
 def _halves(graph: Graph, value: Value, before: Node) -> Value:

@@ -65,7 +65,10 @@ def _copy_of(graph: Graph, node: Node, operands: Sequence[Value], before: Node) 
 
 
 def weight_place(node: Node, axis: int) -> int | None:
-    """Return the index of the constant operand that varies with dim `axis` of the result; None if none does."""
+    """Return the index of the constant operand that varies with dim `axis` of the result; None if none does.
+
+    Weights in 8 bits take no factor, because they would be rounded again.
+    """
     op, rank = node.op, node.result.type.rank
     if isinstance(op, Conv | ConvTranspose):
         return 1 if axis == 1 and node.operands[1].literal is not None else None

@@ -57,10 +57,10 @@ STYLES: Mapping[str, Draw] = {
 
 
 def draw_array(rng: np.random.Generator, type: TensorType, style: str) -> Array:
-    """Draw an array: floats of the style, integers from -3 to 3 (unsigned from 0 to 3), or bools."""
+    """Draw an array: floats of the style, integers from -3 to 3 (unsigned from 0 to 3), also in fp8, or bools."""
     if type.dtype is DType.BOOL:
         return rng.random(type.shape) < 0.5
-    if type.dtype.is_int:
+    if type.dtype.is_int or type.dtype is DType.F8E4M3:
         low = 0 if type.dtype.value.startswith("u") else -3
         return rng.integers(low, 4, type.shape).astype(type.dtype.numpy)
     return np.asarray(STYLES[style](rng, type.shape, type.dtype)).astype(type.dtype.numpy)

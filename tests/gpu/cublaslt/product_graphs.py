@@ -149,6 +149,73 @@ def gradient(
     return CudnnGraph(tuple(tensors), tuple(calls), tensor_cores)
 
 
+FP8_EPILOGUES = (
+    (),
+    ("scale",),
+    ("scale", "bias"),
+    ("scale", "c"),
+    ("scale", "bias", "relu"),
+    ("scale", "bias", "gelu_approx_tanh"),
+    ("scale", "bias", "c"),
+    ("scale", "c", "bias", "relu"),
+)
+
+
+def fp8_product(
+    sizes: Dims = (24, 16, 32),
+    epilogue: tuple[str, ...] = (),
+    result: DType = DType.F16,
+    added: DType | None = None,
+    ends: tuple[str, ...] = ("scale", "max", "min", "identity"),
+    limit: float = 448.0,
+) -> CudnnGraph:
+    """[m, k] by [k, n] stored by columns, with scales in memory; a result in fp8 is scaled and saturated.
+
+    added: type of the bias and the residual. ends: the steps after the epilogue of a result in fp8.
+    """
+    m, n, k = sizes
+    tensors = [
+        CudnnTensor(1, (1, m, k), (m * k, k, 1), DType.F8E4M3),
+        CudnnTensor(2, (1, k, n), (k * n, 1, k), DType.F8E4M3),
+    ]
+    kind = added or (DType.F16 if result is DType.F8E4M3 else result)
+
+    def tensor(dims: Dims, dtype: DType = DType.F32, virtual: bool = False, value: float | None = None) -> int:
+        tensors.append(CudnnTensor(len(tensors) + 1, dims, strides(dims, (0, 1, 2)), dtype, virtual, value))
+        return len(tensors)
+
+    others = {
+        "scale": lambda: tensor((1, 1, 1)),
+        "bias": lambda: tensor((1, 1, n), kind),
+        "c": lambda: tensor((1, m, n), kind),
+        "scales": lambda: tensor((1, 1, n)),
+        "max": lambda: tensor((1, 1, 1), value=-limit),
+        "min": lambda: tensor((1, 1, 1), value=limit),
+    }
+    steps = (*epilogue, *(ends if result is DType.F8E4M3 else ()))
+    uid = tensor((1, m, n), DType.F32 if steps else result, bool(steps))
+    calls = [CudnnCall("matmul", (1, 2), (uid,))]
+    for place, step in enumerate(steps):
+        inputs = (uid, others[step]()) if step in others else (uid,)
+        last = place == len(steps) - 1
+        uid = tensor((1, m, n), result if last else DType.F32, not last)
+        mode = {"bias": "add", "c": "add", "scale": "mul", "scales": "mul"}.get(step, step)
+        calls.append(CudnnCall("pointwise", inputs, (uid,), mode))
+    return CudnnGraph(tuple(tensors), tuple(calls))
+
+
+def fp8_grid() -> Iterator[tuple[str, CudnnGraph]]:
+    """Every epilogue by result by size, also of one row and of rows that are no multiple of 16."""
+    for sizes in ((24, 16, 32), (1, 48, 16), (197, 64, 768), (128, 256, 1024)):
+        for epilogue in FP8_EPILOGUES:
+            for result in (DType.F16, DType.BF16, DType.F32, DType.F8E4M3):
+                if result is not DType.F32 or not {"bias", "c"} & {*epilogue}:
+                    yield f"fp8 {'+'.join(epilogue)} to {result.value} {sizes}", fp8_product(sizes, epilogue, result)
+        for added in (DType.F16, DType.BF16):
+            graph = fp8_product(sizes, ("scale", "bias", "c"), DType.F8E4M3, added)
+            yield f"fp8 with {added.value} to f8e4m3 {sizes}", graph
+
+
 def grid() -> Iterator[tuple[str, CudnnGraph]]:
     """Every epilogue by type by layout, small and of odd sizes."""
     for dtype, epilogue in itertools.product((DType.F16, DType.BF16, DType.F32), EPILOGUES):
@@ -184,6 +251,9 @@ def buffers(graph: CudnnGraph, seed: int) -> dict[int, np.ndarray]:
     rng = np.random.default_rng(seed)
     made: dict[int, np.ndarray] = {}
     for tensor in graph.inputs:
+        if tensor.dims == (1, 1, 1):  # a scale
+            made[tensor.uid] = rng.uniform(0.1, 0.5, 1).astype(tensor.dtype.numpy)
+            continue
         made[tensor.uid] = rng.standard_normal(extent(tensor)).astype(tensor.dtype.numpy)
     for tensor in graph.outputs:
         made[tensor.uid] = np.full(extent(tensor), np.nan, tensor.dtype.numpy)

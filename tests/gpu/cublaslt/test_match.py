@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.cublaslt.product_graphs import POINTWISE, buffers, convolution, gradient, grid, product
+from gpu.cublaslt.product_graphs import POINTWISE, buffers, convolution, fp8_grid, fp8_product, gradient, grid, product
 from gpu.stand_in_blaslt import Bindings
 from helpers import assert_close
 
@@ -55,6 +55,32 @@ def test_every_epilogue_type_and_layout_reads_and_writes_the_right_memory(bindin
     assert count > 600
 
 
+def test_every_epilogue_and_result_of_fp8_is_computed(bindings: Bindings) -> None:
+    count = 0
+    for seed, (name, graph) in enumerate(fp8_grid()):
+        (result,) = graph.outputs
+        got, want = (each[result.uid].astype(np.float32) for each in run(graph, seed))
+        assert np.isfinite(want).all(), name
+        # a value next to the border of two codes may become either
+        limit = {DType.BF16: 1e-2, DType.F8E4M3: 2e-2}.get(result.dtype, 2e-3)
+        assert np.linalg.norm(got - want) <= limit * np.linalg.norm(want), name
+        count += 1
+    assert count == 4 * (8 * 3 + 2 + 2)
+
+
+def test_results_in_fp8_saturate_and_are_rounded_to_even(bindings: Bindings) -> None:
+    blas, made = Blas(lambda: 1), buffers(FP8, 0)
+    scale, bias, end = (tensor.uid for tensor in FP8.inputs[2:])
+    made[1][:], made[scale][:], made[end][:] = 0, 1.0, 8.0
+    numbers = [0, 1, -1, 56, -56, 57, 1000, -60000, 0.1328125, 0.1171875, 1.0625, 1.1875, 0.0002, 3e-5, -3e-5, 0.5]
+    made[bias][:] = numbers
+    plan = blas.build(FP8, blas.offers(FP8)[0])
+    plan.execute({uid: array.ctypes.data for uid, array in made.items()}, 0, None)
+    got = made[FP8.outputs[0].uid].astype(np.float32).reshape(24, 16)
+    eight = [0, 8, -8, 448, -448, 448, 448, -448, 1.0, 0.9375, 8, 10, 0.001953125, 0, 0, 4]
+    np.testing.assert_array_equal(got, np.tile(np.array(eight, np.float32), (24, 1)))
+
+
 def without_tensor_cores(graph: CudnnGraph) -> CudnnGraph:
     return dataclasses.replace(graph, tensor_cores=False)
 
@@ -86,6 +112,7 @@ def transferred(graph: CudnnGraph, mode: str, **attributes: float) -> CudnnGraph
     return dataclasses.replace(virtual, tensors=(*virtual.tensors, end), calls=(*graph.calls, call))
 
 
+FP8 = fp8_product(epilogue=("scale", "bias"), result=DType.F8E4M3)
 BIAS, BOTH = product(epilogue=("bias",)), product(epilogue=("bias", "c"))
 PADDED = tuple((k, (1, 1) if k == "pre_padding" else v) for k, v in POINTWISE)
 STRIDED = tuple((k, (2, 2) if k == "stride" else v) for k, v in POINTWISE)
@@ -119,6 +146,22 @@ REFUSED = {
     "a gradient of every other pixel": gradient("conv_dgrad", attributes=STRIDED),
     "a gradient in groups": changed(gradient("conv_wgrad"), 3, dims=(6, 4, 1, 1), strides=(4, 1, 1, 1)),
     "a sum of filters' gradients": gradient("conv_wgrad", added=True),
+    "fp8 stored row by row": changed(FP8, 2, strides=(512, 16, 1)),
+    "fp8 with columns that are no multiple of 16": fp8_product((24, 24, 32)),
+    "fp8 with an inner dim that is no multiple of 16": fp8_product((24, 16, 40)),
+    "fp8 by fp16": changed(FP8, 2, dtype=DType.F16),
+    "a bias in fp32 after fp8": fp8_product(epilogue=("bias",), result=DType.F32),
+    "a bias and a residual of two types": changed(
+        fp8_product(epilogue=("bias", "c"), result=DType.F8E4M3), 4, dtype=DType.BF16
+    ),
+    "fp8 beyond its range": fp8_product(result=DType.F8E4M3, limit=480.0),
+    "fp8 limited on one side": fp8_product(epilogue=("min",), result=DType.F8E4M3, ends=()),
+    "fp16 limited to the range of fp8": fp8_product(epilogue=("max", "min")),
+    "a scale for each column": fp8_product(epilogue=("scales",)),
+    "a scale of a result in fp16": fp8_product(epilogue=("bias", "scale")),
+    "a scale in memory after fp16": changed(
+        changed(fp8_product(epilogue=("scale",)), 1, dtype=DType.F16), 2, dtype=DType.F16
+    ),
 }
 
 

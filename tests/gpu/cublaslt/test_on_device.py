@@ -7,7 +7,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from gpu.cublaslt.product_graphs import buffers, grid, product
+from gpu.cublaslt.product_graphs import buffers, fp8_grid, fp8_product, grid, product
 from helpers import assert_close
 from scipy.special import ndtr
 
@@ -73,6 +73,64 @@ def test_every_algorithm_of_every_epilogue_type_and_layout_is_right() -> None:
     print(f"{count} algorithms right or wrong, {len(wrong)} wrong, {len(without)} graphs without any: {without[:20]}")
     assert not wrong, wrong[:20]
     assert count > 1000
+
+
+def test_every_algorithm_of_fp8_is_right() -> None:
+    blas, wrong, without, count = opened(), list[str](), list[str](), 0
+    for seed, (name, graph) in enumerate(fp8_grid()):
+        limit = 2e-2 if graph.outputs[0].dtype is DType.F8E4M3 else max(LIMIT[graph.outputs[0].dtype], 2e-3)
+        found = errors(blas, graph, seed)
+        count += len(found)
+        without += [name] if not found else []
+        wrong += [f"{name}: {error}" for error in found if not error <= limit]
+    print(f"{count} algorithms right or wrong, {len(wrong)} wrong, {len(without)} graphs without any: {without[:20]}")
+    assert not wrong, wrong[:20]
+    assert not without
+    assert count > 100
+
+
+def test_results_in_fp8_saturate_and_are_rounded_to_even() -> None:
+    """Products of zeros, so that the result is the bias, of every finite number of fp16, times a scale."""
+    import cupy
+
+    bits = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    bias = bits[np.isfinite(bits)]
+    graph = fp8_product((16, bias.size, 16), ("scale", "bias"), DType.F8E4M3)
+    blas, uids = opened(), [tensor.uid for tensor in graph.inputs]
+    (result,) = graph.outputs
+    for scale in (1.0, 8.0, 1 / 3):
+        want = buffers(graph, 0)
+        for uid, value in zip(uids, (0, 0, 1.0, bias, scale), strict=True):
+            want[uid][:] = value
+        device = {uid: cupy.asarray(array.view(np.uint8)) for uid, array in want.items()}
+        simulate(graph, want)
+        for choice in blas.offers(graph)[:3]:
+            plan = blas.build(graph, choice)
+            scratch = cupy.empty(max(plan.workspace_bytes, 1), cupy.uint8)
+            plan.execute({uid: array.data.ptr for uid, array in device.items()}, scratch.data.ptr, None)
+            got = device[result.uid].get().view(result.dtype.numpy).astype(np.float32)
+            np.testing.assert_array_equal(got, want[result.uid].astype(np.float32))
+
+
+def test_long_sums_in_fp8_keep_their_digits() -> None:
+    """Without fast accumulation, a sum of numbers of one sign keeps what fp16 holds; else it would lose 1e-2."""
+    import cupy
+
+    graph = fp8_product((64, 64, 16384), ("scale",), DType.F32)
+    blas, want = opened(), buffers(graph, 0)
+    for uid in (1, 2):
+        want[uid][:] = np.random.default_rng(uid).uniform(0.5, 2, want[uid].size)
+    device = {uid: cupy.asarray(array.view(np.uint8)) for uid, array in want.items()}
+    simulate(graph, want)
+    (result,) = graph.outputs
+    offers = blas.offers(graph)
+    assert offers
+    for choice in offers:
+        plan = blas.build(graph, choice)
+        scratch = cupy.empty(max(plan.workspace_bytes, 1), cupy.uint8)
+        plan.execute({uid: array.data.ptr for uid, array in device.items()}, scratch.data.ptr, None)
+        got = device[result.uid].get().view(np.float32)
+        assert_close(got, want[result.uid], 1e-3)
 
 
 def test_a_long_sum_split_in_parts_is_kept_in_fp32() -> None:

@@ -7,6 +7,42 @@ from mutation.mutants import for_tests as _m
 
 QUANTISED: tuple[Mutant, ...] = (
     _m(
+        "fp8_scaled_by_one_operand",
+        "quantised",
+        "passes/quantization/run_in_fp8.py",
+        "x.scale.times(along).array(rank)",
+        "along.array(rank)",
+        "sums of fp8 are not multiplied by the scale of the activations",
+        "passes/test_cases.py",
+    ),
+    _m(
+        "scale_in_weights_of_fp8",
+        "quantised",
+        "passes/rewriting/affine_ops.py",
+        " or not node.operands[place].type.dtype.is_float:",
+        ":",
+        "a scale is multiplied into weights of fp8, which rounds them again",
+        "passes/test_cases.py",
+    ),
+    _m(
+        "fp8_result_scaled_first",
+        "quantised",
+        "gpu/cublaslt/epilogue.py",
+        "        if first:\n            self.scale = other.uid\n",
+        "        if self.scale is None:\n            self.scale = other.uid\n",
+        "the scale of a result in fp8 is applied to the sums, before the bias",
+        "gpu/cublaslt/test_match.py",
+    ),
+    _m(
+        "fp8_rows_unaligned",
+        "quantised",
+        "gpu/cublaslt/match.py",
+        "aligned = all(size % FP8_MULTIPLE == 0 for size in sizes)",
+        "aligned = all(size % 8 == 0 for size in sizes)",
+        "cuBLASLt is given fp8 in rows that do not begin on 16 bytes",
+        "gpu/cublaslt/test_match.py",
+    ),
+    _m(
         "pads_without_zero_point",
         "quantised",
         "passes/quantization/integer_products.py",

@@ -1,5 +1,6 @@
 // Floats of 8 bits and fewer, and integers below 8 bits. Conversions are those of ml_dtypes, bit by bit, because no GPU
-// instruction has them all: some round to the largest number where a cast of the IR gives NaN or infinity.
+// instruction has them all: some round to the largest number where a cast of the IR gives NaN or infinity. To E4M3, the
+// type of quantised models, an instruction converts what is within its range.
 #ifndef FUSEC_NARROW_TYPES
 #define FUSEC_NARROW_TYPES
 
@@ -31,6 +32,10 @@ template <int E, int M, int BIAS, Highest HIGHEST> struct Minifloat {
     const u32 all = f32_to_bits(x), size = all & 0x7fffffffu, sign = all >> 31 << (E + M);
     if (size > 0x7f800000u)
       return (u8)(HIGHEST == INFINITIES ? sign | TOP | 1u << (M - 1) : HIGHEST == NAN_OF_EACH_SIGN ? sign | SIZES : MINUS);
+#ifdef CONVERTS_TO_E4M3
+    if constexpr (E == 4 && HIGHEST == NAN_OF_EACH_SIGN)  // above 464, half-way from 448 to the next code, that is NaN
+      return size > 0x43e80000u ? (u8)(sign | SIZES) : f32_to_e4m3(x);
+#endif
     u32 near;
     if (size < (u32)(128 - BIAS) << 23)
       near = (u32)rint(bits_to_f32(size) * power_of_two(BIAS - 1 + M));

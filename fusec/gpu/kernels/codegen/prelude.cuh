@@ -95,6 +95,14 @@ DEVICE float quick_exp(float x) { return __expf(x); }
 DEVICE float quick_div(float x, float y) { return __fdividef(x, y); }
 #endif
 
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 890
+#define CONVERTS_TO_E4M3
+DEVICE u8 f32_to_e4m3(float x) {  // saturates at 448; the second operand is the lower half
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  return (u8)pair;
+}
+#endif
 DEVICE u16 f32_to_bf16(float x) {
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
   u16 h;

@@ -1,4 +1,4 @@
-"""Draw quantised layers: products of 8-bit integers with their scales, and the rounding of their results."""
+"""Draw quantised layers: products of 8-bit numbers with their scales, and the rounding of their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCALES = (0.0123, 0.037, 0.11)  # products of two have no ties
 
 def quantised_layer(b: RandomGraph) -> None:
     """Draw a product of quantised operands, in floats or in integers, with bias, residual, relu and rounding."""
-    y = _in_floats(b) if b.chance(50) else _in_integers(b)
+    y = _in_fp8(b) if b.chance(20) else _in_floats(b) if b.chance(50) else _in_integers(b)
     rank = y.type.rank
     if b.chance(60):
         channels = (y.type.shape[1], *(1,) * (rank - 2)) if rank > 3 else y.type.shape[-1:]
@@ -80,6 +80,15 @@ def _in_floats(b: RandomGraph) -> Value:
     x = _rows(b)
     w = _dequantised(b, b.constant((x.type.shape[-1], b.pick([8, 5])), DType.I8), zero=False)
     return b.add(MatMul(), _dequantised(b, x), w)
+
+
+def _in_fp8(b: RandomGraph) -> Value:
+    """Draw a product of operands in E4M3, of sizes that tensor cores multiply and of others."""
+    shape, columns = (b.pick([4, 6, 1]), b.pick([16, 16, 24])), b.pick([16, 16, 24])
+    x = b.fresh(TensorType((1, *shape) if b.chance(40) else shape, DType.F8E4M3))
+    w = b.add(Cast(DType.F32), b.constant((shape[1], columns), DType.F8E4M3))
+    scale = b.constant((columns,), DType.F32, "positive") if b.chance(50) else _number(b, b.pick(_SCALES))
+    return b.add(MatMul(), _dequantised(b, x, zero=False), b.pointwise("mul", w, scale))
 
 
 def weights_alone(b: RandomGraph) -> None:
