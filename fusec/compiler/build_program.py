@@ -33,7 +33,7 @@ from fusec.targets.target import load as load_target
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from fusec.frontends.onnx.segments import Segment
+    from fusec.frontends.onnx.segmented.segments import Segment
 
 
 _log = logging.getLogger(__name__)

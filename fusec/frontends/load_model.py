@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from fusec.frontends.onnx.load import CheckedModel
-    from fusec.frontends.onnx.segments import Segment
+    from fusec.frontends.onnx.segmented.segments import Segment
     from fusec.frontends.onnx.split_model import TensorFiles
 
 _TEXT_SUFFIXES = frozenset({".txt", ".fusec-ir"})
@@ -132,8 +132,8 @@ class Source:
         """Load the graph for some input shapes; its first segment, if later ones need values on the host."""
         if isinstance(self._model, Graph):
             return self.load(shapes)
-        from fusec.frontends.onnx.bounded import joined  # imported here as in `load`
-        from fusec.frontends.onnx.segments import SegmentedModel
+        from fusec.frontends.onnx.segmented.bounded import joined  # imported here as in `load`
+        from fusec.frontends.onnx.segmented.segments import SegmentedModel
 
         sizes = self._checked_sizes(shapes)
         model = SegmentedModel(self._check(self._model), self.file, self._files, self._weights)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fusec.frontends import Source
     from fusec.frontends.onnx.emit import Answer
     from fusec.frontends.onnx.loop_body import LoopBody
-    from fusec.frontends.onnx.segments import HostStep, Segment
+    from fusec.frontends.onnx.segmented.segments import HostStep, Segment
 
 
 CompileBody = Callable[["Source", Shapes], BodyProgram]

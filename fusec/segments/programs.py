@@ -13,7 +13,7 @@ from fusec.runtime import Executable
 
 if TYPE_CHECKING:
     from fusec.frontends.onnx.emit import Answer
-    from fusec.frontends.onnx.segments import Segment
+    from fusec.frontends.onnx.segmented.segments import Segment
 
 # Segments that are cached. Detectors meet another number of boxes in each call, but most of those are small.
 MAX_SEGMENTS = 64

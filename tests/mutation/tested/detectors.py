@@ -36,7 +36,7 @@ DETECTORS: tuple[Mutant, ...] = (
     _m(
         "numbers_cropped",
         "detectors",
-        "frontends/onnx/bounded.py",
+        "frontends/onnx/segmented/bounded.py",
         "return small.type == large.type and small.array.tobytes() == large.array.tobytes()",
         "return small.type == large.type",
         "a number of boxes is that of all rows that there can be",
@@ -45,7 +45,7 @@ DETECTORS: tuple[Mutant, ...] = (
     _m(
         "rows_uncropped",
         "detectors",
-        "frontends/onnx/bounded.py",
+        "frontends/onnx/segmented/bounded.py",
         "found[name] = known.get(one.name, Crop()) if isinstance(one, Slot) else Crop()",
         "found[name] = Crop()",
         "results have rows after those of boxes",

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fusec.errors import ModelError
 from fusec.frontends.onnx.importer import Bound, Importer
-from fusec.frontends.onnx.segments import Held, HostStep, Segment, SegmentedModel, Slot, Slots
+from fusec.frontends.onnx.segmented.segments import Held, HostStep, Segment, SegmentedModel, Slot, Slots
 from fusec.frontends.padding_proof import Crop, crops
 from fusec.ir import DType, Graph, Literal, TensorType
 
