@@ -295,6 +295,15 @@ QUANTISED: tuple[Mutant, ...] = (
         "gpu/kernels/convolution/test_depthwise.py",
     ),
     _m(
+        "tiles_of_one_block_mixed",
+        "quantised",
+        "gpu/kernels/convolution/few_channels.cuh",
+        "    __syncthreads();\n  }\n}",
+        "  }\n}",
+        "a block loads its next tile while some threads still read the last one",
+        "gpu/kernels/convolution/test_few_channels.py",
+    ),
+    _m(
         "merged_scales_of_the_first",
         "quantised",
         "passes/attention/merge_qkv.py",

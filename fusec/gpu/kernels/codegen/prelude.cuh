@@ -733,7 +733,7 @@ template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
 DEVICE float plain_add(float x, float y) { return x + y; }
 DEVICE float larger(float x, float y) { return x > y ? x : y; }
 DEVICE float smaller(float x, float y) { return x < y ? x : y; }
-DEVICE u32 byte_in_float(u32 word, int j) { return 0x4b000000u | (word >> 8 * j & 255u); }
+DEVICE u32 and_xor(u32 x, u32 y, u32 z) { return (x & y) ^ z; }
 DEVICE i32 rint_to_i32(float x) {
   return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x <= -2147483648.0f ? -2147483647 - 1 : (i32)rint(x);
 }
@@ -741,13 +741,20 @@ DEVICE i32 rint_to_i32(float x) {
 DEVICE float plain_add(float x, float y) { return __fadd_rn(x, y); }
 DEVICE float larger(float x, float y) { return fmaxf(x, y); }
 DEVICE float smaller(float x, float y) { return fminf(x, y); }
-DEVICE u32 byte_in_float(u32 word, int j) { return __byte_perm(word, 0x4b000000u, 0x7440u | j); }
+DEVICE u32 and_xor(u32 x, u32 y, u32 z) {
+  u32 word;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(word) : "r"(x), "r"(y), "r"(z));
+  return word;
+}
 DEVICE i32 rint_to_i32(float x) { return __float2int_rn(x); }
 #endif
 DEVICE float small_to_f32(i32 x) { return bits_to_f32(0x4b400000u + (u32)x) - 12582912.0f; }
 DEVICE i32 small_rint(float x) { return (i32)(f32_to_bits(plain_add(x, 12582912.0f)) - 0x4b400000u); }
+// A byte becomes the last bits of a float near 2^23, or the eight bits before those of one near 2^15.
 template <int N> DEVICE float byte_to_f32(const Pack<u32, N>& words, int j) {
-  return bits_to_f32(byte_in_float(words.v[j / 4] ^ 0x80808080u, j % 4)) - 8388736.0f;
+  const u32 half = j % 4 < 2 ? words.v[j / 4] : words.v[j / 4] >> 16;
+  return j % 2 ? bits_to_f32(and_xor(half, 0xff00u, 0x47008000u)) - 32896.0f
+               : bits_to_f32(and_xor(half, 0xffu, 0x4b000080u)) - 8388736.0f;
 }
 // The sum of the products of four bytes, and a number.
 DEVICE i32 dot_bytes(u32 a, u32 b, i32 sum) {

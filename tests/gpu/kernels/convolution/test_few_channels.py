@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, build, check, last, normal, rows
+from gpu.kernels.cases import FIGURES, Case, build, check, each_way, last, normal, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.errors import VerifyError
@@ -116,6 +117,17 @@ def test_every_size_of_tile_does_the_same_work(rng: np.random.Generator, monkeyp
         monkeypatch.setattr(few_channels, "SIZES", (size,))
         cases += random_cases()[:6]
     check([case for case in cases if case.kernel is not None], rng)
+
+
+@needs_compiler
+def test_a_block_computes_several_tiles(rng: np.random.Generator) -> None:
+    """On a GPU with one multiprocessor there are fewer blocks than tiles."""
+    case = convolved("stem", rows(F32, 2, 3, 37, 41), Conv((2, 2), (3,) * 4, (1, 1)), (7, 7), 64, epilogue="quantise")
+    case = replace(case, figures=replace(FIGURES, processors=1))
+    assert case.kernel is not None
+    tiles = [[value for _, value in way.launches[0].numbers] for way in each_way(case.kernel)]
+    assert all(more > blocks for more, blocks in tiles)
+    check([case], rng, every=True)
 
 
 @needs_compiler
