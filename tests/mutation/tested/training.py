@@ -456,6 +456,15 @@ TRAINING: tuple[Mutant, ...] = (
         "gpu/kernels/attention/test_attention_backward.py",
     ),
     _m(
+        "attention_train_keys_past_end",
+        "training kernels",
+        "gpu/kernels/attention/attention_train.cuh",
+        "if (!KEYS_FIT && key >= KEY_COUNTu) scores[k][n][e] = -INFINITE;",
+        "",
+        "keys past the end have weights",
+        "gpu/kernels/attention/test_attention_train.py",
+    ),
+    _m(
         "attention_backward_causal_begin",
         "training kernels",
         "gpu/kernels/attention/backward_source.py",

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.gpu.kernels.attention.backward_source import AttentionBackwardSource, AttentionGradients
+from fusec.gpu.kernels.attention.short_rows import has_short_rows, stored_view
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, View, source, view_of_operand
+from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, source
 from fusec.gpu.kernels.codegen.kernel import HALVES, Kernel, with_variants
 from fusec.ir import DType, Node, Value
 from fusec.ops import AttentionBackward
 
-OCTET = 8  # neighbours of a row that one copy moves
-MOST_FEATURES = 64  # more sums than these do not fit into the registers of a thread
 VARIANTS = ((1, 16), (2, 8))  # tiles of sixteen rows that a warp has together, and warps of a block, at most
 
 
@@ -40,36 +39,15 @@ def match_attention_backward(nodes: Sequence[Node], outputs: Sequence[Value]) ->
     if len(node.operands) != 6 or node.results[0].type.dtype not in HALVES or not node.results[0].type.size:
         return None
     read = [found for value in node.operands if (found := source(value, nodes[:at])) is not None]
-    written = [_stored(node, nodes[at + 1 :], value) for value in outputs]
+    written = [stored_view(node, nodes[at + 1 :], value) for value in outputs]
     if len(read) < 6 or None in written:
         return None
     stored = tuple(each for each in written if each is not None)
     views = tuple(view for _, view in read)
     *rows, sums = views
-    if not all(map(_has_short_rows, (*rows, *(view for *_, view in stored)))) or sums.dtype is not DType.F32:
+    if not all(map(has_short_rows, (*rows, *(view for *_, view in stored)))) or sums.dtype is not DType.F32:
         return None
     same_heads = rows[1].shape[1] == rows[2].shape[1]
     if not same_heads or not rows[2].shape[2] or any(s < 0 for s in sums.strides):
         return None
     return AttentionGradients(op, tuple(value for value, _ in read), views, stored)
-
-
-def _stored(node: Node, epilogue: Sequence[Node], output: Value) -> tuple[int, Value, View] | None:
-    """Return the gradient that an output views: its place, the output, and its view; None if elements have to move."""
-    value, view = output, View.of(output.type)
-    for last in reversed(epilogue):
-        if value is last.results[0]:
-            found = view_of_operand(last, view)
-            if found is None:
-                return None
-            value, view = last.operands[0], found
-    return (value.index, output, view) if value.node is node else None
-
-
-def _has_short_rows(view: View) -> bool:
-    """Tell if rows are few pairs of octets of contiguous elements, and offsets fit into 32 bits without a sign."""
-    if view.strides[3] != 1 or any(stride < 0 for stride in view.strides):
-        return False
-    reach = view.start + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
-    aligned = not any(s % OCTET for s in (*view.strides[:3], view.start))
-    return aligned and view.shape[3] % (2 * OCTET) == 0 and view.shape[3] <= MOST_FEATURES and reach < 1 << 31

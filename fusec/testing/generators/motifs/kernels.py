@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusec.ir import DType, TensorType, Value, channels_last
+from fusec.ir import DType, Node, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
     AttentionBackward,
@@ -56,15 +56,26 @@ def attention_forward(b: RandomGraph) -> None:
 _ROWS = (5, 16, 17, 1, 33, 40)
 
 
-def attention_backward(b: RandomGraph) -> None:
-    """Draw the gradients of attention of up to 64 features, from the results of its forward op."""
+def attention_train(b: RandomGraph) -> None:
+    """Draw attention in training of up to 64 features."""
+    _attention_train(b)
+
+
+def _attention_train(b: RandomGraph) -> Node:
     heads, depth, width = (b.pick([1, 2]), b.pick([1, 2])), b.pick([16, 32, 64]), b.pick([16, 32, 48])
     rows, keys, dtype = b.pick(_ROWS), b.pick(_ROWS), _half(b)
-    shapes = ((rows, depth), (keys, depth), (keys, width), (rows, width))
-    q, k, v, dy = (b.input(TensorType((*heads, *shape), dtype)) for shape in shapes)
-    scale, causal = b.pick([0.25, 0.125]), b.chance(40)
-    y, sums = b.insert(AttentionTrain(scale, causal), q, k, v).results
-    b.insert(AttentionBackward(scale, causal, b.chance(20)), dy, q, k, v, y, sums)
+    shapes = ((rows, depth), (keys, depth), (keys, width))
+    q, k, v = (b.input(TensorType((*heads, *shape), dtype)) for shape in shapes)
+    return b.insert(AttentionTrain(b.pick([0.25, 0.125]), b.chance(40)), q, k, v)
+
+
+def attention_backward(b: RandomGraph) -> None:
+    """Draw the gradients of attention of up to 64 features, from the results of its forward op."""
+    forward = _attention_train(b)
+    assert isinstance(forward.op, AttentionTrain)
+    y, sums = forward.results
+    op = AttentionBackward(forward.op.scale, forward.op.causal, b.chance(20))
+    b.insert(op, b.input(y.type), *forward.operands, y, sums)
 
 
 def multi_tensor(b: RandomGraph) -> None:
@@ -336,6 +347,7 @@ KERNELS: Mapping[str, Draw] = {
         *(
             attention_forward,
             attention_backward,
+            attention_train,
             multi_tensor,
             pointwise,
             instance_norm,
