@@ -269,6 +269,8 @@ def measured(case: Case, path: Path, clients: Clients, tell: Callable[..., None]
 def quantiles(answers: list[tuple[float, float, int]]) -> dict[str, float]:
     """Return median and 99th percentile of the latency in milliseconds."""
     times = np.array([seconds for _, seconds, status in answers if status == 200]) * 1e3
+    if not times.size:
+        raise SystemExit("no request was answered within the time of the measurement: give more --seconds")
     return {"median_ms": float(np.median(times)), "p99_ms": float(np.quantile(times, 0.99))}
 
 
