@@ -3,10 +3,11 @@
 Usage, with a GPU, torch and torchvision: python -m benchmarks.models.detectors [MODEL:BATCH ...]
     [--peers eager,compile] [--peer-seconds 60] [--tune quick] [--budget SECONDS]
 The weights are drawn. Each image gives its best CANDIDATES boxes, which are decoded in fp32. fusec runs the exported
-model with NonMaxSuppression, which is a host step. The peers are torch eager with cudnn.benchmark and torch.compile
-with max-autotune and freezing: a CUDA graph up to the candidates, then one torchvision.ops.nms for all images. All
-take channels-last images on the GPU, and are timed by the host's clock until their results are on the GPU. Writes
-benchmarks/results/detectors.json. With --simulate, small images run without a GPU, and nothing is timed or written.
+model with NonMaxSuppression as one program, and crops its results to the number of boxes that stay. The peers are torch
+eager with cudnn.benchmark and torch.compile with max-autotune and freezing: a CUDA graph up to the candidates, then one
+torchvision.ops.nms for all images. All take channels-last images on the GPU, and are timed by the host's clock until
+their results are on the GPU. Writes benchmarks/results/detectors.json. With --simulate, small images run without a GPU,
+and nothing is timed or written.
 """
 
 from __future__ import annotations
@@ -317,10 +318,13 @@ def times_on_device(
     feeds: Mapping[str, Any],
     peers: Mapping[str, Callable[[], None]],
 ) -> None:
-    """Record the time up to NonMaxSuppression on the device, fusec's steps there, and its host steps."""
+    """Record the time on the device, fusec's steps there, and its host steps.
+
+    fusec's program includes NonMaxSuppression and what follows it; those of the peers end at the candidates.
+    """
     first = executable.programs[0]
     steps = limits_and_steps(measure(first, feeds, 10))
-    row["up_to_nms"] = timed({"fusec": first.replay, **peers})
+    row["on_device"] = timed({"fusec": first.replay, **peers})
     row |= steps
     executable.run(None, feeds)
     row["segment_seconds"] = [

@@ -69,14 +69,14 @@ def detectors() -> list[str]:
             row["model"],
             row["batch"],
             row["launches"],
-            *(spread(row[what]["fusec"]) for what in ("times", "up_to_nms")),
+            *(spread(row[what]["fusec"]) for what in ("times", "on_device")),
             "; ".join(f"{peer} {spread(time)}" for peer, time in row["times"].items() if peer != "fusec"),
             f"{row['best_peer_over_fusec']:.2f}",
             f"{row['compile_s']:.1f}",
         ]
         for row in data["rows"]
     ]
-    header = ["model", "batch", "launches", "fusec ms", "of these, to the candidates", "torch ms", "best peer / fusec"]
+    header = ["model", "batch", "launches", "fusec ms", "of these, on the device", "torch ms", "best peer / fusec"]
     return [
         "## Detectors compared with torch",
         "",

@@ -28,16 +28,21 @@ class Arrays(Protocol):
 
 @dataclass
 class CallValues:
-    """The tensors of one call by name. Each is copied at most once in each direction."""
+    """The tensors of one call by name. Each is copied at most once in each direction.
+
+    own: those whose memory nothing else has, so that they are results without another copy.
+    """
 
     tensors: dict[str, Array]
     arrays: Arrays
+    own: set[str] = field(default_factory=set[str])
     _host: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict[str, np.ndarray[Any, Any]])
     _device: dict[str, Array] = field(default_factory=dict[str, Array])
 
-    def put(self, name: str, array: Array) -> None:
-        """Hold a tensor, in place of an older one of this name."""
+    def put(self, name: str, array: Array, own: bool = False) -> None:
+        """Hold a tensor, in place of an older one of this name. own: nothing else has its memory."""
         self.tensors[name] = array
+        (self.own.add if own else self.own.discard)(name)
         self._host.pop(name, None)
         self._device.pop(name, None)
 
@@ -56,6 +61,16 @@ class CallValues:
         if tensor not in self._device:
             self._device[tensor] = self.arrays.from_any(self.tensors[tensor])
         return self._device[tensor]
+
+    def result(self, tensor: str | Literal, on_host: bool) -> Array:
+        """Return a tensor as a result of the call, in memory that nothing else has, the next result included."""
+        if isinstance(tensor, Literal):
+            return copied(tensor.array, self.arrays, on_host)
+        array = self.tensors[tensor]
+        if tensor in self.own and (self.arrays.xp is np or not on_host) and array.flags.c_contiguous:
+            self.own.discard(tensor)
+            return array
+        return copied(array, self.arrays, on_host)
 
 
 def to_host(array: Array, arrays: Arrays) -> np.ndarray[Any, Any]:

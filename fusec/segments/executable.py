@@ -149,19 +149,17 @@ class SegmentedExecutable:
             last.append((prepared, _record(prepared, records, seconds)))
             if not answers:
                 break
+            cropped = {step.index for step in prepared.segment.steps if step.crops}
             path = (*path, tuple(map(_key, answers)))
             prepared = self._segments.following(path, prepared, answers)
             for index, names in prepared.segment.host_inputs.items():
                 for name, array in zip(names, computed.get(index, ()), strict=True):
-                    held.put(name, array)
+                    held.put(name, array, own=index in cropped)
         self._last = last
         found = prepared.segment.results
-        arrays: list[Array] = []
-        for name in wanted:
-            one = found[name]
-            array = one.array if isinstance(one, Literal) else held.tensors[one.name]  # pyright: ignore[reportAttributeAccessIssue] - no list
-            arrays.append(copied(array, self._arrays, all_on_host))
-        return arrays
+        slots = (found[name] for name in wanted)
+        names = [one if isinstance(one, Literal) else one.name for one in slots]  # pyright: ignore[reportAttributeAccessIssue] - no list
+        return [held.result(one, all_on_host) for one in names]
 
     def _compute(self, prepared: PreparedSegment, held: CallValues) -> float:
         """Run one segment, and return its seconds."""
@@ -170,7 +168,7 @@ class SegmentedExecutable:
             program = prepared.program
             feeds = {spec.name: held.on_device(spec.name) for spec in program.inputs}
             for spec, array in zip(program.outputs, program.run(None, feeds), strict=True):
-                held.put(spec.name, array)
+                held.put(spec.name, array, own=True)
         elif graph is not None:
             with np.errstate(all="ignore"):
                 results = evaluate(graph, {value.name: held.on_host(value.name) for value in graph.inputs})

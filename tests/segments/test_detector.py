@@ -123,6 +123,19 @@ def test_a_detector_whose_boxes_are_separate_is_one_program() -> None:
     np.testing.assert_array_equal(into, held)
 
 
+@pytest.mark.cudnn
+def test_two_results_of_one_tensor_share_no_memory() -> None:
+    twice = detector(counted=False)
+    twice.graph.node.append(n("Identity found -> again"))
+    twice.graph.output.append(info("again", None, FLOAT))
+    executable = fusec.compile(twice, target="h200", simulate=True)
+    results = executable.run(None, {"image": images()[0]})
+    found, again = results[0], results[-1]
+    assert found.size
+    np.testing.assert_array_equal(found, again)
+    assert not np.shares_memory(found, again)
+
+
 def summed(rows: str, result: str) -> onnx.ModelProto:
     """Sum the rows that are found, so that each counts in the result."""
     model_of = detector(counted=False)
