@@ -36,7 +36,8 @@ from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
 from helpers import quick
 
-from benchmarks.kernels.kernel_times import CASES, kernel_of
+from benchmarks.kernels.kernel_cases import CASES
+from benchmarks.kernels.kernel_times import kernel_of
 from fusec.gpu.kernels.codegen.kernel import Launch, prelude
 from fusec.targets.target import DEFAULT, load, names
 
