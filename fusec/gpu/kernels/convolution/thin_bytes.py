@@ -24,6 +24,7 @@ LANES = 8  # of a warp, that share a row of results
 RESIDENT = 2  # blocks of a multiprocessor that leave a thread enough registers in any case
 KINDS = ((2, 2, False), (2, 2, True), (4, 2, False), (3, 3, False))  # of `waves`, `resident` and `ahead`
 FEW_RESULTS = 8  # of a thread in a row, which need so few registers that three blocks fit on a multiprocessor
+FEW_COLUMNS = 192  # of a result, up to which the smallest groups of columns won on an H200
 MAX_WIDTHS = 2
 _CUDA = cuda_template(__package__, "thin_bytes.cuh")
 
@@ -241,7 +242,7 @@ def bytes_sources(step: ProductStep, outputs: Sequence[Value], figures: GpuFigur
             continue
         group = LANES * own
         groups = ceil_div(step.columns, group)
-        if own != OWN[-1] and step.columns < group:
+        if step.columns < group if own != OWN[-1] else step.columns > FEW_COLUMNS:
             continue
         room = figures.static_bytes // (group * depths * step.chunk)
         most = min(groups, MAX_RESULTS // own, room)
