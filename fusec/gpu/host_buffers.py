@@ -23,13 +23,16 @@ HostBuffers = Mapping[int, np.ndarray[Any, Any]]  # flat, by uid
 def run_over(
     buffers: HostBuffers, graph: CudnnGraph, streams: Streams, execute: Callable[[Mapping[int, Array]], None]
 ) -> None:
-    """Copy buffers to the device, execute a graph over them there, and copy its outputs back."""
+    """Copy buffers to the device, execute a graph over them there, and copy its outputs back.
+
+    They are copied as bytes, because CuPy knows no floats of 8 bits.
+    """
     with streams.own_call():
-        device = {uid: cupy.asarray(buffer) for uid, buffer in buffers.items()}
+        device = {uid: cupy.asarray(buffer.view(np.uint8)) for uid, buffer in buffers.items()}
         execute(device)
         streams.finish()
         for tensor in graph.outputs:
-            buffers[tensor.uid][...] = device[tensor.uid].get()
+            buffers[tensor.uid].view(np.uint8)[...] = device[tensor.uid].get()
 
 
 def plan_runners(
