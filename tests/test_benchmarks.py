@@ -33,6 +33,7 @@ from benchmarks.pages import results_of_quantised, results_page
 from benchmarks.serving import call_overhead, several_gpus
 from fusec import frontends
 from fusec.compiler import compile_model
+from fusec.compiler.load_file import load_artifact
 from fusec.diagnostics.step_times import StepTime, Timing, measure
 from fusec.exporters.onnx import to_onnx
 from fusec.gpu import device
@@ -564,3 +565,15 @@ def test_starts_are_listed_with_their_longest_stages(monkeypatch: pytest.MonkeyP
     longest = "plans are built 2.00, the model is read 0.40, passes and partitions 0.30, a 0.10"
     cells = ["encoder", "340", "cold", "3.0", "3.5", longest, "0.7", "1.50", "2026-11-26 0000000000"]
     assert f"| {' | '.join(cells)} |" in results_page.warm_start()
+
+
+def test_a_file_for_first_results_is_made_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.compile_time import first_result, models
+
+    monkeypatch.setattr(models, "SIDE", 64)
+    monkeypatch.setattr(first_result, "model", lambda: (models.products(1).SerializeToString(), "x", None, None))
+    monkeypatch.setattr(device, "detect", lambda: None)
+    first_result.make(tmp_path, "h200", pack=False)
+    artifact = load_artifact(tmp_path / first_result.FILE, "h200", simulate=True)
+    assert artifact.compiled.options.precision == "fp16"
+    assert any(entries for entries in artifact.plans.values())

@@ -57,7 +57,8 @@ def make(folder: Path, target: str, pack: bool) -> None:
     pack: write a packed file instead of a `.fusec` file.
     """
     from fusec import driver
-    from fusec.cli import lock as cli_lock
+    from fusec.artifacts import fusec_file
+    from fusec.compiler.build_plans import build_plans
     from fusec.gpu import device
 
     if device.detect() is not None:
@@ -66,7 +67,8 @@ def make(folder: Path, target: str, pack: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     compiled = driver.build(data, target=target, precision="fp16")
-    cli_lock.save(folder / FILE, [compiled], lambda stage, done, total: None)
+    plans = build_plans([compiled], lambda stage, done, total: None)
+    fusec_file.save(folder / FILE, [compiled], plans, sources=False)
     seconds = time.perf_counter() - begin
     file = (folder / FILE).read_bytes()
     print(f"{len(file) >> 20} MB in {seconds:.1f} s")
