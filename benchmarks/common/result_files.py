@@ -31,6 +31,7 @@ KEYS = {
     "first_result.json": ("from", "trusted", "tune", "turn"),
     "genstats.json": ("batch",),
     "leave_one_out.json": ("model", "batch"),
+    "model_sample.json": ("model",),
     "onnx_suite.json": ("device",),
     "packed_products.json": ("case",),
     "peers.json": ("model", "batch"),

@@ -25,6 +25,7 @@ from benchmarks.pages.results_of_costs import (
     table,
 )
 from benchmarks.pages.results_of_quantised import packed_products, quantized_models
+from benchmarks.pages.results_of_sample import model_sample
 
 VIEWS = {"slice", "split", "reshape", "transpose"}  # left out of a step's name in a cell
 LONGEST = 48  # characters of that name
@@ -378,7 +379,7 @@ def main() -> str:
     head = ["# Measured results", "", what, how, ""]
     costs = {"calls": calls, "choices": choices, "first_result": first_result, "penalties": penalties}
     costs |= {"genstats": genstats, "shapes": shapes}
-    costs |= {"quantized_models": quantized_models, "packed_products": packed_products}
+    costs |= {"quantized_models": quantized_models, "packed_products": packed_products, "model_sample": model_sample}
     measured = [line for name, section in costs.items() if (RESULTS / f"{name}.json").exists() for line in section()]
     on_gpu = [*peers(), *training(), *digits(), *measured, *gpu_models()]
     return "\n".join([*head, *on_gpu, *light_models(), *scaling(), *compile_time(), *builds()]).rstrip() + "\n"
