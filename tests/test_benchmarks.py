@@ -29,7 +29,7 @@ from benchmarks.common.result_files import ROOT, merge, write_row
 from benchmarks.common.step_pairs import NamedStep, named_steps, step_pairs, table
 from benchmarks.kernels import fusion_penalties, leave_one_out, packed_products
 from benchmarks.models import ablation
-from benchmarks.pages import results_of_quantised, results_page
+from benchmarks.pages import results_of_quantised, results_of_sample, results_page
 from benchmarks.serving import call_overhead, several_gpus
 from fusec import frontends
 from fusec.compiler import compile_model
@@ -304,6 +304,25 @@ def test_the_table_of_peers_marks_models_with_channels_last_inputs(monkeypatch: 
     text = "\n".join(results_page.peers())
     assert "†: fusec's inputs and outputs are channels last" in text
     assert [line.count("†") for line in text.splitlines() if line.startswith(("| unet", "| resnet50"))][:2] == [0, 1]
+
+
+def test_the_sample_of_models_names_failures_and_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"launches": 3, "steps": 5, "programs": 1, "error": 2e-7, "warnings": []}
+    rows = [
+        {"from": "timm", "model": "a", "ok": True, "reference": [], **sizes},
+        {"from": "timm", "model": "b", "ok": False, "reference": ["top_k"], **sizes},
+        {"from": "timm", "model": "c", "ok": False, "failed": "ModelError: x|y"},
+    ]
+    dated = [row | {"date": "d", "commit": "0123456789"} for row in rows]
+    monkeypatch.setattr(results_of_sample, "read", lambda name: {"torch": "2", "target": "h200", "rows": dated})
+    text = "\n".join(results_of_sample.model_sample())
+    assert "in simulation of h200, without a GPU; torch 2; commit 0123456, d" in text
+    assert "1 of 3 models are right" in text
+    assert text.splitlines()[6:9] == [
+        "| timm | a | 3 | 5 | 1 | 2e-07 | nothing | none |",
+        "| timm | b | 3 | 5 | 1 | 2e-07 | `top_k` | none |",
+        "| timm | c |  |  |  | failed |  | ModelError: x\\|y |",
+    ]
 
 
 def test_the_table_of_peers_names_the_best_peer_and_the_worst_steps(monkeypatch: pytest.MonkeyPatch) -> None:

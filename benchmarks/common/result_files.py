@@ -32,6 +32,7 @@ KEYS = {
     "genstats.json": ("batch",),
     "kernel_times.json": ("case",),
     "leave_one_out.json": ("model", "batch"),
+    "model_sample.json": ("model",),
     "onnx_suite.json": ("device",),
     "packed_products.json": ("case",),
     "peers.json": ("model", "batch"),

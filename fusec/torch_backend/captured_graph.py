@@ -79,7 +79,14 @@ class CapturedGraph:
         if compiled is None:
             return self._by_torch(args, self.refused)
         made = run(compiled.executable, tensors)
-        return tuple(args[at] if kind == "input" else made[at] if kind == "made" else at for kind, at in self._results)
+        return tuple(self._result(kind, at, args, made) for kind, at in self._results)
+
+    @staticmethod
+    def _result(kind: str, at: Any, args: Sequence[Any], made: Sequence[Any]) -> Any:
+        """Return one result. at: its number, how its size is computed, or its value; see `results_of`."""
+        if kind == "size":
+            return at.value(args)
+        return args[at] if kind == "input" else made[at] if kind == "made" else at
 
     @property
     def ops(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
@@ -53,8 +54,42 @@ def require_one_device(inputs: Sequence[Any], results: Sequence[Any]) -> None:
         raise ModelError(f"its tensors are on {', '.join(found)}: all must be on the CPU, or all on cuda:0")
 
 
+@dataclass(frozen=True)
+class SizeResult:
+    """A result that is a number computed of sizes of inputs, as the backward pass reads it.
+
+    symbols: those in the expression, each with the input and the dim whose size it is.
+    """
+
+    expression: Any
+    symbols: tuple[tuple[Any, int, int], ...]
+
+    def value(self, args: Sequence[Any]) -> int:
+        """Return the number for the inputs of a call."""
+        return int(self.expression.subs({symbol: args[tensor].shape[dim] for symbol, tensor, dim in self.symbols}))
+
+
+def _size_of(number: Any, places: Sequence[Any]) -> SizeResult | None:
+    """Return a symbolic number as an expression of sizes; None for other values."""
+    if not isinstance(number, torch.SymInt):
+        return None
+    known: dict[Any, tuple[int, int]] = {}
+    for tensor, node in enumerate(places):
+        example = node.meta.get("example_value")
+        for dim, size in enumerate(example.shape if is_tensor(example) else ()):
+            if isinstance(size, torch.SymInt):
+                known.setdefault(size.node.expr, (tensor, dim))
+    expression = number.node.expr
+    if not expression.free_symbols <= known.keys():
+        return None
+    return SizeResult(expression, tuple((symbol, *known[symbol]) for symbol in expression.free_symbols))
+
+
 def results_of(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
-    """Return the kind of each result (`input`, `made` or `fixed`), a graph of the made ones, and their examples."""
+    """Return the kind of each result, a graph of the made ones, and their examples.
+
+    The kinds are `input`, `made`, `size` (a SizeResult) and `fixed`.
+    """
     copy = torch.fx.Graph()
     twins: dict[Any, Any] = {}
     copy.graph_copy(gm.graph, twins)
@@ -66,6 +101,8 @@ def results_of(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], A
             results.append(("fixed", result))
         elif result.op == "placeholder":
             results.append(("input", places.index(result)))
+        elif (size := _size_of(result.meta.get("example_value"), places)) is not None:
+            results.append(("size", size))
         elif not is_tensor(result.meta.get("example_value")):
             raise ModelError(f"it returns {result.name}, which is no tensor")
         else:

@@ -12,6 +12,7 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
 from functorch.compile import make_boxed_func  # pyright: ignore[reportMissingImports] - as above
 from torch._dynamo.backends.common import aot_autograd  # pyright: ignore[reportMissingImports] - as above
+from torch._dynamo.exc import RestartAnalysis  # pyright: ignore[reportMissingImports] - as above
 from torch.nn.attention import SDPBackend, sdpa_kernel  # pyright: ignore[reportMissingImports] - as above
 
 from fusec.errors import ModelError
@@ -38,7 +39,7 @@ def compile_training(
             _require_values(traced)
             for node in traced.graph.nodes:
                 node.meta.setdefault("example_value", node.meta.get("val"))
-            graph = CapturedGraph(traced, inputs, {**options, "channels_last": options.get("channels_last", False)})
+            graph = CapturedGraph(traced, inputs, options)
             graph.role = role
             graph.broken = broken if role == "forward" else None
             graphs.append(graph)
@@ -52,6 +53,8 @@ def compile_training(
     try:
         with sdpa_kernel(SDPBackend.MATH):  # because ONNX has no gradient of attention as one op
             return compile_both(gm, example_inputs)
+    except RestartAnalysis:  # dynamo captures the graph again, with other sizes fixed
+        raise
     except TRACE_ERRORS as error:
         warnings.warn(f"fusec: training runs in torch itself: {reason(error)}", stacklevel=3)
         return gm.forward

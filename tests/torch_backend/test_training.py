@@ -78,6 +78,36 @@ def test_gradients_are_those_of_torch(make: Callable[[], Any], inputs: Callable[
     assert all(graph.summary.startswith("compiled by fusec, ") for graph in compiler.graphs)
 
 
+def test_sizes_that_vary_are_compiled() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.ReLU(), torch.nn.Flatten(2))
+    twin, compiler = copy.deepcopy(net), GraphCompiler({"target": "h200"})
+    fast = torch.compile(net, backend=compiler, dynamic=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fusec")
+        for batch in (3, 2):
+            x = torch.randn(batch, 3, 9, 8)
+            for a, b in zip(trained(net, x, fast), trained(twin, x, twin), strict=True):
+                assert_close(a.detach().double().numpy(), b.detach().double().numpy(), 2e-5)
+    assert {graph.role for graph in compiler.graphs} == {"forward", "backward"}
+    assert all(graph.summary.startswith("compiled by fusec, ") for graph in compiler.graphs)
+
+
+def test_dropout_has_one_mask_in_both_directions_and_another_in_each_step() -> None:
+    weight = torch.nn.Parameter(torch.ones(500))
+    compiler = GraphCompiler({"target": "h200"})
+    fast = torch.compile(lambda x: torch.nn.functional.dropout(x * weight, 0.5, True), backend=compiler)
+    masks: list[Any] = []
+    for _ in range(2):
+        weight.grad = None
+        y = fast(torch.ones(500))
+        y.sum().backward()
+        assert torch.equal(weight.grad, y.detach())
+        assert 0.4 < (y != 0).double().mean() < 0.6
+        masks.append(y.detach())
+    assert not torch.equal(*masks)
+    assert all(graph.summary.startswith("compiled by fusec, ") for graph in compiler.graphs)
+
+
 def test_what_cannot_be_trained_runs_in_torch_with_the_reason() -> None:
     net = torch.nn.ConvTranspose2d(3, 4, 3, stride=2)
     twin = copy.deepcopy(net)

@@ -1,0 +1,148 @@
+"""Check a sample of 60 exported models: each must compile, be right, and leave no work to references.
+
+Usage, with torch, torchvision, timm, transformers and onnxscript:
+    python -m benchmarks.checks.model_sample [--target h200 | --target auto] [--processes 2] [MODEL ...]
+Without a GPU the programs of the target run in simulation; `--target auto` runs them on this machine's GPU. The models
+are small and have random weights. Their outputs are compared with torch's on the CPU, in fp32.
+Writes benchmarks/results/model_sample.json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.attempt import TooLongError, within
+from benchmarks.common.live_rows import LiveRows
+from benchmarks.common.result_files import KEYS, parser
+
+TOLERANCE = 1e-4  # relative L2 in fp32
+LONGEST = 600.0  # seconds for one model
+
+
+def check(source: str, name: str, target: str) -> dict[str, Any]:
+    """Export, compile and run one model; return its row of the result file."""
+    row: dict[str, Any] = {"model": name, "from": source, "where": "GPU" if target == "auto" else "simulation"}
+    start = time.perf_counter()
+    try:
+        with within(LONGEST):
+            row |= _measured(source, name, target)
+    except (Exception, TooLongError) as error:  # noqa: BLE001  # a model that fails is a row, and the others go on
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        row |= {"ok": False, "failed": f"{type(error).__name__}: {lines[0][:300]}"}
+    return row | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def _measured(source: str, name: str, target: str) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    import fusec
+    from benchmarks.checks.sample_models import MODELS
+    from fusec.diagnostics.verify import relative_l2
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model, inputs = MODELS[source][name]()
+    _randomise(model.eval())
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        wanted = torch.utils._pytree.tree_leaves(model(*inputs))
+        file = str(Path(folder) / "model.onnx")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own
+            torch.onnx.export(model, inputs, file, dynamo=True, verbose=False, external_data=False)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            executable = fusec.compile(file, target=target, tune="none")
+            results = executable(*(x.numpy() for x in inputs))
+    results = [results] if not isinstance(results, tuple | list) else list(results)
+    programs = _programs(executable)
+    error = max(relative_l2(np.asarray(a), b.numpy()) for a, b in zip(results, wanted, strict=True))
+    left = sorted({part for program in programs for part in _references(program)})
+    return {
+        "steps": sum(len(program.program.steps) for program in programs),
+        "launches": sum(program.program.launches for program in programs),
+        "programs": len(programs),
+        "reference": left,
+        "warnings": sorted({str(each.message).splitlines()[0][:200] for each in said}),
+        "error": error,
+        "ok": bool(error <= TOLERANCE) and not left,
+    }
+
+
+def _randomise(model: Any) -> None:
+    """Give norms statistics and scales that are not trivial, so that a mistake shows."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
+            torch.nn.init.normal_(module.running_mean, std=0.1)
+            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
+
+
+def _programs(executable: Any) -> list[Any]:
+    """Return the compilations of a model: one, or those of the segments that ran between host steps."""
+    return [each.compiled for each in getattr(executable, "programs", [executable])]
+
+
+def _references(compiled: Any) -> Iterator[str]:
+    """Yield the steps that run as references on a GPU, because no library and no kernel of fusec has them.
+
+    cuBLASLt runs single products, those in fp32 too, which cuDNN declines.
+    """
+    from fusec.gpu.kernels import find
+    from fusec.ops import MatMul
+    from fusec.schedule.program import Kind
+
+    for step in compiled.program.steps:
+        product = len(step.nodes) == 1 and isinstance(step.nodes[0].op, MatMul)
+        if step.kind is Kind.KERNEL and not product and find(step.nodes, step.outputs, compiled.figures) is None:
+            yield step.signature
+
+
+def _machine(target: str) -> dict[str, Any]:
+    """Name the versions, and the GPU if there is one."""
+    import timm
+    import torch
+    import torchvision
+    import transformers
+
+    from benchmarks.common.result_files import gpu
+
+    libraries = {lib.__name__: lib.__version__ for lib in (torch, torchvision, timm, transformers)}
+    return libraries | (gpu() if target == "auto" else {"target": target})
+
+
+def main() -> int:
+    """Check the models in several processes, and write a row for each when it is ready."""
+    options = parser(__doc__, "model_sample.json")
+    options.add_argument("models", nargs="*", help="names of models; all if none is given")
+    options.add_argument("--target", default="h200", help="auto: the GPU of this machine")
+    options.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    given = options.parse_args()
+    from benchmarks.checks.sample_models import MODELS
+
+    chosen = [(source, name) for source, models in MODELS.items() for name in models]
+    if given.models:
+        chosen = [pair for pair in chosen if pair[1] in given.models]
+    rows = LiveRows(given.output, given.commit, _machine(given.target), KEYS["model_sample.json"])
+    bad = 0
+    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(check, *pair, given.target) for pair in chosen]):
+            row = done.result()
+            bad += not row["ok"]
+            rows("ok " if row["ok"] else "BAD", {"model": row["model"]}, **row)
+    print(f"{len(chosen) - bad} of {len(chosen)} models are right and run without references")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
