@@ -58,6 +58,25 @@ def test_arrays_stay_on_the_device(name: str, small: int, machine: Machine, monk
         assert_close(into.get(), wants[0], 1e-5)
 
 
+@pytest.mark.cudnn
+@needs_compiler
+@pytest.mark.parametrize("counted", [False, True])
+def test_the_number_of_boxes_alone_comes_to_the_host(counted: bool, machine: Machine) -> None:
+    """Of a detector that is one program, and of one whose last results NumPy computes."""
+    executable = fusec.compile(detector(counted=counted), target="h200", tune="none")
+    assert isinstance(executable, SegmentedExecutable)
+    for image in images():
+        wants = run(detector(counted=counted), {"image": image})
+        for given in (image, on_device(image)):
+            for got, want in zip(executable.run(None, {"image": given}), wants, strict=True):
+                assert isinstance(got, Array) is (given is not image)
+                assert got.shape == want.shape
+                assert_close(got.get() if isinstance(got, Array) else got, want, 1e-5)
+        (step,) = executable.explain().segments[0].steps
+        assert (step.read_bytes, step.written_bytes) == (8, 0)
+    assert len(executable.programs) == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("small", [1 << 20, -1])
 @pytest.mark.parametrize("name", CASES)

@@ -17,7 +17,7 @@ FRAGMENT(functions) {
   DEVICE Pack<float, 8> ENTRY_box(const CORNER* corners) {
     Pack<float, 8> box;
     for (int d = 0; d < 2; ++d) {
-      const float first = wide(corners[d]), second = wide(corners[d + 2]);
+      const float first = wide(corners[d * STEPu]), second = wide(corners[(d + 2) * STEPu]);
       SIDE
     }
     box.v[4] = __fmul_rn(__fsub_rn(box.v[3], box.v[1]), __fsub_rn(box.v[2], box.v[0]));
@@ -66,7 +66,7 @@ FRAGMENT(few_to_shared_memory) {
 }
 
 FRAGMENT(all_boxes) {
-  for (u32 i = threadIdx.x; i < BOXESu; i += BLOCKu) keys[i] = (u64)ENTRY_key(wide(scores[i])) << 32 | i;
+  for (u32 i = threadIdx.x; i < BOXESu; i += BLOCKu) keys[i] = (u64)ENTRY_key(wide(scores[(u64)i * SCORE_STEPu])) << 32 | i;
   const u32 count = BOXESu;
 }
 
@@ -74,7 +74,7 @@ FRAGMENT(better_boxes) {
   if (threadIdx.x == 0) found[0] = 0u;
   __syncthreads();
   for (u32 i = threadIdx.x; i < BOXESu; i += BLOCKu) {
-    const u32 key = ENTRY_key(wide(scores[i]));
+    const u32 key = ENTRY_key(wide(scores[(u64)i * SCORE_STEPu]));
     if (key < ENTRY_key(LEAST)) keys[atomicAdd(found, 1u)] = (u64)key << 32 | i;
   }
   __syncthreads();
@@ -88,8 +88,9 @@ FRAGMENT(suppress) {
   __shared__ u8 present[64];
   __shared__ Pack<float, 8> block[64];
   const u64 gone = ~0ull;
-  const SCORE* scores = SCORES + (u64)blockIdx.x * BOXESu;
-  const CORNER* boxes = BOXES_READ + (u64)(blockIdx.x / CLASSESu) * (BOXESu * 4u);
+  const u32 image = blockIdx.x / CLASSESu;
+  const SCORE* scores = SCORES + (u64)image * SCORES_OF_IMAGEu + blockIdx.x % CLASSESu * SCORES_OF_CLASSu;
+  const CORNER* boxes = BOXES_READ + (u64)image * BOXES_OF_IMAGEu;
   u32* own = SCRATCH + (u64)blockIdx.x * REGIONu;
   FIND_KEYS
   FIND_BOXES
@@ -116,7 +117,7 @@ FRAGMENT(suppress) {
     if (threadIdx.x < 64u) {
       const u64 key = first + threadIdx.x < count ? keys[first + threadIdx.x] : gone;
       present[threadIdx.x] = key != gone;
-      if (key != gone) block[threadIdx.x] = ENTRY_box(boxes + 4u * (u32)key);
+      if (key != gone) block[threadIdx.x] = ENTRY_box(boxes + (u64)(u32)key * BOX_STEPu);
     }
     __syncthreads();
     for (u32 t = threadIdx.x; t < 512u; t += BLOCKu) {
@@ -147,7 +148,7 @@ FRAGMENT(suppress) {
     for (u32 i = first + 64u + threadIdx.x; i < count && chosen < MOSTu; i += BLOCKu) {
       const u64 key = keys[i];
       if (key == gone) continue;
-      const Pack<float, 8> box = ENTRY_box(boxes + 4u * (u32)key);
+      const Pack<float, 8> box = ENTRY_box(boxes + (u64)(u32)key * BOX_STEPu);
       for (u32 j = 0u; j < 64u; ++j)
         if (stay >> j & 1ull && ENTRY_overlap(block[j], box)) {
           keys[i] = gone;

@@ -27,7 +27,7 @@ def non_max_suppression(nodes: Sequence[Node], outputs: Sequence[Value], figures
     op, operands = nodes[0].op, nodes[0].operands
     if len(nodes) != 1 or not isinstance(op, NonMaxSuppression):
         return None
-    if any(value.type.dtype not in (DType.F32, *HALVES) or value.type.order for value in operands):
+    if any(value.type.dtype not in (DType.F32, *HALVES) for value in operands):
         return None
     rows, count = nodes[0].results
     if rows not in outputs or count not in outputs:
@@ -42,16 +42,23 @@ def non_max_suppression(nodes: Sequence[Node], outputs: Sequence[Value], figures
     first = 2 + most + most % 2  # word of the first key, which is aligned
     spills = boxes > shared
     region = first + (KEY_BYTES // 4 * power_of_two(boxes) if spills else 0)
+    of_image, of_box, of_corner = operands[0].type.strides
     cuda = _CUDA.bind(
         BLOCK=threads,
         BOXES=boxes,
+        BOXES_OF_IMAGE=of_image,
+        BOX_STEP=of_box,
         CLASSES=classes,
         CORNER=C_TYPES[operands[0].type.dtype],
         IOU=literal(op.iou, DType.F32),
         MOST=most,
         REGION=region,
         SCORE=C_TYPES[operands[1].type.dtype],
+        SCORES_OF_CLASS=operands[1].type.strides[1],
+        SCORES_OF_IMAGE=operands[1].type.strides[0],
+        SCORE_STEP=operands[1].type.strides[2],
         SIDE=_CUDA("centred" if op.centred else "opposite"),
+        STEP=of_corner,
     )
     arguments = Arguments()
     all_boxes = op.least == -math.inf

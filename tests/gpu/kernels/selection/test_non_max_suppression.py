@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import FIGURES, Case, build, check, rows
+from gpu.kernels.cases import FIGURES, Case, build, check
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.ir import DType, TensorType, Value
@@ -30,8 +30,10 @@ def boxes(rng: np.random.Generator, type: TensorType) -> np.ndarray:
     return drawn.astype(type.dtype.numpy)
 
 
-def suppression(op: NonMaxSuppression, images: int, classes: int, count: int, dtype: Any = F32) -> Case:
-    types = [rows(dtype, images, count, 4), rows(dtype, images, classes, count)]
+def suppression(
+    op: NonMaxSuppression, images: int, classes: int, count: int, dtype: Any = F32, order: tuple[int, ...] = ()
+) -> Case:
+    types = [TensorType((images, count, 4), dtype, order), TensorType((images, classes, count), dtype, order)]
 
     def make(g: Any, *operands: Value) -> tuple[Value, ...]:
         return g.insert(op, operands).results
@@ -47,7 +49,15 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
         float(rng.choice([-math.inf, 0.0, 0.5, 9.0])),
         bool(number % 2),
     )
-    case = suppression(op, int(rng.integers(1, 4)), int(rng.integers(1, 4)), count, (F32, F32, F16, BF16)[number % 4])
+    orders = ((), (0, 2, 1), (1, 2, 0))
+    case = suppression(
+        op,
+        int(rng.integers(1, 4)),
+        int(rng.integers(1, 4)),
+        count,
+        (F32, F32, F16, BF16)[number % 4],
+        orders[number % 3],
+    )
     return replace(case, figures=SMALL if number % 3 == 0 else FIGURES)
 
 
