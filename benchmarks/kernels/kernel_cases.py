@@ -24,7 +24,6 @@ from fusec.ops import (
     LayerNorm,
     LayerNormBackward,
     LinearScan,
-    MatMul,
     MaxPool,
     MaxPoolBackward,
     NonMaxSuppression,
@@ -172,20 +171,6 @@ def quantised(filters: int, channels: int, window: int = 1) -> Callable[..., Val
     return make
 
 
-def integer_layer(depth: int, columns: int, residual: bool = False) -> Callable[..., Value]:
-    """Make a matmul of bytes with scale and bias; then gelu and rounding to bytes, or a residual in fp16."""
-
-    def make(g: Graph, x: Value, *residuals: Value) -> Value:
-        sums = g.add(MatMul(), x, g.constant(np.full((depth, columns), 3, np.int8)))
-        y = g.add(pw("mul"), g.add(Cast(F32), sums), g.constant(np.full(columns, 1e-3, np.float32)))
-        y = g.add(pw("add"), y, g.constant(np.linspace(0, 1, columns).astype(np.float32)))
-        if residual:
-            return g.add(pw("add"), g.add(Cast(F16), y), *residuals)
-        return rounded(g, g.add(pw("mul"), g.add(pw("gelu"), y), g.constant(np.float32(7.123))))
-
-    return make
-
-
 def regions(g: Graph, x: Value) -> Value:
     """Pool 1,000 regions of one image, of 2 to 32 pixels a side, from their places between pixels."""
     rng = np.random.default_rng(0)
@@ -297,20 +282,6 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         quantised(512, 128),
     ),
     "int8 depthwise 3x3, 32x144x56x56": ([bytes_last(32, 144, 56, 56)], quantised(144, 1, 3)),
-    "int8 layer, gelu, 4096x768 to 2304": ([rows(4096, 768, dtype=I8)], integer_layer(768, 2304)),
-    "int8 layer, gelu, 4096x768 to 3072": ([rows(4096, 768, dtype=I8)], integer_layer(768, 3072)),
-    "int8 layer, residual, 4096x768 to 768": (
-        [rows(4096, 768, dtype=I8), rows(4096, 768)],
-        integer_layer(768, 768, residual=True),
-    ),
-    "int8 layer, residual, 4096x3072 to 768": (
-        [rows(4096, 3072, dtype=I8), rows(4096, 768)],
-        integer_layer(3072, 768, residual=True),
-    ),
-    "int8 3x3, 32x64x56x56": ([bytes_last(32, 64, 56, 56)], quantised(64, 64, 3)),
-    "int8 3x3, 32x128x28x28": ([bytes_last(32, 128, 28, 28)], quantised(128, 128, 3)),
-    "int8 3x3, 32x256x14x14": ([bytes_last(32, 256, 14, 14)], quantised(256, 256, 3)),
-    "int8 3x3, 32x512x7x7": ([bytes_last(32, 512, 7, 7)], quantised(512, 512, 3)),
     "grid sample, 8x64x128x128": (
         [rows(8, 64, 128, 128), rows(8, 128, 128, 2)],
         lambda g, *v: g.add(GridSample(), *v),

@@ -22,7 +22,6 @@ from gpu.kernels.convolution.test_packed_product import packed_cases
 from gpu.kernels.convolution.test_split_k import few_cases as few_pixels_cases
 from gpu.kernels.convolution.test_squeeze_excite import gate_cases
 from gpu.kernels.convolution.test_thin_product import thin_cases
-from gpu.kernels.convolution.test_warpgroup_product import warpgroup_cases
 from gpu.kernels.elementwise.test_gather_resize import among_pointwise_ops as around_samples
 from gpu.kernels.elementwise.test_gather_resize import gather_cases, pad_cases, resize_cases
 from gpu.kernels.elementwise.test_multi_tensor import list_cases
@@ -80,7 +79,6 @@ def shaped_cases() -> list[Case]:
         *depthwise_cases(),
         *gate_cases(),
         *thin_cases(),
-        *warpgroup_cases(),
         *few_channels_cases(),
         *few_filters_cases(),
         *wide_cases(),

@@ -100,7 +100,6 @@ class PointwiseCode:
     head, body, tail: statements before, in and after the loop over neighbours.
     rounds: round each result to its type; else only what is stored.
     ahead: issue loads where `head` is, however late their values are used.
-    is_short: all that is stored has 16 bits or fewer, so that fp32 takes the GPU's approximations, too.
     """
 
     space: Space
@@ -113,7 +112,6 @@ class PointwiseCode:
     tail: list[str] = field(default_factory=list[str])
     rounds: bool = True
     ahead: bool = False
-    is_short: bool = False
 
     def apply(self, node: Node) -> None:
         """Compute the result of a node. Operands that are not known are loaded."""
@@ -136,8 +134,7 @@ class PointwiseCode:
             index = self.space.coordinate(source.rank, int(axis)) if node.op.name == "gen_index" else "0"
             if node.op.name == "gen_index" and source.shape[int(axis)] == 1:
                 index = "0"
-            kind = DType.F16 if self.is_short and source.dtype is DType.F32 else source.dtype
-            text = expression(node.op, kind, operands, index)
+            text = expression(node.op, source.dtype, operands, index)
         self.define(result, text, rounds=node.op.name not in EXACT)
 
     def compute(self, nodes: Iterable[Node], stored: Iterable[Value] = ()) -> None:

@@ -636,23 +636,6 @@ DEVICE void group_product(float (&d)[N][4], const u32 (&a)[4], const void* b, u3
     }
   });
 }
-// Of bytes, both in shared memory: 16 bytes of the depth of each row or column, `lead` bytes before the next 16.
-template <int N> DEVICE void group_product(i32 (&d)[N][4], const void* a, u32 a_lead, const void* b, u32 b_lead) {
-  i32 (*sums)[4] = d;
-  group_does([=] {
-    const u32 g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u, warp = threadIdx.x / 32u % 4u;
-    ALIGNED(a, 16);
-    ALIGNED(b, 16);
-    for (u32 n = 0; n < N; ++n) {
-      for (u32 e = 0; e < 4u; ++e) {
-        const i8* row = (const i8*)a + (warp * 16u + e / 2u * 8u + g) * 16u;
-        const i8* column = (const i8*)b + (n * 8u + t * 2u + e % 2u) * 16u;
-        for (u32 k = 0; k < 32u; ++k)
-          sums[n][e] += row[k / 16u * a_lead + k % 16u] * column[k / 16u * b_lead + k % 16u];
-      }
-    }
-  });
-}
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
 DEVICE void group_begins() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void group_ends() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
