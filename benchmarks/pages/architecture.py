@@ -124,7 +124,7 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "family. No other file names a number of multiprocessors. Choices of steps timed with other figures are not used",
     "What does a call do?": "runtime.py",
     "Where is a CUDA graph captured?": "gpu/launch/cuda_graph.py",
-    "Where is a model split at a host step?": "frontends/onnx/segmented/segments.py; segments/executable.py runs the parts",
+    "Where is a model split at a host step?": "frontends/onnx/segmented/segments.py; segments/executable.py runs them",
     "How does the server form batches?": "serving/server/batch_queue.py",
     "How is a failing graph made smaller?": "testing/runner/shrink.py; testing/runner/crash_shrink.py for crashes",
 }
