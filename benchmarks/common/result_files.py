@@ -30,6 +30,7 @@ KEYS = {
     "digits.json": ("model", "where"),
     "first_result.json": ("from", "trusted", "tune", "turn"),
     "genstats.json": ("batch",),
+    "kernel_times.json": ("case",),
     "leave_one_out.json": ("model", "batch"),
     "onnx_suite.json": ("device",),
     "packed_products.json": ("case",),

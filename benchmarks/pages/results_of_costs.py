@@ -368,3 +368,28 @@ def digits() -> list[str]:
         *table(header, rows),
         "",
     ]
+
+
+def kernel_times() -> list[str]:
+    """Print the section on fusec's own kernels, each alone."""
+    data = read("kernel_times.json")
+    rows = [
+        [
+            row["case"],
+            f"{row['us']:.1f}",
+            ", ".join(f"{us:.1f}" for us in row["variants_us"]),
+            f"{row['limit_us']:.1f}",
+            f"{row['limit_us'] / row['us']:.0%}",
+        ]
+        for row in data["rows"]
+    ]
+    return [
+        "## fusec's own kernels",
+        "",
+        f"{where(data)}; fp16 unless named otherwise, each kernel alone with an empty L2 cache "
+        "(`benchmarks/kernels/kernel_times.py`). The limit is the time that its bytes take at the GPU's bandwidth. "
+        "Where a kernel has variants, the fastest on the GPU at hand is used.",
+        "",
+        *table(["kernel", "us", "of its variants us", "limit us", "share of the limit"], rows),
+        "",
+    ]

@@ -17,6 +17,7 @@ from benchmarks.pages.results_of_costs import (
     digits,
     first_result,
     genstats,
+    kernel_times,
     machine_of,
     penalties,
     read,
@@ -24,6 +25,7 @@ from benchmarks.pages.results_of_costs import (
     spread,
     table,
 )
+from benchmarks.pages.results_of_decoders import decoders, detectors, recurrent, serving, several_gpus
 from benchmarks.pages.results_of_quantised import packed_products, quantized_models
 
 VIEWS = {"slice", "split", "reshape", "transpose"}  # left out of a step's name in a cell
@@ -379,6 +381,9 @@ def main() -> str:
     costs = {"calls": calls, "choices": choices, "first_result": first_result, "penalties": penalties}
     costs |= {"genstats": genstats, "shapes": shapes}
     costs |= {"quantized_models": quantized_models, "packed_products": packed_products}
+    costs |= {"decoders": decoders, "recurrent": recurrent, "detectors": detectors}
+    costs |= {"kernel_times": kernel_times}
+    costs |= {"serving": serving, "scale": several_gpus}
     measured = [line for name, section in costs.items() if (RESULTS / f"{name}.json").exists() for line in section()]
     on_gpu = [*peers(), *training(), *digits(), *measured, *gpu_models()]
     return "\n".join([*head, *on_gpu, *light_models(), *scaling(), *compile_time(), *builds()]).rstrip() + "\n"

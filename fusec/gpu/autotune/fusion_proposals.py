@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.gpu.kernels import GpuFigures
-from fusec.gpu.kernels.codegen.pointwise_code import can_generate
+from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
+from fusec.gpu.kernels.codegen.pointwise_code import BYTES, can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise
 from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
 from fusec.gpu.kernels.convolution.thin_product import match_product
 from fusec.ir import Node
-from fusec.ops import Conv, MatMul, Reduce
+from fusec.ops import Attention, Conv, LayerNorm, MatMul, Reduce, RmsNorm
+
+ROUNDED = (LayerNorm, RmsNorm, Attention)  # ops whose kernels round their results to 8 bits, too
 
 
 def is_joint_work(nodes: Sequence[Node]) -> bool:
     """Return True if a kernel's nodes could be several steps.
 
-    They are a depthwise convolution and the mean of its result, several products, or pointwise ops and then a product.
+    They are a depthwise convolution and the mean of its result, several products, pointwise ops and then a product, or
+    a norm (or attention) and the rounding of its result.
     """
+    if is_rounded(nodes):
+        return True
     products = [i for i, node in enumerate(nodes) if isinstance(node.op, (Conv, MatMul))]
     if len(products) != 1:
         return len(products) > 1
@@ -29,9 +35,28 @@ def is_joint_work(nodes: Sequence[Node]) -> bool:
     )
 
 
+def rounded_at(nodes: Sequence[Node]) -> int | None:
+    """Return the place of a norm of rows, or of attention, between views and pointwise ops; None if there is none."""
+    at = next((i for i, node in enumerate(nodes) if isinstance(node.op, ROUNDED)), None)
+    if at is None or not all(isinstance(node.op, VIEW_OPS) for node in nodes[:at]):
+        return None
+    return at if all(map(can_generate, nodes[at + 1 :])) else None
+
+
+def is_rounded(nodes: Sequence[Node]) -> bool:
+    """Return True for such a norm or attention if the last op gives 8-bit integers.
+
+    Alone, the rounding would read the result again.
+    """
+    at = rounded_at(nodes)
+    return at is not None and at + 1 < len(nodes) and nodes[-1].result.type.dtype in BYTES
+
+
 def may_begin(nodes: Sequence[Node], figures: GpuFigures) -> bool:
     """Return True if a group of steps that begins with these nodes may become such a kernel."""
     first = nodes[0]
+    if any(isinstance(node.op, ROUNDED) for node in nodes):
+        return rounded_at(nodes) is not None
     if can_generate(first):
         product = next((node for node in nodes if isinstance(node.op, (Conv, MatMul))), None)
         if product is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fusec.gpu.autotune.fusion_proposals import is_rounded, rounded_at
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
 from fusec.gpu.kernels import GpuFigures
 from fusec.ir import Graph, Node
@@ -68,9 +69,15 @@ def _two_products(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> I
 def _unfused(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigures) -> Iterator[Candidate]:
     """Yield sequences of smaller steps for a kernel that runs several steps.
 
-    Such a kernel runs one of three: pointwise ops and a product; a depthwise convolution with a mean and perhaps more
-    products; a sequence of small products.
+    Such a kernel runs one of four: pointwise ops and a product; a norm (or attention) and the rounding of its result; a
+    depthwise convolution with a mean and perhaps more products; a sequence of small products.
     """
+    if is_rounded(nodes):
+        at = rounded_at(nodes)
+        assert at is not None
+        for first in _as_one_step(graph, nodes[: at + 1], figures):
+            yield from ((first, rounding) for rounding in _kernel(graph, nodes[at + 1 :], figures))
+        return
     products = [i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)]
     if len(products) == 1 and products[0]:
         at = products[0]

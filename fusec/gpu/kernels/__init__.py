@@ -20,6 +20,7 @@ from fusec.gpu.kernels.convolution import (
     split_k,
     squeeze_excite,
     thin_product,
+    warpgroup_product,
 )
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
@@ -42,6 +43,7 @@ FAMILIES: tuple[Family, ...] = (
     depthwise.depthwise,
     squeeze_excite.squeeze_excite,
     split_k.split_k,  # before thin products, because its variants include theirs
+    warpgroup_product.warpgroup_product,  # before thin products, because its variants include theirs
     thin_product.thin_product,
     few_channels.few_channels,  # before gathers, because one would run the pad to four channels alone
     few_filters.few_filters,
@@ -56,6 +58,8 @@ FAMILIES: tuple[Family, ...] = (
 )
 # Families whose code loads and stores types of 8 bits and fewer.
 NARROW_FAMILIES: tuple[Family, ...] = (
+    attention_forward.attention_forward,
+    row_reduction.row_reduction,
     pointwise.pointwise,
     gather_resize.gather_resize,
     packed_product.packed_product,

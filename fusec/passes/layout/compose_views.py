@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import cast
 
 from fusec.ir import Graph, Node, Value
-from fusec.ops import MatMul, Reshape, Transpose
+from fusec.ops import Cast, MatMul, Reshape, Transpose
 from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, single_use
 
 Shape = tuple[int, ...]
@@ -90,23 +90,24 @@ def _turned_rows_down(graph: Graph, node: Node) -> Value | None:
     (x,), perm = rows.node.operands, rows.node.op.perm
     if x.literal is not None or perm[-1:] != (len(perm) - 1,) or x.type.order or rows.type.order:
         raise NoMatch("a constant, or not rows alone", rows)
-    if not _transposed_later(_after_bias(node.result)):
+    if not _transposed_later(_after_rows(node.result)):
         raise NoMatch("what follows is not transposed", node.result)
     product = graph.insert(node.op, [x, w], before=node).result
     return graph.add(Transpose(perm), product, before=node)
 
 
-@local("transpose", equation="transpose(matmul(x, w) + b, p) = matmul(transpose(x, p), w) + b where rows move, b a row")
+@local("transpose", equation="transpose(f(matmul(x, w)), p) = f(matmul(transpose(x, p), w)) where rows move, f by rows")
 def _turned_rows_up(graph: Graph, node: Node) -> Value | None:
     """Move a transpose of rows before the layer, where its operand is transposed and nothing after it is."""
     perm, value = cast(Transpose, node.op).perm, node.operands[0]
     if perm[-1:] != (len(perm) - 1,) or value.node is None or not single_use(value):
         raise NoMatch("not rows alone, or used elsewhere too", value)
-    if _transposed_later(_after_bias(node.result)):  # the other rule moved it here
+    if _transposed_later(_after_rows(node.result)):  # the other rule moved it here
         raise NoMatch("transposed again", node.result)
-    bias: Node | None = None
-    if value.node.op.name == "add" and (sums := _without_bias(value.node)) is not None:
-        bias, value = value.node, sums
+    later: list[Node] = []
+    while value.node is not None and (operand := _by_rows(value.node)) is not None and single_use(operand):
+        later.append(value.node)
+        value = operand
     product = value.node
     if product is None or not isinstance(product.op, MatMul) or not single_use(value):
         raise NoMatch("no linear layer", value)
@@ -115,37 +116,47 @@ def _turned_rows_up(graph: Graph, node: Node) -> Value | None:
         raise NoMatch("not by a matrix, or its operand is not transposed", x)
     transposed = graph.add(Transpose(perm), x, before=node)
     result = graph.insert(product.op, [transposed, w], before=node, origin=product.origin).result
-    if bias is not None:
-        operands = [result if v is value else v for v in bias.operands]
-        result = graph.insert(bias.op, operands, before=node, origin=bias.origin).result
+    for each in reversed(later):
+        operands = [result if v is _by_rows(each) else v for v in each.operands]
+        result = graph.insert(each.op, operands, before=node, origin=each.origin).result
     return result
 
 
 def rows_after(value: Value) -> Shape:
-    """Return the leading dims into which a linear layer's rows are reshaped after its bias; () if they are not."""
-    end = _after_bias(value)
+    """Return the leading dims into which a linear layer's rows are reshaped, after its scale and bias; () if none."""
+    end = _after_rows(value)
     if single_use(end) and isinstance(end.users[0].op, Reshape):
         shape = end.users[0].op.shape
         return shape[:-1] if shape[-1:] == value.type.shape[-1:] else ()
     return ()
 
 
-def _after_bias(value: Value) -> Value:
-    """Return the sum of a value and a constant row, if that is the value's only use; else the value."""
-    if single_use(value):
-        (user,) = value.users
-        if user.op.name == "add" and _without_bias(user) is value:
-            return user.result
+def _after_rows(value: Value) -> Value:
+    """Return what casts, and sums and products with constant rows, make of a value whose only use they are."""
+    while single_use(value) and _by_rows(value.users[0]) is value:
+        value = value.users[0].result
     return value
 
 
-def _without_bias(node: Node) -> Value | None:
-    """Return the operand of a sum to which a constant row is added."""
+def _by_rows(node: Node) -> Value | None:
+    """Return the operand of a cast, or that of a sum or product to which a constant row or number is the other one."""
+    if isinstance(node.op, Cast):
+        return node.operands[0]
+    if node.op.name not in ("add", "mul"):
+        return None
     for x, b in (node.operands, node.operands[::-1]):
-        row = b.literal is not None and b.type.shape[-1:] == (b.type.size,)
+        row = _is_constant(b) and (b.type.size == 1 or b.type.shape[-1:] == (b.type.size,))
         if row and x.literal is None and x.type.shape == node.result.type.shape:
             return x
     return None
+
+
+def _is_constant(value: Value) -> bool:
+    """Return True for a constant, also reshaped, which is folded later."""
+    made = value.node
+    return value.literal is not None or (
+        made is not None and isinstance(made.op, Reshape) and made.operands[0].literal is not None
+    )
 
 
 def _transposed_later(value: Value) -> bool:

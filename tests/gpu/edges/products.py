@@ -63,13 +63,18 @@ def matmuls() -> Iterator[Row]:
 
 
 def integer_matmuls() -> Iterator[Row]:
-    """Every value times every other, and a sum that wraps around."""
+    """Every value times every other, and a sum that wraps around; bytes by constant weights."""
     for dtype in (DType.I32, DType.I64):
         values = edges(dtype)
         left, right = np.ones((16, 3), dtype.numpy), np.ones((3, 16), dtype.numpy)
         left[:, 1], right[1] = values, values
         names = np.array([[f"{a} , {b}" for b in values] for a in values], object)
         yield row(f"matmul {dtype.value}", "matmul", [left, right], added(MatMul()), labels=names)
+    values = edges(DType.I8)
+    left, right = np.ones((len(values), 32), np.int8), np.ones((32, len(values)), np.int8)
+    left[:, 1], right[1] = values, values
+    names = np.array([[f"{a} , {b}" for b in values] for a in values], object)
+    yield row("matmul weights i8", "matmul", [left, right], added(MatMul()), labels=names, constants=(1,))
 
 
 def packed_matmuls() -> Iterator[Row]:

@@ -151,6 +151,7 @@ static void wait_for_peers(unsigned long long *door) {
 }
 static void pin(float &) {}
 static void pin(double &) {}
+static void pin(int &) {}
 // What each thread of the warp passed, six words a thread: two buffers in turn, so that one barrier is enough.
 static unsigned words[2][MOST][6];
 static int turn[MOST];

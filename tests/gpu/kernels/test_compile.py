@@ -20,6 +20,7 @@ from gpu.kernels.convolution.test_packed_product import packed_cases
 from gpu.kernels.convolution.test_split_k import few_cases as few_pixels_cases
 from gpu.kernels.convolution.test_squeeze_excite import gate_cases
 from gpu.kernels.convolution.test_thin_product import thin_cases
+from gpu.kernels.convolution.test_warpgroup_product import warpgroup_cases
 from gpu.kernels.elementwise.test_gather_resize import among_pointwise_ops as around_samples
 from gpu.kernels.elementwise.test_gather_resize import gather_cases, pad_cases, resize_cases
 from gpu.kernels.elementwise.test_multi_tensor import list_cases
@@ -36,7 +37,8 @@ from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
 from helpers import quick
 
-from benchmarks.kernels.kernel_times import CASES, kernel_of
+from benchmarks.kernels.kernel_cases import CASES
+from benchmarks.kernels.kernel_times import kernel_of
 from fusec.gpu.kernels.codegen.kernel import Launch, prelude
 from fusec.targets.target import DEFAULT, load, names
 
@@ -69,6 +71,7 @@ def shaped_cases() -> list[Case]:
         *depthwise_cases(),
         *gate_cases(),
         *thin_cases(),
+        *warpgroup_cases(),
         *few_channels_cases(),
         *few_filters_cases(),
         *wide_cases(),

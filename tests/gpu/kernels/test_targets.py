@@ -16,7 +16,8 @@ from gpu.kernels.emulator import Emulator, needs_compiler
 from gpu.kernels.test_compile import cases_of_one_form, nvrtc, shaped_cases
 from helpers import quick
 
-from benchmarks.kernels.kernel_times import CASES, kernel_of
+from benchmarks.kernels.kernel_cases import CASES
+from benchmarks.kernels.kernel_times import kernel_of
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.gpu.kernels.codegen.kernel import CLUSTERS, Launch, prelude
 from fusec.targets.target import DEFAULT, load, names

@@ -35,12 +35,28 @@ FRAGMENT(kernel) {
       const u32 at = first + a * 16 + h * 8;
       const float share = 1.0f / WEIGHT[h * 2];
       if (at < QUERY_COUNTu) {
-        TYPE* to = RESULT + (image * RESULT_IMAGE + head * RESULT_HEAD + at * RESULT_QUERY + RESULT_START + 2u * t);
+        RESULT_TYPE* to = RESULT + (image * RESULT_IMAGE + head * RESULT_HEAD + at * RESULT_QUERY + RESULT_START + 2u * t);
         #pragma unroll
-        for (int b = 0; b < VALUE_OCTETS; ++b)
-          *(u32*)(to + 8 * b) = word_of<TYPE>(sums[a][b][2 * h + 0] * share, sums[a][b][2 * h + 1] * share);
+        for (int b = 0; b < VALUE_OCTETS; ++b) {
+          STORE
+        }
       }
     }
+}
+
+FRAGMENT(store) {
+  *(u32*)(to + 8 * b) = word_of<TYPE>(sums[a][b][2 * h + 0] * share, sums[a][b][2 * h + 1] * share);
+}
+
+FRAGMENT(store_rounded) {
+  Pack<KIND, 2> pair;
+  SCALES
+  #pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    ROUND
+    pair.v[e] = ROUNDED;
+  }
+  store_pack<KIND, 2>(to + 8 * b, pair);
 }
 
 // Turn scores into weights, as words that products take. Scale sums again where scores grew.

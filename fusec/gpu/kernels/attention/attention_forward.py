@@ -17,7 +17,7 @@ from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, View, source, view_of_operand
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div, with_variants
-from fusec.gpu.kernels.codegen.pointwise_code import split_index
+from fusec.gpu.kernels.codegen.pointwise_code import BYTES, PointwiseCode, Space, can_generate, split_index
 from fusec.ir import Node, Value
 from fusec.ops import Attention
 
@@ -34,7 +34,7 @@ VARIANTS = (
 def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of an attention without a bias; None for other steps.
 
-    Its operands and its result may be views.
+    Its operands and its result may be views. The result may be rounded to 8 bits by one scale.
     """
     found = match_attention(nodes, outputs)
     if found is None:
@@ -47,21 +47,41 @@ def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
 def match_attention(nodes: Sequence[Node], outputs: Sequence[Value]) -> AttentionSource | None:
     """Return the attention of a step, with its views; None if the kernel cannot run it."""
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, Attention)), None)
-    if at is None or len(outputs) != 1 or any(not isinstance(n.op, VIEW_OPS) for n in nodes if n is not nodes[at]):
+    if at is None or len(outputs) != 1:
         return None
     node, result = nodes[at], outputs[0]
-    op = node.op
+    rounding = _rounding(node.result, nodes[at + 1 :])
+    views = [*nodes[:at], *nodes[at + 1 + len(rounding) :]]
+    if any(not isinstance(n.op, VIEW_OPS) for n in views):
+        return None
+    op, last = node.op, rounding[-1] if rounding else node
     assert isinstance(op, Attention)
-    if len(node.operands) != 3 or op.guarded or not result.type.size or result.type.dtype not in HALVES:
+    if len(node.operands) != 3 or op.guarded or not result.type.size or node.result.type.dtype not in HALVES:
         return None
     read = [found for value in node.operands if (found := source(value, nodes[:at])) is not None]
-    written = _stored(node, nodes[at + 1 :], result)
+    written = _stored(last, nodes[at + 1 + len(rounding) :], result)
     if len(read) < 3 or written is None or not all(map(_fits, [*(view for _, view in read), written])):
         return None
     (_, q), (_, k), (_, v) = read
-    if not k.shape[2] or {q.dtype, k.dtype, v.dtype} != {result.type.dtype}:
+    if not k.shape[2] or {q.dtype, k.dtype, v.dtype} != {node.result.type.dtype}:
         return None
-    return AttentionSource(op, tuple(value for value, _ in read), (q, k, v), result, written)
+    return AttentionSource(node, tuple(value for value, _ in read), (q, k, v), result, written, rounding)
+
+
+def _rounding(value: Value, nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return the pointwise ops that round a value to 8 bits, each with one number as its other operands."""
+    found: list[Node] = []
+    for node in nodes:
+        others = [v for v in node.operands if v is not value]
+        if not can_generate(node) or any(v.literal is None or v.type.size != 1 for v in others):
+            return ()
+        if len(others) == len(node.operands):
+            return ()
+        found.append(node)
+        value = node.result
+        if value.type.dtype in BYTES:
+            return tuple(found)
+    return ()
 
 
 def _stored(node: Node, epilogue: Sequence[Node], result: Value) -> View | None:
@@ -92,13 +112,20 @@ class AttentionSource:
 
     read, views: queries, keys and values.
     written: the view of attention's result in `result`.
+    rounding: the ops that round it to 8 bits.
     """
 
-    op: Attention
+    node: Node
     read: tuple[Value, ...]
     views: tuple[View, ...]
     result: Value
     written: View
+    rounding: tuple[Node, ...] = ()
+
+    @property
+    def op(self) -> Attention:
+        assert isinstance(self.node.op, Attention)
+        return self.node.op
 
     def tiles(self, tiling: AttentionTiling) -> WarpTiles:
         """Return the code of the products."""
@@ -138,21 +165,36 @@ class AttentionSource:
             ROUNDS=ceil_div(keys, tiling.keys),
             LOOP=tiles.loop(weigh),
             RESULT=arguments.write(self.result),
+            RESULT_TYPE=C_TYPES[self.result.type.dtype],
+            STORE=self._store(arguments),
             RESULT_IMAGE=result.strides[0],
             RESULT_HEAD=result.strides[1],
             RESULT_QUERY=result.strides[2],
             RESULT_START=result.start,
         )
+        early = bool(self.rounding)  # before a product of bytes, which copies its weights meanwhile
         launch = arguments.launch(
             "attention",
-            lines,
+            [*arguments.begin(), *lines] if early else lines,
             batch * heads * blocks,
             tiling.threads,
             preamble=tiles.preamble(),
             resident=tiling.resident,
         )
         architecture = wgmma.ARCHITECTURE if tiling.grouped else ""
-        return Kernel("attention", (replace(launch, resident_bytes=tiles.shared_bytes, architecture=architecture),))
+        launch = replace(launch, resident_bytes=tiles.shared_bytes, architecture=architecture, early=early)
+        return Kernel("attention", (launch,))
+
+    def _store(self, arguments: Arguments) -> list[str]:
+        """Store two neighbours of a result. What is rounded to 8 bits is rounded to 16 before, as in steps apart."""
+        if not self.rounding:
+            return _CUDA("store", TYPE=C_TYPES[self.result.type.dtype])
+        code = PointwiseCode(Space((1,), (None,)), arguments)
+        code.define(self.node.result, "sums[a][b][2 * h + e] * share")
+        code.compute(self.rounding)
+        kind = C_TYPES[self.result.type.dtype]
+        rounded = code.as_stored(self.rounding[-1].result)
+        return _CUDA("store_rounded", KIND=kind, SCALES=code.head, ROUND=code.body, ROUNDED=rounded)
 
     def _block(self, blocks: int) -> list[str]:
         """Declare the head and the part of its queries that a block handles.

@@ -182,6 +182,20 @@ class Arguments:
             self.arguments.append(Argument(value, type))
         return self.names[key]
 
+    def begin(self) -> list[str]:
+        """Return the statements of a dependent launch that wait for earlier ones, and let the next one begin.
+
+        Pointers to computed values are new from there on, so that the compiler moves no load through them to an earlier
+        place. All of them have to be named before.
+        """
+        pointers = [
+            name
+            for (value, _, written), name in self.names.items()
+            if value is not None and value.literal is None and not written
+        ]
+        renewed = (f"{name} = from_here({name});" for name in pointers)
+        return ["wait_for_launches();", "next_may_begin();", *renewed]
+
     def launch(
         self,
         name: str,

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fusec.gpu.kernels.codegen.indexing import Strided, View
 from fusec.gpu.kernels.codegen.kernel import (
     BLOCK,
@@ -26,6 +28,7 @@ from fusec.gpu.kernels.codegen.op_table import expression, literal, pattern
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Pointwise, Relayout
 
+BYTES = (DType.I8, DType.U8, DType.F8E4M3)  # types of quantised activations
 # Results that need no rounding, because they are an operand, its negative, or an integer.
 EXACT = frozenset({"identity", "relu", "abs", "neg", "max", "min", "where", "sign", "ceil", "floor", "round"})
 
@@ -97,6 +100,7 @@ class PointwiseCode:
     head, body, tail: statements before, in and after the loop over neighbours.
     rounds: round each result to its type; else only what is stored.
     ahead: issue loads where `head` is, however late their values are used.
+    is_short: all that is stored has 16 bits or fewer, so that fp32 takes the GPU's approximations, too.
     """
 
     space: Space
@@ -109,6 +113,7 @@ class PointwiseCode:
     tail: list[str] = field(default_factory=list[str])
     rounds: bool = True
     ahead: bool = False
+    is_short: bool = False
 
     def apply(self, node: Node) -> None:
         """Compute the result of a node. Operands that are not known are loaded."""
@@ -120,7 +125,10 @@ class PointwiseCode:
                 self.narrowed[result] = self.narrowed[node.operands[0]]
             return
         source, dtype = node.operands[-1].type, result.type.dtype
-        if isinstance(node.op, Cast):
+        if (whole := whole_number(node)) is not None and whole[0] in self.known:
+            rounded, low, high = whole
+            text = f"whole_number<{C_TYPES[dtype]}>({self.known[rounded]}, {low}.0f, {high}.0f)"
+        elif isinstance(node.op, Cast):
             text = cast(operands[0], source.dtype, dtype)
         else:
             assert isinstance(node.op, Pointwise)
@@ -128,7 +136,8 @@ class PointwiseCode:
             index = self.space.coordinate(source.rank, int(axis)) if node.op.name == "gen_index" else "0"
             if node.op.name == "gen_index" and source.shape[int(axis)] == 1:
                 index = "0"
-            text = expression(node.op, source.dtype, operands, index)
+            kind = DType.F16 if self.is_short and source.dtype is DType.F32 else source.dtype
+            text = expression(node.op, kind, operands, index)
         self.define(result, text, rounds=node.op.name not in EXACT)
 
     def compute(self, nodes: Iterable[Node], stored: Iterable[Value] = ()) -> None:
@@ -202,7 +211,7 @@ class PointwiseCode:
     def load(self, value: Value, type: Strided) -> str:
         """Load the element of a value from memory."""
         number = value.literal.array.reshape(-1)[0] if value.literal is not None and value.type.size == 1 else None
-        if number is not None:
+        if number is not None and not is_scale(number):
             kind = computed_in(type.dtype)
             return literal(float(number) if kind.is_float else int(number), kind)
         c_type, vector = C_TYPES[type.dtype], self.space.vector
@@ -231,6 +240,28 @@ class PointwiseCode:
             return f"wide(load_part({pointer}, {at} + j * {step}))"
         self.head.append(f"const {compute_type(type.dtype)} {name} = wide(load_part({pointer}, {at}));")
         return name
+
+
+def is_scale(number: np.generic) -> bool:
+    """Tell if a constant is loaded rather than written into the source: an fp32 number that bf16 does not hold.
+
+    Such numbers are mostly scales of quantisation. Each layer has another one, and would need a source of its own.
+    """
+    return number.dtype == np.float32 and bool(np.float32(number).view(np.uint32) & 0xFFFF)
+
+
+def whole_number(node: Node) -> tuple[Value, int, int] | None:
+    """Return the operand and limits of `cast(clip(round(x)))` from fp32 to 8 bits; None for other nodes.
+
+    For whole limits that is the same as rounding after the limits, which takes one addition.
+    """
+    clip = node.operands[0].node if isinstance(node.op, Cast) and node.result.type.dtype in BYTES else None
+    if clip is None or clip.op.name != "clip" or clip.result.type.dtype is not DType.F32:
+        return None
+    before, (low, high) = clip.operands[0].node, (clip.op.attributes[k] for k in ("min", "max"))
+    if before is None or before.op.name != "round" or max(abs(low), abs(high)) > 255 or low % 1 or high % 1:
+        return None
+    return before.operands[0], int(low), int(high)
 
 
 def rounded_to(text: str, dtype: DType) -> str:

@@ -84,6 +84,7 @@ DEVICE void meet(u32* door, u32 blocks) {
 // The number is here, and is not read again: what it was read from may change from now on.
 DEVICE void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 DEVICE void pin(double& x) { asm volatile("" : "+d"(x)::"memory"); }
+DEVICE void pin(i32& x) { asm volatile("" : "+r"(x)::"memory"); }
 #endif
 
 #ifdef FUSEC_EMULATED
@@ -290,6 +291,14 @@ DEVICE void wait_for_launches() {}
 DEVICE void next_may_begin() {}
 #endif
 
+// A pointer through which nothing was loaded before here, whatever the compiler knows about what it points to.
+template <class T> DEVICE const T* from_here(const T* p) {
+#ifndef FUSEC_EMULATED
+  asm volatile("" : "+l"(p)::"memory");
+#endif
+  return p;
+}
+
 // Whether a block is the last of so many to come by a door, and may read (by `across`) what the others wrote.
 DEVICE bool last_of(u32* door, u32 blocks) {
   __shared__ u32 before;
@@ -308,6 +317,11 @@ DEVICE bool last_of(u32* door, u32 blocks) {
 template <class T> DEVICE T nmax(T x, T y) { return x > y || x != x ? x : y; }
 template <class T> DEVICE T nmin(T x, T y) { return x < y || x != x ? x : y; }
 template <class T> DEVICE T clipped(T x, T low, T high) { return nmin(nmax(x, low), high); }
+// The nearest whole number between limits, even for a tie, and 0 for NaN: 3 * 2^22 + x has no bits for a fraction.
+template <class T> DEVICE T whole_number(float x, float low, float high) {
+  const float sum = (x < low ? low : x > high ? high : x) + 12582912.0f;
+  return x == x ? (T)f32_to_bits(sum) : T(0);
+}
 template <class T> DEVICE T square(T x) { return x * x; }
 // Of what is no less than the other but for rounding; what is no number stays so.
 template <class T> DEVICE T less(T x, T y) { return x - y < T(0) ? T(0) : x - y; }
@@ -612,6 +626,23 @@ DEVICE void group_product(float (&d)[N][4], const u32 (&a)[4], const void* b, u3
     }
   });
 }
+// Of bytes, both in shared memory: 16 bytes of the depth of each row or column, `lead` bytes before the next 16.
+template <int N> DEVICE void group_product(i32 (&d)[N][4], const void* a, u32 a_lead, const void* b, u32 b_lead) {
+  i32 (*sums)[4] = d;
+  group_does([=] {
+    const u32 g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u, warp = threadIdx.x / 32u % 4u;
+    ALIGNED(a, 16);
+    ALIGNED(b, 16);
+    for (u32 n = 0; n < N; ++n) {
+      for (u32 e = 0; e < 4u; ++e) {
+        const i8* row = (const i8*)a + (warp * 16u + e / 2u * 8u + g) * 16u;
+        const i8* column = (const i8*)b + (n * 8u + t * 2u + e % 2u) * 16u;
+        for (u32 k = 0; k < 32u; ++k)
+          sums[n][e] += row[k / 16u * a_lead + k % 16u] * column[k / 16u * b_lead + k % 16u];
+      }
+    }
+  });
+}
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
 DEVICE void group_begins() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void group_ends() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -701,5 +732,19 @@ template <class T> DEVICE u32 pair_less(u32 x, u32 y) {
   T low[2], high[2];
   low[0].bits = (u16)x, high[0].bits = (u16)(x >> 16), low[1].bits = (u16)y, high[1].bits = (u16)(y >> 16);
   return word_of<T>(wide(low[0]) - wide(low[1]), wide(high[0]) - wide(high[1]));
+}
+#endif
+// A sixteenth of two numbers of fp16, less two others.
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
+DEVICE u32 pair_sixteenth_less(u32 x, u32 y) {
+  u32 z;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(0x2c002c00u), "r"(y ^ 0x80008000u));
+  return z;
+}
+#else
+DEVICE u32 pair_sixteenth_less(u32 x, u32 y) {
+  f16 low[2], high[2];
+  low[0].bits = (u16)x, high[0].bits = (u16)(x >> 16), low[1].bits = (u16)y, high[1].bits = (u16)(y >> 16);
+  return word_of<f16>(wide(low[0]) / 16.0f - wide(low[1]), wide(high[0]) / 16.0f - wide(high[1]));
 }
 #endif

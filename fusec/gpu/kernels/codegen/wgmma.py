@@ -49,3 +49,27 @@ def product(kind: str, columns: int, turned: bool = False) -> list[str]:
         "#endif",
         "}",
     ]
+
+
+def byte_product(columns: int) -> list[str]:
+    """Generate the function ENTRY_<columns>: d[64][columns] += a[64][32] b[32][columns], of 8-bit integers.
+
+    Both operands are in shared memory, with 16 bytes of the depth of each row (or column) next to those of the
+    following one. `a_lead` and `b_lead` are the bytes from 16 of the depth to the next 16.
+    """
+    count = columns // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    written = ", ".join(f'"+r"(d[{i // 4}][{i % 4}])' for i in range(count))
+    return [
+        f"DEVICE void ENTRY_{columns}(i32 (&d)[{columns // 8}][4], const void* a, u32 a_lead, "
+        "const void* b, u32 b_lead) {",
+        "#ifdef FUSEC_EMULATED",
+        f"  group_product<{columns // 8}>(d, a, a_lead, b, b_lead);",
+        "#else",
+        '  asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; "',
+        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k32.s32.s8.s8 {{{sums}}}, %{count}, %{count + 1}, p; }}"',
+        f"    : {written}",
+        '    : "l"(group_tiles(a, a_lead, 128u)), "l"(group_tiles(b, b_lead, 128u)));',
+        "#endif",
+        "}",
+    ]

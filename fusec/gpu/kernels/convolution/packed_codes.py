@@ -81,8 +81,6 @@ class PackedCodes:
         """Fill in what depends on the constants."""
         by_bits = not (self.bits == 8 and self.floats is DType.BF16)  # bf16 has no 8 bits after its first one
         low = (8 if self.bits == 4 else 128) if self.type.dtype in SIGNED else 0
-        first = 0x6400 if self.floats is DType.F16 else 0x4300  # 1024 in fp16, 128 in bf16
-        base = f"{(first + low) * 0x10001}u" if by_bits else "0.0f"
         return cuda.bind(
             CODES=arguments.read(self.codes, self.stored),
             SCALES=arguments.read(self.scales, self.by_block(self.scales)),
@@ -96,29 +94,47 @@ class PackedCodes:
             COUNT=self.count,
             WORDS=self.count // 2,
             OFFSET_TYPE="u32" if by_bits else "float",
-            OFFSET=self._offset(base, by_bits, arguments),
+            OFFSET=self._offset(low, by_bits, arguments),
             WORD=self._word(),
-            UNPACK=self._unpacked(first + low) if by_bits else self._converted(),
+            UNPACK=self._unpacked(low) if by_bits else self._converted(),
         )
 
-    def _offset(self, base: str, by_bits: bool, arguments: Arguments) -> str:
+    @property
+    def _first(self) -> int:
+        """The bits of a float whose last bits hold a code: 1024 in fp16, 128 in bf16."""
+        return 0x6400 if self.floats is DType.F16 else 0x4300
+
+    @property
+    def _in_place(self) -> bool:
+        """Tell if codes of columns g + 8 stay at bits 4 to 7, as sixteenths of 1024 + 16 code, which saves a shift."""
+        return self.bits == 4 and self.floats is DType.F16
+
+    def _offset(self, low: int, by_bits: bool, arguments: Arguments) -> str:
         """Return what is subtracted from each weight after its bits became a float."""
+        number, step = f"{(self._first + low) * 0x10001}u", "0x10001u"
+        if self._in_place:  # 64 + low in fp16, whose last bit is a sixteenth
+            number, step = f"(h ? {(0x5400 + 16 * low) * 0x10001}u : {number})", "(h ? 0x100010u : 0x10001u)"
         if self.zeros is None:
-            return base
+            return number if by_bits else "0.0f"
         pointer = arguments.read(self.zeros, self.by_block(self.zeros))
         zero = f"wide(load_part({pointer}, place + h))" if self.bits == 4 else f"{pointer}[place + h]"
-        return f"{base} + (u32)(i32){zero} * 0x10001u" if by_bits else f"(float){zero}"
+        return f"{number} + (u32)(i32){zero} * {step}" if by_bits else f"(float){zero}"
 
     def _word(self) -> str:
         """Return the bits of a pair of weights: of columns g or g + 8 (i % 2), at depth 2q or 2q + 8 (i / 2)."""
         number = f"(j * {self.products} + s)"
         if self.bits == 4:
-            return f"codes[u][t][{number}] >> 4 * i"
+            return f"codes[u][t][{number}] >> {'8 * (i / 2)' if self._in_place else '4 * i'}"
         return f"codes[u][t][{number} * 2 + i / 2] >> 16 * (i % 2)"
 
-    def _unpacked(self, magic: int) -> str:
+    def _unpacked(self, low: int) -> str:
+        kind, magic = C_TYPES[self.floats], (self._first + low) * 0x10001
         pair = "(word & 0x000f000fu)" if self.bits == 4 else "((word & 0xffu) | (word & 0xff00u) << 8)"
-        return f"pair_less<{C_TYPES[self.floats]}>({pair} ^ {magic * 0x10001}u, less)"
+        plain = f"pair_less<{kind}>({pair} ^ {magic}u, less)"
+        if not self._in_place:
+            return plain
+        high = (self._first + 16 * low) * 0x10001
+        return f"i % 2 ? pair_sixteenth_less((word & 0x00f000f0u) ^ {high}u, less) : {plain}"
 
     def _converted(self) -> str:
         number = C_TYPES[self.type.dtype]

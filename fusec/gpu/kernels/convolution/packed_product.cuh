@@ -60,6 +60,47 @@ FRAGMENT(loop) {
   }
 }
 
+// The same, with the rows in shared memory. As soon as a chunk is multiplied, the thread requests the one AHEAD chunks
+// later in its registers, so that a multiprocessor always waits for some.
+FRAGMENT(loop_ahead) {
+  u32 codes[AHEAD][TILES][4];
+  Pack<SCALE_TYPE, 2> scale[AHEAD][TILES][GROUPS];
+  OFFSET_TYPE offset[AHEAD][TILES][GROUPS][2];
+  #pragma unroll
+  for (int u = 0; u < AHEAD; ++u) {
+    const u32 chunk = start + u * STEPu;
+    LOAD
+  }
+  BEGIN
+  __shared__ Pack<u32, 4> rows[ROWS * ROW_PACKS];
+  for (u32 i = threadIdx.x; i < ROWSu * PACKSu; i += THREADSu) {
+    const u32 row = i / PACKSu, k = i % PACKSu * 8u;
+    COPIED_COORDINATES
+    rows[row * ROW_PACKSu + i % PACKSu] = load_now<u32, 4>((const u32*)(POINTER + (COPIED_AT)));
+  }
+  __syncthreads();
+  #pragma unroll 1
+  for (; start < CHUNKSu; start += AHEADu * STEPu) {
+    #pragma unroll
+    for (int u = 0; u < AHEAD; ++u) {
+      {
+        const u32 chunk = start + u * STEPu;
+        Pack<u32, WORDS> x[AHEAD][OCTETS][GROUPS];
+        LOAD_ROWS
+        MULTIPLY
+      }
+      const u32 chunk = start + (AHEAD + u) * STEPu;
+      if (chunk < CHUNKSu) {
+        LOAD
+      }
+    }
+  }
+}
+
+FRAGMENT(load_shared) {
+  x[u][OCTET][j] = *(const Pack<u32, WORDS>*)((const u32*)(rows + ROW * ROW_PACKSu) + k / 2u);
+}
+
 // The launches before this one have ended, and the next one may request its weights.
 FRAGMENT(begin) {
   wait_for_launches();

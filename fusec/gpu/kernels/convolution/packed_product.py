@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, Filling, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, split_index
@@ -21,11 +21,15 @@ from fusec.ops.matmul import MAX_ROWS, fits_kernel
 from fusec.schedule.program import inputs_of
 
 OCTET = 8  # rows of one product
+PACK = 8  # numbers of a row that one copy to shared memory moves
 BUSY_WARPS = 16  # of a multiprocessor: with fewer the sum is split among blocks
 MAX_PARTS = 8
 # warps of a block, tiles of 16 columns of a warp, chunks that a thread requests before it multiplies
 TILINGS = ((8, 1, 4), (8, 1, 2), (4, 1, 4), (4, 1, 8), (8, 1, 8), (16, 1, 4), (8, 2, 2), (4, 2, 4))
 MAX_WORDS = 128  # that a thread requests before it multiplies, because they are in registers
+# The same with the rows in shared memory: warps, tiles, the most chunks ahead, and blocks of a multiprocessor.
+SHARED_TILINGS = ((4, 1, 4, 7), (4, 1, 8, 7), (8, 1, 8, 2), (8, 1, 4, 4), (16, 1, 4, 2))
+SHARED_BYTES = 40 << 10  # of rows: static shared memory has room for the sums of warps, too
 _CUDA = cuda_template(__package__, "packed_product.cuh")
 
 
@@ -40,11 +44,9 @@ def packed_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: Gpu
     name = "+".join(node.op.name for node in nodes)
     if y.size == 0:
         return Kernel(name, ())
-    kernels = [
-        Kernel(name, (source.launch(),), scratch_bytes=source.scratch_bytes)
-        for tiling in _tilings(product, figures)
-        for source in [PackedSource(product, epilogue, outputs, *tiling)]
-    ]
+    tilings = (*_tilings(product, figures), *_shared_tilings(product, figures))
+    sources = [PackedSource(product, epilogue, outputs, *tiling) for tiling in tilings]
+    kernels = [Kernel(name, (source.launch(),), source.scratch_bytes) for source in sources if source.fits]
     return with_variants({kernel.key: kernel for kernel in kernels}.values())
 
 
@@ -71,6 +73,18 @@ def _tilings(product: Node, figures: GpuFigures) -> Iterator[tuple[int, int, int
             yield warps, tiles, max(1, min(ahead, chunks // (warps * some))), some
 
 
+def _shared_tilings(product: Node, figures: GpuFigures) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield such figures, and blocks of a multiprocessor, where warps share the chunks evenly."""
+    codes = product.operands[1].type
+    columns, chunks = codes.shape[0] // 16, codes.shape[1] // PackedCodes.of(product).depth
+    for warps, tiles, ahead, resident in SHARED_TILINGS:
+        most = max(1, min(MAX_PARTS, figures.processors * resident // columns))
+        parts = next((n for n in range(most, 0, -1) if chunks % (warps * n) == 0), 0)
+        if parts:
+            share = chunks // (warps * parts)
+            yield warps, tiles, max(n for n in range(1, ahead + 1) if share % n == 0), parts, resident
+
+
 @dataclass(frozen=True, eq=False)
 class PackedSource:
     """The launch of a product.
@@ -79,6 +93,7 @@ class PackedSource:
     tiles: of 16 columns, for each warp.
     ahead: chunks of the depth that a thread requests before it multiplies.
     parts: blocks that share the depth.
+    resident: blocks of a multiprocessor whose rows are in shared memory; 0: rows are in registers.
     """
 
     product: Node
@@ -88,6 +103,14 @@ class PackedSource:
     tiles: int
     ahead: int
     parts: int
+    resident: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Tell if rows have room in shared memory, if they are there, and are copied by 16 bytes."""
+        *outer, inner = self.x.strides
+        aligned = inner == 1 and not any(s % PACK for s, n in zip(outer, self.x.shape, strict=False) if n > 1)
+        return not self.resident or (aligned and self.rows * (self.x.shape[-1] + PACK) * 2 <= SHARED_BYTES)
 
     @property
     def x(self) -> TensorType:
@@ -163,23 +186,39 @@ class PackedSource:
         early = self._is_early
         begin = cuda("begin") if early else []
         body = {"LOAD": cuda("load", TILE=tile), "BEGIN": begin, "LOAD_ROWS": rows, "MULTIPLY": cuda("multiply")}
+        if self.resident:
+            ahead = cuda("loop_ahead", AHEAD=self.ahead, **self._copied(arguments), **body)
+        else:
+            ahead = [line for n in dict.fromkeys(loops) for line in cuda("loop", AHEAD=n, **body)]
         coordinates = [line for octet in range(self.octets) for line in self._coordinates(octet)]
         lines = cuda(
             "kernel",
             ROW_COORDINATES=coordinates,
-            LOOPS=[line for ahead in dict.fromkeys(loops) for line in cuda("loop", AHEAD=ahead, **body)],
+            LOOPS=ahead,
             SHARE=cuda("share", ADD_WARPS=add_warps) if self.parts > 1 else [],
             ADD_UP=cuda("add_parts") if self.parts > 1 else add_warps,
             RESULT_COORDINATES=split_index("at", [(f"y{d}", self.x.shape[d]) for d in range(self.x.rank - 1)]),
             EPILOGUE=self._store(arguments),
         )
-        launch = arguments.launch("packed_product", lines, self.groups_of_tiles * self.parts, threads)
+        blocks = self.groups_of_tiles * self.parts
+        launch = arguments.launch("packed_product", lines, blocks, threads, resident=self.resident)
         return replace(launch, early=early)
 
     def _coordinates(self, octet: int) -> list[str]:
         row = f"row{octet}"
         last = f"const u32 {row} = {octet * OCTET}u + g < {self.rows}u ? {octet * OCTET}u + g : {self.rows - 1}u;"
         return [last, *split_index(row, [(f"r{octet}_{d}", self.x.shape[d]) for d in range(self.x.rank - 1)])]
+
+    def _copied(self, arguments: Arguments) -> dict[str, Filling]:
+        """Return where a row begins that is copied to shared memory. Rows there are in different banks."""
+        names = (*(f"c{d}" for d in range(self.x.rank - 1)), "k")
+        return {
+            "PACKS": self.x.shape[-1] // PACK,
+            "ROW_PACKS": self.x.shape[-1] // PACK + 1,
+            "COPIED_COORDINATES": split_index("row", [(f"c{d}", self.x.shape[d]) for d in range(self.x.rank - 1)]),
+            "POINTER": arguments.read(self.product.operands[0]),
+            "COPIED_AT": Space(self.x.shape, names).offset(self.x),
+        }
 
     def _load_row(self, cuda: CudaTemplate, octet: int, packed: PackedCodes, arguments: Arguments) -> list[str]:
         """Load the neighbours of a row that a thread multiplies, one by one where they are not contiguous."""
@@ -190,6 +229,9 @@ class PackedSource:
             AT=space.offset(self.x),
             STRIDE=self.x.strides[-1],
         )
+        if self.resident:
+            shared = cuda("load_shared", ROW=f"row{octet}", ROW_PACKS=self.x.shape[-1] // PACK + 1)
+            return cuda("load_row", LOAD_NEIGHBOURS=shared)
         return cuda("load_row", LOAD_NEIGHBOURS=cuda("load_pack" if self._packs else "load_elements"))
 
     def _store(self, arguments: Arguments) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Launch, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.loops import loop, thread_setup
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
+from fusec.gpu.kernels.codegen.pointwise_code import BYTES, PointwiseCode, Space
 from fusec.gpu.kernels.codegen.row_plan import CACHED, RowPlan
 from fusec.gpu.kernels.norm.row_step import RowStep
 from fusec.ops import Reduce
@@ -57,7 +57,11 @@ class RowSource:
         lines = [*self._setup(), *self._passes()]
         lines += self._write_reduction() if isinstance(self.op, Reduce) else self._write()
         resident = self.packed_threads // self.plan.block
-        return self.arguments.launch(self.anchor.op.name, lines, self.plan.blocks, self.plan.block, resident=resident)
+        # before a product of bytes, which copies its weights meanwhile
+        early = any(value.type.dtype in BYTES for value in self.step.epilogue_outputs)
+        lines = [*self.arguments.begin(), *lines] if early else lines
+        plan, name = self.plan, self.anchor.op.name
+        return replace(self.arguments.launch(name, lines, plan.blocks, plan.block, resident=resident), early=early)
 
     def partial(self) -> Launch:
         """Return the launch that stores the result of each chunk in scratch memory.

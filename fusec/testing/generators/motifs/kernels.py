@@ -159,6 +159,22 @@ def thin_product(b: RandomGraph) -> None:
         epilogue(b, y, 2)
 
 
+def warpgroup_product(b: RandomGraph) -> None:
+    """Draw a convolution by a window, or a matmul of few rows, of 8-bit integers, and scale the sums."""
+    b.dtype = _half(b)
+    depth, columns = b.pick([1, 2, 5]) * 16, b.pick([8, 24, 136])
+    if b.chance(50):
+        x = b.input(TensorType((b.pick([1, 67, 130]), depth), DType.I8))
+        y = b.add(MatMul(), x, b.constant((depth, columns), DType.I8))
+    else:
+        x = _image(b, depth, b.pick([5, 8]), b.pick([6, 9]), DType.I8)
+        window, pads = b.pick([(3, 3), (2, 1)]), b.pick([(1, 1, 1, 1), (0, 1, 1, 0), (0, 0, 0, 0)])
+        w = b.constant((columns, depth, *window), DType.I8)
+        y = b.add(Conv((b.pick([1, 2]), 1), pads, (1, b.pick([1, 2])), 1), x, w)
+    y = b.pointwise("mul", b.add(Cast(DType.F32), y), b.constant((), DType.F32, "positive"))
+    b.add(Cast(b.dtype), epilogue(b, y, 2))
+
+
 def few_channels(b: RandomGraph) -> None:
     """Draw a convolution of an image of four channels, of which the last can be padding."""
     b.dtype = _half(b)
@@ -307,6 +323,7 @@ KERNELS: Mapping[str, Draw] = {
             squeeze_excite,
             split_k,
             thin_product,
+            warpgroup_product,
             few_channels,
             few_filters,
             gather_resize,

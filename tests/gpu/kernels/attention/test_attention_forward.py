@@ -11,7 +11,7 @@ from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.kernels.codegen.wgmma import ARCHITECTURE
 from fusec.ir import DType, Graph, TensorType, Value
-from fusec.ops import Attention, Reshape, Slice, Transpose, pw
+from fusec.ops import Attention, Cast, Reshape, Slice, Transpose, pw
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 
@@ -52,8 +52,22 @@ def packed(dtype: DType, queries: int, heads: int, features: int) -> Case:
     return build(f"packed {dtype.value}", [rows(dtype, 2, queries, 3 * heads * features)], make)
 
 
+def rounded(dtype: DType, queries: int, features: int, op: Attention) -> Case:
+    """Rounded to bytes by one scale, and turned back after that."""
+
+    def make(g: Graph, *x: Value) -> Value:
+        y = g.add(pw("mul"), g.add(Cast(F32), g.add(op, *x)), g.constant(np.float32(41.7)))
+        y = g.add(Cast(DType.I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
+        return g.add(Reshape((2, queries, 3 * features)), g.add(Transpose((0, 2, 1, 3)), y))
+
+    types = [rows(dtype, 2, 3, queries, features)] * 3
+    return replace(build(f"rounded {dtype.value} {queries} {op}", types, make), near=True)
+
+
 def attention_cases() -> list[Case]:
     return [
+        rounded(F16, 70, 40, Attention(0.3)),
+        rounded(BF16, 20, 64, Attention(0.125, causal=True)),
         attended(F16, (1, 2, 1), (70, 90), (40, 40)),
         attended(BF16, (2, 1, 1), (33, 128), (16, 24), Attention(2.0)),
         attended(F16, (1, 1, 1), (5, 200), (48, 32), Attention(-1.0)),
@@ -105,6 +119,14 @@ def test_scores_that_grow_and_numbers_that_are_none(rng: np.random.Generator) ->
 def test_scores_of_minus_infinity_leave_the_rest_as_it_is(rng: np.random.Generator) -> None:
     case = attended(F16, (1, 1, 1), (40, 150), (24, 16))
     check([replace(case, draw=hidden)], rng, every=True)
+
+
+@pytest.mark.parametrize(("op", "factor"), [("add", np.ones((20, 16), np.float16)), ("mul", np.ones(16, np.float16))])
+def test_results_that_are_scaled_by_more_than_one_number_are_left_alone(op: str, factor: np.ndarray) -> None:
+    def make(g: Graph, *x: Value) -> Value:
+        return g.add(Cast(DType.I8), g.add(pw(op), g.add(Attention(0.3), *x), g.constant(factor)))
+
+    assert build(op, [rows(F16, 1, 1, 20, 16)] * 3, make).kernel is None
 
 
 def test_ways_on_hopper_alone_say_so() -> None:

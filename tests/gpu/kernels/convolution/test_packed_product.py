@@ -11,6 +11,7 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
+from fusec.gpu.kernels.convolution import packed_product
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import PackedMatMul, pw
 
@@ -83,6 +84,30 @@ def packed_cases() -> list[Case]:
 @needs_compiler
 def test_all_variants_compute_the_product(rng: np.random.Generator) -> None:
     check(packed_cases(), rng, every=True)
+
+
+@needs_compiler
+def test_rows_in_shared_memory_are_multiplied_in_several_turns(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_product, "MAX_PARTS", 1)
+    shapes = ((1, 2048), (3, 1792), (2, 2, 4096))
+    cases = [product(F16, shape, Weights(I4, 32, shape[-1], 128, zeros=True)) for shape in shapes]
+    for case in cases:
+        kernel = case.kernel
+        assert kernel is not None and sum(" rows[" in other.launches[0].source for other in kernel.others) >= 2
+    check(cases, rng, every=True)
+
+
+def test_many_or_unaligned_rows_stay_in_registers() -> None:
+    cases = [
+        product(F16, (16, 4096), Weights(I4, 32, 4096, 128)),
+        product(F16, (3, 128), Weights(I4, 16, 128, 64), (1, 0)),
+        product(F16, (1, 192), Weights(I4, 16, 192, 64)),  # three chunks are for no four warps
+    ]
+    for case in cases:
+        assert case.kernel is not None
+        assert not any(" rows[" in each.launches[0].source for each in (case.kernel, *case.kernel.others))
 
 
 @needs_compiler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,7 @@ def test_others_are_left_alone(why: str, types: list[TensorType], make: Any) -> 
 @pytest.mark.parametrize(("dtype", "channels", "runs"), [(I8, 704, True), (I8, 1408, False), (F16, 704, False)])
 def test_of_bytes_more_are_multiplied_for_each_that_is_moved(dtype: DType, channels: int, runs: bool) -> None:
     case = strided(dtype, (1, channels, 32, 32), channels, (1, 1))
+    case.figures = replace(FIGURES, sm=80)  # because Hopper has another kernel for the rest
     assert (case.kernel is not None) == runs
 
 

@@ -11,7 +11,7 @@ from gpu.kernels.emulator import needs_compiler
 from fusec.gpu.kernels.codegen.indexing import View
 from fusec.gpu.kernels.codegen.op_table import ANY, FLOAT, INTEGER
 from fusec.gpu.kernels.codegen.pointwise_code import Space
-from fusec.ir import DType, TensorType
+from fusec.ir import DType, TensorType, Value
 from fusec.ops import Cast, pw
 from fusec.ops.pointwise import TABLE
 
@@ -120,3 +120,43 @@ def test_shapes_and_orders(rng: np.random.Generator) -> None:
 @needs_compiler
 def test_casts(rng: np.random.Generator) -> None:
     check(cast_cases(), rng)
+
+
+def rounding(scale: float, dtype: DType = DType.I8, limits: tuple[float, float] = (-128.0, 127.0)) -> Case:
+    """Scale, and round to bytes. Inputs are ties, limits, and numbers beyond them."""
+    odd = np.array([0.5, 1.5, -0.5, -2.5, 127.5, -128.5, 255.5, 300.0, -1e9, 1e30, np.inf, -np.inf, np.nan], np.float32)
+
+    def make(g: Any, x: Value) -> Value:
+        scaled = g.add(pw("mul"), x, g.constant(np.float32(scale)))
+        return g.add(Cast(dtype), g.add(pw("clip", min=limits[0], max=limits[1]), g.add(pw("round"), scaled)))
+
+    def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+        return np.where(rng.random(type.shape) < 0.5, rng.choice(odd, type.shape), rng.uniform(-300, 300, type.shape))
+
+    return build(f"round {scale} {dtype} {limits}", [rows(F32, 64, 16)], make, lambda *a: draw(*a).astype(np.float32))
+
+
+@needs_compiler
+def test_bytes_are_rounded_to_even_between_limits(rng: np.random.Generator) -> None:
+    cases = [rounding(1.0), rounding(1.0, DType.U8, (0.0, 255.0)), rounding(0.37, limits=(-3.0, 90.0))]
+    for case in cases:
+        assert case.kernel is not None and "whole_number<" in case.kernel.launches[0].source
+        case.exact = True
+    cases.append(rounding(1.0, limits=(-2.5, 127.0)))  # half a step as a limit is rounded after it
+    assert "whole_number<" not in cases[-1].kernel.launches[0].source  # type: ignore[union-attr]
+    check(cases, rng)
+
+
+@needs_compiler
+def test_a_cast_without_rounding_cuts_off(rng: np.random.Generator) -> None:
+    def make(g: Any, x: Value) -> Value:
+        y = g.add(pw("mul"), x, g.constant(np.float32(3.3)))
+        return g.add(Cast(DType.I8), g.add(pw("clip", min=-128.0, max=127.0), y))
+
+    check([build("cut off", [rows(F32, 64)], make, exact=True)], rng)
+
+
+def test_layers_that_differ_in_a_scale_have_one_source() -> None:
+    sources = {rounding(scale).kernel.launches[0].source for scale in (0.37, 1 / 127, 21.7)}  # type: ignore[union-attr]
+    assert len(sources) == 1
+    assert "0.5f" in rounding(0.5).kernel.launches[0].source  # type: ignore[union-attr]

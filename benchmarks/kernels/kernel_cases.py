@@ -1,0 +1,290 @@
+"""Draw the graphs that `benchmarks.kernels.kernel_times` times: steps of models, each for one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fusec.ir import DType, Graph, TensorType, Value, channels_last
+from fusec.ops import (
+    Attention,
+    BatchNormBackward,
+    BatchNormTrain,
+    Cast,
+    Concat,
+    Conv,
+    Gather,
+    GridSample,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    LayerNormBackward,
+    MatMul,
+    MaxPool,
+    MaxPoolBackward,
+    PackedMatMul,
+    Pad,
+    Recurrent,
+    Reduce,
+    Relayout,
+    Resize,
+    RoiAlign,
+    Softmax,
+    Transpose,
+    pw,
+)
+
+F16, F32, I8 = DType.F16, DType.F32, DType.I8
+
+
+def nhwc(*shape: int) -> TensorType:
+    return TensorType(shape, F16, channels_last(len(shape)))
+
+
+def rows(*shape: int, dtype: DType = F16) -> TensorType:
+    return TensorType(shape, dtype)
+
+
+def depthwise(channels: int, window: int, stride: int) -> Callable[..., Value]:
+    """Make a depthwise convolution with bias and clip."""
+
+    def make(g: Graph, x: Value) -> Value:
+        w = g.constant(np.full((channels, 1, window, window), 0.1, np.float16))
+        bias = g.constant(np.linspace(0, 1, channels).astype(np.float16).reshape(-1, 1, 1))
+        pad = window // 2
+        y = g.add(Conv((stride, stride), (pad,) * 4, (1, 1), channels), x, w)
+        return g.add(pw("clip", min=0.0, max=6.0), g.add(pw("add"), y, bias))
+
+    return make
+
+
+def few_filters(filters: int, channels: int, window: int) -> Callable[..., Value]:
+    """Make the last convolution of a network from image to image, with bias and tanh."""
+
+    def make(g: Graph, x: Value) -> Value:
+        w = g.constant(np.full((filters, channels, window, window), 0.01, np.float16))
+        bias = g.constant(np.linspace(0, 1, filters).astype(np.float16).reshape(-1, 1, 1))
+        y = g.add(Conv((1, 1), (window // 2,) * 4, (1, 1)), x, w)
+        return g.insert(Relayout((0, 1, 2, 3)), [g.add(pw("tanh"), g.add(pw("add"), y, bias))]).result
+
+    return make
+
+
+def convolution(filters: int, channels: int, window: int, stride: int = 1) -> Callable[..., Value]:
+    """Make a convolution with bias and relu."""
+
+    def make(g: Graph, x: Value) -> Value:
+        w = g.constant(np.full((filters, channels, window, window), 0.01, np.float16))
+        bias = g.constant(np.linspace(0, 1, filters).astype(np.float16).reshape(-1, 1, 1))
+        y = g.add(Conv((stride, stride), (window // 2,) * 4, (1, 1)), x, w)
+        return g.add(pw("relu"), g.add(pw("add"), y, bias))
+
+    return make
+
+
+def image(g: Graph, x: Value) -> Value:
+    """Cast an image, pad it to four channels, and store it channels last."""
+    padded = g.add(Pad((0, 0, 0, 0, 0, 1, 0, 0)), g.add(Cast(F16), x))
+    return g.insert(Relayout(channels_last(4)), [padded]).result
+
+
+def residual(g: Graph, x: Value, y: Value) -> Value:
+    return g.add(pw("relu"), g.add(pw("add"), x, y))
+
+
+def normalised(g: Graph, x: Value, z: Value, scale: Value, bias: Value) -> Sequence[Value]:
+    """Make the end of a residual block in training: batch norm, add, relu."""
+    y, mean, inverse = g.insert(BatchNormTrain(), [x, scale, bias]).results
+    return g.add(pw("relu"), g.add(pw("add"), y, z)), mean, inverse
+
+
+def normalised_backward(g: Graph, dy: Value, y: Value, *others: Value) -> Sequence[Value]:
+    """Make the gradients of a relu and of the batch norm before it, from the relu's result."""
+    return g.insert(BatchNormBackward(), [g.add(pw("relu_backward"), dy, y), *others]).results
+
+
+def batch_norm(*shape: int) -> tuple[Sequence[TensorType], Callable[..., Any]]:
+    x, p = nhwc(*shape), rows(shape[1], dtype=F32)
+    return [x, x, p, p], normalised
+
+
+def batch_norm_backward(*shape: int) -> tuple[Sequence[TensorType], Callable[..., Any]]:
+    x, p = nhwc(*shape), rows(shape[1], dtype=F32)
+    return [x, x, x, p, p, p], normalised_backward
+
+
+def backward_of_norm(g: Graph, dy: Value, x: Value, scale: Value, z: Value) -> Sequence[Value]:
+    """Make the gradient of a layer norm in a residual block: the skip connection's gradient is added."""
+    dx, *sums = g.insert(LayerNormBackward(), [dy, x, scale]).results
+    return g.add(pw("add"), dx, z), *sums
+
+
+def blocks_of_four_bits(g: Graph, x: Value, scale: Value) -> Value:
+    """Make weights of 4 bits wide: each block has a scale, the zero point is 8."""
+    centred = g.add(pw("sub"), g.add(Cast(F32), x), g.constant(np.float32(8)))
+    return g.add(Cast(F16), g.add(pw("mul"), centred, g.add(Cast(F32), scale)))
+
+
+def packed_product(dtype: DType, depth: int, columns: int) -> Callable[..., Value]:
+    """Make a product with weights of 4 or 8 bits in blocks of 32, with a scale of 16 bits each."""
+
+    def make(g: Graph, x: Value) -> Value:
+        codes, scales = np.ones((columns, depth), dtype.numpy), np.full((columns, depth // 32), 0.01, np.float16)
+        return g.add(PackedMatMul(32), x, g.constant(codes), g.constant(scales))
+
+    return make
+
+
+def rounded(g: Graph, y: Value) -> Value:
+    """Round to bytes."""
+    return g.add(Cast(I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
+
+
+def quantised(filters: int, channels: int, window: int = 1) -> Callable[..., Value]:
+    """Make a convolution of bytes with scale, bias, a residual of bytes if given, relu and rounding to bytes."""
+
+    def make(g: Graph, x: Value, *residuals: Value) -> Value:
+        w = g.constant(np.full((filters, channels, window, window), 3, np.int8))
+        groups = x.type.shape[1] // channels
+        pad = (window // 2,) * 4
+        y = g.add(Cast(F32), g.add(Conv((1, 1), pad, (1, 1), groups), x, w))
+        scale = g.constant(np.full((filters, 1, 1), 1e-3, np.float32))
+        bias = g.constant(np.linspace(0, 1, filters).astype(np.float32).reshape(-1, 1, 1))
+        y = g.add(pw("add"), g.add(pw("mul"), y, scale), bias)
+        for residual in residuals:
+            y = g.add(pw("add"), y, g.add(pw("mul"), g.add(Cast(F32), residual), g.constant(np.float32(0.37))))
+        return rounded(g, g.add(pw("relu"), y))
+
+    return make
+
+
+def integer_layer(depth: int, columns: int, residual: bool = False) -> Callable[..., Value]:
+    """Make a matmul of bytes with scale and bias; then gelu and rounding to bytes, or a residual in fp16."""
+
+    def make(g: Graph, x: Value, *residuals: Value) -> Value:
+        sums = g.add(MatMul(), x, g.constant(np.full((depth, columns), 3, np.int8)))
+        y = g.add(pw("mul"), g.add(Cast(F32), sums), g.constant(np.full(columns, 1e-3, np.float32)))
+        y = g.add(pw("add"), y, g.constant(np.linspace(0, 1, columns).astype(np.float32)))
+        if residual:
+            return g.add(pw("add"), g.add(Cast(F16), y), *residuals)
+        return rounded(g, g.add(pw("mul"), g.add(pw("gelu"), y), g.constant(np.float32(7.123))))
+
+    return make
+
+
+def regions(g: Graph, x: Value) -> Value:
+    """Pool 1,000 regions of one image, of 2 to 32 pixels a side, from their places between pixels."""
+    rng = np.random.default_rng(0)
+    start, size = rng.uniform(0, 32, (1000, 2)), rng.uniform(2, 32, (1000, 2))
+    rois = g.constant(np.concatenate([start, start + size], 1).astype(np.float16))
+    return g.add(RoiAlign((7, 7), 2), x, rois, g.constant(np.zeros(1000, np.int64)))
+
+
+def bytes_last(*shape: int) -> TensorType:
+    return TensorType(shape, I8, channels_last(len(shape)))
+
+
+P32, P768 = rows(32), rows(768)
+CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
+    "max pool 3x3/2, 256x64x112x112": (
+        [nhwc(256, 64, 112, 112)],
+        lambda g, x: g.add(MaxPool((3, 3), (2, 2), (1,) * 4, (1, 1)), x),
+    ),
+    "mean over space, 256x2048x7x7": ([nhwc(256, 2048, 7, 7)], lambda g, x: g.add(Reduce("mean", (2, 3)), x)),
+    "mean over space, 32x96x56x56": ([nhwc(32, 96, 56, 56)], lambda g, x: g.add(Reduce("mean", (2, 3)), x)),
+    "depthwise 3x3, 32x96x112x112": ([nhwc(32, 96, 112, 112)], depthwise(96, 3, 1)),
+    "depthwise 3x3/2, 32x96x112x112": ([nhwc(32, 96, 112, 112)], depthwise(96, 3, 2)),
+    "depthwise 5x5, 32x240x28x28": ([nhwc(32, 240, 28, 28)], depthwise(240, 5, 1)),
+    "depthwise 7x7, 32x96x56x56": ([nhwc(32, 96, 56, 56)], depthwise(96, 7, 1)),
+    "attention, 2x8x4096x40": ([rows(2, 8, 4096, 40)] * 3, lambda g, *x: g.add(Attention(0.158), *x)),
+    "few filters 7x7, 1x32x256x256": ([nhwc(1, 32, 256, 256)], few_filters(3, 32, 7)),
+    "few filters 7x7, 32x32x256x256": ([nhwc(32, 32, 256, 256)], few_filters(3, 32, 7)),
+    "few channels 7x7, 32x4x256x256 to 32": ([nhwc(32, 4, 256, 256)], convolution(32, 4, 7)),
+    "few channels 7x7/2, 32x4x224x224 to 64": ([nhwc(32, 4, 224, 224)], convolution(64, 4, 7, 2)),
+    "few pixels 3x3, 1x256x14x14 to 256": ([nhwc(1, 256, 14, 14)], convolution(256, 256, 3)),
+    "few pixels 3x3, 1x512x7x7 to 512": ([nhwc(1, 512, 7, 7)], convolution(512, 512, 3)),
+    "few pixels 1x1, 1x2048x7x7 to 512": ([nhwc(1, 2048, 7, 7)], convolution(512, 2048, 1)),
+    "gate, 32x96x56x56": ([nhwc(32, 96, 56, 56), rows(32, 96, 1, 1)], lambda g, x, y: g.add(pw("mul"), x, y)),
+    "add, relu, 256x64x56x56": ([nhwc(256, 64, 56, 56)] * 2, residual),
+    "lstm, 400x16x512": (
+        [rows(400, 16, 2048), rows(1, 2048, 512), rows(1, 16, 512), rows(1, 16, 512)],
+        lambda g, *v: g.insert(Recurrent("lstm"), v).results,
+    ),
+    "softmax, 4096x1000": ([rows(4096, 1000)], lambda g, x: g.add(Softmax(), x)),
+    "softmax, 384x197x197": ([rows(384, 197, 197)], lambda g, x: g.add(Softmax(), x)),
+    "layer norm, 6304x768": ([rows(6304, 768), P768, P768], lambda g, *v: g.add(LayerNorm(), *v)),
+    "layer norm backward, 6304x768": ([rows(6304, 768)] * 2 + [P768, rows(6304, 768)], backward_of_norm),
+    "max pool 3x3/2 backward, 64x64x112x112": (
+        [nhwc(64, 64, 56, 56), nhwc(64, 64, 112, 112)],
+        lambda g, *v: g.add(pw("relu_backward"), g.add(MaxPoolBackward((3, 3), (2, 2), (1,) * 4, (1, 1)), *v), v[1]),
+    ),
+    "instance norm, 1x32x256x256": ([nhwc(1, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
+    "instance norm, 32x32x256x256": ([nhwc(32, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
+    "group norm, 2x320x64x64": ([nhwc(2, 320, 64, 64), rows(320), rows(320)], lambda g, *v: g.add(GroupNorm(32), *v)),
+    "group norm, 8x320x64x64": ([nhwc(8, 320, 64, 64), rows(320), rows(320)], lambda g, *v: g.add(GroupNorm(32), *v)),
+    "batch norm, add, relu, 64x256x56x56": batch_norm(64, 256, 56, 56),
+    "batch norm, add, relu, 64x64x56x56": batch_norm(64, 64, 56, 56),
+    "batch norm, add, relu, 64x2048x7x7": batch_norm(64, 2048, 7, 7),
+    "relu and batch norm backward, 64x256x56x56": batch_norm_backward(64, 256, 56, 56),
+    "relu and batch norm backward, 64x64x56x56": batch_norm_backward(64, 64, 56, 56),
+    "relu and batch norm backward, 64x2048x7x7": batch_norm_backward(64, 2048, 7, 7),
+    "image to 4 channels last, 256x3x224x224": ([rows(256, 3, 224, 224, dtype=F32)], image),
+    "to rows, 32x256x56x56": ([nhwc(32, 256, 56, 56)], lambda g, x: g.insert(Relayout(()), [x]).result),
+    "heads, 32x197x12x64": ([rows(32, 197, 12, 64)], lambda g, x: g.add(Transpose((0, 2, 1, 3)), x)),
+    "upsampling by 2, 8x64x128x128": (
+        [nhwc(8, 64, 128, 128)],
+        lambda g, x: g.add(Resize((8, 64, 256, 256), (1.0, 1.0, 2.0, 2.0), "nearest"), x),
+    ),
+    "bilinear by 2, 8x64x128x128": (
+        [nhwc(8, 64, 128, 128)],
+        lambda g, x: g.add(Resize((8, 64, 256, 256), (1.0, 1.0, 2.0, 2.0), "linear"), x),
+    ),
+    "concat, 32x(256+32)x28x28": ([nhwc(32, 256, 28, 28), nhwc(32, 32, 28, 28)], lambda g, *v: g.add(Concat(1), *v)),
+    "embedding, 32x128 of 30522x768": (
+        [rows(30522, 768), rows(32, 128, dtype=DType.I64)],
+        lambda g, *v: g.add(Gather(0), *v),
+    ),
+    "f8e4m3 to f16, 4096x14336": ([rows(4096, 14336, dtype=DType.F8E4M3)], lambda g, x: g.add(Cast(F16), x)),
+    "f16 to f8e4m3, 4096x14336": ([rows(4096, 14336)], lambda g, x: g.add(Cast(DType.F8E4M3), x)),
+    "f8e5m2 to f16, 4096x14336": ([rows(4096, 14336, dtype=DType.F8E5M2)], lambda g, x: g.add(Cast(F16), x)),
+    "u4 by 32 to f16, 4096x14336": (
+        [rows(4096, 448, 32, dtype=DType.U4), rows(4096, 448, 1)],
+        blocks_of_four_bits,
+    ),
+    "4-bit product, 1x14336 to 4096": ([rows(1, 14336)], packed_product(DType.I4, 14336, 4096)),
+    "4-bit product, 1x4096 to 14336": ([rows(1, 4096)], packed_product(DType.I4, 4096, 14336)),
+    "4-bit product, 1x4096 to 1024": ([rows(1, 4096)], packed_product(DType.I4, 4096, 1024)),
+    "4-bit product, 16x4096 to 14336": ([rows(16, 4096)], packed_product(DType.I4, 4096, 14336)),
+    "8-bit product, 1x4096 to 14336": ([rows(1, 4096)], packed_product(DType.I8, 4096, 14336)),
+    "int8 1x1 to 256, residual, 32x64x56x56": (
+        [bytes_last(32, 64, 56, 56), bytes_last(32, 256, 56, 56)],
+        quantised(256, 64),
+    ),
+    "int8 1x1 to 64, 32x256x56x56": ([bytes_last(32, 256, 56, 56)], quantised(64, 256)),
+    "int8 1x1 to 512, residual, 32x128x28x28": (
+        [bytes_last(32, 128, 28, 28), bytes_last(32, 512, 28, 28)],
+        quantised(512, 128),
+    ),
+    "int8 depthwise 3x3, 32x144x56x56": ([bytes_last(32, 144, 56, 56)], quantised(144, 1, 3)),
+    "int8 layer, gelu, 4096x768 to 2304": ([rows(4096, 768, dtype=I8)], integer_layer(768, 2304)),
+    "int8 layer, gelu, 4096x768 to 3072": ([rows(4096, 768, dtype=I8)], integer_layer(768, 3072)),
+    "int8 layer, residual, 4096x768 to 768": (
+        [rows(4096, 768, dtype=I8), rows(4096, 768)],
+        integer_layer(768, 768, residual=True),
+    ),
+    "int8 layer, residual, 4096x3072 to 768": (
+        [rows(4096, 3072, dtype=I8), rows(4096, 768)],
+        integer_layer(3072, 768, residual=True),
+    ),
+    "int8 3x3, 32x64x56x56": ([bytes_last(32, 64, 56, 56)], quantised(64, 64, 3)),
+    "int8 3x3, 32x128x28x28": ([bytes_last(32, 128, 28, 28)], quantised(128, 128, 3)),
+    "int8 3x3, 32x256x14x14": ([bytes_last(32, 256, 14, 14)], quantised(256, 256, 3)),
+    "int8 3x3, 32x512x7x7": ([bytes_last(32, 512, 7, 7)], quantised(512, 512, 3)),
+    "grid sample, 8x64x128x128": (
+        [rows(8, 64, 128, 128), rows(8, 128, 128, 2)],
+        lambda g, *v: g.add(GridSample(), *v),
+    ),
+    "roi align 7x7, 1000 of 1x256x50x68": ([rows(1, 256, 50, 68)], regions),
+}

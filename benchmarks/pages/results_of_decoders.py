@@ -1,0 +1,145 @@
+"""Print the sections of docs/results.md on decoders, recurrent layers, detectors, servers and several GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.pages.results_of_costs import read, spread, table, where
+
+
+def decoders() -> list[str]:
+    """Print the section on tokens and prompts of a Llama-like decoder. A peer that was not ready in time is named."""
+    data = read("decoders.json")
+    rows: list[list[Any]] = []
+    for row in sorted(data["rows"], key=lambda row: (-row["bits"], row["batch"])):
+        for part, prefix in (("token", ""), ("prompt", "prompt_")):
+            if (times := row.get(f"{prefix}times")) is None:
+                continue
+            limit, ours = row[f"{prefix}limit_ms"], times["fusec"]["median_ms"]
+            peers = [f"{peer} {spread(time)}" for peer, time in times.items() if peer != "fusec"]
+            late = [f"{peer}: {why}" for peer, why in row.get("missing", {}).items()]
+            ratio = f"{row[f'{prefix}best_peer_over_fusec']:.2f}"
+            size = [row["layers"], row["batch"], row["bits"], part]
+            rows.append(
+                [*size, spread(times["fusec"]), "; ".join(peers + late), ratio, f"{limit:.3f}", f"{limit / ours:.0%}"]
+            )
+    header = ["layers", "batch", "bits", "of", "fusec ms", "torch ms", "best peer / fusec", "limit ms", "limit / fusec"]
+    return [
+        "## Decoders compared with torch",
+        "",
+        f"{where(data)}. A Llama-like decoder, 4,096 wide, with a cache of 2,048 tokens that is nearly full "
+        "(`benchmarks/models/decoders.py`). All run as CUDA graphs and take turns. With 4 bits, torch has the weights "
+        "in fp16. The limit is the time to read weights and cache once, for a prompt also that of the arithmetic.",
+        "",
+        *table(header, rows),
+        "",
+    ]
+
+
+def recurrent() -> list[str]:
+    """Print the section on recurrent layers."""
+    data = read("recurrent.json")
+    rows = [
+        [
+            row["case"],
+            row["launches"],
+            f"{row['compile_s']:.1f}",
+            spread(row["times"]["fusec"]),
+            spread(row["times"]["torch"]),
+            f"{row['torch_over_fusec']:.2f}",
+        ]
+        for row in data["rows"]
+    ]
+    return [
+        "## Recurrent layers compared with torch",
+        "",
+        f"{where(data)}. Three layers of 512, 400 steps, batch 16, fp16 (`benchmarks/models/recurrent.py`). torch "
+        "calls cuDNN's recurrent layers.",
+        "",
+        *table(["layers", "launches", "cold s", "fusec ms", "torch ms", "torch / fusec"], rows),
+        "",
+    ]
+
+
+def detectors() -> list[str]:
+    """Print the section on detectors, from images to the boxes that suppression leaves."""
+    data = read("detectors.json")
+    rows = [
+        [
+            row["model"],
+            row["batch"],
+            row["launches"],
+            *(spread(row[what]["fusec"]) for what in ("times", "up_to_nms")),
+            "; ".join(f"{peer} {spread(time)}" for peer, time in row["times"].items() if peer != "fusec"),
+            f"{row['best_peer_over_fusec']:.2f}",
+            f"{row['compile_s']:.1f}",
+        ]
+        for row in data["rows"]
+    ]
+    header = ["model", "batch", "launches", "fusec ms", "of these, to the candidates", "torch ms", "best peer / fusec"]
+    return [
+        "## Detectors compared with torch",
+        "",
+        f"{where(data)}. From images of 640² on the GPU to the boxes that non-maximum suppression leaves, by "
+        "the host's clock (`benchmarks/models/detectors.py`).",
+        "",
+        *table([*header, "cold s"], rows),
+        "",
+    ]
+
+
+def serving() -> list[str]:
+    """Print the section on `fusec serve` under load."""
+    data = read("serving.json")
+    rows = [
+        [
+            row["model"],
+            row["rows"],
+            f"{row['device_images_s']:,.0f}",
+            f"{row['images_s']:,.0f}",
+            f"{row['of_device']:.0%}",
+            f"{row['load_images_s']:,.0f}",
+            f"{row['load_median_ms']:.1f} / {row['load_p99_ms']:.1f}",
+            row["refused"],
+        ]
+        for row in data["rows"]
+        if "load_p99_ms" in row
+    ]
+    header = ["model", "images a request", "executable, images/s", "server, images/s", "share"]
+    return [
+        "## A server under load",
+        "",
+        f"{where(data)}. Clients and server share the cores of one machine (`benchmarks/serving/server_load.py`). "
+        "Images are 224² bytes, and preprocessing is part of the model. The server forms the batches. Latencies are "
+        "those at 70 % of the full load, from when a request was due.",
+        "",
+        *table([*header, "at 70 %, images/s", "median / p99 ms", "refused"], rows),
+        "",
+    ]
+
+
+def several_gpus() -> list[str]:
+    """Print the section on pools, Dask and training on several GPUs."""
+    data = read("scale.json")
+    rows = [
+        [
+            row["case"],
+            row["model"],
+            row["batch"],
+            row["devices"],
+            f"{row['one_images_per_s']:,.0f}",
+            f"{row['images_per_s']:,.0f}",
+            f"{row['over_one']:.2f}",
+        ]
+        for row in data["rows"]
+        if "over_one" in row
+    ]
+    header = ["case", "model", "batch a GPU", "GPUs", "one GPU, images/s", "all, images/s", "all / one"]
+    return [
+        "## Several GPUs",
+        "",
+        f"{where(data)} (`benchmarks/serving/several_gpus.py`). Images come from the host's memory.",
+        "",
+        *table(header, rows),
+        "",
+    ]
