@@ -27,6 +27,7 @@ from fusec.passes.layout.sink_views import SinkViews
 from fusec.passes.quantization.keep_packed_weights import KeepPackedWeights
 from fusec.passes.quantization.run_in_fp8 import RunInFloat8
 from fusec.passes.quantization.run_in_integers import RunInIntegers
+from fusec.passes.quantization.tanh_before_fp8 import TanhBeforeFloat8
 from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
 from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
@@ -49,6 +50,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     Canonicalise(),
     # Before factors are folded, because the 1/6 of a hard swish would go into the weights after it.
     Recognise(),
+    # After the gelu is recognised.
+    TanhBeforeFloat8(),
     # After softmax is recognised; before other passes move the factor and views that attention contains.
     RecogniseAttention(),
     # After recognition, whose patterns expect views in place; before the folds, so that a convolution

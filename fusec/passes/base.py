@@ -15,7 +15,7 @@ from fusec.passes.rewriting.rewriter import Rewriter, rewrite
 from fusec.plans.plan_filter import PlanFilter
 from fusec.targets.target import DEFAULT, Target, load
 
-FASTEST = "fastest"  # the rounding that lets a GPU choose by time if activations are rounded to 8 bits
+FASTEST = "fastest"  # the rounding that may change where, or how exactly, activations are rounded to 8 bits, for speed
 ROUNDINGS = ("fused", "source", FASTEST)
 CONCAT_IN_PLACE = "concat_in_place"  # the name in `disable` of writing the operands of a concat into its result
 ROUND_ACTIVATIONS = "round_activations"  # the name in `disable` of rounding activations to 8 bits

@@ -1,7 +1,7 @@
 """Text cases of the passes: read, run, and compare both text and meaning.
 
-A case is `== title [precision=fp16, disable=name, state=input, target=a100]`, a graph, `=>`, and the graph after the
-pass, or `unchanged: reason`. The file's name is that of the pass, or `pipeline` for all of them.
+A case is `== title [precision=fp16, disable=name, state=input, target=a100, rounding=fastest]`, a graph, `=>`, and
+the graph after the pass, or `unchanged: reason`. The file's name is that of the pass, or `pipeline` for all of them.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Case:
             values.get("precision", "fp32"),
             values.get("disable", "").split("+"),
             state=tuple((name, "") for name in values.get("state", "").split("+") if name),
+            rounding=values.get("rounding", "fused"),
         )
         return replace(options, target=load(values.get("target", DEFAULT)))
 

@@ -20,13 +20,15 @@ def in_halves(graph: Graph) -> None:
         raise NoMatch("not one product of 8-bit numbers")
     (product,) = found
     sums = product.result
-    scaled = sums.type.dtype is DType.F32 or (single_use(sums) and sums.users[0].op == Cast(DType.F32))
-    if not scaled or sums in graph.outputs:
+    of_floats = sums.type.dtype is DType.F32
+    if of_floats and sums in graph.outputs:
+        raise NoMatch("its sums are stored", sums)
+    if not of_floats and (not single_use(sums) or sums.users[0].op != Cast(DType.F32)):
         raise NoMatch("its sums are not scaled in fp32", sums)
     halves = [_halves(graph, value, product) for value in product.operands]
     types = [sums.type.with_dtype(DType.F16)]
     made = graph.insert(product.op, halves, before=product, types=types, origin=product.origin).result
-    if sums.type.dtype is DType.F32:  # in registers the sums are in fp32 all the same
+    if of_floats:  # in registers the sums are in fp32 all the same
         made = graph.insert(Cast(DType.F32), [made], before=product, types=[sums.type], origin=product.origin).result
     graph.replace(sums, made)
 
