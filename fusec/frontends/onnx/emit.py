@@ -352,8 +352,9 @@ class Emitter:
 
 
 def _widens_weights(op: Op, result: TensorType, source: TensorType) -> bool:
-    """Tell if an op makes floats of quantised weights; passes look for the integers."""
-    return isinstance(op, Cast) and source.dtype in (DType.I8, DType.U8) and source.rank > 1 and result.dtype.is_float
+    """Tell if an op makes floats of quantised weights; passes look for the 8-bit numbers."""
+    narrow = source.dtype in (DType.I8, DType.U8, DType.F8E4M3)
+    return isinstance(op, Cast) and narrow and source.rank > 1 and result.dtype.is_float
 
 
 def _no_surroundings(body: GraphProto) -> Surroundings:
