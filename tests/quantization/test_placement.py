@@ -18,6 +18,7 @@ from fusec.ir import DType
 from fusec.ops import MatMul
 from fusec.quantization.fold_batchnorm import fold_batchnorm
 from fusec.quantization.placement import Placement
+from fusec.runtime import Executable
 
 
 def placed(proto: ModelProto, grouped: bool = True) -> tuple[list[str], dict[str, str]]:
@@ -101,8 +102,9 @@ def test_products_of_one_tensor_share_the_scale_of_their_weights_in_fp8() -> Non
     assert scales["q_scale"].shape == scales["o_scale"].shape == ()
     assert scales["q_scale"] == scales["k_scale"] == np.float32(largest["k"] / 448)
     assert scales["o_scale"] == np.float32(largest["o"] / 448)
-    graph = fusec.compile(quantised.SerializeToString(), target="h200", simulate=True).compiled.graph
-    products = [node for node in graph.nodes if isinstance(node.op, MatMul)]
+    executable = fusec.compile(quantised.SerializeToString(), target="h200", simulate=True)
+    assert isinstance(executable, Executable)
+    products = [node for node in executable.compiled.graph.nodes if isinstance(node.op, MatMul)]
     assert [v.type.dtype for node in products for v in node.operands] == [DType.F8E4M3] * 6
     integers = fusec.quantize(proto, rows(32, 16), format="int8").model
     assert next(list(t.dims) for t in integers.graph.initializer if t.name == "q_scale") == [16]
