@@ -140,11 +140,11 @@ def case(name: str, batch: int, nhwc: bool, settings: Settings) -> dict[str, Any
 
 
 def first_result(
-    data: bytes, feeds: dict[str, Any], tune: str, budget: float, nhwc: bool
+    data: bytes, feeds: dict[str, Any], tune: str, budget: float, nhwc: bool, rounding: str = "fused"
 ) -> tuple[Executable, torch.Tensor, float]:
     """Compile a model and call it. Return it with its result, and the seconds that both took."""
     started = time.perf_counter()
-    executable = fusec.compile(data, precision="fp16", tune=tune, budget=budget, channels_last=nhwc)
+    executable = fusec.compile(data, precision="fp16", tune=tune, budget=budget, channels_last=nhwc, rounding=rounding)
     executable.hold_inputs()  # as the peers do
     (y,) = executable.run(None, feeds)
     executable.backend.finish()

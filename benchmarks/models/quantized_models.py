@@ -34,12 +34,12 @@ FLOAT = "fp16"
 class Measurement:
     """The figures of one model, each printed when it is known.
 
-    tune, budget_s: as `fusec.compile` takes them.
+    tune, budget_s, rounding: as `fusec.compile` takes them.
     row: what is known so far.
     """
 
-    def __init__(self, case: str, attempt: Attempt, tune: str, budget_s: float):
-        self.attempt, self._options = attempt, (tune, budget_s)
+    def __init__(self, case: str, attempt: Attempt, tune: str, budget_s: float, rounding: str):
+        self.attempt, self._options, self._rounding = attempt, (tune, budget_s), rounding
         self.model, batch, self.form = (*case.split(":"), "int8")[:3]
         self.row: dict[str, Any] = {"model": self.model, "batch": int(batch), "format": self.form, "times": {}}
         self._found: dict[str, Any] = {}
@@ -76,7 +76,7 @@ class Measurement:
 
     def _compile(self, form: str, source: bytes, feeds: dict[str, Any]) -> None:
         """Compile a form, and time it alone."""
-        executable, y, seconds = first_result(source, feeds, *self._options, self._last)
+        executable, y, seconds = first_result(source, feeds, *self._options, self._last, self._rounding)
         self._found[form] = (executable, y, feeds)
         self.row[f"{form}_cold_s"] = round(seconds, 2)
         self.row[f"{form}_launches"] = launches = executable.compiled.program.launches
@@ -101,6 +101,7 @@ def main() -> int:
     options = parser(__doc__, NAME, budget=True)
     options.add_argument("cases", nargs="*", default=CASES, help="MODEL:BATCH[:FORMAT]")
     options.add_argument("--tune", default="quick")
+    options.add_argument("--rounding", default="fused")
     options.add_argument("--worst", type=int, default=30, help="print so many pairs of steps")
     add_limit(options)
     given = options.parse_args()
@@ -111,7 +112,7 @@ def main() -> int:
             for case in given.cases:
                 with tempfile.TemporaryDirectory() as folder:
                     os.environ["FUSEC_CACHE"] = folder  # an empty cache
-                    Measurement(case, attempt, given.tune, given.budget).run(given.worst)
+                    Measurement(case, attempt, given.tune, given.budget, given.rounding).run(given.worst)
                 free_memory()
     except TooLongError as reason:
         attempt.say(f"stopped: {reason}")
