@@ -13,11 +13,12 @@ from fusec.runtime import Executable
 pytestmark = pytest.mark.cudnn
 
 
+@pytest.mark.parametrize("format", ["int8", "fp8"])
 @pytest.mark.parametrize("name", ["bert-script"])
-def test_every_rounding_is_in_a_step_that_computes_its_operand(name: str) -> None:
+def test_every_rounding_is_in_a_step_that_computes_its_operand(name: str, format: str) -> None:
     model = read(name)
     feeds = fed(model)
-    quantised = fusec.quantize(model, [feeds], format="int8").model
+    quantised = fusec.quantize(model, [feeds], format=format).model
     launches: list[int] = []
     for each in (model, quantised):
         shapes = {name: array.shape for name, array in feeds.items()}
@@ -26,6 +27,6 @@ def test_every_rounding_is_in_a_step_that_computes_its_operand(name: str) -> Non
         compiled = executable.compiled
         program = fuse_steps(compiled.program, compiled.figures, products=True)
         launches.append(program.launches)
-        alone = [step.signature for step in program.steps if step.signature.startswith(("cast+mul+round", "round"))]
+        alone = [step.signature for step in program.steps if step.signature.startswith(("cast+mul+round", "cast+mul+clip", "round"))]
         assert not alone
     assert launches[1] <= launches[0]

@@ -62,6 +62,8 @@ FAMILIES: tuple[Family, ...] = (
 )
 # Families whose code loads and stores types of 8 bits and fewer.
 NARROW_FAMILIES: tuple[Family, ...] = (
+    attention_forward.attention_forward,
+    row_reduction.row_reduction,
     pointwise.pointwise,
     gather_resize.gather_resize,
     packed_product.packed_product,

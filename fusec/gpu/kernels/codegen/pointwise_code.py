@@ -28,7 +28,7 @@ from fusec.gpu.kernels.codegen.op_table import expression, literal, pattern
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Pointwise, Relayout
 
-BYTES = (DType.I8, DType.U8)
+BYTES = (DType.I8, DType.U8, DType.F8E4M3)  # types of quantised activations
 # Results that need no rounding, because they are an operand, its negative, or an integer.
 EXACT = frozenset({"identity", "relu", "abs", "neg", "max", "min", "where", "sign", "ceil", "floor", "round"})
 
