@@ -27,6 +27,10 @@ def test_every_rounding_is_in_a_step_that_computes_its_operand(name: str, format
         compiled = executable.compiled
         program = fuse_steps(compiled.program, compiled.figures, products=True)
         launches.append(program.launches)
-        alone = [step.signature for step in program.steps if step.signature.startswith(("cast+mul+round", "cast+mul+clip", "round"))]
+        alone = [
+            step.signature
+            for step in program.steps
+            if step.signature.startswith(("cast+mul+round", "cast+mul+clip", "round"))
+        ]
         assert not alone
     assert launches[1] <= launches[0]
