@@ -248,11 +248,12 @@ def is_scale(number: np.generic) -> bool:
 
 
 def whole_number(node: Node) -> tuple[Value, int, int] | None:
-    """Return the operand and limits of `cast(clip(round(x)))` from fp32 to 8 bits; None for other nodes.
+    """Return the operand and limits of `cast(clip(round(x)))` from fp32 to integers of 8 bits; None for other nodes.
 
     For whole limits that is the same as rounding after the limits, which takes one addition.
     """
-    clip = node.operands[0].node if isinstance(node.op, Cast) and node.result.type.dtype in BYTES else None
+    dtype = node.result.type.dtype
+    clip = node.operands[0].node if isinstance(node.op, Cast) and dtype in BYTES and dtype.is_int else None
     if clip is None or clip.op.name != "clip" or clip.result.type.dtype is not DType.F32:
         return None
     before, (low, high) = clip.operands[0].node, (clip.op.attributes[k] for k in ("min", "max"))

@@ -142,9 +142,11 @@ def test_bytes_are_rounded_to_even_between_limits(rng: np.random.Generator) -> N
     for case in cases:
         assert case.kernel is not None and "whole_number<" in case.kernel.launches[0].source
         case.exact = True
-    cases.append(rounding(1.0, limits=(-2.5, 127.0)))  # half a step as a limit is rounded after it
-    assert "whole_number<" not in cases[-1].kernel.launches[0].source  # type: ignore[union-attr]
-    check(cases, rng)
+    others = [rounding(1.0, limits=(-2.5, 127.0))]  # half a step as a limit is rounded after it
+    others.append(rounding(1.0, DType.F8E4M3, (-127.0, 127.0)))  # most whole numbers are no floats of 8 bits
+    for case in others:
+        assert case.kernel is not None and "whole_number<" not in case.kernel.launches[0].source
+    check([*cases, *others], rng)
 
 
 @needs_compiler
