@@ -16,7 +16,7 @@ from fusec.ir import Constant, Graph, Node, Value, print_node, quote
 from fusec.ops import Cast, Pointwise
 
 # Ops that join operands dim by dim, counted from the right. All others take one operand with rows, and parameters.
-_ALIGNED = ("matmul", "concat", "attention", "rotary")
+_ALIGNED = ("matmul", "concat", "attention", "rotary", "linear_scan")
 
 
 def require_batches(graphs: Sequence[Graph]) -> None:

@@ -273,6 +273,13 @@ def _not_along(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> Ro
     return row
 
 
+def _linear_scan(proof: _Proof, node: Node, rows: Sequence[RowPlace | None]) -> RowPlace:
+    row = proof.aligned(node, rows)
+    if row.axis == int(node.op.attributes["axis"]) % node.result.type.rank:
+        raise _MixesError("linear_scan works along it")
+    return row
+
+
 def _same(rows: Sequence[RowPlace | None]) -> RowPlace:
     found = {row for row in rows if row is not None}
     if len(found) > 1:
@@ -371,7 +378,8 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("conv", "conv_transpose", "max_pool", "avg_pool"), _images),
     **dict.fromkeys(("batch_norm", "instance_norm", "group_norm", "lrn"), _images),
     **dict.fromkeys(("layer_norm", "rms_norm"), _norm_from),
-    **dict.fromkeys(("softmax", "concat", "split", "top_k", "cumulate", "linear_scan"), _not_along),
+    **dict.fromkeys(("softmax", "concat", "split", "top_k", "cumulate"), _not_along),
+    "linear_scan": _linear_scan,
     "resize": _resize,
     "matmul": _matmul,
     "packed_matmul": _packed_matmul,

@@ -128,7 +128,7 @@ def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN
 
 def _names(tensor: CudnnTensor) -> tuple[str, str, str]:
     if tensor.dtype not in NAMES:
-        raise LoweringError(f"cuDNN has no element type {tensor.dtype.value}")
+        raise LoweringError(f"a script has no element type {tensor.dtype.value}, because NumPy and CuPy lack it")
     return NAMES[tensor.dtype]
 
 

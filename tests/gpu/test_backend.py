@@ -380,7 +380,7 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     from fusec.gpu.kernels.norm import batch_norm
     from fusec.gpu.launch.kernel_launcher import Launcher
 
-    monkeypatch.setattr(batch_norm, "VARIANTS", ((64, 4),))
+    monkeypatch.setattr(batch_norm, "VARIANTS", ((64, 4, 8),))
     x, p, fits = last(DType.F16, 4, 8, 12, 20), TensorType((8,), DType.F32), blocks == PROCESSORS
     case = build_case("norm", [x, p, p], lambda g, *v: g.insert(BatchNormTrain(), list(v)).results)
     case = replace(case, figures=replace(FIGURES, processors=blocks))

@@ -170,7 +170,8 @@ def test_every_pointwise_mode_is_built_as_emit_does() -> None:
     reduction = CudnnCall("reduction", (1,), (2,), "max", compute=DType.F16)
     tensors = (image(1, (64, 128, 1, 1)), image(2, (64, 1, 1, 1)))
     same_as_emitted(bare(CudnnGraph(tensors, (reduction,))), plans=False)
-    assert {dtype: names[1] for dtype, names in source.NAMES.items()} == {d: known.name for d, known in DTYPES.items()}
+    known = {d: known.name for d, known in DTYPES.items() if d is not DType.F8E4M3}  # which NumPy and CuPy lack
+    assert {dtype: names[1] for dtype, names in source.NAMES.items()} == known
 
 
 def test_scalars_are_exact_in_each_type() -> None:

@@ -55,6 +55,7 @@ def by_graph(
         dtype = outputs[name].type.dtype
         poison = POISON if dtype.is_float else 1 if dtype is DType.BOOL else 77
         buffers[uid] = np.full(outputs[name].type.span, poison).astype(dtype.numpy)
+    buffers |= made.spare_buffers(np)
     run(made.graph, buffers)
     got = {name: unpack(buffers[uid], outputs[name].type) for uid, name in made.outputs}
     return [got[name] for name in row.graph.output_names]

@@ -195,7 +195,7 @@ def attentions() -> Iterator[Row]:
             Attention(0.25, hides=True, guarded=True),
         ):
             yield _masked(dtype, op)
-        for op in (Attention(0.25), Attention(0.25, causal=True)):
+        for op in (Attention(0.25), Attention(0.25, causal=True), AttentionTrain(0.25)):
             for place in range(3):
                 yield _spoiled(dtype, op, place)
         yield _masked(dtype, AttentionTrain(0.25))
@@ -225,13 +225,13 @@ def _masked(dtype: DType, op: Any) -> Row:
     return row(f"{op.name} masked {' '.join(words)} {dtype.value}", op.name, [*heads, bias], added(op), labels=labels)
 
 
-def _spoiled(dtype: DType, op: Attention, place: int) -> Row:
+def _spoiled(dtype: DType, op: Attention | AttentionTrain, place: int) -> Row:
     values = edges(dtype)
     heads = [_heads(dtype, len(values), i) for i in range(3)]
     heads[place][:, 0, 5, 3] = values
     labels = np.array([f"{'qkv'[place]} {name(v, dtype)}" for v in values], object).reshape(-1, 1, 1, 1)
-    title = f"attention {'causal ' * op.causal}{'qkv'[place]} {dtype.value}"
-    return row(title, "attention", heads, added(op), labels=labels)
+    title = f"{op.name} {'causal ' * op.causal}{'qkv'[place]} {dtype.value}"
+    return row(title, op.name, heads, added(op), labels=labels)
 
 
 def _gradient(dtype: DType) -> Iterator[Row]:

@@ -22,6 +22,7 @@ from fusec.ops import (
     Reduce,
     Reshape,
     Rotary,
+    TopK,
     Transpose,
     pw,
 )
@@ -266,6 +267,13 @@ def roi_align(b: RandomGraph) -> None:
     _about(b, _image(b, b.pick([4, 8, 3]), _side(b), _side(b)), b.pick(["roi_align", "roi_pool"]))
 
 
+def top_k(b: RandomGraph) -> None:
+    """Draw the largest or smallest elements of rows, of which some are equal."""
+    size = b.pick([7, 64, 300])
+    x = b.input(TensorType((b.pick([1, 3, 5]), size), b.pick([DType.I32, DType.I16, DType.I8])))
+    b.insert(TopK(1 + b.below(size), -1, b.chance(60)), x)
+
+
 def non_max_suppression(b: RandomGraph) -> None:
     """Draw the boxes of some classes that do not overlap better ones."""
     b.input(TensorType((b.pick([1, 2, 4]), b.pick([5, 64, 90])), DType.I32))
@@ -356,6 +364,7 @@ KERNELS: Mapping[str, Draw] = {
             rotary,
             all_finite,
             non_max_suppression,
+            top_k,
             recurrent,
             linear_scan,
         ),
