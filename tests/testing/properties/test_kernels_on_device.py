@@ -130,7 +130,7 @@ def test_every_family_has_a_motif() -> None:
 
 def test_every_family_occurs() -> None:
     found: Counter[str] = Counter()
-    for graph, case in drawn(300):
+    for graph, case in drawn(450):
         graph.verify()
         found.update({job.family for job in jobs(prepared(graph, replace(case, judge="lowers")).compiled)})
     assert {name: found[name] for name in NAMES if found[name] < 3} == {}
