@@ -56,7 +56,8 @@ def quantized_models() -> list[str]:
 def _losses(row: dict[str, Any]) -> list[str]:
     """List the operators at which the quantised form loses most, where steps of both forms were paired."""
     form = row["format"]
-    losses = [pair for pair in row.get("pairs", []) if pair[form]["us"] > pair["fp16"]["us"]][:LOSSES]
+    paired = [pair for pair in row.get("pairs", []) if pair["fp16"]["us"]]
+    losses = [pair for pair in paired if pair[form]["us"] > pair["fp16"]["us"]][:LOSSES]
     if not losses:
         return []
     lines = [
@@ -64,7 +65,12 @@ def _losses(row: dict[str, Any]) -> list[str]:
         f"{pair[form]['limit_us']:.1f}; in fp16 {pair['fp16']['us']:.1f}"
         for pair in losses
     ]
-    return [f"Steps of {row['model']} b{row['batch']}, timed alone, that take longest against fp16:", "", *lines, ""]
+    return [
+        f"Steps of {row['model']} b{row['batch']} in {form}, timed alone, that take longest against fp16:",
+        "",
+        *lines,
+        "",
+    ]
 
 
 def packed_products() -> list[str]:
