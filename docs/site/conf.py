@@ -41,7 +41,7 @@ pygments_style = "default"
 
 python_maximum_signature_line_length = 88
 autodoc_typehints = "signature"
-autodoc_mock_imports = ["torch"]  # a download of its own size, and an extra
+autodoc_mock_imports = ["torch", "functorch"]  # of one package: a download of its own size, and an extra
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
