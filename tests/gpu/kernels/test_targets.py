@@ -120,14 +120,10 @@ def test_blocks_and_clusters_that_no_gpu_starts_are_found() -> None:
 
 @pytest.mark.parametrize("target", names())
 def test_a_smaller_gpu_keeps_its_kernels(target: str) -> None:
-    """But attention of many features has no room for its keys on a T4, nor its gradients for 197 tokens on an L4.
-
-    Arithmetic bounds a product on an A100.
-    """
+    """But attention of 64 features has no room for its keys on a T4, and arithmetic bounds a product on an A100."""
     both = zip(all_cases(), of_cases(DEFAULT), of_cases(target), strict=True)
     lost = [case for case, here, there in both if here is not None and there is None]
-    gradients = ("AttentionBackward", "(197, 197)")
-    allowed = {"t4": ("attention",), "a100": ("(11, 1152, 7, 7) 192",), "l4": gradients}.get(target, ("none",))
+    allowed = {"t4": ("attention",), "a100": ("(11, 1152, 7, 7) 192",)}.get(target, ("none",))
     assert all(word in f"{case.name} {case.nodes}" for case in lost for word in allowed)
 
 

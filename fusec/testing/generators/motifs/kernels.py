@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusec.ir import DType, Node, TensorType, Value, channels_last
+from fusec.ir import DType, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
-    AttentionBackward,
-    AttentionTrain,
     Cast,
     Conv,
     InstanceNorm,
@@ -55,28 +53,6 @@ def attention_forward(b: RandomGraph) -> None:
 
 
 _ROWS = (5, 16, 17, 1, 33, 40)
-
-
-def attention_train(b: RandomGraph) -> None:
-    """Draw attention in training of up to 64 features."""
-    _attention_train(b)
-
-
-def _attention_train(b: RandomGraph) -> Node:
-    heads, depth, width = (b.pick([1, 2]), b.pick([1, 2])), b.pick([16, 32, 64]), b.pick([16, 32, 48])
-    rows, keys, dtype = b.pick(_ROWS), b.pick(_ROWS), _half(b)
-    shapes = ((rows, depth), (keys, depth), (keys, width))
-    q, k, v = (b.input(TensorType((*heads, *shape), dtype)) for shape in shapes)
-    return b.insert(AttentionTrain(b.pick([0.25, 0.125]), b.chance(40)), q, k, v)
-
-
-def attention_backward(b: RandomGraph) -> None:
-    """Draw the gradients of attention of up to 64 features, from the results of its forward op."""
-    forward = _attention_train(b)
-    assert isinstance(forward.op, AttentionTrain)
-    y, sums = forward.results
-    op = AttentionBackward(forward.op.scale, forward.op.causal, b.chance(20))
-    b.insert(op, b.input(y.type), *forward.operands, y, sums)
 
 
 def multi_tensor(b: RandomGraph) -> None:
@@ -338,8 +314,6 @@ KERNELS: Mapping[str, Draw] = {
     for draw in (
         *(
             attention_forward,
-            attention_backward,
-            attention_train,
             multi_tensor,
             pointwise,
             instance_norm,
