@@ -7,8 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from fusec.errors import ExecutionError
+from fusec.errors import DeviceLostError, ExecutionError
 from fusec.gpu.autotune.ranked_plans import Offer, PlanBench, RankedPlans
 from fusec.gpu.autotune.result_check import reject_wrong_plans
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -155,13 +156,25 @@ def _time_last(bench: PlanBench, result: RankedPlans) -> None:
     """
     choice, plan = result.plans.pop()
     try:
-        bench.time_us(result.graph, plan)
-        time_us = min(bench.time_us(result.graph, plan) for _ in range(2))
+        _time_us(bench, result.graph, choice, plan)
+        time_us = min(_time_us(bench, result.graph, choice, plan) for _ in range(2))
     except ExecutionError as error:
         result.reject(choice, error)
         bench.quarantine(result.graph, choice, str(error))
         return
     result.plans.append((replace(choice, time_us=time_us), plan))
+
+
+def _time_us(bench: PlanBench, graph: CudnnGraph, choice: Choice, plan: Any) -> float:
+    """Time a plan once. One that costs the process its GPU goes into quarantine, so that the next process avoids it."""
+    try:
+        return bench.time_us(graph, plan)
+    except DeviceLostError as error:
+        bench.quarantine(graph, choice, str(error))
+        raise DeviceLostError(
+            f"{choice.name} failed so that the GPU runs nothing more for this process ({error}). "
+            f"The plan is in quarantine now: compile again in a new process. It ran\n{graph}"
+        ) from error
 
 
 def _rest(
@@ -189,7 +202,7 @@ def _time_in_rounds(bench: PlanBench, result: RankedPlans, rng: random.Random) -
         rng.shuffle(close)
         for choice, plan in close:
             try:
-                times[id(plan)].append(bench.time_us(result.graph, plan))
+                times[id(plan)].append(_time_us(bench, result.graph, choice, plan))
             except ExecutionError as error:
                 result.reject(choice, error)
                 bench.quarantine(result.graph, choice, str(error))
