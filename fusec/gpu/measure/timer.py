@@ -105,7 +105,7 @@ class Stopwatch:
             try:
                 stop.synchronize()
             except cupy.cuda.runtime.CUDARuntimeError as error:
-                raise _failure(error) from error
+                raise device_failure(f"the GPU reported an error: {error}") from error
             took_us = 1000.0 * float(cupy.cuda.get_elapsed_time(start, stop))
             least_us = min(least_us, took_us / runs)
             if queueing_us < max(SHUT_US, took_us / 2):
@@ -113,9 +113,8 @@ class Stopwatch:
         return least_us
 
 
-def _failure(error: cupy.cuda.runtime.CUDARuntimeError) -> FusecError:
-    """Return the error to raise for one of the device, which has lost its context if it cannot wait either."""
-    said = f"the GPU reported an error: {error}"
+def device_failure(said: str) -> FusecError:
+    """Return the error to raise after a failure: DeviceLostError if the device runs nothing more, or ExecutionError."""
     try:
         cupy.cuda.runtime.deviceSynchronize()
     except cupy.cuda.runtime.CUDARuntimeError:
