@@ -22,6 +22,7 @@ from fusec.ops import (
     LayerNorm,
     LayerNormBackward,
     LinearScan,
+    MatMul,
     MaxPool,
     MaxPoolBackward,
     NonMaxSuppression,
@@ -146,6 +147,26 @@ def packed_product(dtype: DType, depth: int, columns: int) -> Callable[..., Valu
     return make
 
 
+def product(columns: int) -> Callable[..., Value]:
+    """Make a product with constant weights, and a residual if given."""
+
+    def make(g: Graph, x: Value, *residuals: Value) -> Value:
+        y = g.add(MatMul(), x, g.constant(np.full((x.type.shape[-1], columns), 0.01, np.float16)))
+        return g.add(pw("add"), y, *residuals) if residuals else y
+
+    return make
+
+
+def gated_products(columns: int) -> Callable[..., Value]:
+    """Make two products of the same rows, one of which gates the other."""
+
+    def make(g: Graph, x: Value) -> Value:
+        gate = g.add(pw("swish", beta=1.0), product(columns)(g, x))
+        return g.add(pw("mul"), gate, product(columns)(g, x))
+
+    return make
+
+
 def rounded(g: Graph, y: Value) -> Value:
     """Round to bytes."""
     return g.add(Cast(I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
@@ -257,6 +278,9 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         [rows(4096, 448, 32, dtype=DType.U4), rows(4096, 448, 1)],
         blocks_of_four_bits,
     ),
+    "product, residual, 1x14336 to 4096": ([rows(1, 14336), rows(1, 4096)], product(4096)),
+    "product, 1x4096 to 6144": ([rows(1, 4096)], product(6144)),
+    "gated products, 1x4096 to 14336": ([rows(1, 4096)], gated_products(14336)),
     "4-bit product, 1x14336 to 4096": ([rows(1, 14336)], packed_product(DType.I4, 14336, 4096)),
     "4-bit product, 1x4096 to 14336": ([rows(1, 4096)], packed_product(DType.I4, 4096, 14336)),
     "4-bit product, 1x4096 to 1024": ([rows(1, 4096)], packed_product(DType.I4, 4096, 1024)),

@@ -15,6 +15,7 @@ from fusec.gpu.kernels.convolution import (
     depthwise,
     few_channels,
     few_filters,
+    few_rows,
     integer_product,
     packed_product,
     split_k,
@@ -44,6 +45,7 @@ FAMILIES: tuple[Family, ...] = (
     squeeze_excite.squeeze_excite,
     split_k.split_k,  # before thin products, because its variants include theirs
     thin_product.thin_product,
+    few_rows.few_rows,
     few_channels.few_channels,  # before gathers, because one would run the pad to four channels alone
     few_filters.few_filters,
     gather_resize.gather_resize,

@@ -15,6 +15,7 @@ from gpu.kernels.convolution.test_depthwise import random_cases as depthwise_cas
 from gpu.kernels.convolution.test_few_channels import random_cases as few_channels_cases
 from gpu.kernels.convolution.test_few_filters import random_cases as few_filters_cases
 from gpu.kernels.convolution.test_few_filters import wide_cases
+from gpu.kernels.convolution.test_few_rows import few_rows_cases
 from gpu.kernels.convolution.test_integer_product import integer_cases
 from gpu.kernels.convolution.test_packed_product import packed_cases
 from gpu.kernels.convolution.test_split_k import few_cases as few_pixels_cases
@@ -90,6 +91,7 @@ def shaped_cases() -> list[Case]:
         *rotary_cases(),
         *list_cases(),
         *integer_cases(),
+        *few_rows_cases(),
         *packed_cases(),
         *recurrent_cases(),
         *scan_cases(),

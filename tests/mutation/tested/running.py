@@ -7,6 +7,33 @@ from mutation.mutants import for_tests as _m
 
 RUNNING: tuple[Mutant, ...] = (
     _m(
+        "rows_before_the_wait",
+        "products of few rows",
+        "gpu/kernels/convolution/few_rows.cuh",
+        "  LOAD_FIRST\n  BEGIN\n  Pack<u32, 4> x[ROWS][PACKS];",
+        "  LOAD_FIRST\n  Pack<u32, 4> x[ROWS][PACKS];",
+        "a dependent launch does not wait for the launch that writes its rows",
+        "gpu/kernels/convolution/test_few_rows.py",
+    ),
+    _m(
+        "second_product_lost",
+        "products of few rows",
+        "gpu/kernels/convolution/few_rows.cuh",
+        "(FIRST + i % WIDTHu) * ROWSu + at",
+        "(i % WIDTHu) * ROWSu + at",
+        "both products of the same rows give the sums of the first one",
+        "gpu/kernels/convolution/test_few_rows.py",
+    ),
+    _m(
+        "group_after_group_lost",
+        "products of few rows",
+        "gpu/kernels/convolution/few_rows.cuh",
+        "    if (group < GROUPSu) {\n      LOAD_NEXT",
+        "    if (group < WIDTHu) {\n      LOAD_NEXT",
+        "a block multiplies its second group of columns by the weights of the first one",
+        "gpu/kernels/convolution/test_few_rows.py",
+    ),
+    _m(
         "store_trusts_all",
         "plan cache",
         "plans/plan_cache.py",

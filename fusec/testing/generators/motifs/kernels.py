@@ -176,6 +176,18 @@ def few_filters(b: RandomGraph) -> None:
     epilogue(b, _convolved(b, x, b.pick([3, 1, 4, 8]), stride=1), 3)
 
 
+def few_rows(b: RandomGraph) -> None:
+    """Draw one or two products of at most four rows with constant weights, with pointwise ops after them."""
+    b.dtype = _half(b)
+    depth, columns = b.pick([64, 128, 264, 520]), b.pick([8, 24, 33])
+    x = b.input(TensorType((*b.pick([(1,), (2,), (4,), (1, 1), (2, 2)]), depth), b.dtype))
+    y = b.add(MatMul(), x, b.constant((depth, columns), b.dtype))
+    if b.chance(50):
+        gate = draw_pointwise(b, b.pick(ACTIVATIONS), y)
+        y = b.pointwise("mul", gate, b.add(MatMul(), x, b.constant((depth, columns), b.dtype)))
+    epilogue(b, y, 3)
+
+
 def packed_product(b: RandomGraph) -> None:
     """Draw a product of at most 16 rows with weights of 4 or 8 bits, with pointwise ops after it."""
     b.dtype = _half(b)
@@ -328,6 +340,7 @@ KERNELS: Mapping[str, Draw] = {
             squeeze_excite,
             split_k,
             thin_product,
+            few_rows,
             few_channels,
             few_filters,
             gather_resize,

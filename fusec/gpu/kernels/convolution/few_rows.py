@@ -1,0 +1,194 @@
+"""Generate products of at most four rows with constant weights of 16 bits: a decoder's, for one token.
+
+Each weight is read once, so the time is that of its bytes. The threads of a block share the depth. A thread requests 16
+bytes of several columns at a time, and those of the next columns before it adds up the sums of these. The launch is
+dependent: it requests its first weights, which are constant, while the launch before it still runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, split_index
+from fusec.ir import Node, TensorType, Value
+from fusec.ops import MatMul
+
+MAX_ROWS = 4
+PACK = 8  # numbers that one load of a thread moves
+WARPS = (8, 16, 4, 14, 2, 1)  # of a block
+WIDTHS = (4, 2, 8, 1)  # columns of a block at a time, of each product
+MAX_WORDS, GOOD_WORDS = 112, 72  # of weights and rows in a thread's registers; near the second one most bytes are moved
+OTHER_REGISTERS = 40  # of a thread, about
+REGISTERS = 1 << 16  # of a multiprocessor, on every GPU since Kepler
+MAX_WASTE = 1.25  # threads and packs for each pack of a row
+MAX_VARIANTS = 6
+_CUDA = cuda_template(__package__, "few_rows.cuh")
+
+
+def few_rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+    """Return the kernel of one or two such products of the same rows with pointwise ops after them; None for others."""
+    products = [node for node in nodes if isinstance(node.op, MatMul)]
+    epilogue = [node for node in nodes if node not in products]
+    if not 1 <= len(products) <= 2 or not all(map(can_generate, epilogue)) or not _are_supported(products):
+        return None
+    results = {v for node in epilogue for v in node.results}
+    if results & {v for product in products for v in product.operands} or any(
+        v.type.shape != products[0].result.type.shape for v in results
+    ):
+        return None
+    name = "+".join(node.op.name for node in nodes)
+    sources = (FewRowsSource(products, epilogue, outputs, figures, *tiling) for tiling in _tilings(products))
+    return with_variants([Kernel(name, (source.launch(),)) for source in sources])
+
+
+def _are_supported(products: Sequence[Node]) -> bool:
+    """Tell if the products have few rows, which are the same ones, and constant weights of one shape."""
+    x, weights, y = products[0].operands[0], products[0].operands[1].type, products[0].result.type
+    for product in products:
+        w = product.operands[1]
+        if product.operands[0] is not x or w.literal is None or w.type.shape != weights.shape:
+            return False
+    types = {t.dtype for t in (x.type, weights, y)}
+    if len(types) > 1 or x.type.dtype not in HALVES or x.type.rank < 2 or not y.size:
+        return False
+    depth, columns = weights.shape[-2:]
+    *outer, inner = x.type.strides
+    aligned = inner == 1 and not any(s % PACK for s, n in zip(outer, x.type.shape, strict=False) if n > 1)
+    is_matrix = weights.size == depth * columns and max(weights.size, x.type.span) < 1 << 31
+    return aligned and is_matrix and depth % PACK == 0 and x.type.size <= MAX_ROWS * depth
+
+
+def _tilings(products: Sequence[Node]) -> Iterator[tuple[int, int]]:
+    """Yield warps and columns of a block, those first that fill the registers best."""
+    packs, rows = _depth(products[0]) // PACK, products[0].result.type.size // _columns(products[0])
+    found: list[tuple[int, int, int]] = []
+    for warps in WARPS:
+        each = ceil_div(packs, 32 * warps)
+        if 32 * warps * each > MAX_WASTE * packs and warps > 1:
+            continue
+        words = [(width, 4 * each * (width * len(products) + rows)) for width in WIDTHS]
+        found += [(abs(count - GOOD_WORDS), warps, width) for width, count in words if count <= MAX_WORDS]
+    for _, warps, width in sorted(found, key=lambda each: each[0])[:MAX_VARIANTS]:
+        yield warps, width
+
+
+def _depth(product: Node) -> int:
+    return product.operands[1].type.shape[-2]
+
+
+def _columns(product: Node) -> int:
+    return product.operands[1].type.shape[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class FewRowsSource:
+    """The launch of one or two products.
+
+    warps: of a block; they share the depth.
+    width: columns of each product that a block handles at a time.
+    """
+
+    products: Sequence[Node]
+    epilogue: Sequence[Node]
+    outputs: Sequence[Value]
+    figures: GpuFigures
+    warps: int
+    width: int
+
+    @property
+    def x(self) -> TensorType:
+        return self.products[0].operands[0].type
+
+    @property
+    def y(self) -> TensorType:
+        return self.products[0].result.type
+
+    @property
+    def packs(self) -> int:
+        """The packs of a row that a thread multiplies."""
+        return ceil_div(self.x.shape[-1] // PACK, 32 * self.warps)
+
+    @property
+    def resident(self) -> int:
+        """The blocks of a multiprocessor that its registers have room for."""
+        rows, vectors = self.y.size // self.y.shape[-1], len(self.products) * self.width
+        registers = 4 * self.packs * (vectors + rows) + OTHER_REGISTERS
+        threads = 32 * self.warps
+        return max(1, min(self.figures.processor_threads // threads, REGISTERS // (registers * threads)))
+
+    def launch(self) -> Launch:
+        arguments, threads, columns = Arguments(), 32 * self.warps, self.y.shape[-1]
+        rows, vectors, groups = self.y.size // columns, len(self.products) * self.width, ceil_div(columns, self.width)
+        blocks = min(groups, self.figures.processors * self.resident)
+        all_packs = self.x.shape[-1] // PACK
+        cuda = _CUDA.bind(
+            TYPE=C_TYPES[self.x.dtype],
+            ROWS=rows,
+            VECTORS=vectors,
+            WIDTH=self.width,
+            WARPS=self.warps,
+            THREADS=threads,
+            PACKS=self.packs,
+            ALL_PACKS=all_packs,
+            DEPTH=self.x.shape[-1],
+            COLUMNS=columns,
+            GROUPS=groups,
+            BLOCKS=blocks,
+            SIZE=vectors * rows,
+            RESULTS=rows * self.width,
+            IS_WHOLE=c_bool(all_packs == threads * self.packs),
+            IS_PARTIAL=c_bool(columns % self.width != 0),
+        )
+        loads = self._loads(cuda, arguments)
+        store = self._store(arguments)
+        begin = arguments.begin()  # after all pointers are named
+        lines = cuda(
+            "kernel",
+            LOAD_FIRST=loads,
+            BEGIN=begin,
+            LOAD_ROWS=[line for row in range(rows) for line in self._load_row(cuda, row, arguments)],
+            MULTIPLY=cuda("multiply"),
+            LOAD_NEXT=loads,
+            ADD_UP=[
+                line
+                for number in range(len(self.products))
+                for line in cuda("add_up", SUM=f"sum{number}", FIRST=number * self.width)
+            ],
+            RESULT_COORDINATES=split_index("at", [(f"y{d}", self.y.shape[d]) for d in range(self.y.rank - 1)]),
+            EPILOGUE=store,
+        )
+        return replace(arguments.launch("few_rows", lines, blocks, threads, resident=self.resident), early=True)
+
+    def _loads(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+        """Request the weights of a group, each column of which is contiguous in memory."""
+        arguments.read(self.products[0].operands[0])
+        column = f"group * {self.width}u + c"
+        if self.y.shape[-1] % self.width:
+            column = f"({column} < {self.y.shape[-1]}u ? {column} : {self.y.shape[-1] - 1}u)"
+        lines: list[str] = []
+        for number, product in enumerate(self.products):
+            type = product.operands[1].type
+            stored = type.with_order((*range(type.rank - 2), type.rank - 1, type.rank - 2))
+            pointer = arguments.read(product.operands[1], stored)
+            lines += cuda("load_column", COLUMN=column, FIRST=number * self.width, POINTER=pointer)
+        return cuda("load", LOAD_COLUMNS=lines)
+
+    def _load_row(self, cuda: CudaTemplate, row: int, arguments: Arguments) -> list[str]:
+        place = np.unravel_index(row, self.x.shape[:-1])
+        offset = sum(int(i) * stride for i, stride in zip(place, self.x.strides, strict=False))
+        return cuda("load_row", ROW=row, POINTER=arguments.read(self.products[0].operands[0]), OFFSET=offset)
+
+    def _store(self, arguments: Arguments) -> list[str]:
+        """Apply the epilogue to a result of each product, and store it. Only what is stored is rounded, as in cuDNN."""
+        names = (*(f"y{d}" for d in range(self.y.rank - 1)), "column")
+        code = PointwiseCode(Space(self.y.shape, names), arguments, rounds=False)
+        for number, product in enumerate(self.products):
+            code.define(product.result, f"sum{number}")
+        code.compute(self.epilogue, self.outputs)
+        return code.lines()
