@@ -137,6 +137,13 @@ class Backend(Protocol):
         """Return a context for steps that allocate, whose addresses stay valid so that steps can be captured."""
         ...
 
+    def read_later(self, array: Array) -> Callable[[], Array]:
+        """Queue a copy of an array of the module to the host, and return a function that waits for it and returns it.
+
+        It waits for the work that was queued before, and not for work that is queued after it.
+        """
+        ...
+
     def finish(self) -> None:
         """Wait for queued work. Raises ExecutionError if any of it failed."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,22 @@ class _Choice:
 
     outputs: tuple[str, ...]
     select: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The program that reads prompts, with its inputs, and the lengths of the prompts."""
+
+    program: Executable
+    feeds: Mapping[str, Array]
+    lengths: Array
+
+    def program_of(self, step: int, decode: Executable) -> tuple[Executable, Mapping[str, Array]]:
+        """Return the program that gives the tokens of a step, with its inputs. The first one reads the prompts."""
+        if step:
+            return decode, {}
+        decode.bind(lengths=self.lengths)
+        return self.program, self.feeds
 
 
 class StreamOptions(TypedDict, total=False):
@@ -194,31 +211,47 @@ class Generator:
         size, program = self._programs.prompt(longest)
         ids = np.zeros((self.batch, size), np.int64)
         ids[:, :longest] = given
+        start = _Start(program, {PROMPT: ids}, lengths)
+        steps = self._steps_ahead(start, count) if choice is None else self._steps(start, choice, count)
+        return self._shown(steps, len(prompts))
 
-        def first() -> Array:
-            self.decode.bind(lengths=lengths)
-            return self._chosen(program, {PROMPT: ids}, choice)
-
-        return self._steps(first, choice, len(prompts), count)
-
-    def _steps(self, first: Callable[[], Array], choice: _Choice | None, sequences: int, count: int) -> Iterator[Array]:
+    def _shown(self, steps: Iterator[Array], sequences: int) -> Iterator[Array]:
+        """Yield the tokens of the prompts, -1 after a stop token, until all have one."""
         self._turn += 1
         turn, going = self._turn, np.ones(sequences, bool)
-        for step in range(count):
+        while going.any():
             if turn != self._turn:
                 raise ExecutionError("another generation has begun, which uses the cache")
-            tokens = self._chosen(self.decode, {}, choice) if step else first()
+            tokens = next(steps, None)
+            if tokens is None:
+                return
             shown = np.where(going, tokens[:sequences], -1)
             going &= ~np.isin(shown, list(self.stop))
             yield shown
-            if not going.any():
-                return
 
-    def _chosen(self, program: Executable, feeds: Mapping[str, Array], choice: _Choice | None) -> Array:
+    def _steps_ahead(self, start: _Start, count: int) -> Iterator[Array]:
+        """Yield the best tokens of each step. On a GPU the next step is queued before, so that the GPU never waits.
+
+        The step after the last token that is asked for has then run for nothing.
+        """
+        backend, ahead = self.decode.backend, 0 if self.decode.device == "simulated" else 1
+        waiting: deque[Callable[[], Array]] = deque()
+        for step in range(count):
+            program, feeds = start.program_of(step, self.decode)
+            tokens = backend.xp.empty(self.batch, np.int64)
+            program.run([NEXT], feeds, {NEXT: tokens})
+            waiting.append(backend.read_later(tokens))
+            if len(waiting) > ahead:
+                yield waiting.popleft()()
+        yield from (read() for read in waiting)
+
+    def _steps(self, start: _Start, choice: _Choice, count: int) -> Iterator[Array]:
+        """Yield the tokens that the host chooses in each step."""
+        for step in range(count):
+            yield self._chosen(*start.program_of(step, self.decode), choice)
+
+    def _chosen(self, program: Executable, feeds: Mapping[str, Array], choice: _Choice) -> Array:
         """Run a program, and return the next token of each sequence, which the next decode step adds."""
-        if choice is None:
-            (tokens,) = program.run([NEXT], feeds)
-            return tokens
         tokens = np.asarray(choice.select(*program.run(choice.outputs, feeds)))
         if tokens.shape != (self.batch,) or tokens.dtype.kind not in "iu":
             raise ExecutionError(f"`choose` gave {tokens.dtype}{list(tokens.shape)}, not {self.batch} tokens")

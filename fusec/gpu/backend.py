@@ -27,7 +27,7 @@ from fusec.gpu.device_arrays import DeviceArrays
 from fusec.gpu.host_buffers import HostBuffers, plan_runners, run_over
 from fusec.gpu.launch.capture import StepCapture
 from fusec.gpu.launch.kernel_launcher import Launcher, Memory
-from fusec.gpu.launch.stream_calls import CallOnCallersStream, Replay, Streams, feeder, fetcher
+from fusec.gpu.launch.stream_calls import CallOnCallersStream, Replay, Streams, feeder, fetcher, read_later
 from fusec.gpu.launch.workspace import Workspace
 from fusec.gpu.measure.random_inputs import random_array
 from fusec.gpu.measure.timer import Stopwatch
@@ -247,6 +247,9 @@ class CudnnBackend:
     ) -> Iterator[tuple[Choice, Callable[[HostBuffers], None]]]:
         """Yield the first plans of each engine, with functions that run them over buffers in host memory."""
         return plan_runners(self.plans, graph, self._streams, per_engine)
+
+    def read_later(self, array: Array) -> Callable[[], Array]:
+        return read_later(array)
 
     def finish(self) -> None:
         self._streams.finish()

@@ -252,6 +252,22 @@ def _code_fetcher(buffer: Array, type: TensorType) -> Callable[[Array | None, bo
     return fetch
 
 
+def read_later(array: Array) -> Callable[[], Array]:
+    """Queue a copy to the host on the caller's stream, and return a function that waits for it and returns it."""
+    memory = cupy.cuda.alloc_pinned_memory(max(1, array.nbytes))  # only copies to such memory are not waited for
+    host = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
+    stream = cupy.cuda.get_current_stream()
+    cupy.cuda.runtime.memcpyAsync(host.ctypes.data, array.data.ptr, array.nbytes, TO_HOST, stream.ptr)
+    done = stream.record()
+
+    def read() -> Array:
+        with _device_errors("running the model"):
+            done.synchronize()
+        return host
+
+    return read
+
+
 @contextmanager
 def out_of_memory(what: str) -> Generator[None]:
     """Turn a lack of memory on the device into an ExecutionError, and free memory that is not in use."""

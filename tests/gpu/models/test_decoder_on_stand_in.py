@@ -44,5 +44,9 @@ def test_decode_steps_are_one_capture(form: str, machine: Machine, tmp_path: Pat
     assert machine.captured == 1  # a prompt's program is captured by its second call
     assert generator(prompts[::-1], 7) == expected[::-1]
     assert machine.captured == 2
+    before, counts = machine.replayed, list[int]()
+    for _ in generator.stream(prompts, 4):
+        counts.append(machine.replayed - before)
+    assert counts == [2, 3, 4, 4]  # a decode step is queued before the tokens of the step before it are read
     cache = {name for name in generator.decode.state if name.startswith("past")}
     assert cache <= generator.decode.in_place_state

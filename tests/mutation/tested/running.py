@@ -199,7 +199,7 @@ RUNNING: tuple[Mutant, ...] = (
         "tune_first_run",
         "tuning",
         "gpu/autotune/plan_search.py",
-        "    try:\n        bench.time_us(result.graph, plan)\n        time_us",
+        "    try:\n        _time_us(bench, result.graph, choice, plan)\n        time_us",
         "    try:\n        time_us",
         "the first run, which warms a plan up, counts",
         "gpu/autotune/test_plan_search.py",
