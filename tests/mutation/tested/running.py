@@ -10,9 +10,9 @@ RUNNING: tuple[Mutant, ...] = (
         "hidden_parts_count",
         "attention of one query",
         "gpu/kernels/attention/one_query.cuh",
-        "const float factor = own_most == -INFINITE ? 0.0f : quick_exp2",
-        "const float factor = own_most == -INFINITE ? 1.0f : quick_exp2",
-        "keys that are all hidden add their values unscaled",
+        "i < count && largest != -INFINITE ? quick_exp2",
+        "i < count ? quick_exp2",
+        "a block whose keys are all hidden makes the result NaN",
         "gpu/kernels/attention/test_one_query.py",
     ),
     _m(

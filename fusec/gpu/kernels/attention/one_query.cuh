@@ -113,8 +113,7 @@ FRAGMENT(add_parts) {
   float largest = -INFINITE;
   for (u32 p = 0; p < PARTSu; ++p) largest = nmax(largest, across(records + (p * RECORDu + RESULTSu + h)));
   for (u32 p = 0; p < PARTSu; ++p) {
-    const float own_most = across(records + (p * RECORDu + RESULTSu + h));
-    const float factor = own_most == -INFINITE ? 0.0f : quick_exp2((own_most - largest) * 1.44269504f);
+    const float factor = quick_exp2((across(records + (p * RECORDu + RESULTSu + h)) - largest) * 1.44269504f);
     total += factor * across(records + (p * RECORDu + RESULTSu + SHARERSu + h));
     const float own_sum = across(records + (p * RECORDu + i));
     sum += factor * own_sum;
