@@ -8,6 +8,7 @@ from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise
+from fusec.gpu.kernels.convolution.few_rows import begins_few_rows
 from fusec.gpu.kernels.convolution.product_step import match_product
 from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
 from fusec.ir import Node
@@ -19,9 +20,11 @@ ROUNDED = (LayerNorm, RmsNorm, Attention)  # ops whose kernels round their resul
 def is_joint_work(nodes: Sequence[Node]) -> bool:
     """Return True if a kernel's nodes could be several steps.
 
-    They are a depthwise convolution and the mean of its result, several products, pointwise ops and then a product, or
-    a norm (or attention) and the rounding of its result.
+    They are a depthwise convolution and the mean of its result, several products, pointwise ops and then a product, a
+    norm of few rows and products of its result, or a norm (or attention) and the rounding of its result.
     """
+    if begins_few_rows(nodes):
+        return any(isinstance(node.op, MatMul) for node in nodes)
     if is_rounded(nodes):
         return True
     products = [i for i, node in enumerate(nodes) if isinstance(node.op, (Conv, MatMul))]
@@ -55,6 +58,8 @@ def is_rounded(nodes: Sequence[Node]) -> bool:
 def may_begin(nodes: Sequence[Node], figures: GpuFigures) -> bool:
     """Return True if a group of steps that begins with these nodes may become such a kernel."""
     first = nodes[0]
+    if begins_few_rows(nodes):
+        return True
     if any(isinstance(node.op, ROUNDED) for node in nodes):
         return rounded_at(nodes) is not None
     if can_generate(first):

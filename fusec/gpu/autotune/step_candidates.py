@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from fusec.gpu.autotune.fusion_proposals import is_rounded, rounded_at
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
 from fusec.gpu.kernels import GpuFigures
+from fusec.gpu.kernels.convolution.few_rows import begins_few_rows
 from fusec.ir import Graph, Node
 from fusec.ops import PRODUCTS, ChannelSums, MatMul, PackedMatMul, Pointwise, Reduce
 from fusec.ops.matmul import SUMMED_IN
@@ -69,9 +70,14 @@ def _two_products(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> I
 def _unfused(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigures) -> Iterator[Candidate]:
     """Yield sequences of smaller steps for a kernel that runs several steps.
 
-    Such a kernel runs one of four: pointwise ops and a product; a norm (or attention) and the rounding of its result; a
-    depthwise convolution with a mean and perhaps more products; a sequence of small products.
+    Such a kernel runs one of five: pointwise ops and a product; a norm of few rows and products of its result; a norm
+    (or attention) and the rounding of its result; a depthwise convolution with a mean and perhaps more products; a
+    sequence of small products.
     """
+    if begins_few_rows(nodes):
+        for norm in _as_one_step(graph, nodes[:1], figures):
+            yield from ((norm, *rest) for rest in candidates(graph, next(_spelled(graph, nodes[1:])), level, figures))
+        return
     if is_rounded(nodes):
         at = rounded_at(nodes)
         assert at is not None

@@ -34,6 +34,15 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/kernels/convolution/test_few_rows.py",
     ),
     _m(
+        "norm_of_the_warp",
+        "products of few rows",
+        "gpu/kernels/convolution/few_rows.cuh",
+        "for (int w = 0; w < WARPS; ++w) factor[r] += squares[w][r];",
+        "factor[r] += squares[threadIdx.x / 32u][r];",
+        "rows are normalised by the squares of one warp's share of the depth",
+        "gpu/kernels/convolution/test_few_rows.py",
+    ),
+    _m(
         "second_product_lost",
         "products of few rows",
         "gpu/kernels/convolution/few_rows.cuh",

@@ -1,7 +1,7 @@
 """Generate attention of one query for each head, as in a decode step: its time is that of reading keys and values.
 
 Heads that share keys and values are in one block, so each key and value is read once. Blocks share the keys. A thread
-requests all of its keys and values before it computes. The last block of a group of heads adds up the sums of all parts.
+requests all of its keys and values before it computes. The last block of a group of heads adds up the parts.
 """
 
 from __future__ import annotations

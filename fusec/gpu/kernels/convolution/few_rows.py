@@ -2,7 +2,8 @@
 
 Each weight is read once, so the time is that of its bytes. The threads of a block share the depth. A thread requests 16
 bytes of several columns at a time, and those of the next columns before it adds up the sums of these. The launch is
-dependent: it requests its first weights, which are constant, while the launch before it still runs.
+dependent: it requests its first weights, which are constant, while the launch before it still runs. An RMS norm of the
+rows is computed by every block, which costs less than a launch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, split_index
 from fusec.ir import Node, TensorType, Value
-from fusec.ops import MatMul
+from fusec.ops import MatMul, RmsNorm
 
 MAX_ROWS = 4
 PACK = 8  # numbers that one load of a thread moves
@@ -32,10 +33,16 @@ _CUDA = cuda_template(__package__, "few_rows.cuh")
 
 
 def few_rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
-    """Return the kernel of one or two such products of the same rows with pointwise ops after them; None for others."""
+    """Return the kernel of one or two such products of the same rows; None for other steps.
+
+    An RMS norm of the rows may be before them, and pointwise ops after them.
+    """
+    norm = nodes[0] if isinstance(nodes[0].op, RmsNorm) else None
     products = [node for node in nodes if isinstance(node.op, MatMul)]
-    epilogue = [node for node in nodes if node not in products]
+    epilogue = [node for node in nodes if node not in products and node is not norm]
     if not 1 <= len(products) <= 2 or not all(map(can_generate, epilogue)) or not _are_supported(products):
+        return None
+    if norm is not None and (not begins_few_rows(nodes) or norm.result in outputs):
         return None
     results = {v for node in epilogue for v in node.results}
     if results & {v for product in products for v in product.operands} or any(
@@ -43,8 +50,30 @@ def few_rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigure
     ):
         return None
     name = "+".join(node.op.name for node in nodes)
-    sources = (FewRowsSource(products, epilogue, outputs, figures, *tiling) for tiling in _tilings(products))
+    step = FewRowsStep(norm, products, epilogue, outputs)
+    sources = (FewRowsSource(step, figures, *tiling) for tiling in _tilings(products))
     return with_variants([Kernel(name, (source.launch(),)) for source in sources])
+
+
+def begins_few_rows(nodes: Sequence[Node]) -> bool:
+    """Tell if an RMS norm of few rows comes first, and then only products of its result and pointwise ops."""
+    norm, *others = nodes
+    if not isinstance(norm.op, RmsNorm) or norm.op.axis % norm.result.type.rank != norm.result.type.rank - 1:
+        return False
+    x = norm.operands[0].type
+    rows_fit = 0 < x.size <= MAX_ROWS * x.shape[-1] and x.dtype in HALVES and _has_packed_rows(x)
+    products = [node for node in others if isinstance(node.op, MatMul)]
+    reads_norm = all(norm.result is product.operands[0] for product in products)
+    rest = [node for node in others if node not in products]
+    applied = all(can_generate(node) and norm.result not in node.operands for node in rest)
+    return rows_fit and norm.result.type == x and reads_norm and applied
+
+
+def _has_packed_rows(x: TensorType) -> bool:
+    """Tell if rows are contiguous, and begin and end at multiples of a pack."""
+    *outer, inner = x.strides
+    moved = [stride for stride, size in zip(outer, x.shape, strict=False) if size > 1]
+    return inner == 1 and not any(stride % PACK for stride in moved) and x.shape[-1] % PACK == 0 and x.span < 1 << 31
 
 
 def _are_supported(products: Sequence[Node]) -> bool:
@@ -58,10 +87,8 @@ def _are_supported(products: Sequence[Node]) -> bool:
     if len(types) > 1 or x.type.dtype not in HALVES or x.type.rank < 2 or not y.size:
         return False
     depth, columns = weights.shape[-2:]
-    *outer, inner = x.type.strides
-    aligned = inner == 1 and not any(s % PACK for s, n in zip(outer, x.type.shape, strict=False) if n > 1)
-    is_matrix = weights.size == depth * columns and max(weights.size, x.type.span) < 1 << 31
-    return aligned and is_matrix and depth % PACK == 0 and x.type.size <= MAX_ROWS * depth
+    is_matrix = weights.size == depth * columns < 1 << 31
+    return is_matrix and _has_packed_rows(x.type) and x.type.size <= MAX_ROWS * depth
 
 
 def _tilings(products: Sequence[Node]) -> Iterator[tuple[int, int]]:
@@ -87,6 +114,34 @@ def _columns(product: Node) -> int:
 
 
 @dataclass(frozen=True, eq=False)
+class FewRowsStep:
+    """One or two products of the same rows.
+
+    norm: of the rows, before the products; None without one.
+    epilogue: the pointwise ops after the products.
+    outputs: the values that are stored.
+    """
+
+    norm: Node | None
+    products: Sequence[Node]
+    epilogue: Sequence[Node]
+    outputs: Sequence[Value]
+
+    @property
+    def x(self) -> Value:
+        """The rows as they are read."""
+        return (self.norm or self.products[0]).operands[0]
+
+    @property
+    def y(self) -> TensorType:
+        return self.products[0].result.type
+
+    @property
+    def rows(self) -> int:
+        return self.y.size // self.y.shape[-1]
+
+
+@dataclass(frozen=True, eq=False)
 class FewRowsSource:
     """The launch of one or two products.
 
@@ -94,41 +149,32 @@ class FewRowsSource:
     width: columns of each product that a block handles at a time.
     """
 
-    products: Sequence[Node]
-    epilogue: Sequence[Node]
-    outputs: Sequence[Value]
+    step: FewRowsStep
     figures: GpuFigures
     warps: int
     width: int
 
     @property
-    def x(self) -> TensorType:
-        return self.products[0].operands[0].type
-
-    @property
-    def y(self) -> TensorType:
-        return self.products[0].result.type
-
-    @property
     def packs(self) -> int:
         """The packs of a row that a thread multiplies."""
-        return ceil_div(self.x.shape[-1] // PACK, 32 * self.warps)
+        return ceil_div(self.step.x.type.shape[-1] // PACK, 32 * self.warps)
 
     @property
     def resident(self) -> int:
         """The blocks of a multiprocessor that its registers have room for."""
-        rows, vectors = self.y.size // self.y.shape[-1], len(self.products) * self.width
-        registers = 4 * self.packs * (vectors + rows) + OTHER_REGISTERS
+        vectors = len(self.step.products) * self.width
+        registers = 4 * self.packs * (vectors + self.step.rows) + OTHER_REGISTERS
         threads = 32 * self.warps
         return max(1, min(self.figures.processor_threads // threads, REGISTERS // (registers * threads)))
 
     def launch(self) -> Launch:
-        arguments, threads, columns = Arguments(), 32 * self.warps, self.y.shape[-1]
-        rows, vectors, groups = self.y.size // columns, len(self.products) * self.width, ceil_div(columns, self.width)
+        step, arguments, threads = self.step, Arguments(), 32 * self.warps
+        x, columns, rows = step.x.type, step.y.shape[-1], step.rows
+        vectors, groups = len(step.products) * self.width, ceil_div(columns, self.width)
         blocks = min(groups, self.figures.processors * self.resident)
-        all_packs = self.x.shape[-1] // PACK
+        all_packs = x.shape[-1] // PACK
         cuda = _CUDA.bind(
-            TYPE=C_TYPES[self.x.dtype],
+            TYPE=C_TYPES[x.dtype],
             ROWS=rows,
             VECTORS=vectors,
             WIDTH=self.width,
@@ -136,7 +182,7 @@ class FewRowsSource:
             THREADS=threads,
             PACKS=self.packs,
             ALL_PACKS=all_packs,
-            DEPTH=self.x.shape[-1],
+            DEPTH=x.shape[-1],
             COLUMNS=columns,
             GROUPS=groups,
             BLOCKS=blocks,
@@ -146,33 +192,34 @@ class FewRowsSource:
             IS_PARTIAL=c_bool(columns % self.width != 0),
         )
         loads = self._loads(cuda, arguments)
-        store = self._store(arguments)
+        normalise, store = self._normalise(cuda, arguments), self._store(arguments)
         begin = arguments.begin()  # after all pointers are named
         lines = cuda(
             "kernel",
             LOAD_FIRST=loads,
             BEGIN=begin,
             LOAD_ROWS=[line for row in range(rows) for line in self._load_row(cuda, row, arguments)],
+            NORMALISE=normalise,
             MULTIPLY=cuda("multiply"),
             LOAD_NEXT=loads,
             ADD_UP=[
                 line
-                for number in range(len(self.products))
+                for number in range(len(step.products))
                 for line in cuda("add_up", SUM=f"sum{number}", FIRST=number * self.width)
             ],
-            RESULT_COORDINATES=split_index("at", [(f"y{d}", self.y.shape[d]) for d in range(self.y.rank - 1)]),
+            RESULT_COORDINATES=split_index("at", [(f"y{d}", step.y.shape[d]) for d in range(step.y.rank - 1)]),
             EPILOGUE=store,
         )
         return replace(arguments.launch("few_rows", lines, blocks, threads, resident=self.resident), early=True)
 
     def _loads(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
         """Request the weights of a group, each column of which is contiguous in memory."""
-        arguments.read(self.products[0].operands[0])
+        arguments.read(self.step.x)
         column = f"group * {self.width}u + c"
-        if self.y.shape[-1] % self.width:
-            column = f"({column} < {self.y.shape[-1]}u ? {column} : {self.y.shape[-1] - 1}u)"
+        if self.step.y.shape[-1] % self.width:
+            column = f"({column} < {self.step.y.shape[-1]}u ? {column} : {self.step.y.shape[-1] - 1}u)"
         lines: list[str] = []
-        for number, product in enumerate(self.products):
+        for number, product in enumerate(self.step.products):
             type = product.operands[1].type
             stored = type.with_order((*range(type.rank - 2), type.rank - 1, type.rank - 2))
             pointer = arguments.read(product.operands[1], stored)
@@ -180,15 +227,22 @@ class FewRowsSource:
         return cuda("load", LOAD_COLUMNS=lines)
 
     def _load_row(self, cuda: CudaTemplate, row: int, arguments: Arguments) -> list[str]:
-        place = np.unravel_index(row, self.x.shape[:-1])
-        offset = sum(int(i) * stride for i, stride in zip(place, self.x.strides, strict=False))
-        return cuda("load_row", ROW=row, POINTER=arguments.read(self.products[0].operands[0]), OFFSET=offset)
+        place = np.unravel_index(row, self.step.x.type.shape[:-1])
+        offset = sum(int(i) * stride for i, stride in zip(place, self.step.x.type.strides, strict=False))
+        return cuda("load_row", ROW=row, POINTER=arguments.read(self.step.x), OFFSET=offset)
+
+    def _normalise(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+        norm = self.step.norm
+        if norm is None:
+            return []
+        assert isinstance(norm.op, RmsNorm)
+        return cuda("normalise", EPSILON=f"{norm.op.epsilon!r}f", SCALE=arguments.read(norm.operands[1]))
 
     def _store(self, arguments: Arguments) -> list[str]:
         """Apply the epilogue to a result of each product, and store it. Only what is stored is rounded, as in cuDNN."""
-        names = (*(f"y{d}" for d in range(self.y.rank - 1)), "column")
-        code = PointwiseCode(Space(self.y.shape, names), arguments, rounds=False)
-        for number, product in enumerate(self.products):
+        names = (*(f"y{d}" for d in range(self.step.y.rank - 1)), "column")
+        code = PointwiseCode(Space(self.step.y.shape, names), arguments, rounds=False)
+        for number, product in enumerate(self.step.products):
             code.define(product.result, f"sum{number}")
-        code.compute(self.epilogue, self.outputs)
+        code.compute(self.step.epilogue, self.step.outputs)
         return code.lines()

@@ -19,6 +19,7 @@ from fusec.ops import (
     Pad,
     Reduce,
     Reshape,
+    RmsNorm,
     Rotary,
     TopK,
     Transpose,
@@ -191,6 +192,8 @@ def few_rows(b: RandomGraph) -> None:
     b.dtype = _half(b)
     depth, columns = b.pick([64, 128, 264, 520]), b.pick([8, 24, 33])
     x = b.input(TensorType((*b.pick([(1,), (2,), (4,), (1, 1), (2, 2)]), depth), b.dtype))
+    if b.chance(40):
+        x = b.add(RmsNorm(-1, 1e-3), x, b.constant((depth,), b.dtype))
     y = b.add(MatMul(), x, b.constant((depth, columns), b.dtype))
     if b.chance(50):
         gate = draw_pointwise(b, b.pick(ACTIVATIONS), y)

@@ -10,9 +10,10 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, rows
 from gpu.kernels.emulator import needs_compiler
 
+from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
 from fusec.gpu.kernels import GpuFigures, find
 from fusec.ir import DType, Graph, TensorType, Value
-from fusec.ops import MatMul, pw
+from fusec.ops import MatMul, RmsNorm, pw
 from fusec.targets.target import load
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
@@ -47,6 +48,18 @@ def gated(dtype: DType, shape: tuple[int, ...], columns: int) -> Case:
     return build(f"gated {dtype.value} {shape} {columns}", [rows(dtype, *shape)], make)
 
 
+def normed(dtype: DType, shape: tuple[int, ...], columns: int) -> Case:
+    """An RMS norm of the rows, and two products of its result."""
+
+    def make(g: Graph, x: Value, scale: Value) -> Value:
+        y = g.add(RmsNorm(-1, 1e-3), x, scale)
+        gate = g.add(pw("swish", beta=1.0), g.add(MatMul(), y, weights(g, dtype, shape[-1], columns)))
+        return g.add(pw("mul"), gate, g.add(MatMul(), y, weights(g, dtype, shape[-1], columns)))
+
+    types = [rows(dtype, *shape), rows(dtype, shape[-1])]
+    return build(f"normed {dtype.value} {shape} {columns}", types, make)
+
+
 def few_rows_cases() -> list[Case]:
     return [
         product(F16, (1, 256), 32),
@@ -58,6 +71,8 @@ def few_rows_cases() -> list[Case]:
         gated(F16, (1, 4096), 40),
         gated(BF16, (1, 2, 520), 9),
         gated(F16, (4, 8), 3),
+        normed(F16, (1, 4096), 40),
+        normed(BF16, (2, 2, 264), 11),
     ]
 
 
@@ -97,6 +112,21 @@ def test_launches_are_dependent_and_weights_are_loaded_before_the_wait() -> None
         launch = each.launches[0]
         before, _, after = launch.source.partition("wait_for_launches();")
         assert launch.early and "load_words" in before and "load_now" not in before and "load_now" in after
+
+
+def test_a_norm_of_few_rows_and_products_of_its_result_are_a_proposal() -> None:
+    case = normed(F16, (1, 512), 64)
+    assert all(may_begin(case.nodes[:n], FIGURES) for n in range(1, len(case.nodes) + 1))
+    assert [is_joint_work(case.nodes[:n]) for n in (1, 2)] == [False, True]
+    assert not may_begin(normed(F16, (5, 512), 64).nodes[:2], FIGURES), "five rows"
+
+
+def test_a_norm_that_is_stored_stays_a_step() -> None:
+    def make(g: Graph, x: Value, scale: Value) -> list[Value]:
+        y = g.add(RmsNorm(-1, 1e-3), x, scale)
+        return [y, g.add(MatMul(), y, weights(g, F16, 64, 32))]
+
+    assert build("stored", [rows(F16, 1, 64), rows(F16, 64)], make).kernel is None
 
 
 @pytest.mark.parametrize(
