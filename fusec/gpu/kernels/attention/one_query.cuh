@@ -74,12 +74,17 @@ FRAGMENT(kernel) {
   }
   __syncthreads();
   SHARE_SUMS
-  for (u32 i = threadIdx.x; i < RESULTSu; i += THREADSu) {
-    const u32 h = i / FEATURESu, feature = i % FEATURESu;
-    float sum = 0.0f, total = 0.0f, unscaled = 0.0f;
+  for (u32 i = threadIdx.x; i < RESULTSu / 8u; i += THREADSu) {
+    const u32 h = i / LANESu, feature = i % LANESu * 8u;
+    float sum[8], unscaled[8];
+    for (int j = 0; j < 8; ++j) sum[j] = unscaled[j] = 0.0f;
     ADD_UP
-    const float y = IS_GUARDED && !(total > 0.0f) ? 0.0f * unscaled : sum / total;  // weights that are NaN become zeros
-    RESULT[image * Y_IMAGEu + (group * SHARERSu + h) * Y_HEADu + feature] = narrow<TYPE>(y);
+    Pack<TYPE, 8> y;
+    for (int j = 0; j < 8; ++j) {  // weights that are NaN become zeros in guarded attention
+      const float result = IS_GUARDED && !(weight[h] > 0.0f) ? 0.0f * unscaled[j] : sum[j] / weight[h];
+      y.v[j] = narrow<TYPE>(result);
+    }
+    store_pack<TYPE, 8>(RESULT + (image * Y_IMAGEu + (group * SHARERSu + h) * Y_HEADu + feature), y);
   }
 }
 
@@ -89,9 +94,9 @@ FRAGMENT(add_bias) {
 }
 
 FRAGMENT(add_warps) {
-  total = weight[h];
-  for (int w = 0; w < WARPS; ++w) sum += sums[w][h][feature];
-  unscaled = sum;
+  for (int w = 0; w < WARPS; ++w)
+    for (int j = 0; j < 8; ++j) sum[j] += sums[w][h][feature + j];
+  for (int j = 0; j < 8; ++j) unscaled[j] = sum[j];
 }
 
 // The last block of a group of heads to finish adds the sums of all parts of the keys, in order.
@@ -106,17 +111,35 @@ FRAGMENT(share_sums) {
     SCRATCH[blockIdx.x * RECORDu + RESULTSu + SHARERSu + h] = weight[h];
   }
   if (!last_of(DOORS + blockIdx.x / PARTSu * DOOR, PARTSu)) return;
+  const float* records = SCRATCH + (blockIdx.x - part) * RECORDu;
+  __shared__ float factors[SHARERS][PARTS], weights[SHARERS][PARTS];
+  for (u32 i = threadIdx.x; i < SHARERSu * PARTSu; i += THREADSu) {
+    const u32 h = i / PARTSu, p = i % PARTSu;
+    factors[h][p] = across(records + (p * RECORDu + RESULTSu + h));
+    weights[h][p] = across(records + (p * RECORDu + RESULTSu + SHARERSu + h));
+  }
+  __syncthreads();
+  for (u32 h = warp; h < SHARERSu; h += WARPSu) {
+    float largest = -INFINITE, total = 0.0f;
+    for (u32 p = lane; p < PARTSu; p += 32u) largest = nmax(largest, factors[h][p]);
+    for (int s = 16; s > 0; s /= 2) largest = nmax(largest, __shfl_xor_sync(0xffffffffu, largest, s));
+    for (u32 p = lane; p < PARTSu; p += 32u) {
+      factors[h][p] = quick_exp2((factors[h][p] - largest) * 1.44269504f);
+      total += factors[h][p] * weights[h][p];
+    }
+    for (int s = 16; s > 0; s /= 2) total += __shfl_xor_sync(0xffffffffu, total, s);
+    if (lane == 0) weight[h] = total;
+  }
+  __syncthreads();
 }
 
 FRAGMENT(add_parts) {
-  const float* records = SCRATCH + (blockIdx.x - part) * RECORDu;
-  float largest = -INFINITE;
-  for (u32 p = 0; p < PARTSu; ++p) largest = nmax(largest, across(records + (p * RECORDu + RESULTSu + h)));
+  #pragma unroll 8
   for (u32 p = 0; p < PARTSu; ++p) {
-    const float factor = quick_exp2((across(records + (p * RECORDu + RESULTSu + h)) - largest) * 1.44269504f);
-    total += factor * across(records + (p * RECORDu + RESULTSu + SHARERSu + h));
-    const float own_sum = across(records + (p * RECORDu + i));
-    sum += factor * own_sum;
-    unscaled += own_sum;
+    const Pack<float, 8> own = across((const Pack<float, 8>*)(records + (p * RECORDu + i * 8u)));
+    for (int j = 0; j < 8; ++j) {
+      sum[j] += factors[h][p] * own.v[j];
+      unscaled[j] += own.v[j];
+    }
   }
 }

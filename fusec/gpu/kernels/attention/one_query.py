@@ -89,7 +89,7 @@ class OneQuerySource:
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * self.sharers * (self.share + 2 + self.warps * self.features)
+        return 4 * self.sharers * (self.share + 2 + self.warps * self.features + 2 * self.parts)
 
     def kernel(self) -> Kernel:
         arguments, op = Arguments(), self.node.op
@@ -97,7 +97,7 @@ class OneQuerySource:
         q, k, v, *biases = self.node.operands
         batch, groups, keys, features = k.type.shape
         results, lanes = self.sharers * features, features // PACK
-        record = results + 2 * self.sharers
+        record = ceil_div(results + 2 * self.sharers, PACK) * PACK
         cuda = _CUDA.bind(
             TYPE=C_TYPES[q.type.dtype],
             SCALE=f"{op.scale!r}f",
