@@ -132,3 +132,20 @@ def test_engine_0_runs_another_activation(bad: CudnnGraph) -> None:
 @pytest.mark.parametrize("mode", ["relu", "gelu_approx_tanh"])
 def test_engine_0_runs_the_activations_of_cublaslt(mode: str) -> None:
     assert wrong_plan(matmul(mode), 0, {}) is None
+
+
+@pytest.mark.parametrize(("dtype", "wrong"), [(DType.F8E4M3, True), (DType.F16, False)])
+def test_engine_5_and_a_layer_norm_of_8_bits(dtype: DType, wrong: bool) -> None:
+    """An H200 reported an illegal access for 6304 rows of 768."""
+    rows, one = (6304, 768, 1, 1), (1, 768, 1, 1)
+    strides = (768, 1, 768, 768)
+    x, scale, bias = (CudnnTensor(uid, dims, strides, DType.F16) for uid, dims in ((1, rows), (2, one), (3, one)))
+    epsilon = CudnnTensor(4, (1, 1, 1, 1), (1, 1, 1, 1), DType.F32, value=1e-6)
+    normed, y = CudnnTensor(5, rows, strides, DType.F32, True), CudnnTensor(6, rows, strides, dtype)
+    calls = (
+        CudnnCall("layernorm", (1, 2, 3, 4), (5,)),
+        CudnnCall("pointwise", (5,), (6,), "identity"),
+    )
+    found = CudnnGraph((x, scale, bias, epsilon, normed, y), calls)
+    assert (wrong_plan(found, 5, {12: 0}) is not None) == wrong
+    assert wrong_plan(found, 4, {}) is None

@@ -226,6 +226,13 @@ def _replaced_activation(graph: CudnnGraph) -> str | None:
     return None
 
 
+# norms ---------------------------------------------------------------------------------------------------
+
+
+def _rounds_norm_to_bytes(plan: PlanFacts) -> bool:
+    return plan.call("layernorm") is not None and any(t.dtype.itemsize == 1 for t in plan.graph.outputs)
+
+
 @dataclass(frozen=True)
 class PlanRule:
     """Engines that are wrong where `fires` is true. In `reason`, {engine} and {activation} are filled in."""
@@ -308,6 +315,7 @@ RULES: tuple[PlanRule, ...] = (
     ),
     PlanRule((2,), _is_matmul, "engine 2 computes matmuls wrongly"),
     PlanRule((0,), _has_epilogue_on_dot_products, "engine 0 with an epilogue after a batch of dot products"),
+    PlanRule((5,), _rounds_norm_to_bytes, "engine 5 accesses other memory when it rounds a layer norm to 8 bits"),
     PlanRule((0,), _has_other_activation_in_cublaslt, "engine 0 computes another function than {activation}"),
 )
 
