@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class CutModel:
+class ModelWithHostSteps:
     """A model that needs values on the host, with its first segment."""
 
     source: frontends.Source
@@ -51,7 +51,7 @@ class CutModel:
 def read_model(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     shapes: Mapping[str, Sequence[int]] | None,
-) -> Graph | CutModel:
+) -> Graph | ModelWithHostSteps:
     """Return the graph of a model with concrete shapes, or its first segment if values are needed on the host.
 
     Raises ModelError if it cannot be read.
@@ -59,7 +59,7 @@ def read_model(
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
     read = source.segments(shapes)
     _log.info("model read: %s", f"{len(read)} nodes" if isinstance(read, Graph) else "split at host steps")
-    return read if isinstance(read, Graph) else CutModel(source, read)
+    return read if isinstance(read, Graph) else ModelWithHostSteps(source, read)
 
 
 @spent_on("passes and partitions")

@@ -40,7 +40,7 @@ def onnx_round_trip(graph: Graph, case: Case = CASE) -> None:
     model = _exported(graph)
     onnx.checker.check_model(model)
     if any(isinstance(n.op, NonMaxSuppression) for n in graph.nodes):
-        raise SkipTest("imported again, the model is cut at the number of boxes that stay")
+        raise SkipTest("imported again, the model is split at the number of boxes that stay")
     back = frontends.load(model.SerializeToString())
     back.verify()
     for kind, got, want in (
