@@ -39,7 +39,7 @@ class SideBySide:
     """Programs in columns.
 
     different: groups that fuse or run differently. replanned: groups that differ in the plan alone.
-    alike, count: number of groups that fuse and run the same way, and of all groups.
+    equal, count: number of groups that fuse and run the same way, and of all groups.
     refusals: titles, each with the refusals that only one program has.
     """
 
@@ -48,7 +48,7 @@ class SideBySide:
     totals: tuple[TotalsRow, ...]
     different: tuple[StepGroup, ...]
     replanned: tuple[StepGroup, ...]
-    alike: int
+    equal: int
     count: int
     refusals: tuple[tuple[str, tuple[Decline, ...]], ...] = ()
 
