@@ -26,7 +26,7 @@ TARGET = "h200"
 
 @dataclass(frozen=True)
 class Case:
-    """What is compiled.
+    """A model to compile, and its options.
 
     what: `import`, a graph made by `models.pointwise` or `models.weights`, or a file of `models.FILES`.
     size: of the graph.

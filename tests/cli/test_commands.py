@@ -1,4 +1,4 @@
-"""What each command prints, writes and exits with when all is well, or when a check does not hold."""
+"""Test what each command prints and writes, and its exit status when all is well or a check does not hold."""
 
 from __future__ import annotations
 

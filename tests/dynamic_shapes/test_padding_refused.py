@@ -1,4 +1,4 @@
-"""What may not be padded, and why: where a row of the results would see rows that are padding, or know how many."""
+"""Test refusals of padding: a row of the results would depend on padded rows, or on their number."""
 
 from __future__ import annotations
 

@@ -376,7 +376,7 @@ def test_a_kernel_no_two_ways_of_which_agree_is_not_run(machine: Machine) -> Non
 def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     machine: Machine, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
-    """What was found to be fastest elsewhere, and has no room here, gives way with a word."""
+    """A variant that was fastest elsewhere, and has no room here, is replaced with a log record."""
     from fusec.gpu.kernels.norm import batch_norm
     from fusec.gpu.launch.kernel_launcher import Launcher
 

@@ -1,4 +1,4 @@
-"""What a report collects of a program is what the program is."""
+"""Test that a report shows a program as it is."""
 
 from __future__ import annotations
 

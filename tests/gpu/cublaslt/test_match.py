@@ -29,7 +29,7 @@ from fusec.plans.plan_record import BLAS, Choice
 
 
 def run(graph: CudnnGraph, seed: int = 0) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-    """What the library's first algorithm and the simulator make of the same memory."""
+    """Return the results of the library's first algorithm and of the simulator, of the same memory."""
     blas = Blas(lambda: 1)
     plan = blas.build(graph, blas.offers(graph)[0])
     got, want = buffers(graph, seed), buffers(graph, seed)

@@ -168,5 +168,5 @@ def _names(values: list[Array]) -> Array:
 
 
 def is_pointwise(op: Op) -> bool:
-    """Whether an op is of the pointwise table."""
+    """Tell if an op is in the pointwise table."""
     return isinstance(op, Pointwise)

@@ -85,7 +85,7 @@ def _guarded(nbytes: int) -> np.ndarray:
 
 
 def _gaps(raw: np.ndarray, type: TensorType) -> bool:
-    """Whether what lies between the elements of a tensor is as it was."""
+    """Tell if the memory between the elements of a tensor is unchanged."""
     itemsize = type.dtype.itemsize
     if type.dtype.bits < 8:
         assert not type.within
@@ -122,7 +122,7 @@ def function(code: str, entry: str) -> Function:
 
 
 def functions(code: str) -> dict[str, Function]:
-    """What runs each kernel of some CUDA C as a launch has it, over addresses."""
+    """Return functions that run the kernels of some CUDA C as a launch does, over addresses."""
     bounds = r"__launch_bounds__\([\d, ]+\)(?: __cluster_dims__\(\d+\))?"
     found = re.findall(rf"__global__ void {bounds} (\w+)\((.*?)\) \{{(.*?)\n\}}\n", code, re.DOTALL)
     library = ctypes.CDLL(str(_built(code, [(entry, parameters) for entry, parameters, _ in found])))

@@ -118,7 +118,7 @@ def launches() -> list[Launch]:
 
 
 def reads_as_the_one_before(architecture: int) -> bool:
-    """Whether the prelude says the same for the architecture before: sources ask for none themselves."""
+    """Tell if the prelude is the same for the architecture before; other sources depend on none."""
     bounds = {int(bound) for bound in re.findall(r"__CUDA_ARCH__ >= (\d+)", prelude())}
     before = ARCHITECTURES[max(ARCHITECTURES.index(architecture) - 1, 0)]
     return before < architecture and not any(before * 10 < bound <= architecture * 10 for bound in bounds)
