@@ -35,7 +35,7 @@ class Background:
     """Facts about a program that its compilation does not hold.
 
     device: the GPU that runs it, or `simulated` or `cpu`. memory: None: it is planned here.
-    plans: what a back end prepared or a file holds. bench: measured times. compile_s: seconds of compiling by stage.
+    plans: what a backend prepared or a file holds. bench: measured times. compile_s: seconds of compiling by stage.
     """
 
     title: str
