@@ -208,6 +208,7 @@ def _lowered(
     results: Mapping[Value, Array],
     run: Runner,
 ) -> list[Check]:
+    """Run a lowered graph on the operands of a step, and compare its outputs with the results."""
     buffers = {}
     by_name = {v.name: v for v in (*step.inputs, *step.outputs)}
     for uid, name in lowered.inputs:

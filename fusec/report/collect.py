@@ -118,6 +118,7 @@ def _steps(
     tensors: _Tensors,
     bench: Bench | None,
 ) -> list[ReportedStep]:
+    """Describe each step: what it reads and writes, its limit, its plan or kernel, its refusals and its time."""
     target = compiled.target
     times = {} if bench is None or bench.is_simulated else {time.index: time for time in bench.steps}
     declines = (*explanation.left_out, *explanation.declined)

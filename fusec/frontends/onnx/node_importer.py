@@ -84,6 +84,7 @@ class NodeImporter:
     def _results(
         self, scope: Scope, node: NodeProto, name: str, operands: list[ModelValue | None]
     ) -> tuple[ModelValue, ...]:
+        """Import a node by the user's function, by that of its op, or by the body that ONNX defines for it."""
         domain = domain_of(node)
         custom = self.custom_ops.get(qualified(domain, node.op_type))
         if custom is not None:

@@ -100,6 +100,7 @@ class _Sampler:
     # nodes -----------------------------------------------------------------------------------------------
 
     def _node(self, node: Node, operands: list[Samples]) -> list[Samples]:
+        """Evaluate a node on samples, and disturb the results as rounding may."""
         self.errors.salt += 1
         if isinstance(node.op, Constant):
             return [self._constant(node)]
