@@ -18,7 +18,7 @@ from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.cudnn.judges import CudnnJudge, NoJudge
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.ir import HALVES, DType, Graph
+from fusec.ir import BYTES, HALVES, Graph
 from fusec.passes.base import Options, run
 from fusec.passes.layout.io_layout import insert_interface_copies
 from fusec.passes.partition import kernels_only, partition
@@ -121,7 +121,7 @@ def _without_rerounding(options: Options, source: Graph) -> Options:
 
     They matter to values of 16 bits, and to floats that are rounded to integers of 8 bits.
     """
-    narrow = (*HALVES, DType.I8, DType.U8)
+    narrow = (*HALVES, *BYTES)
     if not options.as_source or not (options.storage in HALVES or any(v.type.dtype in narrow for v in source.values())):
         return options
     return replace(options, disable=options.disable | passes.REROUNDING)
