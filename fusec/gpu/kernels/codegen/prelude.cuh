@@ -303,7 +303,7 @@ template <class T> DEVICE const T* from_here(const T* p) {
   return p;
 }
 
-// Tell if this block is the last of `blocks` to arrive. It may then read (by `across`) what the others wrote.
+// Whether a block is the last of so many to come by a door, and may read (by `across`) what the others wrote.
 DEVICE bool last_of(u32* door, u32 blocks) {
   __shared__ u32 before;
   __syncthreads();
@@ -317,11 +317,11 @@ DEVICE bool last_of(u32* door, u32 blocks) {
   return before == blocks - 1u;
 }
 
-// If one is NaN, the result is NaN, as of NumPy's maximum and minimum.
+// NaN wins, as in NumPy's maximum and minimum.
 template <class T> DEVICE T nmax(T x, T y) { return x > y || x != x ? x : y; }
 template <class T> DEVICE T nmin(T x, T y) { return x < y || x != x ? x : y; }
 template <class T> DEVICE T clipped(T x, T low, T high) { return nmin(nmax(x, low), high); }
-// Round to a whole number within limits, ties to even; NaN gives 0. The sum 3 * 2^22 + x has no bits for a fraction.
+// The nearest whole number between limits, even for a tie, and 0 for NaN: 3 * 2^22 + x has no bits for a fraction.
 template <class T> DEVICE T whole_number(float x, float low, float high) {
   const float sum = (x < low ? low : x > high ? high : x) + 12582912.0f;
   return x == x ? (T)f32_to_bits(sum) : T(0);
@@ -355,7 +355,7 @@ template <class T> DEVICE T swish_gradient(T dy, T x, T beta) {
   return dy * sigmoid(z) * (T(1) + z * sigmoid(-z));
 }
 
-// For results that are rounded to 16 bits. An exponential that is denormal may be 0, because 1 is added to it.
+// For results that are rounded to 16 bits. What an exponential has below the normal numbers is nothing beside one.
 #ifdef FUSEC_EMULATED
 DEVICE float quick_sigmoid(float x) { return quick_div(1.0f, 1.0f + quick_exp(-x)); }
 #else
@@ -678,7 +678,7 @@ DEVICE void wait_for_all(u64* gate, u32 turn) {
 }
 #endif
 
-// Powers of two, about as exact as floats of 16 bits. `word_of` rounds two numbers to 16 bits and packs them in a word.
+// Powers of two, to about as many digits as 16 bits have, and two numbers as they are stored, in a word.
 #ifdef FUSEC_EMULATED
 DEVICE float quick_exp2(float x) { return exp2f(x); }
 #else
