@@ -135,9 +135,9 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "again",
     "What does a call do?": "runtime.py",
     "Where is a CUDA graph captured?": "gpu/launch/cuda_graph.py",
-    "Where is a model split at a host step?": "where the import of a node raises `HostValueError` in "
-    "frontends/onnx/emit.py; frontends/onnx/segmented/segments.py makes the segments, segments/executable.py runs "
-    "them",
+    "Where is a model split at a host step?": "where the import of a node raises `HostValueError` "
+    "(frontends/onnx/host_values.py); frontends/onnx/segmented/segments.py makes the segments, "
+    "segments/executable.py runs them",
     "How does the server form batches?": "serving/server/batch_queue.py",
     "How is a failing graph made smaller?": "testing/runner/shrink.py; testing/runner/crash_shrink.py for crashes",
 }

@@ -30,7 +30,7 @@ from fusec.system.compile_timer import CompileTimes
 
 if TYPE_CHECKING:
     from fusec.frontends import Source
-    from fusec.frontends.onnx.emit import Answer
+    from fusec.frontends.onnx.host_values import Answer
     from fusec.frontends.onnx.loop_body import LoopBody
     from fusec.frontends.onnx.segmented.segments import HostStep, Segment
 

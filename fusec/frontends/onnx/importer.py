@@ -12,7 +12,8 @@ from onnx import GraphProto, NodeProto
 from fusec.errors import ModelError, VerifyError
 from fusec.frontends.onnx.advice import NO_HOST_STEPS
 from fusec.frontends.onnx.annotations import check
-from fusec.frontends.onnx.emit import Answer, HostValueError, ModelValue, TensorList
+from fusec.frontends.onnx.emit import ModelValue, TensorList
+from fusec.frontends.onnx.host_values import Answer, HostValueError
 from fusec.frontends.onnx.inputs import input_types
 from fusec.frontends.onnx.node_importer import NodeImporter
 from fusec.frontends.onnx.split_model import TensorFiles
