@@ -92,6 +92,8 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "Who words the reason why an op did not fuse?": "`WITHOUT` in lower_cudnn.py for an op; passes/partition/cover.py, "
     "passes/partition/strict_rounding.py, lowering/known_bugs/graph_rules.py, and gpu/cudnn/error_messages.py for "
     "cuDNN's answers. `STAGES` in diagnostics/explain/explain_program.py names who refused",
+    "Where would I add an op, a rule, a pass, a lowering, a kernel, a GPU, an ONNX op or a command?": "the tables of "
+    "[CONTRIBUTING.md](../CONTRIBUTING.md#where-additions-go) list the files of each",
     "Where would I add a fused op?": "its meaning in a file of ops, such as ops/normalization.py; a rule that "
     "recognises it in passes/rules/norm.py or next to it; lower_cudnn.py if cuDNN runs it, `FAMILIES` in "
     "gpu/kernels/__init__.py if a kernel does. CONTRIBUTING.md lists all files",
