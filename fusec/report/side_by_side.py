@@ -140,7 +140,7 @@ def _by_nodes(programs: Sequence[ReportedProgram]) -> list[Sides]:
 
 
 def _in_order(old: ReportedProgram, new: ReportedProgram) -> list[Sides]:
-    """Pair steps with equal ops and shapes in order. What lies between two pairs is one group."""
+    """Pair steps with equal ops and shapes in order. The steps between two pairs are one group."""
     before, after = old.working, new.working
     groups: list[Sides] = []
     matcher = SequenceMatcher(None, list(map(_work, before)), list(map(_work, after)), autojunk=False)

@@ -1,4 +1,4 @@
-"""Cache the segments of a model and their programs, by what the host steps before them gave."""
+"""Cache the segments of a model and their programs, by the answers of the host steps before them."""
 
 from __future__ import annotations
 

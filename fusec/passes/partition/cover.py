@@ -115,7 +115,7 @@ class CoverSearch:
 
     def _decide(self, plan: Cover, candidate: Candidate) -> None:
         length = self._pick(plan, candidate)
-        # of an unasked candidate no part is asked about, and growing others from the rest would take long
+        # no part of an unasked candidate is asked about, and growing others from the rest would take long
         unasked = self._answer(candidate.nodes).refused == UNASKED
         taken = candidate.nodes if unasked else candidate.nodes[:length] or candidate.nodes[:1]
         for i in taken:

@@ -126,7 +126,7 @@ def _sweep(graph: Graph, index: dict[str, list[Rewriter]], fired: dict[str, int]
             fired[rule.name] = fired.get(rule.name, 0) + 1
             limit -= 1
             if limit < 0:
-                raise VerifyError(f"rule {rule.name} never comes to rest at {node!r}")
+                raise VerifyError(f"rule {rule.name} fires without end at {node!r}")
             made = _unknown(new, known)
             known.update(made)
             waiting += reversed(made)
