@@ -112,7 +112,7 @@ def test_a_recorded_call_is_queued_on_its_callers_stream(machine: Machine, tmp_p
     machine.copied.clear()
     net.run(["r"], {"x": x}, out={"r": y})
     assert machine.waits == [], "nothing to wait for on one stream"
-    assert machine.copied == [(3, caller.ptr)] * 2, "in and out, at once and nothing more"
+    assert machine.copied == [(3, caller.ptr)] * 2, "in and out, immediately and nothing more"
     assert machine.replayed_on[-2:] == [caller.ptr] * 2
     machine.current = other = net.backend.xp.cuda.Stream()
     net.run(["r"], {"x": x})

@@ -47,7 +47,7 @@ _COMPILED = shutil.ignore_patterns("__pycache__")
 
 
 def copied(package: Path, folder: Path, beside: Sequence[str] = ()) -> Path:
-    """A copy of the package in `folder`, and of what lies beside it."""
+    """A copy of the package in `folder`, and of what lies next to it."""
     for name in beside:
         source = package.parent / name
         if source.is_dir():

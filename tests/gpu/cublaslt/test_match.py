@@ -104,7 +104,7 @@ def changed(graph: CudnnGraph, uid: int, **changes: Any) -> CudnnGraph:
 
 
 def transferred(graph: CudnnGraph, mode: str, **attributes: float) -> CudnnGraph:
-    """The graph with one more op of one operand behind its result."""
+    """The graph with one more op of one operand after its result."""
     (last,) = graph.outputs
     virtual = changed(graph, last.uid, virtual=True, dtype=DType.F32)
     end = dataclasses.replace(last, uid=len(graph.tensors) + 1)

@@ -71,7 +71,7 @@ def test_classes_of_convolution_epilogues(h200: Oracle) -> None:
     ]
     pre = [count(v) for v in h200.judge(graphs)]
     assert [runtime > 0 for _, runtime in pre] == [True] * 6
-    # the bias right before the activation and the residual right behind the convolution, or none is precompiled
+    # the bias right before the activation and the residual right after the convolution, or none is precompiled
     assert pre[0][0] > 30
     assert pre[1][0] > 30
     assert [p for p, _ in pre[2:]] == [0, 0, 0, 0]
@@ -267,7 +267,7 @@ def test_progress_counts_only_graphs_that_cudnn_is_asked_about(tmp_path: Path) -
     graphs = [conv("bias", filters=k) for k in (16, 32, 48)]
     with Oracle(load("h200"), store=store, workers=2) as oracle:
         oracle.judge(graphs, lambda done, total: seen.append((done, total)))
-        assert seen[-1] == (3, 3) and seen == sorted(set(seen)), "two that come at once are told as one"
+        assert seen[-1] == (3, 3) and seen == sorted(set(seen)), "two that come together are reported as one"
         count = len(seen)
         oracle.judge(graphs, lambda done, total: seen.append((done, total)))
         assert len(seen) == count

@@ -1,4 +1,4 @@
-"""Rows of pointwise ops: every pair of edge values; alone, and behind a product."""
+"""Rows of pointwise ops: every pair of edge values; alone, and after a product."""
 
 from __future__ import annotations
 

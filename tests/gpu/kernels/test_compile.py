@@ -177,7 +177,7 @@ def test_kernels_on_the_device(rng: np.random.Generator, part: int) -> None:
     launcher.compile(way for _, way in found)
     wrong: list[str] = []
     for case, way in found:
-        if not launcher.runs(way):  # no room for all its blocks at once
+        if not launcher.runs(way):  # no room for all its blocks
             continue
         arrays = case.arrays(rng)
         try:

@@ -104,7 +104,7 @@ def turned_channels() -> list[Case]:
 
 
 def surrounded_channels() -> list[Case]:
-    """With pointwise ops before and behind, and what an optimiser makes of the statistics."""
+    """With pointwise ops before and after, and what an optimiser makes of the statistics."""
 
     def block_end(g: Any, x: Value, s: Value, b: Value, z: Value, held: Value) -> Sequence[Value]:
         y, mean, inverse = forward(g, x, s, b)
