@@ -163,7 +163,7 @@ def test_run_on_given_input_writes_what_the_library_computes(
         assert archive.files == ["y"]
         assert_close(archive["y"], want, 0.0)
     assert f"y: float32 [1, 16, 8, 8] mean {want.astype(np.float64).mean():.6g}" in result.stdout
-    assert "ran on simulated in" in result.stdout
+    assert "ran in simulation in" in result.stdout
 
 
 def test_run_seeds_its_random_inputs(model: Path) -> None:
