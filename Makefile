@@ -7,12 +7,12 @@ CUDA ?= 13
 # The cuDNN packages for CUDA 12 and 13 overwrite each other's files: each gets an environment of its own.
 VENV := .venv$(if $(filter 12,$(CUDA)),-cu12)
 BIN := $(VENV)/bin
-# pip would compile 14,000 modules in one process. What does not compile is a template of some package.
+# Compile the 14,000 modules of the packages in all processes; pip would use one. Templates in packages do not compile.
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
-# A shell may have Python store no bytecode. Then each of the tests' many processes would compile the package anew.
+# Store bytecode even if the shell forbids it, because each process of the tests would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
-# Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
+# Scripts that run without arguments, on any machine and in seconds; `make demo` runs the demo.
 EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
 
 .PHONY: demo test test-all slow lint check fuzz examples training newest torch docs format dist clean
@@ -43,13 +43,12 @@ lint: $(VENV)/.test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-cache
 
-# A missing piece of cuDNN fails here; a bare `pytest` skips the tests that need it.
-# Each of the two processes computes on one core.
+# If cuDNN is missing, tests that need it fail here; a bare `pytest` skips them. Each process computes on one core.
 check: $(VENV)/.test
 	OMP_NUM_THREADS=1 FUSEC_REQUIRE_CUDNN=1 $(BIN)/python -m pytest -n 2
 
-# Random graphs, always the same, through every property that needs no GPU; what fails stays in fusec-findings. Of the
-# planted faults (docs/mutants.md) 102 of 109 are found within 700 graphs; `.ci/run` has the time for 2,000.
+# Check every property that needs no GPU on the same random graphs each time; failures are saved in fusec-findings. Of
+# the planted faults (docs/mutants.md), 102 of 109 are found within 700 graphs; `.ci/run` has time for 2,000.
 FUZZ_EXAMPLES ?= 700
 FUZZ_TIME ?= 90s
 fuzz: $(VENV)/.test
@@ -63,8 +62,8 @@ training: $(VENV)/.test
 	$(BIN)/python -m examples.toy_framework.train_digits cnn
 	$(BIN)/python -m examples.toy_framework.train_digits vit
 
-# What depends on cuDNN's version, once more with its newest release: its engines, what they take, how it says no, plans
-# that are built, serialized and carried to other sizes, and what fuses then. What is made of the answers does not.
+# Run the tests that depend on cuDNN's version again with its newest release: engines, refusals, plans that are built,
+# serialized and transferred to other sizes, and what fuses. Tests of how fusec uses these answers are left out.
 NEWEST := tests/gpu/cudnn tests/gpu/models tests/gpu/shape_transfer tests/gpu/test_doctor.py tests/passes/partition \
   tests/diagnostics/explain tests/test_driver.py \
   $(addprefix tests/test_light_models.py::test_,what_fuses_in_resnet50 every_step_is_verified)
@@ -79,8 +78,8 @@ newest: .venv-newest/.test
 	.venv-newest/bin/python -m compileall -qq -j 0 .venv-newest/lib || true
 	@touch $@
 
-# The doors for torch, which is a download of its own size; TORCH_PIP: more arguments for pip, such as an index of
-# wheels without CUDA. torch brings the cuDNN it was built for.
+# Test torch_backend in an environment of its own, because torch is a large download and brings its own cuDNN.
+# TORCH_PIP: more arguments for pip, such as an index of wheels without CUDA.
 torch: .venv-torch/.test
 	.venv-torch/bin/python -m pytest tests/torch_backend
 
@@ -128,7 +127,7 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# The stamps spare a second run the installation; they age with what decides it.
+# These files say that packages are installed. After a change of pyproject.toml or constraints.txt, make installs again.
 $(VENV)/.demo: $(VENV)/.python pyproject.toml constraints.txt
 	$(INSTALL) --editable '.[cu$(CUDA),demo]'
 	$(COMPILE)

@@ -45,9 +45,10 @@ def main() -> int:
     (want,) = session.run(None, inputs)
     error = float(np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want))
     program = executable.compiled.program
+    where = "in simulation" if executable.device == "simulated" else f"on {executable.device}"
     print(
         f"\nResNet-50 for {executable.compiled.target.name}: {program.counts}, compiled in {compile_s:.1f} s, "
-        f"run on {executable.device} in {run_s:.2f} s"
+        f"run {where} in {run_s:.2f} s"
     )
     print(f"relative L2 distance from onnxruntime: {error:.1e} (allowed {ALLOWED:.0e})")
     return 0 if error <= ALLOWED else 1  # NaN is never <= a number

@@ -1,6 +1,6 @@
 """Compile a model to an Executable; read this file first.
 
-The stages are: options → Graph → passes → partition → Program → back end → Executable. `compile` checks the options and
+The stages are: options → Graph → passes → partition → Program → backend → Executable. `compile` checks the options and
 reads the sizes. `compile_graph` in `fusec/compiler/compile_model.py` calls the other stages, each a file next to it.
 """
 

@@ -1,6 +1,6 @@
 """Run a compiled program: on an NVIDIA GPU, or on any machine in the simulator.
 
-Both back ends run the same steps over the same memory plan. They differ in the array module (CuPy or NumPy), and in
+Both backends run the same steps over the same memory plan. They differ in the array module (CuPy or NumPy), and in
 what runs a cuDNN graph. `fusec.execution` holds what an Executable is made of.
 """
 
@@ -58,7 +58,7 @@ class Executable(ProgramRunner):
     """
 
     def __init__(self, compiled: Compiled, backend: Backend, weights: SharedWeights | None = None):
-        """Prepare a program on a back end. weights: shared with other executables of the same kind of back end."""
+        """Prepare a program on a backend. weights: shared with other executables of the same kind of backend."""
         super().__init__(compiled, backend, weights)
         self.spent: CompileTimes | None = None
         self._interface = Interface(compiled.graph, self.state, backend.xp, backend.from_any)

@@ -166,6 +166,7 @@ class _Parser:
         return self.values[name]
 
     def node(self, graph: Graph) -> None:
+        """Parse a node: names, op, operands, attributes, types and origin."""
         names = [self.new_name()]
         while self.take(","):
             names.append(self.new_name(*names))
@@ -248,6 +249,7 @@ class _Parser:
         return self.listed(")", self.string)
 
     def attributes(self, op_class: type[Op], at: int) -> Op:
+        """Parse attributes in braces, and make the op."""
         declared = {f.name: str(f.type if isinstance(f.type, str) else f.type.__name__) for f in _fields(op_class)}
         given: dict[str, Any] = {}
 

@@ -16,7 +16,8 @@ from benchmarks.pages import architecture
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "fusec").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
-FOLDERS = sorted({path.parent for path in (*SOURCES, *(ROOT / "tests").rglob("*.py"), *BENCHMARKS)})
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+FOLDERS = sorted({path.parent for path in (*SOURCES, *TESTS, *BENCHMARKS)})
 
 AT_THE_TOP = 12
 IN_A_FOLDER = 20
@@ -159,8 +160,8 @@ def parameters(node: Function) -> int:
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield the place and text of each docstring in the package."""
-    for path in SOURCES:
+    """Yield the place and text of each docstring."""
+    for path in (*SOURCES, *TESTS, *BENCHMARKS):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Module, ast.ClassDef, *Function.__args__)) and (text := ast.get_docstring(node)):
                 yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", text

@@ -1,4 +1,4 @@
-"""What the documentation says is what the files say."""
+"""Test that the documentation agrees with the files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_tables_of_results_are_generated(
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda p: p.name)
 def test_a_script_writes_each_result(file: Path) -> None:
-    """What is typed by hand has none."""
+    """A result that was typed by hand has none."""
     scripts = (path for path in (ROOT / "benchmarks").rglob("*.py") if path.parent.name != "pages")
     assert any(file.name in path.read_text() for path in scripts)
 

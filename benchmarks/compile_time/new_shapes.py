@@ -37,7 +37,7 @@ TOLERANCE = 2e-2  # relative L2 of a whole model in fp16
 
 @dataclass(frozen=True)
 class Recording:
-    """Where rows are written, and the machine and commit that they are measured on."""
+    """The file that rows are written to, and the machine and commit that they are measured on."""
 
     output: Path
     machine: dict[str, Any]

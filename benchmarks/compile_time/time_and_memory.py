@@ -26,7 +26,7 @@ TARGET = "h200"
 
 @dataclass(frozen=True)
 class Case:
-    """What is compiled.
+    """A model to compile, and its options.
 
     what: `import`, a graph made by `models.pointwise` or `models.weights`, or a file of `models.FILES`.
     size: of the graph.
@@ -92,7 +92,7 @@ def child(case: Case, file: str) -> dict[str, Any]:
 
 
 def _load_weights(executable: Any) -> None:
-    """Read the weights that the steps read, as a GPU's back end does before it copies them to the device."""
+    """Read the weights that the steps read, as a GPU's backend does before it copies them to the device."""
     from fusec.ir import load_all
     from fusec.schedule.program import inputs_of
 

@@ -92,6 +92,8 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "Who words the reason why an op did not fuse?": "`WITHOUT` in lower_cudnn.py for an op; passes/partition/cover.py, "
     "passes/partition/strict_rounding.py, lowering/known_bugs/graph_rules.py, and gpu/cudnn/error_messages.py for "
     "cuDNN's answers. `STAGES` in diagnostics/explain/explain_program.py names who refused",
+    "Where would I add an op, a rule, a pass, a lowering, a kernel, a GPU, an ONNX op or a command?": "the tables of "
+    "[CONTRIBUTING.md](../CONTRIBUTING.md#where-additions-go) list the files of each",
     "Where would I add a fused op?": "its meaning in a file of ops, such as ops/normalization.py; a rule that "
     "recognises it in passes/rules/norm.py or next to it; lower_cudnn.py if cuDNN runs it, `FAMILIES` in "
     "gpu/kernels/__init__.py if a kernel does. CONTRIBUTING.md lists all files",
@@ -116,15 +118,28 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "(passes/folding/fold_scales.py: factors), passes/layout/precision.py casts it, passes/layout/assign_layout.py "
     "orders it, execution/shared_weights.py stores it once, execution/step_binding.py uploads it, "
     "lowering/packing.py packs narrow types",
+    "Where are the scales of 8-bit products folded?": "passes/quantization/integer_products.py folds them into one "
+    "factor of the exact sums, after passes/quantization/move_scales.py moved them to its operands; "
+    "passes/quantization/run_in_fp8.py does so for fp8. The factor runs in the epilogue of the product: of cuDNN "
+    "(lower_cudnn.py), cuBLASLt (gpu/cublaslt/match.py) or a kernel. passes/folding/fold_scales.py folds factors of "
+    "floats into weights",
     "Which layers does quantisation leave in float?": "quantization/placement.py by kind, "
     "quantization/choose_float.py by their loss",
     "Where is a value stored?": "schedule/memory_plan.py; schedule/buffer_donation.py for state",
-    "Which figures of a GPU are used?": "those of the compiled target, such as targets/h200.json; "
-    "gpu/kernels/codegen/gpu_figures.py reads what shapes kernels, and gpu/kernels/__init__.py hands it to each "
-    "family. No other file names a number of multiprocessors. Choices of steps timed with other figures are not used",
+    "Which figures of a GPU are used? What changes with more multiprocessors?": "those of the compiled target, such "
+    "as targets/h200.json; gpu/kernels/codegen/gpu_figures.py reads what shapes kernels, and gpu/kernels/__init__.py "
+    "hands it to each family. No other file names a number of multiprocessors. Choices of steps timed with other "
+    "figures are not used",
+    "What stays when a process is killed?": "complete files: system/atomic_write.py writes each whole or not at all, "
+    "for plans/plan_cache.py, .fusec files, locks and reports. Verdicts stay in plans/sqlite_cache.py, finished "
+    "chunks of the fuzzer in testing/runner/database.py. No child process (system/parent_death.py) and no shared "
+    "memory (scale/shared_block.py) stays. scale/device_queue.py and serving/server/supervisor.py start a dead worker "
+    "again",
     "What does a call do?": "runtime.py",
     "Where is a CUDA graph captured?": "gpu/launch/cuda_graph.py",
-    "Where is a model split at a host step?": "frontends/onnx/segmented/segments.py; segments/executable.py runs them",
+    "Where is a model split at a host step?": "where the import of a node raises `HostValueError` "
+    "(frontends/onnx/host_values.py); frontends/onnx/segmented/segments.py makes the segments, "
+    "segments/executable.py runs them",
     "How does the server form batches?": "serving/server/batch_queue.py",
     "How is a failing graph made smaller?": "testing/runner/shrink.py; testing/runner/crash_shrink.py for crashes",
 }

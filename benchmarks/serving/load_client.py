@@ -21,7 +21,7 @@ STATUS_AT = len("HTTP/1.1 ")
 
 @dataclass(frozen=True)
 class Load:
-    """What one process asks for.
+    """The requests of one client process.
 
     request: file with a whole HTTP request, which is sent again and again.
     connections: as many requests are in progress at most.

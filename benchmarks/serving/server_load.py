@@ -63,7 +63,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Clients:
-    """How the server is loaded."""
+    """The load of a server: client processes, their connections and the rows of a request."""
 
     processes: int
     connections: int

@@ -55,7 +55,7 @@ Tell = Callable[..., None]  # takes figures of a part by name
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured.
+    """The sizes of the measurements.
 
     batches: of a round of the pool. files, rows: the folder for Dask. steps: of a round of training.
     budget_s: seconds to time plans, per compilation.
@@ -76,7 +76,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Run:
-    """What is measured, in which parts, and what `prepare` found for them."""
+    """The parts of a measurement, their sizes, and what `prepare` found for them."""
 
     sizes: Sizes
     parts: Sequence[str]

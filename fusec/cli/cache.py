@@ -20,16 +20,16 @@ app = typer.Typer(help="Show, clear, export or import the plan cache.")
 @app.command()
 def info(as_json: AsJson = False) -> None:
     """Show what the plan cache holds, and its folder."""
+    from fusec.diagnostics.explain.table import bytes_text
     from fusec.plans.plan_cache import PlanStore
 
     found = PlanStore().info()
     words = (
         f"{printable(str(found.folder))}: {found.entries} plans, {found.blobs} of them serialized; "
-        f"{found.bytes} of {found.max_bytes} bytes\n"
+        f"{bytes_text(found.bytes)} of {bytes_text(found.max_bytes)}\n"
         f"{found.choices} choices for steps and kernels; {found.quarantined} plans in quarantine; "
         f"{found.trusted} serialized plans trusted"
     )
-    # the schema calls choices `forms`
     # the schema calls choices `forms`
     plain = {"forms" if name == "choices" else name: value for name, value in asdict(found).items()}
     output.result({**plain, "folder": str(found.folder)}, words, as_json)

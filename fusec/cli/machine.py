@@ -59,6 +59,7 @@ def doctor(
 
 
 def _ops(as_json: bool) -> None:
+    """List the ops, and if cuDNN runs each. Raises CheckError for an op without a lowering or a reason."""
     from fusec.lower_cudnn import LOWER, WITHOUT
     from fusec.ops import ALL, ANCHORS
 

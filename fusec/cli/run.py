@@ -86,7 +86,7 @@ def run(
         for row in ran.data["outputs"]:
             name = printable(str(row["name"]))
             output.say(f"{name}: {row['dtype']} {row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
-        output.say(f"ran on {ran.data['device']} in {ran.data['seconds']:.3f} s")
+        output.say(f"ran {_where(ran.data['device'])} in {ran.data['seconds']:.3f} s")
         output.print_note(ran.note)
         output.print_hints(ran.data["hints"])
         for name, error in ran.errors.items():
@@ -149,7 +149,7 @@ def _run_all(requests: list[Request], options: _Options, as_json: bool) -> None:
         try:
             with output.progress() as report:
                 ran = _run_one(request, options, report)
-            data, words = ran.data, f"ok, {ran.counts}, on {ran.data['device']} in {ran.data['seconds']:.3f} s"
+            data, words = ran.data, f"ok, {ran.counts}, {_where(ran.data['device'])} in {ran.data['seconds']:.3f} s"
             notes.add(ran.note)
             if options.tolerance is not None:
                 bad = ran.bad(options.tolerance)
@@ -172,3 +172,8 @@ def _run_all(requests: list[Request], options: _Options, as_json: bool) -> None:
     if failed:
         kind = FusecError if any(row["status"] == 2 for row in failed) else CheckError
         raise kind(f"{len(failed)} of {len(rows)} models failed")
+
+
+def _where(device: str) -> str:
+    """Return in words where a program ran."""
+    return {"simulated": "in simulation", "cpu": "on the CPU"}.get(device, f"on {device}")

@@ -18,7 +18,7 @@ from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.cudnn.judges import CudnnJudge, NoJudge
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.ir import HALVES, DType, Graph
+from fusec.ir import BYTES, HALVES, Graph
 from fusec.passes.base import Options, run
 from fusec.passes.layout.io_layout import insert_interface_copies
 from fusec.passes.partition import kernels_only, partition
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class CutModel:
+class ModelWithHostSteps:
     """A model that needs values on the host, with its first segment."""
 
     source: frontends.Source
@@ -51,7 +51,7 @@ class CutModel:
 def read_model(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     shapes: Mapping[str, Sequence[int]] | None,
-) -> Graph | CutModel:
+) -> Graph | ModelWithHostSteps:
     """Return the graph of a model with concrete shapes, or its first segment if values are needed on the host.
 
     Raises ModelError if it cannot be read.
@@ -59,7 +59,7 @@ def read_model(
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
     read = source.segments(shapes)
     _log.info("model read: %s", f"{len(read)} nodes" if isinstance(read, Graph) else "split at host steps")
-    return read if isinstance(read, Graph) else CutModel(source, read)
+    return read if isinstance(read, Graph) else ModelWithHostSteps(source, read)
 
 
 @spent_on("passes and partitions")
@@ -121,7 +121,7 @@ def _without_rerounding(options: Options, source: Graph) -> Options:
 
     They matter to values of 16 bits, and to floats that are rounded to integers of 8 bits.
     """
-    narrow = (*HALVES, DType.I8, DType.U8)
+    narrow = (*HALVES, *BYTES)
     if not options.as_source or not (options.storage in HALVES or any(v.type.dtype in narrow for v in source.values())):
         return options
     return replace(options, disable=options.disable | passes.REROUNDING)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from fusec import frontends, lockfile
 from fusec.builder import Builder
-from fusec.compiler.build_program import CutModel, build_program, read_model
+from fusec.compiler.build_program import ModelWithHostSteps, build_program, read_model
 from fusec.compiler.choose_judge import start_workers
 from fusec.compiler.choose_target import require_runs_on_gpu, resolve_target
 from fusec.compiler.faster_form import faster_form, whole_us
@@ -75,7 +75,7 @@ def compile_model(
     with device.woken(options.target) if wakes_gpu(options) else nullcontext():
         source = read_model(model, shapes)
     target = resolve_target(options.target)
-    if isinstance(source, CutModel):
+    if isinstance(source, ModelWithHostSteps):
 
         def program(graph: Graph, options: CompileOptions, family: ShapeFamily | None) -> Executable:
             return compile_graph(graph, options, replace(shared, family=family or shared.family))

@@ -9,7 +9,7 @@ from typing import Any
 
 from fusec.errors import ExecutionError
 from fusec.execution.compilation import Compiled
-from fusec.ir import DType
+from fusec.ir import BYTES
 from fusec.ops import PRODUCTS
 from fusec.runtime import Executable
 
@@ -39,7 +39,7 @@ def faster_form(
 def multiplies_bytes(compiled: Compiled) -> bool:
     """Tell if a program has a product of 8-bit integers."""
     products = (node for node in compiled.program.graph.nodes if isinstance(node.op, PRODUCTS))
-    return any(node.operands[0].type.dtype in (DType.I8, DType.U8) for node in products)
+    return any(node.operands[0].type.dtype in BYTES for node in products)
 
 
 def whole_us(executable: Executable) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 
-from fusec.compiler.build_program import CutModel
+from fusec.compiler.build_program import ModelWithHostSteps
 from fusec.errors import NotOneProgramError
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
@@ -15,14 +15,18 @@ from fusec.ir import Graph
 from fusec.passes.layout.io_layout import names
 from fusec.runtime import Executable
 from fusec.segments.call_values import Arrays
-from fusec.segments.executable import CompileBody, SegmentedExecutable, cut_at
+from fusec.segments.executable import CompileBody, SegmentedExecutable, where_split
 from fusec.targets.target import CPU, Target
 
 CompileGraph = Callable[[Graph, CompileOptions, ShapeFamily | None], Executable]
 
 
 def segmented_executable(
-    model: CutModel, options: CompileOptions, target: Target, compile_graph: CompileGraph, compile_body: CompileBody
+    model: ModelWithHostSteps,
+    options: CompileOptions,
+    target: Target,
+    compile_graph: CompileGraph,
+    compile_body: CompileBody,
 ) -> SegmentedExecutable:
     """Return an executable that compiles segments when a call has their shapes. The first one is compiled now.
 
@@ -31,8 +35,8 @@ def segmented_executable(
     """
     for option, given in (("state", options.state), ("a lock", options.lock)):
         if given:
-            cut = cut_at(model.first.steps[0])
-            raise NotOneProgramError(f"{model.source.file}: {option} needs one program, and the model is split {cut}")
+            place = where_split(model.first.steps[0])
+            raise NotOneProgramError(f"{model.source.file}: {option} needs one program, and the model is split {place}")
     families: dict[Hashable, ShapeFamily] = {}
 
     def compiled(graph: Graph, place: Hashable) -> Executable:
@@ -57,11 +61,11 @@ def segmented_executable(
     return SegmentedExecutable(model.source, model.first, compiled, compile_body, arrays)
 
 
-def require_whole(read: Graph | CutModel) -> Graph:
+def require_whole(read: Graph | ModelWithHostSteps) -> Graph:
     """Return the graph of a model that is one program. Raises NotOneProgramError for a model with host steps."""
     if isinstance(read, Graph):
         return read
-    raise NotOneProgramError(f"{read.source.file}: is not one program: it is split {cut_at(read.first.steps[0])}")
+    raise NotOneProgramError(f"{read.source.file}: is not one program: it is split {where_split(read.first.steps[0])}")
 
 
 def _for_segment(options: CompileOptions, graph: Graph) -> CompileOptions:

@@ -13,7 +13,7 @@ from fusec.system.atomic_write import written
 from fusec.testing.resolve import absolute
 from fusec.testing.runner.report import Found, FuzzReport, PropertyCount
 
-PARTS = 1000  # seeds of a run are this far from those of the next one, so that a run may have so many workers
+PARTS = 1000  # distance between the seeds of two runs, and so the most workers of a run
 
 Files = dict[str, bytes]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fusec.execution.compilation import Compiled
-from fusec.ir import DType, Graph, Node, TensorType, Value
+from fusec.ir import BYTES, DType, Graph, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import pack, unpack
@@ -43,7 +43,6 @@ Runner = Callable[[CudnnGraph, Mapping[int, Buffer]], None]  # reads inputs, wri
 Array = np.ndarray[Any, Any]
 Execute = Callable[[int, Mapping[Value, Array]], Mapping[Value, Array]]  # (index of a step, operands) -> results
 
-BYTES = (DType.I8, DType.U8)
 TIES = 1 / 64  # share of the elements that may be next to a tie
 BYTE_STEP = 2.0**-4  # about the error that quantisation itself has in a deep model
 NO_SOURCES = "passes: not checked, because the file was written without the weights of the imported model"
@@ -208,6 +207,7 @@ def _lowered(
     results: Mapping[Value, Array],
     run: Runner,
 ) -> list[Check]:
+    """Run a lowered graph on the operands of a step, and compare its outputs with the results."""
     buffers = {}
     by_name = {v.name: v for v in (*step.inputs, *step.outputs)}
     for uid, name in lowered.inputs:

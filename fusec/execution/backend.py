@@ -1,4 +1,4 @@
-"""Define the interface of a back end, which runs steps: memory, plans, captures and times."""
+"""Define the interface of a backend, which runs steps: memory, plans, captures and times."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Backend(Protocol):
 
     @property
     def tuned(self) -> TunedChoices | None:
-        """Return the choices of the program that this back end tuned; None if it tuned none."""
+        """Return the choices of the program that this backend tuned; None if it tuned none."""
         ...
 
     def from_any(self, array: Any) -> Array:

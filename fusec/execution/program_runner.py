@@ -42,7 +42,7 @@ StepChooser = Callable[
 
 
 class ProgramRunner:
-    """The steps of a program on a back end, with their memory.
+    """The steps of a program on a backend, with their memory.
 
     The first run executes the steps one by one. The second run captures them, and it and later runs replay the capture.
 
@@ -53,7 +53,7 @@ class ProgramRunner:
 
     @spent_on("weights and steps")
     def __init__(self, compiled: Compiled, backend: Backend, weights: SharedWeights | None = None):
-        """Prepare a program on a back end. weights: shared with other programs on the same kind of back end."""
+        """Prepare a program on a backend. weights: shared with other programs on the same kind of backend."""
         self.compiled = compiled
         self.backend = backend
         self.state = dict(compiled.options.state)

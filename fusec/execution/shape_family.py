@@ -51,7 +51,7 @@ class ShapeFamily:
     _kernels: Any = None
     _oracle: Oracle | None = None
     _sizes: SizePlans | None = None
-    _last: tuple[Graph, weakref.ref[Any]] | None = None  # imported model and back end of the last program
+    _last: tuple[Graph, weakref.ref[Any]] | None = None  # imported model and backend of the last program
     _tuned: list[tuple[Compiled, weakref.ref[Executable]]] = field(
         default_factory=list[tuple[Compiled, "weakref.ref[Executable]"]]
     )

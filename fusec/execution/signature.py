@@ -48,7 +48,7 @@ class SymbolicSpec:
 
 
 class Interface:
-    """Inputs and outputs of a graph. xp: the array module of the back end; from_any: makes an array of it."""
+    """Inputs and outputs of a graph. xp: the array module of the backend; from_any: makes an array of it."""
 
     def __init__(self, graph: Graph, state: Container[str], xp: Any, from_any: Callable[[Any], Array]):
         self.inputs = tuple(TensorSpec(v.name, v.type.shape, v.type.dtype.numpy, v.type.order) for v in graph.inputs)
@@ -140,7 +140,7 @@ class Interface:
         return array
 
     def _taken(self, given: Any, spec: TensorSpec) -> tuple[Array, bool]:
-        """Return an array of the back end's module or of NumPy, and if it is on the host."""
+        """Return an array of the backend's module or of NumPy, and if it is on the host."""
         try:
             return self._array(given)
         except (TypeError, ValueError, BufferError) as error:

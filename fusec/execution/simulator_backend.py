@@ -1,4 +1,4 @@
-"""Run steps in NumPy: the back end that simulates cuDNN, on any machine."""
+"""Run steps in NumPy: the backend that simulates cuDNN, on any machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusec.schedule.program import Partition
 
 
 class _OneByOne:
-    """Runs steps one by one, for a back end that captures nothing."""
+    """Runs steps one by one, for a backend that captures nothing."""
 
     at_once = True
     lanes = 1

@@ -60,6 +60,7 @@ class Exporter:
         return model
 
     def _export(self, node: Node) -> None:
+        """Export a node as one or more ONNX operators, whose results get the names of the graph."""
         for value in node.results:
             if value not in self.names:
                 self.names[value] = self.fresh(value.name)

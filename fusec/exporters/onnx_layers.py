@@ -46,6 +46,7 @@ def _packed_matmul(e: Exporter, node: Node, x: str, codes: str, scales: str, *ze
 
 
 def _attention(e: Exporter, node: Node, q: str, k: str, v: str, bias: str = "") -> str:
+    """Export attention as products and a softmax, and return the name of the result."""
     (b, h, s, d), (_, g, t, _) = (x.type.shape for x in node.operands[:2])
     a = node.op.attributes
     if h != g:

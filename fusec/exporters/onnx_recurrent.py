@@ -18,6 +18,7 @@ from fusec.ops.recurrent import ACTIVATIONS
 
 
 def _recurrent(e: Exporter, node: Node, x: list[str]) -> list[str]:
+    """Export a recurrent op. Its input is multiplied by weights already, so ONNX's weights are an identity."""
     op = node.op
     assert isinstance(op, Recurrent)
     type, count, states = node.operands[0].type, op.directions, op.states

@@ -32,7 +32,7 @@ class Crop:
         return Crop(self.steps + other.steps)
 
     def of(self, rest: int) -> Crop:
-        """Return the crop that leaves so many rows of each group."""
+        """Return the same crop that leaves `rest` rows of each group."""
         return Crop(tuple((axis, outer, size, rest) for axis, outer, size, _ in self.steps))
 
     def fits(self, shape: Sequence[int]) -> bool:

@@ -107,6 +107,7 @@ class DType(enum.Enum):
 
 
 HALVES = (DType.F16, DType.BF16)  # floating-point types of 16 bits
+BYTES = (DType.I8, DType.U8)  # integer types of 8 bits
 _FLOATS = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
 _NARROW: dict[DType, np.dtype[Any]] = {
     DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),

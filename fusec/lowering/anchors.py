@@ -84,6 +84,7 @@ def _matmul(b: CudnnBuilder, node: Node) -> None:
 
 
 def _attention(b: CudnnBuilder, node: Node) -> None:
+    """Lower attention, its form for training, or its gradient."""
     op = node.op
     assert isinstance(op, ATTENTION_OPS)
     calls = {"attention": ("sdpa", 3), "attention_train": ("sdpa_train", 3), "attention_backward": ("sdpa_backward", 5)}
@@ -111,6 +112,7 @@ def _attention(b: CudnnBuilder, node: Node) -> None:
 
 
 def _row_norm(b: CudnnBuilder, node: Node) -> None:
+    """Lower a layer norm or RMS norm over rows."""
     op = node.op
     assert isinstance(op, (LayerNorm, RmsNorm))
     _require_float(node)
@@ -169,6 +171,7 @@ def _instance_norm(b: CudnnBuilder, node: Node) -> None:
 
 
 def _reduction(b: CudnnBuilder, node: Node) -> None:
+    """Lower a reduction, whose result is stored in fp32."""
     op = node.op
     assert isinstance(op, Reduce)
     modes = {"sum": "add", "max": "max", "min": "min"}

@@ -204,6 +204,7 @@ class CudnnBuilder:
         return DimFolding(x.shape, (tuple(order[:split]), tuple(order[split:]), (), ()), (0, 2, 3, 1))
 
     def _pointwise_folding(self, compute: list[Node]) -> DimFolding:
+        """Fold the dims of a step of pointwise ops so that each tensor that it stores or reads keeps its strides."""
         values = dict.fromkeys(v for n in compute for v in (*n.results, *n.operands))
         shape = np.broadcast_shapes(*(v.type.shape for v in values))
         tensors: list[Strided] = []

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ExecutionError
-from fusec.ir import DType
+from fusec.ir import BYTES, DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.ops import Attention, AttentionBackward, AttentionTrain, BatchNormBackward, Conv, ConvTranspose, ConvWgrad
 from fusec.ops.convolution import correlate, scatter
@@ -79,7 +79,7 @@ def converted(result: Buffer, dtype: DType) -> Buffer:
 
     They round half to even and saturate; NaN becomes 0.
     """
-    if dtype not in (DType.I8, DType.U8) or result.dtype.kind != "f":
+    if dtype not in BYTES or result.dtype.kind != "f":
         return result
     info = np.iinfo(dtype.numpy)
     return np.nan_to_num(np.clip(ROUND(result), info.min, info.max), nan=0.0).astype(dtype.numpy)

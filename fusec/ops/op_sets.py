@@ -1,4 +1,4 @@
-"""Name the sets of ops that several passes and back ends share."""
+"""Name the sets of ops that passes, lowerings and kernels share."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ EARLY_PASSES: tuple[Pass, ...] = (
     # After softmax is recognised; before other passes move the factor and views that attention contains.
     RecogniseAttention(),
     # After recognition, whose patterns expect views in place; before the folds, so that a convolution
-    # meets the BatchNorm, factor or pad from which a transpose separated it.
+    # is next to the BatchNorm, factor or pad from which a transpose separated it.
     SinkViews(),
     *CLEAN_UP,
     # Before the scales: a BatchNorm without a convolution before it becomes a mul and an add,

@@ -31,6 +31,8 @@ RENAMED = {
     "softplus_spelt": "softplus_from_logarithm",
     "softsign_spelt": "softsign_from_quotient",
     "rotary_spelt": "rotary_from_halves",
+    "turned_rows_down": "transposed_rows_down",
+    "turned_rows_up": "transposed_rows_up",
 }
 
 

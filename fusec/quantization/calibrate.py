@@ -28,13 +28,13 @@ class CalibrationResult:
 
     histograms: by tensor name; tensors that share a scale share one.
     shapes, dtypes: of each tensor in the first batch.
-    kept: the first batches, for measurements.
+    first_batches: the first batches, for measurements.
     """
 
     histograms: dict[str, Histogram] = field(default_factory=dict[str, Histogram])
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict[str, "np.dtype[Any]"])
-    kept: list[Batch] = field(default_factory=list[Batch])
+    first_batches: list[Batch] = field(default_factory=list[Batch])
     samples: int = 0
 
 
@@ -73,12 +73,12 @@ def calibrate(
     result = CalibrationResult()
     sources = range_sources(model) if probe else {}
     shared: dict[str, Histogram] = {}
-    kept = 0
+    rows_stored = 0
     for batch in data:
         rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
-        if kept < SAMPLES:
-            result.kept.append(batch)
-            kept += rows
+        if rows_stored < SAMPLES:
+            result.first_batches.append(batch)
+            rows_stored += rows
         elif probe is None:
             break
         for name, array in (probe(batch) if probe else {}).items():
@@ -89,7 +89,7 @@ def calibrate(
             histogram.add(array)
         result.samples += rows
         progress(result.samples)
-    if not result.kept:
+    if not result.first_batches:
         raise FusecError("calibration data: holds no batches")
     return result
 

@@ -38,7 +38,7 @@ def edge_noise(
     scales, format = operands.scales, operands.format
     names = dict.fromkeys(name for layer in placement.layers for name in layer.tensors)
     pairs: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
-    for batch in seen.kept:
+    for batch in seen.first_batches:
         arrays = probe(batch)
         for name in names:
             pairs[name].append((arrays[name], format.rounded(arrays[name], scales[name])))

@@ -148,8 +148,8 @@ def quantize_model(source: frontends.Source, data: CalibrationData | None, optio
     ranking: dict[str, float] = {}
     outputs: dict[str, float] = {}
     loss = None
-    if options.ranks_layers and seen.kept:
-        measurement = Measurement(model, placement.layers, operands, seen.kept, options.target)
+    if options.ranks_layers and seen.first_batches:
+        measurement = Measurement(model, placement.layers, operands, seen.first_batches, options.target)
         ranking, loss = choose_float(placement, measurement, options)
         outputs = measurement.output_sqnr([layer.name for layer in placement.layers])
     quantised = insert_qdq(model, placement.layers, operands)

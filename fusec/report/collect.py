@@ -35,7 +35,7 @@ class Background:
     """Facts about a program that its compilation does not hold.
 
     device: the GPU that runs it, or `simulated` or `cpu`. memory: None: it is planned here.
-    plans: what a back end prepared or a file holds. bench: measured times. compile_s: seconds of compiling by stage.
+    plans: what a backend prepared or a file holds. bench: measured times. compile_s: seconds of compiling by stage.
     """
 
     title: str
@@ -118,6 +118,7 @@ def _steps(
     tensors: _Tensors,
     bench: Bench | None,
 ) -> list[ReportedStep]:
+    """Describe each step: what it reads and writes, its limit, its plan or kernel, its refusals and its time."""
     target = compiled.target
     times = {} if bench is None or bench.is_simulated else {time.index: time for time in bench.steps}
     declines = (*explanation.left_out, *explanation.declined)

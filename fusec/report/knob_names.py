@@ -1,4 +1,4 @@
-"""Name the knobs of cuDNN's engines, for readers that have no cuDNN at hand.
+"""Name the knobs of cuDNN's engines, for machines without cuDNN.
 
 The numbers are those of `cudnn.knob_type` in cudnn-frontend 1.28; a test compares them.
 """

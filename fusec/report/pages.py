@@ -72,6 +72,7 @@ def write(path: str | Path, *programs: ReportedProgram) -> None:
 
 
 def _view(program: ReportedProgram) -> _View:
+    """Prepare what the template draws of a program: its graph, roofline, memory and shares."""
     working = program.working
     times = [step.limit_us if program.is_simulated else step.time_us or 0.0 for step in working]
     launches: dict[str, float] = dict.fromkeys(RUNNERS, 0)

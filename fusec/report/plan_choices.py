@@ -20,7 +20,7 @@ FIRST = "the first plan that cuDNN built; no plan was timed"
 def plan_choices(compiled: Compiled, plans: Plans) -> list[PlanChoice | None]:
     """Return the plans of each step; None for steps that are no cuDNN graph.
 
-    plans: what a back end prepared, or a `.fusec` file holds; other steps have the plan of the file's lock, or the
+    plans: what a backend prepared, or a `.fusec` file holds; other steps have the plan of the file's lock, or the
         first one that cuDNN built.
     """
     found: dict[str, PlanChoice] = {}

@@ -130,14 +130,14 @@ class EdgesOfType:
     """The edges with one element type.
 
     stored: values in memory between steps, inputs and outputs included, with the bytes of writing and reading them.
-    inside: values that stay inside a step. kept_wide: uses of these where registers hold fp32 instead of the type.
+    inside: values that stay inside a step. in_fp32: uses of these where registers hold fp32 instead of the type.
     """
 
     dtype: str
     stored: int
     moved_bytes: int
     inside: int
-    kept_wide: int
+    in_fp32: int
     weights: int
     weight_bytes: int
 

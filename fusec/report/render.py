@@ -67,6 +67,7 @@ def _text(name: str) -> str:
 
 @functools.cache
 def _environment() -> Environment:
+    """Make the Jinja2 environment: all texts are escaped, and missing names are errors."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup, escape
 

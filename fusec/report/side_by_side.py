@@ -39,7 +39,7 @@ class SideBySide:
     """Programs in columns.
 
     different: groups that fuse or run differently. replanned: groups that differ in the plan alone.
-    alike, count: number of groups that fuse and run the same way, and of all groups.
+    equal, count: number of groups that fuse and run the same way, and of all groups.
     refusals: titles, each with the refusals that only one program has.
     """
 
@@ -48,7 +48,7 @@ class SideBySide:
     totals: tuple[TotalsRow, ...]
     different: tuple[StepGroup, ...]
     replanned: tuple[StepGroup, ...]
-    alike: int
+    equal: int
     count: int
     refusals: tuple[tuple[str, tuple[Decline, ...]], ...] = ()
 
@@ -140,7 +140,7 @@ def _by_nodes(programs: Sequence[ReportedProgram]) -> list[Sides]:
 
 
 def _in_order(old: ReportedProgram, new: ReportedProgram) -> list[Sides]:
-    """Pair steps with equal ops and shapes in order. What lies between two pairs is one group."""
+    """Pair steps with equal ops and shapes in order. The steps between two pairs are one group."""
     before, after = old.working, new.working
     groups: list[Sides] = []
     matcher = SequenceMatcher(None, list(map(_work, before)), list(map(_work, after)), autojunk=False)

@@ -109,7 +109,7 @@ class ThreadCommunicator(OnHost):
 
 
 def threads(count: int) -> list[ThreadCommunicator]:
-    """Return a communicator for each of so many threads."""
+    """Return a communicator for each of `count` threads."""
     barrier, blocks = threading.Barrier(count), list[Array | None]([None] * count)
     return [ThreadCommunicator(rank, barrier, blocks) for rank in range(count)]
 

@@ -25,7 +25,7 @@ class WorkerDevice:
     visible: str = ""
 
     def environment(self, workers: int) -> dict[str, str]:
-        """Return the variables of a process on this device, which is one of so many workers.
+        """Return the variables of a process on this device. workers: the number of all workers.
 
         Workers on the host share its cores, and see no GPU.
         """

@@ -1,4 +1,4 @@
-"""Run a model over any number of rows: cut them into batches, and join the results.
+"""Run a model over any number of rows: split them into batches, and join the results.
 
 A row is one example along the first dim of every input and output.
 """

@@ -36,7 +36,7 @@ class SharedBlock:
         self._map: mmap.mmap
 
     def fit(self, nbytes: int) -> None:
-        """Map the block with at least so many bytes. Arrays of an earlier, smaller mapping stay valid."""
+        """Map at least `nbytes` bytes of the block. Arrays of an earlier, smaller mapping stay valid."""
         if self.raw.size >= nbytes > 0:
             return
         if self.handle < 0:

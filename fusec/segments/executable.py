@@ -30,7 +30,7 @@ from fusec.system.compile_timer import CompileTimes
 
 if TYPE_CHECKING:
     from fusec.frontends import Source
-    from fusec.frontends.onnx.emit import Answer
+    from fusec.frontends.onnx.host_values import Answer
     from fusec.frontends.onnx.loop_body import LoopBody
     from fusec.frontends.onnx.segmented.segments import HostStep, Segment
 
@@ -227,14 +227,16 @@ class SegmentedExecutable:
     def explain(self) -> SegmentedExplanation:
         """Explain each segment, each host step and its cost, in the last call."""
         with self._lock:
-            return SegmentedExplanation(tuple(_explained(prepared, record) for prepared, record in self._met()))
+            return SegmentedExplanation(
+                tuple(_explained(prepared, record) for prepared, record in self._last_or_first())
+            )
 
     def last_segments(self) -> list[tuple[Executable | None, SegmentRecord]]:
         """Return the segments of the last call, each with its program if it has one."""
         with self._lock:
-            return [(prepared.program, record) for prepared, record in self._met()]
+            return [(prepared.program, record) for prepared, record in self._last_or_first()]
 
-    def _met(self) -> list[tuple[PreparedSegment, SegmentRecord]]:
+    def _last_or_first(self) -> list[tuple[PreparedSegment, SegmentRecord]]:
         return self._last or [(self._segments.first, _record(self._segments.first, None, None))]
 
     def verify(self, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
@@ -276,7 +278,7 @@ class SegmentedExecutable:
     def refuse(self, what: str) -> NoReturn:
         """Raise FusecError for what only a model of one program has."""
         step = self._segments.first.segment.steps[0]
-        raise FusecError(f"the model {what}, and this model is split {cut_at(step)}")
+        raise FusecError(f"the model {what}, and this model is split {where_split(step)}")
 
 
 @contextmanager
@@ -296,7 +298,7 @@ def _unmeasured(step: HostStep) -> HostStepRecord:
     return replace(record, on_device=step.custom is not None and step.custom.on_device, most=step.most or None)
 
 
-def cut_at(step: HostStep) -> str:
+def where_split(step: HostStep) -> str:
     """Describe a host step for messages, with what to do about it."""
     if step.custom is not None:
         return f"at node {step.node!r} ({step.op}), which calls the Python function {step.custom.label} of custom_ops"

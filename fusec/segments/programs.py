@@ -1,4 +1,4 @@
-"""Cache the segments of a model and their programs, by what the host steps before them gave."""
+"""Cache the segments of a model and their programs, by the answers of the host steps before them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusec.ops.op_sets import ATTENTION_OPS, PRODUCTS
 from fusec.runtime import Executable
 
 if TYPE_CHECKING:
-    from fusec.frontends.onnx.emit import Answer
+    from fusec.frontends.onnx.host_values import Answer
     from fusec.frontends.onnx.segmented.segments import Segment
 
 # Segments that are cached. Detectors meet another number of boxes in each call, but most of those are small.
@@ -38,12 +38,12 @@ class SegmentPrograms:
     def __init__(self, first: Segment, compile: Compile):
         self._compile = compile
         self.first = PreparedSegment(first, None if first.graph is None else compile(first.graph, ()))
-        self._met: OrderedDict[Path, PreparedSegment] = OrderedDict()
+        self._prepared: OrderedDict[Path, PreparedSegment] = OrderedDict()
 
     @property
     def programs(self) -> list[tuple[int, Executable]]:
         """Return the programs that are compiled, each with the number of host steps before it."""
-        known = [((), self.first), *self._met.items()]
+        known = [((), self.first), *self._prepared.items()]
         return [(len(path), each.program) for path, each in known if each.program is not None]
 
     def following(self, path: Path, before: PreparedSegment, answers: Sequence[Answer]) -> PreparedSegment:
@@ -51,16 +51,16 @@ class SegmentPrograms:
 
         Raises ModelError: when the model cannot be imported or compiled with these answers.
         """
-        if path not in self._met:
+        if path not in self._prepared:
             segment = before.segment.following(answers)
             program = None
             if segment.graph is not None and not is_small(segment.graph):
                 program = self._compile(segment.graph, before.segment.waiting)
-            while len(self._met) >= MAX_SEGMENTS:
-                self._met.popitem(last=False)
-            self._met[path] = PreparedSegment(segment, program)
-        self._met.move_to_end(path)
-        return self._met[path]
+            while len(self._prepared) >= MAX_SEGMENTS:
+                self._prepared.popitem(last=False)
+            self._prepared[path] = PreparedSegment(segment, program)
+        self._prepared.move_to_end(path)
+        return self._prepared[path]
 
 
 def is_small(graph: Graph) -> bool:

@@ -41,7 +41,7 @@ class HostStepRecord:
 
     @property
     def reason(self) -> str:
-        """Return in words why the model is cut there."""
+        """Return in words why the model is split there."""
         if self.function is not None:
             return f"it calls the Python function {self.function} on {'the device' if self.on_device else 'the host'}"
         if self.most is not None:

@@ -1,4 +1,4 @@
-"""Let Ctrl-C end a command in time, even where Python cannot raise KeyboardInterrupt.
+"""Let Ctrl-C end a command soon, even where Python cannot raise KeyboardInterrupt.
 
 Python raises it in the main thread, between two of its own instructions. So the exception waits for a long call into a
 library, and is lost while an object is finalized. SIGTERM needs no help: it ends the process immediately, and the

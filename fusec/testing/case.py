@@ -22,10 +22,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Trust(enum.IntEnum):
-    """Oracles that give the right answer, in order of trust, the most trusted last.
+    """Witnesses that results are compared with, in order of trust, the most trusted last.
 
-    A mismatch with the reference is a finding. A mismatch with a weaker oracle is a doubt until a stronger oracle
-    confirms it: if two oracles differ, the weaker one is more likely wrong.
+    A mismatch with the reference is a finding. A mismatch with a weaker witness is a doubt until a stronger witness
+    confirms it: if two witnesses differ, the weaker one is more likely wrong.
     """
 
     DEVICE = 1  # a GPU
@@ -88,7 +88,7 @@ class MismatchError(AssertionError):
     """A property does not hold.
 
     got, want: the arrays that differ, by name; empty if no arrays were compared.
-    oracle: the oracle that computed `want`.
+    oracle: the witness that computed `want`.
     """
 
     def __init__(

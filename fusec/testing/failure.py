@@ -42,7 +42,7 @@ class Failure:
         process).
     error: the name of the exception's type, or of the signal.
     where: the innermost function of fusec that was running.
-    oracle: for a mismatch, the oracle that computed `want`.
+    oracle: for a mismatch, the witness that computed `want`.
     got, want: the arrays that differ.
     """
 
@@ -57,9 +57,9 @@ class Failure:
 
     @property
     def doubt(self) -> bool:
-        """Tell if only an oracle weaker than the reference found the mismatch.
+        """Tell if only a witness weaker than the reference found the mismatch.
 
-        Such a failure is no finding until a stronger oracle confirms it.
+        Such a failure is no finding until a stronger witness confirms it.
         """
         return self.how == MISMATCH and Trust[self.oracle] < Trust.REFERENCE
 

@@ -121,6 +121,7 @@ def copy(made: Path, folder: Path) -> Path:
 
 
 def _write(finding: Finding, folder: Path) -> None:
+    """Write the files of a finding, and describe in finding.json what could not be written."""
     text, weights = text_of(finding.graph)
     (folder / "graph.txt").write_text(text + "\n", encoding="utf-8")
     failure = finding.failure

@@ -20,7 +20,7 @@ SHAPE = ("--shape", "x=1,8,8,8")
 
 @dataclass(frozen=True)
 class Result:
-    """What a command left behind."""
+    """The end of a command: its status and its output."""
 
     exit_code: int
     stdout: str

@@ -1,4 +1,4 @@
-"""What each command prints, writes and exits with when all is well, or when a check does not hold."""
+"""Test what each command prints and writes, and its exit status when all is well or a check does not hold."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_run_on_given_input_writes_what_the_library_computes(
         assert archive.files == ["y"]
         assert_close(archive["y"], want, 0.0)
     assert f"y: float32 [1, 16, 8, 8] mean {want.astype(np.float64).mean():.6g}" in result.stdout
-    assert "ran on simulated in" in result.stdout
+    assert "ran in simulation in" in result.stdout
 
 
 def test_run_seeds_its_random_inputs(model: Path) -> None:

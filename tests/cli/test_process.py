@@ -1,4 +1,4 @@
-"""What needs no cuDNN: the tables the package holds, starting, stopping, being cut short, progress."""
+"""Test commands that need no cuDNN: tables of the package, start, end, interrupts and progress."""
 
 from __future__ import annotations
 

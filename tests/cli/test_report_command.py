@@ -115,7 +115,7 @@ def test_two_versions_are_compared(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_with_host_steps_has_a_part_for_each_program(tmp_path: Path) -> None:
-    """What NonZero finds decides the shapes after it."""
+    """The number of elements that NonZero finds decides the shapes after it."""
     nodes = [
         helper.make_node("Relu", ["x"], ["r"], "first"),
         helper.make_node("NonZero", ["r"], ["found"], "cut"),

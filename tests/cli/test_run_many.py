@@ -66,7 +66,7 @@ def test_each_model_has_a_line(folder: Path, model: Path) -> None:
     ]
     # --shape is an error for the file with one program, and none for the others
     assert [line.split(": ")[1].split(",")[0] for line in lines] == ["ok", "error", "ok"]
-    assert "4 steps (4 launches), on simulated in" in lines[0] and ", distance " in lines[0]
+    assert "4 steps (4 launches), in simulation in" in lines[0] and ", distance " in lines[0]
     assert result.exit_code == 2
     assert result.stderr == "fusec: error: 1 of 3 models failed\n"
 

@@ -1,4 +1,4 @@
-"""Where nothing of cuDNN is installed: what works by fusec's rules or on the CPU says so, the rest is refused."""
+"""Test commands without cuDNN: fusec's rules or the CPU answer and say so, and the rest is refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def ran(*args: object) -> str:
-    """What a command prints that succeeds and has nothing to say on stderr."""
+    """Return what a command prints that succeeds and writes nothing on stderr."""
     result = fusec(*args)
     assert (result.exit_code, result.stderr) == (0, "")
     return result.stdout

@@ -1,4 +1,4 @@
-"""What may run as one batch: rows that are the same wherever they are in it, and whatever else is in it."""
+"""Test the proof for batches: a row that may be batched is the same at any place, next to any other rows."""
 
 from __future__ import annotations
 

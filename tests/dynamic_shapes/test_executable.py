@@ -231,7 +231,7 @@ def test_two_dims_are_padded_at_once() -> None:
 
 
 def refused(nodes: Sequence[onnx.NodeProto], held: dict[str, np.ndarray] | None = None, dtype: int = 1) -> str:
-    """Why a model of `x: [N, 4]` cannot be padded from 3 rows to 8."""
+    """Return the reason why a model of `x: [N, 4]` cannot be padded from 3 rows to 8."""
     proto = model(nodes, [info("x", ["N", 4], dtype)], ["y"], held)
     exe = fusec.compile_dynamic(proto, buckets={"N": [8]})
     array = np.random.default_rng(0).integers(0, 3, (3, 4)) if dtype == TensorProto.INT64 else fresh(3, 4)

@@ -1,4 +1,4 @@
-"""What may be padded: whatever the rules let pass gives the same rows, whatever else the padded rows hold."""
+"""Test the proof for padding: where it allows padding, rows do not depend on what the padded rows hold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def grown(array: np.ndarray, axis: int, size: int, rng: np.random.Generator) -> 
 
 
 def passed(case: Case, rng: np.random.Generator) -> bool:
-    """Whether the rules let some dim of the case pass; that the rows are right is asserted."""
+    """Tell if the rules let some dim of the case pass; assert that the rows are right."""
     arrays = case.arrays(rng)
     ranks = [a.ndim for a in arrays]
     small = graph_of(case.op, arrays)
@@ -87,7 +87,7 @@ factors = st.lists(st.integers(2, 4), min_size=1, max_size=3)
 
 @st.composite
 def grouping(draw: st.DrawFn, count: int) -> tuple[int, ...]:
-    """How many neighbouring factors each dim has."""
+    """Return the number of neighbouring factors of each dim."""
     parts: list[int] = []
     while sum(parts) < count:
         parts.append(draw(st.integers(1, count - sum(parts))))

@@ -1,4 +1,4 @@
-"""What may not be padded, and why: where a row of the results would see rows that are padding, or know how many."""
+"""Test refusals of padding: a row of the results would depend on padded rows, or on their number."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[str, dict[str, list[int]], str]] = {
 # and what may
 PASSED: dict[str, tuple[str, dict[str, list[int]]]] = {
     "places in rows": ("(%x: f32[N,2]) { %y = gen_index(%x) {axis=0}", {"x": [0]}),
-    "numbers that begin alike": ("(%x: f32[N,3]) { %c = constant [COUNT] : f32[N,1] %y = mul(%x, %c)", {"x": [0]}),
+    "numbers with equal beginnings": ("(%x: f32[N,3]) { %c = constant [COUNT] : f32[N,1] %y = mul(%x, %c)", {"x": [0]}),
     "queries": (
         "(%q: f32[2,1,N,4], %k: f32[2,1,3,4], %v: f32[2,1,3,4]) { %y = attention(%q, %k, %v)",
         {"q": [2]},

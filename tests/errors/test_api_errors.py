@@ -1,4 +1,4 @@
-"""What a Python caller may get wrong is an error of fusec's that says what to do."""
+"""Test that each mistake of a Python caller raises an error of fusec that says what to do."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def test_a_constant_computed_by_blocks_is_the_same_as_at_once() -> None:
 
 
 def test_a_large_weight_may_be_turned(tmp_path: Path) -> None:
-    """What is no larger than its operands is not computed from nothing: here 3 GiB, of which the file has no byte."""
+    """A constant may be as large as its operands: here 3 GiB, of which the file has no byte."""
     (tmp_path / "w.bin").touch()
     os.truncate(tmp_path / "w.bin", 3 << 30)
     weight = TensorProto(name="w", dims=[3, 1 << 28], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)

@@ -1,4 +1,4 @@
-"""What the parser says of bad text: tests/errors/*.txt hold the text and the message, caret included."""
+"""Test the parser's messages for bad text: tests/errors/*.txt hold the text and the message, caret included."""
 
 from __future__ import annotations
 

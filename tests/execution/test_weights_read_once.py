@@ -49,7 +49,7 @@ def model(nodes: list[onnx.NodeProto], shape: list[int], weight: np.ndarray[Any,
 
 
 class LoadingAhead(SimulatorBackend):
-    """A back end that loads constants while it prepares, as that for GPUs."""
+    """A backend that loads constants while it prepares, as that for GPUs."""
 
     loads_ahead = True
 

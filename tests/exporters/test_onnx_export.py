@@ -16,12 +16,12 @@ from fusec.ops import BY_NAME, Cast
 from fusec.reference import evaluate
 
 REFUSED = "random_bits"
-CUT = "non_max_suppression"  # imported again, it is a model of two segments
+SPLIT = "non_max_suppression"  # imported again, it is a model of two segments
 FLAT = [
     pytest.param(case, id=f"{name}-{i}")
     for name, cases in CASES.items()
     for i, case in enumerate(cases)
-    if name not in (REFUSED, CUT)
+    if name not in (REFUSED, SPLIT)
 ]
 
 
@@ -56,7 +56,7 @@ def test_an_exported_op_is_imported_with_equal_results(case: Case, rng: np.rando
         np.testing.assert_allclose(got[name], array, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", CASES[CUT])
+@pytest.mark.parametrize("case", CASES[SPLIT])
 def test_an_exported_suppression_is_that_of_onnxruntime(case: Case, rng: np.random.Generator) -> None:
     arrays = case.arrays(rng)
     for dtype in (DType.F32, DType.F16):

@@ -16,7 +16,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.fixture
 def bindings(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Bindings:
-    """cuBLASLt beside cuDNN on that machine."""
+    """cuBLASLt next to cuDNN on that machine."""
     from fusec.gpu.cublaslt import algorithms
     from fusec.gpu.cublaslt import bindings as cublaslt_library
 

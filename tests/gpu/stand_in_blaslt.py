@@ -1,4 +1,4 @@
-"""cuBLASLt as far as fusec uses it, in NumPy over host memory: what is told is believed.
+"""cuBLASLt as far as fusec uses it, in NumPy over host memory: it trusts what it is given.
 
 Layouts, transpositions, epilogues and types are read from the descriptors alone, so that whoever describes a matrix
 wrongly gets a wrong answer.

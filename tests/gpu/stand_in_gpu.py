@@ -1,6 +1,6 @@
 """CuPy and cuDNN's frontend as far as the GPU backend uses them, on the CPU: arrays are NumPy's, plans simulate.
 
-Streams do their work at once, captures record calls and replay them, so that whoever forgets to go through what was
+Streams do their work immediately, captures record calls and replay them, so that whoever forgets to go through what was
 captured, or gives the wrong address, gets a wrong answer here, too.
 """
 
@@ -339,7 +339,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
 
 
 class Gate:
-    """Streams here do their work at once: there is nothing to wait at."""
+    """Streams here do their work immediately: there is nothing to wait at."""
 
     def shut(self) -> None:
         pass

@@ -112,7 +112,7 @@ def test_a_recorded_call_is_queued_on_its_callers_stream(machine: Machine, tmp_p
     machine.copied.clear()
     net.run(["r"], {"x": x}, out={"r": y})
     assert machine.waits == [], "nothing to wait for on one stream"
-    assert machine.copied == [(3, caller.ptr)] * 2, "in and out, at once and nothing more"
+    assert machine.copied == [(3, caller.ptr)] * 2, "in and out, immediately and nothing more"
     assert machine.replayed_on[-2:] == [caller.ptr] * 2
     machine.current = other = net.backend.xp.cuda.Stream()
     net.run(["r"], {"x": x})
@@ -376,7 +376,7 @@ def test_a_kernel_no_two_ways_of_which_agree_is_not_run(machine: Machine) -> Non
 def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     machine: Machine, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
-    """What was found to be fastest elsewhere, and has no room here, gives way with a word."""
+    """A variant that was fastest elsewhere, and has no room here, is replaced with a log record."""
     from fusec.gpu.kernels.norm import batch_norm
     from fusec.gpu.launch.kernel_launcher import Launcher
 

@@ -133,7 +133,7 @@ graph "b" (%x: f32[3,40], %y: f32[3,40]) {
   %e = where(%l, %x, %y)
   return %e
 }""",
-    "a constant per channel beside a gate is repeated per image": f"""
+    "a constant per channel next to a gate is repeated per image": f"""
 graph "b" (%x: f32[2,32,5,4]{NHWC}, %g: f32[2,32,1,1]) {{
   %b = constant weight("b") : f32[1,32,1,1]
   %c = mul(%x, %g) : f32[2,32,5,4]{NHWC}

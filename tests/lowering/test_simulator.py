@@ -64,7 +64,7 @@ def run(graph: CudnnGraph, *inputs: Array) -> list[Array]:
         np.lib.stride_tricks.as_strided(touched, t.dims, t.strides)[...] = True
         left = buffers[t.uid][~touched]
         assert left.tobytes() == np.full(left.shape, _poison(t.dtype), t.dtype.numpy).tobytes(), (
-            "written beside a tensor"
+            "written next to a tensor"
         )
     return [view(t, buffers[t.uid]).copy() for t in graph.outputs]
 

@@ -47,7 +47,7 @@ _COMPILED = shutil.ignore_patterns("__pycache__")
 
 
 def copied(package: Path, folder: Path, beside: Sequence[str] = ()) -> Path:
-    """A copy of the package in `folder`, and of what lies beside it."""
+    """A copy of the package in `folder`, and of what lies next to it."""
     for name in beside:
         source = package.parent / name
         if source.is_dir():
@@ -69,7 +69,7 @@ def planted(mutant: Mutant, folder: Path, package: Path = PACKAGE, beside: Seque
 
 
 def digest(mutant: Mutant) -> str:
-    """What tells whether a result is of this very fault."""
+    """Return a digest by which a result names its fault."""
     return hashlib.sha256(repr((mutant.file, mutant.old, mutant.new)).encode()).hexdigest()[:12]
 
 
@@ -147,13 +147,13 @@ def _pytest(folder: Path, *what: str) -> subprocess.CompletedProcess[str]:
 
 
 def _reason(output: str) -> str:
-    """What pytest says of a failure, in a line, without the folder it ran in."""
+    """Return pytest's line about a failure, without the folder it ran in."""
     line = next((line for line in output.splitlines() if re.match(r"(E  |/.*:\d+: )", line)), "")
     return re.sub(r"^(E +|/.*:\d+: )", "", line).strip()[:200]
 
 
 def _fails(finding: Path, package: Path) -> bool:
-    """Whether a finding is one of the package without the fault."""
+    """Tell if a finding is one of the package without the fault."""
     done = _python(package.parent, "-m", "fusec", "fuzz", "replay", str(finding), "--json")
     return bool(json.loads(done.stdout)["failing"])
 

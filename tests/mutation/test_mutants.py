@@ -60,7 +60,7 @@ def test_the_tests_that_the_report_names_exist() -> None:
 
 
 def test_the_cases_that_the_report_names_are_in_make_test(request: pytest.FixtureRequest) -> None:
-    """Where all tests are collected, those that found a fault are among them, and not marked as slow."""
+    """If all tests are collected, those that found a fault are among them, and not marked as slow."""
     run = {item.nodeid for item in request.session.items}
     named = {row["property"] for row in json.loads(RESULTS.read_text())["mutants"] if "::" in row["property"]}
     if {name.partition("::")[0] for name in named} <= {name.partition("::")[0] for name in run}:

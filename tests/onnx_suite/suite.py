@@ -144,7 +144,7 @@ def run(case: Case, device: str) -> Outcome:
 
 
 def _in_simulation_only(node: Node) -> bool:
-    """Whether a node has a value of 8 bits or fewer, and no kernel."""
+    """Tell if a node has a value of 8 bits or fewer, and no kernel."""
     values = (*node.operands, *node.results)
     if not any(v.type.dtype.is_narrow for v in values) or isinstance(node.op, Constant) or is_view(node):
         return False
@@ -194,7 +194,7 @@ def refusals(text: str, device: str = "cpu") -> dict[str, str]:
 
 
 def unlike_the_record(found: Mapping[Case, Outcome], device: str) -> list[str]:
-    """What fails, and what is refused or passes where the record says otherwise, each in a line."""
+    """List what fails, and what is refused or passes although the record says otherwise, each in a line."""
     listed = refusals(RECORD.read_text(), device)
     lines: list[str] = []
     for (_, name), outcome in found.items():

@@ -804,7 +804,7 @@ def channel_sums(x: Array) -> list[Array]:
 
 
 def hundreds(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """What sums of squares are; or sums of a mean that these leave no variance."""
+    """Draw numbers as large as sums of squares, or sums whose means leave no variance."""
     return rng.uniform(200.0, 500.0, shape).astype(np.float32)
 
 

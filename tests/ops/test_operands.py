@@ -81,7 +81,7 @@ def _sites() -> set[tuple[str, int]]:
 
 
 def _refusing(op: Op, operands: list[TensorType]) -> set[tuple[str, int]]:
-    """Where the way to the refusal passes."""
+    """Return the lines of code that raise the refusal, by its traceback."""
     with pytest.raises(VerifyError) as error:
         op.infer(*operands)
     return {(Path(str(entry.path)).name, entry.lineno + 1) for entry in error.traceback}

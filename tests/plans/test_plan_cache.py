@@ -218,7 +218,7 @@ def test_damage_to_quarantine_and_trust_is_survived(store: PlanStore) -> None:
     trusted = store.folder / "trusted"
     trusted.write_bytes(trusted.read_bytes()[:-10])  # a torn line
     torn = PlanStore(store.folder)
-    assert torn.get(key("a")) == Entry(entry("a").choice)  # the choice stays, the blob is not believed
+    assert torn.get(key("a")) == Entry(entry("a").choice)  # the choice stays, the blob is not used
     torn.put(key("a"), entry("a"))
     assert torn.get(key("a")) == entry("a")
     trusted.write_bytes(b"\xff\xfe\0" * 40)

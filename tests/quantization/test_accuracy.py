@@ -1,4 +1,4 @@
-"""What quantised formats lose, as measured."""
+"""Test the losses of quantised formats against measured ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are quantised, and the reason for each that is not; batch norms are folded first."""
+"""Test which nodes are quantised, and the reason for each that is not; batch norms are folded first."""
 
 from __future__ import annotations
 

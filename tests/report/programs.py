@@ -1,4 +1,4 @@
-"""Programs for tests of reports: compiled without cuDNN's answers, or with a judge that gives them at once."""
+"""Programs for tests of reports: compiled without cuDNN's answers, or with a judge that gives them immediately."""
 
 from __future__ import annotations
 

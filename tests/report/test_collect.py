@@ -1,4 +1,4 @@
-"""What a report collects of a program is what the program is."""
+"""Test that a report shows a program as it is."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_edges_count_values_and_bytes() -> None:
     found = program()
     (row,) = found.edges
     stored = {t.name for step in found.steps if step.explained.kind != "view" for t in step.tensors_written} | {"x"}
-    assert (row.dtype, row.stored, row.weights, row.kept_wide) == ("f32", len(stored), 2, 0)
+    assert (row.dtype, row.stored, row.weights, row.in_fp32) == ("f32", len(stored), 2, 0)
     moved = sum(
         t.nbytes for step in found.working for t in (*step.tensors_read, *step.tensors_written) if t.role != "weight"
     )

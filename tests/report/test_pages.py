@@ -139,7 +139,7 @@ def test_a_difference_tells_what_fuses_otherwise() -> None:
     old, new = program(judge=lenient()), program(judge=Rule(no_gate))
     side = difference(old, new, ("old", "new"))
     page = checked(difference_page(side))
-    assert side.different and side.alike + side.places_different == side.count
+    assert side.different and side.equal + side.places_different == side.count
     shown = page.texts["steps"]
     for group in side.different:
         for steps in group.sides:
@@ -154,7 +154,7 @@ def test_a_difference_tells_what_fuses_otherwise() -> None:
 
 def test_no_difference_is_none() -> None:
     side = difference(program(), program(), ("old", "new"))
-    assert not side.different and not side.replanned and side.alike == side.count > 2
+    assert not side.different and not side.replanned and side.equal == side.count > 2
     assert all(not declines for _, declines in side.refusals)
     assert all(not row.change for row in side.totals)
 
@@ -174,7 +174,7 @@ def test_a_fleet_has_a_column_for_each_gpu() -> None:
     programs = [program(target=name) for name in ("t4", "h200", "b200")]
     side = fleet(programs)
     page = checked(report_page("model.onnx", [programs[1]], side))
-    assert side.names == ("t4", "h200", "b200") and side.alike == side.count
+    assert side.names == ("t4", "h200", "b200") and side.equal == side.count
     for name in side.names:
         assert name in page.texts["fleet"]
     limits = next(row for row in side.totals if row.label == "limit of all steps")
@@ -184,6 +184,6 @@ def test_a_fleet_has_a_column_for_each_gpu() -> None:
 def test_another_size_of_a_model_is_matched_by_its_nodes() -> None:
     larger = BLOCK.replace("f32[1,8,6,6]", "f32[4,8,6,6]").replace("shape=[1, 288]", "shape=[4, 288]")
     side = difference(program(), program(larger), ("one", "four"))
-    assert side.different == () and side.alike == side.count > 2
+    assert side.different == () and side.equal == side.count > 2
     read = next(row for row in side.totals if row.label == "read")
     assert read.trend == "more"

@@ -24,7 +24,7 @@ Run = Callable[[CudnnGraph, Mapping[int, np.ndarray]], None]
 
 
 class DeviceArray:
-    """What a script may do with a cupy array: ask for its address, and bring it back."""
+    """The part of a cupy array that a script may use: its address, and its copy to the host."""
 
     def __init__(self, array: np.ndarray):
         self._array = array.copy()

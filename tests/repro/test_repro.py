@@ -68,7 +68,7 @@ FILES |= {"versions.json", "README.txt"}
 
 @pytest.fixture(autouse=True)
 def exporter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no ONNX exporter, one that writes the text form."""
+    """Provide an exporter that writes the text form, for lack of one for ONNX."""
     if not EXPORTER:
         stand_in = ModuleType("fusec.exporters.onnx")
         vars(stand_in)["to_onnx"] = lambda graph: SimpleNamespace(SerializeToString=lambda: str(graph).encode())
@@ -135,7 +135,7 @@ def test_the_script_builds_the_graph_that_emit_makes(title: str, tensor_cores: b
 
 
 def more_graphs() -> Iterator[CudnnGraph]:
-    """What the bodies do not reach: operations, attributes, infinite ones, other types."""
+    """Return graphs with what the bodies lack: operations, attributes, infinite ones, other types."""
     yield norm("layernorm", (64, 16, 1, 1), (1, 16, 1, 1))
     yield norm("rmsnorm", (64, 16, 1, 1), (1, 16, 1, 1))
     yield batch_norm((8, 16, 4, 4), (1, 16, 1, 1))

@@ -1,4 +1,4 @@
-"""Test that rows are cut into batches and joined, and read from and written to files."""
+"""Test that rows are split into batches and joined, and read from and written to files."""
 
 from __future__ import annotations
 

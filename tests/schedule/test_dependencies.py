@@ -77,7 +77,7 @@ def test_a_part_reaches_to_its_last_row() -> None:
     """%a's rows have gaps; what has the memory of the last of them next waits for whoever reads %a."""
     of = program(TEXT.replace("%e = reshape(%d) {shape=[2,512]}\n  return %e", "%e = neg(%a)\n  return %d, %e"))
     plan, values = plan_memory(of), {v.name: v for v in of.graph.values()}
-    behind = plan.offsets[values["a"]] + values["a"].type.nbytes + 64  # in the row behind as many bytes as it has
+    behind = plan.offsets[values["a"]] + values["a"].type.nbytes + 64  # in the row after as many bytes as it has
     assert behind < plan.offsets[values["a"]] + values["a"].type.span * 4
     moved = dataclasses.replace(plan, offsets={**plan.offsets, values["d"]: behind})
     found = waits(of, moved)

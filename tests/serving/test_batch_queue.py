@@ -1,4 +1,4 @@
-"""Which requests run together, with a clock that the test turns."""
+"""Test which requests run together, with a clock that the test sets."""
 
 from __future__ import annotations
 

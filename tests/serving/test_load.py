@@ -94,7 +94,7 @@ def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
 
 @pytest.mark.slow
 def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path) -> None:
-    """What it writes for a GPU, here for the simulation."""
+    """It writes the same rows as for a GPU, here of the simulation."""
     clients = benchmark.Clients(processes=1, connections=BATCH, seconds=3.0, front_ends=1, rows=2)
     output, key = tmp_path / "new" / "serving.json", {"model": CASE.model, "batch": BATCH, "rows": 2}
     rows = LiveRows(output, "abc", {"cpu": "x"}, KEYS["serving.json"])

@@ -1,4 +1,4 @@
-"""What a worker process does when its device fails, or a front end does not read."""
+"""Test a worker process whose device fails, or whose front end does not read."""
 
 from __future__ import annotations
 

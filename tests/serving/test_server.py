@@ -119,7 +119,7 @@ def test_front_ends_share_connections_evenly(server: Running) -> None:
 
 
 def test_requests_share_batches(server: Running) -> None:
-    """Threads ask at once; each gets the rows it gave, and fewer batches ran than requests came."""
+    """Threads ask at the same time; each gets the rows it gave, and fewer batches ran than requests came."""
     x = images(32, seed=5)
     want = run(classifier(), {"image": x})[0]
     got = np.zeros_like(want)
@@ -223,7 +223,7 @@ def test_numbers_that_json_lacks(server: Running) -> None:
 
 
 def test_an_overload_is_refused_soon(tmp_path: Path) -> None:
-    """A model that takes long: more requests than the queue holds are refused at once, late ones within the wait.
+    """A model that takes long: more requests than the queue holds are refused immediately, late ones within the wait.
 
     Then SIGTERM: what is in progress is answered, and nothing stays.
     """

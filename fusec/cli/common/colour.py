@@ -37,7 +37,7 @@ def width() -> int:
 
 
 def coloured(text: str) -> str:
-    """Colour a text whose control characters are escaped, so that all that are in the result are these colours."""
+    """Colour a text whose control characters are escaped. The result has those of the colours alone."""
     return "\n".join(map(_line, text.split("\n")))
 
 

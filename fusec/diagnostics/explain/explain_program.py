@@ -16,7 +16,7 @@ from fusec.gpu.cudnn.judges import CudnnJudge, asks_cudnn
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
 from fusec.lowering import virtual_rounding
-from fusec.ops import POINTWISE_OPS, STRIDED_VIEWS, Conv, ConvTranspose, ConvWgrad, Scatter
+from fusec.ops import CONVOLUTIONS, POINTWISE_OPS, STRIDED_VIEWS, Scatter
 from fusec.passes.partition import Judge
 from fusec.passes.partition.equivalent_spellings import REWRITES
 from fusec.plans.verdict import UNASKED, Legal, Refused
@@ -26,7 +26,6 @@ from fusec.targets.target import Target
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
-PRODUCTS = (Conv, ConvTranspose, ConvWgrad)
 STAGES = {
     "lower": "fusec cannot write it as one cuDNN graph",
     "validate": "fusec does not ask cuDNN: the graph is invalid, or cuDNN is known to compute it wrongly",
@@ -259,5 +258,5 @@ def one_line(body: Graph) -> str:
 def _attributes(node: Node) -> str:
     """Return the attributes, without those of a convolution with stride 1, no pads and no dilation."""
     usual = (1, 0, (), *((n,) * r for n in (0, 1) for r in range(1, 7)))
-    shown = {k: v for k, v in node.op.attributes.items() if v not in usual or not isinstance(node.op, PRODUCTS)}
+    shown = {k: v for k, v in node.op.attributes.items() if v not in usual or not isinstance(node.op, CONVOLUTIONS)}
     return " {" + ", ".join(f"{k}={print_attribute(v)}" for k, v in shown.items()) + "}" if shown else ""

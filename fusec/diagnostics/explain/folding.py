@@ -24,14 +24,14 @@ class Fold:
         return self.length * (self.times - 1)
 
 
-def folds(keys: Sequence[Hashable], longest: int = LONGEST) -> list[Fold]:
+def folds(keys: Sequence[Hashable]) -> list[Fold]:
     """Split a sequence into runs that repeat and single elements, in order. Equal keys stand for equal steps.
 
     Runs that save most are taken first, the shortest of those, so that a layer is not shown twice.
     """
     ids = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     numbers = [ids[key] for key in keys]
-    found = sorted(_repeats(numbers, longest), key=lambda fold: (-fold.saved, fold.length, fold.start))
+    found = sorted(_repeats(numbers), key=lambda fold: (-fold.saved, fold.length, fold.start))
     taken: list[Fold] = []
     free = [True] * len(numbers)
     for fold in found:
@@ -42,10 +42,10 @@ def folds(keys: Sequence[Hashable], longest: int = LONGEST) -> list[Fold]:
     return sorted((*taken, *singles), key=lambda fold: fold.start)
 
 
-def _repeats(numbers: Sequence[int], longest: int) -> list[Fold]:
+def _repeats(numbers: Sequence[int]) -> list[Fold]:
     """List the longest repetitions for each length of a run."""
     found: list[Fold] = []
-    for length in range(1, min(longest, len(numbers) // 2) + 1):
+    for length in range(1, min(LONGEST, len(numbers) // 2) + 1):
         equal = 0  # steps in a row that equal those a run further on
         for place in range(len(numbers) - length, -1, -1):
             same = place + length < len(numbers) and numbers[place] == numbers[place + length]

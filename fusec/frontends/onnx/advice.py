@@ -28,7 +28,7 @@ def advice(domain: str, op: str) -> str:
     return "" if not domain else _DOMAINS.get(domain, _UNKNOWN)
 
 
-CUT = (
+NO_HOST_STEPS = (
     "one graph has no host steps: fusec.compile runs the model as several programs (docs/host-steps.md). If inputs of "
     "the model decide the values, constants={'name': value} or --constant name=value makes one graph"
 )

@@ -42,6 +42,7 @@ def _check(attribute: AttributeProto, schema: defs.OpSchema) -> None:
 
 
 def _value(attribute: AttributeProto, tensors: Tensors) -> Any:
+    """Return an attribute as a Python value. Raises VerifyError for a kind that is not supported."""
     kind = attribute.type
     try:
         if kind == AttributeProto.INT:

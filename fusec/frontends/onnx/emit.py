@@ -15,9 +15,10 @@ import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.frontends.custom_ops import CustomOp
+from fusec.frontends.onnx.host_values import Answer, Compute, HostValueError
 from fusec.frontends.onnx.limits import by_blocks, require_constant
-from fusec.frontends.onnx.loop_body import LoopBody, Surroundings, loop_body
-from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, TensorType, Value, quote
+from fusec.frontends.onnx.loop_body import Surroundings, loop_body
+from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, TensorType, Value
 from fusec.ops import Cast, Expand, Reshape, Slice
 from fusec.ops.spec import require
 
@@ -27,41 +28,6 @@ if TYPE_CHECKING:
 FOLD_RESULT_ELEMENTS = 4096  # the folding pass folds larger constants
 FOLD_OPERAND_ELEMENTS = 1 << 16
 MAX_UNROLLED = 100_000  # nodes of unrolled loops; larger graphs would take too long to compile
-
-
-Compute = Callable[[Sequence[Array]], Sequence[Array]]  # computes results on the host
-# What the host gave to a node: the values that it asked for, or the types of what was computed there.
-Answer = tuple[Array, ...] | tuple[TensorType, ...]
-
-
-class HostValueError(VerifyError):
-    """The import of a node needs values that are computed at run time.
-
-    what: names the values in messages, with the inner node that needs them.
-    values: those that the host must read.
-    compute: computes results from them, which become inputs of the graph; None if the values decide shapes or branches.
-    body: the body of a loop, whose results become inputs of the graph.
-    custom: the user's function that `compute` calls.
-    rows: a tensor on the device, of whose rows the value tells how many count. Those become an input of the graph.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        values: Sequence[Value],
-        compute: Compute | None = None,
-        body: LoopBody | None = None,
-        custom: CustomOp | None = None,
-        *,
-        rows: Value | None = None,
-    ):
-        self.what, self.values, self.compute, self.body = what, tuple(values), compute, body
-        self.custom, self.rows = custom, rows
-        first = self.values if body is None else self.values[: body.operands[:2].count(None)]
-        self.decisive = first or self.values  # a user who gives these needs no host step
-        names = ", ".join(quote(v.name) for v in values)
-        verb = "is" if len(values) == 1 else "are"
-        super().__init__(f"{what} must be known at import, but {names} {verb} computed at run time")
 
 
 @dataclass(frozen=True, eq=False)

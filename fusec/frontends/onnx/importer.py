@@ -10,9 +10,10 @@ import numpy as np
 from onnx import GraphProto, NodeProto
 
 from fusec.errors import ModelError, VerifyError
-from fusec.frontends.onnx.advice import CUT
+from fusec.frontends.onnx.advice import NO_HOST_STEPS
 from fusec.frontends.onnx.annotations import check
-from fusec.frontends.onnx.emit import Answer, HostValueError, ModelValue, TensorList
+from fusec.frontends.onnx.emit import ModelValue, TensorList
+from fusec.frontends.onnx.host_values import Answer, HostValueError
 from fusec.frontends.onnx.inputs import input_types
 from fusec.frontends.onnx.node_importer import NodeImporter
 from fusec.frontends.onnx.split_model import TensorFiles
@@ -177,7 +178,7 @@ class Importer(NodeImporter):
         text = str(report(self.file, [*self.problems, *asked]))
         if not self.asked:
             return ModelError(text)
-        error = InputsNeededError(f"{text}\n({CUT})")
+        error = InputsNeededError(f"{text}\n({NO_HOST_STEPS})")
         error.inputs = frozenset(needed)
         return error
 

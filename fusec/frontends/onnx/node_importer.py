@@ -16,7 +16,8 @@ from fusec.errors import SizeError, VerifyError
 from fusec.frontends.custom_ops import CustomOp, CustomOps, qualified
 from fusec.frontends.onnx.annotations import check
 from fusec.frontends.onnx.attributes import attributes
-from fusec.frontends.onnx.emit import Emitter, HostValueError, ModelValue, OpFunction, TensorList
+from fusec.frontends.onnx.emit import Emitter, ModelValue, OpFunction, TensorList
+from fusec.frontends.onnx.host_values import HostValueError
 from fusec.frontends.onnx.loop_body import Surroundings
 from fusec.frontends.onnx.scope import Scope, live_nodes, reads, scope_of, without
 from fusec.frontends.onnx.split_model import TensorFiles
@@ -84,6 +85,7 @@ class NodeImporter:
     def _results(
         self, scope: Scope, node: NodeProto, name: str, operands: list[ModelValue | None]
     ) -> tuple[ModelValue, ...]:
+        """Import a node by the user's function, by that of its op, or by the body that ONNX defines for it."""
         domain = domain_of(node)
         custom = self.custom_ops.get(qualified(domain, node.op_type))
         if custom is not None:

@@ -106,6 +106,7 @@ class Tensors:
         return Literal(type, _OwnData(self._files.own, place, type), name, keep=False)
 
     def _external(self, tensor: TensorProto, type: TensorType) -> Literal:
+        """Return a literal that reads external data when it is needed. Raises VerifyError if its place is not valid."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         require("location" in entries, "external data without a location")
         location = entries["location"]

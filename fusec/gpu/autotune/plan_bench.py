@@ -86,6 +86,10 @@ class GpuPlanBench:
 
     @spent_on("plans are listed")
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
+        """Return the plans for a graph that may be used: cuDNN's in its order, then cuBLASLt's.
+
+        Raises ExecutionError if there is none.
+        """
         note, pygraph = cudnn.behavior_note.RUNTIME_COMPILATION, self._asked(graph)
         offers: list[Offer] = []
         wrong = "it offers no plan"

@@ -16,8 +16,8 @@ from fusec.passes.partition.convexity import SEARCH_LIMIT, Wiring
 from fusec.schedule.program import Kind, Partition, Program, body_of, outputs_of
 
 MAX_NODES = 48  # of one kernel: compile time grows faster than that
-# Fused, the pointwise ops of a small tensor run again for each element that it is broadcast to. Up to so many elements
-# for each thread of a full GPU, that is cheaper than a launch.
+# Fused, the pointwise ops of a small tensor run again for each element that it is broadcast to. Up to this number of
+# elements for each thread of a full GPU, that is cheaper than a launch.
 MAX_REPEATED = 8
 
 

@@ -63,7 +63,7 @@ class Streams:
     @contextmanager
     def own_call(self) -> Generator[None]:
         """Run a call on the own stream: it waits for work on the caller's stream, and that stream waits for it."""
-        with self.lock, _device_errors("running the model"):
+        with self.lock, _device_errors():
             caller = cupy.cuda.get_current_stream()
             self.begin(self.own)
             try:
@@ -98,7 +98,7 @@ class CallOnCallersStream:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            with _device_errors("running the model"):
+            with _device_errors():
                 self._streams.end(failed=error is not None)
                 if error is not None:
                     raise error
@@ -282,10 +282,10 @@ def out_of_memory(what: str) -> Generator[None]:
 
 
 @contextmanager
-def _device_errors(what: str) -> Generator[None]:
+def _device_errors() -> Generator[None]:
     """Turn errors of the device into ExecutionErrors. They may come from an earlier call."""
-    with out_of_memory(what):
+    with out_of_memory("running the model"):
         try:
             yield
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise ExecutionError(f"the GPU reported an error while {what}: {error}") from error
+            raise ExecutionError(f"the GPU reported an error while running the model: {error}") from error

@@ -51,6 +51,10 @@ def transfer(
 def _transferred(
     tuned: TunedChoices, ran: Program, program: Program, figures: GpuFigures, as_source: bool
 ) -> TransferredChoices | None:
+    """Apply the choices of a tuned program to a program with the same steps in other sizes; None if they differ.
+
+    ran: the tuned program with its choices applied. program: the new one, as it was partitioned.
+    """
     concats = concats_in_place(program)
     if len(concats) != len(tuned.concats):
         return None

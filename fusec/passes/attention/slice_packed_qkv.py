@@ -26,6 +26,7 @@ Part = tuple[int, int]
 
 @local("slice", equation="slice(reshape(transpose(reshape(x)))) = reshape(transpose(reshape(slice(x)))) for attention")
 def _slice_first(graph: Graph, node: Node) -> Value | None:
+    """Slice the columns of a packed projection before its views, so that attention reads them in place."""
     value, op = node.operands[0], cast(Slice, node.op)
     if value.type.dtype not in HALVES or any(step != 1 for step in op.steps) or 0 in (*op.sizes, *value.type.shape):
         raise NoMatch("not 16 bits wide, empty, or not contiguous", value)

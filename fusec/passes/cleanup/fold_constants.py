@@ -43,7 +43,7 @@ def _foldable(node: Node) -> bool:
     if isinstance(node.op, Constant) or not node.operands or any(v.literal is None for v in node.operands):
         return False
     result, given = sum(v.type.nbytes for v in node.results), sum(v.type.nbytes for v in node.operands)
-    largest = max(v.type.nbytes for v in node.operands)  # a weight may exceed the limit, and is transposed all the same
+    largest = max(v.type.nbytes for v in node.operands)  # a weight may exceed the limit, but is transposed nevertheless
     return result <= min(max(largest, MAX_CONSTANT_BYTES), max(EAGER_BYTES, GROWTH * given))
 
 

@@ -56,9 +56,9 @@ def _fold(graph: Graph, node: Node, factor: Vector, shift: Vector) -> Value:
     if producer is not None and isinstance(producer.op, LINEAR_OPS) and single_use(linear):
         scaled = scale_outputs(graph, producer, factor, axis=1, before=node)
     if scaled is None:
-        factors = channel_constant(graph, node, factor, x.type, 1, "factor")
+        factors = channel_constant(graph, node, factor, x.type, "factor")
         product = graph.add(pw("mul"), x, factors, before=node)
     else:
         product, shift = scaled, shift if bias is None else shift + bias * factor
-    shifts = channel_constant(graph, node, shift, x.type, 1, "bias")
+    shifts = channel_constant(graph, node, shift, x.type, "bias")
     return graph.add(pw("add"), product, shifts, before=node)

@@ -37,6 +37,7 @@ def copies(node: Node) -> tuple[int, ...] | None:
     "conv", equation="conv(resize(x), w) = conv_transpose(x, taps of equal pixels added up), nearest, by whole numbers"
 )
 def _uncopied(graph: Graph, node: Node) -> Value | None:
+    """Replace a convolution of an upsampled image by a transposed convolution of the image, whose filters are sums."""
     copied, w = node.operands
     op, literal = node.op, w.literal
     times = copies(copied.node) if copied.node is not None else None

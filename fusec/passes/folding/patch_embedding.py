@@ -42,6 +42,7 @@ def _is_channels_last(value: Value) -> bool:
 
 @local("conv", "add", equation="conv(x, w) + b = patches(x) @ w + b, windows side by side without overlap")
 def _cut_into_patches(graph: Graph, node: Node) -> Value | None:
+    """Replace a convolution whose windows are patches by a matmul of the patches."""
     conv, bias = _parts(node)
     x, w = conv.operands
     op, literal = conv.op, w.literal

@@ -82,7 +82,7 @@ def _reshaped(graph: Graph, value: Value, shape: Shape, before: Node) -> Value:
 
 
 @local("matmul", equation="matmul(transpose(x, p), w) = transpose(matmul(x, w), p) where rows move, w a matrix")
-def _turned_rows_down(graph: Graph, node: Node) -> Value | None:
+def _transposed_rows_down(graph: Graph, node: Node) -> Value | None:
     """Move a transpose of rows after the layer, where the layer's result is transposed too."""
     rows, w = node.operands
     if w.type.rank != 2 or rows.node is None or not isinstance(rows.node.op, Transpose) or not single_use(rows):
@@ -97,7 +97,7 @@ def _turned_rows_down(graph: Graph, node: Node) -> Value | None:
 
 
 @local("transpose", equation="transpose(f(matmul(x, w)), p) = f(matmul(transpose(x, p), w)) where rows move, f by rows")
-def _turned_rows_up(graph: Graph, node: Node) -> Value | None:
+def _transposed_rows_up(graph: Graph, node: Node) -> Value | None:
     """Move a transpose of rows before the layer, where its operand is transposed and nothing after it is."""
     perm, value = cast(Transpose, node.op).perm, node.operands[0]
     if perm[-1:] != (len(perm) - 1,) or value.node is None or not single_use(value):
@@ -182,4 +182,4 @@ def _transposed_before(value: Value) -> bool:
     return False
 
 
-RULES: tuple[Rewriter, ...] = (one_transpose, _turned_rows_down, _turned_rows_up)
+RULES: tuple[Rewriter, ...] = (one_transpose, _transposed_rows_down, _transposed_rows_up)

@@ -16,8 +16,8 @@ from fusec.schedule.aliasing import same_storage
 
 Order = tuple[int, ...]
 
-RANKS = (3, 4, 5)  # of what has channels, named by the caller
-IMAGES = (4, 5)  # of what has channels, for all that is known
+RANKS = (3, 4, 5)  # of inputs and outputs that the caller names
+IMAGES = (4, 5)  # of those that are images, if the caller names none
 
 
 def chosen(graph: Graph, wanted: bool | Collection[str], state: Mapping[str, str]) -> Orders:

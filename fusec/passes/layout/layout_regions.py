@@ -95,6 +95,7 @@ class LayoutRegions:
         return None if order is None else value.type.with_order(normal_order(value.type, order))
 
     def _cheapest(self, root: Value, values: list[Value]) -> Order:
+        """Return the cheapest memory order of a region: row-major, or one that its neighbours want most."""
         wanted = Counter[Order]()
         for value in values:
             node = value.node

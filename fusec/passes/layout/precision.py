@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, Return, Value
+from fusec.ir import BYTES, Array, Constant, DType, Graph, Literal, Node, Op, Return, Value
 from fusec.ops import (
     POINTWISE_OPS,
     AttentionBackward,
@@ -29,7 +29,6 @@ from fusec.ops import (
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.row_major import converted, row_major
 
-BYTES = (DType.I8, DType.U8)
 _WIDE = (DType.F64, DType.F32)
 _PART, _WITHOUT_SIGN = 1 << 16, np.uint16(0x7FFF)  # a part fits into the processor's cache
 PACKED_SCALES = 2  # the operand of a packed product that may stay in fp32

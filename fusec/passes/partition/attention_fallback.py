@@ -18,7 +18,7 @@ Partitioner = Callable[[Graph], Program]
 
 
 def expand_refused_attention(
-    program: Program, early: Callable[[], Graph], split: Partitioner, oracle: Judge, options: Options
+    program: Program, early: Callable[[], Graph], split: Partitioner, judge: Judge, options: Options
 ) -> Program:
     """Expand attention that was left to a kernel, and partition again; without any, return the program.
 
@@ -28,7 +28,7 @@ def expand_refused_attention(
     split: partitions a graph
     """
     left = [s for s in program.steps if s.kind is Kind.KERNEL and isinstance(s.nodes[0].op, ATTENTION_OPS)]
-    verdicts = dict(zip(left, oracle.judge([step.body for step in left]), strict=True)) if left else {}
+    verdicts = dict(zip(left, judge.judge([step.body for step in left]), strict=True)) if left else {}
     left = [step for step in left if verdicts[step] != UNASKED]  # its products would not be asked about either
     if not left:
         return program

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from fusec.ir import DType, Node, Op, TensorType, Value
+from fusec.ir import BYTES, DType, Node, Op, TensorType, Value
 from fusec.lower_cudnn import WITHOUT
 from fusec.ops import (
     ATTENTION_OPS,
@@ -101,7 +101,7 @@ class Grower:
     def _reads_bytes(self, i: int) -> bool:
         """Tell if a node makes floats of 8-bit integers, which are rounded only where they are stored."""
         node = self.wiring.nodes[i]
-        return isinstance(node.op, Cast) and node.operands[0].type.dtype in (DType.I8, DType.U8)
+        return isinstance(node.op, Cast) and node.operands[0].type.dtype in BYTES
 
     def reset(self, condensation: Condensation, free: list[bool]) -> None:
         """Start again with no node merged."""

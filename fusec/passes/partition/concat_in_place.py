@@ -33,7 +33,7 @@ class ConcatGroup:
     concats: set[Node]
 
 
-def concat_in_place(program: Program, oracle: Judge, options: Options, min_row_bytes: int = MIN_ROW_BYTES) -> Program:
+def concat_in_place(program: Program, judge: Judge, options: Options, min_row_bytes: int = MIN_ROW_BYTES) -> Program:
     """Turn concats into views wherever all of their operands can be written in place.
 
     Only types of the program's graph change. A concat stays a copy if cuDNN refuses a step that writes or reads such a
@@ -50,7 +50,7 @@ def concat_in_place(program: Program, oracle: Judge, options: Options, min_row_b
         for value, type in moved.items():
             graph.set_type(value, type)
         touched = [s for s in program.steps if not moved.keys().isdisjoint((*s.inputs, *s.outputs))]
-        restated = _restated(graph, touched, joined, oracle)
+        restated = _restated(graph, touched, joined, judge)
         wrong = {v for step in touched if step not in restated for v in (*step.inputs, *step.outputs)}
         if not wrong:
             refusals = tuple(r for r in program.refusals if joined.isdisjoint(r.nodes))
@@ -112,7 +112,7 @@ def _fits(program: Program, value: Value, whole: TensorType, axis: int, start: i
 
 
 def _restated(
-    graph: Graph, steps: Sequence[Partition], joined: Collection[Node], oracle: Judge
+    graph: Graph, steps: Sequence[Partition], joined: Collection[Node], judge: Judge
 ) -> dict[Partition, Partition]:
     """Give steps the types that their values have now.
 
@@ -127,7 +127,7 @@ def _restated(
             found[step] = Partition(step.nodes, kind, body)
         elif not step.spelling or step.spelling in [names for names, _ in spellings(body)]:
             asked.append((step, replace(step, body=respell(body, step.spelling))))
-    for (step, other), verdict in zip(asked, oracle.judge([other.body for _, other in asked]), strict=True):
+    for (step, other), verdict in zip(asked, judge.judge([other.body for _, other in asked]), strict=True):
         was_fast = step.verdict is not None and is_fast(step.verdict)
         if isinstance(verdict, Legal) and is_fast(verdict) >= was_fast:
             found[step] = replace(other, verdict=verdict)

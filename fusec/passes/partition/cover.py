@@ -1,7 +1,7 @@
 """Choose what fuses: which candidates become steps, how many nodes each has, in which spelling, and why not more.
 
 A round plans the whole graph and assumes that candidates without a verdict are accepted by the best engines. The
-oracle then judges the assumed ones in one batch. Rounds repeat until nothing was assumed, so each question is asked
+judge then judges the assumed ones in one batch. Rounds repeat until nothing was assumed, so each question is asked
 once.
 """
 
@@ -41,7 +41,7 @@ class CoverSearch:
     def __init__(
         self,
         graph: Graph,
-        oracle: Judge,
+        judge: Judge,
         target: Target,
         progress: Callable[[int, int], None] | None = None,
         kernel_steps: Sequence[Sequence[Node]] = (),
@@ -49,7 +49,7 @@ class CoverSearch:
         """Prepare a search; `kernel_steps` are steps of which cuDNN is not asked."""
         self.graph = graph
         self.target = target
-        self.answers = VerdictCache(graph, oracle, progress)
+        self.answers = VerdictCache(graph, judge, progress)
         self.wiring = Wiring(graph)
         self.condensation = Condensation(self.wiring)
         self.kernel_steps = [tuple(sorted(self.wiring.index[n] for n in nodes)) for nodes in kernel_steps]
@@ -115,7 +115,7 @@ class CoverSearch:
 
     def _decide(self, plan: Cover, candidate: Candidate) -> None:
         length = self._pick(plan, candidate)
-        # of an unasked candidate no part is asked about, and growing others from the rest would take long
+        # no part of an unasked candidate is asked about, and growing others from the rest would take long
         unasked = self._answer(candidate.nodes).refused == UNASKED
         taken = candidate.nodes if unasked else candidate.nodes[:length] or candidate.nodes[:1]
         for i in taken:

@@ -28,7 +28,7 @@ def in_halves(graph: Graph) -> None:
     halves = [_halves(graph, value, product) for value in product.operands]
     types = [sums.type.with_dtype(DType.F16)]
     made = graph.insert(product.op, halves, before=product, types=types, origin=product.origin).result
-    if of_floats:  # in registers the sums are in fp32 all the same
+    if of_floats:  # the sums in registers are in fp32 anyway
         made = graph.insert(Cast(DType.F32), [made], before=product, types=[sums.type], origin=product.origin).result
     graph.replace(sums, made)
 

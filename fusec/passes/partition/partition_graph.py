@@ -26,19 +26,19 @@ UNPROPOSED = (
 
 def partition(
     graph: Graph,
-    oracle: Judge,
+    judge: Judge,
     target: Target,
     progress: Callable[[int, int], None] | None = None,
     state: Mapping[str, str] | None = None,
 ) -> Program:
-    """Partition the graph into steps in dependency order; the oracle has accepted each cuDNN step.
+    """Partition the graph into steps in dependency order; the judge has accepted each cuDNN step.
 
     The result is deterministic: the same graph, target and verdicts give the same program. The graph is not changed.
 
     progress: is called with the number of judged bodies, and of bodies known so far
     state: inputs that stay on the device, with the outputs that replace them
     """
-    planner = CoverSearch(graph, oracle, target, progress, multi_tensor_steps(graph, state or {}))
+    planner = CoverSearch(graph, judge, target, progress, multi_tensor_steps(graph, state or {}))
     plan = planner.run()
     steps: list[Partition] = []
     refusals = planner.refusals(plan)

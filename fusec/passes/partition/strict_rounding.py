@@ -11,10 +11,10 @@ from fusec.plans.verdict import Refused, Verdict
 
 
 class StrictRounding:
-    """An oracle that asks another oracle only about bodies that round every value where the model does."""
+    """A judge that asks another judge only about bodies that round every value where the model does."""
 
-    def __init__(self, oracle: Judge):
-        self.oracle = oracle
+    def __init__(self, judge: Judge):
+        self.oracle = judge
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
         verdicts: list[Verdict | None] = [_unrounded(body) for body in bodies]

@@ -1,4 +1,4 @@
-"""Remember the oracle's verdicts, so that equal bodies are judged once however often they occur."""
+"""Cache the judge's verdicts, so that equal bodies are judged once, however often they occur."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ class CandidateVerdicts:
 
 
 class VerdictCache:
-    """Asks the oracle in batches and remembers its verdicts."""
+    """Asks the judge in batches, and caches its verdicts."""
 
-    def __init__(self, graph: Graph, oracle: Judge, progress: Callable[[int, int], None] | None):
+    def __init__(self, graph: Graph, judge: Judge, progress: Callable[[int, int], None] | None):
         self.graph = graph
-        self.oracle = oracle
-        self._refusal = oracle.refusal if isinstance(oracle, RefusesItself) else None
+        self.judge = judge
+        self._refusal = judge.refusal if isinstance(judge, RefusesItself) else None
         self.progress = progress
         self.known: dict[str, Verdict] = {}
         self.bodies: dict[str, Graph] = {}  # one body for each canonical key not yet judged
@@ -119,7 +119,7 @@ class VerdictCache:
             if self.progress is not None:
                 self.progress(len(self.known), len(self.known) + len(wave) - start)
             keys = wave[start : start + BATCH]
-            verdicts = self.oracle.judge([self.bodies.pop(key) for key in keys])
+            verdicts = self.judge.judge([self.bodies.pop(key) for key in keys])
             self.known.update(zip(keys, verdicts, strict=True))
         if wave and self.progress is not None:
             self.progress(len(self.known), len(self.known))

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir import DType, Graph, Node, Value
+from fusec.ir import BYTES, DType, Graph, Node, Value
 from fusec.ops import Cast, pw
 
 Vector = np.ndarray[Any, Any]
 
-BYTES = (DType.I8, DType.U8)
 MOST_FACTORS = 1 << 18  # scales and zero points that are read during compilation
 
 

@@ -1,4 +1,4 @@
-"""Multiply the integers of quantised operands, and scale the exact sums.
+"""Multiply the integers of quantised operands, and fold their scales into one factor of the exact sums.
 
 The float product of (q - z) * s and (p - y) * t follows from the integer product of q and p. Terms that constants give
 are subtracted, and the rest is multiplied by s * t. cuDNN runs it with the scale, the bias, the activation and the next

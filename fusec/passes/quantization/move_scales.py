@@ -1,4 +1,4 @@
-"""Move dequantisation down past ops that commute with it, so that bytes are moved, and products meet integers.
+"""Move dequantisation down past ops that commute with it, so that products read integers and ops move bytes.
 
 The rules are exact, because they choose or order the same integers: a scale is one positive number, and it changes
 neither which element is largest nor where an element goes.

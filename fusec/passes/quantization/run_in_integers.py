@@ -1,4 +1,4 @@
-"""Run quantised products in integers: move scales out of the way, then multiply 8-bit integers."""
+"""Run quantised products in integers: move scales past ops that commute with them, then multiply 8-bit integers."""
 
 from __future__ import annotations
 

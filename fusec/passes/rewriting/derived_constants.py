@@ -154,6 +154,6 @@ def along(vector: Array, rank: int, axis: int) -> Array:
     return vector.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
-def channel_constant(graph: Graph, before: Node, vector: Array, like: TensorType, axis: int, name: str) -> Value:
-    """Insert a constant of `like`'s dtype and rank that holds `vector` along `axis`: [1, C, 1, 1] for an image."""
-    return graph.constant(along(vector, like.rank, axis).astype(like.dtype.numpy), name, before=before)
+def channel_constant(graph: Graph, before: Node, vector: Array, like: TensorType, name: str) -> Value:
+    """Insert a constant of `like`'s dtype and rank that holds a number for each channel: [1, C, 1, 1] for an image."""
+    return graph.constant(along(vector, like.rank, 1).astype(like.dtype.numpy), name, before=before)

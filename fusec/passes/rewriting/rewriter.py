@@ -104,6 +104,10 @@ def rewrite(graph: Graph, rules: Sequence[Rewriter], disable: Collection[str] = 
 
 
 def _sweep(graph: Graph, index: dict[str, list[Rewriter]], fired: dict[str, int]) -> None:
+    """Apply the rules to each node once, also to nodes that rules make, and count them in `fired`.
+
+    Raises VerifyError when rules fire without end.
+    """
     waiting = [node for node in graph.nodes if not isinstance(node.op, Constant)]
     known, erased = set(waiting), set[Node]()
     limit = 20 * len(waiting) + 1000
@@ -122,7 +126,7 @@ def _sweep(graph: Graph, index: dict[str, list[Rewriter]], fired: dict[str, int]
             fired[rule.name] = fired.get(rule.name, 0) + 1
             limit -= 1
             if limit < 0:
-                raise VerifyError(f"rule {rule.name} never comes to rest at {node!r}")
+                raise VerifyError(f"rule {rule.name} fires without end at {node!r}")
             made = _unknown(new, known)
             known.update(made)
             waiting += reversed(made)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
+from fusec.ops.pointwise import SQRT_2_OVER_PI, SQRT_HALF
 from fusec.passes.rewriting.expression import Apply
 from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Rule, Scalar, Sides, TracedTensor, rule
 from fusec.passes.rewriting.rewriter import Rewriter
-
-SQRT_HALF = math.sqrt(0.5)
-SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 # gelu: several spellings of the half, and of the polynomial of the tanh variant ---------------------
 

@@ -59,6 +59,7 @@ class _Operand:
 
 @local("matmul", equation="matmul(softmax(scale * matmul(q, transpose(k)) + bias), v) = attention(q, k, v, bias)")
 def attention(graph: Graph, node: Node) -> Value | None:
+    """Replace two products and a softmax between them by the op `attention`."""
     weights, v = node.operands
     softmax, guarded = _softmax(weights, node)
     scores = _scores(softmax.operands[0], softmax, 1.0)

@@ -52,7 +52,7 @@ def split_step(builder: Builder) -> SplitStep:
 class _Cut:
     """The graph of a step, with sets of its values.
 
-    gradients: the values to cut at, by name.
+    gradients: the values to split at, by name.
     from_batch: values that depend on the inputs that the gradients depend on.
     after: values that depend on gradients.
     """

@@ -25,9 +25,10 @@ class StateBlock:
 
 
 def blocks(xp: Any, tensors: Sequence[tuple[str, TensorType]], most_bytes: float = float("inf")) -> list[StateBlock]:
-    """Allocate zeroed blocks of about so many bytes for tensors, in their order. A block has one dtype.
+    """Allocate zeroed blocks for tensors, in their order. A block has one dtype.
 
     xp: the array module, numpy or cupy.
+    most_bytes: of a block with several tensors.
     """
     groups: list[list[tuple[str, TensorType]]] = []
     filled: list[int] = []

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fusec.ir import Constant, DType, Graph, Node, Op, Value
+from fusec.ir import HALVES, Constant, DType, Graph, Node, Op, Value
 from fusec.reference import evaluate_node, keeps_number
 from fusec.testing.error_bounds.constant_folding import (
     constant_results,
@@ -43,7 +43,6 @@ Array = np.ndarray[Any, Any]
 
 _F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines truncate
 _ROUNDS = frozenset({"add", "sub", "mul", "leaky_relu", "prelu", "leaky_relu_backward", "cast"})
-_HALVES = (DType.F16, DType.BF16)
 OVERFLOW = 2  # This sample overflows, as all with an even number do, and nothing that follows hides it.
 
 
@@ -66,7 +65,7 @@ class _Sampler:
         self.errors = RandomErrors(count, self.unit)
         floats = [v.type.dtype for v in graph.values() if v.type.dtype.is_float]
         self.narrowest = rounding.storage if rounding.meaning else min(floats, key=digits, default=DType.F64)
-        self.half = any(d in _HALVES for d in (*floats, self.narrowest))
+        self.half = any(d in HALVES for d in (*floats, self.narrowest))
         self.constants_exact = constants_exact(graph, rounding, self.half)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Samples]:
@@ -100,6 +99,7 @@ class _Sampler:
     # nodes -----------------------------------------------------------------------------------------------
 
     def _node(self, node: Node, operands: list[Samples]) -> list[Samples]:
+        """Evaluate a node on samples, and disturb the results as rounding may."""
         self.errors.salt += 1
         if isinstance(node.op, Constant):
             return [self._constant(node)]
@@ -303,7 +303,7 @@ class _Sampler:
             samples = [s + self.errors.signed(lost, 0, k) for k, s in enumerate(samples)]
         squares = not exact and not self.rounding.meaning
         overflow(node, made.plain, samples, None if wide else stored, squares, operands)
-        unstored = made.disturbed if not wide and stored in _HALVES else None
+        unstored = made.disturbed if not wide and stored in HALVES else None
         return Samples(made.plain, samples, unstored)
 
     def _flip(self, made: Samples, where: Array) -> Samples:

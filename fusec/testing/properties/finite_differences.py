@@ -85,6 +85,10 @@ def _check(graph: Graph, of: str, wrt: list[str], feeds: Mapping[str, Array], rn
 def _compare(
     graph: Graph, of: str, weight: Array, feeds: Mapping[str, Array], along: Mapping[str, Array], found: Any
 ) -> None:
+    """Compare the slope of an output along a direction with the slope that the gradients give.
+
+    along: the direction, by input. Raises MismatchError.
+    """
     slopes: list[Array] = []
     here = evaluate(graph, feeds)[of]
     largest = float(np.abs(here * weight).sum())

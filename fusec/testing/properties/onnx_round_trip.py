@@ -11,7 +11,7 @@ import numpy as np
 from fusec import frontends
 from fusec.errors import LoweringError
 from fusec.exporters.onnx import to_onnx
-from fusec.ir import DType, Graph, Node
+from fusec.ir import HALVES, Graph, Node
 from fusec.ops import NonMaxSuppression, Recurrent, Resize
 from fusec.testing.case import Case, MismatchError, Property, Trust
 from fusec.testing.error_bounds.bounds import allowed, compare, execution, meaning
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-HALVES = (DType.F16, DType.BF16)
 # Relative. Implementations compute a variance as the mean of squares minus the square of the mean, which cancels.
 NORMS, OF_NORMS = 1e-3, ("group_norm", "instance_norm", "layer_norm", "batch_norm", "rms_norm")
 # Ops that onnxruntime computes differently from the specification, or with less precision.
@@ -40,7 +39,7 @@ def onnx_round_trip(graph: Graph, case: Case = CASE) -> None:
     model = _exported(graph)
     onnx.checker.check_model(model)
     if any(isinstance(n.op, NonMaxSuppression) for n in graph.nodes):
-        raise SkipTest("imported again, the model is cut at the number of boxes that stay")
+        raise SkipTest("imported again, the model is split at the number of boxes that stay")
     back = frontends.load(model.SerializeToString())
     back.verify()
     for kind, got, want in (

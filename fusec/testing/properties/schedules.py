@@ -139,6 +139,10 @@ def _is_written_only(program: Program, step: Partition, old: Value, new: Value) 
 def _check_late_elements(
     program: Program, found: Mapping[Value, Value], held: Mapping[Value, Array], rng: np.random.Generator
 ) -> None:
+    """Check steps that write over state that they read, as a GPU may run them.
+
+    Some elements are computed late, when the others are written already.
+    """
     for index, step in enumerate(program.steps):
         pairs = {found[v]: v for v in step.outputs if v in found}
         _check_no_later_reads(program, index, pairs)

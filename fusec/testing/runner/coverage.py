@@ -21,6 +21,8 @@ from fusec.schedule.program import Kind
 from fusec.testing.case import Case
 from fusec.testing.generators.arrays import STYLES
 
+WIDTH = 118  # characters of a line
+
 # The values an attribute may take, where its type does not say so. A test holds them against the ops.
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "pad.mode": ("constant", "reflect", "edge", "wrap"),
@@ -265,13 +267,13 @@ def _broadcasts(node: Node) -> bool:
     return len(shapes) > 1 and len(node.results) == 1 and node.op.name not in ("conv", "matmul", "gather", "concat")
 
 
-def _wrapped(title: str, words: list[str], width: int = 118) -> list[str]:
-    """Format `  title  a, b, c` in lines of at most `width` characters."""
+def _wrapped(title: str, words: list[str]) -> list[str]:
+    """Format `  title  a, b, c` in lines of at most WIDTH characters."""
     lines: list[str] = []
     line = f"  {title:11}"
     for index, word in enumerate(words):
         item = word if index == len(words) - 1 else f"{word},"
-        if len(line) + 1 + len(item) > width and line.strip():
+        if len(line) + 1 + len(item) > WIDTH and line.strip():
             lines.append(line)
             line = " " * 13
         line += f" {item}"

@@ -19,18 +19,18 @@ HANG_S = 10.0  # time limit of one attempt while a hang is shrunk
 
 
 class CrashShrinker:
-    """Thread that shrinks one crash or hang, saves it in `folder` and passes its summary to `told`.
+    """Thread that shrinks one crash or hang, saves it in `folder` and passes its summary to `report`.
 
     hurried: finish with the smallest example so far.
     """
 
-    def __init__(self, crash: Finding, hang_s: float, folder: Path, told: Callable[[dict[str, Any]], None]):
+    def __init__(self, crash: Finding, hang_s: float, folder: Path, report: Callable[[dict[str, Any]], None]):
         self.crash = crash
         self.folder = folder
         self.hurried = False
         self._closed = False
         self._prober = Prober(crash.property, min(hang_s, HANG_S) if crash.failure.how == HUNG else hang_s)
-        self._told = told
+        self._report = report
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -40,7 +40,7 @@ class CrashShrinker:
         finally:
             self._prober.close()
         if not self._closed:
-            self._told(summary(smallest, save(smallest, self.folder)))
+            self._report(summary(smallest, save(smallest, self.folder)))
 
     def _attempt(self, graph: Graph, case: Case) -> Failure | None:
         return None if self.hurried else self._prober.check(graph, case)

@@ -50,9 +50,9 @@ class Prober:
             self._child = None
 
 
-def check_apart(finding: Finding, hang_s: float = CHECK_S) -> Failure | None:
+def check_apart(finding: Finding) -> Failure | None:
     """Run a finding's property in its own process."""
-    prober = Prober(finding.property, hang_s)
+    prober = Prober(finding.property, CHECK_S)
     try:
         return prober.check(finding.graph, finding.case)
     finally:

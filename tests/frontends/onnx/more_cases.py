@@ -11,7 +11,7 @@ U8 = np.uint8
 
 
 def distinct(*shape: int) -> Maker:
-    """No two alike, so that orders and places are unique."""
+    """All different, so that orders and places are unique."""
     return lambda rng: rng.permutation(int(np.prod(shape))).reshape(shape).astype(np.float32)
 
 

@@ -11,7 +11,7 @@ from fusec.ops import Concat, Conv, MaxPool, pw
 def dense_block(
     batch: int = 2, channels: int = 64, side: int = 16, growth: int = 32, layers: int = 3, seed: int = 0
 ) -> Graph:
-    """A pool, layers that each read all before them (scale, shift, relu, 1x1, relu, 3x3), and a 1x1 behind."""
+    """A pool, layers that each read all before them (scale, shift, relu, 1x1, relu, 3x3), and a 1x1 after."""
     rng = np.random.default_rng(seed)
     graph = Graph("dense_block")
 

@@ -14,7 +14,7 @@ from fusec.passes.partition.concat_in_place import joined, restore_copies
 from fusec.schedule.memory_plan import plan_memory
 from fusec.schedule.program import Partition
 
-# a concat whose result goes into a part of a second one, beside which a third stands alone
+# a concat whose result goes into a part of a second one, next to which a third stands alone
 LINKED = f"""graph "linked" (%x: f32[2,16,4,4]{LAST}, %z: f32[2,16,4,4]{LAST}) {{
   %a = exp(%x) : f32[2,16,4,4]{LAST}
   %b = tanh(%x) : f32[2,16,4,4]{LAST}

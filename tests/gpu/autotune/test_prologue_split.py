@@ -35,7 +35,7 @@ def program() -> Program:
 
 
 def forms_of(found: Program) -> dict[str, tuple[Part, ...]]:
-    """What is multiplied in front of the second product is a kernel's."""
+    """Return the choice in which a kernel multiplies before the second product."""
     step = next(s for s in found.steps if s.kind is Kind.CUDNN and s.nodes[0].op.name == "mul")
     return {step_key(found.graph, step): (Part(1, "kernel"), Part(1))}
 

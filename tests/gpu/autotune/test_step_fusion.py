@@ -70,7 +70,7 @@ def test_the_kernel_of_a_pool_runs_the_ops_after_it() -> None:
 
 
 def test_the_kernel_of_a_batch_norm_in_training_runs_the_ops_around_it() -> None:
-    """The relu, rather than being a prologue of the convolution behind it, and what is made of the statistics."""
+    """The relu, rather than being a prologue of the convolution after it, and what is made of the statistics."""
     check(
         """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}, %s: f32[8], %b: f32[8], %h: f32[8], %w: f32[8,8,1,1]) {
   %y, %m, %i = batch_norm_train(%x, %s, %b) : f32[2,8,6,6]{0,2,3,1}, f32[8], f32[8]

@@ -34,7 +34,7 @@ POINTWISE: tuple[tuple[str, Attribute], ...] = (
 
 
 def strides(dims: Dims, order: Dims, apart: int = 0) -> Dims:
-    """Of a tensor stored in that order, outermost first, with gaps behind each innermost row."""
+    """Of a tensor stored in that order, outermost first, with gaps after each innermost row."""
     found, step = [0] * len(dims), 1
     for place, axis in enumerate(reversed(order)):
         found[axis] = step

@@ -1,4 +1,4 @@
-"""cuBLASLt beside cuDNN in the GPU backend, on stand-ins for both: who is chosen, kept, named, and what gives way."""
+"""cuBLASLt next to cuDNN in the GPU backend, on stand-ins for both: who is chosen, kept, named, and what gives way."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def left_to_kernels(text: str) -> Compiled:
 
 
 def run_declined(path: Path, text: str, tune: str = "quick") -> tuple[Any, list[np.ndarray], list[np.ndarray]]:
-    """The executable, and its results of several calls beside the right ones."""
+    """The executable, and its results of several calls next to the right ones."""
     from fusec.gpu.backend import CudnnBackend
 
     net = Executable(left_to_kernels(text), CudnnBackend(tune, store=PlanStore(path)))

@@ -29,7 +29,7 @@ from fusec.plans.plan_record import BLAS, Choice
 
 
 def run(graph: CudnnGraph, seed: int = 0) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-    """What the library's first algorithm and the simulator make of the same memory."""
+    """Return the results of the library's first algorithm and of the simulator, of the same memory."""
     blas = Blas(lambda: 1)
     plan = blas.build(graph, blas.offers(graph)[0])
     got, want = buffers(graph, seed), buffers(graph, seed)
@@ -104,7 +104,7 @@ def changed(graph: CudnnGraph, uid: int, **changes: Any) -> CudnnGraph:
 
 
 def transferred(graph: CudnnGraph, mode: str, **attributes: float) -> CudnnGraph:
-    """The graph with one more op of one operand behind its result."""
+    """The graph with one more op of one operand after its result."""
     (last,) = graph.outputs
     virtual = changed(graph, last.uid, virtual=True, dtype=DType.F32)
     end = dataclasses.replace(last, uid=len(graph.tensors) + 1)

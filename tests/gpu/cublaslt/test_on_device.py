@@ -27,7 +27,7 @@ LIMIT = {DType.F16: 2e-3, DType.BF16: 2e-2, DType.F32: 1e-5}
 
 
 def errors(blas: algorithms.Blas, graph: CudnnGraph, seed: int) -> list[float]:
-    """How far each algorithm's result lies from the simulator's; NaN where it wrote too little or too much."""
+    """Return the distance of each algorithm's result from the simulator's; NaN if it wrote too little or too much."""
     import cupy
 
     want = buffers(graph, seed)

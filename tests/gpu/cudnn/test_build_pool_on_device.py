@@ -20,7 +20,7 @@ from fusec.reference import evaluate
 
 pytestmark = pytest.mark.gpu
 
-# Activations for which cuDNN compiles at run time, behind convolutions, one of them depthwise.
+# Activations for which cuDNN compiles at run time, after convolutions, one of them depthwise.
 LAYERS = """graph "layers" (%x: f16[8,64,28,28]) {
   %v = constant weight("v") : f16[64,64,3,3]
   %w = constant weight("w") : f16[64,1,3,3]

@@ -56,7 +56,7 @@ def count(verdict: Verdict) -> tuple[int, int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie counts, since nobody has collected it."""
+    """Tell if the process runs; a zombie counts, because nobody has collected it."""
     return Path(f"/proc/{pid}").exists()
 
 
@@ -71,7 +71,7 @@ def test_classes_of_convolution_epilogues(h200: Oracle) -> None:
     ]
     pre = [count(v) for v in h200.judge(graphs)]
     assert [runtime > 0 for _, runtime in pre] == [True] * 6
-    # the bias right before the activation and the residual right behind the convolution, or none is precompiled
+    # the bias right before the activation and the residual right after the convolution, or none is precompiled
     assert pre[0][0] > 30
     assert pre[1][0] > 30
     assert [p for p, _ in pre[2:]] == [0, 0, 0, 0]
@@ -86,7 +86,7 @@ def test_a_legal_graph_has_a_built_plan_and_no_plan_that_failed(h200: Oracle) ->
 
 @pytest.mark.slow
 def test_a_plan_built_in_one_size_makes_other_sizes_legal(tmp_path: Path) -> None:
-    """Where asked for: without a compilation, and not for the disk, where answers are for everyone."""
+    """If asked for: without a compilation, and not for the disk, whose answers all processes read."""
     sizes = (("gelu", (1, 12, 64)), ("gelu", (1, 16, 64)), ("tanh", (1, 16, 64)))
     small, large, other = (pointwise(mode, dims, result=dims) for mode, dims in sizes)
     assert small.size_free_key == large.size_free_key != other.size_free_key
@@ -141,7 +141,7 @@ def test_one_sequence_of_calls_is_compiled_for_all_pointwise_graphs(tmp_path: Pa
 
 
 def test_an_oracle_without_time_answers_what_is_stored(tmp_path: Path) -> None:
-    """What it did not ask is not stored, so that it can be asked later."""
+    """A question that was not asked is not stored, so that it can be asked later."""
     store = Store(tmp_path / "answers.sqlite")
     first, second = pointwise("exp", (1, 8, 64)), pointwise("neg", (1, 8, 64))
     with Oracle(load("h200"), store=store, workers=1) as oracle:
@@ -267,7 +267,7 @@ def test_progress_counts_only_graphs_that_cudnn_is_asked_about(tmp_path: Path) -
     graphs = [conv("bias", filters=k) for k in (16, 32, 48)]
     with Oracle(load("h200"), store=store, workers=2) as oracle:
         oracle.judge(graphs, lambda done, total: seen.append((done, total)))
-        assert seen[-1] == (3, 3) and seen == sorted(set(seen)), "two that come at once are told as one"
+        assert seen[-1] == (3, 3) and seen == sorted(set(seen)), "two that come together are reported as one"
         count = len(seen)
         oracle.judge(graphs, lambda done, total: seen.append((done, total)))
         assert len(seen) == count

@@ -57,7 +57,7 @@ def test_a_named_plan_is_that_plan_and_skipped_ones_are_left_out() -> None:
 
 
 def _plan(blob: bytes) -> object:
-    """What the plan's own JSON says of engine and knobs."""
+    """Return engine and knobs by the plan's own JSON."""
     text = blob[blob.index(b'{"cudnnVersion"') :].decode(errors="replace")
     data, _ = json.JSONDecoder().raw_decode(text)
     return data["engine"] if "engine" in data else {k: v for k, v in data.items() if "ngine" in k}

@@ -36,7 +36,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load_elsewhere() -> str:
-    """What a new process says that loads the stand-in."""
+    """Return what a new process prints that loads the stand-in."""
     done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, check=False)
     return done.stdout.strip() or done.stderr
 

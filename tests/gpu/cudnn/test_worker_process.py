@@ -158,7 +158,7 @@ def test_a_worker_dies_with_its_parent_while_it_computes(tmp_path: Path) -> None
 
 
 def _runs(pid: str) -> bool:
-    """Whether a process is there, and no zombie that nobody has collected yet."""
+    """Tell if a process runs, and is no zombie that nobody has collected yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

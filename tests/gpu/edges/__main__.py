@@ -57,7 +57,7 @@ def _progress(done: int, total: int) -> None:
 
 
 def report(results: Sequence[Result]) -> None:
-    """What did not run, and where it differs: one line for each form and kind, with examples."""
+    """Report what did not run, and what differs: one line for each form and kind, with examples."""
     for status in ("died", "failed", "no plan"):
         some = [r for r in results if r.status == status]
         print(f"\n== {status}: {len(some)}")

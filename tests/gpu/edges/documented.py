@@ -202,7 +202,7 @@ def stale(results: Iterable[Result]) -> list[Documented]:
 
 
 def section() -> str:
-    """What docs/hazards.md says of them."""
+    """Return the section of docs/hazards.md about them."""
     return "\n".join(
         [
             "## Edge values",

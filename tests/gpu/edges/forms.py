@@ -62,7 +62,7 @@ def by_graph(
 
 
 def operands(row: Row, feeds: Mapping[str, Array]) -> dict[Value, Array]:
-    """What a kernel reads: inputs and constants by value."""
+    """Return what a kernel reads: inputs and constants by value."""
     constants = {v: v.literal.array for v in row.graph.values() if v.literal is not None}
     return constants | {v: feeds[v.name] for v in row.graph.inputs}
 

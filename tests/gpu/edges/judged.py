@@ -1,4 +1,4 @@
-"""How a result differs from what the op means: element by element, named by the edge values it is of."""
+"""Describe how a result differs from the reference, element by element, with the edge values of each element."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def meanings(row: Row, feeds: Mapping[str, Array], graph: Graph | None = None) -
 
 
 def disagreements(row: Row, feeds: Mapping[str, Array], got: Sequence[Array]) -> list[Disagreement]:
-    """Where a run is neither of the two meanings."""
+    """Find the elements of a run that agree with neither of the two meanings."""
     counted: dict[Disagreement, int] = {}
     flushed: list[list[Array]] | None = None  # what the outputs are if denormal operands are zeros
     both = zip(row.graph.outputs, got, meanings(row, feeds), strict=True)
@@ -77,7 +77,7 @@ def disagreements(row: Row, feeds: Mapping[str, Array], got: Sequence[Array]) ->
 
 
 def _runs(feeds: Mapping[str, Array]) -> str:
-    """What is odd about the inputs of a run, where its elements have no labels."""
+    """Describe unusual inputs of a run, whose elements have no labels."""
     words = [
         f"{k} {np.unique(v[~np.isfinite(v.astype(np.float64))].astype(np.float64))}"
         for k, v in feeds.items()

@@ -37,7 +37,7 @@ def more(dtype: DType) -> Array:
 
 
 def name(value: Any, dtype: DType) -> str:
-    """What a value is called in a table of differences."""
+    """Return the name of a value in a table of differences."""
     if not dtype.is_float:
         return str(value)
     number, info = float(value), ml_dtypes.finfo(dtype.numpy)

@@ -1,4 +1,4 @@
-"""Rows of pointwise ops: every pair of edge values; alone, and behind a product."""
+"""Rows of pointwise ops: every pair of edge values; alone, and after a product."""
 
 from __future__ import annotations
 
@@ -168,5 +168,5 @@ def _names(values: list[Array]) -> Array:
 
 
 def is_pointwise(op: Op) -> bool:
-    """Whether an op is of the pointwise table."""
+    """Tell if an op is in the pointwise table."""
     return isinstance(op, Pointwise)

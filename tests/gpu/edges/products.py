@@ -208,7 +208,7 @@ def _heads(dtype: DType, batch: int, place: int = 0, length: int = 16) -> Array:
 
 
 def _masks(dtype: DType) -> tuple[list[str], Array]:
-    """Images of a bias: every query alike."""
+    """Images of a bias: all queries equal."""
     names, masks = rows(dtype, 16)
     wanted = [i for i, n in enumerate(names) if "denormal" not in n and "least" not in n and "smallest" not in n]
     some = masks[wanted]

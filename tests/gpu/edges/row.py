@@ -49,7 +49,7 @@ class Row:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """What the step stores."""
+        """Return the values that the step stores."""
         return outputs_of(self.nodes)
 
     @cached_property
@@ -59,7 +59,7 @@ class Row:
         return next((v.type.dtype for v in values if v.type.dtype is not DType.BOOL), DType.BOOL)
 
     def labels_of(self, feeds: dict[str, Array], shape: tuple[int, ...]) -> Array:
-        """What each element of a result of this shape is of, as text."""
+        """Return the edge values of each element of a result of this shape, as text."""
         if self.labels is not None:
             labels = self.labels
             if labels.ndim != len(shape) and labels.size == np.prod(shape):

@@ -1,4 +1,4 @@
-"""Runs kernels on the CPU: their CUDA C, built by g++ behind host.h, over NumPy buffers with guarded ends."""
+"""Runs kernels on the CPU: their CUDA C, built by g++ with host.h, over NumPy buffers with guarded ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusec.ir import TensorType, Value
 from fusec.lowering.packing import code_bytes, from_codes, pack, to_codes, unpack
 
 OPTIONS = ("-O0", "-std=c++17", "-shared", "-fPIC", "-w", "-fno-strict-aliasing")  # compiling takes longest
-GUARD = 64  # bytes behind each buffer that must stay as they are
+GUARD = 64  # bytes after each buffer that must stay as they are
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -68,9 +68,9 @@ class Emulator:
             except AssertionError as error:
                 raise AssertionError(f"{error} in\n{launch.source}") from None
         for buffer in buffers.values():
-            assert (buffer[-GUARD:] == 0xA5).all(), "written behind the end"
+            assert (buffer[-GUARD:] == 0xA5).all(), "written after the end"
         for value in outputs:
-            assert _gaps(buffers[value, value.type][:-GUARD], value.type), "written beside the tensor"
+            assert _gaps(buffers[value, value.type][:-GUARD], value.type), "written next to the tensor"
         results = (
             from_codes(buffers[value, value.type][:-GUARD], value.type.span, value.type.dtype) for value in outputs
         )
@@ -85,7 +85,7 @@ def _guarded(nbytes: int) -> np.ndarray:
 
 
 def _gaps(raw: np.ndarray, type: TensorType) -> bool:
-    """Whether what lies between the elements of a tensor is as it was."""
+    """Tell if the memory between the elements of a tensor is unchanged."""
     itemsize = type.dtype.itemsize
     if type.dtype.bits < 8:
         assert not type.within
@@ -122,7 +122,7 @@ def function(code: str, entry: str) -> Function:
 
 
 def functions(code: str) -> dict[str, Function]:
-    """What runs each kernel of some CUDA C as a launch has it, over addresses."""
+    """Return functions that run the kernels of some CUDA C as a launch does, over addresses."""
     bounds = r"__launch_bounds__\([\d, ]+\)(?: __cluster_dims__\(\d+\))?"
     found = re.findall(rf"__global__ void {bounds} (\w+)\((.*?)\) \{{(.*?)\n\}}\n", code, re.DOTALL)
     library = ctypes.CDLL(str(_built(code, [(entry, parameters) for entry, parameters, _ in found])))

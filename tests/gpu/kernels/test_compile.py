@@ -122,7 +122,7 @@ def launches() -> list[Launch]:
 
 
 def reads_as_the_one_before(architecture: int) -> bool:
-    """Whether the prelude says the same for the architecture before: sources ask for none themselves."""
+    """Tell if the prelude is the same for the architecture before; other sources depend on none."""
     bounds = {int(bound) for bound in re.findall(r"__CUDA_ARCH__ >= (\d+)", prelude())}
     before = ARCHITECTURES[max(ARCHITECTURES.index(architecture) - 1, 0)]
     return before < architecture and not any(before * 10 < bound <= architecture * 10 for bound in bounds)
@@ -181,7 +181,7 @@ def test_kernels_on_the_device(rng: np.random.Generator, part: int) -> None:
     launcher.compile(way for _, way in found)
     wrong: list[str] = []
     for case, way in found:
-        if not launcher.runs(way):  # no room for all its blocks at once
+        if not launcher.runs(way):  # no room for all its blocks
             continue
         arrays = case.arrays(rng)
         try:

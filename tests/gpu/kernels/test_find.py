@@ -1,4 +1,4 @@
-"""Which kernel a step has, asked more than once."""
+"""Test that the kernel of a step is found once, also if it is asked for several times."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def static_bytes(source: str) -> int:
 
 
 def misfit(launch: Launch, figures: GpuFigures) -> str:
-    """Why a GPU cannot launch; empty if it can."""
+    """Return the reason why a GPU cannot launch it; empty if it can."""
     static = static_bytes(launch.source) + PRELUDE_BYTES * ("last_of(" in launch.source)
     if static > figures.static_bytes:
         return f"{launch.entry}: {static} bytes of static shared memory"

@@ -110,7 +110,7 @@ def recorded(stream: Any) -> Any:
 @pytest.mark.parametrize("front", ["memset", "copy", "slow kernel", "two lanes"])
 @pytest.mark.parametrize("kind", ["split_k", "packed_product"])
 def test_an_early_launch_waits_for_the_launch_before_it(front: str, kind: str, rng: np.random.Generator) -> None:
-    """Within a graph, in each way; and one behind the other, the second of which writes over what the first reads."""
+    """Within a graph, in each way; and one after the other, the second of which writes over what the first reads."""
     if kind == "split_k":
         case = convolved("early", last(DType.F16, 1, 256, 14, 14), SAME, (3, 3), 256)
     else:

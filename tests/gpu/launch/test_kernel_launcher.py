@@ -1,4 +1,4 @@
-"""Which variant of a kernel runs, where some do not fit on the GPU."""
+"""Test which variant of a kernel runs where some do not fit on the GPU."""
 
 from __future__ import annotations
 

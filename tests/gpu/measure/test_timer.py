@@ -27,7 +27,7 @@ def stopwatch() -> Any:
         ([0.0], [20.0], 20.0, 1),
         ([0.005, 0.0], [5020.0, 20.0], 20.0, 2),
         ([0.005, 0.005, 0.005], [5020.0, 20.0, 900.0], 20.0, 3),
-        ([0.001], [1e6], 1e6, 1),  # which is long behind its launch
+        ([0.001], [1e6], 1e6, 1),  # which is long after its launch
     ],
 )
 def test_a_run_that_was_queued_late_is_timed_again(

@@ -85,7 +85,7 @@ def _last(b: Builder, x: fusec.Tensor) -> fusec.Tensor:
 
 
 def test_simulated_it_is_the_same_norm(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of a training program, forward and backward, with the sums beside the convolution and without."""
+    """Steps of a training program, forward and backward, with the sums next to the convolution and without."""
     monkeypatch.setattr(split_batchnorm_stats, "resident_bytes", lambda target: 0)
 
     def step() -> Builder:

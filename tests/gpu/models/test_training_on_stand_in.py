@@ -88,7 +88,7 @@ def test_steps_are_those_of_numpy(
 def test_models_in_the_forms_a_gpu_chooses(
     name: str, machine: Machine, tmp_path: Path, rng: np.random.Generator, asked_once: Oracle
 ) -> None:
-    """Kernels joined with what is beside them, plans timed: nothing is left to run op by op, and losses are NumPy's."""
+    """Kernels joined with their neighbours, plans timed: nothing is left to run op by op, and losses are NumPy's."""
     from fusec.gpu.backend import CudnnBackend
     from fusec.plans.plan_cache import PlanStore
 
@@ -119,7 +119,7 @@ def test_a_gradient_of_attention_in_a_fixed_order_has_plans(asked_once: Oracle) 
 
 
 def normed() -> Builder:
-    """A convolution with a batch norm whose running statistics are kept, behind another convolution."""
+    """A convolution with a batch norm whose running statistics are kept, after another convolution."""
     rng = np.random.default_rng(6)
     b, trained = Builder("f16"), list[Any]()
 

@@ -124,7 +124,7 @@ def test_a_size_assumed_legal_that_is_refused_is_partitioned_again(machine: Mach
     oracle.refuses = {7}
     oracle.judged.clear()
     check(exe.run(None, {"x": fresh(7)}), fresh(7))  # once: the machine does not capture what NumPy computes
-    assert oracle.judged, "now it is asked about in earnest"
+    assert oracle.judged, "now cuDNN is asked about it"
     assert exe.at({"x": (7, 32)}).backend.choices() == {}  # type: ignore[attr-defined]  # cuDNN runs nothing
     assert exe.at({"x": (4, 32)}).backend.choices()  # type: ignore[attr-defined]
     run(exe, 8)

@@ -43,7 +43,7 @@ def program(batch: int, text: str = TEXT, **replaced: str) -> Program:
 
 
 def tuned(before: Program, form: tuple[Part, ...], **more: Any) -> tuple[TunedChoices, Program]:
-    """What would be tuned if the first step were fastest in that form."""
+    """Return the choices of a program whose first step is fastest in that form."""
     step = next(step for step in before.steps if has_candidates(step))
     found = TunedChoices(
         before, {step_key(before.graph, step): form}, {}, concat_choices(concats_in_place(before), before), **more
@@ -127,7 +127,7 @@ POINTWISE = """graph "g" (%x: f32[2,64]) {
 
 
 def test_pointwise_steps_are_kernels_for_all_sizes() -> None:
-    """Where cuDNN was faster, too: it would compile for each."""
+    """Also where cuDNN was faster, because it would compile for each size."""
     before = program(2, POINTWISE)
     assert [step.kind for step in before.steps] == [Kind.CUDNN, Kind.KERNEL, Kind.CUDNN]
     found = TunedChoices(before, {}, {}, {})

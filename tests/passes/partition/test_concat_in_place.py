@@ -32,7 +32,7 @@ from fusec.text import parse
 LAST = "{0,2,3,1}"
 CONV = "{strides=[1,1], pads=[0,0,0,0], dilations=[1,1]}"
 POOL = "{window=[2,2], strides=[2,2], pads=[0,0,0,0], dilations=[1,1]}"
-# a pool, two layers that each read all before them, and what is behind the block
+# a pool, two layers that each read all before them, and what is after the block
 BLOCK = f"""graph "block" (%x: f32[2,16,8,8]{LAST}) {{
   %w1 = constant weight("w1") : f32[16,16,1,1]{LAST}
   %w2 = constant weight("w2") : f32[16,32,1,1]{LAST}
@@ -226,7 +226,7 @@ def test_restoring_one_concat_leaves_independent_ones() -> None:
         ((16, 18), LAST, 1, "kernel"),  # rows of 136 bytes
         ((16, 8), LAST, 1, "kernel"),  # rows of 32 bytes
         ((4, 12), "", 1, "view"),  # row-major: blocks
-        ((3, 5), LAST, 0, "view"),  # along the outermost dim: one behind the other
+        ((3, 5), LAST, 0, "view"),  # along the outermost dim: one after the other
         ((8, 16), LAST, 3, "view"),
     ],
 )

@@ -26,7 +26,7 @@ def fused_matmul(
     transBatchB: int = 0,  # noqa: N803
 ) -> Value:
     """Import FusedMatMul: alpha * op(a) @ op(b). transBatch moves the first dim to just before the last."""
-    y = matmul(g, _turned(g, a, transA, transBatchA), _turned(g, b, transB, transBatchB))
+    y = matmul(g, _transposed(g, a, transA, transBatchA), _transposed(g, b, transB, transBatchB))
     return y if alpha == 1.0 else g(pw("mul"), y, g.scalar(alpha, y))
 
 
@@ -43,7 +43,7 @@ def transpose_matmul(
     return fused_matmul(g, a, b, alpha=alpha, transA=transA, transB=transB)
 
 
-def _turned(g: Emitter, x: Value, transposed: int, batch: int) -> Value:
+def _transposed(g: Emitter, x: Value, transposed: int, batch: int) -> Value:
     """Transpose an operand: [d0, d1, …, r, c] to [d1, …, r, d0, c] if `batch`, then its last two dims."""
     rank = x.type.rank
     order = list(range(rank))

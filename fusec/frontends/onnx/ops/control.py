@@ -8,8 +8,9 @@ import numpy as np
 from onnx import GraphProto
 
 from fusec.errors import VerifyError
-from fusec.frontends.onnx.emit import Emitter, HostValueError, ModelValue, Table, TensorList
+from fusec.frontends.onnx.emit import Emitter, ModelValue, Table, TensorList
 from fusec.frontends.onnx.functions import all_nodes
+from fusec.frontends.onnx.host_values import HostValueError
 from fusec.frontends.onnx.structure import draws
 from fusec.ir import Node, Value
 from fusec.ops import Concat, Gather, Scatter, pw

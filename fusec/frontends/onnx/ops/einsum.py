@@ -33,6 +33,7 @@ def einsum(g: Emitter, /, *operands: Value, equation: str) -> Value:
 
 
 def _parsed(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
+    """Parse an equation: the labels of each operand's dims, and of the result's."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     terms = left.split(",")

@@ -1,1 +1,1 @@
-"""Cut a model into segments at values that only the host knows, and join them again where rows are separate."""
+"""Split a model into segments where a value must be known on the host, and join them again where rows are separate."""

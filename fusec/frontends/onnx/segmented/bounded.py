@@ -1,4 +1,4 @@
-"""Join a model that is cut at one bounded result into one program, if all that follows keeps its rows separate.
+"""Join a model that is split at one bounded result into one program, if all that follows keeps its rows separate.
 
 The rows of such a result (of NonMaxSuppression) are on the device, and their number is known after a call only. The
 program computes as many rows as there can be. The host then reads the number, and crops the results of the model.

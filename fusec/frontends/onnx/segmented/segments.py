@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from fusec.errors import ModelError
 from fusec.frontends.custom_ops import CustomOp, qualified
-from fusec.frontends.onnx.emit import Answer, Compute, HostValueError, ModelValue, TensorList
+from fusec.frontends.onnx.emit import ModelValue, TensorList
+from fusec.frontends.onnx.host_values import Answer, Compute, HostValueError
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.load import CheckedModel
 from fusec.frontends.onnx.loop_body import LoopBody

@@ -23,7 +23,7 @@ class AttentionTiling:
     """Shares of an attention: blocks, warps, queries and keys.
 
     warps: warps of a block.
-    tiles: each warp has 16 times so many queries.
+    tiles: tiles of 16 queries that each warp has.
     keys: keys that are copied together.
     step: keys that are scored together.
     resident: blocks that a multiprocessor must have room for.

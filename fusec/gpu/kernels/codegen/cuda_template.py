@@ -66,12 +66,12 @@ def c_bool(condition: bool) -> str:
     return "true" if condition else "false"
 
 
-def indented(lines: Sequence[str], depth: int = 1) -> str:
+def indented(lines: Sequence[str]) -> str:
     """Join the lines of a body, each indented by the braces around it.
 
     Thus a generator does not indent, and a source and its name do not depend on how a generator does.
     """
-    made: list[str] = []
+    made, depth = list[str](), 1
     for line in "\n".join(lines).split("\n"):
         bare = line.strip()
         made.append("  " * (depth - bare.startswith("}")) + bare)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from fusec.gpu.kernels.codegen.cuda_template import indented
-from fusec.ir import DType, TensorType, Value
+from fusec.ir import HALVES, DType, TensorType, Value
 
 BLOCK = 256
 VECTOR_BYTES = 16  # of one load or store; the memory plan aligns every value to it
@@ -37,7 +37,6 @@ C_TYPES: Mapping[DType, str] = {
     DType.BOOL: "bool",
     **{dtype: dtype.value for dtype in DType if dtype.is_narrow},  # in narrow_types.cuh
 }
-HALVES = (DType.F16, DType.BF16)
 _NARROW = "|".join(dtype.value for dtype in DType if dtype.is_narrow)
 _NARROW_TYPE = re.compile(rf"\b(?:{_NARROW})\* __restrict__|<(?:{_NARROW})[,>]")  # of a pointer, or of a conversion
 

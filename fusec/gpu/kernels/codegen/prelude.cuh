@@ -1,5 +1,5 @@
-// What every kernel begins with: types, conversions and arithmetic with the meaning of the reference. No header is
-// included, so NVRTC needs none; with FUSEC_EMULATED defined a C++ compiler builds the same for the CPU.
+// The beginning of every kernel: types, conversions, and arithmetic that means what the reference means. It includes no
+// header, so NVRTC needs none. With FUSEC_EMULATED defined, a C++ compiler builds it for the CPU.
 
 typedef signed char i8;
 typedef unsigned char u8;
@@ -24,17 +24,19 @@ DEVICE u32 f32_to_bits(float x) { return __float_as_uint(x); }
 DEVICE float f16_to_f32(u16 h) { float x; asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h)); return x; }
 DEVICE u16 f32_to_f16(float x) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x)); return h; }
 DEVICE u16 f64_to_f16(double x) { u16 h; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(h) : "d"(x)); return h; }
-// Not said to change memory: no kernel reads what it wrote so, and loads of later elements may go ahead of them.
+// There is no "memory" clobber, so that the compiler may move later loads before these stores. No kernel reads what it
+// stored by them.
 DEVICE void store_words(void* p, u32 a, u32 b) {
   asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(a), "r"(b));
 }
 DEVICE void store_words(void* p, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d));
 }
-// Memory of a block, as much as its launch asks for.
+// Dynamic shared memory of a block; its launch gives the size.
 #define RESIDENT(name) extern __shared__ __align__(16) u8 name[]
-// N bytes from memory to a block's own, meanwhile (16 of them, or zeros where nothing is); a thread that waits sees its
-// own copies, all but those of the last so many times that it said `copied`. Before sm_80 the thread waits at once.
+// Asynchronous copies of N bytes to shared memory; `copy_or_zeros_ahead` copies 16 bytes, or stores zeros. `copied`
+// ends a group of copies. `wait_for_copies<LEFT>` waits for the thread's own copies, except those of its last LEFT
+// groups. Before sm_80, copies are synchronous.
 #if __CUDA_ARCH__ >= 800
 template <int N> DEVICE void copy_ahead(void* to, const void* from) {
   const u32 place = (u32)__cvta_generic_to_shared(to);
@@ -62,8 +64,8 @@ DEVICE void copy_or_zeros_ahead(void* to, const void* from, bool is_there) {
 DEVICE void copied() {}
 template <int LEFT> DEVICE void wait_for_copies() {}
 #endif
-// So many blocks wait for each other at a door: they must all be on the GPU at once. What they wrote before, they all
-// read behind it (by `across`), and the door is left as it was found.
+// A barrier of `blocks` blocks, which must all run at the same time. `door` counts arrivals and is 0 again afterwards;
+// the number after it counts rounds. After the barrier all may read (by `across`) what any of them wrote before it.
 DEVICE void meet(u32* door, u32 blocks) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -81,7 +83,7 @@ DEVICE void meet(u32* door, u32 blocks) {
   }
   __syncthreads();
 }
-// The number is here, and is not read again: what it was read from may change from now on.
+// Hold a number in a register, so that the compiler does not load it again: its source may change from here on.
 DEVICE void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 DEVICE void pin(double& x) { asm volatile("" : "+d"(x)::"memory"); }
 DEVICE void pin(i32& x) { asm volatile("" : "+r"(x)::"memory"); }
@@ -115,7 +117,7 @@ DEVICE u16 f32_to_bf16(float x) {
 #endif
 }
 
-// A stored element and the type it is computed in.
+// The type that a stored element is computed in.
 template <class T> struct Compute { typedef T type; };
 template <> struct Compute<f16> { typedef float type; };
 template <> struct Compute<bf16> { typedef float type; };
@@ -135,7 +137,7 @@ template <> struct Narrow<bf16> {
   static DEVICE_MEMBER bf16 from(float x) { bf16 r; r.bits = f32_to_bf16(x); return r; }
 };
 template <class T, class C> DEVICE T narrow(C x) { return Narrow<T>::from(x); }
-// A number as it is after having been stored.
+// Round a number as storing it would.
 template <class T, class C> DEVICE typename Compute<T>::type rounded(C x) { return wide(narrow<T>(x)); }
 
 DEVICE u16 element_bits(f16 x) { return x.bits; }
@@ -146,13 +148,13 @@ DEVICE u8 element_bits(i8 x) { return (u8)x; }
 DEVICE u8 element_bits(u8 x) { return x; }
 DEVICE u8 element_bits(bool x) { return x; }
 
-// So many neighbours, moved by one instruction (or two, of 16 bytes).
+// N neighbouring elements, which one instruction moves, or several of 16 bytes.
 template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack { T v[N]; };
 template <class T, int N> DEVICE Pack<T, N> load_pack(const T* p) {
   ALIGNED(p, alignof(Pack<T, N>));
   return *reinterpret_cast<const Pack<T, N>*>(p);
 }
-// Asked for here, and not behind what follows, of what nothing changes.
+// Load 16 bytes here and not later, from memory that nothing changes.
 DEVICE void load_words(u32 (&x)[4], const void* p) {
 #ifdef FUSEC_EMULATED
   ALIGNED(p, 16);
@@ -162,7 +164,7 @@ DEVICE void load_words(u32 (&x)[4], const void* p) {
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p) : "memory");
 #endif
 }
-// Asked for here, too; it may be written over by who has read it.
+// Load here and not later, too; the thread may overwrite the elements afterwards.
 template <class T, int N> DEVICE Pack<T, N> load_pack_here(const T* p) {
 #ifndef FUSEC_EMULATED
   if constexpr (sizeof(Pack<T, N>) == 16) {
@@ -174,7 +176,7 @@ template <class T, int N> DEVICE Pack<T, N> load_pack_here(const T* p) {
 #endif
   return load_pack<T, N>(p);
 }
-// By instructions of 16 bytes, written down: left to itself the compiler cuts some stores into pieces.
+// Store by instructions of 16 bytes, written in assembly, because the compiler splits some stores.
 template <class T, int N> DEVICE u32 word_of(const Pack<T, N>& x, int i) {
   u32 word = 0;
   if constexpr (sizeof(T) < 4) {
@@ -201,8 +203,8 @@ template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) {
   }
 }
 
-enum { DOOR = 32 };  // numbers of 32 bits from one to the next: none shares a line of the cache with another
-// What another block wrote before it met this one: never from this one's own cache.
+enum { DOOR = 32 };  // distance of barrier counters, in numbers of 32 bits, so that no two share a cache line
+// Read what another block wrote before a barrier of blocks. A load from this block's own cache could be old.
 template <class T> DEVICE T across(const T* p) { return *(const volatile T*)p; }
 
 DEVICE Pack<float, 8> across(const Pack<float, 8>* p) {
@@ -217,9 +219,10 @@ DEVICE Pack<float, 8> across(const Pack<float, 8>* p) {
   return x;
 }
 
-// Words that blocks of a launch send each other, all on the GPU at once: each comes with a number other than the one
-// before, so that who asks for it needs no barrier. Both are stored by one instruction of 8 bytes, which nobody sees half
-// done; two words are asked for at once. The emulator has no blocks that run on: all send before any asks.
+// Words that blocks of a cooperative launch send each other. Each word has a number other than that of the word before
+// it, so that the receiver needs no barrier. One instruction of 8 bytes stores both, so that no thread sees half of
+// them. `receive` reads two words. In the emulator all blocks send before any receives, because blocks take turns
+// there.
 #ifdef FUSEC_EMULATED
 DEVICE void all_have_sent() { barrier(MEETS); }
 DEVICE void send_word(u64* to, u32 word, u32 number) { *to = (u64)number << 32 | word; }
@@ -243,8 +246,9 @@ DEVICE void receive(u32 (&x)[4], const u64* from) {
 DEVICE bool is_sent(u32 number, u32 wanted) { return number == wanted; }
 #endif
 
-// Blocks of a cluster (Hopper and later) send each other numbers: each has a door in its resident memory, at the same
-// place, and tells it how many bytes will come, its own as well. They are sent when all are there.
+// Blocks of a cluster (Hopper and later) send each other numbers. Each has an mbarrier, `door`, at the same place of
+// its shared memory, and tells it how many bytes will arrive, its own included. Blocks send when all of them have
+// begun.
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
 DEVICE u32 shared_place(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEVICE void cluster_begins(u64* door, u32 nbytes) {
@@ -281,8 +285,8 @@ DEVICE void wait_for_peers(u64* door) {
 }
 #endif
 
-// Of launches that begin early (Hopper and later): what the ones in front wrote is here, and what they read may be
-// written over; the next one may begin.
+// Dependent launches (Hopper and later). After `wait_for_launches`, what the launches before wrote can be read, and
+// what they read may be overwritten. `next_may_begin` lets the next launch begin.
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
 DEVICE void wait_for_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void next_may_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -291,7 +295,7 @@ DEVICE void wait_for_launches() {}
 DEVICE void next_may_begin() {}
 #endif
 
-// A pointer through which nothing was loaded before here, whatever the compiler knows about what it points to.
+// Hide from the compiler what a pointer points to, so that no load through it moves before this place.
 template <class T> DEVICE const T* from_here(const T* p) {
 #ifndef FUSEC_EMULATED
   asm volatile("" : "+l"(p)::"memory");
@@ -323,7 +327,7 @@ template <class T> DEVICE T whole_number(float x, float low, float high) {
   return x == x ? (T)f32_to_bits(sum) : T(0);
 }
 template <class T> DEVICE T square(T x) { return x * x; }
-// Of what is no less than the other but for rounding; what is no number stays so.
+// Subtract y, which is larger than x only by rounding; the result is not negative, and NaN stays NaN.
 template <class T> DEVICE T less(T x, T y) { return x - y < T(0) ? T(0) : x - y; }
 template <class T> DEVICE T sign(T x) { return x != x ? x : T((x > T(0)) - (x < T(0))); }
 
@@ -403,7 +407,7 @@ template <class T> DEVICE T float_floor_mod(T x, T y) {
   return (y < T(0)) != (r < T(0)) ? r + y : r;
 }
 
-// Integers wrap around; what is divided by zero is zero, as NumPy has it.
+// Integers wrap around, and a division by zero gives zero, as in NumPy.
 template <class T> DEVICE T wrap_add(T x, T y) { return (T)((u64)x + (u64)y); }
 template <class T> DEVICE T wrap_sub(T x, T y) { return (T)((u64)x - (u64)y); }
 template <class T> DEVICE T wrap_mul(T x, T y) { return (T)((u64)x * (u64)y); }
@@ -442,7 +446,7 @@ template <class T> DEVICE T shift_right(T x, T y) {
   return (T)(x >> y);
 }
 
-// Reductions over T threads of a block, STEP apart, of W numbers each; all threads of the block take part.
+// Reductions of W numbers of each thread, over T threads of a block of B, which are STEP apart. All threads take part.
 struct Add {
   template <class T> DEVICE_MEMBER T operator()(T x, T y) const { return x + y; }
   DEVICE_MEMBER i64 operator()(i64 x, i64 y) const { return wrap_add(x, y); }
@@ -468,7 +472,7 @@ DEVICE void reduce_threads(F (&x)[W], F* shared, Op op) {
     return;
   }
   const int i = threadIdx.x, t = i / STEP % T;
-  if (STEP == 1) {  // warps first, then one number of each
+  if (STEP == 1) {  // within warps first, then one number of each warp
     for (int w = 0; w < W; ++w) {
       for (int s = 16; s > 0; s /= 2) x[w] = op(x[w], __shfl_xor_sync(0xffffffffu, x[w], s));
       if (i % 32 == 0) shared[w * B + i / 32] = x[w];
@@ -492,9 +496,9 @@ DEVICE void reduce_threads(F (&x)[W], F* shared, Op op) {
   __syncthreads();
 }
 
-// The product of a warp: d[16][8] += a[16][16] b[16][8], in fp32. Thread 4g + t holds d[g][2t, 2t + 1] and those of row
-// g + 8; of a the pairs (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); of b the pairs (2t, g) and (2t + 8, g).
-// Of i8, with sums in i32, the depth is 32, and a word holds four numbers instead of two.
+// Multiply tiles in a warp: d[16][8] += a[16][16] b[16][8], with sums in fp32. Thread 4g + t holds d[g][2t, 2t + 1] and
+// those of row g + 8. Its words of a are the pairs (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8), and those of b
+// the pairs (2t, g), (2t + 8, g). For i8, sums are i32, the depth is 32, and a word holds four numbers instead of two.
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
 #define FUSEC_PRODUCT(kind, number)                                                                                  \
   asm("mma.sync.aligned." kind " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                    \
@@ -508,7 +512,7 @@ template <class T> DEVICE void multiply_tile(i32 (&d)[4], u32 a0, u32 a1, u32 a2
   FUSEC_PRODUCT("m16n8k32.row.col.s32.s8.s8.s32", "r");
 }
 #undef FUSEC_PRODUCT
-// The same, onto one number.
+// The same for i8, with all sums beginning at `start`.
 DEVICE void multiply_tile_onto(i32 start, i32 (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -552,12 +556,12 @@ DEVICE void multiply_tile_onto(i32 start, i32 (&d)[4], u32 a0, u32 a1, u32 a2, u
 }
 #endif
 
-// Tiles of 8 x 8 numbers of 16 bits from shared memory, two or four: thread 8i + j says where row j of tile i begins (16
-// bytes). Thread 4g + t gets (g, 2t) and (g, 2t + 1) of each; TURNED: (2t, g) and (2t + 1, g).
+// Load two or four tiles of 8 x 8 numbers of 16 bits from shared memory. Thread 8i + j gives the address of row j of
+// tile i (16 bytes). Thread 4g + t gets (g, 2t) and (g, 2t + 1) of each tile; if TRANSPOSED, (2t, g) and (2t + 1, g).
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 750
-template <bool TURNED> DEVICE void load_tiles(u32 (&x)[4], const void* row) {
+template <bool TRANSPOSED> DEVICE void load_tiles(u32 (&x)[4], const void* row) {
   const u32 place = (u32)__cvta_generic_to_shared(row);
-  if constexpr (TURNED) {
+  if constexpr (TRANSPOSED) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(place) : "memory");
   } else {
@@ -565,9 +569,9 @@ template <bool TURNED> DEVICE void load_tiles(u32 (&x)[4], const void* row) {
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(place) : "memory");
   }
 }
-template <bool TURNED> DEVICE void load_tiles(u32 (&x)[2], const void* row) {
+template <bool TRANSPOSED> DEVICE void load_tiles(u32 (&x)[2], const void* row) {
   const u32 place = (u32)__cvta_generic_to_shared(row);
-  if constexpr (TURNED) {
+  if constexpr (TRANSPOSED) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                  : "=r"(x[0]), "=r"(x[1]) : "r"(place) : "memory");
   } else {
@@ -576,7 +580,7 @@ template <bool TURNED> DEVICE void load_tiles(u32 (&x)[2], const void* row) {
   }
 }
 #else
-template <bool TURNED, int N> DEVICE void load_tiles(u32 (&x)[N], const void* row) {
+template <bool TRANSPOSED, int N> DEVICE void load_tiles(u32 (&x)[N], const void* row) {
   const int g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u;
   const u64 place = (u64)row;
 #ifdef FUSEC_EMULATED
@@ -587,14 +591,14 @@ template <bool TURNED, int N> DEVICE void load_tiles(u32 (&x)[N], const void* ro
 #define FROM(lane) __shfl_sync(0xffffffffu, place, lane)
 #endif
   for (int i = 0; i < N; ++i) {
-    const u16* rows[2] = {(const u16*)FROM(8 * i + (TURNED ? 2 * t : g)), (const u16*)FROM(8 * i + 2 * t + 1)};
+    const u16* rows[2] = {(const u16*)FROM(8 * i + (TRANSPOSED ? 2 * t : g)), (const u16*)FROM(8 * i + 2 * t + 1)};
     ALIGNED(rows[0], 16);
-    x[i] = TURNED ? rows[0][g] | (u32)rows[1][g] << 16 : rows[0][2 * t] | (u32)rows[0][2 * t + 1] << 16;
+    x[i] = TRANSPOSED ? rows[0][g] | (u32)rows[1][g] << 16 : rows[0][2 * t] | (u32)rows[0][2 * t + 1] << 16;
   }
 }
 #undef FROM
 #endif
-// The product of half the depth: of a the pairs (g, 2t) and (g + 8, 2t), of b (2t, g).
+// Multiply tiles of half the depth: the pairs (g, 2t) and (g + 8, 2t) of a, (2t, g) of b.
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
 #define FUSEC_PRODUCT(type)                                                                                           \
   asm("mma.sync.aligned.m16n8k8.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};" \
@@ -611,13 +615,14 @@ template <class T> DEVICE void multiply_half_tile(float (&d)[4], u32 a0, u32 a1,
 }
 #endif
 
-// Products of four warps (Hopper): rows and sums are those of each warp's own products, columns come as tiles of 8 x 8
-// in shared memory. They begin when registers hold what they are to, and run on until they are waited for: all but those
-// of the last so many times that `group_ends` was said.
+// Asynchronous products of a warpgroup, which has four warps (Hopper). Each warp has its rows of a and its sums in
+// registers. b is in shared memory, as tiles of 8 x 8. `group_begins` waits until registers are written, and
+// `group_ends` ends a group of products. `wait_for_groups<LEFT>` waits for all groups but the last LEFT.
 #if defined(FUSEC_EMULATED)
 DEVICE void group_begins() {}
 DEVICE void seen_by_groups() {}
-// b in rows of its columns, TURNED: in its own rows; tiles are `lead` bytes apart along the depth, else `stride`.
+// A tile holds columns of b one after the other; if TURNED, rows. Tiles are `lead` bytes apart along the depth, and
+// `stride` bytes along the columns.
 template <class T, int N, bool TURNED>
 DEVICE void group_product(float (&d)[N][4], const u32 (&a)[4], const void* b, u32 lead, u32 stride, int onto) {
   float (*sums)[4] = d;
@@ -642,15 +647,15 @@ DEVICE void group_ends() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "
 template <int LEFT> DEVICE void wait_for_groups() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-// What this thread has written to shared memory; before the barrier.
+// Make this thread's writes to shared memory visible to products; a barrier follows.
 DEVICE void seen_by_groups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE u64 group_tiles(const void* b, u32 lead, u32 stride) {
   return (u64)((u32)__cvta_generic_to_shared(b) >> 4 & 0x3fffu) | (u64)(lead >> 4) << 16 | (u64)(stride >> 4) << 32;
 }
 #endif
 
-// A barrier in two parts: each warp says that it has come, goes on, and asks later whether all of them have; it has to
-// ask before it comes again. `turn` counts how often. A barrier of the block stands behind the first line.
+// A split barrier: each warp arrives (`has_come`), works on, and later waits for all warps (`wait_for_all`), always
+// before it arrives again. `turn` counts the rounds. A barrier of the block follows `barrier_for`.
 #ifdef FUSEC_EMULATED
 DEVICE void barrier_for(u64* gate, u32 warps) {}
 DEVICE void has_come(u64* gate) {}
@@ -693,7 +698,7 @@ template <class T> DEVICE u32 word_of(float low, float high) {
 }
 #endif
 
-// Asked for here as well, in 4, 8 or 16 bytes.
+// Load here and not later, too: 4, 8 or 16 bytes.
 template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
 #ifndef FUSEC_EMULATED
   union { Pack<T, N> pack; u32 words[sizeof(Pack<T, N>) / 4]; } x;
@@ -710,8 +715,8 @@ template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
 #endif
 }
 
-// Bytes and small integers become floats, and back, through the bits of 1.5 * 2^23, because conversions take longer.
-// Integers are of at most 2^22, and floats below that.
+// Convert bytes and small integers to floats and back through the bits of 1.5 * 2^23, because conversion instructions
+// take longer. Integers are at most 2^22 in magnitude, and floats less.
 #ifdef FUSEC_EMULATED
 DEVICE float plain_add(float x, float y) { return x + y; }
 DEVICE float larger(float x, float y) { return x > y ? x : y; }
@@ -733,13 +738,13 @@ DEVICE i32 rint_to_i32(float x) { return __float2int_rn(x); }
 #endif
 DEVICE float small_to_f32(i32 x) { return bits_to_f32(0x4b400000u + (u32)x) - 12582912.0f; }
 DEVICE i32 small_rint(float x) { return (i32)(f32_to_bits(plain_add(x, 12582912.0f)) - 0x4b400000u); }
-// A byte becomes the last bits of a float near 2^23, or the eight bits before those of one near 2^15.
+// Put a byte into the last eight bits of a float near 2^23, or into the eight bits before those of one near 2^15.
 template <int N> DEVICE float byte_to_f32(const Pack<u32, N>& words, int j) {
   const u32 half = j % 4 < 2 ? words.v[j / 4] : words.v[j / 4] >> 16;
   return j % 2 ? bits_to_f32(and_xor(half, 0xff00u, 0x47008000u)) - 32896.0f
                : bits_to_f32(and_xor(half, 0xffu, 0x4b000080u)) - 8388736.0f;
 }
-// The sum of the products of four bytes, and a number.
+// Add the products of four pairs of bytes to `sum`.
 DEVICE i32 dot_bytes(u32 a, u32 b, i32 sum) {
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 610
   asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
@@ -748,7 +753,7 @@ DEVICE i32 dot_bytes(u32 a, u32 b, i32 sum) {
 #endif
   return sum;
 }
-// The bytes of two words, in turns: of their low or their high halves, or the low or high halves themselves.
+// Interleave two words: the bytes of their low or high halves, or these halves as they are.
 #ifdef FUSEC_EMULATED
 DEVICE u32 low_bytes(u32 a, u32 b) {
   return (a & 255u) | (b & 255u) << 8 | (a >> 8 & 255u) << 16 | (b >> 8 & 255u) << 24;
@@ -762,7 +767,7 @@ DEVICE u32 high_bytes(u32 a, u32 b) { return __byte_perm(a, b, 0x7362u); }
 DEVICE u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410u); }
 DEVICE u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632u); }
 #endif
-// Four numbers as bytes of a word, those outside of the range of i8 as its ends.
+// Pack four numbers as i8 into a word, saturated.
 DEVICE u32 saturated_word(i32 a, i32 b, i32 c, i32 d) {
   u32 word = 0;
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 720
@@ -780,7 +785,7 @@ template <int N> DEVICE void store_bytes(i8* p, const i32 (&x)[N]) {
   store_pack<u32, N / 4>((u32*)p, words);
 }
 
-// Two numbers of 16 bits less two others.
+// Subtract a pair of 16-bit floats from another.
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
 template <class T> DEVICE u32 pair_less(u32 x, u32 y) {
   u32 z;
@@ -797,7 +802,7 @@ template <class T> DEVICE u32 pair_less(u32 x, u32 y) {
   return word_of<T>(wide(low[0]) - wide(low[1]), wide(high[0]) - wide(high[1]));
 }
 #endif
-// A sixteenth of two numbers of fp16, less two others.
+// Subtract a pair of fp16 from a sixteenth of another.
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
 DEVICE u32 pair_sixteenth_less(u32 x, u32 y) {
   u32 z;

@@ -35,7 +35,7 @@ class FewFiltersTiling:
     """Shares of a convolution among blocks.
 
     warps: warps of a block.
-    tiles: each warp handles 16 times so many pixels of a row.
+    tiles: tiles of 16 pixels of a row that each warp handles.
     strip: rows of results of a block.
     """
 

@@ -70,8 +70,9 @@ def variants(conv: Node, figures: GpuFigures) -> list[SplitKTiling]:
 
 
 def _tiling(conv: Node, pixels: int, filters: int, deep: int, across: int, processors: int) -> SplitKTiling:
-    """Return the tiling of blocks of so many pixels and filters, with a block for each multiprocessor.
+    """Return a tiling with a block for each multiprocessor.
 
+    pixels, filters: of a block.
     deep, across: warps that share the steps, and the filters.
     """
     high, wide = _tile(conv, pixels)

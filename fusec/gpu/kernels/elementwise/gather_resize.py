@@ -154,6 +154,7 @@ def _load_elements(
 
 
 def _sample(anchor: Node, arguments: Arguments) -> Sample | None:
+    """Describe how each element of the result reads the operand; None if a dim cannot be described."""
     op, x, y = anchor.op, anchor.operands[0].type, anchor.result.type
     sample = Sample(names=[f"c{d}" for d in range(x.rank)])
     if isinstance(op, Gather):

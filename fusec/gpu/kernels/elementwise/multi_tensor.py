@@ -44,6 +44,7 @@ def multi_tensor(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
 
 
 def _launch(found: Sequence[Member]) -> Launch:
+    """Generate one launch for equal pointwise ops over several tensors; each block finds the tensor that it reads."""
     first = found[0]
     local = _Local()
     moved = [v.type.dtype.itemsize for v in (*first.reads, *first.writes) if v.type.size > 1 or first.size == 1]

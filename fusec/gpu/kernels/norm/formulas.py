@@ -17,6 +17,7 @@ from fusec.ops import GroupNorm, InstanceNorm, LayerNorm, Reduce, RmsNorm, Softm
 class RowPass:
     """One pass: it combines `term` of each element e, beginning with `start`.
 
+    term: may use the numbers of the passes before it (#0).
     finish: applied to the combined number, which it calls #.
     """
 
@@ -58,9 +59,9 @@ def formula_of(node: Node, op: Op) -> Formula | None:
     kind = compute_type(x.dtype)
     if isinstance(op, Softmax):
         if x.dtype in HALVES and not op.log:
-            total = _total(f"quick_exp(e - {_mine(0)})", kind, "1.0f / #")
+            total = _total("quick_exp(e - #0)", kind, "1.0f / #")
             return Formula(kind, (_largest(x.dtype), total), "quick_exp(e - #0) * #1")
-        top, total = _largest(x.dtype), _total(f"exp(e - {_mine(0)})", kind)
+        top, total = _largest(x.dtype), _total("exp(e - #0)", kind)
         return Formula(kind, (top, total), "(e - #0) - log(#1)" if op.log else "exp(e - #0) / #1")
     if isinstance(op, (LayerNorm, RmsNorm)):
         count = math.prod(x.shape[op.axis % x.rank :])
@@ -74,7 +75,7 @@ def formula_of(node: Node, op: Op) -> Formula | None:
     if isinstance(op, RmsNorm):
         return Formula(kind, (_total("e * e", kind, inverse),), "e * #0 * #s", parameters, "plain")
     mean = _total("e", kind, f"# / {kind}({count})")
-    spread = _total(f"square(e - {_mine(0)})", kind, inverse)
+    spread = _total("square(e - #0)", kind, inverse)
     scaled = "(e - #0) * #1 * #s + #b" if len(parameters) > 1 else "(e - #0) * #1 * #s"
     return Formula(kind, (mean, spread), scaled, parameters, "moments")
 
@@ -91,7 +92,7 @@ def _reduction(op: Reduce, x: TensorType) -> Formula | None:
         return Formula(kind, (RowPass("Multiply", f"{kind}(1)", "e"),), "#0", merge="plain")
     if op.kind == "log_sum_exp":
         top = RowPass("Largest", f"{kind}(-INFINITE)", "e", f"fabs(#) < {kind}(INFINITE) ? # : {kind}(0)")
-        return Formula(kind, (top, _total(f"exp(e - {_mine(0)})", kind)), "log(#0) + #1")
+        return Formula(kind, (top, _total("exp(e - #0)", kind)), "log(#0) + #1")
     terms = {"l1": magnitude, "l2": square, "sum_square": square}
     results = {"mean": f"#0 / {kind}({count})", "l2": "sqrt(#0)", "log_sum": "log(#0)"}
     return Formula(kind, (_total(terms.get(op.kind, "e"), kind),), results.get(op.kind, "#0"), merge="plain")
@@ -114,8 +115,3 @@ def _largest(dtype: DType) -> RowPass:
 def _smallest(dtype: DType) -> RowPass:
     high = f"{compute_type(dtype)}(INFINITE)" if dtype.is_float else literal(int(np.iinfo(dtype.numpy).max), dtype)
     return RowPass("Smallest", high, "e")
-
-
-def _mine(number: int) -> str:
-    """Return the placeholder for the number that a pass gave to the current element."""
-    return f"#{number}"

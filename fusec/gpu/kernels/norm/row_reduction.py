@@ -18,7 +18,7 @@ from fusec.gpu.kernels.norm.row_step import RowStep, match_row_step
 from fusec.ir import Node, Value
 from fusec.ops import GroupNorm, InstanceNorm, Reduce
 
-WAVES = 4  # a reduction that is split has so many times the blocks that fill the GPU
+WAVES = 4  # blocks of a reduction that is split, by those that fill the GPU
 MIN_TURNS = 4  # vectors that a thread of a chunk visits, at least, because each chunk costs a merge
 # Each: threads of a block; turns unrolled; the most threads that share a number where neighbours have their own (fewer
 # threads visit more elements each, and leave more chunks to merge); whether the last block of a reduction merges its
@@ -102,7 +102,7 @@ def _most_chunks(plan: RowPlan, figures: GpuFigures) -> int:
 
 
 def _split(plan: RowPlan, chunks: int) -> RowPlan:
-    """Split a plan into at most so many chunks, of which none is empty."""
+    """Split a plan into at most `chunks` chunks, of which none is empty."""
     plan = replace(plan, chunks=chunks)
     return replace(plan, chunks=ceil_div(plan.count, plan.each))
 

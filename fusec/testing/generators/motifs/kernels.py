@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusec.ir import DType, TensorType, Value, channels_last
+from fusec.ir import HALVES, DType, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
     Cast,
@@ -32,7 +32,6 @@ from fusec.testing.generators.operations import DRAWS
 from fusec.testing.generators.operations.pointwise import draw_pointwise
 from fusec.testing.generators.operations.products import multiply_packed
 
-HALVES = (DType.F16, DType.BF16)
 MOST_ELEMENTS = 1 << 14  # of a value: thin products have at least 512 rows
 
 

@@ -52,7 +52,7 @@ def imported(op: str, operands: Sequence[Operand], outputs: Sequence[str] = ("y0
 def both(
     op: str, operands: Sequence[Operand], outputs: Sequence[str] = ("y0",), **given: Any
 ) -> tuple[list[Array], list[Array]]:
-    """What fusec's reference and onnxruntime compute, with types and shapes compared."""
+    """Return the results of fusec's reference and of onnxruntime, after types and shapes were compared."""
     proto, feeds = one(op, operands, outputs, **given)
     graph = load(proto)
     values = evaluate(graph, feeds)

@@ -37,7 +37,7 @@ def attended(
 
 
 def packed(dtype: DType, queries: int, heads: int, features: int) -> Case:
-    """Of one projection, and turned back behind it."""
+    """Of one projection, and turned back after it."""
 
     def make(g: Graph, x: Value) -> Value:
         width = heads * features

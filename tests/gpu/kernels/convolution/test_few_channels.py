@@ -165,7 +165,7 @@ def test_others_are_left_alone(case: Case) -> None:
 @needs_compiler
 @pytest.mark.parametrize(("across", "words"), [(36, True), (35, False)])
 def test_pixels_of_three_are_read_by_words(rng: np.random.Generator, across: int, words: bool) -> None:
-    """Where they lie side by side; an odd number of them would end inside a word."""
+    """If they are contiguous; an odd number of them would end within a word."""
     x = last(F16, 1, 3, 13, across)
     case = convolved("1 words", x, Conv((2, 1), (3, 2, 1, 3), (1, 1)), (7, 5), 32)
     assert case.kernel is not None

@@ -26,7 +26,7 @@ def convolved(
     constant: bool = True,
     behind: bool = True,
 ) -> Case:
-    """A convolution; behind it a bias, tanh and channels first."""
+    """A convolution; after it a bias, tanh and channels first."""
     dtype, taps = x.dtype, (filters, x.shape[1] // op.groups, *window)
     rng = np.random.default_rng(3)
     array = (rng.standard_normal(taps) / np.prod(taps[1:]) ** 0.5).astype(dtype.numpy)

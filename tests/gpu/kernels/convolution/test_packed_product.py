@@ -184,7 +184,7 @@ def test_a_narrow_result_of_few_blocks_is_split_along_the_depth() -> None:
 
 
 def test_weights_are_requested_before_earlier_launches_end() -> None:
-    """What the epilogue reads one by one must not be, so such a launch does not begin early."""
+    """Operands of the epilogue are not requested early, so a launch with an epilogue does not begin early."""
     for case, early in (
         (alone(F16, (1, 256), Weights(I4, 32, 256, 32)), True),
         (alone(F16, (3, 256), Weights(I4, 16, 256, 64), (1, 0)), False),

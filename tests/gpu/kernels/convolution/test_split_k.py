@@ -156,7 +156,7 @@ def test_what_is_read_one_by_one_is_not_read_early() -> None:
 
 
 def test_thin_products_are_among_the_ways() -> None:
-    """Where memory bounds a convolution of one place, that may be faster."""
+    """If memory bounds a convolution of one place, they may be faster."""
     case = convolved("thin", last(F16, 1, 64, 28, 28), ONE, (1, 1), 64, residual=True)
     assert case.kernel is not None
     names = [way.launches[0].entry.rpartition("_")[0] for way in (case.kernel, *case.kernel.others)]

@@ -25,7 +25,7 @@ def constant(g: Graph, dtype: DType, *shape: int) -> Value:
 
 
 def gated(g: Graph, x: Value, hidden: int, columns: int) -> Value:
-    """Two convolutions of one place, a swish between, a sigmoid behind."""
+    """Two convolutions of one place, a swish between, a sigmoid after."""
     channels, dtype, ones = x.type.shape[1], x.type.dtype, (1,) * (x.type.rank - 2)
     op = ONE if x.type.rank == 4 else POINT
     h = g.add(op, x, constant(g, dtype, hidden, channels, *ones))

@@ -28,7 +28,7 @@ def constant(g: Graph, dtype: DType, *shape: int) -> Value:
 def convolution(
     dtype: DType, image: tuple[int, int, int, int], filters: int, gated: bool = False, residual: bool = False
 ) -> Case:
-    """With bias; by a gate's factors in front, with a residual behind or a swish."""
+    """With bias; by a gate's factors in front, with a residual after or a swish."""
     n, k, height, width = image
 
     def make(g: Graph, x: Value, *more: Value) -> Value:

@@ -104,7 +104,7 @@ def turned_channels() -> list[Case]:
 
 
 def surrounded_channels() -> list[Case]:
-    """With pointwise ops before and behind, and what an optimiser makes of the statistics."""
+    """With pointwise ops before and after, and what an optimiser makes of the statistics."""
 
     def block_end(g: Any, x: Value, s: Value, b: Value, z: Value, held: Value) -> Sequence[Value]:
         y, mean, inverse = forward(g, x, s, b)
@@ -348,7 +348,7 @@ def test_images_of_a_network_on_the_device(rng: np.random.Generator, kept: int) 
 
 @pytest.mark.gpu
 def test_a_thread_without_a_context_finds_room() -> None:
-    """What another thread loaded is there at once; the driver is asked for room all the same."""
+    """A function that another thread loaded is there; the driver is asked for room all the same."""
     pytest.importorskip("cupy")
     from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""Where a relu behind a batch norm was open: by the norm's result as it is stored, not as it was computed."""
+"""Test the mask of a relu after a batch norm: it follows the norm's result as stored, not as computed."""
 
 from __future__ import annotations
 

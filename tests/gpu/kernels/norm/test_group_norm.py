@@ -19,7 +19,7 @@ F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
 
 
 def normed(dtype: DType, groups: int, *shape: int, around: str = "swish") -> Case:
-    """With swish behind, and a sum in front, which is stored; the operand, multiplied (added, it could cancel all but
+    """With swish after, and a sum in front, which is stored; the operand, multiplied (added, it could cancel all but
     what two roundings differ by); or factors of each image, and a cast."""
 
     def make(g: Any, x: Any, s: Any, b: Any, *z: Any) -> Any:
@@ -69,7 +69,7 @@ def test_clusters_and_single_blocks(rng: np.random.Generator) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of few threads, however few there are, and no more than the emulator has room for at once."""
+    """Blocks of few threads, however few there are, and no more than the emulator runs together."""
     monkeypatch.setattr(group_norm, "THREADS", (64, 160))
     monkeypatch.setattr(group_norm, "MEETING", 8)
     monkeypatch.setattr(group_norm, "FEW", 0)
@@ -152,4 +152,4 @@ def test_what_does_not_fit_is_left_to_others() -> None:
     for case in others:
         assert not at_once(case.kernel), case.name
     many = at_once(normed(F16, 32, 16, 320, 64, 64).kernel)
-    assert many and not any(way.launches[0].meets for way in many), "more blocks than are there at once"
+    assert many and not any(way.launches[0].meets for way in many), "more blocks than run at the same time"

@@ -45,7 +45,7 @@ def norm_backward_cases() -> list[Case]:
 
 
 def surrounded_norm_backward() -> list[Case]:
-    """With pointwise ops before and behind, and what an optimiser makes of the sums."""
+    """With pointwise ops before and after, and what an optimiser makes of the sums."""
 
     def residual(g: Any, dy: Value, x: Value, s: Value, z: Value, held: Value) -> Sequence[Value]:
         dx, dscale, dbias = g.insert(LayerNormBackward(), [dy, x, s]).results

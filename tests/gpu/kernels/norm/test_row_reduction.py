@@ -105,7 +105,7 @@ def normed() -> list[Case]:
 
 
 def surrounded() -> list[Case]:
-    """With pointwise ops before and behind."""
+    """With pointwise ops before and after."""
 
     def residual_norm(g: Any, x: Any, y: Any, s: Any, b: Any) -> Any:
         total = g.add(pw("add"), x, y)

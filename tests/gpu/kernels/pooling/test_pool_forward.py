@@ -123,5 +123,5 @@ def test_the_stem_of_a_resnet(rng: np.random.Generator) -> None:
     pool = MaxPool((3, 3), (2, 2), (1, 1, 1, 1), (1, 1))
     case = build("stem", [last(F16, 2, 64, 17, 17)], lambda g, x: g.add(pool, x), exact=True)
     assert case.kernel is not None
-    assert "Pack<f16, 8>" in case.kernel.launches[0].source, "16 bytes at once"
+    assert "Pack<f16, 8>" in case.kernel.launches[0].source, "16 bytes in one load"
     check([case], rng)
