@@ -6,6 +6,7 @@ the model and with the bytes that arrived.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ import numpy as np
 
 from fusec.errors import FusecError
 from fusec.serving.served_model import ANY, DATATYPES, ServedModel, ServedTensor
+from fusec.serving.server.request_frames import ROWS, RequestForm
 from fusec.system.printable import printable
 from fusec.system.untrusted import read_json
 
 MAX_JSON_BYTES = 16 << 20  # Python needs some ten times the bytes of a JSON text, so larger tensors must be binary
+_SHORT = 4096  # bytes of JSON, up to which a request is remembered
 MAX_DIM = 1 << 40
 _UNSUPPORTED = ("shared_memory_region", "classification", "sequence_id")
 
@@ -54,6 +57,7 @@ class InferRequest:
     inputs: tuple[GivenTensor, ...]
     outputs: tuple[WantedOutput, ...]
     rows: int
+    form: bytes  # what a worker needs to know of this request and of others like it (`request_frames.py`)
 
 
 def shown(text: object) -> str:
@@ -67,7 +71,12 @@ def read_request(body: memoryview, json_bytes: int, model: ServedModel) -> Infer
     body: the JSON text, and after `json_bytes` bytes of it the binary tensors.
     Raises BadRequestError: when it does not fit.
     """
-    data = _header(body[:json_bytes])
+    read = _read_again if json_bytes <= _SHORT else _read
+    return read(bytes(body[:json_bytes]), len(body), model)
+
+
+def _read(text: bytes, length: int, model: ServedModel) -> InferRequest:
+    data = _header(text)
     parameters = _object(data.get("parameters", {}), "parameters")
     request_id = data.get("id", "")
     if not isinstance(request_id, str) or len(request_id) > 1024:
@@ -75,26 +84,38 @@ def read_request(body: memoryview, json_bytes: int, model: ServedModel) -> Infer
     if data.get("model_version", "1") not in ("", "1"):
         raise BadRequestError(f"there is no version {shown(data['model_version'])} of the model, only 1")
     _refuse_unsupported(parameters, "the request")
-    place = json_bytes
+    place = len(text)
     inputs: dict[str, GivenTensor] = {}
     for item in _objects(data.get("inputs"), "inputs"):
-        tensor, place = _input(item, model, body, place)
+        tensor, place = _input(item, model, length, place)
         if tensor.name in inputs:
             raise BadRequestError(f"input {shown(tensor.name)} is given twice")
         inputs[tensor.name] = tensor
     if missing := [each.name for each in model.inputs if each.name not in inputs]:
         raise BadRequestError(f"input {shown(missing[0])} is missing")
-    if place != len(body):
-        raise BadRequestError(f"the binary inputs are {place - json_bytes} bytes, but {len(body) - json_bytes} came")
+    if place != length:
+        raise BadRequestError(f"the binary inputs are {place - len(text)} bytes, but {length - len(text)} came")
     rows = {tensor.shape[0] for tensor in inputs.values()} if model.max_batch else {1}
     if len(rows) != 1:
         raise BadRequestError("inputs have different numbers of rows (dim 0)")
-    return InferRequest(request_id, tuple(inputs.values()), _outputs(data, parameters, model), rows.pop())
+    outputs = _outputs(data, parameters, model)
+    form = RequestForm(
+        model.name,
+        tuple(
+            (each.name, each.datatype, (ROWS, *each.shape[1:]) if model.max_batch else each.shape)
+            for each in inputs.values()
+        ),
+        tuple(wanted.name for wanted in outputs),
+    )
+    return InferRequest(request_id, tuple(inputs.values()), outputs, rows.pop(), form.text())
 
 
-def _header(text: memoryview) -> dict[str, Any]:
+_read_again = functools.lru_cache(maxsize=1024)(_read)  # a client sends the same text again and again
+
+
+def _header(text: bytes) -> dict[str, Any]:
     try:
-        data = read_json(bytes(text))
+        data = read_json(text)
     except ValueError as error:
         raise BadRequestError(f"the request is not JSON: {printable(str(error)[:200])}") from error
     return _object(data, "the request")
@@ -125,7 +146,7 @@ def _known(tensors: Sequence[ServedTensor], name: Any, kind: str) -> ServedTenso
     raise BadRequestError(f"the model has no {kind} {shown(name)}")
 
 
-def _input(item: Mapping[str, Any], model: ServedModel, body: memoryview, place: int) -> tuple[GivenTensor, int]:
+def _input(item: Mapping[str, Any], model: ServedModel, length: int, place: int) -> tuple[GivenTensor, int]:
     """Read one input, and return it with the place in the body after its bytes."""
     spec = _known(model.inputs, item.get("name"), "input")
     what = f"input {shown(spec.name)}"
@@ -145,8 +166,8 @@ def _input(item: Mapping[str, Any], model: ServedModel, body: memoryview, place:
         )
     if "data" in item:
         raise BadRequestError(f"{what} is given twice: as data and as binary data")
-    if place + nbytes > len(body):
-        raise BadRequestError(f"{what} has {nbytes} bytes, but only {len(body) - place} came")
+    if place + nbytes > length:
+        raise BadRequestError(f"{what} has {nbytes} bytes, but only {length - place} came")
     return GivenTensor(spec.name, spec.datatype, shape, place), place + nbytes
 
 

@@ -24,8 +24,8 @@ from fusec.serving.predictor import Predictor
 from fusec.serving.server import metrics
 from fusec.serving.server.batch_buffer import PendingResults
 from fusec.serving.server.batch_queue import BatchGroup, BatchQueue
-from fusec.serving.server.frames import frame, receive_headers
-from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch, QueuedInput
+from fusec.serving.server.frames import frame
+from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch
 from fusec.serving.server.queued_request import (
     Batch,
     FrontEndConnection,
@@ -34,6 +34,7 @@ from fusec.serving.server.queued_request import (
     send_error,
     send_results,
 )
+from fusec.serving.server.request_frames import split_frames
 from fusec.serving.server.server_options import ServerOptions
 from fusec.serving.server.shared_arena import mapped
 from fusec.system.threaded_copy import ThreadedCopy
@@ -97,17 +98,16 @@ class ModelWorker:
     def _receive(self, sender: FrontEndConnection) -> None:
         held = bytearray()
         with suppress(ConnectionError):
-            while (headers := receive_headers(sender.connection, held)) is not None:
+            while data := sender.connection.recv(1 << 20):
+                held += data
                 groups: dict[BatchGroup, list[tuple[QueuedRequest, int]]] = defaultdict(list)
-                for header in headers:
-                    model = self._models[header["model"]]
-                    inputs = tuple(QueuedInput(n, d, tuple(shape), start) for n, d, shape, start in header["inputs"])
-                    request = QueuedRequest(
-                        sender, header["id"], model, inputs, tuple(header["outputs"]), header["rows"]
-                    )
-                    groups[model.group(inputs)].append((request, request.rows))
-                for group, requests in groups.items():
-                    self._queue.put(group, requests)
+                for form, requests in split_frames(held):
+                    model = self._models[form.model]
+                    found = groups[model.group(form)]
+                    for number, rows, *starts in requests:
+                        found.append((QueuedRequest(sender, number, model, form, starts, rows), rows))
+                for group, tickets in groups.items():
+                    self._queue.put(group, tickets)
         sender.connection.close()
 
     def _gather(self) -> NoReturn:
@@ -123,7 +123,7 @@ class ModelWorker:
 
     def _run(self, batch: Batch, prepared: PreparedBatch) -> None:
         model, start = batch.tickets[0].model, time.perf_counter()
-        outputs = list(dict.fromkeys(name for ticket in batch.tickets for name in ticket.outputs))
+        outputs = list(dict.fromkeys(name for ticket in batch.tickets for name in ticket.form.outputs))
         try:
             pending = model.run(prepared, outputs)
         except FusecError as error:

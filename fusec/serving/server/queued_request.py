@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fusec.serving.served_model import datatype_of
+from fusec.serving.served_model import DATATYPES, datatype_of
 from fusec.serving.server.batch_queue import FormedBatch
 from fusec.serving.server.frames import frame
-from fusec.serving.server.loaded_model import LoadedModel, QueuedInput
+from fusec.serving.server.loaded_model import LoadedModel
+from fusec.serving.server.request_frames import ROWS, RequestForm
 
 SEND_S = 5  # seconds for which a worker waits until a front end reads, because it answers no others meanwhile
 
@@ -38,20 +39,24 @@ class FrontEndConnection:
                 self.connection.shutdown(socket.SHUT_RDWR)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class QueuedRequest:
-    """A request that waits for its batch."""
+    """A request that waits for its batch. starts: of its inputs, in the memory of its front end."""
 
     sender: FrontEndConnection
     id: int
     model: LoadedModel
-    inputs: tuple[QueuedInput, ...]
-    outputs: tuple[str, ...]
+    form: RequestForm
+    starts: Sequence[int]
     rows: int
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return the inputs as views of the front end's memory."""
-        return {each.name: each.array(self.sender.memory) for each in self.inputs}
+        memory, rows = self.sender.memory, self.rows
+        return {
+            name: np.ndarray(tuple(rows if d == ROWS else d for d in shape), DATATYPES[datatype], memory, start)
+            for (name, datatype, shape), start in zip(self.form.inputs, self.starts, strict=True)
+        }
 
 
 Batch = FormedBatch[QueuedRequest]
