@@ -9,6 +9,8 @@ The extra `serve` must be installed.
    as answers come; the server forms the batches.
 3. The server at 70 % of that load: requests at random times. Latency counts from when a request was due.
 
+The case `stub` has a device that only waits, so that the server itself is measured, also without a GPU.
+
 A figure is printed as soon as it is known, and goes to the row of its case in benchmarks/results/serving.json. Cases
 that are not measured again keep their rows. `--limit` stops a run that takes too long.
 """
@@ -39,9 +41,11 @@ import fusec
 from benchmarks.common.attempt import within
 from benchmarks.common.live_rows import LiveRows
 from benchmarks.common.result_files import KEYS, ROOT, gpu, parser
+from benchmarks.serving import stub_device
 from examples.models import light, randomised
 from fusec.gpu import device
 
+_FRONT_END = ("server.front_end import", "run('front_end')")  # in the command of such a process, the latter with a stub
 LOAD = 0.7  # of the throughput, at which latency is measured
 
 
@@ -58,18 +62,50 @@ class Case:
 CASES = {
     "resnet50": Case("resnet50", 224, (1, 8, 16, 32, 48, 64), "fp16"),
     "small": Case("small", 64, (1, 2, 4, 8), "fp32"),
+    "stub": Case("stub", 224, (1, 8, 16, 32, 48, 64), "fp16"),
 }
 
 
 @dataclass(frozen=True)
 class Clients:
-    """How the server is loaded."""
+    """How the server is loaded.
+
+    stub_us: microseconds of a row and of a batch, if the server has a device that only waits. options: of the server.
+    """
 
     processes: int
     connections: int
     seconds: float
     front_ends: int
     rows: int = 1
+    stub_us: tuple[float, float] | None = None
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs."""
+
+    address: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What clients saw.
+
+    answers: rows of time, seconds from when the request was due, seconds that it waited in its client, and status;
+        without the first fifth of the time.
+    cpu_s: CPU time of a request by where it was used.
+    """
+
+    answers: np.ndarray
+    cpu_s: Mapping[str, float]
+
+    @property
+    def good(self) -> np.ndarray:
+        """Return the answers that are no refusals."""
+        return self.answers[self.answers[:, 3] == 200]
 
 
 def with_preprocessing(model: onnx.ModelProto, side: int) -> onnx.ModelProto:
@@ -136,6 +172,8 @@ def network(case: Case) -> onnx.ModelProto:
 def compiled(case: Case, folder: Path, tune: str, budget: float) -> Path:
     """Compile and tune a case for all its batches, and return the file."""
     path = folder / f"{case.model}.fusec"
+    if case.model == "stub":
+        return stub_device.compiled(case.side, case.batches, path)
     sizes = {"N": (case.batches[0], case.batches[-1])}
     made = fusec.compile(
         network(case), precision=case.precision, shapes=sizes, buckets={"N": case.batches}, tune=tune, budget=budget
@@ -182,14 +220,17 @@ def seconds_of(run: Any, finish: Any, seconds: float) -> float:
 
 
 @contextmanager
-def served(path: Path, clients: Clients) -> Generator[str]:
-    """Run `fusec serve`, and yield its address."""
-    options = ["--port", "0", "--front-ends", str(clients.front_ends)]
-    command = [sys.executable, "-m", "fusec", "serve", str(path), *options]
+def served(path: Path, clients: Clients) -> Generator[Server]:
+    """Run `fusec serve`, and yield its address and its first process."""
+    options = ["--port", "0", "--front-ends", str(clients.front_ends), *clients.options]
+    serve = ["fusec", "serve", str(path)]
+    if clients.stub_us:
+        serve = ["benchmarks.serving.stub_device", str(path), *(str(us / 1e6) for us in clients.stub_us)]
+    command = [sys.executable, "-m", *serve, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None
-        yield urlparse(process.stdout.readline().split()[-1]).netloc
+        yield Server(urlparse(process.stdout.readline().split()[-1]).netloc, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -218,9 +259,9 @@ def request_bytes(case: Case, output: str, rows: int = 1) -> bytes:
     return head.encode() + text + x.tobytes()
 
 
-def loaded(address: str, request: Path, clients: Clients, rate: float = 0.0) -> list[tuple[float, float, int]]:
-    """Load a server, and return time, seconds and status of each answer, without the first fifth of the time."""
-    host, port = address.split(":")
+def loaded(server: Server, request: Path, clients: Clients, rate: float = 0.0) -> Measured:
+    """Load a server. rate: requests a second; 0: as many as are answered."""
+    host, port = server.address.split(":")
     start = time.monotonic() + 0.6 + 0.2 * clients.processes
     load = {"host": host, "port": int(port), "request": str(request), "connections": clients.connections}
     load |= {"start": start, "seconds": clients.seconds, "rate": rate / clients.processes}
@@ -233,42 +274,67 @@ def loaded(address: str, request: Path, clients: Clients, rate: float = 0.0) -> 
         )
         for seed in range(clients.processes)
     ]
+    before = cpu_seconds(server.pid)
     told = [process.communicate(timeout=clients.seconds + 120)[0] for process in processes]
+    after = cpu_seconds(server.pid)
     if any(process.returncode for process in processes):
         raise SystemExit("a client failed")
-    answers = [(at, seconds, status) for text in told for at, seconds, status in json.loads(text)]
-    return [a for a in answers if start + 0.2 * clients.seconds <= a[0] <= start + clients.seconds]
+    reports = [json.loads(text) for text in told]
+    answers = np.array([answer for report in reports for answer in report["answers"]]).reshape(-1, 4)
+    cpu = {part: after[part] - before[part] for part in after}
+    cpu["clients"] = sum(report["cpu_s"] for report in reports)
+    own = answers[(answers[:, 0] >= start + 0.2 * clients.seconds) & (answers[:, 0] <= start + clients.seconds)]
+    return Measured(own, {part: seconds / max(1, len(answers)) for part, seconds in cpu.items()})
+
+
+def cpu_seconds(pid: int) -> dict[str, float]:
+    """Return the CPU time of the processes of a server, by what they do."""
+    found = {"front_ends": 0.0, "workers": 0.0}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            folder = Path("/proc") / child
+            is_front_end = any(text in (folder / "cmdline").read_bytes().decode() for text in _FRONT_END)
+            part = "front_ends" if is_front_end else "workers"
+            ticks = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+            found[part] += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def measured(case: Case, path: Path, clients: Clients, tell: Callable[..., None]) -> None:
     """Measure one case. tell: takes figures by name."""
     own = alone(case, path, clients.seconds / 2, clients.rows)
+    if clients.stub_us:
+        a_row, a_batch = clients.stub_us
+        speed = 1e6 * case.batches[-1] / (a_batch + a_row * case.batches[-1])
+        own |= {"device": "stub", "device_images_s": speed, "host_images_s": speed}
     answer = own.pop("answer")
     tell(precision=case.precision, side=case.side, **own)
     tell(front_ends=clients.front_ends, clients=clients.processes, connections=clients.connections)
-    output = "y" if case.model == "small" else fusec.Predictor(path, warm_up=False).outputs[0].name
+    output = "y" if case.model in ("small", "stub") else fusec.Predictor(path, warm_up=False).outputs[0].name
     window_s = 0.8 * clients.seconds
-    with tempfile.NamedTemporaryFile() as request, served(path, clients) as address:
+    with tempfile.NamedTemporaryFile() as request, served(path, clients) as server:
         request.write(request_bytes(case, output, clients.rows))
         request.flush()
-        tell(error=error(case, address, Path(request.name), answer))
-        full = loaded(address, Path(request.name), clients)
-        rate = clients.rows * sum(status == 200 for _, _, status in full) / window_s
+        tell(error=error(case, server.address, Path(request.name), answer))
+        full = loaded(server, Path(request.name), clients)
+        rate = clients.rows * len(full.good) / window_s
         tell(images_s=rate, of_device=rate / own["device_images_s"], of_host=rate / own["host_images_s"])
         tell(**{f"full_{name}": value for name, value in quantiles(full).items()})
-        at_load = loaded(address, Path(request.name), clients, LOAD * rate / clients.rows)
+        tell(**{f"{part}_cpu_us": 1e6 * seconds for part, seconds in full.cpu_s.items()})
+        at_load = loaded(server, Path(request.name), clients, LOAD * rate / clients.rows)
     latency = quantiles(at_load)
     tell(**{f"load_{name}": value for name, value in latency.items()})
     tell(
-        load_images_s=clients.rows * len(at_load) / window_s,
+        load_images_s=clients.rows * len(at_load.answers) / window_s,
+        load_p99_in_client_ms=1e3 * float(np.quantile(at_load.good[:, 2], 0.99)),
         p99_of_median=latency["p99_ms"] / latency["median_ms"],
-        refused=sum(status != 200 for _, _, status in (*full, *at_load)),
+        refused=sum(len(each.answers) - len(each.good) for each in (full, at_load)),
     )
 
 
-def quantiles(answers: list[tuple[float, float, int]]) -> dict[str, float]:
+def quantiles(measured: Measured) -> dict[str, float]:
     """Return median and 99th percentile of the latency in milliseconds."""
-    times = np.array([seconds for _, seconds, status in answers if status == 200]) * 1e3
+    times = measured.good[:, 1] * 1e3
     if not times.size:
         raise SystemExit("no request was answered within the time of the measurement: give more --seconds")
     return {"median_ms": float(np.median(times)), "p99_ms": float(np.quantile(times, 0.99))}
@@ -309,6 +375,10 @@ def main() -> int:
     options.add_argument("--front-ends", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)))
     options.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     options.add_argument("--file", type=Path, help="a .fusec file of the case, in place of compiling it")
+    options.add_argument(
+        "--stub-us", type=float, nargs=2, metavar=("ROW", "BATCH"), default=(25.0, 100.0), help="times of the case stub"
+    )
+    options.add_argument("--option", action="append", default=[], help="of fusec serve, as --option=--delay-ms=1")
     given = options.parse_args()
     on_gpu = device.device_name() is not None
     rows = LiveRows(given.output, given.commit, machine(), KEYS["serving.json"])
@@ -320,7 +390,9 @@ def main() -> int:
             rows(name, {}, compile_s=time.perf_counter() - start)
             for count in given.rows:
                 connections = given.connections or max(2, -(-3 * case.batches[-1] // (given.processes * count)))
-                clients = Clients(given.processes, connections, given.seconds, given.front_ends, count)
+                stub_us = tuple(given.stub_us) if name == "stub" else None
+                served_as = (given.front_ends, count, stub_us, tuple(given.option))
+                clients = Clients(given.processes, connections, given.seconds, *served_as)
                 key = {"model": name, "batch": case.batches[-1], "rows": count}
                 measured(case, path, clients, partial(rows, f"{name}, requests of {count}", key))
     return 0
