@@ -67,7 +67,8 @@ def test_a_front_end_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(queued_request, "SEND_S", 1)
     mine, theirs = socket.socketpair()
     with mine, theirs:
-        sender = FrontEndConnection(mine, memoryview(b""))
+        nothing: Any = None
+        sender = FrontEndConnection(mine, nothing)
         sending = threading.Thread(target=sender.send, args=([bytes(8 << 20)],))
         start = time.monotonic()
         sending.start()

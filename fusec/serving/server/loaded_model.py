@@ -69,14 +69,23 @@ class LoadedModel:
                 self._groups[form] = found
         return found
 
-    def gather(self, group: BatchGroup, requests: Sequence[Arrays], size: int) -> PreparedBatch:
-        """Gather the rows of requests in a buffer. size: of the batch; 0 runs the only request as it is."""
+    @property
+    def xp(self) -> Any:
+        """Return the module of the arrays of batches: cupy on a GPU, else numpy."""
+        programs = [(rest, sizes[0]) for rest, sizes in self.predictor.sizes.by_rest.items() if sizes]
+        return self._program(*programs[0]).backend.xp if programs and self.served.max_batch else np
+
+    def gather(self, group: BatchGroup, requests: Sequence[Arrays], size: int, page_locked: bool) -> PreparedBatch:
+        """Gather the rows of requests in a buffer.
+
+        size: of the batch; 0 runs the only request as it is. page_locked: requests are in page-locked memory.
+        """
         if not size:
             return PreparedBatch({name: np.array(array) for name, array in requests[0].items()}, None)
         _, rest = cast("tuple[str, RestShapes]", group.key)  # as `group` made it
         free = self._buffers[rest, size]
         buffer = free.pop() if free else BatchBuffer(self._program(rest, size), self._copy)
-        return PreparedBatch(buffer.fill(requests, size), (rest, size, buffer))
+        return PreparedBatch(buffer.fill(requests, size, page_locked), (rest, size, buffer))
 
     def _program(self, rest: RestShapes, size: int) -> Executable:
         executable = self.predictor.executable

@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from fusec.errors import FusecError
 from fusec.serving.predictor import Predictor
 from fusec.serving.server import metrics
@@ -35,8 +37,8 @@ from fusec.serving.server.queued_request import (
     send_results,
 )
 from fusec.serving.server.request_frames import split_frames
+from fusec.serving.server.request_memory import RequestMemory
 from fusec.serving.server.server_options import ServerOptions
-from fusec.serving.server.shared_arena import mapped
 from fusec.system.threaded_copy import ThreadedCopy
 
 EXIT_BAD_MODEL, EXIT_FAILED = 3, 70
@@ -84,13 +86,14 @@ class ModelWorker:
     def _accept(self, listening: socket.socket) -> NoReturn:
         described = {name: model.served.to_json() for name, model in self._models.items()}
         device = next((model.predictor.device for model in self._models.values()), "")
+        xp = next((model.xp for model in self._models.values()), np)
         while True:
             connection, _ = listening.accept()
             _, handles, _, _ = socket.recv_fds(connection, 1, 1)
             if not handles:  # a front end that ended while it connected
                 connection.close()
                 continue
-            sender = FrontEndConnection(connection, mapped(handles[0]))
+            sender = FrontEndConnection(connection, RequestMemory(handles[0], xp))
             os.close(handles[0])
             sender.send([frame({"models": described, "device": device})])
             threading.Thread(target=_or_exit, args=(lambda sender=sender: self._receive(sender),), daemon=True).start()
@@ -119,7 +122,8 @@ class ModelWorker:
             batch = by_sender(batch)
             model = batch.tickets[0].model
             requests = [ticket.arrays() for ticket in batch.tickets]
-            self._prepared.put((batch, model.gather(batch.group, requests, batch.size)))
+            locked = all(ticket.sender.memory.page_locked for ticket in batch.tickets)
+            self._prepared.put((batch, model.gather(batch.group, requests, batch.size, locked)))
 
     def _run(self, batch: Batch, prepared: PreparedBatch) -> None:
         model, start = batch.tickets[0].model, time.perf_counter()

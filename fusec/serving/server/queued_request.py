@@ -18,6 +18,7 @@ from fusec.serving.server.batch_queue import FormedBatch
 from fusec.serving.server.frames import frame
 from fusec.serving.server.loaded_model import LoadedModel
 from fusec.serving.server.request_frames import ROWS, RequestForm
+from fusec.serving.server.request_memory import RequestMemory
 
 SEND_S = 5  # seconds for which a worker waits until a front end reads, because it answers no others meanwhile
 
@@ -25,7 +26,7 @@ SEND_S = 5  # seconds for which a worker waits until a front end reads, because 
 class FrontEndConnection:
     """The socket to a front end, and the memory with its request bodies."""
 
-    def __init__(self, connection: socket.socket, memory: memoryview):
+    def __init__(self, connection: socket.socket, memory: RequestMemory):
         self.connection, self.memory = connection, memory
         self._lock = threading.Lock()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
@@ -52,7 +53,7 @@ class QueuedRequest:
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return the inputs as views of the front end's memory."""
-        memory, rows = self.sender.memory, self.rows
+        memory, rows = self.sender.memory.data, self.rows
         return {
             name: np.ndarray(tuple(rows if d == ROWS else d for d in shape), DATATYPES[datatype], memory, start)
             for (name, datatype, shape), start in zip(self.form.inputs, self.starts, strict=True)
