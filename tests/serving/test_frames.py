@@ -18,8 +18,8 @@ from fusec.serving.server.request_frames import ROWS, RequestForm, request_frame
 
 def test_requests_arrive_whole_however_they_are_cut() -> None:
     forms = [
-        RequestForm("m", (("x", "FP32", (ROWS, 3)), ("k", "INT8", (ROWS,))), ("y", "z")),
-        RequestForm("n", (("x", "UINT8", (3, 8)),), ("y",)),
+        RequestForm("m", (("x", "FP32", (ROWS, 3), ""), ("k", "INT8", (ROWS,), "a 7")), ("y", "z")),
+        RequestForm("n", (("x", "UINT8", (3, 8), ""),), ("y",)),
     ]
     rng = random.Random(0)
     given: list[tuple[RequestForm, list[tuple[int, ...]]]] = []
@@ -42,7 +42,7 @@ def answers(size: int, rows: list[int], results: dict[str, np.ndarray], senders:
     links: list[Any] = [types.SimpleNamespace(send=each.extend) for each in told]
     model: Any = None
     form = RequestForm("m", (), tuple(results))
-    tickets = [QueuedRequest(links[n % senders], n, model, form, (), count) for n, count in enumerate(rows)]
+    tickets = [QueuedRequest(links[n % senders], n, model, form, (), (), count) for n, count in enumerate(rows)]
     batch = by_sender(FormedBatch(BatchGroup("m", ()), tickets, size, [0.0] * len(rows)))
     order = [ticket.id for ticket in batch.tickets]
     given = [np.split(array, np.cumsum(rows)[:-1]) if size else [array] for array in results.values()]

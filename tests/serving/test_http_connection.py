@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fusec.serving.server.http_connection import HttpConnection, give_back
+from fusec.serving.server.memory.shared_arena import SharedArena
 from fusec.serving.server.request_head import read_head
-from fusec.serving.server.shared_arena import SharedArena
 
 PATH = b"POST /v2/models/m/infer HTTP/1.1\r\n"
 

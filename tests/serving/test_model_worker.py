@@ -40,7 +40,7 @@ def answered(model: Any, size: int, times: int) -> list[dict[str, Any]]:
     sender: Any = types.SimpleNamespace(send=told.extend)
     worker = ModelWorker(ServerOptions(models={}), 0)
     for number in range(times):
-        request = QueuedRequest(sender, number, model, RequestForm("m", (), ("y",)), (), 1)
+        request = QueuedRequest(sender, number, model, RequestForm("m", (), ("y",)), (), (), 1)
         worker._run(FormedBatch(BatchGroup("m", ()), [request], size, [0.0]), PreparedBatch({}, None))
     return [json.loads(message[12:]) for message in told]
 

@@ -7,8 +7,8 @@ import random
 
 import numpy as np
 
-from fusec.serving.server.request_memory import RequestMemory
-from fusec.serving.server.shared_arena import SharedArena
+from fusec.serving.server.memory.request_memory import RequestMemory
+from fusec.serving.server.memory.shared_arena import SharedArena
 
 
 def test_spans_do_not_overlap_and_come_back() -> None:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -21,17 +22,20 @@ from aiohttp import web
 from fusec import __version__
 from fusec.serving.served_model import ServedModel
 from fusec.serving.server import metrics
+from fusec.serving.server.client_regions import ClientRegions
 from fusec.serving.server.connection_dealer import take
 from fusec.serving.server.http_connection import HttpConnection
 from fusec.serving.server.infer_handler import InferHandler, RefusedError
 from fusec.serving.server.infer_request import shown
+from fusec.serving.server.memory.shared_arena import SharedArena
+from fusec.serving.server.memory.shared_regions import RegionError
 from fusec.serving.server.request_head import INFER_PATH, MODEL_PATH
 from fusec.serving.server.server_options import ServerOptions
-from fusec.serving.server.shared_arena import SharedArena
 from fusec.serving.server.worker_link import WorkerLink
 
 _INFER = re.compile(INFER_PATH)
 _ABOUT_MODEL = re.compile(MODEL_PATH + "(?P<what>/ready|/config)?")
+_REGIONS = re.compile(r"/v2/systemsharedmemory(?:/region/(?P<region>[^/?#\s]+))?/(?P<what>status|register|unregister)")
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 _log = logging.getLogger("fusec.serving")
 
@@ -47,7 +51,8 @@ class FrontEnd:
         self._links = [WorkerLink(options.socket(number), arena, self._workers_changed) for number in workers]
         self._arena = arena
         self._connections: dict[asyncio.BaseTransport, HttpConnection] = {}
-        self._infer = InferHandler(options, arena, self._links, self._connections)
+        self._regions = ClientRegions(Path(options.folder), options.shared_memory, self._links)
+        self._infer = InferHandler(options, arena, self._links, self._connections, self._regions)
         self._draining = False
         self._routes: dict[str, tuple[str, Callable[[], object]]] = {
             "/v2": ("GET", self._server),
@@ -68,6 +73,8 @@ class FrontEnd:
             return await self._answer(request, path)
         except RefusedError as refused:
             return refused.response()
+        except web.HTTPException as error:  # a body is too large
+            return web.json_response({"error": error.reason}, status=error.status)
         except Exception:  # noqa: BLE001 - the client gets an answer whatever happened
             _log.exception("a request failed")
             return web.json_response({"error": "the server failed"}, status=500)
@@ -85,7 +92,23 @@ class FrontEnd:
             _require(request, "GET")
             model = self._model(found["model"], found["version"] or "1")
             return web.json_response(self._about(model, found["what"] or ""))
+        if found := _REGIONS.fullmatch(path):
+            return await self._about_regions(request, found["region"] or "", found["what"])
         raise RefusedError(404, f"Not Found: {shown(request.path)}")
+
+    async def _about_regions(self, request: web.BaseRequest, name: str, what: str) -> web.Response:
+        """Answer Triton's extension `system_shared_memory`."""
+        _require(request, "GET" if what == "status" else "POST")
+        try:
+            if what == "status":
+                return web.json_response(self._regions.describe(name))
+            if what == "register":
+                self._regions.registry.register(name, await request.read())
+            else:
+                self._regions.unregister(name)
+        except RegionError as error:
+            raise RefusedError(400, str(error)) from error
+        return web.json_response({})
 
     async def run(self, channel: socket.socket) -> None:
         """Serve until SIGTERM, then answer what is in progress, and end. channel: from which connections are taken."""
@@ -115,6 +138,7 @@ class FrontEnd:
                 connection.expire(before)
             for link in self._links:
                 link.refuse_late(before)
+            self._regions.tidy()
 
     async def _received(self) -> None:
         """Wait for the bodies that are on their way, because their requests are in progress."""
@@ -158,7 +182,8 @@ class FrontEnd:
         return model.config(self._options.delay_s) if what == "/config" else model.metadata()
 
     def _server(self) -> dict[str, Any]:
-        return {"name": "fusec", "version": __version__, "extensions": _EXTENSIONS}
+        more = ["system_shared_memory"] if self._options.shared_memory else []
+        return {"name": "fusec", "version": __version__, "extensions": [*_EXTENSIONS, *more]}
 
     def _live(self) -> dict[str, Any]:
         return {"live": True}

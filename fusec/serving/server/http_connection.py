@@ -14,8 +14,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 from fusec.serving.server import metrics
+from fusec.serving.server.memory.shared_arena import ALIGNMENT, SharedArena
 from fusec.serving.server.request_head import END, RequestHead, read_head
-from fusec.serving.server.shared_arena import ALIGNMENT, SharedArena
 
 _ROOM_BYTES = 16 << 10  # for heads; what arrives of a body with its head is copied once more
 _HEAD_BYTES = 8 << 10  # longer heads are for the server library to refuse

@@ -12,6 +12,7 @@ from aiohttp import web
 from prometheus_client import Counter, Histogram
 
 from fusec.serving.server import metrics
+from fusec.serving.server.client_regions import ClientRegions
 from fusec.serving.server.http_connection import HttpConnection, ReceivedBody
 from fusec.serving.server.infer_request import (
     MAX_JSON_BYTES,
@@ -22,9 +23,10 @@ from fusec.serving.server.infer_request import (
     shown,
 )
 from fusec.serving.server.infer_response import write_answer
+from fusec.serving.server.memory.shared_arena import SharedArena
+from fusec.serving.server.memory.shared_regions import RegionError
 from fusec.serving.server.request_head import JSON_LENGTH
 from fusec.serving.server.server_options import ServerOptions
-from fusec.serving.server.shared_arena import SharedArena
 from fusec.serving.server.worker_link import WorkerAnswer, WorkerLink
 
 RETRY_AFTER_S = "1"
@@ -70,7 +72,7 @@ class Spans:
 class InferHandler:
     """Answer inference requests of one front end.
 
-    links: to all workers. connections: by transport, with the bodies of requests.
+    links: to all workers. connections: by transport, with the bodies of requests. regions: shared memory of clients.
     """
 
     def __init__(
@@ -79,8 +81,10 @@ class InferHandler:
         arena: SharedArena,
         links: Sequence[WorkerLink],
         connections: Mapping[asyncio.BaseTransport, HttpConnection],
+        regions: ClientRegions,
     ):
         self._options, self._arena, self._links, self._connections = options, arena, links, connections
+        self._regions = regions
         self._queue = max(1, options.queue // options.front_ends)
         self._in_progress = 0
 
@@ -95,7 +99,7 @@ class InferHandler:
             response = await self._answer(request, body, name, version)
         except RefusedError as refused:
             response = refused.response()
-        except BadRequestError as error:
+        except (BadRequestError, RegionError) as error:
             response = RefusedError(400, str(error)).response()
         finally:
             self._in_progress -= 1
@@ -125,7 +129,8 @@ class InferHandler:
             json_bytes = body.length if body.head.json_bytes is None else body.head.json_bytes
             asked = read_request(body.data, json_bytes, link.models[name])
             starts = [self._start(tensor, spans, body.start) for tensor in asked.inputs]
-            future = link.submit(asked.form, asked.rows, starts, spans.release)
+            form = self._regions.form(asked) if asked.uses_regions else asked.text
+            future = link.submit(form, asked.rows, starts, spans.release)
             submitted = True
         finally:
             if not submitted:
@@ -133,6 +138,8 @@ class InferHandler:
         answer = await future
         if answer.status != 200:
             raise RefusedError(answer.status, answer.error)
+        if asked.uses_regions:
+            self._regions.write(asked, answer.outputs)
         return self._written(name, asked, answer)
 
     def _link(self, model: str) -> WorkerLink:
@@ -170,6 +177,8 @@ class InferHandler:
 
     def _start(self, tensor: GivenTensor, spans: Spans, body: int) -> int:
         """Return where an input is in the shared memory."""
+        if tensor.region:
+            return self._regions.start(tensor)
         if tensor.values is None:
             return body + tensor.start
         start = spans.take(tensor.values.nbytes)

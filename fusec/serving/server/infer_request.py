@@ -23,7 +23,7 @@ from fusec.system.untrusted import read_json
 MAX_JSON_BYTES = 16 << 20  # Python needs some ten times the bytes of a JSON text, so larger tensors must be binary
 _SHORT = 4096  # bytes of JSON, up to which a request is remembered
 MAX_DIM = 1 << 40
-_UNSUPPORTED = ("shared_memory_region", "classification", "sequence_id")
+_UNSUPPORTED = ("classification", "sequence_id")
 
 
 class BadRequestError(FusecError):
@@ -32,21 +32,36 @@ class BadRequestError(FusecError):
 
 @dataclass(frozen=True)
 class GivenTensor:
-    """A checked input: its bytes are at `start` of the body, or `values` holds them if JSON gave numbers."""
+    """A checked input: its bytes are at `start` of the body, or `values` holds them if JSON gave numbers.
+
+    region: of shared memory, where `start` counts from, if that is not the body.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     start: int
     values: np.ndarray[Any, Any] | None = None
+    region: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of its bytes."""
+        return math.prod(self.shape) * DATATYPES[self.datatype].itemsize
 
 
 @dataclass(frozen=True)
 class WantedOutput:
-    """An output that the answer has, and if its numbers are binary."""
+    """An output that the answer has, and if its numbers are binary.
+
+    region: of shared memory to which it is written, if any; from `offset` on, in at most `room` bytes.
+    """
 
     name: str
     binary: bool
+    region: str = ""
+    offset: int = 0
+    room: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,13 @@ class InferRequest:
     inputs: tuple[GivenTensor, ...]
     outputs: tuple[WantedOutput, ...]
     rows: int
-    form: bytes  # what a worker needs to know of this request and of others like it (`request_frames.py`)
+    form: RequestForm  # what a worker needs to know of this request and of others like it
+    text: bytes  # of the form
+
+    @functools.cached_property
+    def uses_regions(self) -> bool:
+        """Tell if a tensor is in shared memory of the client."""
+        return any(each.region for each in (*self.inputs, *self.outputs))
 
 
 def shown(text: object) -> str:
@@ -102,12 +123,12 @@ def _read(text: bytes, length: int, model: ServedModel) -> InferRequest:
     form = RequestForm(
         model.name,
         tuple(
-            (each.name, each.datatype, (ROWS, *each.shape[1:]) if model.max_batch else each.shape)
+            (each.name, each.datatype, (ROWS, *each.shape[1:]) if model.max_batch else each.shape, "")
             for each in inputs.values()
         ),
         tuple(wanted.name for wanted in outputs),
     )
-    return InferRequest(request_id, tuple(inputs.values()), outputs, rows.pop(), form.text())
+    return InferRequest(request_id, tuple(inputs.values()), outputs, rows.pop(), form, form.text())
 
 
 _read_again = functools.lru_cache(maxsize=1024)(_read)  # a client sends the same text again and again
@@ -157,6 +178,15 @@ def _input(item: Mapping[str, Any], model: ServedModel, length: int, place: int)
     _refuse_unsupported(parameters, what)
     count = math.prod(shape)
     nbytes = count * DATATYPES[spec.datatype].itemsize
+    if (region := _region(parameters, what)) is not None:
+        if "data" in item or "binary_data_size" in parameters:
+            raise BadRequestError(f"{what} is given twice: in shared memory and in the request")
+        name, start, size = region
+        if size != nbytes:
+            raise BadRequestError(
+                f"{what} of shape {list(shape)} has {nbytes} bytes, but shared_memory_byte_size is {size}"
+            )
+        return GivenTensor(spec.name, spec.datatype, shape, start, None, name), place
     size = parameters.get("binary_data_size")
     if size is None:
         return GivenTensor(spec.name, spec.datatype, shape, -1, _numbers(item.get("data"), spec, shape, what)), place
@@ -169,6 +199,19 @@ def _input(item: Mapping[str, Any], model: ServedModel, length: int, place: int)
     if place + nbytes > length:
         raise BadRequestError(f"{what} has {nbytes} bytes, but only {length - place} came")
     return GivenTensor(spec.name, spec.datatype, shape, place), place + nbytes
+
+
+def _region(parameters: Mapping[str, Any], what: str) -> tuple[str, int, int] | None:
+    """Return name, offset and bytes of the shared memory of a tensor; None if it is in none."""
+    name, offset = parameters.get("shared_memory_region"), parameters.get("shared_memory_offset", 0)
+    size = parameters.get("shared_memory_byte_size")
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name:
+        raise BadRequestError(f"shared_memory_region of {what} must be a name")
+    if type(offset) is not int or type(size) is not int or not 0 <= offset < MAX_DIM or not 0 < size < MAX_DIM:
+        raise BadRequestError(f"shared_memory_offset and shared_memory_byte_size of {what} must be whole numbers")
+    return name, offset, size
 
 
 def _shape(given: Any, spec: ServedTensor, what: str) -> tuple[int, ...]:
@@ -236,5 +279,6 @@ def _outputs(data: Mapping[str, Any], parameters: Mapping[str, Any], model: Serv
             raise BadRequestError(f"binary_data of output {shown(name)} must be true or false")
         if name in found:
             raise BadRequestError(f"output {shown(name)} is asked for twice")
-        found[name] = WantedOutput(name, as_binary)
+        region = _region(of_output, f"output {shown(name)}") or ("", 0, 0)
+        found[name] = WantedOutput(name, as_binary, *region)
     return tuple(found.values())

@@ -62,7 +62,7 @@ class LoadedModel:
     def group(self, form: RequestForm) -> BatchGroup:
         """Return the group of requests: those of one group may share a batch."""
         if (found := self._groups.get(form)) is None:
-            by_name = {name: shape for name, _, shape in form.inputs}
+            by_name = {name: shape for name, _, shape, _ in form.inputs}
             rest = tuple(by_name[spec.name][1:] for spec in self.served.inputs)
             found = BatchGroup((self.served.name, rest), self._formed(self.predictor.sizes.of(rest)))
             if len(self._groups) < _MOST_GROUPS:

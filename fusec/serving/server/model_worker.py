@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +29,8 @@ from fusec.serving.server.batch_buffer import PendingResults
 from fusec.serving.server.batch_queue import BatchGroup, BatchQueue
 from fusec.serving.server.frames import frame
 from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch
+from fusec.serving.server.memory.request_memory import RequestMemory
+from fusec.serving.server.memory.shared_regions import MappedRegions, RegionError
 from fusec.serving.server.queued_request import (
     Batch,
     FrontEndConnection,
@@ -37,7 +40,6 @@ from fusec.serving.server.queued_request import (
     send_results,
 )
 from fusec.serving.server.request_frames import split_frames
-from fusec.serving.server.request_memory import RequestMemory
 from fusec.serving.server.server_options import ServerOptions
 from fusec.system.threaded_copy import ThreadedCopy
 
@@ -60,6 +62,8 @@ class ModelWorker:
         for name, path in options.models.items():
             predictor = Predictor(path, device=device, target=options.target, tune=options.tune).load()
             self._models[name] = LoadedModel(name, predictor, options.preferred, copy)
+        self._xp = next((model.xp for model in self._models.values()), np)
+        self._regions = MappedRegions(self._xp)
         self._wait_s = options.wait_s
         self._queue: BatchQueue[QueuedRequest] = BatchQueue(options.delay_s, options.wait_s, self._refuse)
         self._slots = threading.Semaphore(SLOTS)
@@ -86,14 +90,13 @@ class ModelWorker:
     def _accept(self, listening: socket.socket) -> NoReturn:
         described = {name: model.served.to_json() for name, model in self._models.items()}
         device = next((model.predictor.device for model in self._models.values()), "")
-        xp = next((model.xp for model in self._models.values()), np)
         while True:
             connection, _ = listening.accept()
             _, handles, _, _ = socket.recv_fds(connection, 1, 1)
             if not handles:  # a front end that ended while it connected
                 connection.close()
                 continue
-            sender = FrontEndConnection(connection, RequestMemory(handles[0], xp))
+            sender = FrontEndConnection(connection, RequestMemory(handles[0], self._xp))
             os.close(handles[0])
             sender.send([frame({"models": described, "device": device})])
             threading.Thread(target=_or_exit, args=(lambda sender=sender: self._receive(sender),), daemon=True).start()
@@ -103,27 +106,55 @@ class ModelWorker:
         with suppress(ConnectionError):
             while data := sender.connection.recv(1 << 20):
                 held += data
-                groups: dict[BatchGroup, list[tuple[QueuedRequest, int]]] = defaultdict(list)
-                for form, requests in split_frames(held):
-                    model = self._models[form.model]
-                    found = groups[model.group(form)]
-                    for number, rows, *starts in requests:
-                        found.append((QueuedRequest(sender, number, model, form, starts, rows), rows))
-                for group, tickets in groups.items():
-                    self._queue.put(group, tickets)
+                self._take(sender, held)
         sender.connection.close()
+
+    def _take(self, sender: FrontEndConnection, held: bytearray) -> None:
+        """Put the requests that have arrived whole into the queue. held: what has arrived; it is changed."""
+        groups: dict[BatchGroup, list[tuple[QueuedRequest, int]]] = defaultdict(list)
+        for form, requests in split_frames(held):
+            if not form.model:
+                self._regions.forget(form.outputs[0])
+                continue
+            model = self._models[form.model]
+            found, memories = groups[model.group(form)], (sender.memory,) * len(form.inputs)
+            for number, rows, *starts in requests:
+                request = QueuedRequest(sender, number, model, form, memories, starts, rows)
+                if not form.uses_objects or (request := self._with_objects(request)) is not None:
+                    found.append((request, rows))
+        for group, tickets in groups.items():
+            if tickets:
+                self._queue.put(group, tickets)
+
+    def _with_objects(self, request: QueuedRequest) -> QueuedRequest | None:
+        """Find the shared-memory objects of a request's inputs. If one is gone, answer with the error."""
+        try:
+            memories = [
+                self._regions.memory(item, start + nbytes) if item else memory
+                for (*_, item), memory, start, nbytes in zip(
+                    request.form.inputs, request.memories, request.starts, request.nbytes, strict=True
+                )
+            ]
+        except RegionError as error:
+            send_error([request], str(error), 400)
+            return None
+        return replace(request, memories=memories)
 
     def _gather(self) -> NoReturn:
         while True:
             while not self._slots.acquire(timeout=self._wait_s / 4):
                 self._queue.drop_late()
-            batch = self._queue.take()
-            assert batch is not None, "there is no timeout"
-            batch = by_sender(batch)
-            model = batch.tickets[0].model
-            requests = [ticket.arrays() for ticket in batch.tickets]
-            locked = all(ticket.sender.memory.page_locked for ticket in batch.tickets)
-            self._prepared.put((batch, model.gather(batch.group, requests, batch.size, locked)))
+            self._gather_next()
+
+    def _gather_next(self) -> None:
+        """Gather a batch. In a function of its own, so that a thread that waits does not hold memory of clients."""
+        batch = self._queue.take()
+        assert batch is not None, "there is no timeout"
+        batch = by_sender(batch)
+        model = batch.tickets[0].model
+        requests = [ticket.arrays() for ticket in batch.tickets]
+        locked = all(ticket.page_locked for ticket in batch.tickets)
+        self._prepared.put((batch, model.gather(batch.group, requests, batch.size, locked)))
 
     def _run(self, batch: Batch, prepared: PreparedBatch) -> None:
         model, start = batch.tickets[0].model, time.perf_counter()
@@ -138,18 +169,22 @@ class ModelWorker:
             self._running.put((batch, prepared, pending, start))
 
     def _finish(self) -> NoReturn:
-        """Answer the requests of each batch when its results are there."""
         ended = 0.0
         while True:
-            batch, prepared, pending, start = self._running.get()
-            results = pending.wait()
-            model = batch.tickets[0].model
-            model.release(prepared)
-            self._slots.release()
-            self._failures = 0
-            start, ended = max(start, ended), time.perf_counter()  # it may have waited for the batch before
-            send_results(batch, results)
-            _count(batch, ended - start)
+            ended = self._finish_next(ended)
+
+    def _finish_next(self, ended: float) -> float:
+        """Answer the requests of a batch when its results are there, and return that time. ended: of the one before."""
+        batch, prepared, pending, start = self._running.get()
+        results = pending.wait()
+        model = batch.tickets[0].model
+        model.release(prepared)
+        self._slots.release()
+        self._failures = 0
+        start, ended = max(start, ended), time.perf_counter()  # it may have waited for the batch before
+        send_results(batch, results)
+        _count(batch, ended - start)
+        return ended
 
     def _failed(self, batch: Batch, error: FusecError) -> None:
         """Answer with the error. Shapes of a request that ran alone may not fit; else the device failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import threading
@@ -17,8 +18,8 @@ from fusec.serving.served_model import DATATYPES, datatype_of
 from fusec.serving.server.batch_queue import FormedBatch
 from fusec.serving.server.frames import frame
 from fusec.serving.server.loaded_model import LoadedModel
+from fusec.serving.server.memory.request_memory import RequestMemory
 from fusec.serving.server.request_frames import ROWS, RequestForm
-from fusec.serving.server.request_memory import RequestMemory
 
 SEND_S = 5  # seconds for which a worker waits until a front end reads, because it answers no others meanwhile
 
@@ -42,21 +43,37 @@ class FrontEndConnection:
 
 @dataclass(frozen=True, slots=True)
 class QueuedRequest:
-    """A request that waits for its batch. starts: of its inputs, in the memory of its front end."""
+    """A request that waits for its batch. memories, starts: where each of its inputs is."""
 
     sender: FrontEndConnection
     id: int
     model: LoadedModel
     form: RequestForm
+    memories: Sequence[RequestMemory]
     starts: Sequence[int]
     rows: int
 
+    @property
+    def page_locked(self) -> bool:
+        """Tell if a GPU may copy the inputs itself."""
+        return all(memory.page_locked for memory in self.memories)
+
+    @property
+    def nbytes(self) -> list[int]:
+        """Return the number of bytes of each input."""
+        return [
+            math.prod(self.rows if d == ROWS else d for d in shape) * DATATYPES[datatype].itemsize
+            for _, datatype, shape, _ in self.form.inputs
+        ]
+
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the inputs as views of the front end's memory."""
-        memory, rows = self.sender.memory.data, self.rows
+        """Return the inputs as views of the memory where they are."""
+        rows = self.rows
         return {
-            name: np.ndarray(tuple(rows if d == ROWS else d for d in shape), DATATYPES[datatype], memory, start)
-            for (name, datatype, shape), start in zip(self.form.inputs, self.starts, strict=True)
+            name: np.ndarray(tuple(rows if d == ROWS else d for d in shape), DATATYPES[datatype], memory.data, start)
+            for (name, datatype, shape, _), memory, start in zip(
+                self.form.inputs, self.memories, self.starts, strict=True
+            )
         }
 
 

@@ -22,11 +22,20 @@ _BYTES = struct.calcsize(_NUMBER)
 
 @dataclass(frozen=True)
 class RequestForm:
-    """The common part: the model, its inputs as (name, datatype, shape), and the names of the outputs."""
+    """The common part: the model, its inputs, and the names of the outputs.
+
+    inputs: each as (name, datatype, shape, shared-memory object). Without an object ("") it is in the memory of the
+        front end.
+    """
 
     model: str
-    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+    inputs: tuple[tuple[str, str, tuple[int, ...], str], ...]
     outputs: tuple[str, ...]
+
+    @property
+    def uses_objects(self) -> bool:
+        """Tell if an input is in a shared-memory object."""
+        return any(item for *_, item in self.inputs)
 
     def text(self) -> bytes:
         """Return it as bytes, which `form_of` reads."""
@@ -37,7 +46,13 @@ class RequestForm:
 def form_of(text: bytes) -> RequestForm:
     """Read what another process of this server wrote."""
     model, inputs, outputs = json.loads(text)
-    return RequestForm(model, tuple((name, kind, tuple(shape)) for name, kind, shape in inputs), tuple(outputs))
+    given = tuple((name, kind, tuple(shape), item) for name, kind, shape, item in inputs)
+    return RequestForm(model, given, tuple(outputs))
+
+
+def forget_frame(item: str) -> bytes:
+    """Return a message that no request will refer to a shared-memory object any more: a form without a model."""
+    return request_frame(RequestForm("", (), (item,)).text(), ())
 
 
 def request_frame(form: bytes, numbers: Sequence[int]) -> bytes:

@@ -13,8 +13,8 @@ from typing import Any
 
 from fusec.serving.served_model import ServedModel
 from fusec.serving.server.frames import AnswerTensor, read_frame, split_answers
-from fusec.serving.server.request_frames import request_frame
-from fusec.serving.server.shared_arena import SharedArena
+from fusec.serving.server.memory.shared_arena import SharedArena
+from fusec.serving.server.request_frames import forget_frame, request_frame
 
 _RETRY_S = 0.05  # seconds between attempts to connect to a worker that starts
 _log = logging.getLogger("fusec.serving")
@@ -77,6 +77,11 @@ class WorkerLink:
         if self._writer is not None:  # else the worker has ended, and all its requests were refused
             self._writer.write(b"".join([request_frame(form, numbers) for form, numbers in self._outgoing.items()]))
         self._outgoing.clear()
+
+    def forget(self, item: str) -> None:
+        """Let the worker unmap a shared-memory object."""
+        if self._writer is not None:
+            self._writer.write(forget_frame(item))
 
     def refuse_late(self, before: float) -> None:
         """Refuse requests that were sent before some time. The worker may still read their memory."""
