@@ -9,6 +9,7 @@ second.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import sys
@@ -25,7 +26,7 @@ STATUS_AT = len("HTTP/1.1 ")
 class Load:
     """What one process asks for.
 
-    request: file with a whole HTTP request, which is sent again and again.
+    request: file with whole HTTP requests, which are sent in turn. lengths: of them.
     connections: as many requests are in progress at most.
     start, seconds: when to begin, on the monotonic clock of this machine, and for how long.
     rate: requests a second, at random times (Poisson), whether or not others were answered; 0: as soon as a connection
@@ -35,6 +36,7 @@ class Load:
     host: str
     port: int
     request: str
+    lengths: list[int]
     connections: int
     start: float
     seconds: float
@@ -57,7 +59,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, due: float) -> None:
         self.due, self.sent = due, time.monotonic()
-        self.transport.write(self.client.request)
+        self.transport.write(next(self.client.requests))
 
     def data_received(self, data: bytes) -> None:
         self.held += data
@@ -84,7 +86,9 @@ class Client:
     """All connections of this process, and the times of their answers."""
 
     def __init__(self, load: Load):
-        self.load, self.request = load, Path(load.request).read_bytes()
+        self.load, data = load, Path(load.request).read_bytes()
+        ends = list(itertools.accumulate(load.lengths, initial=0))
+        self.requests = itertools.cycle([data[start:end] for start, end in itertools.pairwise(ends)])
         self.answers: list[tuple[float, float, float, int]] = []
         self.cpu_s = 0.0
         self.idle: deque[Connection] = deque()

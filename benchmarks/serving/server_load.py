@@ -17,6 +17,7 @@ that are not measured again keep their rows. `--limit` stops a run that takes to
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import platform
@@ -26,9 +27,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -46,6 +48,7 @@ from examples.models import light, randomised
 from fusec.gpu import device
 
 _FRONT_END = ("server.front_end import", "run('front_end')")  # in the command of such a process, the latter with a stub
+REGION, REGION_BYTES = "images", 64 << 20  # more than caches hold
 LOAD = 0.7  # of the throughput, at which latency is measured
 
 
@@ -71,6 +74,7 @@ class Clients:
     """How the server is loaded.
 
     stub_us: microseconds of a row and of a batch, if the server has a device that only waits. options: of the server.
+    shared_memory: images are in shared memory, and requests refer to them.
     """
 
     processes: int
@@ -80,6 +84,7 @@ class Clients:
     rows: int = 1
     stub_us: tuple[float, float] | None = None
     options: tuple[str, ...] = ()
+    shared_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,14 @@ class Server:
 
     address: str
     pid: int
+
+
+@dataclass(frozen=True)
+class Requests:
+    """A file with whole HTTP requests, one after the other, and their lengths."""
+
+    file: Path
+    lengths: list[int]
 
 
 @dataclass(frozen=True)
@@ -223,6 +236,7 @@ def seconds_of(run: Any, finish: Any, seconds: float) -> float:
 def served(path: Path, clients: Clients) -> Generator[Server]:
     """Run `fusec serve`, and yield its address and its first process."""
     options = ["--port", "0", "--front-ends", str(clients.front_ends), *clients.options]
+    options += ["--shared-memory"] * clients.shared_memory
     serve = ["fusec", "serve", str(path)]
     if clients.stub_us:
         serve = ["benchmarks.serving.stub_device", str(path), *(str(us / 1e6) for us in clients.stub_us)]
@@ -241,29 +255,61 @@ def served(path: Path, clients: Clients) -> Generator[Server]:
             process.stdout.close()
 
 
-def request_bytes(case: Case, output: str, rows: int = 1) -> bytes:
-    """Return a whole HTTP request for some images, with binary tensors."""
+def request_bytes(case: Case, output: str, rows: int = 1, place: int | None = None) -> bytes:
+    """Return a whole HTTP request for some images, binary or at a place in the shared memory."""
     x = images(case, case.batches[-1])[:rows]
-    tensor = {
-        "name": "image",
-        "shape": list(x.shape),
-        "datatype": "UINT8",
-        "parameters": {"binary_data_size": x.nbytes},
-    }
+    given = {"binary_data_size": x.nbytes}
+    if place is not None:
+        given = {"shared_memory_region": REGION, "shared_memory_byte_size": x.nbytes, "shared_memory_offset": place}
+    tensor = {"name": "image", "shape": list(x.shape), "datatype": "UINT8", "parameters": given}
     wanted = {"name": output, "parameters": {"binary_data": True}}
     text = json.dumps({"inputs": [tensor], "outputs": [wanted]}).encode()
+    body = text if place is not None else text + x.tobytes()
     head = (
         f"POST /v2/models/{case.model}/infer HTTP/1.1\r\nHost: localhost\r\n"
-        f"Content-Length: {len(text) + x.nbytes}\r\nInference-Header-Content-Length: {len(text)}\r\n\r\n"
+        f"Content-Length: {len(body)}\r\nInference-Header-Content-Length: {len(text)}\r\n\r\n"
     )
-    return head.encode() + text + x.tobytes()
+    return head.encode() + body
 
 
-def loaded(server: Server, request: Path, clients: Clients, rate: float = 0.0) -> Measured:
+@contextmanager
+def requests_of(case: Case, output: str, clients: Clients, address: str) -> Generator[Requests]:
+    """Write the requests to a file. With shared memory, each of some hundred refers to images of its own."""
+    with ExitStack() as stack:
+        file = Path(stack.enter_context(tempfile.NamedTemporaryFile()).name)
+        places: list[int | None] = [None]
+        if clients.shared_memory:
+            x = images(case, case.batches[-1])[: clients.rows]
+            count = max(1, REGION_BYTES // x.nbytes)
+            block = SharedMemory(create=True, size=count * x.nbytes)
+            stack.callback(block.unlink)
+            stack.callback(block.close)
+            for number in range(count):
+                block.buf[number * x.nbytes : (number + 1) * x.nbytes] = x.tobytes()
+            places = [number * x.nbytes for number in range(count)]
+            register(address, block.name, count * x.nbytes)
+        written = [request_bytes(case, output, clients.rows, place) for place in places]
+        file.write_bytes(b"".join(written))
+        yield Requests(file, [len(each) for each in written])
+
+
+def register(address: str, key: str, nbytes: int) -> None:
+    """Tell a server about shared memory."""
+    body = json.dumps({"key": key, "offset": 0, "byte_size": nbytes})
+    connection = http.client.HTTPConnection(address)
+    connection.request("POST", f"/v2/systemsharedmemory/region/{REGION}/register", body)
+    reply = connection.getresponse()
+    if reply.status != 200:
+        raise SystemExit(reply.read().decode())
+    connection.close()
+
+
+def loaded(server: Server, requests: Requests, clients: Clients, rate: float = 0.0) -> Measured:
     """Load a server. rate: requests a second; 0: as many as are answered."""
     host, port = server.address.split(":")
     start = time.monotonic() + 0.6 + 0.2 * clients.processes
-    load = {"host": host, "port": int(port), "request": str(request), "connections": clients.connections}
+    load = {"host": host, "port": int(port), "connections": clients.connections}
+    load |= {"request": str(requests.file), "lengths": requests.lengths}
     load |= {"start": start, "seconds": clients.seconds, "rate": rate / clients.processes}
     processes = [
         subprocess.Popen(
@@ -312,16 +358,14 @@ def measured(case: Case, path: Path, clients: Clients, tell: Callable[..., None]
     tell(front_ends=clients.front_ends, clients=clients.processes, connections=clients.connections)
     output = "y" if case.model in ("small", "stub") else fusec.Predictor(path, warm_up=False).outputs[0].name
     window_s = 0.8 * clients.seconds
-    with tempfile.NamedTemporaryFile() as request, served(path, clients) as server:
-        request.write(request_bytes(case, output, clients.rows))
-        request.flush()
-        tell(error=error(case, server.address, Path(request.name), answer))
-        full = loaded(server, Path(request.name), clients)
+    with served(path, clients) as server, requests_of(case, output, clients, server.address) as requests:
+        tell(error=error(case, server.address, requests, answer))
+        full = loaded(server, requests, clients)
         rate = clients.rows * len(full.good) / window_s
         tell(images_s=rate, of_device=rate / own["device_images_s"], of_host=rate / own["host_images_s"])
         tell(**{f"full_{name}": value for name, value in quantiles(full).items()})
         tell(**{f"{part}_cpu_us": 1e6 * seconds for part, seconds in full.cpu_s.items()})
-        at_load = loaded(server, Path(request.name), clients, LOAD * rate / clients.rows)
+        at_load = loaded(server, requests, clients, LOAD * rate / clients.rows)
     latency = quantiles(at_load)
     tell(**{f"load_{name}": value for name, value in latency.items()})
     tell(
@@ -340,11 +384,9 @@ def quantiles(measured: Measured) -> dict[str, float]:
     return {"median_ms": float(np.median(times)), "p99_ms": float(np.quantile(times, 0.99))}
 
 
-def error(case: Case, address: str, request: Path, answer: np.ndarray) -> float:
+def error(case: Case, address: str, requests: Requests, answer: np.ndarray) -> float:
     """Return the relative distance of a served answer from the executable's."""
-    import http.client
-
-    head, _, body = request.read_bytes().partition(b"\r\n\r\n")
+    head, _, body = requests.file.read_bytes()[: requests.lengths[0]].partition(b"\r\n\r\n")
     headers = dict(line.decode().split(": ", 1) for line in head.split(b"\r\n")[1:])
     connection = http.client.HTTPConnection(address)
     connection.request("POST", f"/v2/models/{case.model}/infer", body, headers)
@@ -378,10 +420,12 @@ def main() -> int:
     options.add_argument(
         "--stub-us", type=float, nargs=2, metavar=("ROW", "BATCH"), default=(25.0, 100.0), help="times of the case stub"
     )
+    options.add_argument("--shared-memory", action="store_true", help="images are in shared memory of the clients")
     options.add_argument("--option", action="append", default=[], help="of fusec serve, as --option=--delay-ms=1")
     given = options.parse_args()
     on_gpu = device.device_name() is not None
-    rows = LiveRows(given.output, given.commit, machine(), KEYS["serving.json"])
+    output = None if given.cases == ["stub"] else given.output  # a stub is no result
+    rows = LiveRows(output, given.commit, machine(), KEYS["serving.json"])
     with tempfile.TemporaryDirectory() as folder, within(given.limit):
         for name in given.cases or ["resnet50" if on_gpu else "small"]:
             case = replace(CASES[name], batches=tuple(given.batches or CASES[name].batches))
@@ -391,9 +435,9 @@ def main() -> int:
             for count in given.rows:
                 connections = given.connections or max(2, -(-3 * case.batches[-1] // (given.processes * count)))
                 stub_us = tuple(given.stub_us) if name == "stub" else None
-                served_as = (given.front_ends, count, stub_us, tuple(given.option))
+                served_as = (given.front_ends, count, stub_us, tuple(given.option), given.shared_memory)
                 clients = Clients(given.processes, connections, given.seconds, *served_as)
-                key = {"model": name, "batch": case.batches[-1], "rows": count}
+                key = {"model": name, "batch": case.batches[-1], "rows": count, "shared_memory": given.shared_memory}
                 measured(case, path, clients, partial(rows, f"{name}, requests of {count}", key))
     return 0
 
