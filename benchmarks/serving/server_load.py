@@ -255,9 +255,8 @@ def served(path: Path, clients: Clients) -> Generator[Server]:
             process.stdout.close()
 
 
-def request_bytes(case: Case, output: str, rows: int = 1, place: int | None = None) -> bytes:
+def request_bytes(model: str, output: str, x: np.ndarray, place: int | None = None) -> bytes:
     """Return a whole HTTP request for some images, binary or at a place in the shared memory."""
-    x = images(case, case.batches[-1])[:rows]
     given = {"binary_data_size": x.nbytes}
     if place is not None:
         given = {"shared_memory_region": REGION, "shared_memory_byte_size": x.nbytes, "shared_memory_offset": place}
@@ -266,7 +265,7 @@ def request_bytes(case: Case, output: str, rows: int = 1, place: int | None = No
     text = json.dumps({"inputs": [tensor], "outputs": [wanted]}).encode()
     body = text if place is not None else text + x.tobytes()
     head = (
-        f"POST /v2/models/{case.model}/infer HTTP/1.1\r\nHost: localhost\r\n"
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Length: {len(body)}\r\nInference-Header-Content-Length: {len(text)}\r\n\r\n"
     )
     return head.encode() + body
@@ -278,8 +277,8 @@ def requests_of(case: Case, output: str, clients: Clients, address: str) -> Gene
     with ExitStack() as stack:
         file = Path(stack.enter_context(tempfile.NamedTemporaryFile()).name)
         places: list[int | None] = [None]
+        x = images(case, case.batches[-1])[: clients.rows]
         if clients.shared_memory:
-            x = images(case, case.batches[-1])[: clients.rows]
             count = max(1, REGION_BYTES // x.nbytes)
             block = SharedMemory(create=True, size=count * x.nbytes)
             stack.callback(block.unlink)
@@ -288,7 +287,7 @@ def requests_of(case: Case, output: str, clients: Clients, address: str) -> Gene
                 block.buf[number * x.nbytes : (number + 1) * x.nbytes] = x.tobytes()
             places = [number * x.nbytes for number in range(count)]
             register(address, block.name, count * x.nbytes)
-        written = [request_bytes(case, output, clients.rows, place) for place in places]
+        written = [request_bytes(case.model, output, x, place) for place in places]
         file.write_bytes(b"".join(written))
         yield Requests(file, [len(each) for each in written])
 
