@@ -87,6 +87,7 @@ class FrontEnd:
         if path == "/metrics":
             _require(request, "GET")
             headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+            self._set_gauges()
             return web.Response(body=await asyncio.to_thread(metrics.text), headers=headers)
         if found := _ABOUT_MODEL.fullmatch(path):
             _require(request, "GET")
@@ -130,7 +131,7 @@ class FrontEnd:
             task.cancel()
 
     async def _expire(self) -> None:
-        """Refuse requests whose bodies or answers take too long."""
+        """Refuse requests whose bodies or answers take too long, and do what is due from time to time."""
         while True:
             await asyncio.sleep(min(0.2, self._options.timeout_s / 4))
             before = asyncio.get_running_loop().time() - self._options.timeout_s
@@ -139,6 +140,12 @@ class FrontEnd:
             for link in self._links:
                 link.refuse_late(before)
             self._regions.tidy()
+            self._set_gauges()
+
+    def _set_gauges(self) -> None:
+        """Set what metrics say about now. Doing it at every request would take a tenth of the time of one."""
+        metrics.IN_PROGRESS.set(self._infer.in_progress)
+        metrics.ARENA_BYTES.set(self._arena.size - self._arena.free_bytes)
 
     async def _received(self) -> None:
         """Wait for the bodies that are on their way, because their requests are in progress."""

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
-from fusec.serving.server import metrics
 from fusec.serving.server.memory.shared_arena import ALIGNMENT, SharedArena
 from fusec.serving.server.request_head import END, RequestHead, read_head
 
@@ -177,7 +176,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         start = self._arena.take(nbytes)
         if start is None:
             return None
-        metrics.ARENA_BYTES.inc(nbytes)
         if head.expects and self._transport is not None:
             self._transport.write(_CONTINUE)
         return ReceivedBody(self._arena, (start, nbytes), start + before, head, head.length, self._loop.time())
@@ -201,4 +199,3 @@ class HttpConnection(asyncio.BufferedProtocol):
 def give_back(body: ReceivedBody) -> None:
     """Free the memory of a body."""
     body.arena.give_back(*body.span)
-    metrics.ARENA_BYTES.dec(body.span[1])

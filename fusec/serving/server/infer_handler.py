@@ -58,20 +58,19 @@ class Spans:
         if start is None:
             raise RefusedError(503, "the server is overloaded: the bodies of other requests take its memory")
         self.taken.append((start, nbytes))
-        metrics.ARENA_BYTES.inc(nbytes)
         return start
 
     def release(self) -> None:
         """Give the memory back."""
         for start, nbytes in self.taken:
             self.arena.give_back(start, nbytes)
-            metrics.ARENA_BYTES.dec(nbytes)
         self.taken.clear()
 
 
 class InferHandler:
     """Answer inference requests of one front end.
 
+    in_progress: requests that have no answer yet.
     links: to all workers. connections: by transport, with the bodies of requests. regions: shared memory of clients.
     """
 
@@ -86,15 +85,14 @@ class InferHandler:
         self._options, self._arena, self._links, self._connections = options, arena, links, connections
         self._regions = regions
         self._queue = max(1, options.queue // options.front_ends)
-        self._in_progress = 0
+        self.in_progress = 0
 
     async def handle(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
         """Answer one request; every one gets exactly one answer."""
         connection = self._connections.get(request.transport) if request.transport is not None else None
         body = connection.bodies.popleft() if connection is not None and connection.bodies else None
         start = asyncio.get_running_loop().time() if body is None else body.since
-        self._in_progress += 1
-        metrics.IN_PROGRESS.inc()
+        self.in_progress += 1
         try:
             response = await self._answer(request, body, name, version)
         except RefusedError as refused:
@@ -102,8 +100,7 @@ class InferHandler:
         except (BadRequestError, RegionError) as error:
             response = RefusedError(400, str(error)).response()
         finally:
-            self._in_progress -= 1
-            metrics.IN_PROGRESS.dec()
+            self.in_progress -= 1
         if response.status == 408 or (body is None and (connection is None or connection.lost_track)):
             response.force_close()  # it is not known where the next request starts
         known = name if name in self._options.models else ""
@@ -124,7 +121,7 @@ class InferHandler:
                 raise RefusedError(404, f"there is no model {shown(name)} of that version")
             link = self._link(name)
             body = self._checked(request, body)
-            if self._in_progress > self._queue:
+            if self.in_progress > self._queue:
                 raise RefusedError(503, f"the server is overloaded: {self._queue} requests are in progress")
             json_bytes = body.length if body.head.json_bytes is None else body.head.json_bytes
             asked = read_request(body.data, json_bytes, link.models[name])

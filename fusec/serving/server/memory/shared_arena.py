@@ -22,6 +22,7 @@ class SharedArena:
     def __init__(self, nbytes: int):
         self.handle = os.memfd_create("fusec-requests", os.MFD_CLOEXEC)
         os.ftruncate(self.handle, nbytes)
+        self.size = nbytes
         self.memory = memoryview(mmap.mmap(self.handle, nbytes))
         self._free = [(0, nbytes)]  # (start, bytes) in ascending order; neighbours are merged
 
