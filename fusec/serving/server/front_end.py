@@ -32,6 +32,7 @@ from fusec.serving.server.memory.shared_regions import RegionError
 from fusec.serving.server.request_head import INFER_PATH, MODEL_PATH
 from fusec.serving.server.server_options import ServerOptions
 from fusec.serving.server.worker_link import WorkerLink
+from fusec.system.long_lived import leave_alone
 
 _INFER = re.compile(INFER_PATH)
 _ABOUT_MODEL = re.compile(MODEL_PATH + "(?P<what>/ready|/config)?")
@@ -216,4 +217,5 @@ def _require(request: web.BaseRequest, method: str) -> None:
 def main() -> None:
     """Serve with the options on the command line, as that front end, from the channel with that descriptor."""
     options, number, handle = ServerOptions.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    leave_alone()
     asyncio.run(FrontEnd(options, number).run(socket.socket(fileno=handle)))

@@ -41,6 +41,7 @@ from fusec.serving.server.queued_request import (
 )
 from fusec.serving.server.request_frames import split_frames
 from fusec.serving.server.server_options import ServerOptions
+from fusec.system.long_lived import leave_alone
 from fusec.system.threaded_copy import ThreadedCopy
 
 EXIT_BAD_MODEL, EXIT_FAILED = 3, 70
@@ -228,4 +229,5 @@ def main() -> None:
     except FusecError as error:
         print(f"fusec: error: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_MODEL)
+    leave_alone()
     worker.serve(options.socket(number))
