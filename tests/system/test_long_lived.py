@@ -18,7 +18,6 @@ held = gc.get_objects()
 assert not any(each is old for each in held)
 assert any(each is new for each in held)
 del new, held
-each = None
 assert gc.collect()
 print("good")
 """
