@@ -38,6 +38,7 @@ _INFER = re.compile(INFER_PATH)
 _ABOUT_MODEL = re.compile(MODEL_PATH + "(?P<what>/ready|/config)?")
 _REGIONS = re.compile(r"/v2/systemsharedmemory(?:/region/(?P<region>[^/?#\s]+))?/(?P<what>status|register|unregister)")
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
+_IDLE_S = 75.0  # after which a connection without a request is closed
 _log = logging.getLogger("fusec.serving")
 
 
@@ -119,7 +120,9 @@ class FrontEnd:
         loop.add_signal_handler(signal.SIGTERM, ended.set)
         tasks = [loop.create_task(link.run()) for link in self._links]
         tasks.append(loop.create_task(self._expire()))
-        server = web.Server(self.answer, access_log=None, auto_decompress=False)
+        # aiohttp does not see a body that arrives, and must not close its connection as an idle one.
+        idle_s = _IDLE_S + self._options.timeout_s
+        server = web.Server(self.answer, access_log=None, auto_decompress=False, keepalive_timeout=idle_s)
         runner = web.ServerRunner(server, shutdown_timeout=self._options.drain_s)
         await runner.setup()
         loop.add_reader(channel, self._accept, channel, server)
