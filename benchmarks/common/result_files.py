@@ -40,7 +40,7 @@ KEYS = {
     "quantized_models.json": ("model", "batch", "format"),
     "recurrent.json": ("case",),
     "quantization.json": ("model", "format", "tool", "where"),
-    "serving.json": ("model", "batch", "rows"),
+    "serving.json": ("model", "batch", "rows", "shared_memory"),
     "scale.json": ("case", "model", "batch", "devices"),
     "shapes.json": ("model", "tune", "kernels", "cache", "size"),
     "warm_start.json": ("model", "turn", "tune"),

@@ -95,6 +95,7 @@ def serving() -> list[str]:
         [
             row["model"],
             row["rows"],
+            "shared memory" if row["shared_memory"] else "HTTP",
             f"{row['device_images_s']:,.0f}",
             f"{row['images_s']:,.0f}",
             f"{row['of_device']:.0%}",
@@ -105,7 +106,7 @@ def serving() -> list[str]:
         for row in data["rows"]
         if "load_p99_ms" in row
     ]
-    header = ["model", "images a request", "executable, images/s", "server, images/s", "share"]
+    header = ["model", "images a request", "through", "executable, images/s", "server, images/s", "share"]
     return [
         "## A server under load",
         "",

@@ -1,12 +1,16 @@
 """Load a server from a process of its own; `benchmarks.serving.server_load` starts several.
 
-Usage: python -m benchmarks.serving.load_client JSON, with the keys of `Load`. Prints JSON: when each answer came, and
-how long it took. It uses sockets and no client library, so that one process sends thousands of requests a second.
+Usage: python -m benchmarks.serving.load_client JSON, with the keys of `Load`. Prints JSON: the CPU time of the process
+while it asked, and for each answer when it came, how long it took, how long the request waited in this process before
+it was sent, and its status. It uses sockets and no client library, so that one process sends thousands of requests a
+second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
 import json
 import random
 import sys
@@ -23,7 +27,7 @@ STATUS_AT = len("HTTP/1.1 ")
 class Load:
     """The requests of one client process.
 
-    request: file with a whole HTTP request, which is sent again and again.
+    request: file with whole HTTP requests, which are sent in turn. lengths: of them.
     connections: as many requests are in progress at most.
     start, seconds: when to begin, on the monotonic clock of this machine, and for how long.
     rate: requests a second, at random times (Poisson), whether or not others were answered; 0: as soon as a connection
@@ -33,6 +37,7 @@ class Load:
     host: str
     port: int
     request: str
+    lengths: list[int]
     connections: int
     start: float
     seconds: float
@@ -44,7 +49,7 @@ class Connection(asyncio.Protocol):
     """One connection with at most one request in progress."""
 
     def __init__(self, client: Client):
-        self.client, self.held, self.due = client, bytearray(), 0.0
+        self.client, self.held, self.due, self.sent = client, bytearray(), 0.0, 0.0
         self.length = -1
         self.transport: Any = None
 
@@ -54,8 +59,8 @@ class Connection(asyncio.Protocol):
         self.client.free(self)
 
     def send(self, due: float) -> None:
-        self.due = due
-        self.transport.write(self.client.request)
+        self.due, self.sent = due, time.monotonic()
+        self.transport.write(next(self.client.requests))
 
     def data_received(self, data: bytes) -> None:
         self.held += data
@@ -70,7 +75,7 @@ class Connection(asyncio.Protocol):
         status = int(self.held[STATUS_AT : STATUS_AT + 3])
         self.held.clear()
         self.length = -1
-        self.client.answered(self.due, status)
+        self.client.answered(self.due, self.sent - self.due, status)
         self.client.free(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -82,8 +87,11 @@ class Client:
     """All connections of this process, and the times of their answers."""
 
     def __init__(self, load: Load):
-        self.load, self.request = load, Path(load.request).read_bytes()
-        self.answers: list[tuple[float, float, int]] = []
+        self.load, data = load, Path(load.request).read_bytes()
+        ends = list(itertools.accumulate(load.lengths, initial=0))
+        self.requests = itertools.cycle([data[start:end] for start, end in itertools.pairwise(ends)])
+        self.answers: list[tuple[float, float, float, int]] = []
+        self.cpu_s = 0.0
         self.idle: deque[Connection] = deque()
         self.waiting: deque[float] = deque()
         self.begun = self.ended = False
@@ -100,9 +108,9 @@ class Client:
         else:
             self.idle.append(connection)
 
-    def answered(self, due: float, status: int) -> None:
+    def answered(self, due: float, waited: float, status: int) -> None:
         now = time.monotonic()
-        self.answers.append((now, now - due, status))
+        self.answers.append((now, now - due, waited, status))
 
     def ask(self, due: float) -> None:
         """Send a request now, or as soon as a connection is free; its time counts from when it was due."""
@@ -116,7 +124,7 @@ class Client:
         for _ in range(load.connections):
             await loop.create_connection(lambda: Connection(self), load.host, load.port)
         await asyncio.sleep(max(0.0, load.start - time.monotonic()))
-        self.begun = True
+        self.begun, before = True, time.process_time()
         if load.rate:
             rng, due = random.Random(load.seed), load.start
             while (due := due + rng.expovariate(load.rate)) < load.start + load.seconds:
@@ -126,15 +134,17 @@ class Client:
             for _ in range(len(self.idle)):
                 self.ask(time.monotonic())
             await asyncio.sleep(load.seconds)
+        self.cpu_s = time.process_time() - before
         while len(self.idle) < load.connections:
             await asyncio.sleep(0.01)
         self.ended = True
 
 
 def main() -> None:
+    gc.disable()  # a collection would look at all answers so far, and answers would wait for it
     client = Client(Load(**json.loads(sys.argv[1])))
     asyncio.run(client.run())
-    print(json.dumps(client.answers))
+    print(json.dumps({"cpu_s": client.cpu_s, "answers": client.answers}))
 
 
 if __name__ == "__main__":

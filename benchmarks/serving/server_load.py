@@ -9,12 +9,15 @@ The extra `serve` must be installed.
    as answers come; the server forms the batches.
 3. The server at 70 % of that load: requests at random times. Latency counts from when a request was due.
 
+The case `stub` has a device that only waits, so that the server itself is measured, also without a GPU.
+
 A figure is printed as soon as it is known, and goes to the row of its case in benchmarks/results/serving.json. Cases
 that are not measured again keep their rows. `--limit` stops a run that takes too long.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import platform
@@ -24,9 +27,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -39,9 +43,12 @@ import fusec
 from benchmarks.common.attempt import within
 from benchmarks.common.live_rows import LiveRows
 from benchmarks.common.result_files import KEYS, ROOT, gpu, parser
+from benchmarks.serving import stub_device
 from examples.models import light, randomised
 from fusec.gpu import device
 
+_FRONT_END = ("server.front_end import", "run('front_end')")  # in the command of such a process, the latter with a stub
+REGION, REGION_BYTES = "images", 64 << 20  # more than caches hold
 LOAD = 0.7  # of the throughput, at which latency is measured
 
 
@@ -58,18 +65,60 @@ class Case:
 CASES = {
     "resnet50": Case("resnet50", 224, (1, 8, 16, 32, 48, 64), "fp16"),
     "small": Case("small", 64, (1, 2, 4, 8), "fp32"),
+    "stub": Case("stub", 224, (1, 8, 16, 32, 48, 64), "fp16"),
 }
 
 
 @dataclass(frozen=True)
 class Clients:
-    """The load of a server: client processes, their connections and the rows of a request."""
+    """The load of a server: client processes, their connections and the rows of a request.
+
+    stub_us: microseconds of a row and of a batch, if the server has a device that only waits. options: of the server.
+    shared_memory: images are in shared memory, and requests refer to them.
+    """
 
     processes: int
     connections: int
     seconds: float
     front_ends: int
     rows: int = 1
+    stub_us: tuple[float, float] | None = None
+    options: tuple[str, ...] = ()
+    shared_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs."""
+
+    address: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Requests:
+    """A file with whole HTTP requests, one after the other, and their lengths."""
+
+    file: Path
+    lengths: list[int]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What clients saw.
+
+    answers: rows of time, seconds from when the request was due, seconds that it waited in its client, and status;
+        without the first fifth of the time.
+    cpu_s: CPU time of a request by where it was used.
+    """
+
+    answers: np.ndarray
+    cpu_s: Mapping[str, float]
+
+    @property
+    def good(self) -> np.ndarray:
+        """Return the answers that are no refusals."""
+        return self.answers[self.answers[:, 3] == 200]
 
 
 def with_preprocessing(model: onnx.ModelProto, side: int) -> onnx.ModelProto:
@@ -136,6 +185,8 @@ def network(case: Case) -> onnx.ModelProto:
 def compiled(case: Case, folder: Path, tune: str, budget: float) -> Path:
     """Compile and tune a case for all its batches, and return the file."""
     path = folder / f"{case.model}.fusec"
+    if case.model == "stub":
+        return stub_device.compiled(case.side, case.batches, path)
     sizes = {"N": (case.batches[0], case.batches[-1])}
     made = fusec.compile(
         network(case), precision=case.precision, shapes=sizes, buckets={"N": case.batches}, tune=tune, budget=budget
@@ -182,14 +233,18 @@ def seconds_of(run: Any, finish: Any, seconds: float) -> float:
 
 
 @contextmanager
-def served(path: Path, clients: Clients) -> Generator[str]:
-    """Run `fusec serve`, and yield its address."""
-    options = ["--port", "0", "--front-ends", str(clients.front_ends)]
-    command = [sys.executable, "-m", "fusec", "serve", str(path), *options]
+def served(path: Path, clients: Clients) -> Generator[Server]:
+    """Run `fusec serve`, and yield its address and its first process."""
+    options = ["--port", "0", "--front-ends", str(clients.front_ends), *clients.options]
+    options += ["--shared-memory"] * clients.shared_memory
+    serve = ["fusec", "serve", str(path)]
+    if clients.stub_us:
+        serve = ["benchmarks.serving.stub_device", str(path), *(str(us / 1e6) for us in clients.stub_us)]
+    command = [sys.executable, "-m", *serve, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None
-        yield urlparse(process.stdout.readline().split()[-1]).netloc
+        yield Server(urlparse(process.stdout.readline().split()[-1]).netloc, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -200,29 +255,60 @@ def served(path: Path, clients: Clients) -> Generator[str]:
             process.stdout.close()
 
 
-def request_bytes(case: Case, output: str, rows: int = 1) -> bytes:
-    """Return a whole HTTP request for some images, with binary tensors."""
-    x = images(case, case.batches[-1])[:rows]
-    tensor = {
-        "name": "image",
-        "shape": list(x.shape),
-        "datatype": "UINT8",
-        "parameters": {"binary_data_size": x.nbytes},
-    }
+def request_bytes(model: str, output: str, x: np.ndarray, place: int | None = None) -> bytes:
+    """Return a whole HTTP request for some images, binary or at a place in the shared memory."""
+    given = {"binary_data_size": x.nbytes}
+    if place is not None:
+        given = {"shared_memory_region": REGION, "shared_memory_byte_size": x.nbytes, "shared_memory_offset": place}
+    tensor = {"name": "image", "shape": list(x.shape), "datatype": "UINT8", "parameters": given}
     wanted = {"name": output, "parameters": {"binary_data": True}}
     text = json.dumps({"inputs": [tensor], "outputs": [wanted]}).encode()
+    body = text if place is not None else text + x.tobytes()
     head = (
-        f"POST /v2/models/{case.model}/infer HTTP/1.1\r\nHost: localhost\r\n"
-        f"Content-Length: {len(text) + x.nbytes}\r\nInference-Header-Content-Length: {len(text)}\r\n\r\n"
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Length: {len(body)}\r\nInference-Header-Content-Length: {len(text)}\r\n\r\n"
     )
-    return head.encode() + text + x.tobytes()
+    return head.encode() + body
 
 
-def loaded(address: str, request: Path, clients: Clients, rate: float = 0.0) -> list[tuple[float, float, int]]:
-    """Load a server, and return time, seconds and status of each answer, without the first fifth of the time."""
-    host, port = address.split(":")
+@contextmanager
+def requests_of(case: Case, output: str, clients: Clients, address: str) -> Generator[Requests]:
+    """Write the requests to a file. With shared memory, each of some hundred refers to images of its own."""
+    with ExitStack() as stack:
+        file = Path(stack.enter_context(tempfile.NamedTemporaryFile()).name)
+        places: list[int | None] = [None]
+        x = images(case, case.batches[-1])[: clients.rows]
+        if clients.shared_memory:
+            count = max(1, REGION_BYTES // x.nbytes)
+            block = SharedMemory(create=True, size=count * x.nbytes)
+            stack.callback(block.unlink)
+            stack.callback(block.close)
+            for number in range(count):
+                block.buf[number * x.nbytes : (number + 1) * x.nbytes] = x.tobytes()
+            places = [number * x.nbytes for number in range(count)]
+            register(address, block.name, count * x.nbytes)
+        written = [request_bytes(case.model, output, x, place) for place in places]
+        file.write_bytes(b"".join(written))
+        yield Requests(file, [len(each) for each in written])
+
+
+def register(address: str, key: str, nbytes: int) -> None:
+    """Tell a server about shared memory."""
+    body = json.dumps({"key": key, "offset": 0, "byte_size": nbytes})
+    connection = http.client.HTTPConnection(address)
+    connection.request("POST", f"/v2/systemsharedmemory/region/{REGION}/register", body)
+    reply = connection.getresponse()
+    if reply.status != 200:
+        raise SystemExit(reply.read().decode())
+    connection.close()
+
+
+def loaded(server: Server, requests: Requests, clients: Clients, rate: float = 0.0) -> Measured:
+    """Load a server. rate: requests a second; 0: as many as are answered."""
+    host, port = server.address.split(":")
     start = time.monotonic() + 0.6 + 0.2 * clients.processes
-    load = {"host": host, "port": int(port), "request": str(request), "connections": clients.connections}
+    load = {"host": host, "port": int(port), "connections": clients.connections}
+    load |= {"request": str(requests.file), "lengths": requests.lengths}
     load |= {"start": start, "seconds": clients.seconds, "rate": rate / clients.processes}
     processes = [
         subprocess.Popen(
@@ -233,52 +319,73 @@ def loaded(address: str, request: Path, clients: Clients, rate: float = 0.0) -> 
         )
         for seed in range(clients.processes)
     ]
+    before = cpu_seconds(server.pid)
     told = [process.communicate(timeout=clients.seconds + 120)[0] for process in processes]
+    after = cpu_seconds(server.pid)
     if any(process.returncode for process in processes):
         raise SystemExit("a client failed")
-    answers = [(at, seconds, status) for text in told for at, seconds, status in json.loads(text)]
-    return [a for a in answers if start + 0.2 * clients.seconds <= a[0] <= start + clients.seconds]
+    reports = [json.loads(text) for text in told]
+    answers = np.array([answer for report in reports for answer in report["answers"]]).reshape(-1, 4)
+    cpu = {part: after[part] - before[part] for part in after}
+    cpu["clients"] = sum(report["cpu_s"] for report in reports)
+    own = answers[(answers[:, 0] >= start + 0.2 * clients.seconds) & (answers[:, 0] <= start + clients.seconds)]
+    return Measured(own, {part: seconds / max(1, len(answers)) for part, seconds in cpu.items()})
+
+
+def cpu_seconds(pid: int) -> dict[str, float]:
+    """Return the CPU time of the processes of a server, by what they do."""
+    found = {"front_ends": 0.0, "workers": 0.0}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            folder = Path("/proc") / child
+            is_front_end = any(text in (folder / "cmdline").read_bytes().decode() for text in _FRONT_END)
+            part = "front_ends" if is_front_end else "workers"
+            ticks = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+            found[part] += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def measured(case: Case, path: Path, clients: Clients, tell: Callable[..., None]) -> None:
     """Measure one case. tell: takes figures by name."""
     own = alone(case, path, clients.seconds / 2, clients.rows)
+    if clients.stub_us:
+        a_row, a_batch = clients.stub_us
+        speed = 1e6 * case.batches[-1] / (a_batch + a_row * case.batches[-1])
+        own |= {"device": "stub", "device_images_s": speed, "host_images_s": speed}
     answer = own.pop("answer")
     tell(precision=case.precision, side=case.side, **own)
     tell(front_ends=clients.front_ends, clients=clients.processes, connections=clients.connections)
-    output = "y" if case.model == "small" else fusec.Predictor(path, warm_up=False).outputs[0].name
+    output = "y" if case.model in ("small", "stub") else fusec.Predictor(path, warm_up=False).outputs[0].name
     window_s = 0.8 * clients.seconds
-    with tempfile.NamedTemporaryFile() as request, served(path, clients) as address:
-        request.write(request_bytes(case, output, clients.rows))
-        request.flush()
-        tell(error=error(case, address, Path(request.name), answer))
-        full = loaded(address, Path(request.name), clients)
-        rate = clients.rows * sum(status == 200 for _, _, status in full) / window_s
+    with served(path, clients) as server, requests_of(case, output, clients, server.address) as requests:
+        tell(error=error(case, server.address, requests, answer))
+        full = loaded(server, requests, clients)
+        rate = clients.rows * len(full.good) / window_s
         tell(images_s=rate, of_device=rate / own["device_images_s"], of_host=rate / own["host_images_s"])
         tell(**{f"full_{name}": value for name, value in quantiles(full).items()})
-        at_load = loaded(address, Path(request.name), clients, LOAD * rate / clients.rows)
+        tell(**{f"{part}_cpu_us": 1e6 * seconds for part, seconds in full.cpu_s.items()})
+        at_load = loaded(server, requests, clients, LOAD * rate / clients.rows)
     latency = quantiles(at_load)
     tell(**{f"load_{name}": value for name, value in latency.items()})
     tell(
-        load_images_s=clients.rows * len(at_load) / window_s,
+        load_images_s=clients.rows * len(at_load.answers) / window_s,
+        load_p99_in_client_ms=1e3 * float(np.quantile(at_load.good[:, 2], 0.99)),
         p99_of_median=latency["p99_ms"] / latency["median_ms"],
-        refused=sum(status != 200 for _, _, status in (*full, *at_load)),
+        refused=sum(len(each.answers) - len(each.good) for each in (full, at_load)),
     )
 
 
-def quantiles(answers: list[tuple[float, float, int]]) -> dict[str, float]:
+def quantiles(measured: Measured) -> dict[str, float]:
     """Return median and 99th percentile of the latency in milliseconds."""
-    times = np.array([seconds for _, seconds, status in answers if status == 200]) * 1e3
+    times = measured.good[:, 1] * 1e3
     if not times.size:
         raise SystemExit("no request was answered within the time of the measurement: give more --seconds")
     return {"median_ms": float(np.median(times)), "p99_ms": float(np.quantile(times, 0.99))}
 
 
-def error(case: Case, address: str, request: Path, answer: np.ndarray) -> float:
+def error(case: Case, address: str, requests: Requests, answer: np.ndarray) -> float:
     """Return the relative distance of a served answer from the executable's."""
-    import http.client
-
-    head, _, body = request.read_bytes().partition(b"\r\n\r\n")
+    head, _, body = requests.file.read_bytes()[: requests.lengths[0]].partition(b"\r\n\r\n")
     headers = dict(line.decode().split(": ", 1) for line in head.split(b"\r\n")[1:])
     connection = http.client.HTTPConnection(address)
     connection.request("POST", f"/v2/models/{case.model}/infer", body, headers)
@@ -309,9 +416,15 @@ def main() -> int:
     options.add_argument("--front-ends", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)))
     options.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     options.add_argument("--file", type=Path, help="a .fusec file of the case, in place of compiling it")
+    options.add_argument(
+        "--stub-us", type=float, nargs=2, metavar=("ROW", "BATCH"), default=(25.0, 100.0), help="times of the case stub"
+    )
+    options.add_argument("--shared-memory", action="store_true", help="images are in shared memory of the clients")
+    options.add_argument("--option", action="append", default=[], help="of fusec serve, as --option=--delay-ms=1")
     given = options.parse_args()
     on_gpu = device.device_name() is not None
-    rows = LiveRows(given.output, given.commit, machine(), KEYS["serving.json"])
+    output = None if given.cases == ["stub"] else given.output  # a stub is no result
+    rows = LiveRows(output, given.commit, machine(), KEYS["serving.json"])
     with tempfile.TemporaryDirectory() as folder, within(given.limit):
         for name in given.cases or ["resnet50" if on_gpu else "small"]:
             case = replace(CASES[name], batches=tuple(given.batches or CASES[name].batches))
@@ -320,8 +433,10 @@ def main() -> int:
             rows(name, {}, compile_s=time.perf_counter() - start)
             for count in given.rows:
                 connections = given.connections or max(2, -(-3 * case.batches[-1] // (given.processes * count)))
-                clients = Clients(given.processes, connections, given.seconds, given.front_ends, count)
-                key = {"model": name, "batch": case.batches[-1], "rows": count}
+                stub_us = tuple(given.stub_us) if name == "stub" else None
+                served_as = (given.front_ends, count, stub_us, tuple(given.option), given.shared_memory)
+                clients = Clients(given.processes, connections, given.seconds, *served_as)
+                key = {"model": name, "batch": case.batches[-1], "rows": count, "shared_memory": given.shared_memory}
                 measured(case, path, clients, partial(rows, f"{name}, requests of {count}", key))
     return 0
 

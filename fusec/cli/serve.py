@@ -40,6 +40,9 @@ def serve(
     queue: Annotated[int, typer.Option(min=1, help="Requests in progress; more are refused.")] = 1024,
     max_body: Annotated[int, typer.Option(min=1, help="MiB of the body of a request.")] = 64,
     memory: Annotated[int, typer.Option(min=1, help="MiB for the bodies of all requests in progress.")] = 1024,
+    shared_memory: Annotated[
+        bool, typer.Option("--shared-memory", help="Let clients on this machine use their shared memory for tensors.")
+    ] = False,
     target: Annotated[str, typer.Option(help="Target of the files; auto: this machine's GPU.")] = "auto",
     tune: Annotated[str, typer.Option(help="As for fusec run: none, quick or full.")] = "quick",
     as_json: AsJson = False,
@@ -66,6 +69,7 @@ def serve(
         queue=queue,
         body_bytes=max_body << 20,
         memory_bytes=memory << 20,
+        shared_memory=shared_memory,
         target=target,
         tune=tune,
     )

@@ -108,6 +108,8 @@ class Machine:
         self.needs_sizes = False
         self.uncapturable: list[Callable[[], None]] = []
         self.refuses_blobs = False
+        self.page_locked: list[int] = []  # addresses
+        self.refuses_page_locks = False
         self.copied: list[tuple[int, int]] = []  # kinds of copies between a caller's memory and a model's, and streams
         self.streams = 0
         self.current: Any = None  # the caller's stream
@@ -227,6 +229,11 @@ class Machine:
             machine.copied.append((kind, stream))
             machine.do(lambda: void(ctypes.memmove(target, source, nbytes)))
 
+        def host_register(address: int, nbytes: int, flags: int) -> None:
+            if machine.refuses_page_locks:
+                raise RuntimeFaultError("operation not supported")
+            machine.page_locked.append(address)
+
         def current() -> Stream:
             machine.current = machine.current or Stream()
             return machine.current
@@ -270,6 +277,8 @@ class Machine:
         rng = np.random.default_rng(0)
         runtime = types.SimpleNamespace(
             memcpyAsync=memcpy_async,
+            hostRegister=host_register,
+            hostUnregister=machine.page_locked.remove,
             CUDARuntimeError=RuntimeFaultError,
             memGetInfo=lambda: (1 << 34, 1 << 37),
             driverGetVersion=lambda: 13000,

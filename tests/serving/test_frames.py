@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
+import random
 import struct
 import types
 from typing import Any
@@ -11,22 +11,29 @@ from typing import Any
 import numpy as np
 
 from fusec.serving.server.batch_queue import BatchGroup, FormedBatch
-from fusec.serving.server.frames import frame, receive_headers, split_answers
+from fusec.serving.server.frames import split_answers
 from fusec.serving.server.queued_request import QueuedRequest, by_sender, send_results
+from fusec.serving.server.request_frames import ROWS, RequestForm, request_frame, split_frames
 
 
-def test_messages_arrive_whole_however_they_are_cut() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        data = b"".join(frame({"id": number, "text": "x" * number}) for number in range(40))
-        held, got = bytearray(), list[dict[str, Any]]()
-        for start in range(0, len(data), 17):
-            ours.sendall(data[start : start + 17])
-            got += receive_headers(theirs, held) or []
-        assert [each["id"] for each in got] == list(range(40))
-        assert not held
-        ours.close()
-        assert receive_headers(theirs, held) is None
+def test_requests_arrive_whole_however_they_are_cut() -> None:
+    forms = [
+        RequestForm("m", (("x", "FP32", (ROWS, 3), ""), ("k", "INT8", (ROWS,), "a 7")), ("y", "z")),
+        RequestForm("n", (("x", "UINT8", (3, 8), ""),), ("y",)),
+    ]
+    rng = random.Random(0)
+    given: list[tuple[RequestForm, list[tuple[int, ...]]]] = []
+    for _ in range(60):
+        form = rng.choice(forms)
+        count = rng.randint(1, 3)
+        given.append((form, [tuple(rng.randrange(1 << 50) for _ in range(2 + len(form.inputs))) for _ in range(count)]))
+    data = b"".join(request_frame(form.text(), [n for each in requests for n in each]) for form, requests in given)
+    held, got = bytearray(), list[Any]()
+    for start in range(0, len(data), 17):
+        held += data[start : start + 17]
+        got += [(form, list(requests)) for form, requests in split_frames(held)]
+    assert got == given
+    assert not held
 
 
 def answers(size: int, rows: list[int], results: dict[str, np.ndarray], senders: int) -> dict[int, dict[str, Any]]:
@@ -34,7 +41,8 @@ def answers(size: int, rows: list[int], results: dict[str, np.ndarray], senders:
     told: list[list[bytes]] = [[] for _ in range(senders)]
     links: list[Any] = [types.SimpleNamespace(send=each.extend) for each in told]
     model: Any = None
-    tickets = [QueuedRequest(links[n % senders], n, model, (), tuple(results), count) for n, count in enumerate(rows)]
+    form = RequestForm("m", (), tuple(results))
+    tickets = [QueuedRequest(links[n % senders], n, model, form, (), (), count) for n, count in enumerate(rows)]
     batch = by_sender(FormedBatch(BatchGroup("m", ()), tickets, size, [0.0] * len(rows)))
     order = [ticket.id for ticket in batch.tickets]
     given = [np.split(array, np.cumsum(rows)[:-1]) if size else [array] for array in results.values()]

@@ -93,10 +93,14 @@ def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path, shared_memory: bool) -> None:
     """It writes the same rows as for a GPU, here of the simulation."""
-    clients = benchmark.Clients(processes=1, connections=BATCH, seconds=3.0, front_ends=1, rows=2)
-    output, key = tmp_path / "new" / "serving.json", {"model": CASE.model, "batch": BATCH, "rows": 2}
+    output = tmp_path / "new" / "serving.json"
+    key = {"model": CASE.model, "batch": BATCH, "rows": 2, "shared_memory": shared_memory}
+    clients = benchmark.Clients(
+        processes=1, connections=BATCH, seconds=3.0, front_ends=1, rows=2, shared_memory=shared_memory
+    )
     rows = LiveRows(output, "abc", {"cpu": "x"}, KEYS["serving.json"])
     told: list[set[str]] = []
 
@@ -111,6 +115,8 @@ def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path) -> None:
     assert row["refused"] == 0
     assert row["images_s"] > 0
     assert row["load_p99_ms"] >= row["load_median_ms"] > 0
+    assert row["workers_cpu_us"] > 0
+    assert row["load_p99_in_client_ms"] <= row["load_p99_ms"]
     assert {"of_device", "of_host", "p99_of_median", "full_p99_ms", "load_images_s"} <= row.keys()
     assert set(KEYS["serving.json"]) <= row.keys()
 

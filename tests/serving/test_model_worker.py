@@ -18,6 +18,7 @@ from fusec.serving.server.batch_queue import BatchGroup, FormedBatch
 from fusec.serving.server.loaded_model import PreparedBatch
 from fusec.serving.server.model_worker import MAX_FAILURES, ModelWorker
 from fusec.serving.server.queued_request import FrontEndConnection, QueuedRequest
+from fusec.serving.server.request_frames import RequestForm
 from fusec.serving.server.server_options import ServerOptions
 
 
@@ -39,7 +40,7 @@ def answered(model: Any, size: int, times: int) -> list[dict[str, Any]]:
     sender: Any = types.SimpleNamespace(send=told.extend)
     worker = ModelWorker(ServerOptions(models={}), 0)
     for number in range(times):
-        request = QueuedRequest(sender, number, model, (), ("y",), 1)
+        request = QueuedRequest(sender, number, model, RequestForm("m", (), ("y",)), (), (), 1)
         worker._run(FormedBatch(BatchGroup("m", ()), [request], size, [0.0]), PreparedBatch({}, None))
     return [json.loads(message[12:]) for message in told]
 
@@ -66,7 +67,8 @@ def test_a_front_end_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(queued_request, "SEND_S", 1)
     mine, theirs = socket.socketpair()
     with mine, theirs:
-        sender = FrontEndConnection(mine, memoryview(b""))
+        nothing: Any = None
+        sender = FrontEndConnection(mine, nothing)
         sending = threading.Thread(target=sender.send, args=([bytes(8 << 20)],))
         start = time.monotonic()
         sending.start()

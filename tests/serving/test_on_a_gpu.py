@@ -15,7 +15,9 @@ from gpu.test_backend import build
 from fusec.errors import TargetError
 from fusec.serving import choose_device
 from fusec.serving.choose_device import choose, devices_of
-from fusec.serving.server.batch_buffer import BatchBuffer, fetch
+from fusec.serving.server.batch_buffer import BatchBuffer, fetch, joined
+from fusec.serving.server.memory.request_memory import RequestMemory
+from fusec.serving.server.memory.shared_arena import SharedArena
 from fusec.system.threaded_copy import ThreadedCopy
 
 TEXT = """graph "g" (%x: f32[4,3,2,2], %k: i64[4]) {
@@ -94,7 +96,9 @@ def test_devices_of_a_server(fresh: pytest.MonkeyPatch) -> None:
             devices_of(wrong)
 
 
-def test_rows_are_gathered_in_page_locked_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("from_requests", [True, False], ids=["from requests", "gathered"])
+def test_rows_get_to_the_device(from_requests: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From where requests are, if that memory is page-locked, or from a page-locked copy."""
     pytest.importorskip("cupy")
     pytest.importorskip("cudnn")
     machine = Machine()
@@ -107,7 +111,10 @@ def test_rows_are_gathered_in_page_locked_memory(monkeypatch: pytest.MonkeyPatch
     ]
     buffer = BatchBuffer(net, ThreadedCopy(1))
     for _ in range(3):  # step by step, recorded, replayed
-        feeds = buffer.fill(requests, 4)
+        machine.copied.clear()
+        feeds = buffer.fill(requests, 4, from_requests)
+        copies = [kind for kind, _ in machine.copied]
+        assert copies == ([1] * 6 if from_requests else []), "of each input: two requests, and a row of padding"
         assert all(isinstance(array, Array) for array in feeds.values())
         pending = fetch(net, ["y", "n"], net.run(None, feeds))
         assert pending.event is not None
@@ -118,3 +125,32 @@ def test_rows_are_gathered_in_page_locked_memory(monkeypatch: pytest.MonkeyPatch
         np.testing.assert_array_equal(y[3], y[2], "padded with copies of the last row")
         np.testing.assert_array_equal(n[:3], -k)
         requests.reverse()
+
+
+def test_neighbours_in_memory_are_one_copy() -> None:
+    assert joined([(0, 8), (8, 8), (24, 8), (16, 8), (24, 4), (28, 4)]) == [(0, 16), (24, 8), (16, 16)]
+    assert joined([]) == []
+
+
+def test_memory_of_requests_is_page_locked_until_it_is_released() -> None:
+    machine = Machine()
+    cupy = machine.cupy()
+    arena = SharedArena(1 << 16)
+    memory = RequestMemory(arena.handle, cupy)
+    assert memory.page_locked
+    assert len(machine.page_locked) == 1
+    arena.memory[100:105] = b"bytes"
+    rows = np.ndarray(5, np.uint8, memory.data, 100)
+    assert machine.page_locked == [rows.ctypes.data - 100]
+    del memory
+    assert not machine.page_locked
+    assert bytes(rows) == b"bytes", "it stays mapped while something reads it"
+
+
+def test_memory_that_cannot_be_page_locked_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine()
+    machine.refuses_page_locks = True
+    arena = SharedArena(1 << 16)
+    assert not RequestMemory(arena.handle, machine.cupy()).page_locked
+    assert "cannot be page-locked, so their rows are copied once more: operation not supported" in caplog.text
+    assert not RequestMemory(arena.handle, np).page_locked

@@ -142,8 +142,7 @@ def test_requests_share_batches(server: Running) -> None:
     assert more('fusec_batch_rows_count{model="classifier"}') < 24
     assert more('fusec_requests_total{model="classifier",status="200"}') == 32
     assert more('fusec_request_seconds_count{model="classifier"}') == 32
-    assert after["fusec_requests_in_progress"] == 0
-    assert after["fusec_request_bytes"] == 0
+    until(lambda: counts(server)["fusec_requests_in_progress"] == counts(server)["fusec_request_bytes"] == 0)
     assert after["fusec_workers_ready"] == 1
 
 
@@ -260,6 +259,34 @@ def test_an_overload_is_refused_soon(tmp_path: Path) -> None:
         assert not list(server.folder.iterdir())
         with pytest.raises(OSError, match="refused"):
             server.request("GET", "/v2/health/live")
+
+
+def test_a_body_that_is_on_its_way_at_the_end_is_answered(file: Path) -> None:
+    x = images(1)
+    body, headers = binary_request({"image": x}, "UINT8", parameters={"binary_data_output": True})
+    with serving(file, "--front-ends", 1) as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), 20) as raw:
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
+            raw.sendall(head.encode() + body[:100])
+            until(lambda: counts(server)["fusec_request_bytes"])
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: not accepts(host, int(port)))
+            raw.sendall(body[100:])
+            answer = b""
+            while data := raw.recv(1 << 16):
+                answer += data
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert server.process.wait(20) == 0
+
+
+def accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 5).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.slow

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import random
 
-from fusec.serving.server.shared_arena import SharedArena, mapped
+import numpy as np
+
+from fusec.serving.server.memory.request_memory import RequestMemory
+from fusec.serving.server.memory.shared_arena import SharedArena
 
 
 def test_spans_do_not_overlap_and_come_back() -> None:
@@ -36,8 +39,7 @@ def test_spans_do_not_overlap_and_come_back() -> None:
 def test_a_worker_sees_what_was_written() -> None:
     arena = SharedArena(4096)
     handle = os.dup(arena.handle)
-    seen = mapped(handle)
+    seen = RequestMemory(handle, np).data
     os.close(handle)
     arena.memory[100:105] = b"bytes"
     assert bytes(seen[100:105]) == b"bytes"
-    assert seen.readonly

@@ -16,6 +16,7 @@ from fusec.runtime import Executable
 from fusec.system.threaded_copy import ThreadedCopy
 
 Arrays = Mapping[str, Any]
+_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 
 
 class BatchBuffer:
@@ -41,11 +42,26 @@ class BatchBuffer:
             else:
                 self.host[spec.name] = empty(np, TensorType(spec.shape, DType.of(spec.dtype), spec.order))
 
-    def fill(self, requests: Iterable[Arrays], size: int) -> Arrays:
+    def fill(self, requests: Sequence[Arrays], size: int, page_locked: bool) -> Arrays:
         """Copy the rows of requests one after the other, and copies of the last row up to the size of the batch.
 
+        page_locked: requests are in page-locked memory, from which the device copies them itself.
         Returns the feeds of the program: arrays on the device where they are there.
         """
+        if self._stream is None:
+            self._gather(requests, size)
+            return self.host
+        if page_locked:
+            for name, array in self._device.items():
+                self._copy_rows(array, [each[name] for each in requests], size)
+        else:
+            self._gather(requests, size)
+            for name, array in self._device.items():
+                array.set(self.host[name], stream=self._stream)
+        self._stream.synchronize()
+        return {**self.host, **self._device}
+
+    def _gather(self, requests: Sequence[Arrays], size: int) -> None:
         start, pairs = 0, list[tuple[Any, Any]]()
         for arrays in requests:
             end = start + len(next(iter(arrays.values())))
@@ -54,11 +70,29 @@ class BatchBuffer:
         self._copy.each(pairs)
         for buffer in self.host.values():
             buffer[start:size] = buffer[start - 1]
-        for name, array in self._device.items():
-            array.set(self.host[name], stream=self._stream)
-        if self._stream is not None:
-            self._stream.synchronize()
-        return {**self.host, **self._device}
+
+    def _copy_rows(self, target: Any, requests: Sequence[np.ndarray[Any, Any]], size: int) -> None:
+        """Queue the copies of rows to the device; one for requests that are next to each other in memory."""
+        spans = [(rows.ctypes.data, rows.nbytes) for rows in requests]
+        row = spans[-1][1] // len(requests[-1])
+        last = sum(spans[-1]) - row
+        padding = size - sum(map(len, requests))
+        place: int = target.data.ptr
+        for start, nbytes in (*joined(spans), *[(last, row)] * padding):
+            if nbytes:
+                self._xp.cuda.runtime.memcpyAsync(place, start, nbytes, _TO_DEVICE, self._stream.ptr)
+                place += nbytes
+
+
+def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join spans, each as (start, bytes), where one starts at the end of the one before it."""
+    found: list[tuple[int, int]] = []
+    for start, nbytes in spans:
+        if found and sum(found[-1]) == start:
+            found[-1] = found[-1][0], found[-1][1] + nbytes
+        else:
+            found.append((start, nbytes))
+    return found
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ class _Line(Generic[Ticket]):
     waiting: deque[tuple[Ticket, int, float]] = field(default_factory=deque)
     rows: int = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Tell if a batch need not wait for more requests."""
+        return not self.group.sizes or self.rows >= self.group.sizes[-1]
+
 
 class BatchQueue(Generic[Ticket]):
     """Requests that wait for the device, and the batches that they form.
@@ -63,10 +68,12 @@ class BatchQueue(Generic[Ticket]):
         """Add requests of a group, each with the number of its rows."""
         now = self._clock()
         with self._changed:
+            new = group.key not in self._lines
             line = self._lines.setdefault(group.key, _Line(group))
             line.waiting.extend((ticket, rows, now) for ticket, rows in tickets)
             line.rows += sum(rows for _, rows in tickets)
-            self._changed.notify()
+            if new or line.is_full:  # else a thread that waits knows when the batch is due
+                self._changed.notify()
 
     def take(self, timeout_s: float | None = None) -> FormedBatch[Ticket] | None:
         """Wait until a batch is due, and take it; None if none is within the timeout."""
@@ -97,8 +104,7 @@ class BatchQueue(Generic[Ticket]):
         return None, min((self._left_s(line, now) for line in self._lines.values()), default=None)
 
     def _left_s(self, line: _Line[Ticket], now: float) -> float:
-        full = not line.group.sizes or line.rows >= line.group.sizes[-1]
-        return 0.0 if full else line.waiting[0][2] + self._delay_s - now
+        return 0.0 if line.is_full else line.waiting[0][2] + self._delay_s - now
 
     def _drop_late(self, now: float) -> None:
         late: list[Ticket] = []

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_LENGTHS = struct.Struct("<IQ")  # bytes of the header, bytes of what follows
+LENGTHS = struct.Struct("<IQ")  # bytes of the header, bytes of what follows
 
 
 def frame(header: Mapping[str, Any], parts: Sequence[bytes | memoryview] = ()) -> bytes:
     """Return a message as bytes."""
     text = json.dumps(header, separators=(",", ":")).encode()
-    return b"".join([_LENGTHS.pack(len(text), sum(map(len, parts))), text, *parts])
+    return b"".join([LENGTHS.pack(len(text), sum(map(len, parts))), text, *parts])
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
     """Read a message. Raises EOFError or OSError: when the other process is gone."""
-    header, payload = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
+    header, payload = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
     text = await reader.readexactly(header)
     return json.loads(text), await reader.readexactly(payload) if payload else b""
 
@@ -56,25 +55,3 @@ def split_answers(header: Mapping[str, Any], data: bytes) -> Iterator[tuple[int,
             starts[output] += size
             found[name] = AnswerTensor(datatype, shape if rows is None else [count, *shape], view[start : start + size])
         yield number, found
-
-
-def receive_headers(connection: socket.socket, held: bytearray) -> list[dict[str, Any]] | None:
-    """Wait for messages without bytes, and return all that have arrived; None if the other process is gone.
-
-    held: the start of a message that has not arrived whole; it is changed.
-    """
-    data = connection.recv(1 << 20)
-    if not data:
-        return None
-    held += data
-    found: list[dict[str, Any]] = []
-    place = 0
-    while len(held) - place >= _LENGTHS.size:
-        header, _ = _LENGTHS.unpack_from(held, place)
-        end = place + _LENGTHS.size + header
-        if len(held) < end:
-            break
-        found.append(json.loads(held[place + _LENGTHS.size : end]))
-        place = end
-    del held[:place]
-    return found

@@ -1,7 +1,7 @@
 """Speak HTTP in a process of its own: the Open Inference Protocol, version 2, and metrics.
 
-aiohttp is the server library. It is one package with a parser in C. It gives bodies in chunks, so that each is copied
-once, into the memory that workers share. It drains connections when it is asked to end.
+aiohttp is the server library. It is one package with a parser in C. It drains connections when it is asked to end.
+Bodies do not pass through it (`http_connection.py`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -20,16 +22,23 @@ from aiohttp import web
 from fusec import __version__
 from fusec.serving.served_model import ServedModel
 from fusec.serving.server import metrics
+from fusec.serving.server.client_regions import ClientRegions
 from fusec.serving.server.connection_dealer import take
+from fusec.serving.server.http_connection import HttpConnection
 from fusec.serving.server.infer_handler import InferHandler, RefusedError
 from fusec.serving.server.infer_request import shown
+from fusec.serving.server.memory.shared_arena import SharedArena
+from fusec.serving.server.memory.shared_regions import RegionError
+from fusec.serving.server.request_head import INFER_PATH, MODEL_PATH
 from fusec.serving.server.server_options import ServerOptions
-from fusec.serving.server.shared_arena import SharedArena
 from fusec.serving.server.worker_link import WorkerLink
+from fusec.system.long_lived import leave_alone
 
-_MODEL = "/v2/models/{model}"
+_INFER = re.compile(INFER_PATH)
+_ABOUT_MODEL = re.compile(MODEL_PATH + "(?P<what>/ready|/config)?")
+_REGIONS = re.compile(r"/v2/systemsharedmemory(?:/region/(?P<region>[^/?#\s]+))?/(?P<what>status|register|unregister)")
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
-READ_BYTES = 1 << 18  # that a connection holds before it waits for the handler; with aiohttp's 64 KiB it waits often
+_IDLE_S = 75.0  # after which a connection without a request is closed
 _log = logging.getLogger("fusec.serving")
 
 
@@ -42,55 +51,127 @@ class FrontEnd:
         arena = SharedArena(options.memory_bytes // options.front_ends)
         workers = range(len(options.devices))
         self._links = [WorkerLink(options.socket(number), arena, self._workers_changed) for number in workers]
-        self._infer = InferHandler(options, arena, self._links)
+        self._arena = arena
+        self._connections: dict[asyncio.BaseTransport, HttpConnection] = {}
+        self._regions = ClientRegions(Path(options.folder), options.shared_memory, self._links)
+        self._infer = InferHandler(options, arena, self._links, self._connections, self._regions)
         self._draining = False
+        self._routes: dict[str, tuple[str, Callable[[], object]]] = {
+            "/v2": ("GET", self._server),
+            "/v2/": ("GET", self._server),
+            "/v2/health/live": ("GET", self._live),
+            "/v2/health/ready": ("GET", self._ready),
+            "/v2/repository/index": ("POST", self._index),
+        }
         self._starting: set[asyncio.Task[None]] = set()
 
-    def app(self) -> web.Application:
-        """Return the application with all routes."""
-        app = web.Application(middlewares=[_json_errors])
-        app.router.add_get("/v2", self._server)
-        app.router.add_get("/v2/", self._server)
-        app.router.add_get("/v2/health/live", self._live)
-        app.router.add_get("/v2/health/ready", self._ready)
-        app.router.add_post("/v2/repository/index", self._index)
-        app.router.add_get("/metrics", self._metrics)
-        for prefix in (_MODEL, _MODEL + "/versions/{version}"):
-            app.router.add_get(prefix, self._metadata)
-            app.router.add_get(prefix + "/ready", self._model_ready)
-            app.router.add_get(prefix + "/config", self._config)
-            app.router.add_post(prefix + "/infer", self._infer.handle)
-        return app
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request. A defect of fusec is logged, and its text stays here."""
+        path = request.raw_path.partition("?")[0]
+        try:
+            if found := _INFER.fullmatch(path):
+                _require(request, "POST")
+                return await self._infer.handle(request, found["model"], found["version"] or "1")
+            return await self._answer(request, path)
+        except RefusedError as refused:
+            return refused.response()
+        except web.HTTPException as error:  # a body is too large
+            return web.json_response({"error": error.reason}, status=error.status)
+        except Exception:  # noqa: BLE001 - the client gets an answer whatever happened
+            _log.exception("a request failed")
+            return web.json_response({"error": "the server failed"}, status=500)
+
+    async def _answer(self, request: web.BaseRequest, path: str) -> web.Response:
+        if path in self._routes:
+            method, about = self._routes[path]
+            _require(request, method)
+            return web.json_response(about())
+        if path == "/metrics":
+            _require(request, "GET")
+            headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+            self._set_gauges()
+            return web.Response(body=await asyncio.to_thread(metrics.text), headers=headers)
+        if found := _ABOUT_MODEL.fullmatch(path):
+            _require(request, "GET")
+            model = self._model(found["model"], found["version"] or "1")
+            return web.json_response(self._about(model, found["what"] or ""))
+        if found := _REGIONS.fullmatch(path):
+            return await self._about_regions(request, found["region"] or "", found["what"])
+        raise RefusedError(404, f"Not Found: {shown(request.path)}")
+
+    async def _about_regions(self, request: web.BaseRequest, name: str, what: str) -> web.Response:
+        """Answer Triton's extension `system_shared_memory`."""
+        _require(request, "GET" if what == "status" else "POST")
+        try:
+            if what == "status":
+                return web.json_response(self._regions.describe(name))
+            if what == "register":
+                self._regions.registry.register(name, await request.read())
+            else:
+                self._regions.unregister(name)
+        except RegionError as error:
+            raise RefusedError(400, str(error)) from error
+        return web.json_response({})
 
     async def run(self, channel: socket.socket) -> None:
         """Serve until SIGTERM, then answer what is in progress, and end. channel: from which connections are taken."""
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, ended.set)
-        links = [loop.create_task(link.run()) for link in self._links]
-        runner = web.AppRunner(
-            self.app(),
-            access_log=None,
-            auto_decompress=False,
-            read_bufsize=READ_BYTES,
-            shutdown_timeout=self._options.drain_s,
-        )
+        tasks = [loop.create_task(link.run()) for link in self._links]
+        tasks.append(loop.create_task(self._expire()))
+        # aiohttp does not see a body that arrives, and must not close its connection as an idle one.
+        idle_s = _IDLE_S + self._options.timeout_s
+        server = web.Server(self.answer, access_log=None, auto_decompress=False, keepalive_timeout=idle_s)
+        runner = web.ServerRunner(server, shutdown_timeout=self._options.drain_s)
         await runner.setup()
-        loop.add_reader(channel, self._accept, channel, runner.server)
+        loop.add_reader(channel, self._accept, channel, server)
         await ended.wait()
         self._draining = True
         loop.remove_reader(channel)
+        await self._received()
         await runner.cleanup()
-        for link in links:
-            link.cancel()
+        for task in tasks:
+            task.cancel()
 
-    def _accept(self, channel: socket.socket, server: Any) -> None:
+    async def _expire(self) -> None:
+        """Refuse requests whose bodies or answers take too long, and do what is due from time to time."""
+        while True:
+            await asyncio.sleep(min(0.2, self._options.timeout_s / 4))
+            before = asyncio.get_running_loop().time() - self._options.timeout_s
+            for connection in list(self._connections.values()):
+                connection.expire(before)
+            for link in self._links:
+                link.refuse_late(before)
+            self._regions.tidy()
+            self._set_gauges()
+
+    def _set_gauges(self) -> None:
+        """Set what metrics say about now. Doing it at every request would take a tenth of the time of one."""
+        metrics.IN_PROGRESS.set(self._infer.in_progress)
+        metrics.ARENA_BYTES.set(self._arena.size - self._arena.free_bytes)
+
+    async def _received(self) -> None:
+        """Wait for the bodies that are on their way, because their requests are in progress."""
+        left = [each for each in self._connections.values() if each.is_receiving]
+        end = asyncio.get_running_loop().time() + self._options.drain_s
+        while any(each.is_receiving for each in left) and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.02)
+
+    def _accept(self, channel: socket.socket, server: web.Server) -> None:
         """Serve the connections that this front end has got."""
         for connection in take(channel):
             connection.setblocking(False)
-            task = asyncio.create_task(_serve(connection, server))
+            task = asyncio.create_task(self._serve(connection, server))
             self._starting.add(task)  # the event loop holds no reference to it
             task.add_done_callback(self._starting.discard)
+
+    async def _serve(self, connection: socket.socket, server: web.Server) -> None:
+        def made() -> HttpConnection:
+            return HttpConnection(server(), self._arena, self._options.body_bytes, self._connections)
+
+        with contextlib.suppress(OSError):  # the client is gone
+            await asyncio.get_running_loop().connect_accepted_socket(made, connection)
 
     def _workers_changed(self) -> None:
         ready = sum(bool(link.models) for link in self._links)
@@ -98,70 +179,46 @@ class FrontEnd:
         if ready == len(self._links):
             self._options.ready(self._number).touch()
 
-    def _model(self, request: web.Request) -> ServedModel:
-        name = request.match_info["model"]
-        if name not in self._options.models or request.match_info.get("version", "1") != "1":
+    def _model(self, name: str, version: str) -> ServedModel:
+        if name not in self._options.models or version != "1":
             raise RefusedError(404, f"there is no model {shown(name)} of that version")
         for link in self._links:
             if name in link.models:
                 return link.models[name]
         raise RefusedError(503, "no worker process is ready")
 
-    async def _server(self, request: web.Request) -> web.Response:
-        return web.json_response({"name": "fusec", "version": __version__, "extensions": _EXTENSIONS})
+    def _about(self, model: ServedModel, what: str) -> dict[str, Any]:
+        if what == "/ready":
+            return {"name": model.name, "ready": True}
+        return model.config(self._options.delay_s) if what == "/config" else model.metadata()
 
-    async def _live(self, request: web.Request) -> web.Response:
-        return web.json_response({"live": True})
+    def _server(self) -> dict[str, Any]:
+        more = ["system_shared_memory"] if self._options.shared_memory else []
+        return {"name": "fusec", "version": __version__, "extensions": [*_EXTENSIONS, *more]}
 
-    async def _ready(self, request: web.Request) -> web.Response:
+    def _live(self) -> dict[str, Any]:
+        return {"live": True}
+
+    def _ready(self) -> dict[str, Any]:
         if self._draining or not any(link.models for link in self._links):
             raise RefusedError(503, "the server ends" if self._draining else "no worker process is ready")
-        return web.json_response({"ready": True})
+        return {"ready": True}
 
-    async def _metadata(self, request: web.Request) -> web.Response:
-        return web.json_response(self._model(request).metadata())
-
-    async def _model_ready(self, request: web.Request) -> web.Response:
-        return web.json_response({"name": self._model(request).name, "ready": True})
-
-    async def _config(self, request: web.Request) -> web.Response:
-        return web.json_response(self._model(request).config(self._options.delay_s))
-
-    async def _index(self, request: web.Request) -> web.Response:
+    def _index(self) -> list[dict[str, Any]]:
         ready = {name for link in self._links for name in link.models}
-        rows = [
+        return [
             {"name": name, "version": "1", "state": "READY" if name in ready else "UNAVAILABLE", "reason": ""}
             for name in self._options.models
         ]
-        return web.json_response(rows)
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=await asyncio.to_thread(metrics.text), headers=headers)
 
 
-async def _serve(connection: socket.socket, server: Any) -> None:
-    with contextlib.suppress(OSError):  # the client is gone
-        await asyncio.get_running_loop().connect_accepted_socket(server, connection)
-
-
-@web.middleware
-async def _json_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Answer each error as the protocol writes it. A defect of fusec is logged, and its text stays here."""
-    try:
-        return await handler(request)
-    except RefusedError as refused:
-        return refused.response()
-    except web.HTTPException as error:
-        return web.json_response({"error": f"{error.reason}: {shown(request.path)}"}, status=error.status)
-    except Exception:  # noqa: BLE001 - the client gets an answer whatever happened
-        _log.exception("a request failed")
-        return web.json_response({"error": "the server failed"}, status=500)
+def _require(request: web.BaseRequest, method: str) -> None:
+    if request.method != method and (request.method, method) != ("HEAD", "GET"):
+        raise RefusedError(405, f"Method Not Allowed: {shown(request.path)}")
 
 
 def main() -> None:
     """Serve with the options on the command line, as that front end, from the channel with that descriptor."""
     options, number, handle = ServerOptions.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    leave_alone()
     asyncio.run(FrontEnd(options, number).run(socket.socket(fileno=handle)))

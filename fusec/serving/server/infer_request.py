@@ -6,6 +6,7 @@ the model and with the bytes that arrived.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ import numpy as np
 
 from fusec.errors import FusecError
 from fusec.serving.served_model import ANY, DATATYPES, ServedModel, ServedTensor
+from fusec.serving.server.request_frames import ROWS, RequestForm
 from fusec.system.printable import printable
 from fusec.system.untrusted import read_json
 
 MAX_JSON_BYTES = 16 << 20  # Python needs some ten times the bytes of a JSON text, so larger tensors must be binary
+_SHORT = 4096  # bytes of JSON, up to which a request is remembered
 MAX_DIM = 1 << 40
-_UNSUPPORTED = ("shared_memory_region", "classification", "sequence_id")
+_UNSUPPORTED = ("classification", "sequence_id")
 
 
 class BadRequestError(FusecError):
@@ -29,21 +32,36 @@ class BadRequestError(FusecError):
 
 @dataclass(frozen=True)
 class GivenTensor:
-    """A checked input: its bytes are at `start` of the body, or `values` holds them if JSON gave numbers."""
+    """A checked input: its bytes are at `start` of the body, or `values` holds them if JSON gave numbers.
+
+    region: of shared memory, where `start` counts from, if that is not the body.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     start: int
     values: np.ndarray[Any, Any] | None = None
+    region: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of its bytes."""
+        return math.prod(self.shape) * DATATYPES[self.datatype].itemsize
 
 
 @dataclass(frozen=True)
 class WantedOutput:
-    """An output that the answer has, and if its numbers are binary."""
+    """An output that the answer has, and if its numbers are binary.
+
+    region: of shared memory to which it is written, if any; from `offset` on, in at most `room` bytes.
+    """
 
     name: str
     binary: bool
+    region: str = ""
+    offset: int = 0
+    room: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +72,13 @@ class InferRequest:
     inputs: tuple[GivenTensor, ...]
     outputs: tuple[WantedOutput, ...]
     rows: int
+    form: RequestForm  # what a worker needs to know of this request and of others like it
+    text: bytes  # of the form
+
+    @functools.cached_property
+    def uses_regions(self) -> bool:
+        """Tell if a tensor is in shared memory of the client."""
+        return any(each.region for each in (*self.inputs, *self.outputs))
 
 
 def shown(text: object) -> str:
@@ -67,7 +92,12 @@ def read_request(body: memoryview, json_bytes: int, model: ServedModel) -> Infer
     body: the JSON text, and after `json_bytes` bytes of it the binary tensors.
     Raises BadRequestError: when it does not fit.
     """
-    data = _header(body[:json_bytes])
+    read = _read_again if json_bytes <= _SHORT else _read
+    return read(bytes(body[:json_bytes]), len(body), model)
+
+
+def _read(text: bytes, length: int, model: ServedModel) -> InferRequest:
+    data = _header(text)
     parameters = _object(data.get("parameters", {}), "parameters")
     request_id = data.get("id", "")
     if not isinstance(request_id, str) or len(request_id) > 1024:
@@ -75,26 +105,38 @@ def read_request(body: memoryview, json_bytes: int, model: ServedModel) -> Infer
     if data.get("model_version", "1") not in ("", "1"):
         raise BadRequestError(f"there is no version {shown(data['model_version'])} of the model, only 1")
     _refuse_unsupported(parameters, "the request")
-    place = json_bytes
+    place = len(text)
     inputs: dict[str, GivenTensor] = {}
     for item in _objects(data.get("inputs"), "inputs"):
-        tensor, place = _input(item, model, body, place)
+        tensor, place = _input(item, model, length, place)
         if tensor.name in inputs:
             raise BadRequestError(f"input {shown(tensor.name)} is given twice")
         inputs[tensor.name] = tensor
     if missing := [each.name for each in model.inputs if each.name not in inputs]:
         raise BadRequestError(f"input {shown(missing[0])} is missing")
-    if place != len(body):
-        raise BadRequestError(f"the binary inputs are {place - json_bytes} bytes, but {len(body) - json_bytes} came")
+    if place != length:
+        raise BadRequestError(f"the binary inputs are {place - len(text)} bytes, but {length - len(text)} came")
     rows = {tensor.shape[0] for tensor in inputs.values()} if model.max_batch else {1}
     if len(rows) != 1:
         raise BadRequestError("inputs have different numbers of rows (dim 0)")
-    return InferRequest(request_id, tuple(inputs.values()), _outputs(data, parameters, model), rows.pop())
+    outputs = _outputs(data, parameters, model)
+    form = RequestForm(
+        model.name,
+        tuple(
+            (each.name, each.datatype, (ROWS, *each.shape[1:]) if model.max_batch else each.shape, "")
+            for each in inputs.values()
+        ),
+        tuple(wanted.name for wanted in outputs),
+    )
+    return InferRequest(request_id, tuple(inputs.values()), outputs, rows.pop(), form, form.text())
 
 
-def _header(text: memoryview) -> dict[str, Any]:
+_read_again = functools.lru_cache(maxsize=1024)(_read)  # a client sends the same text again and again
+
+
+def _header(text: bytes) -> dict[str, Any]:
     try:
-        data = read_json(bytes(text))
+        data = read_json(text)
     except ValueError as error:
         raise BadRequestError(f"the request is not JSON: {printable(str(error)[:200])}") from error
     return _object(data, "the request")
@@ -125,7 +167,7 @@ def _known(tensors: Sequence[ServedTensor], name: Any, kind: str) -> ServedTenso
     raise BadRequestError(f"the model has no {kind} {shown(name)}")
 
 
-def _input(item: Mapping[str, Any], model: ServedModel, body: memoryview, place: int) -> tuple[GivenTensor, int]:
+def _input(item: Mapping[str, Any], model: ServedModel, length: int, place: int) -> tuple[GivenTensor, int]:
     """Read one input, and return it with the place in the body after its bytes."""
     spec = _known(model.inputs, item.get("name"), "input")
     what = f"input {shown(spec.name)}"
@@ -136,6 +178,15 @@ def _input(item: Mapping[str, Any], model: ServedModel, body: memoryview, place:
     _refuse_unsupported(parameters, what)
     count = math.prod(shape)
     nbytes = count * DATATYPES[spec.datatype].itemsize
+    if (region := _region(parameters, what)) is not None:
+        if "data" in item or "binary_data_size" in parameters:
+            raise BadRequestError(f"{what} is given twice: in shared memory and in the request")
+        name, start, size = region
+        if size != nbytes:
+            raise BadRequestError(
+                f"{what} of shape {list(shape)} has {nbytes} bytes, but shared_memory_byte_size is {size}"
+            )
+        return GivenTensor(spec.name, spec.datatype, shape, start, None, name), place
     size = parameters.get("binary_data_size")
     if size is None:
         return GivenTensor(spec.name, spec.datatype, shape, -1, _numbers(item.get("data"), spec, shape, what)), place
@@ -145,9 +196,22 @@ def _input(item: Mapping[str, Any], model: ServedModel, body: memoryview, place:
         )
     if "data" in item:
         raise BadRequestError(f"{what} is given twice: as data and as binary data")
-    if place + nbytes > len(body):
-        raise BadRequestError(f"{what} has {nbytes} bytes, but only {len(body) - place} came")
+    if place + nbytes > length:
+        raise BadRequestError(f"{what} has {nbytes} bytes, but only {length - place} came")
     return GivenTensor(spec.name, spec.datatype, shape, place), place + nbytes
+
+
+def _region(parameters: Mapping[str, Any], what: str) -> tuple[str, int, int] | None:
+    """Return name, offset and bytes of the shared memory of a tensor; None if it is in none."""
+    name, offset = parameters.get("shared_memory_region"), parameters.get("shared_memory_offset", 0)
+    size = parameters.get("shared_memory_byte_size")
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name:
+        raise BadRequestError(f"shared_memory_region of {what} must be a name")
+    if type(offset) is not int or type(size) is not int or not 0 <= offset < MAX_DIM or not 0 < size < MAX_DIM:
+        raise BadRequestError(f"shared_memory_offset and shared_memory_byte_size of {what} must be whole numbers")
+    return name, offset, size
 
 
 def _shape(given: Any, spec: ServedTensor, what: str) -> tuple[int, ...]:
@@ -215,5 +279,6 @@ def _outputs(data: Mapping[str, Any], parameters: Mapping[str, Any], model: Serv
             raise BadRequestError(f"binary_data of output {shown(name)} must be true or false")
         if name in found:
             raise BadRequestError(f"output {shown(name)} is asked for twice")
-        found[name] = WantedOutput(name, as_binary)
+        region = _region(of_output, f"output {shown(name)}") or ("", 0, 0)
+        found[name] = WantedOutput(name, as_binary, *region)
     return tuple(found.values())

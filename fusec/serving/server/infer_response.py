@@ -23,7 +23,10 @@ def write_answer(model: str, request: InferRequest, tensors: Mapping[str, Answer
     for wanted in request.outputs:
         tensor = tensors[wanted.name]
         item: dict[str, Any] = {"name": wanted.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-        if wanted.binary:
+        if wanted.region:
+            place = {"shared_memory_region": wanted.region, "shared_memory_byte_size": len(tensor.data)}
+            item["parameters"] = place | ({"shared_memory_offset": wanted.offset} if wanted.offset else {})
+        elif wanted.binary:
             item["parameters"] = {"binary_data_size": len(tensor.data)}
             binary.append(tensor.data)
         else:

@@ -12,26 +12,14 @@ import numpy as np
 from fusec.runtime import Executable
 from fusec.serving.batch_sizes import RestShapes
 from fusec.serving.predictor import Predictor
-from fusec.serving.served_model import ANY, DATATYPES, describe
+from fusec.serving.served_model import ANY, describe
 from fusec.serving.server.batch_buffer import BatchBuffer, PendingResults, fetch
 from fusec.serving.server.batch_queue import BatchGroup
+from fusec.serving.server.request_frames import RequestForm
 from fusec.system.threaded_copy import ThreadedCopy
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
-
-
-@dataclass(frozen=True)
-class QueuedInput:
-    """An input of a request: its bytes start at `start` of the memory that the front end shares."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    start: int
-
-    def array(self, memory: memoryview) -> np.ndarray[Any, Any]:
-        """Return a view of the bytes, which need not be aligned."""
-        return np.ndarray(self.shape, DATATYPES[self.datatype], memory, self.start)
+_MOST_GROUPS = 1024  # that are remembered
 
 
 @dataclass(frozen=True)
@@ -57,6 +45,7 @@ class LoadedModel:
         self.predictor = predictor
         self._copy = copy
         self._preferred = frozenset(preferred)
+        self._groups: dict[RequestForm, BatchGroup] = {}
         self._buffers: dict[tuple[RestShapes, int], list[BatchBuffer]] = defaultdict(list)
         sizes = predictor.sizes.by_rest.values() if predictor.sizes.largest else ()
         self.served = described = describe(
@@ -70,20 +59,33 @@ class LoadedModel:
         """Return the batch sizes to form; all if none of them is preferred."""
         return tuple(size for size in sizes if size in self._preferred) or sizes
 
-    def group(self, inputs: Sequence[QueuedInput]) -> BatchGroup:
-        """Return the group of a request: those of one group may share a batch."""
-        by_name = {each.name: each for each in inputs}
-        rest = tuple(by_name[spec.name].shape[1:] for spec in self.served.inputs)
-        return BatchGroup((self.served.name, rest), self._formed(self.predictor.sizes.of(rest)))
+    def group(self, form: RequestForm) -> BatchGroup:
+        """Return the group of requests: those of one group may share a batch."""
+        if (found := self._groups.get(form)) is None:
+            by_name = {name: shape for name, _, shape, _ in form.inputs}
+            rest = tuple(by_name[spec.name][1:] for spec in self.served.inputs)
+            found = BatchGroup((self.served.name, rest), self._formed(self.predictor.sizes.of(rest)))
+            if len(self._groups) < _MOST_GROUPS:
+                self._groups[form] = found
+        return found
 
-    def gather(self, group: BatchGroup, requests: Sequence[Arrays], size: int) -> PreparedBatch:
-        """Gather the rows of requests in a buffer. size: of the batch; 0 runs the only request as it is."""
+    @property
+    def xp(self) -> Any:
+        """Return the module of the arrays of batches: cupy on a GPU, else numpy."""
+        programs = [(rest, sizes[0]) for rest, sizes in self.predictor.sizes.by_rest.items() if sizes]
+        return self._program(*programs[0]).backend.xp if programs and self.served.max_batch else np
+
+    def gather(self, group: BatchGroup, requests: Sequence[Arrays], size: int, page_locked: bool) -> PreparedBatch:
+        """Gather the rows of requests in a buffer.
+
+        size: of the batch; 0 runs the only request as it is. page_locked: requests are in page-locked memory.
+        """
         if not size:
             return PreparedBatch({name: np.array(array) for name, array in requests[0].items()}, None)
         _, rest = cast("tuple[str, RestShapes]", group.key)  # as `group` made it
         free = self._buffers[rest, size]
         buffer = free.pop() if free else BatchBuffer(self._program(rest, size), self._copy)
-        return PreparedBatch(buffer.fill(requests, size), (rest, size, buffer))
+        return PreparedBatch(buffer.fill(requests, size, page_locked), (rest, size, buffer))
 
     def _program(self, rest: RestShapes, size: int) -> Executable:
         executable = self.predictor.executable

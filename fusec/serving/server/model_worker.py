@@ -16,16 +16,21 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
+
+import numpy as np
 
 from fusec.errors import FusecError
 from fusec.serving.predictor import Predictor
 from fusec.serving.server import metrics
 from fusec.serving.server.batch_buffer import PendingResults
 from fusec.serving.server.batch_queue import BatchGroup, BatchQueue
-from fusec.serving.server.frames import frame, receive_headers
-from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch, QueuedInput
+from fusec.serving.server.frames import frame
+from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch
+from fusec.serving.server.memory.request_memory import RequestMemory
+from fusec.serving.server.memory.shared_regions import MappedRegions, RegionError
 from fusec.serving.server.queued_request import (
     Batch,
     FrontEndConnection,
@@ -34,8 +39,9 @@ from fusec.serving.server.queued_request import (
     send_error,
     send_results,
 )
+from fusec.serving.server.request_frames import split_frames
 from fusec.serving.server.server_options import ServerOptions
-from fusec.serving.server.shared_arena import mapped
+from fusec.system.long_lived import leave_alone
 from fusec.system.threaded_copy import ThreadedCopy
 
 EXIT_BAD_MODEL, EXIT_FAILED = 3, 70
@@ -57,6 +63,8 @@ class ModelWorker:
         for name, path in options.models.items():
             predictor = Predictor(path, device=device, target=options.target, tune=options.tune).load()
             self._models[name] = LoadedModel(name, predictor, options.preferred, copy)
+        self._xp = next((model.xp for model in self._models.values()), np)
+        self._regions = MappedRegions(self._xp)
         self._wait_s = options.wait_s
         self._queue: BatchQueue[QueuedRequest] = BatchQueue(options.delay_s, options.wait_s, self._refuse)
         self._slots = threading.Semaphore(SLOTS)
@@ -89,7 +97,7 @@ class ModelWorker:
             if not handles:  # a front end that ended while it connected
                 connection.close()
                 continue
-            sender = FrontEndConnection(connection, mapped(handles[0]))
+            sender = FrontEndConnection(connection, RequestMemory(handles[0], self._xp))
             os.close(handles[0])
             sender.send([frame({"models": described, "device": device})])
             threading.Thread(target=_or_exit, args=(lambda sender=sender: self._receive(sender),), daemon=True).start()
@@ -97,33 +105,61 @@ class ModelWorker:
     def _receive(self, sender: FrontEndConnection) -> None:
         held = bytearray()
         with suppress(ConnectionError):
-            while (headers := receive_headers(sender.connection, held)) is not None:
-                groups: dict[BatchGroup, list[tuple[QueuedRequest, int]]] = defaultdict(list)
-                for header in headers:
-                    model = self._models[header["model"]]
-                    inputs = tuple(QueuedInput(n, d, tuple(shape), start) for n, d, shape, start in header["inputs"])
-                    request = QueuedRequest(
-                        sender, header["id"], model, inputs, tuple(header["outputs"]), header["rows"]
-                    )
-                    groups[model.group(inputs)].append((request, request.rows))
-                for group, requests in groups.items():
-                    self._queue.put(group, requests)
+            while data := sender.connection.recv(1 << 20):
+                held += data
+                self._take(sender, held)
         sender.connection.close()
+
+    def _take(self, sender: FrontEndConnection, held: bytearray) -> None:
+        """Put the requests that have arrived whole into the queue. held: what has arrived; it is changed."""
+        groups: dict[BatchGroup, list[tuple[QueuedRequest, int]]] = defaultdict(list)
+        for form, requests in split_frames(held):
+            if not form.model:
+                self._regions.forget(form.outputs[0])
+                continue
+            model = self._models[form.model]
+            found, memories = groups[model.group(form)], (sender.memory,) * len(form.inputs)
+            for number, rows, *starts in requests:
+                request = QueuedRequest(sender, number, model, form, memories, starts, rows)
+                if not form.uses_objects or (request := self._with_objects(request)) is not None:
+                    found.append((request, rows))
+        for group, tickets in groups.items():
+            if tickets:
+                self._queue.put(group, tickets)
+
+    def _with_objects(self, request: QueuedRequest) -> QueuedRequest | None:
+        """Find the shared-memory objects of a request's inputs. If one is gone, answer with the error."""
+        try:
+            memories = [
+                self._regions.memory(item, start + nbytes) if item else memory
+                for (*_, item), memory, start, nbytes in zip(
+                    request.form.inputs, request.memories, request.starts, request.nbytes, strict=True
+                )
+            ]
+        except RegionError as error:
+            send_error([request], str(error), 400)
+            return None
+        return replace(request, memories=memories)
 
     def _gather(self) -> NoReturn:
         while True:
             while not self._slots.acquire(timeout=self._wait_s / 4):
                 self._queue.drop_late()
-            batch = self._queue.take()
-            assert batch is not None, "there is no timeout"
-            batch = by_sender(batch)
-            model = batch.tickets[0].model
-            requests = [ticket.arrays() for ticket in batch.tickets]
-            self._prepared.put((batch, model.gather(batch.group, requests, batch.size)))
+            self._gather_next()
+
+    def _gather_next(self) -> None:
+        """Gather a batch. In a function of its own, so that a thread that waits does not hold memory of clients."""
+        batch = self._queue.take()
+        assert batch is not None, "there is no timeout"
+        batch = by_sender(batch)
+        model = batch.tickets[0].model
+        requests = [ticket.arrays() for ticket in batch.tickets]
+        locked = all(ticket.page_locked for ticket in batch.tickets)
+        self._prepared.put((batch, model.gather(batch.group, requests, batch.size, locked)))
 
     def _run(self, batch: Batch, prepared: PreparedBatch) -> None:
         model, start = batch.tickets[0].model, time.perf_counter()
-        outputs = list(dict.fromkeys(name for ticket in batch.tickets for name in ticket.outputs))
+        outputs = list(dict.fromkeys(name for ticket in batch.tickets for name in ticket.form.outputs))
         try:
             pending = model.run(prepared, outputs)
         except FusecError as error:
@@ -134,18 +170,22 @@ class ModelWorker:
             self._running.put((batch, prepared, pending, start))
 
     def _finish(self) -> NoReturn:
-        """Answer the requests of each batch when its results are there."""
         ended = 0.0
         while True:
-            batch, prepared, pending, start = self._running.get()
-            results = pending.wait()
-            model = batch.tickets[0].model
-            model.release(prepared)
-            self._slots.release()
-            self._failures = 0
-            start, ended = max(start, ended), time.perf_counter()  # it may have waited for the batch before
-            send_results(batch, results)
-            _count(batch, ended - start)
+            ended = self._finish_next(ended)
+
+    def _finish_next(self, ended: float) -> float:
+        """Answer the requests of a batch when its results are there, and return that time. ended: of the one before."""
+        batch, prepared, pending, start = self._running.get()
+        results = pending.wait()
+        model = batch.tickets[0].model
+        model.release(prepared)
+        self._slots.release()
+        self._failures = 0
+        start, ended = max(start, ended), time.perf_counter()  # it may have waited for the batch before
+        send_results(batch, results)
+        _count(batch, ended - start)
+        return ended
 
     def _failed(self, batch: Batch, error: FusecError) -> None:
         """Answer with the error. Shapes of a request that ran alone may not fit; else the device failed."""
@@ -189,4 +229,5 @@ def main() -> None:
     except FusecError as error:
         print(f"fusec: error: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_MODEL)
+    leave_alone()
     worker.serve(options.socket(number))

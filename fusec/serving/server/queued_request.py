@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import threading
@@ -13,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from fusec.serving.served_model import datatype_of
+from fusec.serving.served_model import DATATYPES, datatype_of
 from fusec.serving.server.batch_queue import FormedBatch
 from fusec.serving.server.frames import frame
-from fusec.serving.server.loaded_model import LoadedModel, QueuedInput
+from fusec.serving.server.loaded_model import LoadedModel
+from fusec.serving.server.memory.request_memory import RequestMemory
+from fusec.serving.server.request_frames import ROWS, RequestForm
 
 SEND_S = 5  # seconds for which a worker waits until a front end reads, because it answers no others meanwhile
 
@@ -24,7 +27,7 @@ SEND_S = 5  # seconds for which a worker waits until a front end reads, because 
 class FrontEndConnection:
     """The socket to a front end, and the memory with its request bodies."""
 
-    def __init__(self, connection: socket.socket, memory: memoryview):
+    def __init__(self, connection: socket.socket, memory: RequestMemory):
         self.connection, self.memory = connection, memory
         self._lock = threading.Lock()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
@@ -38,20 +41,40 @@ class FrontEndConnection:
                 self.connection.shutdown(socket.SHUT_RDWR)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class QueuedRequest:
-    """A request that waits for its batch."""
+    """A request that waits for its batch. memories, starts: where each of its inputs is."""
 
     sender: FrontEndConnection
     id: int
     model: LoadedModel
-    inputs: tuple[QueuedInput, ...]
-    outputs: tuple[str, ...]
+    form: RequestForm
+    memories: Sequence[RequestMemory]
+    starts: Sequence[int]
     rows: int
 
+    @property
+    def page_locked(self) -> bool:
+        """Tell if a GPU may copy the inputs itself."""
+        return all(memory.page_locked for memory in self.memories)
+
+    @property
+    def nbytes(self) -> list[int]:
+        """Return the number of bytes of each input."""
+        return [
+            math.prod(self.rows if d == ROWS else d for d in shape) * DATATYPES[datatype].itemsize
+            for _, datatype, shape, _ in self.form.inputs
+        ]
+
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the inputs as views of the front end's memory."""
-        return {each.name: each.array(self.sender.memory) for each in self.inputs}
+        """Return the inputs as views of the memory where they are."""
+        rows = self.rows
+        return {
+            name: np.ndarray(tuple(rows if d == ROWS else d for d in shape), DATATYPES[datatype], memory.data, start)
+            for (name, datatype, shape, _), memory, start in zip(
+                self.form.inputs, self.memories, self.starts, strict=True
+            )
+        }
 
 
 Batch = FormedBatch[QueuedRequest]

@@ -30,6 +30,7 @@ class ServerOptions:
     queue: requests that may be in progress at a time.
     body_bytes: largest body of a request.
     memory_bytes: memory for all request bodies in progress.
+    shared_memory: clients on this machine may register shared memory for inputs and outputs.
     """
 
     models: Mapping[str, str]
@@ -45,6 +46,7 @@ class ServerOptions:
     queue: int = 1024
     body_bytes: int = 64 << 20
     memory_bytes: int = 1 << 30
+    shared_memory: bool = False
     target: str = "auto"
     tune: str = "quick"
     folder: str = field(default="", metadata={"internal": True})  # of sockets and metrics, private to this server

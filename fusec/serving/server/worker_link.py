@@ -7,13 +7,14 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fusec.serving.served_model import ServedModel
-from fusec.serving.server.frames import AnswerTensor, frame, read_frame, split_answers
-from fusec.serving.server.shared_arena import SharedArena
+from fusec.serving.server.frames import AnswerTensor, read_frame, split_answers
+from fusec.serving.server.memory.shared_arena import SharedArena
+from fusec.serving.server.request_frames import forget_frame, request_frame
 
 _RETRY_S = 0.05  # seconds between attempts to connect to a worker that starts
 _log = logging.getLogger("fusec.serving")
@@ -33,6 +34,7 @@ class _Pending:
     future: asyncio.Future[WorkerAnswer]
     rows: int
     release: Callable[[], None]
+    since: float
 
 
 class WorkerLink:
@@ -49,28 +51,45 @@ class WorkerLink:
         self._path, self._arena, self._changed = path, arena, changed
         self._numbers = itertools.count()
         self._pending: dict[int, _Pending] = {}
-        self._outgoing: list[bytes] = []
+        self._outgoing: dict[bytes, list[int]] = {}
         self._writer: asyncio.StreamWriter | None = None
 
-    def submit(self, header: Mapping[str, Any], rows: int, release: Callable[[], None]) -> asyncio.Future[WorkerAnswer]:
+    def submit(
+        self, form: bytes, rows: int, starts: Sequence[int], release: Callable[[], None]
+    ) -> asyncio.Future[WorkerAnswer]:
         """Send a request, and return the future of its answer. A worker that dies is an answer, too: status 503.
 
+        form: as `RequestForm.text` writes it. starts: of the inputs, in the shared memory.
         release: called when the worker no longer reads the request's memory, which may be later than a timeout.
         """
         assert self._writer is not None, "only links with models take requests"
         number = next(self._numbers)
-        future: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
-        self._pending[number] = _Pending(future, rows, release)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[WorkerAnswer] = loop.create_future()
+        self._pending[number] = _Pending(future, rows, release, loop.time())
         self.rows += rows
         if not self._outgoing:  # one write for all requests that are read in this turn of the event loop
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(frame({"id": number, **header}))
+            loop.call_soon(self._flush)
+        self._outgoing.setdefault(form, []).extend((number, rows, *starts))
         return future
 
     def _flush(self) -> None:
         if self._writer is not None:  # else the worker has ended, and all its requests were refused
-            self._writer.write(b"".join(self._outgoing))
+            self._writer.write(b"".join([request_frame(form, numbers) for form, numbers in self._outgoing.items()]))
         self._outgoing.clear()
+
+    def forget(self, item: str) -> None:
+        """Let the worker unmap a shared-memory object."""
+        if self._writer is not None:
+            self._writer.write(forget_frame(item))
+
+    def refuse_late(self, before: float) -> None:
+        """Refuse requests that were sent before some time. The worker may still read their memory."""
+        for pending in self._pending.values():
+            if pending.since >= before:
+                break  # they are in the order in which they were sent
+            if not pending.future.done():
+                pending.future.set_result(WorkerAnswer({}, "the server is overloaded: the answer took too long", 503))
 
     async def run(self) -> None:
         """Keep the link connected until the task is cancelled."""

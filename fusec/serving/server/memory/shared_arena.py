@@ -1,7 +1,7 @@
 """Share the bodies of requests with worker processes: one block of memory, from which spans are taken.
 
 The memory is bounded, and a body is copied into it once, as it arrives. A worker maps it and copies rows from there
-into a batch.
+into a batch (`request_memory.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class SharedArena:
     def __init__(self, nbytes: int):
         self.handle = os.memfd_create("fusec-requests", os.MFD_CLOEXEC)
         os.ftruncate(self.handle, nbytes)
+        self.size = nbytes
         self.memory = memoryview(mmap.mmap(self.handle, nbytes))
         self._free = [(0, nbytes)]  # (start, bytes) in ascending order; neighbours are merged
 
@@ -49,11 +50,6 @@ class SharedArena:
     def free_bytes(self) -> int:
         """Count the bytes that are free."""
         return sum(room for _, room in self._free)
-
-
-def mapped(handle: int) -> memoryview:
-    """Map the memory of a front end for reading. The descriptor may be closed afterwards."""
-    return memoryview(mmap.mmap(handle, os.fstat(handle).st_size, prot=mmap.PROT_READ))
 
 
 def _rounded(nbytes: int) -> int:

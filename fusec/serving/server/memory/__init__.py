@@ -1,0 +1,1 @@
+"""Memory with request bodies and tensors, which processes share."""
