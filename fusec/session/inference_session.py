@@ -38,6 +38,7 @@ from fusec.session.session_options import SessionOptions
 from fusec.session.settings import Settings, check_run, quiet
 from fusec.session.without import SaysWhy
 from fusec.system import atomic_write
+from fusec.system.unpicklable import Unpicklable
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 _ONNXRUNTIME_ONLY = frozenset({"enable_fallback", "read_config_from_model", "disabled_optimizers"})
 
 
-class InferenceSession(SaysWhy):
+class InferenceSession(SaysWhy, Unpicklable):
     """A model, ready to run. It is compiled now if no dim is symbolic, else at the first run with each input shape.
 
     sess_options: a SessionOptions of fusec or onnxruntime; `settings.HONOURED` lists what each option does.
