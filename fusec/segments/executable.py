@@ -256,7 +256,9 @@ class SegmentedExecutable(Unpicklable):
         with self._lock:
             programs = self._named_programs()
             if not programs:
-                raise ExecutionError("no segment has a program to verify: all of the model runs on the host so far")
+                raise ExecutionError(
+                    f"{self.file}: no segment has a program to verify: all of the model runs on the host so far"
+                )
             found = ((place, each) for place, program in programs for each in program.verify(seed, progress).checks)
             return Report(tuple(replace(each, what=f"{place}: {each.what}") for place, each in found))
 
@@ -287,7 +289,7 @@ class SegmentedExecutable(Unpicklable):
     def refuse(self, what: str) -> NoReturn:
         """Raise FusecError for what only a model of one program has."""
         step = self._segments.first.segment.steps[0]
-        raise FusecError(f"the model {what}, and this model is split {cut_at(step)}")
+        raise FusecError(f"{self.file}: {what}, and this model is split {cut_at(step)}")
 
 
 @contextmanager
