@@ -80,3 +80,10 @@ def test_an_affine_grid_of_one_pixel_with_aligned_corners_is_refused() -> None:
     proto = model([node], [info("theta", [1, 2, 3])], ["y"], size, opset=20)
     with pytest.raises(ModelError, match=r"one pixel: size \[1, 3, 1, 4\]"):
         compiled(proto)
+
+
+def test_a_grid_of_no_image_gives_none() -> None:
+    node = helper.make_node("GridSample", ["x", "grid"], ["y"])
+    proto = model([node], [info("x", [0, 3, 8, 8]), info("grid", [0, 5, 4, 2])], ["y"], opset=20)
+    feeds = {"x": np.zeros((0, 3, 8, 8), np.float32), "grid": np.zeros((0, 5, 4, 2), np.float32)}
+    assert fusec.compile(proto, target="cpu").run(None, feeds)[0].shape == (0, 3, 5, 4)
