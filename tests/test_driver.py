@@ -95,6 +95,12 @@ def test_every_target_fuses_the_residual_block(target: str) -> None:
     assert second.verdict.precompiled
 
 
+@pytest.mark.parametrize("budget", [-1.0, float("nan")])
+def test_a_budget_that_is_no_time(budget: float) -> None:
+    with pytest.raises(FusecError, match=f"budget is a number of seconds, 0 or more, not {budget}"):
+        driver.compile(model(), target="cpu", budget=budget)
+
+
 @pytest.mark.cudnn
 def test_what_the_budget_leaves_unasked_runs_as_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator

@@ -100,7 +100,8 @@ class Reader:
         except OSError as error:
             raise ModelError(f"{path}: {error.strerror or error}") from error
         except (zipfile.BadZipFile, struct.error, EOFError, ValueError, NotImplementedError, OverflowError) as error:
-            raise ModelError(f"{path}: not a readable .fusec file, or truncated: {error}") from error
+            reason = "fusec.compile reads ONNX models" if path.suffix == ".onnx" else str(error)
+            raise ModelError(f"{path}: not a readable .fusec file, or truncated: {reason}") from error
         self._digests: dict[str, str] = self.manifest["members"]
 
     def _manifest(self, archive: zipfile.ZipFile) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fusec.system.printable import printable
 if TYPE_CHECKING:
     from fusec.dynamic_shapes.executable import DynamicExecutable
     from fusec.runtime import Executable
+    from fusec.segments.executable import SegmentedExecutable
 
 NODES_WIDTH = 60
 
@@ -64,7 +65,7 @@ def shapes_text(executable: DynamicExecutable) -> str:
     """Return the line for a model with symbolic dims: file, device, inputs and outputs, and its programs."""
     return (
         f"<fusec.DynamicExecutable {printable(executable.source.file)}, {_where(executable.device)}: "
-        f"{_symbolic(executable)}; {_programs(executable)}>"
+        f"{_symbolic(executable)}; {_compiled(executable.shapes)}>"
     )
 
 
@@ -75,7 +76,26 @@ def shapes_html(executable: DynamicExecutable) -> str:
     rows |= {"sizes": ", ".join(f"{name}: {sizes}" for name, sizes in ranges.items())} if ranges else {}
     names = tuple(spec.name for spec in executable.inputs)
     shapes = [tuple(str(list(each[name])) for name in names) for each in executable.shapes]
-    return _card(f"fusec.DynamicExecutable {executable.source.file}", rows, _programs(executable), names, shapes)
+    return _card(f"fusec.DynamicExecutable {executable.source.file}", rows, _compiled(executable.shapes), names, shapes)
+
+
+def segments_text(executable: SegmentedExecutable) -> str:
+    """Return the line for a model with host steps: file, device, inputs and outputs, and its programs."""
+    return (
+        f"<fusec.SegmentedExecutable {printable(executable.file)}, {_where(executable.device)}: "
+        f"{_symbolic(executable)}; {_compiled(executable.programs)}, with host steps between them>"
+    )
+
+
+def segments_html(executable: SegmentedExecutable) -> str:
+    """Return a table about a model with host steps, with a table of its programs that opens on a click."""
+    rows = {"runs": _where(executable.device), "inputs -> outputs": _symbolic(executable)}
+    programs = [
+        (_launches(_explained(each)), f"{_specs(each.inputs)} -> {_specs(each.outputs)}")
+        for each in executable.programs
+    ]
+    more = f"{_compiled(programs)}, with host steps between them"
+    return _card(f"fusec.SegmentedExecutable {executable.file}", rows, more, ("runs", "inputs -> outputs"), programs)
 
 
 def _explained(executable: Executable) -> Explanation:
@@ -109,13 +129,12 @@ def _specs(specs: Sequence[TensorSpec | SymbolicSpec]) -> str:
     return ", ".join(texts) or "nothing"
 
 
-def _symbolic(executable: DynamicExecutable) -> str:
+def _symbolic(executable: DynamicExecutable | SegmentedExecutable) -> str:
     return f"{_specs(executable.inputs)} -> {_specs(executable.outputs)}"
 
 
-def _programs(executable: DynamicExecutable) -> str:
-    count = len(executable.shapes)
-    return f"{count} program{'s' * (count != 1)} compiled"
+def _compiled(programs: Sequence[object]) -> str:
+    return f"{len(programs)} program{'s' * (len(programs) != 1)} compiled"
 
 
 def _card(title: str, rows: Mapping[str, str], more: str, head: Sequence[str], table: Sequence[Sequence[str]]) -> str:

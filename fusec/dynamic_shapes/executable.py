@@ -33,11 +33,12 @@ from fusec.ops.random import STATE_NAME
 from fusec.runtime import Executable
 from fusec.segments.executable import AnyExecutable
 from fusec.segments.records import SegmentedExplanation
+from fusec.system.unpicklable import Unpicklable
 
 MAX_SHAPES = 8
 
 
-class DynamicExecutable:
+class DynamicExecutable(Unpicklable):
     """A model that is compiled for each set of input shapes it is called with. Only one thread compiles at a time."""
 
     def __init__(

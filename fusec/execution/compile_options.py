@@ -46,6 +46,8 @@ class CompileOptions:
         names = current_names(names_of("disable", self.disable))
         object.__setattr__(self, "disable", names)  # because callers may give one name, or a list
         PlanFilter.of(self.heuristics, self.engines, self.workspace_limit)
+        if not self.budget_s >= 0:  # NaN
+            raise FusecError(f"budget is a number of seconds, 0 or more, not {self.budget_s}")
         _require("tune", self.tune, LEVELS)
         _require("precision", self.precision, PRECISIONS)
         _require("rounding", self.rounding, ROUNDINGS)

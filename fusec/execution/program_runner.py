@@ -22,6 +22,7 @@ from fusec.schedule.dependencies import lanes, waits
 from fusec.schedule.memory_plan import MemoryPlan, plan_memory
 from fusec.schedule.program import Kind, Partition, inputs_of
 from fusec.system.compile_timer import spent_on
+from fusec.system.unpicklable import Unpicklable
 
 # Additional memory that running steps side by side may cost. Only small steps, which do not fill the GPU, gain by it,
 # so more memory is never worth it.
@@ -41,7 +42,7 @@ StepChooser = Callable[
 ]
 
 
-class ProgramRunner:
+class ProgramRunner(Unpicklable):
     """The steps of a program on a backend, with their memory.
 
     The first run executes the steps one by one. The second run captures them, and it and later runs replay the capture.

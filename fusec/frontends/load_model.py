@@ -284,7 +284,7 @@ def _read(path: Path, file: str) -> tuple[ModelProto | Graph, TensorFiles | None
 def _decoded(data: ByteRanges, file: str, path: Path | None = None) -> tuple[ModelProto | Graph, TensorFiles | None]:
     """Decode a model in text or as ONNX. path: that of the bytes; None if they are in memory."""
     text = path is not None and path.suffix in _TEXT_SUFFIXES
-    if text or data.read(0, len(_TEXT_START)) == _TEXT_START:
+    if text or data.read(0, min(len(_TEXT_START), data.size)) == _TEXT_START:
         return _text(data.read(0, data.size), file), None
     from fusec.frontends.onnx.load import decoded  # imported here as in `Source.load`
 

@@ -142,6 +142,10 @@ class Generator:
                     "Export it with GroupQueryAttention (onnxruntime-genai)"
                 )
 
+    def __repr__(self) -> str:
+        sizes = f"batch={self.batch}, max_length={self.max_length}, top_k={self._programs.top_k}"
+        return f"<fusec.Generator {sizes}: decode step {self.decode.compiled.program.counts}, on {self.decode.device}>"
+
     @property
     def batch(self) -> int:
         """Return the number of sequences that run together."""
@@ -189,7 +193,7 @@ class Generator:
 
         prompts: token ids, one sequence for each prompt; at most `batch` of them, of any lengths.
         max_new_tokens: most tokens for each prompt; by default as many as the cache has room for.
-        temperature, seed: of the draw among the best `top_k`.
+        temperature, seed: of the draw among the best `top_k`. Only a generator with `top_k` takes a temperature.
         choose: chooses tokens in place of fusec: it gets the logits f32[B, V] on the host, and returns B tokens.
 
         Raises ExecutionError for prompts that do not fit.
@@ -203,6 +207,11 @@ class Generator:
             )
         if temperature <= 0:
             raise ExecutionError(f"temperature is {temperature}, but must be positive; top_k=0 takes the best token")
+        if temperature != 1 and (choose is not None or not self._programs.top_k):
+            raise ExecutionError(
+                f"temperature={temperature} is of a draw among the best top_k tokens, and this generator draws none: "
+                + ("`choose` chooses them" if choose is not None else "give top_k=50, say, when you make it")
+            )
         choice = None
         if choose is not None:
             choice = _Choice((LOGITS,), choose)
@@ -261,10 +270,14 @@ class Generator:
     def _padded(self, prompts: Sequence[Sequence[int]] | Array) -> tuple[Array, Array]:
         """Return the prompts, with zeros after their ends, and their lengths; one zero is the prompt of other rows."""
         rows = [np.asarray(prompt) for prompt in prompts]
+        if any(row.ndim == 0 for row in rows):
+            raise ExecutionError("prompts are lists of tokens, one for each sequence: write [[5, 7]] for one prompt")
         if not 1 <= len(rows) <= self.batch:
             raise ExecutionError(f"{len(rows)} prompts for a generator of {self.batch}")
         for number, row in enumerate(rows):
-            if row.ndim != 1 or not row.size or row.dtype.kind not in "iu":
+            if not row.size:
+                raise ExecutionError(f"prompt {number} has no tokens; a sequence needs at least one")
+            if row.ndim != 1 or row.dtype.kind not in "iu":
                 raise ExecutionError(f"prompt {number} is {row.dtype}{list(row.shape)}, not a list of tokens")
             if row.min() < 0 or row.max() >= self._programs.vocabulary:
                 raise ExecutionError(f"prompt {number} has a token outside 0..{self._programs.vocabulary - 1}")

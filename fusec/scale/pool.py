@@ -54,6 +54,10 @@ class DevicePool:
         self._batches = batches
         self._finalizer = weakref.finalize(self, batches.close)
 
+    def __repr__(self) -> str:
+        plural = "s" if len(self.devices) > 1 else ""
+        return f"<fusec.DevicePool of {len(self.devices)} worker{plural} on {', '.join(self.devices)}>"
+
     @property
     def devices(self) -> tuple[str, ...]:
         """Return the name of each worker's device."""

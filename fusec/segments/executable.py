@@ -16,6 +16,7 @@ import numpy as np
 
 from fusec.diagnostics.hints import Hint
 from fusec.diagnostics.must_fuse import check
+from fusec.diagnostics.notebook import segments_html, segments_text
 from fusec.diagnostics.verify import Report
 from fusec.errors import CheckError, ExecutionError, FusecError, VerifyError
 from fusec.execution.signature import Interface, SymbolicSpec, bare, by_name
@@ -27,6 +28,7 @@ from fusec.segments.loops import BodyProgram, LoopPrograms, Shapes
 from fusec.segments.programs import Compile, PreparedSegment, SegmentPrograms
 from fusec.segments.records import HostStepRecord, SegmentedExplanation, SegmentRecord
 from fusec.system.compile_timer import CompileTimes
+from fusec.system.unpicklable import Unpicklable
 
 if TYPE_CHECKING:
     from fusec.frontends import Source
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 CompileBody = Callable[["Source", Shapes], BodyProgram]
 
 
-class SegmentedExecutable:
+class SegmentedExecutable(Unpicklable):
     """A compiled model with host steps, ready to call. Calls from several threads take turns.
 
     A host step is a node whose result has a shape that depends on values (NonZero), or whose operand decides a shape
@@ -46,6 +48,7 @@ class SegmentedExecutable:
     compiled for the shapes that the call has there. Segments are cached.
 
     inputs, outputs: names, shapes and types. Dims of outputs that depend on values are "".
+    file: name of the model in messages.
     device: `simulated`, or the name of the GPU.
     spent: compile time of the first segment by stage.
     """
@@ -73,12 +76,20 @@ class SegmentedExecutable:
             for each in model.interface[1]
         )
         self._arrays = arrays
-        self._file = model.file
+        self.file = model.file
         self._compile_body = compile_body
         self._loops: WeakKeyDictionary[LoopBody, LoopPrograms] = WeakKeyDictionary()
         self._segments = SegmentPrograms(first, compile)
         self._lock = threading.RLock()
         self._last: list[tuple[PreparedSegment, SegmentRecord]] = []
+
+    def __repr__(self) -> str:
+        """Describe the model and its programs in one line."""
+        return segments_text(self)
+
+    def _repr_html_(self) -> str:
+        """Describe the model and its programs for notebooks."""
+        return segments_html(self)
 
     @property
     def programs(self) -> list[Executable]:
@@ -211,7 +222,7 @@ class SegmentedExecutable:
         """Run a loop, and return its results and the number of its trips."""
         loop = self._loops.get(body)
         if loop is None:
-            loop = self._loops[body] = LoopPrograms(body, f"{self._file}, loop {step.node!r}", self._compile_body)
+            loop = self._loops[body] = LoopPrograms(body, f"{self.file}, loop {step.node!r}", self._compile_body)
         try:
             results = loop.run(body, reads, partial(to_host, arrays=self._arrays), self._arrays.xp)
         except ExecutionError as error:
@@ -247,7 +258,9 @@ class SegmentedExecutable:
         with self._lock:
             programs = self._named_programs()
             if not programs:
-                raise ExecutionError("no segment has a program to verify: all of the model runs on the host so far")
+                raise ExecutionError(
+                    f"{self.file}: no segment has a program to verify: all of the model runs on the host so far"
+                )
             found = ((place, each) for place, program in programs for each in program.verify(seed, progress).checks)
             return Report(tuple(replace(each, what=f"{place}: {each.what}") for place, each in found))
 
@@ -278,7 +291,7 @@ class SegmentedExecutable:
     def refuse(self, what: str) -> NoReturn:
         """Raise FusecError for what only a model of one program has."""
         step = self._segments.first.segment.steps[0]
-        raise FusecError(f"the model {what}, and this model is split {where_split(step)}")
+        raise FusecError(f"{self.file}: {what}, and this model is split {where_split(step)}")
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from fusec import convert, frontends
 from fusec.driver import compile_dynamic
 from fusec.dynamic_shapes.executable import MAX_SHAPES, DynamicExecutable
@@ -36,6 +38,7 @@ from fusec.session.session_options import SessionOptions
 from fusec.session.settings import Settings, check_run, quiet
 from fusec.session.without import SaysWhy
 from fusec.system import atomic_write
+from fusec.system.unpicklable import Unpicklable
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 _ONNXRUNTIME_ONLY = frozenset({"enable_fallback", "read_config_from_model", "disabled_optimizers"})
 
 
-class InferenceSession(SaysWhy):
+class InferenceSession(SaysWhy, Unpicklable):
     """A model, ready to run. It is compiled now if no dim is symbolic, else at the first run with each input shape.
 
     sess_options: a SessionOptions of fusec or onnxruntime; `settings.HONOURED` lists what each option does.
@@ -209,7 +212,8 @@ class InferenceSession(SaysWhy):
         check_run(run_options)
         require_by_name(input_feed, "inputs")
         feeds = {name: array_of_value(value) for name, value in input_feed.items()}
-        feeds = {name: array_of(name, value) if isinstance(value, list) else value for name, value in feeds.items()}
+        if any(isinstance(value, list) for value in feeds.values()):
+            feeds = self._with_arrays(feeds)
         return self.run_arrays(output_names, feeds)
 
     def run_with_ort_values(
@@ -262,6 +266,15 @@ class InferenceSession(SaysWhy):
         if self._optimized_path:
             self._write_optimized(executable.at(executable.shapes[-1]))
         return results
+
+    def _with_arrays(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert lists to arrays of the inputs' types, as onnxruntime does. Floats do not become integers."""
+        dtypes = {spec.name: spec.dtype for spec in self.executable.inputs if spec.dtype is not None}
+        arrays = {name: array_of(name, value) if isinstance(value, list) else value for name, value in feeds.items()}
+        for name in [name for name, value in feeds.items() if isinstance(value, list) and name in dtypes]:
+            if np.can_cast(arrays[name].dtype, dtypes[name], "same_kind"):
+                arrays[name] = arrays[name].astype(dtypes[name])
+        return arrays
 
     def _executable(self, feeds: Mapping[str, Any]) -> DynamicExecutable:
         """Return the executable that takes these inputs; it is another one if they override initializers."""

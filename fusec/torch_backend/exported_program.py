@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
 import torch.utils._pytree as pytree  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
 
 from fusec.driver import compile_dynamic
@@ -54,6 +55,9 @@ class TorchExecutable:
                 f"as ONNX it has {len(executable.inputs)} inputs and {len(executable.outputs)} outputs"
             )
 
+    def __repr__(self) -> str:
+        return f"<fusec.TorchExecutable of {self.executable!r}>"
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on tensors in the structure of the model's arguments. Raises ExecutionError if they do not fit."""
         flat, spec = pytree.tree_flatten((args, kwargs))
@@ -64,6 +68,10 @@ class TorchExecutable:
                 raise ExecutionError(
                     f"argument {place} is {flat[place]!r}; the model was exported for {value!r}, which is part of it"
                 )
+        for place in self._tensors:
+            if not isinstance(flat[place], torch.Tensor):
+                kind = type(flat[place]).__name__
+                raise ExecutionError(f"argument {place} is a {kind}, not a tensor of torch; `executable` takes arrays")
         results = run(self.executable, [flat[place] for place in self._tensors])
         given = [results[at] if computed else at for computed, at in self._outputs]
         return pytree.tree_unflatten(given, self._out_spec)

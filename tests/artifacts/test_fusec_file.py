@@ -382,9 +382,13 @@ def test_another_format_is_refused_in_words(path: Path) -> None:
     for other in (path.with_name("pipe.fusec"), path.parent):
         with pytest.raises(ModelError, match="is not a regular file"):
             fusec_file.load(other, "h200")
-    path.write_text("graph")
-    with pytest.raises(ModelError, match=r"not a readable \.fusec file"):
-        fusec_file.load(path, "h200")
+    for name, reason in (
+        (path, "File is not a zip file"),
+        (path.with_name("m.onnx"), "fusec.compile reads ONNX models"),
+    ):
+        name.write_text("graph")
+        with pytest.raises(ModelError, match=rf"not a readable \.fusec file, or truncated: {reason}"):
+            fusec_file.load(name, "h200")
 
 
 def test_a_failed_save_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,26 @@ def test_an_interrupt_that_is_lost_still_ends_the_command(tmp_path: Path) -> Non
     assert (process.returncode, err) == (130, "fusec: interrupted\n")
 
 
+def test_a_second_interrupt_does_not_disturb_the_end() -> None:
+    """A second one raised KeyboardInterrupt in a function that Python calls at its end, with a traceback."""
+    program = (
+        "import atexit, signal, sys, time; from fusec.cli import commands as cli; from fusec import driver\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def leave(): print('leaving', flush=True); time.sleep(0.3)\n"
+        "def wait(*args, **options): atexit.register(leave); print('ready', flush=True); signal.pause()\n"
+        "driver.build_model = wait; sys.argv = ['fusec', 'verify', 'm.onnx']; cli.main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in ("ready\n", "leaving\n"):
+            assert process.stdout.readline() == line
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "fusec: interrupted\n")
+
+
 def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*args: object, **options: object) -> None:
         raise MemoryError("Unable to allocate 1.00 TiB")

@@ -45,6 +45,14 @@ def test_weights_of_4_bits_agree_with_onnxruntime(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
 
 
+def test_an_fp8_model_agrees_with_onnxruntime(net: Path) -> None:
+    """With its optimisations, onnxruntime computes other numbers."""
+    out = net.with_name("fp8.onnx")
+    assert fusec("quantize", net, "--data", net.parent / "data", "--format", "fp8", "-o", out).exit_code == 0
+    result = fusec("run", out, "--shape", "x=2,3,8,8", "--target", "cpu", "--compare", "onnxruntime")
+    assert result.exit_code == 0, result.stderr
+
+
 def test_the_report_names_edges_layers_and_reasons(net: Path) -> None:
     """No file is written without -o."""
     result = fusec("quantize", net, "--data", net.parent / "data", "--report")

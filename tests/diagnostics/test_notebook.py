@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli.command import tiny
 from cli.test_hostile_names import EVIL, name, save
+from segments.models import non_zero
 from test_runtime import executable
 
 from fusec import driver
@@ -64,6 +65,18 @@ def test_a_model_with_symbolic_dims_tells_its_programs(tmp_path: Path) -> None:
     page = Cells(net._repr_html_())
     assert {"N: 1 to 4", "2 programs compiled", "[2, 8, 8, 8]", "[3, 8, 8, 8]"} <= set(page.cells)
     assert net.shapes == [{"x": (2, 8, 8, 8)}, {"x": (3, 8, 8, 8)}]  # nothing was compiled to show it
+
+
+def test_a_model_with_host_steps_tells_its_programs() -> None:
+    net = driver.compile(non_zero().proto, target="cpu")
+    assert repr(net) == (
+        "<fusec.SegmentedExecutable <ModelProto>, cpu: x float32[4, 5] -> y float32[?], s int64[?], nz int64[?]; "
+        "1 program compiled, with host steps between them>"
+    )
+    page = Cells(net._repr_html_())
+    assert set(page.tags) <= TAGS
+    assert "1 program compiled, with host steps between them" in page.cells
+    assert any(cell.startswith("x float32[4, 5] -> ") and "nz" not in cell for cell in page.cells), page.cells
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

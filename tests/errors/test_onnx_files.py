@@ -6,9 +6,10 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from frontends.onnx.models import one
+from frontends.onnx.models import info, one
 
 from examples.models import light
 from fusec.errors import ModelError
@@ -27,6 +28,20 @@ def _fails(model: object, *parts: str, **more: object) -> str:
 
 def test_missing_file(tmp_path: Path) -> None:
     _fails(tmp_path / "none.onnx", "none.onnx: No such file")
+
+
+def test_a_file_of_a_few_bytes(tmp_path: Path) -> None:
+    (tmp_path / "short.onnx").write_bytes(b"hello")
+    _fails(tmp_path / "short.onnx", "short.onnx: is no ONNX model, or a truncated one")
+
+
+def test_an_old_model_that_onnx_cannot_convert() -> None:
+    """Up to IR version 3 initializers are inputs, too; onnx's converter does not find others."""
+    value = onnx.numpy_helper.from_array(np.zeros(3, np.float32), "w")
+    node = onnx.helper.make_node("Add", ["x", "w"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", [info("x", [3])], [info("y", [3])], [value])
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 6)], ir_version=3)
+    _fails(proto, "has opset 6, older than 7, and onnx cannot convert it: Input w is undefined")
 
 
 def test_null_byte_in_the_name() -> None:

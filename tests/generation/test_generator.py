@@ -168,6 +168,19 @@ def test_a_seed_gives_the_same_tokens() -> None:
     assert made(PROMPTS, 10, seed=8) != first
 
 
+def test_a_temperature_needs_a_draw() -> None:
+    with pytest.raises(ExecutionError, match=r"temperature=0\.5 .* give top_k=50, say, when you make it"):
+        generator("genai")(PROMPTS, 2, temperature=0.5)
+    with pytest.raises(ExecutionError, match=r"temperature=0\.5 .* `choose` chooses them"):
+        generator("genai", top_k=3)(PROMPTS, 2, temperature=0.5, choose=lambda logits: logits.argmax(1))
+
+
+def test_its_text_tells_the_sizes() -> None:
+    made = generator("genai", top_k=3)
+    assert repr(made).startswith("<fusec.Generator batch=3, max_length=32, top_k=3: decode step ")
+    assert repr(made).endswith("launches), on cpu>") or repr(made).endswith("views), on cpu>")
+
+
 def test_sampled_tokens_are_what_the_next_step_adds() -> None:
     """With one candidate, sampling is the greedy choice."""
     assert generator("optimum", top_k=1)(PROMPTS, 8, seed=0) == [tokens[:8] for tokens in by_onnxruntime(12)]
@@ -211,9 +224,9 @@ def test_a_newer_generation_takes_the_cache() -> None:
     [
         ([], "0 prompts for a generator of 3"),
         ([[1]] * 4, "4 prompts for a generator of 3"),
-        ([[1], []], r"prompt 1 is float64\[0\], not a list of tokens"),
+        ([[1], []], "prompt 1 has no tokens"),
         ([[0.5]], r"prompt 0 is float64\[1\], not a list of tokens"),
-        ([1, 2, 3], r"prompt 0 is int64\[\], not a list of tokens"),
+        ([1, 2, 3, 4], r"one for each sequence: write \[\[5, 7\]\] for one prompt"),
         ([[1, 96]], r"prompt 0 has a token outside 0\.\.95"),
     ],
 )

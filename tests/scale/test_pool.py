@@ -56,6 +56,7 @@ def test_results_come_in_order_and_batches_are_taken_as_there_is_room(
 
     with fusec.pool(model, devices=TWO) as pool:
         assert pool.devices == TWO
+        assert repr(pool) == "<fusec.DevicePool of 2 workers on cpu, cpu>"
         for number, result in enumerate(pool.map(source())):
             assert_close(result, meaning(batches[number]), 1e-6)
             assert taken <= number + 1 + 12, "it ran ahead of its consumer"

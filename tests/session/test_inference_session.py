@@ -51,6 +51,19 @@ def test_every_call_can_give_the_same_bits() -> None:
         assert session.executable.at(shapes).compiled.options.deterministic is asked
 
 
+def test_lists_become_arrays_of_the_inputs_types() -> None:
+    lists = {name: array.tolist() for name, array in feeds().items()}
+    got = fusec.InferenceSession(net().SerializeToString()).run(None, lists)
+    for ours, theirs in zip(got, peer(net()).run(None, lists), strict=True):
+        assert_close(ours, theirs, 1e-6)
+
+
+def test_a_list_of_floats_is_no_input_of_integers() -> None:
+    lists = {**feeds(), "i": [[0.5] * 6] * 2}
+    with pytest.raises(ExecutionError, match="input %i takes int64, not float64"):
+        fusec.InferenceSession(net().SerializeToString()).run(None, lists)
+
+
 def peer(proto: onnx.ModelProto) -> Any:
     return onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
 

@@ -12,7 +12,7 @@ import pytest
 
 from fusec import session
 from fusec.session.settings import HONOURED, IGNORED
-from fusec.session.without import WITHOUT
+from fusec.session.without import MODULE, WITHOUT
 
 CLASSES = ("InferenceSession", "OrtValue", "IOBinding", "SessionOptions", "RunOptions")
 # attributes of options exist on objects only
@@ -29,6 +29,30 @@ def test_every_public_name_is_there_or_has_a_reason(name: str) -> None:
     without = set(WITHOUT.get(name, {}))
     assert theirs - ours == without
     assert all(WITHOUT.get(name, {}).values())
+
+
+def test_every_call_of_the_module_is_there_or_has_a_reason() -> None:
+    theirs = {name for name in public(onnxruntime) if callable(getattr(onnxruntime, name))} | {"capi"}
+    assert theirs - set(session.__all__) - {"ModelMetadata"} == set(MODULE)
+    manual = (Path(__file__).parents[2] / "docs" / "session.md").read_text()
+    assert all(f"`{name}`" in manual and reason in manual for name, reason in MODULE.items())
+
+
+def test_the_version_is_that_of_the_onnxruntime_that_is_compared() -> None:
+    assert session.__version__ == session.get_version_string() == onnxruntime.__version__
+    assert f"with the interface of onnxruntime {onnxruntime.__version__}" in session.get_build_info()
+
+
+def test_calls_that_change_nothing_take_the_same_parameters() -> None:
+    """Of functions in C++ only the text of the documentation names parameters."""
+    own, theirs = (inspect.signature(module.preload_dlls).parameters for module in (session, onnxruntime))
+    assert list(own) == list(theirs)
+    for name, parameter in inspect.signature(session.set_global_thread_pool_sizes).parameters.items():
+        assert parameter.default == 0
+        assert f"{name}: " in onnxruntime.set_global_thread_pool_sizes.__doc__
+    session.set_default_logger_verbosity(3)
+    session.disable_telemetry_events()
+    session.enable_telemetry_events()
 
 
 @pytest.mark.parametrize("name", ["InferenceSession", "OrtValue", "IOBinding"])
@@ -84,3 +108,7 @@ def test_a_missing_method_says_why() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
         _ = session.RunOptions().nothing
     assert not hasattr(session.RunOptions(), "add_active_adapter")
+    with pytest.raises(AttributeError, match="no attribute 'LoraAdapter': fusec has no LoRA adapters"):
+        _ = session.LoraAdapter
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        _ = session.nothing

@@ -205,6 +205,11 @@ def test_an_exported_program_is_called_as_the_model_was() -> None:
     assert exe.executable.at(exe.executable.shapes[0]).compiled.target.name == "l4"
     with pytest.raises(ExecutionError, match=r"was exported for 2.0, which is part of it"):
         exe({"a": torch.randn(3, 4)}, 3.0, more=torch.randn(6))
+    with pytest.raises(
+        ExecutionError, match="argument 0 is a ndarray, not a tensor of torch; `executable` takes arrays"
+    ):
+        exe({"a": np.zeros((3, 4), np.float32)}, 2.0, more=torch.randn(6))
+    assert repr(exe).startswith("<fusec.TorchExecutable of <fusec.DynamicExecutable ")
     with pytest.raises(ExecutionError, match="the arguments have the structure"):
         exe(torch.randn(3, 4), 2.0, more=torch.randn(6))
     with pytest.raises(ExecutionError, match=r"has shape \[s\d+, 4\], the array \[3, 5\]"):

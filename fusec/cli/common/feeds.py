@@ -19,6 +19,7 @@ from fusec.runtime import Executable
 from fusec.system.printable import printable
 
 TEXT_SUFFIXES = (".txt", ".fusec-ir")
+_FP8 = (DType.F8E4M3, DType.F8E5M2)
 
 
 def feeds(executable: AnyExecutable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:
@@ -80,8 +81,21 @@ def onnx_of(model: str, executable: AnyExecutable) -> str | bytes:
     return exported.SerializeToString()
 
 
-def distances(model: str | bytes, name: str, feeds: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, float]:
-    """Return the relative L2 distance of each output from onnxruntime's on the CPU. name: of the model in errors."""
+def has_fp8(executable: AnyExecutable) -> bool:
+    """Tell if the imported model has 8-bit floats. False for a model with host steps."""
+    if not isinstance(executable, Executable):
+        return False
+    return any(value.type.dtype in _FP8 for value in executable.compiled.source.values())
+
+
+def distances(
+    model: str | bytes, name: str, feeds: Mapping[str, Any], got: Mapping[str, Any], optimised: bool = True
+) -> dict[str, float]:
+    """Return the relative L2 distance of each output from onnxruntime's on the CPU.
+
+    name: of the model in errors.
+    optimised: use onnxruntime's optimisations.
+    """
     import onnxruntime  # here, because only the extra `demo` installs it
 
     # onnxruntime's errors have no common base class, and their extension module has no types
@@ -90,6 +104,8 @@ def distances(model: str | bytes, name: str, feeds: Mapping[str, Any], got: Mapp
     try:
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3  # errors only, because it warns of every initializer that nothing uses
+        if not optimised:
+            settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         # By default it rounds the other operand to 8 bits where weights have 4. Level 1 computes in fp32.
         settings.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, shape_inference, version_converter
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    ValueInfoProto,
+    helper,
+    shape_inference,
+    version_converter,
+)
 
 from fusec.errors import ModelError, VerifyError
 from fusec.frontends.custom_ops import CustomOp, CustomOps, qualified
@@ -21,6 +30,12 @@ from fusec.frontends.onnx.structure import GRAPHS, constants, draws, node_names,
 from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, OLDEST_OPSET, newest_versions, unsupported
 from fusec.ir import DType, Graph, Literal
 from fusec.system.byte_ranges import ByteRanges
+
+# Of onnx's converter, whose errors have no common base class.
+_CONVERSION_ERRORS = (
+    *(RuntimeError, ValueError, TypeError, IndexError, AttributeError),
+    *(shape_inference.InferenceError, version_converter.ConvertError),
+)
 
 
 def load_onnx(
@@ -234,8 +249,8 @@ def _modern(model: ModelProto, file: str) -> ModelProto:
         return model
     versions = [e.version for e in model.opset_import if e.domain in DEFAULT_DOMAINS]
     try:
-        return version_converter.convert_version(_slopes_by_channel(model, file), OLDEST_OPSET)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, shape_inference.InferenceError) as error:
+        return version_converter.convert_version(_prepared(model, file), OLDEST_OPSET)
+    except _CONVERSION_ERRORS as error:
         raise ModelError(
             f"{file}: has opset {max(versions)}, older than {OLDEST_OPSET}, and onnx cannot convert it: {error}"
         ) from error
@@ -247,17 +262,21 @@ def _needs_conversion(model: ModelProto) -> bool:
     return bool(versions) and model.HasField("graph") and max(versions) < OLDEST_OPSET
 
 
-def _slopes_by_channel(model: ModelProto, file: str) -> ModelProto:
-    """Reshape the slopes of PRelu for opset 7, because a list of slopes was one per channel before."""
-    if all(node.op_type != "PRelu" for node in model.graph.node):
+def _prepared(model: ModelProto, file: str) -> ModelProto:
+    """Rewrite what onnx's converter gets wrong or refuses: slopes of PRelu, operands that broadcast along an axis."""
+    if not any(node.op_type == "PRelu" or _attribute(node, "axis") is not None for node in model.graph.node):
         return model
     changed = shape_inference.infer_shapes(model)
-    graph = changed.graph
-    ranks = {
-        v.name: len(v.type.tensor_type.shape.dim)
-        for v in (*graph.input, *graph.value_info, *graph.output)
-        if v.type.tensor_type.HasField("shape")
-    }
+    values = (*changed.graph.input, *changed.graph.value_info, *changed.graph.output)
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}
+    ranks |= {tensor.name: len(tensor.dims) for tensor in changed.graph.initializer}
+    _reshape_slopes(changed.graph, ranks, file)
+    _unsqueeze_operands(changed.graph, ranks)
+    return changed
+
+
+def _reshape_slopes(graph: GraphProto, ranks: Mapping[str, int], file: str) -> None:
+    """Reshape the slopes of PRelu for opset 7, because a list of slopes was one per channel before."""
     slopes = {t.name: t for t in graph.initializer}
     for node in graph.node:
         if node.op_type != "PRelu" or (node.input[1] in slopes and list(slopes[node.input[1]].dims) == [1]):
@@ -270,4 +289,31 @@ def _slopes_by_channel(model: ModelProto, file: str) -> ModelProto:
             slope.dims.append(1)
             for value in listed:
                 value.type.tensor_type.shape.dim.add().dim_value = 1
-    return changed
+
+
+def _unsqueeze_operands(graph: GraphProto, ranks: Mapping[str, int]) -> None:
+    """Unsqueeze operands that broadcast along an axis: onnx's converter compares the last dims of most of them."""
+    nodes = list[NodeProto]()
+    for node in graph.node:
+        axis = _attribute(node, "axis")
+        if _attribute(node, "broadcast") == 1 and axis is not None and all(name in ranks for name in node.input):
+            rank, own = (ranks[name] for name in node.input)
+            start = axis + rank if axis < 0 else axis
+            if added := list(range(own, rank - start)):
+                name = f"{node.input[1]}/{node.output[0]}/unsqueezed"  # a result has one name in a model
+                nodes.append(helper.make_node("Unsqueeze", [node.input[1]], [name], axes=added))
+                node.input[1] = name
+                others = [attribute for attribute in node.attribute if attribute.name != "axis"]
+                del node.attribute[:]
+                node.attribute.extend(others)
+        nodes.append(node)
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]  # which survive the deletion
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _attribute(node: NodeProto, name: str) -> int | None:
+    """Return an integer attribute of a binary op of opset 6 or older; None for other ops and attributes."""
+    if len(node.input) != 2:
+        return None
+    return next((a.i for a in node.attribute if a.name == name and a.type == AttributeProto.INT), None)

@@ -17,7 +17,7 @@ from fusec.frontends.onnx import contrib
 from fusec.frontends.onnx.advice import advice
 from fusec.frontends.onnx.contrib.schemas import schema_from
 from fusec.frontends.onnx.emit import OpFunction, Table
-from fusec.frontends.onnx.movement import data_dependent, gather_scatter, indexing, resize, sampling, shape
+from fusec.frontends.onnx.movement import affine_grid, data_dependent, gather_scatter, indexing, resize, sampling, shape
 from fusec.frontends.onnx.ops import (
     constant,
     control,
@@ -75,6 +75,7 @@ TABLE: Table = {
     **random.TABLE,
     **recurrent.TABLE,
     **sampling.TABLE,
+    **affine_grid.TABLE,
     **spectral.TABLE,
     **data_dependent.TABLE,
     **ngrams.TABLE,

@@ -184,6 +184,10 @@ def _sampling() -> list[Case]:
         ),
         Case("GridSample", 20, [f32(1, 2, 4, 5, 3), lambda rng: rng.uniform(-1.2, 1.2, (1, 3, 2, 4, 3)).astype("f4")],
              {"mode": "linear"}, rtol=1e-4),
+        *(
+            Case("AffineGrid", 20, [f32(n, len(d), len(d) + 1), i64(n, 3, *d)], {"align_corners": a}, rtol=1e-4)
+            for n, d in ((1, (4, 5)), (3, (4, 5)), (1, (3, 4, 5)), (2, (3, 4, 5))) for a in (0, 1)
+        ),
         Case("RoiAlign", 10, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)], align, rtol=1e-4),
         Case("RoiAlign", 16, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)], align, rtol=1e-4),
         Case("RoiAlign", 16, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)], {**align, "mode": "max"}, rtol=1e-4),

@@ -338,3 +338,26 @@ def test_functions_are_inlined(rng: np.random.Generator) -> None:
                    node("Elu", ["t"], ["k"], alpha=0.5), node("Add", ["k", "t"], ["y"])],
                   [info("x", [4, 5])], [info("y", [4, 5])])  # fmt: skip
     assert_close(evaluate(graph, {"x": x})["y"], run(plain, {"x": x})[0], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "how"),
+    [
+        ("Add", (3,), {"axis": 1}),
+        ("Mul", (3,), {"axis": -2}),
+        ("Sub", (2, 3), {"axis": 0}),
+        ("Pow", (3, 4), {"axis": 1}),
+        ("Div", (4,), {}),
+    ],
+)
+def test_operands_of_opset_6_broadcast_along_their_axis(op: str, shape: tuple[int, ...], how: dict[str, int]) -> None:
+    """onnx's converter refuses all of these whose operand does not fit the last dims."""
+    nodes = [node("Abs", ["w"], ["v"]), node(op, ["x", "v"], ["y"], broadcast=1, **how)]
+    w = np.linspace(0.5, 2, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    outputs = [info("y", [2, 3, 4])]
+    graph = load(model(nodes, [info("x", [2, 3, 4]), info("w", shape)], outputs, {"w": w}, opset=6))
+    x = np.linspace(1, 2, 24, dtype=np.float32).reshape(2, 3, 4)
+    start = how.get("axis", -len(shape)) % 3
+    wide = w.reshape(*shape, *[1] * (3 - start - len(shape)))
+    meaning = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract, "Pow": np.power, "Div": np.divide}[op]
+    assert_close(evaluate(graph, {"x": x})["y"], meaning(x, wide), 1e-6)

@@ -10,6 +10,7 @@ from frontends.onnx.models import info, model, run
 from onnx import ModelProto, TensorProto, helper
 
 import fusec
+from fusec.errors import ModelError
 from fusec.frontends import load
 from fusec.reference import evaluate
 
@@ -66,3 +67,20 @@ def test_align_corners_counts_whole_elements(mode: str, scale: float) -> None:
     proto = resize((1, 1, 4, 5), (1, 1, scale, scale), mode=mode, coordinate_transformation_mode="align_corners")
     x = np.arange(20, dtype=np.float32).reshape(1, 1, 4, 5)
     np.testing.assert_allclose(evaluate(load(proto), {"x": x})["y"], run(proto, {"x": x})[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("by", ["scales", "sizes"])
+def test_no_image_is_resized_to_none(mode: str, by: str) -> None:
+    node = helper.make_node("Resize", ["x", "", *([by] if by == "scales" else ["", by])], ["y"], mode=mode)
+    to = np.array([1, 1, 2, 1.5], np.float32) if by == "scales" else np.array([0, 2, 8, 6])
+    proto = model([node], [info("x", [0, 2, 4, 4])], ["y"], {by: to}, 18)
+    x = np.zeros((0, 2, 4, 4), np.float32)
+    assert fusec.compile(proto, target="cpu").run(None, {"x": x})[0].shape == run(proto, {"x": x})[0].shape
+
+
+def test_an_image_of_no_pixels_is_not_resized() -> None:
+    node = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"])
+    proto = model([node], [info("x", [1, 2, 0, 4])], ["y"], {"sizes": np.array([1, 2, 8, 6])}, 18)
+    with pytest.raises(ModelError, match=r"resize \[1, 2, 0, 4\] to \[1, 2, 8, 6\]"):
+        load(proto)

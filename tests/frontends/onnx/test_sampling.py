@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 import fusec
 from fusec import Executable
+from fusec.errors import ModelError
 
 
 def compiled(proto: onnx.ModelProto) -> Executable:
@@ -71,3 +72,18 @@ def test_deform_conv_reads_all_pixels_in_one_step() -> None:
     assert ops.count("grid_sample") == 1
     assert ops.count("gather") == 1  # of the two coordinates
     assert ops.count("matmul") == 1
+
+
+def test_an_affine_grid_of_one_pixel_with_aligned_corners_is_refused() -> None:
+    node = helper.make_node("AffineGrid", ["theta", "size"], ["y"], align_corners=1)
+    size = {"size": np.array([1, 3, 1, 4])}
+    proto = model([node], [info("theta", [1, 2, 3])], ["y"], size, opset=20)
+    with pytest.raises(ModelError, match=r"one pixel: size \[1, 3, 1, 4\]"):
+        compiled(proto)
+
+
+def test_a_grid_of_no_image_gives_none() -> None:
+    node = helper.make_node("GridSample", ["x", "grid"], ["y"])
+    proto = model([node], [info("x", [0, 3, 8, 8]), info("grid", [0, 5, 4, 2])], ["y"], opset=20)
+    feeds = {"x": np.zeros((0, 3, 8, 8), np.float32), "grid": np.zeros((0, 5, 4, 2), np.float32)}
+    assert fusec.compile(proto, target="cpu").run(None, feeds)[0].shape == (0, 3, 5, 4)

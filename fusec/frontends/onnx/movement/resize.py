@@ -9,7 +9,7 @@ import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table, axes_of
 from fusec.frontends.onnx.movement.interpolate import COORDINATES, Interpolation, interpolated
-from fusec.ir import Value
+from fusec.ir import TensorType, Value
 from fusec.ops import Resize
 from fusec.ops.spec import require
 
@@ -81,8 +81,10 @@ def resize(
     assert sizes is not None
     wanted = g.ints(sizes, "sizes")
     require(len(wanted) == len(dims), f"{len(wanted)} sizes for {len(dims)} dims")
-    require(all(s >= 1 for s in wanted) and x.type.size > 0, f"resize {list(x.type.shape)} to {list(wanted)}")
-    ratios = [s / x.type.shape[d] for s, d in zip(wanted, dims, strict=True)]
+    lengths = [x.type.shape[d] for d in dims]
+    same = all((s > 0) == (d > 0) and s >= 0 for s, d in zip(wanted, lengths, strict=True))
+    require(same, f"resize {list(x.type.shape)} to {list(wanted)}")
+    ratios = [s / d if d else 1.0 for s, d in zip(wanted, lengths, strict=True)]
     if keep_aspect_ratio_policy != "stretch":
         policies = {"not_larger": min, "not_smaller": max}
         require(keep_aspect_ratio_policy in policies, f"knows no keep_aspect_ratio_policy {keep_aspect_ratio_policy!r}")
@@ -104,9 +106,9 @@ def _chosen(
 ) -> Value:
     """Use the IR's resize op if it has this interpolation, else weighted sums along each dim."""
     known = how.mode in ("nearest", "linear") and how.coordinates in COORDINATES[:5] and not how.antialias
-    if known:
+    if known or not x.type.size:
         return _resized(g, x, scales, sizes, how)
-    require(all(s >= 1 for s in sizes) and x.type.size > 0, f"resize {list(x.type.shape)} to {list(sizes)}")
+    require(all(s >= 1 for s in sizes), f"resize {list(x.type.shape)} to {list(sizes)}")
     return interpolated(g, x, sizes, scales, crop, how)
 
 
@@ -155,6 +157,8 @@ def _sizes(x: Value, scales: Sequence[float]) -> list[int]:
 def _resized(g: Emitter, x: Value, scales: Sequence[float], sizes: Sequence[int], how: Interpolation) -> Value:
     if tuple(sizes) == x.type.shape and all(s == 1.0 for s in scales):
         return x
+    if not x.type.size:  # no image, as where nothing was detected
+        return g.full(TensorType(tuple(sizes), x.type.dtype), np.zeros((), x.type.dtype.numpy))
     return g(Resize(tuple(sizes), tuple(scales), how.mode, how.coordinates, how.rounding), x)
 
 

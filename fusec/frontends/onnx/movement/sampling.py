@@ -46,7 +46,10 @@ def grid_sample(
     require(mode in ("linear", "nearest", "cubic"), f"knows no mode {mode!r}")
     require(padding_mode in ("zeros", "border", "reflection"), f"knows no padding_mode {padding_mode!r}")
     require(grid.type.rank == n + 2 and grid.type.shape[-1] == n, f"grid {grid.type} for x {x.type}")
-    require(grid.type.shape[0] == batch and x.type.size > 0, f"grid {grid.type} for x {x.type}")
+    require(grid.type.shape[0] == batch and 0 not in x.type.shape[2:], f"grid {grid.type} for x {x.type}")
+    if not x.type.size:  # no image
+        type = TensorType((*x.type.shape[:2], *grid.type.shape[1:-1]), x.type.dtype)
+        return g.full(type, np.zeros((), type.dtype.numpy))
     return g(GridSample(mode, padding_mode, "centres" if align_corners else "edges"), x, grid)
 
 
