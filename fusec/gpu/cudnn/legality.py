@@ -90,6 +90,7 @@ class Oracle(WorkerPool):
         self._proof = f"{_environment(target, device)}:{PROBE.key}"  # entry of the probe, which takes any plan
         self._environment = _environment(target, device, self.plan_filter)
         self._proof_result: Future[None] | None = None
+        self._proof_epoch = 0
         # a larger graph needs a larger workspace
         self._similar = SimilarGraphs() if max_factor and self.plan_filter.workspace_limit is None else None
         self._max_factor = max_factor
@@ -213,11 +214,17 @@ class Oracle(WorkerPool):
             self._begin_proof()
 
     def _begin_proof(self) -> None:
-        """Start to prove, in a thread, because it takes as long as a compilation; once per environment."""
+        """Start to prove, in a thread, because it takes as long as a compilation; once per environment.
+
+        A proof that failed, or whose workers were closed, is started again.
+        """
         with self._changed:
-            if self._proof_result is not None:
+            last = self._proof_result
+            going_on = last is not None and not last.done() and self._proof_epoch == self._epoch
+            if going_on or (last is not None and last.done() and last.exception() is None):
                 return
             self._proof_result = result = Future[None]()
+            self._proof_epoch = self._epoch
         if self._store.get([self._proof]):
             result.set_result(None)
         else:
@@ -234,13 +241,8 @@ class Oracle(WorkerPool):
 
     def _require_proof(self) -> None:
         """Wait for the proof. Raises TargetError when runtime-compiled engines do not work here."""
-        result = self._proof_result
-        try:
-            if result is not None:
-                result.result()
-        except BaseException:
-            self._proof_result = None  # so that the next question tries again
-            raise
+        if self._proof_result is not None:
+            self._proof_result.result()
 
     def _ask(self, graphs: list[CudnnGraph], report: Callable[[], None], end: float) -> None:
         """Ask workers about graphs until `end`, and store their verdicts. report: called after each."""
