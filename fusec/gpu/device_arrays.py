@@ -13,7 +13,7 @@ from fusec.ir import Array
 from fusec.lowering.dlpack import from_dlpack
 
 DLPACK_CUDA = 2  # kDLCUDA
-LARGE_BYTES = 1 << 22  # CuPy copies by way of pinned memory, which takes longer to allocate than such an array to copy
+LARGE_BYTES = 1 << 20  # CuPy copies by way of pinned memory, which takes longer to allocate than such an array to copy
 
 
 class DeviceArrays:

@@ -18,7 +18,7 @@ from fusec.gpu.cudnn.built_plan import BuiltPlan, revive
 from fusec.gpu.cudnn.emit import emit
 from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, identity_of
 from fusec.gpu.cudnn.plan_list import exclude_notes, modes_of
-from fusec.gpu.measure.random_inputs import distance, random_data
+from fusec.gpu.measure.random_inputs import distance, poison, random_data
 from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Array
 from fusec.lowering.cudnn_graph import CudnnGraph, CudnnTensor
@@ -245,7 +245,8 @@ class GpuPlanBench:
         data = dict(self._data)
         with self._stream:
             for tensor in self._graph.outputs:
-                data[tensor.uid] = cupy.full(data[tensor.uid].size, 0xFF, cupy.uint8)
+                data[tensor.uid] = cupy.empty(data[tensor.uid].size, cupy.uint8)
+                poison(data[tensor.uid])
             addresses, scratch = self._bound(plan, data)
             self._run(plan, addresses, scratch)
             self._stream.synchronize()

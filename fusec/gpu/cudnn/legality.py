@@ -208,9 +208,13 @@ class Oracle(WorkerPool):
         return worker.versions
 
     def start_if_new(self) -> None:
-        """Start all workers and the proof, if nothing was asked on this machine before with these versions."""
+        """Start workers and the proof, if nothing was asked on this machine before with these versions.
+
+        Only half of the workers, because the more contexts of a GPU are created at the same time, the later the first
+        one is ready.
+        """
         if not self._store.get([self._proof]):
-            self.start()
+            self.start(max(1, self.workers // 2))
             self._begin_proof()
 
     def _begin_proof(self) -> None:
