@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,14 +177,23 @@ def _save_program(
         }
         for refusal in program.refusals
     ]
-    listed: dict[str, list[dict[str, Any]]] = {}
-    for key in dict.fromkeys(key for key in keys if key is not None):
-        for place, entry in enumerate(plans.get((name, key), ())):
-            blob = f"{name}/plans/{key}/{place}" if entry.blob else None
-            if blob is not None and entry.blob is not None and blob not in stored:
-                file.add(blob, entry.blob)
-                stored.add(blob)
-            listed.setdefault(key, []).append({"choice": entry.choice.to_json(), "blob": blob})
+
+    def listed(graphs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for key in graphs:
+            for place, entry in enumerate(plans.get((name, key), ())):
+                blob = f"{name}/plans/{key}/{place}" if entry.blob else None
+                if blob is not None and entry.blob is not None and blob not in stored:
+                    file.add(blob, entry.blob)
+                    stored.add(blob)
+                found.setdefault(key, []).append({"choice": entry.choice.to_json(), "blob": blob})
+        return found
+
+    own = dict.fromkeys(key for key in keys if key is not None)
+    data: dict[str, Any] = {"steps": steps, "refusals": refusals, "plans": listed(own)}
+    given = [entry for key in own for entry in plans.get((name, key), ())]
+    if compiled.tuned is None and given and all(entry.choice.time_us is None for entry in given):
+        # a GPU chooses what runs each step when it first loads the file
+        data["candidates"] = listed(key for key in compiled.candidate_graphs if key not in own)
     file.add(f"{folder}{name}/graph.txt", _text(program.graph).encode())
-    data = {"steps": steps, "refusals": refusals, "plans": listed}
     file.add(f"{folder}{name}/program.json", json.dumps(data, separators=(",", ":")).encode())

@@ -52,6 +52,7 @@ class Artifact:
 
     plans: by key of the cuDNN graph, best first.
     lock: the choices for all steps and targets.
+    open_choices: nothing was chosen, so the candidates of each step compete on a GPU.
     notes: messages for the user, such as plans that must be built again.
     """
 
@@ -59,6 +60,7 @@ class Artifact:
     plans: Mapping[str, tuple[Entry, ...]]
     lock: lockfile.Lock
     notes: tuple[str, ...] = ()
+    open_choices: bool = False
 
 
 class _LateJudge:
@@ -133,7 +135,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
             compiled = Compiled(source, program, gpu, options, judge)
             lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
             lock = replace(lock, timed=target in manifest.get("timed", [target]))
-            found.append(_with_plans(file, replace(compiled, tuned=lock), data["plans"], lock, store))
+            found.append(_with_plans(file, replace(compiled, tuned=lock), data, lock, store))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, VerifyError) as error:
             raise ModelError(f"{path}: {member}: not a program of this graph: {error}") from error
     return found
@@ -229,8 +231,12 @@ def _graph(file: Reader, member: str, weights: Mapping[str, Literal]) -> Graph:
 def _with_plans(
     file: Reader, compiled: Compiled, data: Mapping[str, Any], lock: lockfile.Lock, store: PlanStore | None
 ) -> Artifact:
-    """Read the plans of the program's graphs. Blobs of other versions, or that are not trusted, are left out."""
+    """Read the plans of the program's graphs. Blobs of other versions, or that are not trusted, are left out.
+
+    data: the member with the program.
+    """
     keys = {lowered.graph.key for lowered in compiled.lowered if lowered is not None}
+    own, candidates = data["plans"], data.get("candidates", {})
     here, manifest = versions(), file.manifest
     made = {name: manifest[name] for name in here}
     stale = [f"{name} {made[name] or 'none'}, here {here[name]}" for name in here if here[name] not in ("", made[name])]
@@ -238,7 +244,7 @@ def _with_plans(
         stale.append(f"another description of {compiled.target.name}")
     plans: dict[str, tuple[Entry, ...]] = {}
     untrusted = 0
-    for key, items in data.items():
+    for key, items in (*own.items(), *candidates.items()):
         entries: list[Entry] = []
         for item in items:
             blob = None if item["blob"] is None or stale else bytes(file.check(item["blob"]))
@@ -248,18 +254,23 @@ def _with_plans(
                     untrusted += 1
                     blob = None
             entries.append(Entry(Choice.from_json(item["choice"]), blob))
-        if key in keys:
+        if key in keys or key in candidates:
             plans[key] = tuple(entries)
     notes: list[str] = []
-    if stale and data:
+    if stale and own:
         notes.append(f"{file.path}: made with {'; '.join(stale)}: its plans are built anew")
     if untrusted:
         notes.append(f"{file.path}: {untrusted} of its plans were not built here and are built anew")
-    if data.keys() - keys:
+    if own.keys() - keys:
         notes.append(
-            f"{file.path}: {len(data.keys() - keys)} of its plans are of graphs that fusec now lowers otherwise"
+            f"{file.path}: {len(own.keys() - keys)} of its plans are of graphs that fusec now lowers otherwise"
         )
-    return Artifact(compiled, plans, lock, tuple(notes))
+    return Artifact(compiled, plans, lock, tuple(notes), "candidates" in data)
+
+
+def _plans_of(program: Mapping[str, Any]) -> list[Any]:
+    """Return the lists of plans of a program, also of the candidates of its steps."""
+    return [*program["plans"].values(), *program.get("candidates", {}).values()]
 
 
 def trust(path: str | Path, store: PlanStore | None = None) -> int:
@@ -270,7 +281,7 @@ def trust(path: str | Path, store: PlanStore | None = None) -> int:
             item["blob"]: None
             for number in range(file.manifest.get("programs", 1))
             for target in file.manifest["targets"]
-            for items in file.json(f"{folder_of(number)}{target}/program.json")["plans"].values()
+            for items in _plans_of(file.json(f"{folder_of(number)}{target}/program.json"))
             for item in items
             if item["blob"] is not None
         }

@@ -23,12 +23,17 @@ def build_plans(
 ) -> dict[tuple[str, str], Sequence[Entry]]:
     """Build and serialize the plans of programs, by target and key of the cuDNN graph.
 
+    Where nothing is chosen, these are also the plans of other candidates of the steps, which a GPU times at first load.
+
     choices: for each program the plans of a lock, by key; None for the first plans that cuDNN offers.
     """
     store, cudnn = PlanStore(), cudnn_number()
     plans: dict[tuple[str, str], Sequence[Entry]] = {}
     for index, c in enumerate(compiled):
         graphs = [lowered.graph for lowered in c.lowered if lowered is not None]
+        own = {graph.key for graph in graphs}
+        others = {} if choices is not None or c.tuned is not None else c.candidate_graphs
+        graphs += [graph for key, graph in others.items() if key not in own]
         skip = {g.key: [(e, k) for e, k, _ in store.quarantined(g.key, c.target.name, cudnn)] for g in graphs}
         wanted = None if choices is None else {key: [choice] for key, choice in choices[index].items()}
         made = plan_serialization.serialize(
@@ -36,6 +41,7 @@ def build_plans(
             c.target,
             choices=wanted,
             skip=skip,
+            optional=others.keys() - own,
             plan_filter=c.options.plan_filter,
             progress=lambda done, total: report("plans", done, total),
         )

@@ -59,6 +59,8 @@ def start_workers(
         return CudnnWorkers()
     # On a GPU the plans that are built to judge graphs are the plans to run.
     oracle = Oracle(target, device=on_gpu, hand_over=on_gpu, reuse_builds=not on_gpu, plan_filter=plan_filter)
+    if on_gpu:  # where plans are built in them later, too
+        oracle.start_if_new()
     return CudnnWorkers(oracle)
 
 

@@ -73,12 +73,18 @@ def locked_executable(
 
 
 def autotune(
-    compiled: Compiled, backend: CudnnBackend, weights: SharedWeights | None, prefer_kernels: bool = False
+    compiled: Compiled,
+    backend: CudnnBackend,
+    weights: SharedWeights | None,
+    prefer_kernels: bool = False,
+    only: frozenset[str] | None = None,
 ) -> Executable:
     """Let the backend replace steps by candidates that it finds faster, and prepare the result.
 
     prefer_kernels: run a pointwise step as a kernel of fusec's without timing it.
+    only: the keys of the cuDNN graphs that compete; None: all.
     """
     tensor_cores, as_source = compiled.options.tensor_cores, compiled.options.as_source
-    program = backend.tune_steps(compiled.program, tensor_cores, compiled.target.launch_us, as_source, prefer_kernels)
+    given = (compiled.program, tensor_cores, compiled.target.launch_us, as_source, prefer_kernels)
+    program = backend.tune_steps(*given, only=only)
     return Executable(replace(compiled, program=program, tuned=backend.tuned), backend, weights)

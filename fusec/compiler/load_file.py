@@ -10,6 +10,7 @@ from dataclasses import replace
 from fusec import lockfile
 from fusec.artifacts import fusec_file
 from fusec.compiler.choose_target import require_cudnn, require_runs_on_gpu
+from fusec.compiler.gpu_executable import autotune
 from fusec.errors import ModelError
 from fusec.execution.shared_weights import SharedWeights
 from fusec.execution.simulator_backend import SimulatorBackend
@@ -65,13 +66,16 @@ def target_of(path: str | os.PathLike[str], target: str, simulate: bool = False)
 def _on_gpu(artifact: fusec_file.Artifact, tune: str, weights: SharedWeights | None) -> Executable:
     """Prepare the file's program with the choices of the file's lock.
 
-    A file that was made without a GPU names no variants of kernels. They are timed once, and cached for the next load.
+    A file that was made without a GPU names no variants of kernels, and perhaps no choices for its steps. The variants
+    are timed once, and so are the candidates of each step, as far as the file has plans of them. The cache stores what
+    was chosen for the next load.
     """
     from fusec.gpu.autotune.tuning_cache import KnownChoices
     from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
     compiled, lock = artifact.compiled, artifact.lock
     options = compiled.options
+    competes = artifact.open_choices and tune == "quick" and not options.deterministic
     program = apply_choices(compiled.program, {}, compiled.figures, options.as_source)
     known = KnownChoices(
         {} if options.deterministic else artifact.plans,  # a file's plans were not chosen for that
@@ -80,5 +84,8 @@ def _on_gpu(artifact: fusec_file.Artifact, tune: str, weights: SharedWeights | N
         side_by_side=tune != "full" and lockfile.side_by_side(lock, compiled.target),
     )
     backend = CudnnBackend(tune, known, plan_filter=options.plan_filter)
+    if competes:
+        own = (lowered.graph.key for lowered in compiled.lowered if lowered is not None)
+        return autotune(compiled, backend, weights, only=frozenset((*own, *artifact.plans)))
     backend.time_variants(program)
     return Executable(replace(compiled, program=program), backend, weights)

@@ -29,8 +29,8 @@ def load(
 
     A file with programs for several sets of input shapes is a DynamicExecutable, which takes these shapes only.
     target: one of those it was compiled for; `auto`: this machine's GPU, or the file's first target without one.
-    tune: `quick` takes the plans of the file, and times only these if they were built without a GPU; `none` takes
-        the first plan of each step; `full` chooses again.
+    tune: `quick` takes the plans of the file, and times only these and kernels if they were built without a GPU;
+        `none` takes the first plan of each step; `full` chooses again.
     simulate: run in simulation, also if the target's GPU is present.
     Raises ModelError when the file is damaged, or does not have the target.
     """

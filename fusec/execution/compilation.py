@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.errors import TargetError
-from fusec.gpu.autotune.step_choices import TunedChoices
+from fusec.gpu.autotune.candidate_times import StepTuning, candidate_graphs
+from fusec.gpu.autotune.step_choices import TunedChoices, before_choices
 from fusec.gpu.cudnn.deviceless import INSTALL
 from fusec.gpu.cudnn.judges import asks_cudnn
 from fusec.gpu.kernels import GpuFigures
 from fusec.ir import Graph, MissingLiteral
 from fusec.lower_cudnn import Lowered, lower
+from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.base import Options
 from fusec.passes.partition.judge import Judge
 from fusec.plans.lock_record import Lock
@@ -85,3 +87,10 @@ class Compiled:
             lower(step.body, self.options.tensor_cores) if step.kind is Kind.CUDNN else None
             for step in self.program.steps
         )
+
+    @cached_property
+    def candidate_graphs(self) -> dict[str, CudnnGraph]:
+        """Return the cuDNN graphs that a GPU may time to choose what runs each step, by key."""
+        level = "none" if self.options.as_source else "quick"
+        tuning = StepTuning(self.options.tensor_cores, self.target.launch_us, level, self.figures)
+        return candidate_graphs(before_choices(self.program, self.figures, self.options.as_source), tuning)

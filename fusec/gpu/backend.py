@@ -109,6 +109,7 @@ class CudnnBackend:
         launch_us: float,
         as_source: bool = False,
         prefer_kernels: bool = False,
+        only: frozenset[str] | None = None,
     ) -> Program:
         """Replace each step by its fastest candidate: see `StepSelector.tune_steps`."""
 
@@ -116,7 +117,7 @@ class CudnnBackend:
             self.workspace.reserve(self.plans.workspace_bytes([graph.key]))
             return self.bind(graph, buffers)
 
-        tuning = StepTuning(tensor_cores, launch_us, self.tune, self._launches.figures)
+        tuning = StepTuning(tensor_cores, launch_us, self.tune, self._launches.figures, only)
         return self.steps.tune_steps(program, tuning, bind, as_source, prefer_kernels)
 
     def time_variants(self, program: Program) -> None:

@@ -8,10 +8,12 @@ import cupy
 import numpy as np
 
 from fusec.gpu import device
+from fusec.gpu.launch.stream_calls import TO_DEVICE
 from fusec.ir import Array
 from fusec.lowering.dlpack import from_dlpack
 
 DLPACK_CUDA = 2  # kDLCUDA
+LARGE_BYTES = 1 << 20  # CuPy copies by way of pinned memory, which takes longer to allocate than such an array to copy
 
 
 class DeviceArrays:
@@ -33,5 +35,15 @@ class DeviceArrays:
         if device is not None and not isinstance(array, np.ndarray) and device()[0] == DLPACK_CUDA:
             return from_dlpack(cupy, array)
         if device is not None and not isinstance(array, (np.ndarray, np.generic)):
-            return cupy.asarray(from_dlpack(np, array))
+            return _to_device(from_dlpack(np, array))
+        return _to_device(array)
+
+
+def _to_device(array: Any) -> Array:
+    """Copy an array or a number to the device, a large array without pinned memory, on the current stream."""
+    if not isinstance(array, np.ndarray) or array.nbytes < LARGE_BYTES or not array.flags.c_contiguous:
         return cupy.asarray(array)
+    raw = cupy.empty(array.nbytes, np.uint8)
+    stream = cupy.cuda.get_current_stream().ptr
+    cupy.cuda.runtime.memcpyAsync(raw.data.ptr, array.ctypes.data, array.nbytes, TO_DEVICE, stream)
+    return raw.view(array.dtype).reshape(array.shape)

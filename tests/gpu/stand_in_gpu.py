@@ -40,7 +40,15 @@ class Array(np.ndarray):
 
     @property
     def data(self) -> Any:  # type: ignore[override]  # as CuPy has it
-        return types.SimpleNamespace(ptr=self.__array_interface__["data"][0])
+        address = self.__array_interface__["data"][0]
+
+        def memset_async(value: int, nbytes: int) -> None:
+            def fill() -> None:
+                ctypes.memset(address, value, nbytes)
+
+            fill() if Array.machine is None else Array.machine.do(fill)
+
+        return types.SimpleNamespace(ptr=address, memset_async=memset_async)
 
     def get(self, out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
         if out is None:

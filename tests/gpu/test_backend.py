@@ -762,6 +762,9 @@ class Workers:
         self.built: dict[str, Any] = {}
         self.closed: list[str] = []
 
+    def start_if_new(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed.append(threading.current_thread().name)
 

@@ -25,12 +25,16 @@ NEAR_BEST = 1.5
 
 @dataclass(frozen=True)
 class StepTuning:
-    """Settings for choosing steps: precision of products, cost of a launch, tuning level, and figures of the GPU."""
+    """Settings for choosing steps: precision of products, cost of a launch, tuning level, and figures of the GPU.
+
+    only: the keys of the cuDNN graphs that compete; None: all
+    """
 
     tensor_cores: bool
     launch_us: float
     level: str
     figures: GpuFigures
+    only: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,7 @@ def choose_steps(
 
     Warns about a step without any candidate that runs. Its ops then run one by one.
     """
-    sample: dict[str, Partition] = {}
-    for step in program.steps:
-        if has_candidates(step):
-            key = step_key(program.graph, step)
-            if key not in (known or {}):
-                sample.setdefault(key, step)
+    sample = {key: step for key, step in _distinct_steps(program).items() if key not in (known or {})}
     offers = {key: _offers(program.graph, step, tuning) for key, step in sample.items()}
     costs_us = _costs_us(offers, tuning, timers)
     if sequence_us is not None:
@@ -88,6 +87,22 @@ def choose_steps(
             candidate = offered[costs.index(least_us)][0] if offered else (step,)
             chosen[key] = tuple(Part(len(each.nodes), each.kind.value, each.spelling) for each in candidate)
     return chosen
+
+
+def candidate_graphs(program: Program, tuning: StepTuning) -> dict[str, CudnnGraph]:
+    """List the cuDNN graphs that the candidates of steps run, by key."""
+    code = [_offers(program.graph, step, tuning) for step in _distinct_steps(program).values()]
+    every = (each for offered in code for _, parts in offered for each in parts)
+    return {each.key: each for each in every if isinstance(each, CudnnGraph)}
+
+
+def _distinct_steps(program: Program) -> dict[str, Partition]:
+    """Return one of the steps that have candidates and compute the same, by `step_key`."""
+    found: dict[str, Partition] = {}
+    for step in program.steps:
+        if has_candidates(step):
+            found.setdefault(step_key(program.graph, step), step)
+    return found
 
 
 def precision_times(

@@ -21,7 +21,8 @@ LEVELS = ("none", "quick", "full")
 QUICK_PRECOMPILED, QUICK_COMPILED = 16, 2
 ROUNDS = 7
 MAX_PLANS = 4  # built plans of a graph: the best, and those that replace it if it fails or is slower within the model
-HOPELESS = 3.0  # relative time of a first run after which a plan is not timed again
+HOPELESS = 3.0  # relative time of one run after which a plan is not timed again
+ONE_RUN_US = 10.0  # by which a single run may look longer than one of several
 CLOSE = 1.15  # relative time up to which plans are timed in every round
 TIE = 1.03  # cuBLASLt must be faster than cuDNN by this factor, because it takes most of a second to load
 
@@ -152,12 +153,16 @@ def _built(bench: PlanBench, result: RankedPlans, offer: Offer) -> bool:
 def _time_last(bench: PlanBench, result: RankedPlans) -> None:
     """Time the plan built last, and drop it if it fails.
 
-    One run warms up. The better of two more runs counts, because a run may be disturbed.
+    One run warms up. Two more tell if the plan is far slower than the best, because some plans take milliseconds. If
+    not, two measurements follow. The better one counts, because one may be disturbed.
     """
     choice, plan = result.plans.pop()
+    best_us = min((_us(other) for other, _ in result.plans), default=float("inf"))
     try:
-        _time_us(bench, result.graph, choice, plan)
-        time_us = min(_time_us(bench, result.graph, choice, plan) for _ in range(2))
+        _time_us(bench, result.graph, choice, plan, once=True)
+        time_us = min(_time_us(bench, result.graph, choice, plan, once=True) for _ in range(2))
+        if time_us <= HOPELESS * best_us + ONE_RUN_US:
+            time_us = min(_time_us(bench, result.graph, choice, plan) for _ in range(2))
     except ExecutionError as error:
         result.reject(choice, error)
         bench.quarantine(result.graph, choice, str(error))
@@ -165,10 +170,13 @@ def _time_last(bench: PlanBench, result: RankedPlans) -> None:
     result.plans.append((replace(choice, time_us=time_us), plan))
 
 
-def _time_us(bench: PlanBench, graph: CudnnGraph, choice: Choice, plan: Any) -> float:
-    """Time a plan once. One that costs the process its GPU goes into quarantine, so that the next process avoids it."""
+def _time_us(bench: PlanBench, graph: CudnnGraph, choice: Choice, plan: Any, once: bool = False) -> float:
+    """Time a plan, by one run if asked.
+
+    One that costs the process its GPU goes into quarantine, so that the next process avoids it.
+    """
     try:
-        return bench.time_us(graph, plan)
+        return (bench.once_us if once else bench.time_us)(graph, plan)
     except DeviceLostError as error:
         bench.quarantine(graph, choice, str(error))
         raise DeviceLostError(

@@ -41,6 +41,10 @@ class PlanBench(Protocol):
         """Time one run as within the model, in microseconds. Raises ExecutionError when it fails."""
         ...
 
+    def once_us(self, graph: CudnnGraph, plan: Any) -> float:
+        """Time one run whatever the caches hold, in microseconds. Raises ExecutionError when it fails."""
+        ...
+
     def error(self, graph: CudnnGraph, plan: Any, other: Any | None) -> float | None:
         """Compare a plan's results with another plan's, or with the reference where `other` is None.
 

@@ -34,6 +34,7 @@ from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.gpu.launch.kernel_launcher import Launcher
 from fusec.gpu.launch.stream_calls import out_of_memory
 from fusec.ir import Graph
+from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition.concat_in_place import ConcatGroup
 from fusec.plans.plan_record import Part
 from fusec.schedule.memory_plan import plan_memory
@@ -71,7 +72,7 @@ class StepSelector:
         tuning = replace(tuning, level="none" if as_source else self._level)
         figures, is_timed = tuning.figures, tuning.level != "none"
         timers = Timers(
-            lambda graphs: self._plans.times_us(graphs, footprint_bytes),
+            lambda graphs: self._plans.times_us(_competing(graphs, tuning), footprint_bytes),
             lambda asked: self.variants.times_us(asked, footprint_bytes),
             self.variants.compile_soon,
         )
@@ -86,7 +87,7 @@ class StepSelector:
             return self._sequence_us(asked, tuning, bind, footprint_bytes)
 
         concats = concats_in_place(program)
-        partitioned = self._with_concats(program, concats, tuning.launch_us, times_us) if is_timed else program
+        partitioned = self._with_concats(program, concats, tuning, times_us) if is_timed else program
         concat_choice = concat_choices(concats, partitioned)
         program = before_choices(partitioned, figures, as_source)
         known = self._stored_choices(program, tuning) if is_timed else {}
@@ -119,10 +120,10 @@ class StepSelector:
         return {key: self._launcher.fastest(k).key for key, k in found.items() if self._launcher.is_measured(k)}
 
     def _with_concats(
-        self, program: Program, concats: Mapping[str, Sequence[ConcatGroup]], launch_us: float, times_us: TimeSteps
+        self, program: Program, concats: Mapping[str, Sequence[ConcatGroup]], tuning: StepTuning, times_us: TimeSteps
     ) -> Program:
         """Replace concats in place by copies where those are faster, by the cache or by time."""
-        known = {key: self._cache.step_choice(key, launch_us) for key in concats}
+        known = {key: self._cache.step_choice(_cache_name(key, tuning), tuning.launch_us) for key in concats}
         if all(choice is not None for choice in known.values()):
             return copy_concats(program, {key for key, choice in known.items() if choice and choice[0].runs == "copy"})
         return keep_faster_concats(program, times_us)
@@ -130,21 +131,24 @@ class StepSelector:
     def _store_choices(
         self, chosen: Mapping[str, StepChoice], concats: Mapping[str, ConcatChoice], tuning: StepTuning
     ) -> None:
-        """Store choices, unless the search for a plan was incomplete; then it goes on the next time."""
+        """Store choices, unless the search for a plan was incomplete; then it goes on the next time.
+
+        If only some graphs compete, it never goes on.
+        """
         best = [ranked.plans[0][0] for ranked in self._plans.ranked.values() if ranked.plans]
-        if not all(choice.complete for choice in best):
+        if tuning.only is None and not all(choice.complete for choice in best):
             return
         for key, choice in chosen.items():
-            self._cache.store_step_choice(_cache_name(key, tuning.tensor_cores), tuning.launch_us, choice)
+            self._cache.store_step_choice(_cache_name(key, tuning), tuning.launch_us, choice)
         for key, concat in concats.items():
             runs = "in place" if concat.in_place else "copy"
-            self._cache.store_step_choice(key, tuning.launch_us, [Part(0, runs)])
+            self._cache.store_step_choice(_cache_name(key, tuning), tuning.launch_us, [Part(0, runs)])
 
     def _stored_choices(self, program: Program, tuning: StepTuning) -> dict[str, StepChoice]:
         """Return the choices that the cache has for a program; none if one of them does not fit."""
         known: dict[str, StepChoice] = {}
         for key in {step_key(program.graph, step) for step in program.steps if has_candidates(step)}:
-            choice = self._cache.step_choice(_cache_name(key, tuning.tensor_cores), tuning.launch_us)
+            choice = self._cache.step_choice(_cache_name(key, tuning), tuning.launch_us)
             if choice is not None:
                 known[key] = choice
         try:
@@ -185,5 +189,10 @@ def _footprint_bytes(program: Program) -> int:
     return plan_memory(program).nbytes + constants
 
 
-def _cache_name(key: str, tensor_cores: bool) -> str:
-    return key + ("" if tensor_cores else "\nno tensor cores")
+def _competing(graphs: Mapping[str, CudnnGraph], tuning: StepTuning) -> dict[str, CudnnGraph]:
+    return {key: graph for key, graph in graphs.items() if tuning.only is None or key in tuning.only}
+
+
+def _cache_name(key: str, tuning: StepTuning) -> str:
+    """Return the name of a choice in the cache; one among a file's plans has a name of its own."""
+    return key + ("" if tuning.tensor_cores else "\nno tensor cores") + ("" if tuning.only is None else "\nof a file")

@@ -50,6 +50,9 @@ class SuggestedPlansBench:
     def time_us(self, graph: CudnnGraph, plan: Any) -> float:
         return self._bench.time_us(graph, plan)
 
+    def once_us(self, graph: CudnnGraph, plan: Any) -> float:
+        return self._bench.once_us(graph, plan)
+
     def error(self, graph: CudnnGraph, plan: Any, other: Any | None) -> float | None:
         return None if other is None else self._bench.error(graph, plan, other)
 

@@ -66,11 +66,16 @@ class VariantSelector:
         return known if known.get("variants") == _keys(kernel) else None
 
     def compile_soon(self, asked: Mapping[str, Kernel]) -> None:
-        """Compile kernels in other processes while plans are timed, because NVRTC in this one would disturb that."""
+        """Compile kernels while plans are timed: in other processes, because NVRTC in this one disturbs that a little.
+
+        Without other processes, threads compile them. To start processes takes longer than all kernels of a model.
+        """
         unknown = [
             variant for kernel in asked.values() if self._measured(kernel) is None for variant in variants_of(kernel)
         ]
-        if self._build_pool is not None and unknown:
+        if self._build_pool is None:
+            self._launcher.compile_soon(unknown)
+        elif unknown:
             self._build_pool.expect_kernels([launch for _, launch in self._launcher.missing(unknown)])
 
     def prefer(self, kernel: Kernel, variant: Kernel) -> bool:

@@ -14,7 +14,7 @@ import cupy
 from fusec.errors import ExecutionError, LoweringError
 from fusec.gpu.cublaslt.algorithms import Blas, BlasPlan
 from fusec.gpu.launch.kernel_launcher import Memory
-from fusec.gpu.measure.random_inputs import random_array
+from fusec.gpu.measure.random_inputs import poison, random_array
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.ir import Array, DType, TensorType, Value
 from fusec.lower_cudnn import Lowered, lower
@@ -69,7 +69,7 @@ class LoneProduct:
             return held[value]
 
         result = memory(node.result, node.result.type)
-        result.view(cupy.uint8)[...] = 0xFF
+        poison(result)
         scratch = cupy.empty(self.plan.workspace_bytes, cupy.uint8) if self.plan.workspace_bytes else None
         self.bound(memory, lambda: 0 if scratch is None else scratch.data.ptr)()
         operands = [unpack(memory(v, v.type), v.type) for v in node.operands]

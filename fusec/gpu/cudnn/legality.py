@@ -11,8 +11,10 @@ import importlib.metadata
 import itertools
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -87,7 +89,8 @@ class Oracle(WorkerPool):
         self.plan_filter = plan_filter or PlanFilter()
         self._proof = f"{_environment(target, device)}:{PROBE.key}"  # entry of the probe, which takes any plan
         self._environment = _environment(target, device, self.plan_filter)
-        self._proven = False
+        self._proof_result: Future[None] | None = None
+        self._proof_epoch = 0
         # a larger graph needs a larger workspace
         self._similar = SimilarGraphs() if max_factor and self.plan_filter.workspace_limit is None else None
         self._max_factor = max_factor
@@ -120,7 +123,7 @@ class Oracle(WorkerPool):
                 del new[key]
         if new and time.monotonic() < end:
             self.start(len(new))
-            self._prove_once()
+            self._begin_proof()
             done = itertools.count(1)
             self._learn(graphs)  # from verdicts stored on disk
             rounds = [list(new.values())]
@@ -204,13 +207,46 @@ class Oracle(WorkerPool):
         self._store.put({self._proof: json.dumps(encode(verdict))})
         return worker.versions
 
-    def _prove_once(self) -> None:
-        """Call `prove` once per environment, because it takes as long as a compilation."""
-        if not self._proven and not self._store.get([self._proof]):
+    def start_if_new(self) -> None:
+        """Start workers and the proof, if nothing was asked on this machine before with these versions.
+
+        Only half of the workers, because the more contexts of a GPU are created at the same time, the later the first
+        one is ready.
+        """
+        if not self._store.get([self._proof]):
+            self.start(max(1, self.workers // 2))
+            self._begin_proof()
+
+    def _begin_proof(self) -> None:
+        """Start to prove, in a thread, because it takes as long as a compilation; once per environment.
+
+        A proof that failed, or whose workers were closed, is started again.
+        """
+        with self._changed:
+            last = self._proof_result
+            going_on = last is not None and not last.done() and self._proof_epoch == self._epoch
+            if going_on or (last is not None and last.done() and last.exception() is None):
+                return
+            self._proof_result = result = Future[None]()
+            self._proof_epoch = self._epoch
+        if self._store.get([self._proof]):
+            result.set_result(None)
+        else:
+            threading.Thread(target=self._prove_once, args=(result,), name="fusec-prove", daemon=True).start()
+
+    def _prove_once(self, result: Future[None]) -> None:
+        try:
             with self.locks.claim(PROBE.key, lambda: None):
                 if not self._store.get([self._proof]):
                     self.prove()
-        self._proven = True
+            result.set_result(None)
+        except BaseException as error:  # noqa: BLE001  # raised where the proof is required
+            result.set_exception(error)
+
+    def _require_proof(self) -> None:
+        """Wait for the proof. Raises TargetError when runtime-compiled engines do not work here."""
+        if self._proof_result is not None:
+            self._proof_result.result()
 
     def _ask(self, graphs: list[CudnnGraph], report: Callable[[], None], end: float) -> None:
         """Ask workers about graphs until `end`, and store their verdicts. report: called after each."""
@@ -224,6 +260,7 @@ class Oracle(WorkerPool):
             with self.locks.claim(graph.key, lambda: self.require_open(epoch)):
                 known = self._stored([graph])
                 verdict = known.get(graph) or self._put(graph, epoch)
+                self._require_proof()
                 if known:
                     self._memory[graph.key] = verdict
                 else:

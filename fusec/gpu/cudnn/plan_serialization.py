@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 from fusec.errors import TargetError
@@ -29,6 +29,7 @@ def serialize(
     *,
     choices: Mapping[str, Sequence[Choice]] | None = None,
     skip: Mapping[str, Collection[tuple[int, Knobs]]] | None = None,
+    optional: Container[str] = (),
     count: int = SEVERAL,
     plan_filter: PlanFilter | None = None,
     workers: int | None = None,
@@ -38,6 +39,7 @@ def serialize(
 
     choices: the plans to build, by key; others get the first `count` plans that cuDNN offers and builds
     skip: plans not to build, by key, such as those in quarantine
+    optional: keys of graphs that are left out of the result if cuDNN builds no plan of them
     plan_filter: the plans that may be used; default: all
 
     A named plan of an engine that needs a device (DEVICE_ONLY), or of cuBLASLt, has no blob.
@@ -49,7 +51,8 @@ def serialize(
     done = itertools.count(1)
 
     def arrived(key: str, built: tuple[Entry, ...]) -> None:
-        plans[key] = built
+        if built:
+            plans[key] = built
         if progress is not None:
             progress(next(done), len(by_key))
 
@@ -60,6 +63,8 @@ def serialize(
             question = _question(by_key[key], (choices or {}).get(key, ()), plan_filter)
             question |= {"skip": left_out, "count": count}
             answer, _ = pool.exchange(question, epoch=epoch)
+            if key in optional and (isinstance(answer, WorkerDeath) or "failed" in answer):
+                return ()
             if isinstance(answer, WorkerDeath):
                 raise TargetError(f"no plan was built: {answer.words}; the graph is\n{by_key[key]}")
             if "failed" in answer:
@@ -67,7 +72,7 @@ def serialize(
             return tuple(map(entry_of, answer["plans"]))
 
         pool.ask_each(list(by_key), ask, arrived)
-    return {key: plans[key] for key in by_key}
+    return {key: plans[key] for key in by_key if key in plans}
 
 
 class Tries:

@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from threading import Lock
@@ -35,6 +35,7 @@ class Launcher:
     def __init__(self) -> None:
         self._functions: dict[str, Any] = {}
         self._refused: set[str] = set()  # sources, by entry
+        self._coming: dict[str, Future[Any]] = {}  # by entry, what threads compile
         self._wrong: set[str] = set()  # kernels, by key
         self._scratch: Array | None = None
         self._counters: Array | None = None  # at which the blocks of a kernel meet
@@ -101,18 +102,29 @@ class Launcher:
     def compile(self, kernels: Iterable[Kernel]) -> None:
         """Compile kernels that are not compiled yet, several at a time; warn about those that NVRTC refuses."""
         missing = self.missing(kernels)
-        if not missing:
+        self._start(missing)
+        for kernel, launch in missing:
+            made = self._coming.pop(launch.entry).result()
+            if made is None:
+                self._refused.add(launch.entry)
+            elif isinstance(made, str):
+                self._refused.add(launch.entry)
+                warnings.warn(f"NVRTC refuses the kernel for {kernel.name}, it is not used: {made}", stacklevel=2)
+            else:
+                self._functions[launch.entry] = made
+
+    def compile_soon(self, kernels: Iterable[Kernel]) -> None:
+        """Start to compile kernels in threads, which release Python's lock; `compile` waits for those it needs."""
+        self._start(self.missing(kernels))
+
+    def _start(self, items: Sequence[tuple[Kernel, Launch]]) -> None:
+        new = [item for item in items if item[1].entry not in self._coming]
+        if not new:
             return
-        workers = min(len(missing), os.cpu_count() or 1, 16)
-        with ThreadPoolExecutor(max_workers=workers) as pool:
-            for (kernel, launch), made in zip(missing, pool.map(_compiled, missing), strict=True):
-                if made is None:
-                    self._refused.add(launch.entry)
-                elif isinstance(made, str):
-                    self._refused.add(launch.entry)
-                    warnings.warn(f"NVRTC refuses the kernel for {kernel.name}, it is not used: {made}", stacklevel=2)
-                else:
-                    self._functions[launch.entry] = made
+        pool = ThreadPoolExecutor(min(len(new), os.cpu_count() or 1, 16), thread_name_prefix="fusec-nvrtc")
+        for item in new:
+            self._coming[item[1].entry] = pool.submit(_compiled, item)
+        pool.shutdown(wait=False)  # the threads end when all is compiled
 
     def missing(self, kernels: Iterable[Kernel]) -> list[tuple[Kernel, Launch]]:
         """List the launches of kernels, each as its fastest variant, that are not compiled yet."""

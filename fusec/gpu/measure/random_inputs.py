@@ -1,7 +1,7 @@
 """Draw random data to time and compare plans and kernels on, and measure the distance of two results.
 
-Numbers are drawn once on the host, and small results are compared there. Compiling CuPy's kernels would take longer
-than the rest of loading a model.
+Numbers are drawn once on the host, and small results are compared there. Loading cuRAND and compiling CuPy's kernels
+would take longer than the rest of loading a model.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fusec.ops import Cast
 
 PERIOD = 131_071  # numbers until they repeat: a prime, so that no stride of a tensor reads the same numbers
 HOST_BYTES = 1 << 22  # larger results are compared on the device
+_STARTS = np.random.default_rng(7)
 
 
 def random_data(tensor: CudnnTensor) -> Array:
@@ -31,8 +32,12 @@ def random_data(tensor: CudnnTensor) -> Array:
     gain = 0
     if tensor.dtype.is_float and len(tensor.dims) >= 4 and tensor.dims[0] > 1:
         gain = round(math.log2(max(1, math.prod(tensor.dims[1:]))) / 2)
-    numbers, width = _numbers(tensor.dtype, gain), tensor.dtype.numpy.itemsize
     start = 7919 * tensor.uid % PERIOD  # tensors of one graph differ
+    return _repeated(_numbers(tensor.dtype, gain), tensor.dtype.numpy.itemsize, start, size)
+
+
+def _repeated(numbers: np.ndarray[Any, Any], width: int, start: int, size: int) -> Array:
+    """Copy `size` numbers of `width` bytes to the device, from place `start` on, again and again; return the bytes."""
     some = cupy.asarray(numbers[width * start : width * (start + min(size, PERIOD))])
     if size <= PERIOD:
         return some
@@ -44,15 +49,18 @@ def random_data(tensor: CudnnTensor) -> Array:
 
 
 @cache
-def _numbers(dtype: DType, gain: int) -> np.ndarray[Any, Any]:
-    """Draw PERIOD numbers of a type, divided by 2^gain, twice in a row, as bytes."""
+def _numbers(dtype: DType, gain: int = 0, below: int = 9) -> np.ndarray[Any, Any]:
+    """Draw PERIOD numbers of a type, divided by 2^gain, twice in a row, as bytes.
+
+    below: integers of more than 8 bits are smaller than this number.
+    """
     rng = np.random.default_rng(7)
     if dtype is DType.BOOL:
         drawn = rng.random(PERIOD) < 0.5
     elif dtype is DType.I8:  # sums of their products keep within 8 bits, times scales drawn here
         drawn = rng.integers(-3, 4, PERIOD).astype(dtype.numpy)
     elif dtype.is_int:
-        drawn = rng.integers(0, 9, PERIOD).astype(dtype.numpy)
+        drawn = rng.integers(0, below, PERIOD).astype(dtype.numpy)
     else:
         drawn = (rng.standard_normal(PERIOD, np.float32) * np.float32(2.0**-gain)).astype(dtype.numpy)
     return np.concatenate([drawn, drawn]).view(np.uint8)
@@ -83,9 +91,14 @@ class RandomInputs:
         """Run a kernel bound to this memory and return its results, in memory that was poisoned before."""
         written = {value: self.memory(value, value.type) for value in kernel.written}
         for buffer in written.values():
-            buffer.view(np.uint8)[...] = 0xFF
+            poison(buffer)
         run()
         return {value: buffer.copy() for value, buffer in written.items()}
+
+
+def poison(buffer: Array) -> None:
+    """Fill flat memory with bytes of ones, which are NaN as floats. No kernel of CuPy has to be compiled for that."""
+    buffer.data.memset_async(0xFF, buffer.nbytes)
 
 
 def kernels_apart(got: Mapping[Value, Array], want: Mapping[Value, Array]) -> float:
@@ -95,19 +108,14 @@ def kernels_apart(got: Mapping[Value, Array], want: Mapping[Value, Array]) -> fl
 
 
 def random_array(type: TensorType) -> Array:
-    """Draw the flat buffer of a value: normal numbers, or zeros and ones for other types."""
+    """Draw the flat buffer of a value: normal numbers, zeros and ones, or small integers of 8 bits."""
     size = max(type.span, 1)
-    if type.dtype is DType.I8:
-        return cupy.random.randint(-3, 4, size).astype(type.dtype.numpy)
-    if type.dtype.is_narrow:
+    if type.dtype.is_narrow and type.dtype is not DType.I8:
         drawn = np.random.default_rng(7).integers(0, 3, size).astype(np.float32)
         return cupy.asarray(to_codes(Cast(type.dtype).reference(np, drawn)[0], type.dtype))
-    if type.dtype is DType.BOOL or type.dtype.is_int:
-        return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
-    array = cupy.random.standard_normal(size).astype(cupy.float32)
-    if type.dtype is DType.BF16:  # the upper half of each number, truncated
-        return cupy.ascontiguousarray(array.view(cupy.uint16)[1::2])
-    return array.astype(type.dtype.numpy)
+    start = int(_STARTS.integers(PERIOD))  # arrays differ
+    raw = _repeated(_numbers(type.dtype, below=2), type.dtype.numpy.itemsize, start, size)
+    return raw.view(np.uint16 if type.dtype is DType.BF16 else type.dtype.numpy)
 
 
 def _constant(array: Array, type: TensorType) -> Array:

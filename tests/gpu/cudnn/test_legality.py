@@ -162,7 +162,7 @@ def test_an_oracle_stops_between_two_questions(tmp_path: Path, monkeypatch: pyte
         return Legal(())
 
     monkeypatch.setattr(Oracle, "_put", put)
-    monkeypatch.setattr(Oracle, "_prove_once", lambda self: None)
+    monkeypatch.setattr(Oracle, "_begin_proof", lambda self: None)
     monkeypatch.setattr(Oracle, "start", lambda self, count: None)
     graphs = [pointwise(mode, (1, 8, 64)) for mode in ("exp", "neg", "relu", "tanh")]
     with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle:
@@ -337,7 +337,7 @@ def test_missing_libraries_are_an_error_and_never_a_verdict(tmp_path: Path, monk
     with Oracle(load("h200"), store=store, workers=1) as oracle:
         # NVRTC is there and does not work: cuDNN would offer the runtime engines and then build none
         no = Refused("build", "CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED", "no")
-        monkeypatch.setattr(oracle, "_put", lambda graph, epoch, plan_filter: no)
+        monkeypatch.setattr(oracle, "_put", lambda graph, epoch, plan_filter=None: no)
         with pytest.raises(TargetError, match="runtime-compiled engines do not come up for h200"):
             oracle.judge([conv("bias", "relu")])
     assert len(store) == 0

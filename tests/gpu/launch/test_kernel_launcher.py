@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -46,3 +47,24 @@ def test_a_fastest_variant_that_no_longer_fits_is_replaced_with_a_warning(launch
     with pytest.warns(UserWarning, match="that was fastest does not run on this GPU"):
         assert some.runs(whole)
     assert some.fastest(whole).name == "b"
+
+
+def test_kernels_that_are_needed_soon_are_compiled_once_and_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    from fusec.gpu.launch import kernel_launcher
+
+    goes_on, compiled = threading.Event(), list[str]()
+
+    def slowly(item: tuple[Kernel, Any]) -> object:
+        assert goes_on.wait(10)
+        compiled.append(item[0].name)
+        return object()
+
+    monkeypatch.setattr(kernel_launcher, "_compiled", slowly)
+    some = kernel_launcher.Launcher()
+    some.compile_soon([kernel("a"), kernel("b")])
+    some.compile_soon([kernel("b")])
+    assert not compiled
+    goes_on.set()
+    some.compile([kernel("a"), kernel("b"), kernel("c")])
+    assert sorted(compiled) == ["a", "b", "c"]

@@ -1,0 +1,32 @@
+"""Copy arrays of the host to the stand-in for a GPU."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from gpu.stand_in_gpu import Array, Machine
+
+pytest.importorskip("cupy")
+pytest.importorskip("cudnn")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("copied", ["large", "small", "transposed"])
+def test_arrays_of_the_host_come_to_the_device_as_they_are(machine: Machine, dtype: type, copied: str) -> None:
+    """Large ones are copied directly, because CuPy would allocate as much pinned memory."""
+    from fusec.gpu.device_arrays import LARGE_BYTES, DeviceArrays
+
+    rows = LARGE_BYTES // 64 if copied != "small" else 4
+    array = np.random.default_rng(0).standard_normal((rows, 64)).astype(dtype)
+    array = array.T if copied == "transposed" else array
+    moved = DeviceArrays().from_any(array)
+    assert isinstance(moved, Array) and (moved.dtype, moved.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(moved.get(), array)
+    assert len(machine.copied) == (copied == "large")
+
+
+def test_a_number_becomes_an_array(machine: Machine) -> None:
+    from fusec.gpu.device_arrays import DeviceArrays
+
+    assert DeviceArrays().from_any(np.float32(3)).get() == 3
