@@ -17,8 +17,9 @@ from gpu.stand_in_gpu import Machine
 
 from fusec.gpu.cublaslt.bindings import RESULT, BlasError, MatmulDescAttribute, MatmulPreferenceAttribute
 
-TYPES = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16, 28: ml_dtypes.float8_e4m3fn}
-FP8 = 28
+TYPES = {0: np.float32, 2: np.float16, 3: np.int8, 10: np.int32, 14: ml_dtypes.bfloat16, 28: ml_dtypes.float8_e4m3fn}
+FP8, I8, I32 = 28, 3, 10
+COMPUTE_I32 = 72
 POINTERS = (
     MatmulDescAttribute.BIAS_POINTER,
     MatmulDescAttribute.A_SCALE_POINTER,
@@ -66,7 +67,7 @@ class Bindings:
     # descriptors -----------------------------------------------------------------------------------
 
     def matmul_desc_create(self, compute: int, scale: int) -> int:
-        assert scale == 0, "scales are in fp32"
+        assert scale == (I32 if compute == COMPUTE_I32 else 0), "scales are in fp32, or in the integers of sums"
         name = next(self.names)
         self.operations[name] = {-1: compute}
         return name
@@ -159,6 +160,10 @@ class Bindings:
         assert (c["rows"], c["columns"]) == (d["rows"], d["columns"])
         assert a["batch"] == b["batch"] == c["batch"] == d["batch"]
         added = d["dtype"]
+        assert (told[-1] == COMPUTE_I32) == (a["dtype"] == I8) == (d["dtype"] == I32)
+        if a["dtype"] == I8:
+            assert b["dtype"] == I8 and told[3] and not told[4] and told[MatmulDescAttribute.EPILOGUE] == 1, "no form"
+            assert not any(size % 4 for size in (rows, inner, a["ld"], b["ld"])), "not in the table"
         if a["dtype"] == FP8:
             assert told[3] and not told[4] and not any(size % 16 for size in (rows, inner, a["ld"], b["ld"]))
             added = c["dtype"] if d["dtype"] == FP8 else added
@@ -197,15 +202,17 @@ class Bindings:
             raise BlasError("an unsupported value")  # as the library says of C in another type at the address of D
         told = dict(self.operations[operation])  # a capture keeps what was told then
         layouts = [dict(self.layouts[name]) for name in (a_layout, b_layout, c_layout, d_layout)]
-        scales = [ctypes.c_float.from_address(at).value for at in (alpha, beta)]
+        number = ctypes.c_int32 if told[-1] == COMPUTE_I32 else ctypes.c_float
+        scales = [number.from_address(at).value for at in (alpha, beta)]
 
         def work() -> None:
             self.ran.append(algorithm)
             self.machine.now_us += self.times_us.get(algorithm, 20.0)
             addresses = zip((a, b, c or d, d), layouts, strict=True)
             left, right, added, result = (_stack(at, layout) for at, layout in addresses)
-            x = left.astype(np.float32).transpose(0, 2, 1) if told[3] else left.astype(np.float32)
-            y = right.astype(np.float32).transpose(0, 2, 1) if told[4] else right.astype(np.float32)
+            wide = np.int64 if told[-1] == COMPUTE_I32 else np.float32
+            x = left.astype(wide).transpose(0, 2, 1) if told[3] else left.astype(wide)
+            y = right.astype(wide).transpose(0, 2, 1) if told[4] else right.astype(wide)
             with np.errstate(
                 over="ignore", invalid="ignore"
             ):  # the device says nothing of what replays of replays grow to

@@ -36,8 +36,8 @@ PACKAGES = ("nvidia-cublas", "nvidia-cublas-cu12")
 COUNT = 8  # algorithms to ask for; for eight measured shapes, the best of 32 was among the first seven
 WORKSPACE_BYTES = 32 << 20  # NVIDIA's recommendation for Hopper, used on every GPU
 ALIGNMENT_BYTES = 16  # of every operand; cuDNN assumes the same
-_TYPES = {DType.F32: 0, DType.F16: 2, DType.BF16: 14, DType.F8E4M3: 28}  # cudaDataType_t
-_COMPUTE_F32, _COMPUTE_TF32 = 68, 77  # cublasComputeType_t
+_TYPES = {DType.F32: 0, DType.F16: 2, DType.I8: 3, DType.I32: 10, DType.BF16: 14, DType.F8E4M3: 28}  # cudaDataType_t
+_COMPUTE_F32, _COMPUTE_I32, _COMPUTE_TF32 = 68, 72, 77  # cublasComputeType_t
 _EPILOGUES = {"": 1, "relu": 2, "gelu": 32}  # cublasLtEpilogue_t
 _BIAS = 4
 _PREFERENCES = {
@@ -219,8 +219,8 @@ class Descriptors:
 
     def __init__(self, lt: Library, product: Product):
         self._lt = lt
-        compute = _COMPUTE_TF32 if product.tf32 else _COMPUTE_F32
-        self.operation = self._create("MatmulDesc", compute, _TYPES[DType.F32])
+        compute = _COMPUTE_TF32 if product.tf32 else _COMPUTE_I32 if product.of_integers else _COMPUTE_F32
+        self.operation = self._create("MatmulDesc", compute, _TYPES[product.scales_in])
         names = MatmulDescAttribute
         epilogue = _EPILOGUES[product.activation]
         if product.bias is not None:
@@ -278,7 +278,7 @@ class BlasPlan:
     def __init__(self, blas: Blas, product: Product, algorithm: Algorithm):
         self._blas, self._product, self._algorithm = blas, product, algorithm
         self._descriptors = Descriptors(blas.lt, product)
-        self._scales = np.array([product.alpha, 0.0 if product.c is None else 1.0], np.float32)
+        self._scales = np.array([product.alpha, 0.0 if product.c is None else 1.0], product.scales_in.numpy)
         self.workspace_bytes = algorithm.workspace_bytes
         self.blob = algorithm.blob
 

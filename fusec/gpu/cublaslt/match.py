@@ -1,4 +1,4 @@
-"""Match cuDNN graphs that are one call of cuBLASLt: act(alpha A·B + C + bias), also of fp8, with scales.
+"""Match cuDNN graphs that are one call of cuBLASLt: act(alpha A·B + C + bias), also of fp8, with scales, or of int8.
 
 This module needs no CUDA, because a graph and a call are plain data.
 """
@@ -16,7 +16,8 @@ from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 CONVOLUTIONS = ("conv_fprop", "conv_dgrad", "conv_wgrad")
 FP8 = DType.F8E4M3
-FP8_MULTIPLE = 16  # of the inner dim and of the rows of d in fp8: cuBLASLt's rows begin on so many bytes
+BYTES = (FP8, DType.I8)
+BYTES_MULTIPLE = 16  # of the inner dim and of the rows of d: cuBLASLt's rows of 8-bit numbers begin on so many bytes
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,16 @@ class Product:
     result_scale: int | None = None  # uid of a number in memory by which a result in fp8 is multiplied
     tf32: bool = False  # fp32 operands may be rounded to tf32
 
+    @property
+    def of_integers(self) -> bool:
+        """Tell if the sums are integers, which are exact."""
+        return self.d.dtype is DType.I32
+
+    @property
+    def scales_in(self) -> DType:
+        """Type of alpha and beta."""
+        return DType.I32 if self.of_integers else DType.F32
+
 
 def product_of(graph: CudnnGraph) -> Product | None:
     """Return the graph as one call of cuBLASLt; None if it is not one.
@@ -69,7 +80,7 @@ def product_of(graph: CudnnGraph) -> Product | None:
     image = anchor.op in CONVOLUTIONS
     if image and not _is_pixelwise(graph, anchor):
         return None
-    if anchor.op not in ("matmul", *CONVOLUTIONS) or anchor.compute is not DType.F32:
+    if anchor.op not in ("matmul", *CONVOLUTIONS) or anchor.compute not in (DType.F32, DType.I32):
         return None
     found = epilogue_of(graph, anchor.outputs[0], epilogue)
     if found is None:
@@ -95,7 +106,7 @@ def product_of(graph: CudnnGraph) -> Product | None:
         return None
     tf32 = graph.tensor_cores and left.dtype is DType.F32
     product = _as_columns((a, b, d, c), found, tf32)
-    return product if product is None or left.dtype is not FP8 or _reads_fp8(product) else None
+    return product if product is None or left.dtype not in BYTES or _reads_bytes(product) else None
 
 
 def _takes_types(operand: DType, result: DType, epilogue: Epilogue) -> bool:
@@ -104,6 +115,8 @@ def _takes_types(operand: DType, result: DType, epilogue: Epilogue) -> bool:
     With a result in fp8 they are in fp16 or bf16. Scales in memory belong to fp8. Hopper adds no bias to fp8 in fp32.
     """
     added = {t.dtype for t in (epilogue.residual, epilogue.bias) if t is not None}
+    if operand is DType.I8:
+        return result is DType.I32 and epilogue == Epilogue()  # of integers it only has the sums
     if operand is FP8 and result is FP8:
         return epilogue.saturates and len(added) <= 1 and added <= {*HALVES}
     if epilogue.saturates or epilogue.result_scale is not None:
@@ -114,10 +127,10 @@ def _takes_types(operand: DType, result: DType, epilogue: Epilogue) -> bool:
     return not scaled and operand in DTYPES and result in (operand, DType.F32) and added <= {result}
 
 
-def _reads_fp8(product: Product) -> bool:
-    """Return True for the only form of fp8 on Hopper: both operands contiguous along the inner dim, and aligned."""
+def _reads_bytes(product: Product) -> bool:
+    """Return True for the only form of 8-bit numbers: both operands contiguous along the inner dim, and aligned."""
     sizes = (product.a.rows, product.a.ld, product.b.ld, product.d.rows, product.d.ld)
-    aligned = all(size % FP8_MULTIPLE == 0 for size in sizes)
+    aligned = all(size % BYTES_MULTIPLE == 0 for size in sizes)
     return product.transpose_a and not product.transpose_b and product.batch == 1 and aligned
 
 

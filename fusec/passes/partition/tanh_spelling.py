@@ -1,7 +1,8 @@
 """Spell gelu and swish after a matmul as x/2 + x/2 tanh(z), because engines have tanh in hardware.
 
 erf takes half as long as the whole product, and a sigmoid is an exponential and a division. Phi(x) is
-(1 + tanh(x p(x²))) / 2 with a polynomial p. In 16 bits it is off by a fifth of a unit in the last place.
+(1 + tanh(x p(x²))) / 2 with a polynomial p. In 16 bits it is off by a fifth of a unit in the last place. A rounding to
+8-bit integers after it may round a number next to a tie to its other side.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from fusec.ir import HALVES, DType, Graph, Node, Value
 from fusec.lowering.dim_folding import trace
 from fusec.ops import Cast, MatMul, pw
-from fusec.passes.rewriting.rewriter import NoMatch, on_copy
+from fusec.passes.rewriting.rewriter import NoMatch, on_copy, single_use
 
 # Coefficients of twice p, fitted to the logarithm of Phi(x) / Phi(-x) for |x| <= 6.5;
 # beyond it p keeps growing, and tanh is 1.
@@ -37,7 +38,7 @@ Argument = Callable[[Node, Value, Value, Op, Number], Value]  # (gelu or swish, 
 
 @on_copy
 def gelu_by_tanh(graph: Graph) -> None:
-    """gelu(x) -> x/2 + x/2 * tanh(x * p(x * x)) after a matmul, in 16 bits."""
+    """gelu(x) -> x/2 + x/2 * tanh(x * p(x * x)) after a matmul, in 16 bits or before a rounding to 8 bits."""
 
     def argument(node: Node, x: Value, half: Value, op: Op, number: Number) -> Value:
         square = op("mul", x, x)
@@ -52,7 +53,7 @@ def gelu_by_tanh(graph: Graph) -> None:
 
 @on_copy
 def swish_by_tanh(graph: Graph) -> None:
-    """swish(x) = x * sigmoid(b x) -> x/2 + x/2 * tanh(x b/2) after a matmul, in 16 bits."""
+    """swish(x) = x * sigmoid(b x) -> x/2 + x/2 * tanh(x b/2) after a matmul, in 16 bits or before such a rounding."""
 
     def argument(node: Node, x: Value, half: Value, op: Op, number: Number) -> Value:
         beta = float(node.op.attributes["beta"])
@@ -68,19 +69,33 @@ def _by_tanh(graph: Graph, name: str, argument: Argument) -> None:
     """
     found = [node for node in graph.nodes if node.op.name == name and _is_wanted(node)]
     if not found or not any(isinstance(node.op, MatMul) for node in graph.nodes):
-        raise NoMatch(f"no {name} after a matmul in 16 bits")
+        raise NoMatch(f"no {name} after a matmul, in 16 bits or before a rounding to 8 bits")
     for node in found:
         _spell(graph, node, argument)
 
 
 def _is_wanted(node: Node) -> bool:
-    """Return True for an op in 16 bits on a value computed in the step.
+    """Return True for an op in 16 bits, or rounded to 8, on a value computed in the step.
 
     On a value read from memory it would be a prologue, or a kernel's.
     """
     (x,) = node.operands
     root = trace(x).root
-    return x.type.dtype in HALVES and root.node is not None and root.literal is None
+    is_rounded = x.type.dtype in HALVES or _is_rounded_to_bytes(node.result)
+    return is_rounded and root.node is not None and root.literal is None
+
+
+def _is_rounded_to_bytes(value: Value) -> bool:
+    """Return True for fp32 that is only scaled and rounded to 8-bit integers in the same step."""
+    while value.type.dtype is DType.F32 and single_use(value):
+        user = value.users[0]
+        if user.op.name == "round":
+            return True
+        others_are_constant = all(v is value or v.literal is not None for v in user.operands)
+        if user.op.name not in ("mul", "div", "add") or not others_are_constant:
+            return False
+        value = user.result
+    return False
 
 
 def _spell(graph: Graph, node: Node, argument: Argument) -> None:
@@ -92,10 +107,15 @@ def _spell(graph: Graph, node: Node, argument: Argument) -> None:
     def op(name: str, *operands: Value) -> Value:
         return graph.insert(pw(name), operands, before=node, types=types, origin=node.origin).result
 
-    x = graph.insert(Cast(DType.F32), node.operands, before=node, types=types, origin=node.origin).result
+    (x,) = node.operands
+    narrow = x.type.dtype in HALVES
+    if narrow:
+        x = graph.insert(Cast(DType.F32), [x], before=node, types=types, origin=node.origin).result
     half = op("mul", x, number(0.5))
     z = argument(node, x, half, op, number)
     z = op("max", op("min", z, number(LIMIT)), number(-LIMIT))
     y = op("add", half, op("mul", half, op("tanh", z)))
-    back = graph.insert(Cast(node.result.type.dtype), (y,), before=node, types=[node.result.type], origin=node.origin)
-    graph.replace(node.result, back.result)
+    if narrow:
+        back = Cast(node.result.type.dtype)
+        y = graph.insert(back, (y,), before=node, types=[node.result.type], origin=node.origin).result
+    graph.replace(node.result, y)

@@ -216,6 +216,20 @@ def fp8_grid() -> Iterator[tuple[str, CudnnGraph]]:
             yield f"fp8 with {added.value} to f8e4m3 {sizes}", graph
 
 
+def integer_product(sizes: Dims = (24, 16, 32)) -> CudnnGraph:
+    """[m, k] of i8 by [k, n] of i8 stored by columns, with sums in i32."""
+    m, n, k = sizes
+    tensors = (
+        CudnnTensor(1, (1, m, k), (m * k, k, 1), DType.I8),
+        CudnnTensor(2, (1, k, n), (k * n, 1, k), DType.I8),
+        CudnnTensor(3, (1, m, n), (m * n, n, 1), DType.I32),
+    )
+    return CudnnGraph(tensors, (CudnnCall("matmul", (1, 2), (3,), compute=DType.I32),))
+
+
+INTEGER_SIZES = ((24, 16, 32), (1, 48, 16), (197, 64, 768), (128, 256, 1024))
+
+
 def grid() -> Iterator[tuple[str, CudnnGraph]]:
     """Every epilogue by type by layout, small and of odd sizes."""
     for dtype, epilogue in itertools.product((DType.F16, DType.BF16, DType.F32), EPILOGUES):
@@ -247,14 +261,18 @@ def grid() -> Iterator[tuple[str, CudnnGraph]]:
 
 
 def buffers(graph: CudnnGraph, seed: int) -> dict[int, np.ndarray]:
-    """Normal numbers for what is read, NaN where something is to be written."""
+    """Normal numbers, or all integers of 8 bits, for what is read, NaN (or 0) where something is to be written."""
     rng = np.random.default_rng(seed)
     made: dict[int, np.ndarray] = {}
     for tensor in graph.inputs:
         if tensor.dims == (1, 1, 1):  # a scale
             made[tensor.uid] = rng.uniform(0.1, 0.5, 1).astype(tensor.dtype.numpy)
             continue
+        if tensor.dtype is DType.I8:
+            made[tensor.uid] = rng.integers(-128, 128, extent(tensor), np.int8)
+            continue
         made[tensor.uid] = rng.standard_normal(extent(tensor)).astype(tensor.dtype.numpy)
     for tensor in graph.outputs:
-        made[tensor.uid] = np.full(extent(tensor), np.nan, tensor.dtype.numpy)
+        nothing = np.nan if tensor.dtype.is_float else 0
+        made[tensor.uid] = np.full(extent(tensor), nothing, tensor.dtype.numpy)
     return made

@@ -12,7 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.cublaslt.product_graphs import POINTWISE, buffers, convolution, fp8_grid, fp8_product, gradient, grid, product
+from gpu.cublaslt.product_graphs import (
+    INTEGER_SIZES,
+    POINTWISE,
+    buffers,
+    convolution,
+    fp8_grid,
+    fp8_product,
+    gradient,
+    grid,
+    integer_product,
+    product,
+)
 from gpu.stand_in_blaslt import Bindings
 from helpers import assert_close
 
@@ -66,6 +77,14 @@ def test_every_epilogue_and_result_of_fp8_is_computed(bindings: Bindings) -> Non
         assert np.linalg.norm(got - want) <= limit * np.linalg.norm(want), name
         count += 1
     assert count == 4 * (8 * 3 + 2 + 2)
+
+
+@pytest.mark.parametrize("sizes", INTEGER_SIZES)
+def test_sums_of_integers_are_exact(bindings: Bindings, sizes: tuple[int, int, int]) -> None:
+    graph = integer_product(sizes)
+    got, want = (each[graph.outputs[0].uid] for each in run(graph))
+    np.testing.assert_array_equal(got, want)
+    assert np.abs(want).max() > 1 << 12
 
 
 def test_results_in_fp8_saturate_and_are_rounded_to_even(bindings: Bindings) -> None:
@@ -131,7 +150,11 @@ REFUSED = {
     "every other element": changed(product(), 1, strides=(84, 14, 2)),
     "overlapping rows": changed(product(), 1, strides=(42, 3, 1)),
     "two results": changed(BIAS, 3, virtual=False, dtype=DType.F16),
-    "integers": product(dtype=DType.I8),
+    "integers with sums in i8": product(dtype=DType.I8),
+    "integers stored row by row": changed(integer_product(), 2, strides=(512, 16, 1)),
+    "integers with columns that are no multiple of 16": integer_product((24, 24, 32)),
+    "integers with an inner dim that is no multiple of 16": integer_product((24, 16, 40)),
+    "scaled integers": transferred(integer_product(), "relu"),
     "a reduction": CudnnGraph(product().tensors, (CudnnCall("reduction", (1,), (3,), "add"),)),
     "nothing to sum": product((1, 6, 5, 0)),
     "windows": convolution(window=3),
@@ -181,6 +204,7 @@ def test_their_neighbours_are(bindings: Bindings) -> None:
         transferred(BIAS, "identity"),
         convolution(),
         gradient("conv_wgrad"),
+        integer_product(),
     ):
         assert product_of(graph) is not None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from gpu.cublaslt.product_graphs import buffers, fp8_grid, fp8_product, grid, product
+from gpu.cublaslt.product_graphs import INTEGER_SIZES, buffers, fp8_grid, fp8_product, grid, integer_product, product
 from helpers import assert_close
 from scipy.special import ndtr
 
@@ -87,6 +87,14 @@ def test_every_algorithm_of_fp8_is_right() -> None:
     assert not wrong, wrong[:20]
     assert not without
     assert count > 100
+
+
+@pytest.mark.parametrize("sizes", [*INTEGER_SIZES, (4096, 3072, 768), (6304, 768, 3072)])
+def test_every_algorithm_of_integers_is_exact(sizes: tuple[int, int, int]) -> None:
+    """No sum is rounded or saturated: at the ends of i8, sums reach 2**24 and more."""
+    graph = integer_product(sizes)
+    found = errors(opened(), graph, 1)
+    assert found and set(found) == {0.0}, found
 
 
 def test_results_in_fp8_saturate_and_are_rounded_to_even() -> None:

@@ -304,3 +304,22 @@ def test_wide_graphs_take_linear_time(build: Any, monkeypatch: pytest.MonkeyPatc
         AssignLayout().run(graph, Options())
         work.append(made)
     assert work[1] < 5 * work[0]
+
+
+@pytest.mark.parametrize(("shape", "order"), [((32, 48), (1, 0)), ((32, 40), ()), ((40, 48), ())])
+@pytest.mark.parametrize("dtype", [DType.I8, DType.F8E4M3])
+def test_weights_of_8_bits_are_stored_by_columns_of_whole_pieces(
+    dtype: DType, shape: tuple[int, int], order: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    """Tensor cores read them so. Engines copy 16 bytes at a time, so other sizes stay as they are."""
+    text = f"""graph "g" (%x: {dtype.value}[24,{shape[0]}]) {{
+      %w = constant weight("w") : {dtype.value}[{shape[0]},{shape[1]}]
+      %m = matmul(%x, %w)
+      return %m
+    }}"""
+    weights = rng.integers(-9, 9, shape).astype(dtype.numpy)
+    graph, x = parse(text, {"w": weights}), rng.integers(-9, 9, (24, shape[0])).astype(dtype.numpy)
+    made = laid_out(graph)
+    product = next(node for node in made.nodes if isinstance(node.op, MatMul))
+    assert product.operands[1].type.order == order
+    np.testing.assert_array_equal(evaluate(made, {"x": x})["m"], evaluate(graph, {"x": x})["m"])

@@ -251,6 +251,38 @@ def test_gelu_without_erf_stays_within_what_exponentials_hold() -> None:
     assert (np.sign(found) == np.sign(x)).all()
 
 
+ROUNDED_GELU = """graph "b" (%x: i8[64,16]) {
+  %w = constant weight("w") : i8[16,64]
+  %s = constant [0.0004] : f32[]
+  %u = constant [31.7] : f32[]
+  %m = matmul(%x, %w)
+  %f = cast(%m) {to=f32}
+  %a = mul(%f, %s)
+  %g = gelu(%a)
+  %q = mul(%g, %u)
+  %r = round(%q)
+  %l = clip(%r) {min=-128.0, max=127.0}
+  %y = cast(%l) {to=i8}
+  return RESULTS
+}"""
+
+
+def test_gelu_without_erf_before_a_rounding_gives_almost_all_the_same_integers(rng: np.random.Generator) -> None:
+    body = parse(ROUNDED_GELU.replace("RESULTS", "%y"), {"w": rng.integers(-128, 128, (16, 64), np.int8)})
+    (spelled,) = (each for names, each in faster_spellings(body) if names == ("gelu_by_tanh",))
+    spelled.verify()
+    assert not any(node.op.name == "gelu" for node in spelled.nodes)
+    feeds = {"x": rng.integers(-128, 128, (64, 16), np.int8)}
+    want, got = (evaluate(each, feeds)["y"].astype(int) for each in (body, spelled))
+    assert len(np.unique(want)) > 64
+    assert np.abs(got - want).max() <= 1 and np.count_nonzero(got != want) <= want.size / 200
+
+
+def test_gelu_that_is_stored_in_fp32_keeps_erf(rng: np.random.Generator) -> None:
+    body = parse(ROUNDED_GELU.replace("RESULTS", "%y, %g"), {"w": rng.integers(-128, 128, (16, 64), np.int8)})
+    assert ("gelu_by_tanh",) not in [names for names, _ in faster_spellings(body)]
+
+
 def test_gelu_keeps_erf_where_that_costs_nothing_or_is_exact() -> None:
     assert faster_spellings(gelu_body("f32")) == []
     assert faster_spellings(gelu_body("f16", more="%r = gelu_tanh(%m)")) == []
