@@ -101,12 +101,6 @@ FRAGMENT(load_shared) {
   x[u][OCTET][j] = *(const Pack<u32, WORDS>*)((const u32*)(rows + ROW * ROW_PACKSu) + k / 2u);
 }
 
-// The launches before this one have ended, and the next one may request its weights.
-FRAGMENT(begin) {
-  wait_for_launches();
-  next_may_begin();
-}
-
 // The weights of a chunk, which come from memory; the rows come mostly from the cache.
 FRAGMENT(load) {
   #pragma unroll

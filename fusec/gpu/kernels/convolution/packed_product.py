@@ -18,7 +18,6 @@ from fusec.gpu.kernels.convolution.packed_codes import PackedCodes
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import PackedMatMul
 from fusec.ops.matmul import MAX_ROWS, fits_kernel
-from fusec.schedule.program import inputs_of
 
 OCTET = 8  # rows of one product
 PACK = 8  # numbers of a row that one copy to shared memory moves
@@ -145,15 +144,6 @@ class PackedSource:
         count = PackedCodes.of(self.product).count
         return inner == 1 and all(stride % count == 0 for stride in moved)
 
-    @property
-    def _is_early(self) -> bool:
-        """Tell if the launch may begin early: all that earlier launches may write is loaded after the wait.
-
-        The compiler may move other read-only loads before the wait.
-        """
-        read = [v for v in inputs_of(self.epilogue) if v is not self.product.result]
-        return self._packs and all(v.literal is not None for v in read)
-
     def launch(self) -> Launch:
         arguments, packed = Arguments(), PackedCodes.of(self.product)
         (columns, depth), threads = packed.type.shape, 32 * self.warps
@@ -183,11 +173,11 @@ class PackedSource:
             doors = arguments.doors(self.groups_of_tiles)
             cuda = cuda.bind(SCRATCH=arguments.scratch(), DOORS=doors)
         loops = [self.ahead] if chunks % (step * self.ahead) == 0 else [self.ahead, 1]
-        early = self._is_early
-        begin = cuda("begin") if early else []
-        body = {"LOAD": cuda("load", TILE=tile), "BEGIN": begin, "LOAD_ROWS": rows, "MULTIPLY": cuda("multiply")}
+        store, copied = self._store(arguments), self._copied(arguments) if self.resident else {}
+        body = {"LOAD": cuda("load", TILE=tile), "LOAD_ROWS": rows, "MULTIPLY": cuda("multiply")}
+        body["BEGIN"] = arguments.begin()  # all pointers are named now
         if self.resident:
-            ahead = cuda("loop_ahead", AHEAD=self.ahead, **self._copied(arguments), **body)
+            ahead = cuda("loop_ahead", AHEAD=self.ahead, **copied, **body)
         else:
             ahead = [line for n in dict.fromkeys(loops) for line in cuda("loop", AHEAD=n, **body)]
         coordinates = [line for octet in range(self.octets) for line in self._coordinates(octet)]
@@ -198,11 +188,11 @@ class PackedSource:
             SHARE=cuda("share", ADD_WARPS=add_warps) if self.parts > 1 else [],
             ADD_UP=cuda("add_parts") if self.parts > 1 else add_warps,
             RESULT_COORDINATES=split_index("at", [(f"y{d}", self.x.shape[d]) for d in range(self.x.rank - 1)]),
-            EPILOGUE=self._store(arguments),
+            EPILOGUE=store,
         )
         blocks = self.groups_of_tiles * self.parts
         launch = arguments.launch("packed_product", lines, blocks, threads, resident=self.resident)
-        return replace(launch, early=early)
+        return replace(launch, early=True)
 
     def _coordinates(self, octet: int) -> list[str]:
         row = f"row{octet}"
