@@ -61,29 +61,43 @@ class PackedCodes:
         """Neighbours of a row that a thread multiplies in a group."""
         return 4 * self.products
 
-    @property
-    def stored(self) -> TensorType:
-        """The type of the weights as they are stored: both dims are split, in the order of the threads."""
+    def stored(self, tiles: int = 1, warps: int = 1) -> TensorType:
+        """Return the type of the weights as they are stored: both dims are split, in the order of the threads.
+
+        tiles, warps: a warp of a block reads a share of the depth of so many tiles, and finds it in one piece.
+        """
         columns, depth = self.type.shape
         groups = self.depth // (DEPTH * self.products)
-        shape = (columns // 16, 2, 8, depth // self.depth, groups, 4, self.products, 2, 2)
-        tile, half, g, chunk, group, q, product, later, pair = range(9)
+        split_columns, split_depth = (columns // (16 * tiles), tiles, 2, 8), (warps, depth // (self.depth * warps))
+        shape = (*split_columns, *split_depth, groups, 4, self.products, 2, 2)
+        block, tile, half, g, warp, chunk, group, q, product, later, pair = range(11)
         # pairs of 4 bits are 16 bits apart, so that one mask selects both
         inner = (pair, later, half) if self.bits == 4 else (later, half, pair)
-        return TensorType(shape, self.type.dtype, (tile, chunk, g, q, group, product, *inner))
+        return TensorType(shape, self.type.dtype, (block, warp, chunk, tile, g, q, group, product, *inner))
 
     def by_block(self, value: Value) -> TensorType:
         """Return the type of scales or zero points as they are stored: those of columns g and g + 8 are neighbours."""
         columns, blocks = value.type.shape
         return TensorType((columns // 16, 2, 8, blocks), value.type.dtype, (0, 3, 2, 1))
 
+    def by_chunk(self, value: Value, tiles: int, warps: int) -> TensorType:
+        """Return the type of scales that are stored chunk by chunk, in the order of `stored`."""
+        columns, blocks = value.type.shape
+        each = self.blocks_of_chunk
+        shape = (columns // (16 * tiles), tiles, 2, 8, warps, blocks // (each * warps), each)
+        block, tile, half, g, warp, chunk, part = range(7)
+        return TensorType(shape, value.type.dtype, (block, warp, chunk, tile, g, part, half))
+
+    @property
+    def blocks_of_chunk(self) -> int:
+        """The scales of a column in a chunk; 0 if several chunks share one."""
+        return self.depth // self.block
+
     def bind(self, cuda: CudaTemplate, arguments: Arguments) -> CudaTemplate:
-        """Fill in what depends on the constants."""
+        """Fill in what depends on the constants, but for the pointers to codes and scales."""
         by_bits = not (self.bits == 8 and self.floats is DType.BF16)  # bf16 has no 8 bits after its first one
         low = (8 if self.bits == 4 else 128) if self.type.dtype in SIGNED else 0
         return cuda.bind(
-            CODES=arguments.read(self.codes, self.stored),
-            SCALES=arguments.read(self.scales, self.by_block(self.scales)),
             SCALE_TYPE=C_TYPES[self.scales.type.dtype],
             BLOCKS=self.scales.type.shape[1],
             BLOCK=self.block,

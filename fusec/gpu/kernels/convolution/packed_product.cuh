@@ -8,7 +8,7 @@ FRAGMENT(kernel) {
   for (int t = 0; t < TILES; ++t)
     for (int o = 0; o < OCTETS; ++o) for (int e = 0; e < 4; ++e) total[t][o][e] = 0.0f;
   ROW_COORDINATES
-  u32 start = blockIdx.x % PARTSu * WARPSu + warp;
+  u32 start = blockIdx.x % PARTSu * WARPSu + warp;  // the first chunk
   LOOPS
   __shared__ float sums[WARPS][SIZE];
   #pragma unroll
@@ -18,7 +18,7 @@ FRAGMENT(kernel) {
       #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const u32 row = o * 8u + q * 2u + e % 2u;
-        if (row < ROWSu) sums[warp][row * WIDTHu + t * 16u + e / 2 * 8u + g] = total[t][o][e];
+        if (e % 2 < ROWS && row < ROWSu) sums[warp][row * WIDTHu + t * 16u + e / 2 * 8u + g] = total[t][o][e];
       }
   __syncthreads();
   SHARE
@@ -55,50 +55,80 @@ FRAGMENT(loop) {
     __syncwarp();
     #pragma unroll
     for (int u = 0; u < AHEAD; ++u) {
-      MULTIPLY
-    }
-  }
-}
-
-// The same, with the rows in shared memory. As soon as a chunk is multiplied, the thread requests the one AHEAD chunks
-// later in its registers, so that a multiprocessor always waits for some.
-FRAGMENT(loop_ahead) {
-  u32 codes[AHEAD][TILES][4];
-  Pack<SCALE_TYPE, 2> scale[AHEAD][TILES][GROUPS];
-  OFFSET_TYPE offset[AHEAD][TILES][GROUPS][2];
-  #pragma unroll
-  for (int u = 0; u < AHEAD; ++u) {
-    const u32 chunk = start + u * STEPu;
-    LOAD
-  }
-  BEGIN
-  __shared__ Pack<u32, 4> rows[ROWS * ROW_PACKS];
-  for (u32 i = threadIdx.x; i < ROWSu * PACKSu; i += THREADSu) {
-    const u32 row = i / PACKSu, k = i % PACKSu * 8u;
-    COPIED_COORDINATES
-    rows[row * ROW_PACKSu + i % PACKSu] = load_now<u32, 4>((const u32*)(POINTER + (COPIED_AT)));
-  }
-  __syncthreads();
-  #pragma unroll 1
-  for (; start < CHUNKSu; start += AHEADu * STEPu) {
-    #pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
-      {
-        const u32 chunk = start + u * STEPu;
-        Pack<u32, WORDS> x[AHEAD][OCTETS][GROUPS];
-        LOAD_ROWS
+      #pragma unroll
+      for (int t = 0; t < TILES; ++t) {
         MULTIPLY
       }
-      const u32 chunk = start + (AHEAD + u) * STEPu;
-      if (chunk < CHUNKSu) {
-        LOAD
+    }
+  }
+}
+
+// A warp reads its share of the weights of all tiles of its block as one stream of chunks. Copies to shared memory take no
+// registers, so that the warp always waits for the next STAGES - 1 chunks. It needs each row once.
+FRAGMENT(ring) {
+  RESIDENT(memory);
+  u8* const ring = memory + warp * (STAGES * CHUNK_BYTESu) + lane * 16u;
+  const u8* more = (const u8*)CODES + ((u64)(blockIdx.x * WARPSu + warp) * (OWN_CHUNKS * TILESu * 512u) + lane * 16u);
+  const u8* more_scales =
+      (const u8*)SCALES + ((u64)(blockIdx.x * WARPSu + warp) * (OWN_CHUNKS * TILESu * SCALE_BYTESu) + lane * 16u);
+  u32 left = OWN_CHUNKS * TILESu;
+  for (u32 slot = 0; slot < STAGES - 1u; ++slot) {
+    REQUEST
+  }
+  BEGIN
+  Pack<u32, WORDS> x[AHEAD][OCTETS][GROUPS];
+  #pragma unroll
+  for (int u = 0; u < AHEAD; ++u) {
+    const u32 chunk = warp * OWN_CHUNKSu + u;
+    LOAD_ROWS
+  }
+  u32 here = 0;
+  #pragma unroll 1
+  for (u32 start = 0; start < OWN_CHUNKSu; start += AHEADu) {
+    #pragma unroll
+    for (int u = 0; u < AHEAD; ++u) {
+      #pragma unroll
+      for (int t = 0; t < TILES; ++t) {
+        wait_for_copies<STAGES - 2>();
+        __syncwarp();
+        {
+          const u32 slot = here == 0u ? STAGES - 1u : here - 1u;
+          REQUEST
+        }
+        u32 codes[AHEAD][TILES][4];
+        Pack<SCALE_TYPE, 2> scale[AHEAD][TILES][GROUPS];
+        OFFSET_TYPE offset[AHEAD][TILES][GROUPS][2];
+        const u8* const stage = ring + here * CHUNK_BYTESu;
+        const Pack<u32, 4> words = load_pack<u32, 4>((const u32*)stage);
+        for (int i = 0; i < 4; ++i) codes[u][t][i] = words.v[i];
+        const Pack<SCALE_TYPE, SCALES_OF_THREAD> scales =
+            *(const Pack<SCALE_TYPE, SCALES_OF_THREAD>*)(stage - lane * 16u + 512u + g * sizeof(scales));
+        #pragma unroll
+        for (int j = 0; j < GROUPS; ++j) {
+          for (int h = 0; h < 2; ++h) {
+            scale[u][t][j].v[h] = scales.v[j * GROUP_DEPTH / BLOCK * 2 + h];
+            offset[u][t][j][h] = OFFSET;
+          }
+        }
+        MULTIPLY
+        here = here == STAGES - 1u ? 0u : here + 1u;
+      }
+      const u32 chunk = warp * OWN_CHUNKSu + start + AHEADu + u;
+      if (start + AHEADu + u < OWN_CHUNKSu) {
+        LOAD_ROWS
       }
     }
   }
 }
 
-FRAGMENT(load_shared) {
-  x[u][OCTET][j] = *(const Pack<u32, WORDS>*)((const u32*)(rows + ROW * ROW_PACKSu) + k / 2u);
+// The next chunk of a warp, if any is left. Each thread waits for its own copies, and the warp then for all of them.
+FRAGMENT(request) {
+  if (left != 0u) {
+    copy_ahead<16>(ring + slot * CHUNK_BYTESu, more);
+    if (lane < SCALE_BYTESu / 16u) copy_ahead<16>(ring + slot * CHUNK_BYTESu + 512u, more_scales);
+    more += 512, more_scales += SCALE_BYTES, --left;
+  }
+  copied();
 }
 
 // The weights of a chunk, which come from memory; the rows come mostly from the cache.
@@ -142,28 +172,25 @@ FRAGMENT(load_elements) {
 // Integers are exact in 16 bits. Their sums are scaled once for each group of depths, in fp32.
 FRAGMENT(multiply) {
   #pragma unroll
-  for (int t = 0; t < TILES; ++t) {
+  for (int j = 0; j < GROUPS; ++j) {
+    float part[OCTETS][4];
+    for (int o = 0; o < OCTETS; ++o) for (int e = 0; e < 4; ++e) part[o][e] = 0.0f;
     #pragma unroll
-    for (int j = 0; j < GROUPS; ++j) {
-      float part[OCTETS][4];
-      for (int o = 0; o < OCTETS; ++o) for (int e = 0; e < 4; ++e) part[o][e] = 0.0f;
+    for (int s = 0; s < PRODUCTS; ++s) {
+      u32 a[4];
       #pragma unroll
-      for (int s = 0; s < PRODUCTS; ++s) {
-        u32 a[4];
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const u32 word = WORD;
-          const OFFSET_TYPE less = offset[u][t][j][i % 2];
-          a[i] = UNPACK;
-        }
-        #pragma unroll
-        for (int o = 0; o < OCTETS; ++o)
-          multiply_tile<TYPE>(part[o], a[0], a[1], a[2], a[3], x[u][o][j].v[s * 2], x[u][o][j].v[s * 2 + 1]);
+      for (int i = 0; i < 4; ++i) {
+        const u32 word = WORD;
+        const OFFSET_TYPE less = offset[u][t][j][i % 2];
+        a[i] = UNPACK;
       }
       #pragma unroll
       for (int o = 0; o < OCTETS; ++o)
-        for (int e = 0; e < 4; ++e) total[t][o][e] += part[o][e] * wide(scale[u][t][j].v[e / 2]);
+        multiply_tile<TYPE>(part[o], a[0], a[1], a[2], a[3], x[u][o][j].v[s * 2], x[u][o][j].v[s * 2 + 1]);
     }
+    #pragma unroll
+    for (int o = 0; o < OCTETS; ++o)
+      for (int e = 0; e < 4; ++e) total[t][o][e] += part[o][e] * wide(scale[u][t][j].v[e / 2]);
   }
 }
 

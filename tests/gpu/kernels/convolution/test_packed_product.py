@@ -11,7 +11,7 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
-from fusec.gpu.kernels.convolution import packed_product
+from fusec.gpu.kernels.codegen.kernel import Launch
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import PackedMatMul, pw
 
@@ -78,7 +78,20 @@ def packed_cases() -> list[Case]:
         product(F16, (3, 128), Weights(I4, 16, 128, 64), (1, 0)),
         product(F16, (1, 4096), Weights(I4, 16, 4096, 1024, zeros=True)),
         product(F16, (2, 2368), Weights(U4, 32, 2368, 64)),  # chunks that no number of warps divides
+        *ring_cases(),
     ]
+
+
+def ring_cases() -> list[Case]:
+    """Blocks of one tile and of several, and as many chunks as a ring holds or more."""
+    cases = [
+        product(F16, (1, 2048), Weights(I4, 32, 2048, 32)),
+        product(F16, (3, 1024), Weights(U4, 96, 1024, 64)),
+        product(BF16, (1, 2, 6144), Weights(I4, 48, 6144, 16)),
+        product(BF16, (8, 1024), Weights(I8, 64, 1024, 32, F32)),
+        product(F16, (2, 1024), Weights(U8, 80, 1024, 16), (1, 0)),
+    ]
+    return cases + [replace(case, figures=replace(FIGURES, processors=2)) for case in cases]
 
 
 @needs_compiler
@@ -86,28 +99,30 @@ def test_all_variants_compute_the_product(rng: np.random.Generator) -> None:
     check(packed_cases(), rng, every=True)
 
 
-@needs_compiler
-def test_rows_in_shared_memory_are_multiplied_in_several_turns(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed_product, "MAX_PARTS", 1)
-    shapes = ((1, 2048), (3, 1792), (2, 2, 4096))
-    cases = [product(F16, shape, Weights(I4, 32, shape[-1], 128, zeros=True)) for shape in shapes]
-    for case in cases:
-        kernel = case.kernel
-        assert kernel is not None and sum(" rows[" in other.launches[0].source for other in kernel.others) >= 2
-    check(cases, rng, every=True)
+def rings(case: Case) -> list[Launch]:
+    """The launches of a case that read weights through rings in shared memory."""
+    assert case.kernel is not None
+    launches = (way.launches[0] for way in (case.kernel, *case.kernel.others))
+    return [launch for launch in launches if launch.resident_bytes]
 
 
-def test_many_or_unaligned_rows_stay_in_registers() -> None:
-    cases = [
-        product(F16, (16, 4096), Weights(I4, 32, 4096, 128)),
-        product(F16, (3, 128), Weights(I4, 16, 128, 64), (1, 0)),
-        product(F16, (1, 192), Weights(I4, 16, 192, 64)),  # three chunks are for no four warps
-    ]
-    for case in cases:
-        assert case.kernel is not None
-        assert not any(" rows[" in each.launches[0].source for each in (case.kernel, *case.kernel.others))
+def test_blocks_have_one_tile_or_several() -> None:
+    launches = [rings(case) for case in ring_cases()]
+    assert all(launches) and {launch.grid for each in launches for launch in each} > {2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("why", "shape", "weights"),
+    [
+        ("more rows than one product has", (9, 2048), Weights(I4, 32, 2048, 32)),
+        ("zero points", (1, 2048), Weights(I4, 32, 2048, 32, zeros=True)),
+        ("chunks share a scale", (1, 2048), Weights(I4, 32, 2048, 128)),
+        ("warps do not share the depth evenly", (1, 2368), Weights(I4, 32, 2368, 32)),
+        ("too many columns for one wave", (1, 1024), Weights(I4, 16 * 8 * 300, 1024, 32)),
+    ],
+)
+def test_others_are_not_read_as_streams(why: str, shape: tuple[int, ...], weights: Weights) -> None:
+    assert not rings(product(F16, shape, weights)), why
 
 
 @needs_compiler
@@ -189,15 +204,20 @@ def test_weights_are_requested_before_earlier_launches_end() -> None:
         alone(F16, (1, 256), Weights(I4, 32, 256, 32)),
         alone(F16, (3, 256), Weights(I4, 16, 256, 64), (1, 0)),
         product(F16, (1, 256), Weights(I4, 32, 256, 32)),
+        product(F16, (1, 1024), Weights(I4, 32, 1024, 32)),
     ):
         assert case.kernel is not None
         for variant in (case.kernel, *case.kernel.others):
             (launch,) = variant.launches
             assert launch.early
-            words = ("load_words(codes", "wait_for_launches", "next_may_begin", "from_here", "x[u][0][j]", "multiply_tile")
+            first = "copy_ahead<16>(" if launch.resident_bytes else "load_words(codes"
+            words = (first, "wait_for_launches", "next_may_begin", "from_here", "x[u][0][j]", "multiply_tile")
             places = [launch.source.index(word) for word in words]
             assert places == sorted(places)
-            waits, pairs = launch.source.index("wait_for_launches"), zip(launch.parameters, launch.arguments, strict=True)
+            waits, pairs = (
+                launch.source.index("wait_for_launches"),
+                zip(launch.parameters, launch.arguments, strict=True),
+            )
             for i, (kind, argument) in enumerate(pairs):
                 if argument.value is not None and kind.startswith("const ") and argument.value.literal is None:
                     assert launch.source.index(f"a{i} = from_here(a{i})") > waits
