@@ -24,7 +24,7 @@ TILINGS = ((32, 4, 1), (16, 6, 2))
 
 
 def ring_tilings(product: Node, figures: GpuFigures) -> Iterator[tuple[int, int, int, int]]:
-    """Yield warps, tiles, chunks in shared memory and blocks of a multiprocessor, where all blocks run at the same time.
+    """Yield warps, tiles, chunks in shared memory and blocks of a multiprocessor. All blocks run at the same time.
 
     Several chunks must not share a scale, and zero points are not read.
     """
