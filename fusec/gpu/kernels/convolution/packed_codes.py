@@ -110,7 +110,9 @@ class PackedCodes:
             OFFSET_TYPE="u32" if by_bits else "float",
             OFFSET=self._offset(low, by_bits, arguments),
             WORD=self._word(),
-            UNPACK=self._unpacked(low) if by_bits else self._converted(),
+            LOW_BITS=(self._first + low) * 0x10001,
+            HIGH_BITS=(self._first + 16 * low) * 0x10001,
+            UNPACK=self._unpacked() if by_bits else self._converted(),
         )
 
     @property
@@ -141,14 +143,13 @@ class PackedCodes:
             return f"codes[u][t][{number}] >> {'8 * (i / 2)' if self._in_place else '4 * i'}"
         return f"codes[u][t][{number} * 2 + i / 2] >> 16 * (i % 2)"
 
-    def _unpacked(self, low: int) -> str:
-        kind, magic = C_TYPES[self.floats], (self._first + low) * 0x10001
+    def _unpacked(self) -> str:
+        kind = C_TYPES[self.floats]
         pair = "(word & 0x000f000fu)" if self.bits == 4 else "((word & 0xffu) | (word & 0xff00u) << 8)"
-        plain = f"pair_less<{kind}>({pair} ^ {magic}u, less)"
+        plain = f"pair_less<{kind}>({pair} ^ low_bits, less)"
         if not self._in_place:
             return plain
-        high = (self._first + 16 * low) * 0x10001
-        return f"i % 2 ? pair_sixteenth_less((word & 0x00f000f0u) ^ {high}u, less) : {plain}"
+        return f"i % 2 ? pair_sixteenth_less((word & 0x00f000f0u) ^ high_bits, less) : {plain}"
 
     def _converted(self) -> str:
         number = C_TYPES[self.type.dtype]

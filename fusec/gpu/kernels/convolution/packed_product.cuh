@@ -3,6 +3,7 @@
 FRAGMENT(kernel) {
   const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u, g = lane / 4u, q = lane % 4u;
   const u32 first = blockIdx.x / PARTSu * TILESu;
+  const u32 low_bits = in_register(LOW_BITSu, CODES), high_bits = in_register(HIGH_BITSu, CODES);
   float total[TILES][OCTETS][4];
   #pragma unroll
   for (int t = 0; t < TILES; ++t)

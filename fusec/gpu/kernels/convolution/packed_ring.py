@@ -16,7 +16,8 @@ from fusec.gpu.kernels.convolution.packed_codes import PackedCodes
 from fusec.gpu.kernels.convolution.packed_source import PackedSource
 from fusec.ir import Node
 
-MAX_TILES = 8  # of a block: their sums are in registers
+MAX_TILES = 16  # of a block: their sums are in registers
+FEW_TILES = 8  # leave registers for the rows of two chunks
 SUM_BYTES = 40 << 10  # of the sums of a block's warps, in static shared memory
 CODE_BYTES = 512  # of a chunk
 # Warps, chunks in shared memory, blocks of a multiprocessor.
@@ -77,7 +78,7 @@ class PackedRing(PackedSource):
             CHUNK_BYTES=CODE_BYTES + self._scale_bytes,
             SCALE_BYTES=self._scale_bytes,
             SCALES_OF_THREAD=2 * packed.blocks_of_chunk,
-            AHEAD=1 + (own % 2 == 0),
+            AHEAD=2 if own % 2 == 0 and self.tiles <= FEW_TILES else 1,
         )
         rows, store = self.load_rows(cuda, arguments), self.store(arguments)
         parts = {"REQUEST": cuda("request"), "LOAD_ROWS": rows, "MULTIPLY": cuda("multiply")}
