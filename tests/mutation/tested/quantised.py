@@ -340,6 +340,15 @@ QUANTISED: tuple[Mutant, ...] = (
         "gpu/kernels/convolution/test_packed_product.py",
     ),
     _m(
+        "shared_scales_passed_over",
+        "quantised",
+        "gpu/kernels/convolution/packed_product.cuh",
+        "if (++next_chunk % CHUNKS_OF_BLOCKu != 0u) steps = 1 - TILES;",
+        "++next_chunk;",
+        "each chunk of a ring takes scales of its own where several share them",
+        "gpu/kernels/convolution/test_packed_product.py",
+    ),
+    _m(
         "ring_overwritten_early",
         "quantised",
         "gpu/kernels/convolution/packed_product.cuh",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments
+from fusec.gpu.kernels.codegen.kernel import C_TYPES
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import PackedMatMul
 
@@ -80,21 +80,32 @@ class PackedCodes:
         columns, blocks = value.type.shape
         return TensorType((columns // 16, 2, 8, blocks), value.type.dtype, (0, 3, 2, 1))
 
-    def by_chunk(self, value: Value, tiles: int, warps: int) -> TensorType:
-        """Return the type of scales that are stored chunk by chunk, in the order of `stored`."""
+    def by_chunk(self, value: Value, tiles: int) -> TensorType:
+        """Return the type of scales or zero points that are stored chunk by chunk, for so many tiles together.
+
+        Where several chunks share a scale, it is stored once.
+        """
         columns, blocks = value.type.shape
         each = self.blocks_of_chunk
-        shape = (columns // (16 * tiles), tiles, 2, 8, warps, blocks // (each * warps), each)
-        block, tile, half, g, warp, chunk, part = range(7)
-        return TensorType(shape, value.type.dtype, (block, warp, chunk, tile, g, part, half))
+        shape = (columns // (16 * tiles), tiles, 2, 8, blocks // each, each)
+        block, tile, half, g, chunk, part = range(6)
+        return TensorType(shape, value.type.dtype, (block, chunk, tile, g, part, half))
 
     @property
     def blocks_of_chunk(self) -> int:
-        """The scales of a column in a chunk; 0 if several chunks share one."""
-        return self.depth // self.block
+        """The scales of a column in a chunk."""
+        return max(1, self.depth // self.block)
 
-    def bind(self, cuda: CudaTemplate, arguments: Arguments) -> CudaTemplate:
-        """Fill in what depends on the constants, but for the pointers to codes and scales."""
+    @property
+    def chunks_of_block(self) -> int:
+        """The chunks that share a scale."""
+        return max(1, self.block // self.depth)
+
+    def bind(self, cuda: CudaTemplate, zeros: str) -> CudaTemplate:
+        """Fill in what depends on the constants, but for pointers.
+
+        zeros: the pointer to zero points. Those of a thread begin at `place`.
+        """
         by_bits = not (self.bits == 8 and self.floats is DType.BF16)  # bf16 has no 8 bits after its first one
         low = (8 if self.bits == 4 else 128) if self.type.dtype in SIGNED else 0
         return cuda.bind(
@@ -108,7 +119,7 @@ class PackedCodes:
             COUNT=self.count,
             WORDS=self.count // 2,
             OFFSET_TYPE="u32" if by_bits else "float",
-            OFFSET=self._offset(low, by_bits, arguments),
+            OFFSET=self._offset(low, by_bits, zeros),
             WORD=self._word(),
             LOW_BITS=(self._first + low) * 0x10001,
             HIGH_BITS=(self._first + 16 * low) * 0x10001,
@@ -125,14 +136,13 @@ class PackedCodes:
         """Tell if codes of columns g + 8 stay at bits 4 to 7, as sixteenths of 1024 + 16 code, which saves a shift."""
         return self.bits == 4 and self.floats is DType.F16
 
-    def _offset(self, low: int, by_bits: bool, arguments: Arguments) -> str:
+    def _offset(self, low: int, by_bits: bool, pointer: str) -> str:
         """Return what is subtracted from each weight after its bits became a float."""
         number, step = f"{(self._first + low) * 0x10001}u", "0x10001u"
         if self._in_place:  # 64 + low in fp16, whose last bit is a sixteenth
             number, step = f"(h ? {(0x5400 + 16 * low) * 0x10001}u : {number})", "(h ? 0x100010u : 0x10001u)"
         if self.zeros is None:
             return number if by_bits else "0.0f"
-        pointer = arguments.read(self.zeros, self.by_block(self.zeros))
         zero = f"wide(load_part({pointer}, place + h))" if self.bits == 4 else f"{pointer}[place + h]"
         return f"{number} + (u32)(i32){zero} * {step}" if by_bits else f"(float){zero}"
 

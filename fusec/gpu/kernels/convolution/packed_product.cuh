@@ -11,7 +11,7 @@ FRAGMENT(kernel) {
   ROW_COORDINATES
   u32 start = blockIdx.x % PARTSu * WARPSu + warp;  // the first chunk
   LOOPS
-  __shared__ float sums[WARPS][SIZE];
+  SUMS
   #pragma unroll
   for (int t = 0; t < TILES; ++t)
     #pragma unroll
@@ -31,6 +31,16 @@ FRAGMENT(kernel) {
     RESULT_COORDINATES
     EPILOGUE
   }
+}
+
+FRAGMENT(sums) {
+  __shared__ float sums[WARPS][SIZE];
+}
+
+// Sums that are larger than static shared memory take the place of the rings.
+FRAGMENT(sums_in_rings) {
+  __syncthreads();
+  float (*const sums)[SIZE] = (float (*)[SIZE])memory;
 }
 
 // Request some chunks, then multiply them. Without a barrier, ptxas (13.0) moves each load to just before its use, and
@@ -70,8 +80,10 @@ FRAGMENT(ring) {
   RESIDENT(memory);
   u8* const ring = memory + warp * (STAGES * CHUNK_BYTESu) + lane * 16u;
   const u8* more = (const u8*)CODES + ((u64)(blockIdx.x * WARPSu + warp) * (OWN_CHUNKS * TILESu * 512u) + lane * 16u);
-  const u8* more_scales =
-      (const u8*)SCALES + ((u64)(blockIdx.x * WARPSu + warp) * (OWN_CHUNKS * TILESu * SCALE_BYTESu) + lane * 16u);
+  const u32 first_scales = (blockIdx.x * SCALE_STEPSu + warp * OWN_CHUNKSu / CHUNKS_OF_BLOCKu) * TILESu;
+  const u8* more_scales = (const u8*)SCALES + ((u64)first_scales * SCALE_BYTESu + lane * 16u);
+  FIRST_ZEROS
+  u32 next_chunk = warp * OWN_CHUNKSu, next_tile = 0;
   u32 left = OWN_CHUNKS * TILESu;
   for (u32 slot = 0; slot < STAGES - 1u; ++slot) {
     REQUEST
@@ -104,10 +116,12 @@ FRAGMENT(ring) {
         for (int i = 0; i < 4; ++i) codes[u][t][i] = words.v[i];
         const Pack<SCALE_TYPE, SCALES_OF_THREAD> scales =
             *(const Pack<SCALE_TYPE, SCALES_OF_THREAD>*)(stage - lane * 16u + 512u + g * sizeof(scales));
+        STAGE_ZEROS
         #pragma unroll
         for (int j = 0; j < GROUPS; ++j) {
+          const u32 part = j * GROUP_DEPTHu / BLOCKu * 2u, place = g * SCALES_OF_THREADu + part;
           for (int h = 0; h < 2; ++h) {
-            scale[u][t][j].v[h] = scales.v[j * GROUP_DEPTH / BLOCK * 2 + h];
+            scale[u][t][j].v[h] = scales.v[part + h];
             offset[u][t][j][h] = OFFSET;
           }
         }
@@ -125,11 +139,35 @@ FRAGMENT(ring) {
 // The next chunk of a warp, if any is left. Each thread waits for its own copies, and the warp then for all of them.
 FRAGMENT(request) {
   if (left != 0u) {
-    copy_ahead<16>(ring + slot * CHUNK_BYTESu, more);
-    if (lane < SCALE_BYTESu / 16u) copy_ahead<16>(ring + slot * CHUNK_BYTESu + 512u, more_scales);
-    more += 512, more_scales += SCALE_BYTES, --left;
+    u8* const to = ring + slot * CHUNK_BYTESu;
+    copy_ahead<16>(to, more);
+    if (lane < SCALE_BYTESu / 16u) copy_ahead<16>(to + 512, more_scales);
+    COPY_ZEROS
+    i32 steps = 1;
+    if (CHUNKS_OF_BLOCK > 1 && ++next_tile == TILESu) {
+      next_tile = 0;
+      if (++next_chunk % CHUNKS_OF_BLOCKu != 0u) steps = 1 - TILES;
+    }
+    more += 512, more_scales += steps * SCALE_BYTES, --left;
+    ADVANCE_ZEROS
   }
   copied();
+}
+
+FRAGMENT(first_zeros) {
+  const u8* more_zeros = (const u8*)ZEROS + ((u64)first_scales * ZERO_BYTESu + lane * 8u);
+}
+
+FRAGMENT(copy_zeros) {
+  if (lane < ZERO_BYTESu / 8u) copy_ahead<8>(to + 512 + SCALE_BYTES - lane * 8u, more_zeros);
+}
+
+FRAGMENT(advance_zeros) {
+  more_zeros += steps * ZERO_BYTES;
+}
+
+FRAGMENT(stage_zeros) {
+  const ZERO_TYPE* const zeros = (const ZERO_TYPE*)(stage - lane * 16u + 512u + SCALE_BYTESu);
 }
 
 // The weights of a chunk, which come from memory; the rows come mostly from the cache.

@@ -14,7 +14,7 @@ from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.convolution.packed_codes import PackedCodes
-from fusec.gpu.kernels.convolution.packed_ring import PackedRing, ring_tilings
+from fusec.gpu.kernels.convolution.packed_ring import packed_rings
 from fusec.gpu.kernels.convolution.packed_source import OCTET, PackedSource
 from fusec.ir import Node, Value
 from fusec.ops import PackedMatMul
@@ -38,10 +38,12 @@ def packed_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: Gpu
     name = "+".join(node.op.name for node in nodes)
     if y.size == 0:
         return Kernel(name, ())
-    rings = (PackedRing(product, epilogue, outputs, *tiling) for tiling in ring_tilings(product, figures))
-    kernels = [Kernel(name, (ring.launch(),)) for ring in rings if ring.fits(figures)]
-    sources = (PackedChunks(product, epilogue, outputs, *tiling) for tiling in _tilings(product, figures))
-    kernels += [Kernel(name, (source.launch(),), source.scratch_bytes) for source in sources]
+    rings = list(packed_rings(product, epilogue, outputs, figures))
+    sources = [PackedChunks(product, epilogue, outputs, *tiling) for tiling in _tilings(product, figures)]
+    kernels = [Kernel(name, (source.launch(),), source.scratch_bytes) for source in sources]
+    fast = [ring for ring in rings if 2 * ring.groups_of_tiles > figures.processors]  # blocks of most multiprocessors
+    first, last = ([Kernel(name, (r.launch(),)) for r in rings if (r in fast) == wanted] for wanted in (True, False))
+    kernels = [*first, *kernels, *last]
     return with_variants({kernel.key: kernel for kernel in kernels}.values())
 
 
@@ -86,7 +88,8 @@ class PackedChunks(PackedSource):
     def launch(self) -> Launch:
         arguments, packed, step = Arguments(), self.codes, self.warps * self.parts
         columns = packed.type.shape[0]
-        cuda = self.bound(arguments).bind(
+        zeros = "" if packed.zeros is None else arguments.read(packed.zeros, packed.by_block(packed.zeros))
+        cuda = self.bound(zeros).bind(
             CODES=arguments.read(packed.codes, packed.stored()),
             SCALES=arguments.read(packed.scales, packed.by_block(packed.scales)),
             PARTS=self.parts,
@@ -107,6 +110,7 @@ class PackedChunks(PackedSource):
             "kernel",
             ROW_COORDINATES=self.row_coordinates(),
             LOOPS=[line for n in dict.fromkeys(loops) for line in cuda("loop", AHEAD=n, **body)],
+            SUMS=cuda("sums"),
             SHARE=cuda("share", ADD_WARPS=add_warps) if self.parts > 1 else [],
             ADD_UP=cuda("add_parts") if self.parts > 1 else add_warps,
             RESULT_COORDINATES=self.result_coordinates(),

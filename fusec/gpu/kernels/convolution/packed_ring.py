@@ -7,38 +7,40 @@ more warps, and more bytes are requested at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import Arguments, Launch
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Launch, ceil_div
 from fusec.gpu.kernels.convolution.packed_codes import PackedCodes
-from fusec.gpu.kernels.convolution.packed_source import PackedSource
-from fusec.ir import Node
+from fusec.gpu.kernels.convolution.packed_source import OCTET, PackedSource
+from fusec.ir import Node, Value
 
-MAX_TILES = 16  # of a block: their sums are in registers
-FEW_TILES = 8  # leave registers for the rows of two chunks
-SUM_BYTES = 40 << 10  # of the sums of a block's warps, in static shared memory
+MAX_TILES = 16  # of a block
+FEW_SUMS = 16  # of a thread, which leave registers for the rows of two chunks
+STATIC_BYTES = 34 << 10  # of the sums of a block's warps, at most, in static shared memory
 CODE_BYTES = 512  # of a chunk
-# Warps, chunks in shared memory, blocks of a multiprocessor.
-TILINGS = ((32, 4, 1), (16, 6, 2))
+REGISTERS = 1 << 16  # of a multiprocessor
+# Warps, chunks in shared memory, blocks of a multiprocessor: for up to 8 rows, and for 16.
+TILINGS = {1: ((32, 4, 1), (16, 6, 2)), 2: ((16, 8, 1),)}
 
 
-def ring_tilings(product: Node, figures: GpuFigures) -> Iterator[tuple[int, int, int, int]]:
-    """Yield warps, tiles, chunks in shared memory and blocks of a multiprocessor. All blocks run at the same time.
-
-    Several chunks must not share a scale, and zero points are not read.
-    """
+def packed_rings(
+    product: Node, epilogue: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures
+) -> Iterator[PackedRing]:
+    """Yield the forms of a product in which all blocks run at the same time."""
     packed = PackedCodes.of(product)
     columns, depth = packed.type.shape
     tiles, chunks = columns // 16, depth // packed.depth
-    if packed.zeros is not None or not packed.blocks_of_chunk:
-        return
-    for warps, stages, resident in TILINGS:
+    octets = ceil_div(product.result.type.size, columns * OCTET)
+    for warps, stages, resident in TILINGS[octets]:
         fitting = (n for n in range(1, MAX_TILES + 1) if tiles % n == 0 and tiles // n <= figures.processors * resident)
         each = next(fitting, None)
         if each is not None and chunks % warps == 0:
-            yield warps, each, min(stages, chunks // warps * each + 1), resident
+            stages = min(stages, chunks // warps * each + 1)
+            ring = PackedRing(product, epilogue, outputs, warps, each, stages, resident)
+            if ring.fits(figures):
+                yield ring
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,38 +60,67 @@ class PackedRing(PackedSource):
         return self.codes.blocks_of_chunk * 16 * self.codes.scales.type.dtype.itemsize
 
     @property
-    def _ring_bytes(self) -> int:
-        return self.warps * self.stages * (CODE_BYTES + self._scale_bytes)
+    def _zero_bytes(self) -> int:
+        """The bytes of the zero points of a chunk."""
+        return 0 if self.codes.zeros is None else self.codes.blocks_of_chunk * 2 * self.codes.bits
+
+    @property
+    def _chunk_bytes(self) -> int:
+        return CODE_BYTES + self._scale_bytes + ceil_div(self._zero_bytes, 16) * 16
+
+    @property
+    def _sum_bytes(self) -> int:
+        return self.warps * self.size * 4
+
+    @property
+    def resident_bytes(self) -> int:
+        """Dynamic shared memory: the rings, and later the sums, if they are large."""
+        rings = self.warps * self.stages * self._chunk_bytes
+        return rings if self._sum_bytes <= STATIC_BYTES else max(rings, self._sum_bytes)
+
+    @property
+    def _sums_of_thread(self) -> int:
+        return self.tiles * self.octets * (2 if self.rows == 1 else 4)
 
     def fits(self, figures: GpuFigures) -> bool:
-        """Tell if rings and sums have room in shared memory, and a thread in registers."""
-        sums = self.warps * self.size * 4
-        together = self.resident * (self._ring_bytes + sums)
-        return self.stages > 1 and sums <= SUM_BYTES and together <= figures.dynamic_bytes and self.octets == 1
+        """Tell if rings and sums have room in shared memory, and the sums of a thread in half of its registers."""
+        static = self._sum_bytes if self._sum_bytes <= STATIC_BYTES else 0
+        registers = REGISTERS // (32 * self.warps * self.resident)
+        has_room = self.resident * (self.resident_bytes + static) <= figures.dynamic_bytes
+        return self.stages > 1 and has_room and self._sums_of_thread <= registers // 2
 
     def launch(self) -> Launch:
         arguments, packed = Arguments(), self.codes
         own = self.chunks // self.warps
-        cuda = self.bound(arguments).bind(
+        cuda = self.bound("zeros").bind(
             CODES=arguments.read(packed.codes, packed.stored(self.tiles, self.warps)),
-            SCALES=arguments.read(packed.scales, packed.by_chunk(packed.scales, self.tiles, self.warps)),
+            SCALES=arguments.read(packed.scales, packed.by_chunk(packed.scales, self.tiles)),
             STAGES=self.stages,
             OWN_CHUNKS=own,
-            CHUNK_BYTES=CODE_BYTES + self._scale_bytes,
+            CHUNK_BYTES=self._chunk_bytes,
+            CHUNKS_OF_BLOCK=packed.chunks_of_block,
             SCALE_BYTES=self._scale_bytes,
+            SCALE_STEPS=packed.scales.type.shape[1] // packed.blocks_of_chunk,
             SCALES_OF_THREAD=2 * packed.blocks_of_chunk,
-            AHEAD=2 if own % 2 == 0 and self.tiles <= FEW_TILES else 1,
+            AHEAD=2 if own % 2 == 0 and self._sums_of_thread <= FEW_SUMS else 1,
         )
+        zeros = {name.upper(): list[str]() for name in ("first_zeros", "copy_zeros", "advance_zeros", "stage_zeros")}
+        if packed.zeros is not None:
+            pointer = arguments.read(packed.zeros, packed.by_chunk(packed.zeros, self.tiles))
+            cuda = cuda.bind(ZEROS=pointer, ZERO_BYTES=self._zero_bytes, ZERO_TYPE=C_TYPES[packed.type.dtype])
+            zeros = {name: cuda(name.lower()) for name in zeros}
+        cuda = cuda.bind(**zeros)
         rows, store = self.load_rows(cuda, arguments), self.store(arguments)
         parts = {"REQUEST": cuda("request"), "LOAD_ROWS": rows, "MULTIPLY": cuda("multiply")}
         lines = cuda(
             "kernel",
             ROW_COORDINATES=self.row_coordinates(),
             LOOPS=cuda("ring", BEGIN=arguments.begin(), **parts),
+            SUMS=cuda("sums" if self._sum_bytes <= STATIC_BYTES else "sums_in_rings"),
             SHARE=[],
             ADD_UP=cuda("add_warps"),
             RESULT_COORDINATES=self.result_coordinates(),
             EPILOGUE=store,
         )
         launch = self.finished(lines, arguments, self.groups_of_tiles, self.resident)
-        return replace(launch, resident_bytes=self._ring_bytes)
+        return replace(launch, resident_bytes=self.resident_bytes)

@@ -59,10 +59,10 @@ class PackedSource:
         """The results of a block."""
         return self.rows * 16 * self.tiles
 
-    def bound(self, arguments: Arguments) -> CudaTemplate:
-        """Return the fragments with what depends on the product and its split."""
+    def bound(self, zeros: str) -> CudaTemplate:
+        """Return the fragments with what depends on the product and its split; zeros: see `PackedCodes.bind`."""
         columns = self.codes.type.shape[0]
-        return self.codes.bind(CUDA, arguments).bind(
+        return self.codes.bind(CUDA, zeros).bind(
             TYPE=C_TYPES[self.x.dtype],
             WARPS=self.warps,
             THREADS=32 * self.warps,

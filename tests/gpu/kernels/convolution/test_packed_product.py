@@ -90,6 +90,10 @@ def ring_cases() -> list[Case]:
         product(BF16, (1, 2, 6144), Weights(I4, 48, 6144, 16)),
         product(BF16, (8, 1024), Weights(I8, 64, 1024, 32, F32)),
         product(F16, (2, 1024), Weights(U8, 80, 1024, 16), (1, 0)),
+        product(F16, (1, 2048), Weights(U4, 96, 2048, 128, zeros=True)),  # chunks of several warps share a scale
+        product(BF16, (16, 1024), Weights(I4, 32, 1024, 32, F32, zeros=True)),
+        product(F16, (12, 3072), Weights(U8, 48, 3072, 3072, zeros=True)),
+        product(F16, (8, 1024), Weights(I8, 96, 1024, 16, zeros=True)),
     ]
     return cases + [replace(case, figures=replace(FIGURES, processors=2)) for case in cases]
 
@@ -114,9 +118,7 @@ def test_blocks_have_one_tile_or_several() -> None:
 @pytest.mark.parametrize(
     ("why", "shape", "weights"),
     [
-        ("more rows than one product has", (9, 2048), Weights(I4, 32, 2048, 32)),
-        ("zero points", (1, 2048), Weights(I4, 32, 2048, 32, zeros=True)),
-        ("chunks share a scale", (1, 2048), Weights(I4, 32, 2048, 128)),
+        ("sums of many rows and tiles", (16, 2048), Weights(I4, 16 * 9, 2048, 32)),
         ("warps do not share the depth evenly", (1, 2368), Weights(I4, 32, 2368, 32)),
         ("too many columns for two blocks", (1, 2048), Weights(I4, 16 * 34, 2048, 32)),
     ],
