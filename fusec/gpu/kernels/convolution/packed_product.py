@@ -28,23 +28,40 @@ MAX_WORDS = 128  # that a thread requests before it multiplies, because they are
 
 
 def packed_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
-    """Return the kernel of such a product and the pointwise ops after it; None for other steps."""
-    product, epilogue = nodes[0], nodes[1:]
-    if not isinstance(product.op, PackedMatMul) or not all(map(can_generate, epilogue)):
+    """Return the kernel of such a product and the pointwise ops after it; None for other steps.
+
+    Two products of the same rows, such as those of a gated layer, may be one launch.
+    """
+    products = [node for node in nodes if isinstance(node.op, PackedMatMul)]
+    epilogue = [node for node in nodes if node not in products]
+    if not products or nodes[0] is not products[0] or not all(map(can_generate, epilogue)):
         return None
-    y = product.result.type
+    product, y = products[0], products[0].result.type
     if any(v.type.shape != y.shape for node in epilogue for v in node.results) or not _is_supported(product):
         return None
     name = "+".join(node.op.name for node in nodes)
     if y.size == 0:
         return Kernel(name, ())
-    rings = list(packed_rings(product, epilogue, outputs, figures))
+    if len(products) > 1:
+        kernels = [Kernel(name, (ring.launch(),)) for ring in packed_rings(products, epilogue, outputs, figures)]
+        return with_variants(kernels) if _may_join(products) else None
+    rings = list(packed_rings(products, epilogue, outputs, figures))
     sources = [PackedChunks(product, epilogue, outputs, *tiling) for tiling in _tilings(product, figures)]
     kernels = [Kernel(name, (source.launch(),), source.scratch_bytes) for source in sources]
     fast = [ring for ring in rings if 2 * ring.groups_of_tiles > figures.processors]  # blocks of most multiprocessors
     first, last = ([Kernel(name, (r.launch(),)) for r in rings if (r in fast) == wanted] for wanted in (True, False))
     kernels = [*first, *kernels, *last]
     return with_variants({kernel.key: kernel for kernel in kernels}.values())
+
+
+def _may_join(products: Sequence[Node]) -> bool:
+    """Tell if two products read the same rows, and constants of the same types, and neither reads the other."""
+    first, second = products[0], products[-1]
+    x, other = first.operands[0], second.operands[0]
+    types = [[v.type for v in product.operands] for product in (first, second)]
+    return (
+        len(products) == 2 and x is other and first.op == second.op and types[0] == types[1] and _is_supported(second)
+    )
 
 
 def _is_supported(product: Node) -> bool:

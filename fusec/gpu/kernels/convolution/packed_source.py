@@ -74,6 +74,8 @@ class PackedSource:
             COLUMNS=columns,
             WIDTH=16 * self.tiles,
             SIZE=self.size,
+            ALL_TILES=self.tiles,
+            ALL_SUMS=self.size,
             IS_PARTIAL=c_bool(columns % (16 * self.tiles) != 0),
         )
 
@@ -111,6 +113,11 @@ class PackedSource:
         y = self.product.result
         names = (*(f"y{d}" for d in range(y.type.rank - 1)), "column")
         code = PointwiseCode(Space(y.type.shape, names), arguments)
-        code.define(y, "sum")
+        for value, total in self.sums():
+            code.define(value, total)
         code.compute(self.epilogue, self.outputs)
         return code.lines()
+
+    def sums(self) -> list[tuple[Value, str]]:
+        """Return results of products, and the names of their sums."""
+        return [(self.product.result, "sum")]

@@ -29,9 +29,10 @@ class Weights:
     block: int
     scales: DType = F16
     zeros: bool = False
+    seed: int = 0
 
     def operands(self, g: Graph) -> list[Value]:
-        rng, info = np.random.default_rng(self.columns + self.depth), ml_dtypes.iinfo(self.codes.numpy)
+        rng, info = np.random.default_rng(self.columns + self.depth + self.seed), ml_dtypes.iinfo(self.codes.numpy)
         shape = (self.columns, -(-self.depth // self.block))
 
         def integers(*shape: int) -> Value:
@@ -65,6 +66,27 @@ def alone(dtype: DType, shape: tuple[int, ...], weights: Weights, order: tuple[i
     return build(f"{dtype.value} {shape} {weights} {order}", [TensorType(shape, dtype, order)], make)
 
 
+def gated(dtype: DType, shape: tuple[int, ...], weights: Weights, **second: Any) -> Case:
+    """Two products of the same rows, as in a gated layer."""
+
+    def make(g: Graph, x: Value) -> Value:
+        gate = g.add(PackedMatMul(weights.block), x, *weights.operands(g))
+        other = replace(weights, seed=1, **second)
+        up = g.add(PackedMatMul(other.block), x, *other.operands(g))
+        return g.add(pw("mul"), g.add(pw("swish", beta=1.0), gate), up)
+
+    return build(f"gated {dtype.value} {shape} {weights}", [TensorType(shape, dtype)], make)
+
+
+def gated_cases() -> list[Case]:
+    cases = [
+        gated(F16, (1, 2048), Weights(I4, 96, 2048, 32)),
+        gated(BF16, (4, 1024), Weights(U4, 64, 1024, 128, zeros=True)),
+        gated(F16, (9, 1024), Weights(U8, 32, 1024, 32, F32)),
+    ]
+    return cases + [replace(case, figures=replace(FIGURES, processors=2)) for case in cases]
+
+
 def packed_cases() -> list[Case]:
     return [
         product(F16, (1, 256), Weights(I4, 32, 256, 32)),
@@ -79,6 +101,7 @@ def packed_cases() -> list[Case]:
         product(F16, (1, 4096), Weights(I4, 16, 4096, 1024, zeros=True)),
         product(F16, (2, 2368), Weights(U4, 32, 2368, 64)),  # chunks that no number of warps divides
         *ring_cases(),
+        *gated_cases(),
     ]
 
 
@@ -108,6 +131,12 @@ def rings(case: Case) -> list[Launch]:
     assert case.kernel is not None
     launches = (way.launches[0] for way in (case.kernel, *case.kernel.others))
     return [launch for launch in launches if launch.resident_bytes]
+
+
+def test_two_products_that_differ_are_two_launches() -> None:
+    assert gated(F16, (1, 2048), Weights(I4, 32, 2048, 32)).kernel is not None
+    for second in ({"block": 64}, {"codes": U4}, {"zeros": True}, {"scales": F32}):
+        assert gated(F16, (1, 2048), Weights(I4, 32, 2048, 32), **second).kernel is None
 
 
 def test_blocks_have_one_tile_or_several() -> None:
