@@ -37,7 +37,7 @@ def candidates(graph: Graph, step: Partition, level: str, figures: GpuFigures) -
     if level == "none" or not has_candidates(step):
         return found
     if step.kind is Kind.KERNEL and isinstance(step.nodes[0].op, PackedMatMul):
-        return [*found, *_unpacked(graph, step.nodes, figures)]
+        return [*found, *_unpacked(graph, step.nodes, figures), *_packed_apart(graph, step.nodes, figures)]
     if step.kind is Kind.KERNEL:
         return [*found, *_unfused(graph, step.nodes, level, figures)]
     found += [(other,) for other in _spelled(graph, step.nodes) if other.spelling != step.spelling]
@@ -135,6 +135,13 @@ def _unpacked(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Itera
         for more, changed in spellings(body) if body is not None else ():
             step = Partition(tuple(first), Kind.CUDNN, changed, (UNPACKED, *more))
             yield from ((step, kernel) for kernel in _kernel(graph, rest, figures)) if rest else [(step,)]
+
+
+def _packed_apart(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Candidate]:
+    """Yield two products with packed weights as two kernels, the second with the ops after it."""
+    if sum(isinstance(node.op, PackedMatMul) for node in nodes) > 1:
+        for first in _kernel(graph, nodes[:1], figures):
+            yield from ((first, second) for second in _kernel(graph, nodes[1:], figures))
 
 
 def _as_one_step(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Partition]:

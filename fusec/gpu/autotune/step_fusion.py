@@ -11,6 +11,7 @@ from fusec.gpu.autotune import fusion_proposals
 from fusec.gpu.kernels import GpuFigures, find
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.ir import Node
+from fusec.ops import PackedMatMul
 from fusec.passes.partition import ordered
 from fusec.passes.partition.convexity import SEARCH_LIMIT, Wiring
 from fusec.schedule.program import Kind, Partition, Program, body_of, outputs_of
@@ -30,7 +31,7 @@ def fuse_steps(program: Program, figures: GpuFigures, products: bool = False) ->
     wiring = Wiring(program.graph)
     if not products and not any(step.kind is Kind.KERNEL for step in program.steps):
         return program
-    groups = _Groups(program.steps, wiring, figures)
+    groups = _Groups(program.steps, wiring, figures, products)
     for number in range(len(program.steps)) if products else ():
         groups.extend_with_products(number)
     for number in range(len(program.steps)):
@@ -49,10 +50,13 @@ def fuse_steps(program: Program, figures: GpuFigures, products: bool = False) ->
 
 
 class _Groups:
-    """Groups of steps, by number; a group has the number of its first step."""
+    """Groups of steps, by number; a group has the number of its first step.
 
-    def __init__(self, steps: Sequence[Partition], wiring: Wiring, figures: GpuFigures):
-        self.steps, self.wiring, self.figures = steps, wiring, figures
+    proposes: measured times decide later, so two products with packed weights may be fused.
+    """
+
+    def __init__(self, steps: Sequence[Partition], wiring: Wiring, figures: GpuFigures, proposes: bool):
+        self.steps, self.wiring, self.figures, self.proposes = steps, wiring, figures, proposes
         self.owner = list(range(len(steps)))
         self.members: list[tuple[int, ...]] = [(i,) for i in range(len(steps))]
         step_of = {node: i for i, step in enumerate(steps) for node in step.nodes}
@@ -149,6 +153,8 @@ class _Groups:
             return False
         if fusion_proposals.is_joint_work(nodes) and not any(fusion_proposals.is_joint_work(each) for each in pair):
             return False  # such a kernel was proposed before, and the separate steps were faster
+        if not self.proposes and _packed_products(nodes) > 1 and max(map(_packed_products, pair)) == 1:
+            return False  # the same
         kernel = find(nodes, outputs_of(nodes), self.figures)
         return kernel is not None and not self._has_path_around((number,), reader)
 
@@ -159,3 +165,7 @@ class _Groups:
         )
         is_small = first_size * 4 < second_size and second_size > MAX_REPEATED * self.figures.enough_threads
         return is_small and all(can_generate(node) for node in first)
+
+
+def _packed_products(nodes: Sequence[Node]) -> int:
+    return sum(isinstance(node.op, PackedMatMul) for node in nodes)

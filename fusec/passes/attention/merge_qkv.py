@@ -4,19 +4,20 @@ Their weights are concatenated, and attention reads slices of the result by stri
 alone reads are merged, because another reader would have to copy its slice. A decoder's cache also reads keys and
 values: in a step that adds one token to one sequence, a slice is a part of one row, which needs no copy.
 
-A product of 8-bit numbers takes its scale along, and ends where it is cast to 16 bits.
+A product of 8-bit numbers takes its scale along, and ends where it is cast to 16 bits. Products with packed weights
+merge if they have equal blocks and types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from fusec.ir import HALVES, Array, DType, Graph, Literal, Node, TensorType, Value
-from fusec.ops import Attention, Cast, MatMul, Reshape, Rotary, Scatter, Slice, Transpose, pw
+from fusec.ops import Attention, Cast, MatMul, PackedMatMul, Reshape, Rotary, Scatter, Slice, Transpose, pw
 from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import derive
@@ -24,20 +25,31 @@ from fusec.passes.rewriting.rewriter import single_use, substitute
 
 HEADS_FIRST = (0, 2, 1, 3)  # from [batch, rows, heads, features]
 ALIGNED = 8  # columns: slices begin on 16 bytes, as attention kernels need
+PRODUCTS = (MatMul, PackedMatMul)
 
 
 @dataclass(frozen=True)
 class Projection:
     """A product by a constant, perhaps a constant bias, and the value that then goes to attention.
 
+    weights: the matrix; of a product with packed weights its codes, scales and zero points.
     scale: of the sums of a product of 8-bit numbers, which are scaled in fp32 before the bias.
     """
 
     product: Node
-    weight: Literal
+    weights: tuple[Literal, ...]
     bias: Literal | None
     end: Value
     scale: Literal | None = None
+
+    @property
+    def columns(self) -> int:
+        return self.product.result.type.shape[-1]
+
+    @property
+    def kind(self) -> Hashable:
+        """Return what is equal for products that can be merged."""
+        return self.product.operands[0], self.product.op, tuple(w.type.dtype for w in self.weights)
 
 
 class MergeProjections(Pass):
@@ -46,11 +58,11 @@ class MergeProjections(Pass):
     name = "merge_qkv"
 
     def run(self, graph: Graph, options: Options) -> None:
-        siblings: dict[tuple[Value, TensorType], list[Projection]] = {}
+        siblings: dict[tuple[Hashable, TensorType], list[Projection]] = {}
         for node in graph.nodes:
-            if isinstance(node.op, MatMul) and (branch := _branch(node)) is not None:
+            if isinstance(node.op, PRODUCTS) and (branch := _branch(node)) is not None:
                 rows = TensorType(node.result.type.shape[:-1], branch.end.type.dtype)
-                siblings.setdefault((node.operands[0], rows), []).append(branch)
+                siblings.setdefault((branch.kind, rows), []).append(branch)
         for branches in siblings.values():
             if len(branches) > 1:
                 _merge(graph, branches)
@@ -66,20 +78,21 @@ def as_projection(product: Node) -> Projection | None:
 
     A product of 8-bit numbers ends in 16 bits, after its scale and bias. A bias in 16 bits follows the cast to 16 bits.
     """
-    x, w = product.operands
+    x, *constants = product.operands
+    weights = tuple(w.literal for w in constants if w.literal is not None and w.type.rank == 2)
     columns, end = product.result.type.shape[-1], product.result
-    if w.literal is None or w.type.rank != 2 or x.literal is not None or x.type.dtype not in (*HALVES, *SUMMED_IN):
+    if len(weights) < len(constants) or x.literal is not None or x.type.dtype not in (*HALVES, *SUMMED_IN):
         return None
     if columns % ALIGNED or 0 in end.type.shape or not single_use(end):
         return None
     if x.type.dtype in HALVES:
         end, bias = _with_constant(end, "add")
-        return Projection(product, w.literal, bias, end)
+        return Projection(product, weights, bias, end)
     end, scale = _with_constant(_cast(end, (DType.F32,)) or end, "mul")
     scaled = _cast(end, HALVES)
     end, bias = _with_constant(scaled or end, "add")
     narrow = end if scaled is not None else _cast(end, HALVES)
-    return None if scale is None or narrow is None else Projection(product, w.literal, bias, narrow, scale)
+    return None if scale is None or narrow is None else Projection(product, weights, bias, narrow, scale)
 
 
 def _cast(value: Value, to: Sequence[DType]) -> Value | None:
@@ -133,12 +146,10 @@ def _feeds_step(value: Value) -> bool:
 def merged_product(graph: Graph, branches: Sequence[Projection]) -> Value:
     """Insert one product for projections of one operand; return their concatenated results."""
     first = branches[0].product
-    x, dtype = first.operands[0], branches[0].weight.type.dtype
-    sizes = [b.weight.type.shape[1] for b in branches]
-    wide = TensorType((branches[0].weight.type.shape[0], sum(sizes)), dtype)
-    weights = derive(graph, first, wide, [b.weight for b in branches], _in_columns, branches[0].weight)
+    sizes = [b.columns for b in branches]
+    weights = [_side_by_side(graph, first, parts) for parts in zip(*(b.weights for b in branches), strict=True)]
     origin = [o for b in branches for o in b.product.origin]
-    total = graph.insert(MatMul(), [x, weights], before=first, origin=origin).result
+    total = graph.insert(first.op, [first.operands[0], *weights], before=first, origin=origin).result
     if any(b.scale is not None for b in branches):
         if total.type.dtype is not DType.F32:
             total = graph.add(Cast(DType.F32), total, before=first)
@@ -154,6 +165,15 @@ def merged_product(graph: Graph, branches: Sequence[Projection]) -> Value:
     if total.type.dtype is not branches[0].end.type.dtype:
         total = graph.add(Cast(branches[0].end.type.dtype), total, before=first)
     return total
+
+
+def _side_by_side(graph: Graph, product: Node, parts: Sequence[Literal]) -> Value:
+    """Insert the weights of several products as one matrix. Packed weights have a row for each column of a result."""
+    axis = 0 if isinstance(product.op, PackedMatMul) else 1
+    shape = list(parts[0].type.shape)
+    shape[axis] = sum(part.type.shape[axis] for part in parts)
+    type = TensorType(tuple(shape), parts[0].type.dtype)
+    return derive(graph, product, type, parts, partial(_concatenated, axis=axis), parts[0])
 
 
 def _common_scale(graph: Graph, before: Node, branches: Sequence[Projection]) -> Value | None:
@@ -178,7 +198,7 @@ def _for_each_column(graph: Graph, before: Node, constants: Sequence[Literal | N
 
 def _merge(graph: Graph, branches: Sequence[Projection]) -> None:
     total = merged_product(graph, branches)
-    sizes = [b.weight.type.shape[1] for b in branches]
+    sizes = [b.columns for b in branches]
     start, shape = 0, total.type.shape
     for branch, size in zip(branches, sizes, strict=True):
         part = Slice((*(0 for _ in shape[1:]), start), (*shape[:-1], size), (1,) * len(shape))
@@ -188,8 +208,8 @@ def _merge(graph: Graph, branches: Sequence[Projection]) -> None:
         start += size
 
 
-def _in_columns(*weights: Array) -> Array:
-    return np.concatenate(weights, axis=1)
+def _concatenated(*weights: Array, axis: int) -> Array:
+    return np.concatenate(weights, axis=axis)
 
 
 def _in_a_row(*constants: Array, sizes: tuple[int, ...]) -> Array:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import cast
 
 from fusec.ir import Graph, Node, Value
-from fusec.ops import Attention, MatMul, Reshape, Rotary, Slice, Transpose
-from fusec.passes.attention.merge_qkv import HEADS_FIRST, Projection, as_projection, merged_product
+from fusec.ops import Attention, Reshape, Rotary, Slice, Transpose
+from fusec.passes.attention.merge_qkv import HEADS_FIRST, PRODUCTS, Projection, as_projection, merged_product
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import made_by, only_operand, single_use, substitute
 
@@ -35,8 +35,8 @@ def _merge(graph: Graph, attention: Node) -> None:
         return
     heads = (first.operands[0], second.operands[0], v)
     branches = [branch for value in heads if (branch := _projection_of(value)) is not None]
-    sources = {branch.product.operands[0] for branch in branches}
-    if len(branches) < 3 or len(sources) > 1 or len({(x.type.shape[0], x.type.shape[2:]) for x in heads}) > 1:
+    kinds = {branch.kind for branch in branches}
+    if len(branches) < 3 or len(kinds) > 1 or len({(x.type.shape[0], x.type.shape[2:]) for x in heads}) > 1:
         return
     (batch, _, rows, size), counts = q.type.shape, [value.type.shape[1] for value in heads]
     if branches[0].product.result.type.shape != (batch, rows, counts[0] * size):
@@ -81,7 +81,7 @@ def _projection_of(heads: Value) -> Projection | None:
     end = only_operand(split)
     if end.node is None or not single_use(end) or end.type.rank != 3:
         return None
-    product = next((v.node for v in (end, *end.node.operands) if made_by(v, MatMul)), None)
+    product = next((v.node for v in (end, *end.node.operands) if made_by(v, *PRODUCTS)), None)
     branch = as_projection(product) if product is not None else None
     return branch if branch is not None and branch.end is end else None
 

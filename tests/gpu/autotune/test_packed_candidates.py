@@ -14,7 +14,7 @@ from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps
 from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
-from fusec.ir import DType, Graph, TensorType
+from fusec.ir import DType, Graph, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.ops import PackedMatMul, pw
 from fusec.passes.partition import partition
@@ -69,3 +69,35 @@ def test_the_faster_one_is_chosen(graph_us: float, kernel_us: float, rng: np.ran
     (want,) = evaluate(before.graph, {"x": x}).values()
     (got,) = evaluate(step.body, {"x": x}).values()
     assert relative_l2(got, want) < 2e-3
+
+
+def gated_program(rng: np.random.Generator) -> Program:
+    """Two products of one row, the first of which gates the second."""
+    graph = Graph("gated")
+    x = graph.add_input("x", TensorType((1, 1024), DType.F16))
+    products = list[Value]()
+    for name in ("gate", "up"):
+        codes = graph.constant(rng.integers(-8, 8, (64, 1024)).astype(DType.I4.numpy), f"{name}_q")
+        scales = graph.constant(rng.uniform(0.01, 0.1, (64, 32)).astype(np.float16), f"{name}_s")
+        products.append(graph.add(PackedMatMul(32), x, codes, scales))
+    gate, up = products
+    graph.set_outputs([graph.add(pw("mul"), graph.add(pw("swish", beta=1.0), gate), up)])
+    return partition(graph, LowersJudge(), load("h200"))
+
+
+@pytest.mark.parametrize(("together_us", "apart_us"), [(9.0, 5.0), (9.0, 3.0)])
+def test_two_products_of_a_gate_are_one_launch_or_two(
+    together_us: float, apart_us: float, rng: np.random.Generator
+) -> None:
+    def kernels_us(found: Mapping[str, Kernel]) -> dict[str, float]:
+        return {key: together_us if kernel.name.count("packed") == 2 else apart_us for key, kernel in found.items()}
+
+    before = gated_program(rng)
+    fused = fuse_steps(before, FIGURES, products=True)
+    (step,) = fused.steps
+    assert step.signature == "packed_matmul+packed_matmul+swish+mul"
+    chosen = choose_steps(fused, TUNING, Timers(lambda graphs: {}, kernels_us))
+    after = apply_choices(before, chosen, FIGURES)
+    together = together_us < 2 * apart_us
+    assert [len(s.nodes) for s in after.steps] == ([4] if together else [1, 3])
+    assert all(s.kind is Kind.KERNEL for s in after.steps)

@@ -164,6 +164,15 @@ PROGRAMS: tuple[Mutant, ...] = (
         "passes/test_cases.py",
     ),
     _m(
+        "siblings_of_other_blocks",
+        "merge_qkv",
+        "passes/attention/merge_qkv.py",
+        "return self.product.operands[0], self.product.op, tuple(w.type.dtype for w in self.weights)",
+        "return self.product.operands[0], tuple(w.type.dtype for w in self.weights)",
+        "packed weights are merged whose scales are for other numbers of neighbours",
+        "passes/test_cases.py",
+    ),
+    _m(
         "rotary_parts_apart",
         "merge_rotary_parts",
         "passes/attention/merge_rotary_parts.py",

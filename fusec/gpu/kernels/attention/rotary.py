@@ -6,6 +6,7 @@ The operand may be part of a larger tensor, and pointwise ops may follow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -68,4 +69,5 @@ def rotary(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures)
         LOAD_PARTNERS=partners.lines(),
         RESULT=code.lines(),
     )
-    return Kernel(name, (arguments.launch("rotary", lines, ceil_div(total, BLOCK)),))
+    launch = arguments.launch("rotary", [*arguments.begin(), *lines], ceil_div(total, BLOCK))
+    return Kernel(name, (replace(launch, early=True),))  # of one token it takes about as long as a launch

@@ -303,6 +303,10 @@ template <class T> DEVICE const T* from_here(const T* p) {
   return p;
 }
 
+// The number, but unknown to ptxas, which then keeps it in a register: an instruction has one constant operand at most. The
+// first bit of an address is zero.
+DEVICE u32 in_register(u32 x, const void* p) { return x - (u32)((u64)p >> 63); }
+
 // Whether a block is the last of so many to come by a door, and may read (by `across`) what the others wrote.
 DEVICE bool last_of(u32* door, u32 blocks) {
   __shared__ u32 before;

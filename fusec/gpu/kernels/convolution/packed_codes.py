@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments
+from fusec.gpu.kernels.codegen.kernel import C_TYPES
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import PackedMatMul
 
@@ -61,29 +61,54 @@ class PackedCodes:
         """Neighbours of a row that a thread multiplies in a group."""
         return 4 * self.products
 
-    @property
-    def stored(self) -> TensorType:
-        """The type of the weights as they are stored: both dims are split, in the order of the threads."""
+    def stored(self, tiles: int = 1, warps: int = 1) -> TensorType:
+        """Return the type of the weights as they are stored: both dims are split, in the order of the threads.
+
+        tiles, warps: a warp of a block reads a share of the depth of so many tiles, and finds it in one piece.
+        """
         columns, depth = self.type.shape
         groups = self.depth // (DEPTH * self.products)
-        shape = (columns // 16, 2, 8, depth // self.depth, groups, 4, self.products, 2, 2)
-        tile, half, g, chunk, group, q, product, later, pair = range(9)
+        split_columns, split_depth = (columns // (16 * tiles), tiles, 2, 8), (warps, depth // (self.depth * warps))
+        shape = (*split_columns, *split_depth, groups, 4, self.products, 2, 2)
+        block, tile, half, g, warp, chunk, group, q, product, later, pair = range(11)
         # pairs of 4 bits are 16 bits apart, so that one mask selects both
         inner = (pair, later, half) if self.bits == 4 else (later, half, pair)
-        return TensorType(shape, self.type.dtype, (tile, chunk, g, q, group, product, *inner))
+        return TensorType(shape, self.type.dtype, (block, warp, chunk, tile, g, q, group, product, *inner))
 
     def by_block(self, value: Value) -> TensorType:
         """Return the type of scales or zero points as they are stored: those of columns g and g + 8 are neighbours."""
         columns, blocks = value.type.shape
         return TensorType((columns // 16, 2, 8, blocks), value.type.dtype, (0, 3, 2, 1))
 
-    def bind(self, cuda: CudaTemplate, arguments: Arguments) -> CudaTemplate:
-        """Fill in what depends on the constants."""
+    def by_chunk(self, value: Value, tiles: int) -> TensorType:
+        """Return the type of scales or zero points that are stored chunk by chunk, for so many tiles together.
+
+        Where several chunks share a scale, it is stored once.
+        """
+        columns, blocks = value.type.shape
+        each = self.blocks_of_chunk
+        shape = (columns // (16 * tiles), tiles, 2, 8, blocks // each, each)
+        block, tile, half, g, chunk, part = range(6)
+        return TensorType(shape, value.type.dtype, (block, chunk, tile, g, part, half))
+
+    @property
+    def blocks_of_chunk(self) -> int:
+        """The scales of a column in a chunk."""
+        return max(1, self.depth // self.block)
+
+    @property
+    def chunks_of_block(self) -> int:
+        """The chunks that share a scale."""
+        return max(1, self.block // self.depth)
+
+    def bind(self, cuda: CudaTemplate, zeros: str) -> CudaTemplate:
+        """Fill in what depends on the constants, but for pointers.
+
+        zeros: the pointer to zero points. Those of a thread begin at `place`.
+        """
         by_bits = not (self.bits == 8 and self.floats is DType.BF16)  # bf16 has no 8 bits after its first one
         low = (8 if self.bits == 4 else 128) if self.type.dtype in SIGNED else 0
         return cuda.bind(
-            CODES=arguments.read(self.codes, self.stored),
-            SCALES=arguments.read(self.scales, self.by_block(self.scales)),
             SCALE_TYPE=C_TYPES[self.scales.type.dtype],
             BLOCKS=self.scales.type.shape[1],
             BLOCK=self.block,
@@ -94,9 +119,11 @@ class PackedCodes:
             COUNT=self.count,
             WORDS=self.count // 2,
             OFFSET_TYPE="u32" if by_bits else "float",
-            OFFSET=self._offset(low, by_bits, arguments),
+            OFFSET=self._offset(low, by_bits, zeros),
             WORD=self._word(),
-            UNPACK=self._unpacked(low) if by_bits else self._converted(),
+            LOW_BITS=(self._first + low) * 0x10001,
+            HIGH_BITS=(self._first + 16 * low) * 0x10001,
+            UNPACK=self._unpacked() if by_bits else self._converted(),
         )
 
     @property
@@ -109,14 +136,13 @@ class PackedCodes:
         """Tell if codes of columns g + 8 stay at bits 4 to 7, as sixteenths of 1024 + 16 code, which saves a shift."""
         return self.bits == 4 and self.floats is DType.F16
 
-    def _offset(self, low: int, by_bits: bool, arguments: Arguments) -> str:
+    def _offset(self, low: int, by_bits: bool, pointer: str) -> str:
         """Return what is subtracted from each weight after its bits became a float."""
         number, step = f"{(self._first + low) * 0x10001}u", "0x10001u"
         if self._in_place:  # 64 + low in fp16, whose last bit is a sixteenth
             number, step = f"(h ? {(0x5400 + 16 * low) * 0x10001}u : {number})", "(h ? 0x100010u : 0x10001u)"
         if self.zeros is None:
             return number if by_bits else "0.0f"
-        pointer = arguments.read(self.zeros, self.by_block(self.zeros))
         zero = f"wide(load_part({pointer}, place + h))" if self.bits == 4 else f"{pointer}[place + h]"
         return f"{number} + (u32)(i32){zero} * {step}" if by_bits else f"(float){zero}"
 
@@ -127,14 +153,13 @@ class PackedCodes:
             return f"codes[u][t][{number}] >> {'8 * (i / 2)' if self._in_place else '4 * i'}"
         return f"codes[u][t][{number} * 2 + i / 2] >> 16 * (i % 2)"
 
-    def _unpacked(self, low: int) -> str:
-        kind, magic = C_TYPES[self.floats], (self._first + low) * 0x10001
+    def _unpacked(self) -> str:
+        kind = C_TYPES[self.floats]
         pair = "(word & 0x000f000fu)" if self.bits == 4 else "((word & 0xffu) | (word & 0xff00u) << 8)"
-        plain = f"pair_less<{kind}>({pair} ^ {magic}u, less)"
+        plain = f"pair_less<{kind}>({pair} ^ low_bits, less)"
         if not self._in_place:
             return plain
-        high = (self._first + 16 * low) * 0x10001
-        return f"i % 2 ? pair_sixteenth_less((word & 0x00f000f0u) ^ {high}u, less) : {plain}"
+        return f"i % 2 ? pair_sixteenth_less((word & 0x00f000f0u) ^ high_bits, less) : {plain}"
 
     def _converted(self) -> str:
         number = C_TYPES[self.type.dtype]

@@ -46,3 +46,13 @@ def cases() -> list[Case]:
 @needs_compiler
 def test_rotary(rng: np.random.Generator) -> None:
     check(cases(), rng)
+
+
+def test_it_begins_early_and_reads_after_the_launch_before() -> None:
+    for case in cases():
+        assert case.kernel is not None
+        (launch,) = case.kernel.launches
+        assert launch.early
+        body = launch.source.partition("wait_for_launches();")[2]
+        for i, kind in enumerate(launch.parameters):
+            assert not kind.startswith("const ") or f"a{i} = from_here(a{i});" in body

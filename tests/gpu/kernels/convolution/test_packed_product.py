@@ -11,7 +11,7 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
-from fusec.gpu.kernels.convolution import packed_product
+from fusec.gpu.kernels.codegen.kernel import Launch
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import PackedMatMul, pw
 
@@ -29,9 +29,10 @@ class Weights:
     block: int
     scales: DType = F16
     zeros: bool = False
+    seed: int = 0
 
     def operands(self, g: Graph) -> list[Value]:
-        rng, info = np.random.default_rng(self.columns + self.depth), ml_dtypes.iinfo(self.codes.numpy)
+        rng, info = np.random.default_rng(self.columns + self.depth + self.seed), ml_dtypes.iinfo(self.codes.numpy)
         shape = (self.columns, -(-self.depth // self.block))
 
         def integers(*shape: int) -> Value:
@@ -65,6 +66,27 @@ def alone(dtype: DType, shape: tuple[int, ...], weights: Weights, order: tuple[i
     return build(f"{dtype.value} {shape} {weights} {order}", [TensorType(shape, dtype, order)], make)
 
 
+def gated(dtype: DType, shape: tuple[int, ...], weights: Weights, **second: Any) -> Case:
+    """Two products of the same rows, as in a gated layer."""
+
+    def make(g: Graph, x: Value) -> Value:
+        gate = g.add(PackedMatMul(weights.block), x, *weights.operands(g))
+        other = replace(weights, seed=1, **second)
+        up = g.add(PackedMatMul(other.block), x, *other.operands(g))
+        return g.add(pw("mul"), g.add(pw("swish", beta=1.0), gate), up)
+
+    return build(f"gated {dtype.value} {shape} {weights}", [TensorType(shape, dtype)], make)
+
+
+def gated_cases() -> list[Case]:
+    cases = [
+        gated(F16, (1, 2048), Weights(I4, 96, 2048, 32)),
+        gated(BF16, (4, 1024), Weights(U4, 64, 1024, 128, zeros=True)),
+        gated(F16, (9, 1024), Weights(U8, 32, 1024, 32, F32)),
+    ]
+    return cases + [replace(case, figures=replace(FIGURES, processors=2)) for case in cases]
+
+
 def packed_cases() -> list[Case]:
     return [
         product(F16, (1, 256), Weights(I4, 32, 256, 32)),
@@ -78,7 +100,25 @@ def packed_cases() -> list[Case]:
         product(F16, (3, 128), Weights(I4, 16, 128, 64), (1, 0)),
         product(F16, (1, 4096), Weights(I4, 16, 4096, 1024, zeros=True)),
         product(F16, (2, 2368), Weights(U4, 32, 2368, 64)),  # chunks that no number of warps divides
+        *ring_cases(),
+        *gated_cases(),
     ]
+
+
+def ring_cases() -> list[Case]:
+    """Blocks of one tile and of several, and as many chunks as a ring holds or more."""
+    cases = [
+        product(F16, (1, 2048), Weights(I4, 32, 2048, 32)),
+        product(F16, (3, 1024), Weights(U4, 96, 1024, 64)),
+        product(BF16, (1, 2, 6144), Weights(I4, 48, 6144, 16)),
+        product(BF16, (8, 1024), Weights(I8, 64, 1024, 32, F32)),
+        product(F16, (2, 1024), Weights(U8, 80, 1024, 16), (1, 0)),
+        product(F16, (1, 2048), Weights(U4, 96, 2048, 128, zeros=True)),  # chunks of several warps share a scale
+        product(BF16, (16, 1024), Weights(I4, 32, 1024, 32, F32, zeros=True)),
+        product(F16, (12, 3072), Weights(U8, 48, 3072, 3072, zeros=True)),
+        product(F16, (8, 1024), Weights(I8, 96, 1024, 16, zeros=True)),
+    ]
+    return cases + [replace(case, figures=replace(FIGURES, processors=2)) for case in cases]
 
 
 @needs_compiler
@@ -86,28 +126,36 @@ def test_all_variants_compute_the_product(rng: np.random.Generator) -> None:
     check(packed_cases(), rng, every=True)
 
 
-@needs_compiler
-def test_rows_in_shared_memory_are_multiplied_in_several_turns(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed_product, "MAX_PARTS", 1)
-    shapes = ((1, 2048), (3, 1792), (2, 2, 4096))
-    cases = [product(F16, shape, Weights(I4, 32, shape[-1], 128, zeros=True)) for shape in shapes]
-    for case in cases:
-        kernel = case.kernel
-        assert kernel is not None and sum(" rows[" in other.launches[0].source for other in kernel.others) >= 2
-    check(cases, rng, every=True)
+def rings(case: Case) -> list[Launch]:
+    """The launches of a case that read weights through rings in shared memory."""
+    assert case.kernel is not None
+    launches = (way.launches[0] for way in (case.kernel, *case.kernel.others))
+    return [launch for launch in launches if launch.resident_bytes]
 
 
-def test_many_or_unaligned_rows_stay_in_registers() -> None:
-    cases = [
-        product(F16, (16, 4096), Weights(I4, 32, 4096, 128)),
-        product(F16, (3, 128), Weights(I4, 16, 128, 64), (1, 0)),
-        product(F16, (1, 192), Weights(I4, 16, 192, 64)),  # three chunks are for no four warps
-    ]
-    for case in cases:
-        assert case.kernel is not None
-        assert not any(" rows[" in each.launches[0].source for each in (case.kernel, *case.kernel.others))
+def test_two_products_that_differ_are_two_launches() -> None:
+    assert gated(F16, (1, 2048), Weights(I4, 32, 2048, 32)).kernel is not None
+    for second in ({"block": 64}, {"codes": U4}, {"zeros": True}, {"scales": F32}):
+        assert gated(F16, (1, 2048), Weights(I4, 32, 2048, 32), **second).kernel is None
+
+
+def test_blocks_have_one_tile_or_several() -> None:
+    launches = [rings(case) for case in ring_cases()]
+    assert all(launches) and {launch.grid for each in launches for launch in each} > {2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("why", "shape", "weights"),
+    [
+        ("sums of many rows and tiles", (16, 2048), Weights(I4, 16 * 9, 2048, 32)),
+        ("warps do not share the depth evenly", (1, 2368), Weights(I4, 32, 2368, 32)),
+        ("too many columns for two blocks", (1, 2048), Weights(I4, 16 * 34, 2048, 32)),
+    ],
+)
+def test_others_are_not_read_as_streams(why: str, shape: tuple[int, ...], weights: Weights) -> None:
+    small = replace(FIGURES, processors=1)
+    assert rings(replace(product(F16, (1, 2048), Weights(I4, 32, 2048, 32)), figures=small))
+    assert not rings(replace(product(F16, shape, weights), figures=small)), why
 
 
 @needs_compiler
@@ -184,17 +232,25 @@ def test_a_narrow_result_of_few_blocks_is_split_along_the_depth() -> None:
 
 
 def test_weights_are_requested_before_earlier_launches_end() -> None:
-    """Operands of the epilogue are not requested early, so a launch with an epilogue does not begin early."""
-    for case, early in (
-        (alone(F16, (1, 256), Weights(I4, 32, 256, 32)), True),
-        (alone(F16, (3, 256), Weights(I4, 16, 256, 64), (1, 0)), False),
-        (product(F16, (1, 256), Weights(I4, 32, 256, 32)), False),
+    """Rows and operands of the epilogue are read later, through pointers that are new after the wait."""
+    for case in (
+        alone(F16, (1, 256), Weights(I4, 32, 256, 32)),
+        alone(F16, (3, 256), Weights(I4, 16, 256, 64), (1, 0)),
+        product(F16, (1, 256), Weights(I4, 32, 256, 32)),
+        product(F16, (1, 1024), Weights(I4, 32, 1024, 32)),
     ):
         assert case.kernel is not None
         for variant in (case.kernel, *case.kernel.others):
             (launch,) = variant.launches
-            assert launch.early is early
-            if early:
-                words = ("load_words(codes", "wait_for_launches", "next_may_begin", "x[u][0][j] =", "multiply_tile")
-                places = [launch.source.index(word) for word in words]
-                assert places == sorted(places)
+            assert launch.early
+            first = "copy_ahead<16>(" if launch.resident_bytes else "load_words(codes"
+            words = (first, "wait_for_launches", "next_may_begin", "from_here", "x[u][0][j]", "multiply_tile")
+            places = [launch.source.index(word) for word in words]
+            assert places == sorted(places)
+            waits, pairs = (
+                launch.source.index("wait_for_launches"),
+                zip(launch.parameters, launch.arguments, strict=True),
+            )
+            for i, (kind, argument) in enumerate(pairs):
+                if argument.value is not None and kind.startswith("const ") and argument.value.literal is None:
+                    assert launch.source.index(f"a{i} = from_here(a{i})") > waits
