@@ -67,19 +67,7 @@ FRAGMENT(select) {
     if ((key & mask) <= digits) keys[atomicAdd(found, 1u)] = key;
   }
   for (u32 i = NUMBERu + threadIdx.x; i < PADDEDu; i += BLOCKu) keys[i] = ~0ull;
-  __syncthreads();
-  for (u32 whole = 2u; whole <= PADDEDu; whole *= 2u)
-    for (u32 step = whole / 2u; step > 0u; step /= 2u) {
-      for (u32 t = threadIdx.x; t < PADDEDu / 2u; t += BLOCKu) {
-        const u32 i = 2u * t - (t & (step - 1u));
-        const u64 a = keys[i], b = keys[i + step];
-        if ((a > b) == ((i & whole) == 0u)) {
-          keys[i] = b;
-          keys[i + step] = a;
-        }
-      }
-      __syncthreads();
-    }
+  ENTRY_sort(keys, PADDEDu);
   for (u32 i = threadIdx.x; i < NUMBERu; i += BLOCKu) {
     const u32 place = (u32)keys[i] & PLACESu;
     const u64 to = (u64)blockIdx.x * NUMBERu + i;

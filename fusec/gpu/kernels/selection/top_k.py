@@ -19,6 +19,7 @@ MAX_SIZE = 1 << 20  # of a row, which one block reads a few times
 WARP, MAX_THREADS = 32, 1024
 _INTEGERS = (DType.I32, DType.I16, DType.I8)
 _CUDA = cuda_template(__package__, "top_k.cuh")
+_SORT = cuda_template(__package__, "bitonic_sort.cuh")
 
 
 def top_k(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
@@ -56,7 +57,10 @@ def top_k(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) 
         TYPE=C_TYPES[x.dtype],
     )
     key = cuda("of_floats" if x.dtype.is_float else "of_integers")
-    functions = cuda("functions", KEY=key, ORDERED="~key" if op.largest else "key")
+    functions = [
+        *cuda("functions", KEY=key, ORDERED="~key" if op.largest else "key"),
+        *_SORT("functions", BLOCK=threads),
+    ]
     rows = x.size // size
     launch = arguments.launch("top_k", cuda("select", STORE=store), rows, threads, preamble=functions)
     return Kernel(op.name, (replace(launch, resident_bytes=shared),))
