@@ -43,6 +43,15 @@ DETECTORS: tuple[Mutant, ...] = (
         "gpu/kernels/selection/test_non_max_suppression.py",
     ),
     _m(
+        "neighbour_uncut",
+        "detectors",
+        "gpu/kernels/elementwise/unaligned_copy.cuh",
+        "if (shift & 4u)",
+        "if (shift & 16u)",
+        "words of 16 bytes are cut at the wrong place",
+        "gpu/kernels/elementwise/test_unaligned_copy.py",
+    ),
+    _m(
         "last_level_unsorted",
         "detectors",
         "gpu/kernels/selection/bitonic_sort.cuh",
