@@ -43,6 +43,15 @@ DETECTORS: tuple[Mutant, ...] = (
         "gpu/kernels/selection/test_non_max_suppression.py",
     ),
     _m(
+        "maxima_of_other_dims",
+        "detectors",
+        "passes/cleanup/cse.py",
+        "return (node.op.kind, node.op.axes, id(",
+        "return (node.op.kind, len(node.op.axes), id(",
+        "reductions over other dims are merged",
+        "passes/test_cases.py",
+    ),
+    _m(
         "neighbour_uncut",
         "detectors",
         "gpu/kernels/elementwise/unaligned_copy.cuh",
