@@ -35,14 +35,21 @@ class Autotune:
     freezing: bool = False
 
 
+def start_workers() -> None:
+    """Start the worker processes that compile Triton's kernels. They import torch, which takes seconds."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    AsyncCompile.warm_pool()
+
+
 def _wait_for_workers() -> None:
-    """Start the worker processes that compile Triton's kernels, and wait for them.
+    """Wait for the worker processes.
 
     Without them, torch.compile compiles its first kernels one after the other in this process.
     """
     from torch._inductor.async_compile import AsyncCompile
 
-    AsyncCompile.warm_pool()
+    start_workers()
     end = time.monotonic() + POOL_S
     while not AsyncCompile.use_process_pool() and time.monotonic() < end:
         time.sleep(0.1)
@@ -53,6 +60,12 @@ def autotuned(function: Callable[..., Any], options: Autotune) -> Callable[..., 
 
     Convolutions are cuDNN's and torch's own, because timing Triton's takes minutes.
     """
+    (fast,) = autotuned_together([function], options)
+    return fast
+
+
+def autotuned_together(functions: Sequence[Callable[..., Any]], options: Autotune) -> list[Callable[..., Any]]:
+    """Compile functions of one model with torch.compile, each alone. What was compiled before is forgotten."""
     import torch._inductor.config  # here, because the import takes seconds
 
     _wait_for_workers()
@@ -60,7 +73,7 @@ def autotuned(function: Callable[..., Any], options: Autotune) -> Callable[..., 
     torch._inductor.config.freezing = options.freezing
     torch._inductor.config.max_autotune_conv_backends = "ATEN"
     torch._inductor.config.max_autotune_gemm_backends = options.products
-    return torch.compile(function, mode=options.mode)
+    return [torch.compile(function, mode=options.mode) for function in functions]
 
 
 def captured(run: Callable[[], T]) -> tuple[Callable[[], None], T]:

@@ -271,6 +271,10 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         lambda g, x: g.add(Resize((8, 64, 256, 256), (1.0, 1.0, 2.0, 2.0), "linear"), x),
     ),
     "concat, 32x(256+32)x28x28": ([nhwc(32, 256, 28, 28), nhwc(32, 32, 28, 28)], lambda g, *v: g.add(Concat(1), *v)),
+    "concat of a detector's levels, 8x76725x91": (
+        [rows(8, 9 * side * side, 91) for side in (80, 40, 20, 10, 5)],
+        lambda g, *v: g.add(Concat(1), *v),
+    ),
     "embedding, 32x128 of 30522x768": (
         [rows(30522, 768), rows(32, 128, dtype=DType.I64)],
         lambda g, *v: g.add(Gather(0), *v),

@@ -7,6 +7,7 @@ torch module joins the products that read the same operand, as fast implementati
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,14 @@ class Decoder(torch.nn.Module):
     """The decoder in torch, with a static cache: `step` adds the token in `tokens` at `position`.
 
     attention: how one query of several heads reads the cache; see `attend`.
+    layer, last: what computes each layer and the logits, `layer` and `last_products` or a compiled form of these.
     """
 
     def __init__(self, config: Config, weights: FileWriter, batch: int, dtype: torch.dtype = torch.float16):
         super().__init__()
         self.config, self.attention = config, "grouped"
+        self.layer: Callable[..., torch.Tensor] = layer
+        self.last: Callable[..., torch.Tensor] = last_products
         device = weights.embeddings.device
 
         def held(*parts: torch.Tensor) -> torch.nn.Parameter:
@@ -148,32 +152,62 @@ class Decoder(torch.nn.Module):
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, rows: int = 1
     ) -> torch.Tensor:
         """Return the logits after the last tokens, as many as `rows`. Without a mask, queries see earlier keys."""
-        c = self.config
         x = functional.embedding(ids, self.embeddings)
-        (batch, length), width = ids.shape, c.num_key_value_heads * c.head_dim
         cos, sin = self.cos[positions], self.sin[positions]
-        for i in range(c.num_hidden_layers):
-            h = functional.rms_norm(x, (c.hidden_size,), self.norms[2 * i], EPSILON)
-            parts = functional.linear(h, self.qkv[i]).split([c.hidden_size, width, width], -1)
-            q, k, v = (part.view(batch, length, -1, c.head_dim).transpose(1, 2) for part in parts)
-            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
-            keys, values = getattr(self, f"keys{i}"), getattr(self, f"values{i}")
-            keys.index_copy_(2, positions, k)
-            values.index_copy_(2, positions, v)
-            if mask is None:
-                y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            else:
-                y = attend(self.attention, q, keys, values, mask)
-            x = x + functional.linear(y.transpose(1, 2).reshape(batch, length, c.hidden_size), self.out[i])
-            h = functional.rms_norm(x, (c.hidden_size,), self.norms[2 * i + 1], EPSILON)
-            gate, up = functional.linear(h, self.gate_up[i]).chunk(2, -1)
-            x = x + functional.linear(functional.silu(gate) * up, self.down[i])
-        x = functional.rms_norm(x[:, -rows:], (c.hidden_size,), self.norms[-1], EPSILON)
-        return functional.linear(x, self.head).float()
+        for i in range(self.config.num_hidden_layers):
+            weights = (
+                self.norms[2 * i],
+                self.qkv[i],
+                self.out[i],
+                self.norms[2 * i + 1],
+                self.gate_up[i],
+                self.down[i],
+            )
+            cache = getattr(self, f"keys{i}"), getattr(self, f"values{i}")
+            x = self.layer(x, weights, cache, (positions, cos, sin, mask), self.attention)
+        return self.last(x[:, -rows:], self.norms[-1], self.head)
 
     def all_logits(self, ids: torch.Tensor, rows: int) -> torch.Tensor:
         """Return the logits f32[B, rows, V] after each of the last tokens, by reading all of them in one call."""
         return self._logits(ids, self.places[: ids.shape[1]], None, rows)
+
+
+def layer(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    cache: Sequence[torch.Tensor],
+    places: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
+    form: str,
+) -> torch.Tensor:
+    """Compute a layer of x[B, S, width]. It has no number, so that one compiled form computes all layers.
+
+    weights: of norm, products to queries, keys and values, product from heads, norm, and the two products after it.
+    cache: keys and values, [B, heads, capacity, features] each; those of x are written into it.
+    places: positions of x, their cosines and sines, and the mask of `attend`; without one, queries see earlier keys.
+    """
+    norm, qkv, out, second_norm, gate_up, down = weights
+    keys, values = cache
+    positions, cos, sin, mask = places
+    (batch, length, hidden), (heads, size) = x.shape, (keys.shape[1], keys.shape[3])
+    h = functional.rms_norm(x, (hidden,), norm, EPSILON)
+    parts = functional.linear(h, qkv).split([hidden, heads * size, heads * size], -1)
+    q, k, v = (part.view(batch, length, -1, size).transpose(1, 2) for part in parts)
+    q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+    keys.index_copy_(2, positions, k)
+    values.index_copy_(2, positions, v)
+    if mask is None:
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    else:
+        y = attend(form, q, keys, values, mask)
+    x = x + functional.linear(y.transpose(1, 2).reshape(batch, length, hidden), out)
+    h = functional.rms_norm(x, (hidden,), second_norm, EPSILON)
+    gate, up = functional.linear(h, gate_up).chunk(2, -1)
+    return x + functional.linear(functional.silu(gate) * up, down)
+
+
+def last_products(x: torch.Tensor, norm: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """Return the logits in fp32."""
+    return functional.linear(functional.rms_norm(x, (x.shape[-1],), norm, EPSILON), head).float()
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

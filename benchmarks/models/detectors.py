@@ -1,7 +1,7 @@
 """Time a RetinaNet in fp16 from images to the boxes that non-maximum suppression keeps, with fusec and with torch.
 
 Usage, with a GPU, torch and torchvision: python -m benchmarks.models.detectors [MODEL:BATCH ...]
-    [--peers eager,compile] [--peer-seconds 60] [--tune quick] [--budget SECONDS]
+    [--peers eager,compile] [--peer-seconds 100] [--tune quick] [--budget SECONDS]
 The weights are drawn. Each image gives its best CANDIDATES boxes, which are decoded in fp32. fusec runs the exported
 model with NonMaxSuppression as one program, and crops its results to the number of boxes that stay. The peers are torch
 eager with cudnn.benchmark and torch.compile with max-autotune and freezing: a CUDA graph up to the candidates, then one
@@ -44,6 +44,7 @@ from benchmarks.common.torch_timing import (
     free_memory,
     limits_and_steps,
     relative_l2,
+    start_workers,
     timed,
 )
 from fusec.diagnostics.step_times import measure
@@ -346,7 +347,7 @@ def main() -> int:
     options = parser(__doc__, NAME, budget=True)
     options.add_argument("cases", nargs="*", default=list(CASES), help="MODEL:BATCH")
     options.add_argument("--peers", default=",".join(PEERS), help="the peers to measure, separated by commas")
-    options.add_argument("--peer-seconds", type=float, default=60.0, help="leave out a slower peer; 0: no limit")
+    options.add_argument("--peer-seconds", type=float, default=100.0, help="leave out a slower peer; 0: no limit")
     options.add_argument("--tune", default="quick")
     options.add_argument("--simulate", action="store_true", help="run small images without a GPU, and time nothing")
     options.add_argument("--worst", type=int, default=12, help="print so many of the slowest steps")
@@ -357,6 +358,8 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     torch.backends.cudnn.benchmark = True
     settings = Settings(peers, given.tune, given.budget, given.peer_seconds, given.simulate)
+    if "compile" in peers and not given.simulate:
+        start_workers()  # while the model is exported
     attempt, good = Attempt(given.output, given.commit), True
     for name in given.cases:
         row = case(name, settings, attempt)

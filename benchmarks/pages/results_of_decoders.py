@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.pages.results_of_costs import read, spread, table, where
@@ -17,11 +18,17 @@ def decoders() -> list[str]:
                 continue
             limit, ours = row[f"{prefix}limit_ms"], times["fusec"]["median_ms"]
             peers = [f"{peer} {spread(time)}" for peer, time in times.items() if peer != "fusec"]
-            late = [f"{peer}: {why}" for peer, why in row.get("missing", {}).items()]
             ratio = f"{row[f'{prefix}best_peer_over_fusec']:.2f}"
             size = [row["layers"], row["batch"], row["bits"], part]
             rows.append(
-                [*size, spread(times["fusec"]), "; ".join(peers + late), ratio, f"{limit:.3f}", f"{limit / ours:.0%}"]
+                [
+                    *size,
+                    spread(times["fusec"]),
+                    "; ".join(peers + late(row)),
+                    ratio,
+                    f"{limit:.3f}",
+                    f"{limit / ours:.0%}",
+                ]
             )
     header = ["layers", "batch", "bits", "of", "fusec ms", "torch ms", "best peer / fusec", "limit ms", "limit / fusec"]
     return [
@@ -29,11 +36,17 @@ def decoders() -> list[str]:
         "",
         f"{where(data)}. A Llama-like decoder, 4,096 wide, with a cache of 2,048 tokens that is nearly full "
         "(`benchmarks/models/decoders.py`). All run as CUDA graphs and take turns. With 4 bits, torch has the weights "
-        "in fp16. The limit is the time to read weights and cache once, for a prompt also that of the arithmetic.",
+        "in fp16. `compile` is torch.compile of a whole step, `layers` that of one layer, which all layers use. The "
+        "limit is the time to read weights and cache once, for a prompt also that of the arithmetic.",
         "",
         *table(header, rows),
         "",
     ]
+
+
+def late(row: Mapping[str, Any]) -> list[str]:
+    """Print the peers of a row that were not ready in time, each with its limit."""
+    return [f"{peer}: {why}" for peer, why in row.get("missing", {}).items()]
 
 
 def recurrent() -> list[str]:
@@ -70,7 +83,9 @@ def detectors() -> list[str]:
             row["batch"],
             row["launches"],
             *(spread(row[what]["fusec"]) for what in ("times", "on_device")),
-            "; ".join(f"{peer} {spread(time)}" for peer, time in row["times"].items() if peer != "fusec"),
+            "; ".join(
+                [*(f"{peer} {spread(time)}" for peer, time in row["times"].items() if peer != "fusec"), *late(row)]
+            ),
             f"{row['best_peer_over_fusec']:.2f}",
             f"{row['compile_s']:.1f}",
         ]

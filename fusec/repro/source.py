@@ -19,7 +19,7 @@ from fusec.ir import DType
 from fusec.lower_cudnn import Lowered
 from fusec.lowering.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
 
-# Names of a type in the script, in cudnn.data_type, and in numpy (for bfloat16, which numpy lacks, that of its bits).
+# Names of a type in the script, in cudnn.data_type, and in numpy (where numpy lacks the type, that of its bits).
 NAMES: dict[DType, tuple[str, str, str]] = {
     DType.F64: ("f64", "DOUBLE", "float64"),
     DType.F32: ("f32", "FLOAT", "float32"),
@@ -30,7 +30,9 @@ NAMES: dict[DType, tuple[str, str, str]] = {
     DType.I8: ("i8", "INT8", "int8"),
     DType.U8: ("u8", "UINT8", "uint8"),
     DType.BOOL: ("boolean", "BOOLEAN", "bool"),
+    DType.F8E4M3: ("fp8", "FP8_E4M3", "uint8"),
 }
+AS_BITS = (DType.BF16, DType.F8E4M3)  # types that numpy lacks
 
 _F32 = NAMES[DType.F32][:2]
 _LINE = 120  # longest line of the script
@@ -83,9 +85,14 @@ sys.exit(0 if passed and all(passed) else 1)
 _WIDE = """\
 
 
-def wide(array):  # bfloat16 is stored as its bits, which are the upper half of a float's
-    bits = array.dtype == np.uint16
-    return (array.astype(np.uint32) << 16).view(np.float32).astype(float) if bits else array.astype(float)
+def wide(array, kind):  # a type that NumPy lacks is stored as its bits
+    if kind == "bf16":  # the upper half of a float
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(float)
+    if kind == "fp8":  # a sign, 4 bits of exponent, 3 of fraction, and no infinity
+        exponent, fraction = (array >> 3 & 15).astype(int), array & 7
+        size = np.where(exponent > 0, (8.0 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
+        return np.where(array & 127 == 127, np.nan, np.where(array > 127, -size, size))
+    return array.astype(float)
 
 """
 
@@ -115,15 +122,20 @@ def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN
     by_value = [t for t in graph.tensors if t.value is not None]
     lines += [f"s{t.uid} = np.array([{_scalar(t)}], np.{_names(t)[2]})" for t in by_value]
     addresses = ", ".join(f"{t.uid}: s{t.uid}.ctypes.data" for t in by_value)
-    bits = any(t.dtype is DType.BF16 for t in graph.outputs)
+    kinds = {t.uid: NAMES[t.dtype][0] for t in graph.outputs if t.dtype in AS_BITS}
     body = "\n".join(lines) + "\n" + _PLANS + ("" if graph.tensor_cores else _TRUE_FP32)
     run = _RUN.format(
         scalars=f" | {{{addresses}}}" if by_value else "",
         allowed="{" + ", ".join(f"{t.uid}: {allowed[t.uid]:.2e}" for t in graph.outputs) + "}",
-        got="wide(memory[uid].get())" if bits else "memory[uid].get().astype(float)",
-        want="wide(expected[str(uid)])" if bits else "expected[str(uid)].astype(float)",
+        got=_wide("memory[uid].get()", kinds),
+        want=_wide("expected[str(uid)]", kinds),
     )
-    return _HEAD.format(title=ascii(title)) + _named(names) + body + (_WIDE if bits else "") + run
+    return _HEAD.format(title=ascii(title)) + _named(names) + body + (_WIDE if kinds else "") + run
+
+
+def _wide(array: str, kinds: Mapping[int, str]) -> str:
+    """Return the expression of an output as float64. kinds: names of the types that are stored as bits, by uid."""
+    return f"wide({array}, {kinds}.get(uid))" if kinds else f"{array}.astype(float)"
 
 
 def _names(tensor: CudnnTensor) -> tuple[str, str, str]:
@@ -206,8 +218,8 @@ def _text(method: str, operands: list[str], named: Mapping[str, str]) -> str:
 
 
 def _scalar(tensor: CudnnTensor) -> str:
-    if tensor.dtype is DType.BF16:
-        return str(np.array(tensor.value, tensor.dtype.numpy).view(np.uint16))
+    if tensor.dtype in AS_BITS:
+        return str(np.array(tensor.value, tensor.dtype.numpy).view(NAMES[tensor.dtype][2]))
     return _literal(tensor.value)
 
 

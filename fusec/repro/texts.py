@@ -45,7 +45,7 @@ if no plan can be built. Attach the output of the script and of nvidia-smi to a 
 
   repro.py        the cuDNN graph, call by call; needs cudnn and cupy only
   inputs.npz      memory before the run, by uid: {inputs}, constants, and outputs
-                  filled with NaN (77 in integers, and where NaN is right); bfloat16 as its bits
+                  filled with NaN (77 in integers, and where NaN is right); bfloat16 and fp8 as bits
   expected.npz    outputs as computed in NumPy: fp32 arithmetic with exact sums, rounded where stored
   graph.json      the cuDNN graph as data
   graph.txt       the same subgraph of the model, in fusec's text form

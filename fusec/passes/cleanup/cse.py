@@ -1,10 +1,14 @@
-"""Merge equal nodes: the same op with the same attributes on the same values."""
+"""Merge equal nodes: the same op with the same attributes on the same values.
+
+Of two reductions that differ in `keepdims` alone, such as those of ReduceMax and ArgMax, one becomes a reshape.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
 from fusec.ir import Constant, Graph, Node, Op
+from fusec.ops import Reduce, Reshape
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 from fusec.passes.rewriting.rewriter import replace_node
@@ -21,6 +25,18 @@ class EliminateCommonSubexpressions(Pass):
             earlier = first.setdefault(_key(node), node)
             if earlier is not node:
                 replace_node(graph, node, earlier)
+                continue
+            earlier = first.setdefault(_key_without_dims(node), node)
+            if earlier is not node:
+                shape = node.result.type.shape
+                replace_node(graph, node, graph.insert(Reshape(shape), [earlier.result], before=node))
+
+
+def _key_without_dims(node: Node) -> Hashable:
+    """Return a key that is equal for row-major reductions with and without `keepdims`; of other ops the node itself."""
+    if not isinstance(node.op, Reduce) or node.operands[0].type.order or node.result.type.order:
+        return node
+    return (node.op.kind, node.op.axes, id(node.operands[0]), node.result.type.dtype)
 
 
 def _key(node: Node) -> Hashable:

@@ -132,6 +132,8 @@ static float __fmul_rn(float x, float y) { return x * y; }
 static float __fadd_rn(float x, float y) { return x + y; }
 static float __fsub_rn(float x, float y) { return x - y; }
 static float __fdiv_rn(float x, float y) { return x / y; }
+static int __ffsll(long long x) { return __builtin_ffsll(x); }
+static int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 static void __threadfence() {}
 static void __syncwarp() { barrier(-7); }
 static unsigned atomicAdd(unsigned *place, unsigned x) { return (*place += x) - x; }

@@ -28,6 +28,7 @@ from gpu.kernels.elementwise.test_multi_tensor import list_cases
 from gpu.kernels.elementwise.test_narrow_types import cases as narrow_cases
 from gpu.kernels.elementwise.test_pointwise import cast_cases, op_cases, shape_cases
 from gpu.kernels.elementwise.test_relayout import among_pointwise_ops, move_cases
+from gpu.kernels.elementwise.test_unaligned_copy import random_cases as unaligned_cases
 from gpu.kernels.norm.test_batch_norm import channel_cases, surrounded_channels
 from gpu.kernels.norm.test_group_norm import cases as group_norm_cases
 from gpu.kernels.norm.test_instance_norm import cases as instance_cases
@@ -88,6 +89,7 @@ def shaped_cases() -> list[Case]:
         *among_pointwise_ops(),
         *resize_cases(),
         *pad_cases(),
+        *unaligned_cases(),
         *gather_cases(),
         *around_samples(),
         *rotary_cases(),

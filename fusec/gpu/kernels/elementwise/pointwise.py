@@ -23,6 +23,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     widest_vector,
 )
 from fusec.gpu.kernels.elementwise.transpose_tiles import TransposedDims, tiled, transposed
+from fusec.gpu.kernels.elementwise.unaligned_copy import copy_rows, functions, is_unaligned_copy
 from fusec.ir import Node, Value
 from fusec.ops import Concat, Relayout
 from fusec.schedule.program import inputs_of
@@ -88,7 +89,8 @@ def pointwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
             lines += [f"if (blockIdx.x >= {by_value(total)} && blockIdx.x < {by_value(total + blocks)}) {{"]
             lines += [f"const {_index(region)} b = blockIdx.x - {by_value(total)};", *body, "}"]
         total += blocks
-    return Kernel(name, (arguments.launch("pointwise", lines, total),) if total else ())
+    preamble = functions() if any("ENTRY_cut" in line for line in lines) else ()
+    return Kernel(name, (arguments.launch("pointwise", lines, total, preamble=preamble),) if total else ())
 
 
 def _sinks(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Sink] | None:
@@ -177,6 +179,10 @@ def _generate(region: Region, arguments: Arguments, tile: TransposedDims | None)
         groups = merged_dims(shape, order, [] if indexed else views) or [[rank - 1] if rank else []]
         size = math.prod(shape[d] for d in groups[-1])
         vector, packs = widest_vector(size, views, _steps(views, groups, rank), exact=len(groups) > 1), True
+        if (copied := _copied(region)) is not None and is_unaligned_copy(shape, groups, copied, vector):
+            read, written = region.sinks[0].value, region.sinks[0].output
+            source = arguments.read(region.reads[read][0])
+            return copy_rows(shape, groups, (arguments.write(written), copied[0]), (source, copied[1]), _index(region))
     sizes = [math.prod(shape[d] for d in group) for group in groups]
     along = groups[-1][-1] if groups[-1] else -1
     total = ceil_div(sizes[-1], vector) * math.prod(sizes[:-1])
@@ -196,6 +202,14 @@ def _generate(region: Region, arguments: Arguments, tile: TransposedDims | None)
         lines += [f"for ({c_type} at = {inner}; at < {sizes[-1]}u; ++at) {{", f"const {c_type} {inner} = at;"]
         lines += [*one, "}", "}"]
     return [*lines, "}"], ceil_div(total, BLOCK)
+
+
+def _copied(region: Region) -> tuple[View, View] | None:
+    """Return the views of what a region writes and reads if it only copies; None otherwise."""
+    if region.nodes or len(region.sinks) != 1:
+        return None
+    (sink,) = region.sinks
+    return sink.view, region.reads[sink.value][1]
 
 
 def _steps(views: Sequence[Strided], groups: Sequence[Sequence[int]], rank: int) -> list[list[int]]:

@@ -1,11 +1,13 @@
-// A block chooses the boxes of one class of an image. It sorts keys of 64 bits, a score above the number of its box, so
-// that of equal scores the first is better. Then it goes through the boxes by blocks of 64: one thread finds which of
-// them stay, and all threads remove what these overlap from the rest. All is rounded as onnxruntime rounds it.
+// First a block sorts the boxes of one class of an image. Keys have 64 bits, a score above the number of its box, so
+// that of equal scores the first is better. Panels of PANEL sorted boxes follow, with two launches each. `compare` asks
+// in many blocks which boxes of a panel overlap each other, and which overlap a box that was chosen before. `choose`
+// goes through the answers in one block for each class. Last, the rows of all classes are joined.
 //
-// REGION words of scratch memory of a block: how many boxes it chose, a gap, their numbers, and the keys where shared
-// memory does not hold them all.
+// REGION words of scratch memory of a class: how many boxes are chosen, how many can be, the numbers of the chosen
+// ones, those of all in order, the answers for a panel, and the keys where shared memory does not hold them all.
+// Answers are tiles of 64 x 64 bits. All tiles of a column of 64 boxes come together, so fewer boxes have fewer tiles.
 
-FRAGMENT(functions) {
+FRAGMENT(key) {
   // Larger scores have smaller keys, zeros of both signs have one, and NaN has the largest.
   DEVICE u32 ENTRY_key(float score) {
     u32 bits = f32_to_bits(score);
@@ -13,7 +15,11 @@ FRAGMENT(functions) {
     if (bits << 1 > 0xff000000u) return 0xffffffffu;
     return bits >> 31 ? bits : ~bits & 0x7fffffffu;
   }
-  // A box is its lower corner, its upper corner and its area.
+}
+
+FRAGMENT(overlap) {
+  // A box is its lower corner, its upper corner and its area. A box without an area overlaps none, also if a corner is
+  // NaN, for then its area is NaN. Such a box is all zeros, so no corner that is compared is NaN.
   DEVICE Pack<float, 8> ENTRY_box(const CORNER* corners) {
     Pack<float, 8> box;
     for (int d = 0; d < 2; ++d) {
@@ -21,19 +27,18 @@ FRAGMENT(functions) {
       SIDE
     }
     box.v[4] = __fmul_rn(__fsub_rn(box.v[3], box.v[1]), __fsub_rn(box.v[2], box.v[0]));
+    if (!(box.v[4] > 0.0f)) box.v[0] = box.v[1] = box.v[2] = box.v[3] = box.v[4] = 0.0f;
     return box;
   }
+  // The quotient of two areas is rounded as onnxruntime rounds it. Products tell if it is below the limit, or above the
+  // next number, because rounding keeps the order of numbers. Only what is between needs the division.
   DEVICE bool ENTRY_overlap(const Pack<float, 8>& a, const Pack<float, 8>& b) {
-    float sides[2];
-    for (int d = 0; d < 2; ++d) {
-      const float low = a.v[d] < b.v[d] ? b.v[d] : a.v[d];
-      const float high = b.v[2 + d] < a.v[2 + d] ? b.v[2 + d] : a.v[2 + d];
-      if (high <= low) return false;
-      sides[d] = __fsub_rn(high, low);
-    }
-    const float shared = __fmul_rn(sides[0], sides[1]);
+    const float width = fmaxf(__fsub_rn(fminf(a.v[2], b.v[2]), fmaxf(a.v[0], b.v[0])), 0.0f);
+    const float height = fmaxf(__fsub_rn(fminf(a.v[3], b.v[3]), fmaxf(a.v[1], b.v[1])), 0.0f);
+    const float shared = __fmul_rn(width, height);
     const float united = __fsub_rn(__fadd_rn(a.v[4], b.v[4]), shared);
-    if (shared <= 0.0f || a.v[4] <= 0.0f || b.v[4] <= 0.0f || united <= 0.0f) return false;
+    if (shared > __fmul_rn(ABOVE, united)) return true;
+    if (shared <= 0.0f || shared < __fmul_rn(IOU, united)) return false;
     return __fdiv_rn(shared, united) > IOU;
   }
 }
@@ -66,7 +71,8 @@ FRAGMENT(few_to_shared_memory) {
 }
 
 FRAGMENT(all_boxes) {
-  for (u32 i = threadIdx.x; i < BOXESu; i += BLOCKu) keys[i] = (u64)ENTRY_key(wide(scores[(u64)i * SCORE_STEPu])) << 32 | i;
+  for (u32 i = threadIdx.x; i < BOXESu; i += BLOCKu)
+    keys[i] = (u64)ENTRY_key(wide(scores[(u64)i * SCORE_STEPu])) << 32 | i;
   const u32 count = BOXESu;
 }
 
@@ -81,16 +87,11 @@ FRAGMENT(better_boxes) {
   const u32 count = found[0];
 }
 
-FRAGMENT(suppress) {
+FRAGMENT(sort) {
   RESIDENT(memory);
-  __shared__ u32 found[2];
-  __shared__ u64 close[64], best[1];
-  __shared__ u8 present[64];
-  __shared__ Pack<float, 8> block[64];
-  const u64 gone = ~0ull;
+  __shared__ u32 found[1];
   const u32 image = blockIdx.x / CLASSESu;
   const SCORE* scores = SCORES + (u64)image * SCORES_OF_IMAGEu + blockIdx.x % CLASSESu * SCORES_OF_CLASSu;
-  const CORNER* boxes = BOXES_READ + (u64)image * BOXES_OF_IMAGEu;
   u32* own = SCRATCH + (u64)blockIdx.x * REGIONu;
   FIND_KEYS
   FIND_BOXES
@@ -98,66 +99,133 @@ FRAGMENT(suppress) {
   FEW_TO_SHARED
   u32 padded = 1u;
   while (padded < count) padded *= 2u;
-  for (u32 i = count + threadIdx.x; i < padded; i += BLOCKu) keys[i] = gone;
-  __syncthreads();
-  for (u32 whole = 2u; whole <= padded; whole *= 2u)
-    for (u32 step = whole / 2u; step > 0u; step /= 2u) {
-      for (u32 t = threadIdx.x; t < padded / 2u; t += BLOCKu) {
-        const u32 i = 2u * t - (t & (step - 1u));
-        const u64 a = keys[i], b = keys[i + step];
-        if ((a > b) == ((i & whole) == 0u)) {
-          keys[i] = b;
-          keys[i + step] = a;
-        }
+  for (u32 i = count + threadIdx.x; i < padded; i += BLOCKu) keys[i] = ~0ull;
+  ENTRY_sort(keys, padded);
+  for (u32 i = threadIdx.x; i < count; i += BLOCKu) own[ORDERu + i] = (u32)keys[i];
+  if (threadIdx.x == 0) {
+    own[0] = 0u;
+    own[1] = count;
+  }
+}
+
+// What both launches of a panel begin with. Nothing is left to do after the last box, or after MOST chosen ones.
+FRAGMENT(panel) {
+  u32* own = SCRATCH + (u64)region * REGIONu;
+  const u32 before = own[0], count = own[1], first = NUMBER * PANELu;
+  if (first >= count || before >= MOSTu) return;
+  const u32 there = count - first < PANELu ? count - first : PANELu;
+  const u32 columns = (there + 63u) / 64u, tiles = columns * (columns + 1u) / 2u;
+  const u32* order = own + ORDERu + first;
+  u64* answers = (u64*)(own + ANSWERSu);
+}
+
+// A job is a tile, or a column of 64 boxes that is compared with all that were chosen before. A thread compares its row
+// of the tile, or its box of the column, with a quarter of the others.
+FRAGMENT(compare) {
+  __shared__ Pack<float, 8> rows[64], others[64];
+  __shared__ u64 words[64];
+  const u32 blocks = BLOCKS, region = blockIdx.x / blocks, own_row = threadIdx.x % 64u, quarter = threadIdx.x / 64u;
+  PANEL_BEGINS
+  const CORNER* boxes = BOXES_READ + (u64)(region / CLASSESu) * BOXES_OF_IMAGEu;
+  Pack<float, 8> none;
+  for (int i = 0; i < 5; ++i) none.v[i] = 0.0f;
+  for (u32 job = blockIdx.x % blocks; job < tiles; job += blocks) {
+    u32 column = 0u;
+    while ((column + 1u) * (column + 2u) / 2u <= job) ++column;
+    const u32 row = job - column * (column + 1u) / 2u;
+    if (threadIdx.x < 128u) {
+      const u32 place = 64u * (threadIdx.x < 64u ? row : column) + own_row;
+      const Pack<float, 8> box = place < there ? ENTRY_box(boxes + (u64)order[place] * BOX_STEPu) : none;
+      (threadIdx.x < 64u ? rows : others)[own_row] = box;
+    }
+    __syncthreads();
+    const Pack<float, 8> box = rows[own_row];
+    u32 bits = 0u;
+    for (u32 j = 0u; j < 16u; ++j) {
+      const u32 other = 16u * quarter + j;
+      if ((row < column || own_row < other) && ENTRY_overlap(box, others[other])) bits |= 1u << j;
+    }
+    ((u16*)words)[4u * own_row + quarter] = (u16)bits;
+    __syncthreads();
+    if (threadIdx.x < 64u) answers[64u * job + own_row] = words[own_row];
+  }
+  CHOSEN_BEFORE
+}
+
+FRAGMENT(chosen_before) {
+  __shared__ u8 gone[64];
+  for (u32 column = (blockIdx.x + tiles) % blocks; column < columns; column += blocks) {
+    const u32 place = 64u * column + own_row;
+    const Pack<float, 8> box = place < there ? ENTRY_box(boxes + (u64)order[place] * BOX_STEPu) : none;
+    if (threadIdx.x < 64u) gone[own_row] = 0;
+    bool overlaps = false;
+    for (u32 start = 0u; start < before; start += 64u) {
+      __syncthreads();
+      if (threadIdx.x < 64u) {
+        const u32 at = start + own_row;
+        others[own_row] = at < before ? ENTRY_box(boxes + (u64)own[2u + at] * BOX_STEPu) : none;
       }
       __syncthreads();
-    }
-  u32 chosen = 0u;
-  for (u32 first = 0u; first < count && chosen < MOSTu; first += 64u) {
-    if (threadIdx.x < 64u) {
-      const u64 key = first + threadIdx.x < count ? keys[first + threadIdx.x] : gone;
-      present[threadIdx.x] = key != gone;
-      if (key != gone) block[threadIdx.x] = ENTRY_box(boxes + (u64)(u32)key * BOX_STEPu);
+      for (u32 j = 0u; j < 16u && !overlaps; ++j) overlaps = ENTRY_overlap(others[16u * quarter + j], box);
     }
     __syncthreads();
-    for (u32 t = threadIdx.x; t < 512u; t += BLOCKu) {
-      const u32 row = t / 8u;
-      u8 bits = 0;
-      for (u32 j = 0u; j < 8u; ++j) {
-        const u32 other = t % 8u * 8u + j;
-        if (other > row && present[row] && present[other] && ENTRY_overlap(block[row], block[other])) bits |= 1 << j;
-      }
-      ((u8*)close)[t] = bits;
-    }
+    if (overlaps) gone[own_row] = 1;
     __syncthreads();
-    if (threadIdx.x == 0) {
-      u64 stay = 0ull, removed = 0ull;
-      u32 place = chosen;
-      for (u32 i = 0u; i < 64u && place < MOSTu; ++i)
-        if (present[i] && !(removed >> i & 1ull)) {
-          stay |= 1ull << i;
-          removed |= close[i];
-          own[2u + place++] = (u32)keys[first + i];
-        }
-      best[0] = stay;
-      found[1] = place;
+    if (threadIdx.x < 2u) {
+      u32 word = 0u;
+      for (u32 j = 0u; j < 32u; ++j) word |= (u32)gone[32u * threadIdx.x + j] << j;
+      own[GONEu + 2u * column + threadIdx.x] = word;
     }
-    __syncthreads();
-    chosen = found[1];
-    const u64 stay = best[0];
-    for (u32 i = first + 64u + threadIdx.x; i < count && chosen < MOSTu; i += BLOCKu) {
-      const u64 key = keys[i];
-      if (key == gone) continue;
-      const Pack<float, 8> box = ENTRY_box(boxes + (u64)(u32)key * BOX_STEPu);
-      for (u32 j = 0u; j < 64u; ++j)
-        if (stay >> j & 1ull && ENTRY_overlap(block[j], box)) {
-          keys[i] = gone;
-          break;
-        }
-    }
-    __syncthreads();
   }
-  if (threadIdx.x == 0) own[0] = chosen;
+}
+
+// One warp goes through the boxes that are left. All its threads know what a chosen box removes of its own column; each
+// also notes what it removes of one later column.
+FRAGMENT(choose) {
+  RESIDENT(memory);
+  __shared__ u64 gone[COLUMNS], stays[COLUMNS];
+  __shared__ u32 taken[2];
+  const u32 region = blockIdx.x;
+  PANEL_BEGINS
+  u64* close = (u64*)memory;
+  for (u32 i = threadIdx.x; i < 64u * tiles; i += BLOCKu) close[i] = answers[i];
+  if (threadIdx.x < columns) {
+    gone[threadIdx.x] = GONE_BEFORE;
+    stays[threadIdx.x] = 0ull;
+  }
+  __syncthreads();
+  u32 place = before;
+  for (u32 column = 0u; column < columns && place < MOSTu; ++column) {
+    if (threadIdx.x < 32u) {
+      const u32 later = column + threadIdx.x, left = there - 64u * column;
+      const bool notes = threadIdx.x > 0u && later < columns;
+      const u64* inside = close + 64u * (column * (column + 3u) / 2u);
+      const u64* across = close + (notes ? 64u * (later * (later + 1u) / 2u + column) : 0u);
+      u64 waiting = ~gone[column] & (left < 64u ? (1ull << left) - 1ull : ~0ull), stay = 0ull, removed = 0ull;
+      while (waiting && place < MOSTu) {
+        const u32 i = __ffsll(waiting) - 1;
+        stay |= 1ull << i;
+        waiting &= ~(1ull << i | inside[i]);
+        removed |= across[i];
+        ++place;
+      }
+      if (notes) gone[later] |= removed;
+      if (threadIdx.x == 0) {
+        stays[column] = stay;
+        taken[column % 2u] = place;
+      }
+    }
+    __syncthreads();
+    place = taken[column % 2u];
+  }
+  for (u32 i = threadIdx.x; i < there; i += BLOCKu) {
+    const u64 stay = stays[i / 64u];
+    if (!(stay >> i % 64u & 1ull)) continue;
+    u32 to = before + __popcll(stay & ((1ull << i % 64u) - 1ull));
+    for (u32 column = 0u; column < i / 64u; ++column) to += __popcll(stays[column]);
+    own[2u + to] = order[i];
+  }
+  if (threadIdx.x == 0) own[0] = place;
 }
 
 // A block writes the rows of one class after those of all classes before it, and its share of the zeros after them.

@@ -1,6 +1,7 @@
-// A block finds the K best of the SIZE elements of a row. A key is an element, as an integer whose order is that of
-// elements, above its place, so that keys differ and of equal elements the first is better. Digits of 11 bits of the
-// K-th key are found one by one, until all keys with these digits are wanted. Those are collected, and sorted.
+// A block finds the K best elements of a row. A key is an element, as an integer whose order is that of elements, above
+// its place, so that keys differ and of equal elements the first is better. Digits of 11 bits of the K-th key are found
+// one by one, until all keys with these digits are wanted. Those are collected, and sorted. Of a long row, a block finds
+// the K best keys of each part first, and another one those of all parts.
 
 FRAGMENT(functions) {
   DEVICE u64 ENTRY_key(TYPE element, u32 place) {
@@ -20,20 +21,18 @@ FRAGMENT(of_integers) {
   const u32 key = (u32)element ^ 0x80000000u;
 }
 
-FRAGMENT(select) {
-  RESIDENT(memory);
+// Find the digits of the last of NUMBER keys that are wanted of `count`, and a mask of the digits that matter.
+FRAGMENT(find_digits) {
   __shared__ u32 parts[64], found[3];
   u32* bins = (u32*)memory;
-  u64* keys = (u64*)(memory + BINS_BYTESu);
-  const TYPE* row = ELEMENTS + (u64)blockIdx.x * SIZEu;
   u64 digits = 0ull, mask = 0ull;
-  u32 wanted = NUMBERu, there = SIZEu;
+  u32 wanted = NUMBERu, there = count;
   for (u32 shift = FIRST_SHIFTu; there > wanted; shift -= 11u) {
     for (u32 i = threadIdx.x; i < 2048u; i += BLOCKu) bins[i] = 0u;
     __syncthreads();
     #pragma unroll 4
-    for (u32 i = threadIdx.x; i < SIZEu; i += BLOCKu) {
-      const u64 key = ENTRY_key(row[i], i);
+    for (u32 i = threadIdx.x; i < count; i += BLOCKu) {
+      const u64 key = READ_KEY;
       if ((key & mask) == digits) atomicAdd(bins + (u32)(key >> shift & 2047ull), 1u);
     }
     __syncthreads();
@@ -62,24 +61,31 @@ FRAGMENT(select) {
   if (threadIdx.x == 0) found[0] = 0u;
   __syncthreads();
   #pragma unroll 4
-  for (u32 i = threadIdx.x; i < SIZEu; i += BLOCKu) {
-    const u64 key = ENTRY_key(row[i], i);
-    if ((key & mask) <= digits) keys[atomicAdd(found, 1u)] = key;
+  for (u32 i = threadIdx.x; i < count; i += BLOCKu) {
+    const u64 key = READ_KEY;
+    if ((key & mask) <= digits) KEYS[atomicAdd(found, 1u)] = key;
   }
+}
+
+// A part may have fewer elements than are wanted: the keys that it lacks are larger than any.
+FRAGMENT(select_of_part) {
+  RESIDENT(memory);
+  const u32 first = blockIdx.x % PARTSu * PARTu, count = SIZEu - first < PARTu ? SIZEu - first : PARTu;
+  const TYPE* row = ELEMENTS + (u64)(blockIdx.x / PARTSu) * SIZEu;
+  u64* best = SCRATCH + (u64)blockIdx.x * NUMBERu;
+  FIND_DIGITS
+  for (u32 i = count + threadIdx.x; i < NUMBERu; i += BLOCKu) best[i] = ~0ull;
+}
+
+FRAGMENT(select) {
+  RESIDENT(memory);
+  u64* keys = (u64*)(memory + BINS_BYTESu);
+  const TYPE* row = ELEMENTS + (u64)blockIdx.x * SIZEu;
+  const u32 count = COUNTu;
+  BEST_OF_PARTS
+  FIND_DIGITS
   for (u32 i = NUMBERu + threadIdx.x; i < PADDEDu; i += BLOCKu) keys[i] = ~0ull;
-  __syncthreads();
-  for (u32 whole = 2u; whole <= PADDEDu; whole *= 2u)
-    for (u32 step = whole / 2u; step > 0u; step /= 2u) {
-      for (u32 t = threadIdx.x; t < PADDEDu / 2u; t += BLOCKu) {
-        const u32 i = 2u * t - (t & (step - 1u));
-        const u64 a = keys[i], b = keys[i + step];
-        if ((a > b) == ((i & whole) == 0u)) {
-          keys[i] = b;
-          keys[i + step] = a;
-        }
-      }
-      __syncthreads();
-    }
+  ENTRY_sort(keys, PADDEDu);
   for (u32 i = threadIdx.x; i < NUMBERu; i += BLOCKu) {
     const u32 place = (u32)keys[i] & PLACESu;
     const u64 to = (u64)blockIdx.x * NUMBERu + i;

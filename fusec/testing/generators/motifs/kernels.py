@@ -276,7 +276,7 @@ def top_k(b: RandomGraph) -> None:
 
 def non_max_suppression(b: RandomGraph) -> None:
     """Draw the boxes of some classes that do not overlap better ones."""
-    b.input(TensorType((b.pick([1, 2, 4]), b.pick([5, 64, 90])), DType.I32))
+    b.input(TensorType((b.pick([1, 2, 4]), b.pick([5, 64, 90, 1100])), DType.I32))
     DRAWS["non_max_suppression"](b)
 
 

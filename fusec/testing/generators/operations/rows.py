@@ -32,6 +32,9 @@ from fusec.ops import (
 from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 from fusec.testing.generators.operations.pointwise import integer_value
 
+MAX_BOXES = 4400  # four classes of more boxes than a kernel compares together
+MAX_DRAWN_BOXES = 96  # the rest repeats these, moved by whole numbers
+
 
 def _channel_parameters(b: RandomGraph, x: Value, styles: Sequence[str]) -> list[Value]:
     """Draw vectors of one number per channel, one for each style; one without a style is rarely not a constant."""
@@ -123,14 +126,16 @@ def non_max_suppression(b: RandomGraph) -> None:
     """Draw the suppression of known boxes by scores that are integers, so that rounding changes no choice."""
     x = integer_value(b)
     count = x.type.size
-    if not 0 < count <= 512:
+    if not 0 < count <= MAX_BOXES:
         raise Unfit("no boxes, or many")
     classes = b.pick([d for d in range(1, 5) if count % d == 0])
     boxes = count // classes
     scores = b.add(Reshape((1, classes, boxes)), b.add(Cast(DType.F32), x))
-    corners = np.array([b.between(-4, 12) for _ in range(2 * boxes)]).reshape(1, boxes, 2)
-    sizes = np.array([b.between(-8, 12) for _ in range(2 * boxes)]).reshape(1, boxes, 2)
-    both = np.concatenate([corners, corners + sizes], 2).astype(np.float32)
+    drawn = min(boxes, MAX_DRAWN_BOXES)
+    corners = np.array([b.between(-4, 12) for _ in range(2 * drawn)]).reshape(drawn, 2)
+    sizes = np.array([b.between(-8, 12) for _ in range(2 * drawn)]).reshape(drawn, 2)
+    corners, sizes = (np.resize(x, (1, boxes, 2)) for x in (corners, sizes))
+    both = np.concatenate([corners + np.arange(boxes)[:, None] // drawn, corners + sizes], 2).astype(np.float32)
     op = NonMaxSuppression(b.pick([1, 3, 1000]), b.pick([0.0, 0.37, 0.71]), b.pick([-math.inf, 0.5]), b.chance(30))
     b.insert(op, b.graph.constant(both), scores)
 

@@ -11,11 +11,12 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check
 from gpu.kernels.emulator import needs_compiler
 
+from fusec.gpu.kernels.selection.suppression_plan import SuppressionPlan
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import NonMaxSuppression
 
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
-SMALL = replace(FIGURES, shared_bytes=(3 << 10) + (4 << 10))  # keys of 256 boxes fit in half of it
+SMALL = replace(FIGURES, shared_bytes=(3 << 10) + (4 << 10))  # has room for keys of 512 boxes, or for answers of 192
 
 
 def boxes(rng: np.random.Generator, type: TensorType) -> np.ndarray:
@@ -69,8 +70,39 @@ def random_cases() -> list[Case]:
 @needs_compiler
 def test_random_boxes(rng: np.random.Generator) -> None:
     cases = random_cases()
-    spilled = [case.kernel is not None and "(own + " in case.kernel.launches[0].source for case in cases]
-    assert any(spilled) and not all(spilled), "keys are in shared memory, or in scratch memory"
+    plans = [SuppressionPlan.of(case.graph.inputs[0].type.shape[1], 1, case.figures) for case in cases]
+    assert {plan.spills for plan in plans} == {False, True}, "keys are in shared memory, or in scratch memory"
+    assert {plan.panels > 1 for plan in plans} == {False, True}, "boxes are compared together, or by panels"
+    check(cases, rng)
+
+
+@needs_compiler
+def test_boxes_of_later_panels(rng: np.random.Generator) -> None:
+    """With the figures of a real GPU, boxes are compared with those that were chosen in two panels before."""
+    cases = [
+        suppression(NonMaxSuppression(most, 0.4, least), 1, 2, 2100) for most, least in ((2100, -math.inf), (900, 0.0))
+    ]
+    assert all(case.kernel is not None and len(case.kernel.launches) == 8 for case in cases)
+    check(cases, rng)
+
+
+def nested(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Draw boxes with a corner in common, whose overlap is the quotient of their widths; any box may be the best."""
+    if type.shape[-1] == 4:
+        widths = rng.integers(1, 60, type.shape[:-1])
+        zeros = np.zeros_like(widths)
+        return np.stack([zeros, zeros, np.ones_like(widths), widths], -1).astype(type.dtype.numpy)
+    return rng.standard_normal(type.shape).astype(type.dtype.numpy)
+
+
+@needs_compiler
+@pytest.mark.parametrize("iou", [0.0, 0.1, 1 / 3, 0.4, 0.5, 2 / 3, 0.7, 1.0])
+def test_an_overlap_next_to_the_limit_is_rounded_as_a_quotient(rng: np.random.Generator, iou: float) -> None:
+    """A quotient that rounds to the limit is not above it, whichever of the two is larger."""
+    cases = [
+        replace(suppression(NonMaxSuppression(300, float(limit)), 2, 1, 300), draw=nested)
+        for limit in (np.float32(iou), np.nextafter(np.float32(iou), np.float32(2)))
+    ]
     check(cases, rng)
 
 
@@ -82,7 +114,18 @@ def test_another_batch_needs_no_other_source() -> None:
     assert [b.grid for b in eight.launches] == [8 * a.grid for a in one.launches]
 
 
+def test_one_image_fills_the_gpu_and_many_classes_do_not_queue() -> None:
+    """Blocks that compare are shared out to the classes, because most of them have nothing to do in later panels."""
+    for images, classes in ((1, 1), (1, 80), (8, 80)):
+        kernel = suppression(NonMaxSuppression(100, 0.5), images, classes, 8400).kernel
+        assert kernel is not None
+        compare = kernel.launches[1].grid
+        resident = FIGURES.processors * FIGURES.processor_threads // kernel.launches[1].block
+        assert 128 <= compare <= max(resident, images * classes)
+
+
 @pytest.mark.parametrize("dtype", [DType.F64])
 def test_what_has_no_kernel(dtype: DType) -> None:
     assert suppression(NonMaxSuppression(10, 0.5), 1, 1, 9, dtype).kernel is None
     assert suppression(NonMaxSuppression(0, 0.5), 1, 1, 9).kernel is None
+    assert suppression(NonMaxSuppression(9, 0.5), 1, 1, (1 << 17) + 1).kernel is None

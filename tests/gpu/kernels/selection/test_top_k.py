@@ -57,6 +57,23 @@ def test_random_elements(rng: np.random.Generator) -> None:
         check(random_cases(), rng)
 
 
+@needs_compiler
+def test_parts_of_long_rows(rng: np.random.Generator) -> None:
+    """The last part has fewer elements than are wanted, or as many, or its own elements are the best."""
+    shapes = ((1, 16385, 1000), (2, 16384 + 700, 700), (1, 30001, 300), (3, 20000, 1), (1, 40000, 1000))
+    cases = [
+        top_k(TopK(k, -1, bool(number % 2)), rows(dtype, count, size), (slice(None), slice(1, 2))[number % 2])
+        for number, (dtype, (count, size, k)) in enumerate(zip(DTYPES, (*shapes, shapes[0]), strict=True))
+    ]
+    assert all(case.kernel is not None and len(case.kernel.launches) == 2 for case in cases)
+    check(cases, rng)
+
+
+def test_a_short_row_and_one_of_which_much_is_wanted_are_not_parted() -> None:
+    for case in (top_k(TopK(1000), rows(DType.F32, 1, 16384)), top_k(TopK(4096), rows(DType.F32, 1, 60000))):
+        assert case.kernel is not None and len(case.kernel.launches) == 1 and not case.kernel.scratch_bytes
+
+
 def equal(rng: np.random.Generator, type: TensorType) -> np.ndarray:
     return np.ones(type.shape, type.dtype.numpy)
 
@@ -69,10 +86,11 @@ def test_ties_at_the_last_place_are_those_of_the_first_elements(rng: np.random.G
 
 
 def test_another_batch_needs_no_other_source() -> None:
-    one, eight = (top_k(TopK(10), rows(DType.F32, count, 500)).kernel for count in (1, 8))
-    assert one is not None and eight is not None
-    assert one.launches[0].source == eight.launches[0].source
-    assert (one.launches[0].grid, eight.launches[0].grid) == (1, 8)
+    for size in (500, 50000):
+        one, eight = (top_k(TopK(10), rows(DType.F32, count, size)).kernel for count in (1, 8))
+        assert one is not None and eight is not None
+        assert [launch.source for launch in one.launches] == [launch.source for launch in eight.launches]
+        assert [8 * launch.grid for launch in one.launches] == [launch.grid for launch in eight.launches]
 
 
 @pytest.mark.parametrize(
