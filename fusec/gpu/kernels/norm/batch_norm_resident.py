@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -53,6 +54,12 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
 
     unrolled: int
     figures: GpuFigures
+    form: ClassVar[str] = "resident"  # in the names of launches
+
+    @property
+    def exists(self) -> bool:
+        """Tell if the kernel can be generated."""
+        return True
 
     @property
     def turns(self) -> int:
@@ -116,10 +123,16 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     def launches(self) -> tuple[Launch, ...]:
         plan, arguments = self.sums, Arguments()
         lines = self.resident_body(arguments)
-        launch = arguments.launch(f"{self.name}_resident", lines, plan.blocks * plan.chunks, plan.block)
-        return (replace(launch, resident_bytes=self.resident * self._turn_bytes, meets=plan.chunks > 1),)
+        launch = arguments.launch(f"{self.name}_{self.form}", lines, plan.blocks * plan.chunks, plan.block)
+        return (replace(launch, resident_bytes=self.resident_bytes, meets=plan.chunks > 1),)
 
-    def sum_elements(self, arguments: Arguments) -> list[str]:
+    @property
+    def resident_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.resident * self._turn_bytes
+
+    def begin(self, arguments: Arguments) -> list[str]:
+        """Generate a thread's place, and what its sums begin with."""
         plan = self.sums
         lines = self._resident_cuda(
             "place",
@@ -130,8 +143,11 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             LAST_GROUP=max(plan.groups - 1, 0),
         )
         lines += coordinates(plan, "at", reduced=False)
-        lines += self.load_centre(arguments, f"chunk * {plan.threads}u")
-        code = PointwiseCode(space_of(self.step.x.type, plan), arguments)
+        return lines + self.load_centre(arguments, f"chunk * {plan.threads}u")
+
+    def sum_elements(self, arguments: Arguments) -> list[str]:
+        lines = self.begin(arguments)
+        code = PointwiseCode(space_of(self.step.x.type, self.sums), arguments)
         self.accumulate(code)
         bare = code.lines()
         for number, value in enumerate(dict.fromkeys(self.step.elements)):
@@ -244,14 +260,10 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         Elements read last come first, because they may be in the cache. If the cache holds all that is not in shared
         memory, the first rows come last. The next step reads the result from its beginning.
         """
-        plan, kind, step = self.sums, self.kind, self.step
+        plan, step = self.sums, self.step
         if not (step.epilogue_outputs or step.epilogue):
             return []
-        own, pack = self._own, f"Pack<{self.kind}, {plan.width}>"
-        lines: list[str] = []
-        for number in range(self.factors):
-            at = f"{number * own}u + lane * {plan.width}u"
-            lines.append(f"const {pack} f{number} = load_pack<{kind}, {plan.width}>(factors + ({at}));")
+        lines = self.load_factors()
         again = PointwiseCode(space_of(step.x.type, plan), arguments, "w")
         stored = [value for value in step.prologue_outputs if again.space.is_pack(value.type)]
         for number, value in enumerate(stored):  # not by a read-only pointer: its cache may be stale
@@ -271,6 +283,15 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         uncached, cached_pass = self._uncached_pass(again.lines()), self._cached_pass(cached.lines())
         lines += [*cached_pass, *uncached] if self._is_cached else [*uncached, *cached_pass]
         return ["if (live) {", *lines, "}"]
+
+    def load_factors(self) -> list[str]:
+        """Load the factors of a thread's channels."""
+        kind, own, width = self.kind, self._own, self.sums.width
+        lines: list[str] = []
+        for number in range(self.factors):
+            at = f"{number * own}u + lane * {width}u"
+            lines.append(f"const Pack<{kind}, {width}> f{number} = load_pack<{kind}, {width}>(factors + ({at}));")
+        return lines
 
     @property
     def _is_cached(self) -> bool:

@@ -13,6 +13,7 @@ from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.norm import batch_norm as family
+from fusec.gpu.kernels.norm import batch_norm_streamed as streamed
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, Cast, ChannelSums, pw
 from fusec.targets.target import STATIC_BYTES
@@ -210,6 +211,27 @@ def test_one_launch_whose_blocks_meet(
     assert all((way.launches[0].resident_bytes > 0) == (kept > 0) for way in found)
     emulator = Emulator(found)
     for case, way in zip(cases, found, strict=True):
+        arrays = case.arrays(rng)
+        assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
+
+
+@needs_compiler
+@pytest.mark.parametrize(("kept", "ahead", "stays"), [(1 << 20, 1 << 16, True), (16000, 1, False), (1 << 14, 4000, False)])
+def test_elements_that_are_copied_ahead(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, kept: int, ahead: int, stays: bool
+) -> None:
+    """All turns stay in shared memory, or some of them are copied again for the second pass."""
+    monkeypatch.setattr(family, "VARIANTS", ((64, 4, 8),))
+    monkeypatch.setattr(streamed, "BYTES_AHEAD", ahead)
+    figures = replace(keeping(kept), processors=4)
+    cases = [*channel_cases(), *turned_channels(), *surrounded_channels(), *long_channels()]
+    cases = [replace(case, figures=figures) for case in cases]
+    ways = [(case, way) for case in cases if case.kernel for way in case.kernel.others if "streamed" in way.key]
+    assert len(ways) > 40
+    again = ["if (ahead >=" in way.launches[0].source for _, way in ways]
+    assert any(again) is not stays
+    emulator = Emulator([way for _, way in ways])
+    for case, way in ways:
         arrays = case.arrays(rng)
         assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
 
