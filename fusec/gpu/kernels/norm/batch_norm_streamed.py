@@ -37,13 +37,11 @@ class BatchNormStreamed(BatchNormResident):
     @property
     def exists(self) -> bool:
         """Tell if the GPU has asynchronous copies, and they can bring all elements to shared memory."""
-        given = [v for v in self._elements if v.node not in self.step.prologue]
-        made = [v for v in self._elements if v not in given]
+        given = [v for v in self._moved if v.node not in self.step.prologue]
+        made = [v for v in self._moved if v not in given]
         if self.figures.sm < ASYNCHRONOUS or not set(given) <= set(self._first) or self.resident < 0:
             return False
-        return self.resident == self.turns or all(
-            v in self.step.prologue_outputs and self._is_copied(v) for v in made
-        )
+        return self.resident == self.turns or all(v in self.step.prologue_outputs and self._is_copied(v) for v in made)
 
     @property
     def resident(self) -> int:
@@ -81,7 +79,7 @@ class BatchNormStreamed(BatchNormResident):
         return space_of(self.step.x.type, self.sums)
 
     @property
-    def _elements(self) -> tuple[Value, ...]:
+    def _moved(self) -> tuple[Value, ...]:
         return tuple(dict.fromkeys(self.step.elements))
 
     def _is_copied(self, value: Value) -> bool:
@@ -102,10 +100,10 @@ class BatchNormStreamed(BatchNormResident):
         """The values other than elements that are copied for the second pass."""
         step = self.step
         late = self._inputs([*step.prologue_without(step.elements), *step.epilogue])
-        return tuple(v for v in late if v not in self._elements and v is not step.y)
+        return tuple(v for v in late if v not in self._moved and v is not step.y)
 
     def _staged(self, values: Sequence[Value]) -> tuple[Value, ...]:
-        return tuple(v for v in values if v not in self._elements)
+        return tuple(v for v in values if v not in self._moved)
 
     @cached_property
     def _streamed_cuda(self) -> CudaTemplate:
@@ -132,8 +130,8 @@ class BatchNormStreamed(BatchNormResident):
 
     def _slot_of(self, value: Value) -> str:
         """Return the place of an element of turn `slot`."""
-        number = self._elements.index(value)
-        start = sum(self._slots * self._bytes_of([v]) for v in self._elements[:number])
+        number = self._moved.index(value)
+        start = sum(self._slots * self._bytes_of([v]) for v in self._moved[:number])
         return self._at(start, "slot", value)
 
     def _stage_of(self, value: Value, values: Sequence[Value], step: str) -> str:
@@ -153,7 +151,7 @@ class BatchNormStreamed(BatchNormResident):
         copies: list[str] = []
         code = PointwiseCode(self._space, arguments)
         for number, value in enumerate(self._first):
-            is_element = value in self._elements
+            is_element = value in self._moved
             places = [
                 self._slot_of(value) if is_element else self._stage_of(value, self._first, step)
                 for step in ("ahead", "step")
@@ -162,7 +160,7 @@ class BatchNormStreamed(BatchNormResident):
             code.head.append(f"const {self._pack(value)} given{number} = {places[1]};")
             code.known[value] = f"wide(given{number}.v[j])"
         self.accumulate(code)
-        for number, value in enumerate(v for v in self._elements if v not in self._first):
+        for number, value in enumerate(v for v in self._moved if v not in self._first):
             code.head.append(f"{self._pack(value)} made{number};")
             code.body.append(f"made{number}.v[j] = {code.as_stored(value)};")
             code.tail.append(f"{self._slot_of(value)} = made{number};")
@@ -195,7 +193,7 @@ class BatchNormStreamed(BatchNormResident):
             return []
         code = PointwiseCode(self._space, arguments, "w")
         again: list[str] = []
-        for number, value in enumerate(self._elements):
+        for number, value in enumerate(self._moved):
             made = value.node in self.step.prologue
             if self.resident < self.turns:
                 pointer = arguments.write(value) if made else arguments.read(value)
@@ -203,7 +201,8 @@ class BatchNormStreamed(BatchNormResident):
             code.head.append(f"const {self._pack(value)} kept{number} = {self._slot_of(value)};")
             code.known[value] = f"wide(kept{number}.v[j])"
         for number, value in enumerate(self._second):
-            code.head.append(f"const {self._pack(value)} other{number} = {self._stage_of(value, self._second, 'step')};")
+            place = self._stage_of(value, self._second, "step")
+            code.head.append(f"const {self._pack(value)} other{number} = {place};")
             code.known[value] = f"wide(other{number}.v[j])"
         code.compute(self.step.prologue_without(self.step.elements))
         self.normalise(code, "j")

@@ -216,7 +216,9 @@ def test_one_launch_whose_blocks_meet(
 
 
 @needs_compiler
-@pytest.mark.parametrize(("kept", "ahead", "stays"), [(1 << 20, 1 << 16, True), (16000, 1, False), (1 << 14, 4000, False)])
+@pytest.mark.parametrize(
+    ("kept", "ahead", "stays"), [(1 << 20, 1 << 16, True), (16000, 1, False), (16000, 4000, False)]
+)
 def test_elements_that_are_copied_ahead(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, kept: int, ahead: int, stays: bool
 ) -> None:
