@@ -178,7 +178,12 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         """Return the place in shared memory of the elements of turn `slot`."""
         plan, elements = self.sums, list(dict.fromkeys(self.step.elements))
         start = sum(self.resident * plan.block * plan.vector * v.type.dtype.itemsize for v in elements[:number])
-        return f"reinterpret_cast<{self._pack(value)}*>(kept + {start}u)[slot * {plan.block}u + threadIdx.x]"
+        return self.shared_pack(start, "slot", value)
+
+    def shared_pack(self, start: int, number: str, value: Value) -> str:
+        """Return a thread's place in shared memory, in pack `number` of each thread from byte `start` on."""
+        block = self.sums.block
+        return f"reinterpret_cast<{self._pack(value)}*>(kept + {start}u)[({number}) * {block}u + threadIdx.x]"
 
     def _first_pass(self, caching: list[str], bare: list[str]) -> list[str]:
         """Generate the first pass. The last turn comes first, and not all threads have it.

@@ -119,30 +119,27 @@ class BatchNormStreamed(BatchNormResident):
 
     def _turn(self, turn: str, body: Sequence[str]) -> list[str]:
         """Run statements for a turn, if the thread has it. turn: its number, as C, counted from the last row on."""
-        kept, depth = self.resident, self.depth
-        slot = "turn" if kept == self.turns else f"turn < {kept}u ? turn : {kept}u + (turn - {kept}u) % {depth}u"
+        stay, depth = self.resident, self.depth
+        slot = "turn" if stay == self.turns else f"turn < {stay}u ? turn : {stay}u + (turn - {stay}u) % {depth}u"
         return self._streamed_cuda("turn", TURN=turn, SLOT=slot, BODY=body)
 
     def _second_turn(self, step: str) -> str:
         """Return the turn of a step of the second pass: what was copied most recently comes first."""
-        kept = self.resident
-        return step if kept == self.turns else f"{step} < {kept}u ? {step} : {kept + self.turns - 1}u - {step}"
+        stay = self.resident
+        return step if stay == self.turns else f"{step} < {stay}u ? {step} : {stay + self.turns - 1}u - {step}"
 
     def _slot_of(self, value: Value) -> str:
         """Return the place of an element of turn `slot`."""
         number = self._moved.index(value)
         start = sum(self._slots * self._bytes_of([v]) for v in self._moved[:number])
-        return self._at(start, "slot", value)
+        return self.shared_pack(start, "slot", value)
 
     def _stage_of(self, value: Value, values: Sequence[Value], step: str) -> str:
         """Return the place of another operand for a step."""
         staged = self._staged(values)
         start = self._slots * self._turn_bytes
         start += sum(self.depth * self._bytes_of([v]) for v in staged[: staged.index(value)])
-        return self._at(start, f"{step} % {self.depth}u", value)
-
-    def _at(self, start: int, number: str, value: Value) -> str:
-        return f"reinterpret_cast<{self._pack(value)}*>(kept + {start}u)[({number}) * {self.sums.block}u + threadIdx.x]"
+        return self.shared_pack(start, f"{step} % {self.depth}u", value)
 
     def _copy(self, place: str, pointer: str, value: Value) -> str:
         return f"copy_ahead<{self._pack_bytes(value)}>(&{place}, {pointer} + ({self._space.offset(value.type)}));"
@@ -198,8 +195,8 @@ class BatchNormStreamed(BatchNormResident):
             if self.resident < self.turns:
                 pointer = arguments.write(value) if made else arguments.read(value)
                 again.append(self._copy(self._slot_of(value), pointer, value))
-            code.head.append(f"const {self._pack(value)} kept{number} = {self._slot_of(value)};")
-            code.known[value] = f"wide(kept{number}.v[j])"
+            code.head.append(f"const {self._pack(value)} element{number} = {self._slot_of(value)};")
+            code.known[value] = f"wide(element{number}.v[j])"
         for number, value in enumerate(self._second):
             place = self._stage_of(value, self._second, "step")
             code.head.append(f"const {self._pack(value)} other{number} = {place};")
