@@ -7,7 +7,7 @@ The first turns stay in shared memory from one pass to the next. The others shar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -103,7 +103,20 @@ class BatchNormStreamed(BatchNormResident):
         return tuple(v for v in late if v not in self._moved and v is not step.y)
 
     def _staged(self, values: Sequence[Value]) -> tuple[Value, ...]:
-        return tuple(v for v in values if v not in self._moved)
+        """Return the values that are copied to memory of their own."""
+        in_place = self._replaced if values is self._first else {}
+        return tuple(v for v in values if v not in self._moved and v not in in_place)
+
+    @cached_property
+    def _replaced(self) -> Mapping[Value, Value]:
+        """The elements that are computed from copied values, and take the place of one of them, by that value."""
+        found: dict[Value, Value] = {}
+        for element in self._moved:
+            if element.node in self.step.prologue:
+                free = (v for v in self._first if v not in self._moved and v not in found)
+                same = [v for v in free if self._pack_bytes(v) == self._pack_bytes(element)]
+                found |= dict.fromkeys(same[:1], element)
+        return found
 
     @cached_property
     def _streamed_cuda(self) -> CudaTemplate:
@@ -128,11 +141,11 @@ class BatchNormStreamed(BatchNormResident):
         stay = self.resident
         return step if stay == self.turns else f"{step} < {stay}u ? {step} : {stay + self.turns - 1}u - {step}"
 
-    def _slot_of(self, value: Value) -> str:
-        """Return the place of an element of turn `slot`."""
-        number = self._moved.index(value)
+    def _slot_of(self, element: Value, stored: Value | None = None) -> str:
+        """Return the place of an element of turn `slot`. stored: the value that is there, if it is another."""
+        number = self._moved.index(element)
         start = sum(self._slots * self._bytes_of([v]) for v in self._moved[:number])
-        return self.shared_pack(start, "slot", value)
+        return self.shared_pack(start, "slot", stored or element)
 
     def _stage_of(self, value: Value, values: Sequence[Value], step: str) -> str:
         """Return the place of another operand for a step."""
@@ -148,9 +161,9 @@ class BatchNormStreamed(BatchNormResident):
         copies: list[str] = []
         code = PointwiseCode(self._space, arguments)
         for number, value in enumerate(self._first):
-            is_element = value in self._moved
+            element = value if value in self._moved else self._replaced.get(value)
             places = [
-                self._slot_of(value) if is_element else self._stage_of(value, self._first, step)
+                self._stage_of(value, self._first, step) if element is None else self._slot_of(element, value)
                 for step in ("ahead", "step")
             ]
             copies.append(self._copy(places[0], arguments.read(value), value))
