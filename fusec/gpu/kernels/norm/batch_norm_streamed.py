@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from fusec.gpu.kernels.codegen.copies_ahead import ASYNCHRONOUS, COPIED_BYTES
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.kernel import Arguments, ceil_div
 from fusec.gpu.kernels.codegen.loops import coordinates
@@ -23,8 +24,6 @@ from fusec.schedule.program import inputs_of
 
 BYTES_AHEAD = 64 << 10  # of a block, under way at the same time
 MOST_AHEAD = 8  # turns
-COPIED_BYTES = (4, 8, 16)  # by one asynchronous copy
-ASYNCHRONOUS = 80  # the first architecture that has such copies
 _CUDA = cuda_template(__package__, "batch_norm_streamed.cuh")
 
 
