@@ -24,7 +24,7 @@ WAVES = 4  # a reduction that is split has so many times the blocks that fill th
 MIN_TURNS = 4  # vectors that a thread of a chunk visits, at least, because each chunk costs a merge
 
 
-class Variant(NamedTuple):
+class ReductionVariant(NamedTuple):
     """A variant of a reduction.
 
     shape: of a block. With fewer threads that share a number, each visits more elements, and more chunks are merged.
@@ -38,13 +38,13 @@ class Variant(NamedTuple):
 
 
 VARIANTS = (  # the first is the default
-    Variant(RowShape(BLOCK, 4)),
-    Variant(RowShape(BLOCK, 1)),
-    Variant(RowShape(32, 4)),
-    Variant(RowShape(32, 1)),
-    Variant(RowShape(BLOCK, 4), in_one_launch=True),
-    Variant(RowShape(BLOCK, 4, 8), in_one_launch=True),
-    Variant(RowShape(BLOCK, 1, 8), in_one_launch=True, depth=4),
+    ReductionVariant(RowShape(BLOCK, 4)),
+    ReductionVariant(RowShape(BLOCK, 1)),
+    ReductionVariant(RowShape(32, 4)),
+    ReductionVariant(RowShape(32, 1)),
+    ReductionVariant(RowShape(BLOCK, 4), in_one_launch=True),
+    ReductionVariant(RowShape(BLOCK, 4, 8), in_one_launch=True),
+    ReductionVariant(RowShape(BLOCK, 1, 8), in_one_launch=True, depth=4),
 )
 
 
@@ -82,7 +82,7 @@ def chunked_blocks(figures: GpuFigures) -> tuple[int, int]:
     return figures.enough_blocks, WAVES * figures.enough_blocks
 
 
-def _kernel(step: RowStep, figures: GpuFigures, variant: Variant) -> Kernel | None:
+def _kernel(step: RowStep, figures: GpuFigures, variant: ReductionVariant) -> Kernel | None:
     """Return a variant; None if elements would be copied ahead but are not."""
     plan = plan_rows(step.op, step.x.type, step.moved, variant.shape, figures)
     few, _ = chunked_blocks(figures)

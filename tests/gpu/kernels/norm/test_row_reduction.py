@@ -172,7 +172,7 @@ def test_the_last_block_puts_chunks_together(rng: np.random.Generator, monkeypat
     monkeypatch.setattr(family, "chunked_blocks", lambda _: (1 << 30, 40))
     monkeypatch.setattr(family, "MIN_TURNS", 1)
     shapes = [(RowShape(256, 4, column), True, depth) for column, depth in ((256, 0), (8, 0), (8, 3), (256, 1))]
-    monkeypatch.setattr(family, "VARIANTS", tuple(family.Variant(*each) for each in shapes))
+    monkeypatch.setattr(family, "VARIANTS", tuple(family.ReductionVariant(*each) for each in shapes))
     cases = [case for case in (*reductions(), *surrounded()) if case.kernel and case.kernel.scratch_bytes]
     ways = [(case, way) for case in cases if case.kernel for way in (case.kernel, *case.kernel.others)]
     once = [(case, way) for case, way in ways if len(way.launches) == 1]
