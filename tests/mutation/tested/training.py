@@ -456,6 +456,15 @@ TRAINING: tuple[Mutant, ...] = (
         "gpu/kernels/norm/test_batch_norm.py",
     ),
     _m(
+        "reduction_copies_awaited",
+        "training kernels",
+        "gpu/kernels/codegen/loops.py",
+        "LATER=copies.depth - 1",
+        "LATER=copies.depth",
+        "elements are added up while they are still being copied",
+        "gpu/kernels/norm/test_row_reduction.py",
+    ),
+    _m(
         "channel_copies_once",
         "training kernels",
         "gpu/kernels/norm/batch_norm_streamed.py",

@@ -57,11 +57,6 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     form: ClassVar[str] = "resident"  # in the names of launches
 
     @property
-    def exists(self) -> bool:
-        """Tell if the kernel can be generated."""
-        return True
-
-    @property
     def turns(self) -> int:
         return ceil_div(self.sums.count, self._stride)
 

@@ -202,13 +202,14 @@ def test_one_launch_whose_blocks_meet(
 ) -> None:
     """All turns are kept, some, or none; and the rest is read up or down."""
     monkeypatch.setattr(family, "VARIANTS", ((threads, 4, lanes),))
-    figures = replace(keeping(kept), processors=blocks, cache_bytes=cached * 5 // 2)
+    figures = replace(keeping(kept), processors=blocks, cache_bytes=cached * 5 // 2, sm=75)  # without copies ahead
     cases = [*channel_cases(), *turned_channels(), *surrounded_channels(), *long_channels()]
     cases = [replace(case, figures=figures) for case in cases]
     cases = [case for case in cases if case.kernel is not None and case.kernel.others]
     found = [case.kernel.others[0] for case in cases if case.kernel is not None]
     assert len(found) > 60 and sum(way.launches[0].meets for way in found) > 20
     assert all((way.launches[0].resident_bytes > 0) == (kept > 0) for way in found)
+    assert not any("copy_ahead" in way.launches[0].source for way in found)
     emulator = Emulator(found)
     for case, way in zip(cases, found, strict=True):
         arrays = case.arrays(rng)
