@@ -322,13 +322,12 @@ def training() -> list[str]:
         ms = {who: spread(time, digits=2) + _mark(row, who) for who, time in row["times"].items()}
         found = row["peak_bytes"]
         peaks = "/".join(str(found[who] >> 20) if who in found else "-" for who in ("fusec", *measured))
-        missing = row.get("missing", {})
         rows.append(
             [
                 row["model"] + (f" ({row['commit'][:10]})" if row.get("commit") else ""),
                 row["batch"],
                 ms["fusec"],
-                *(ms.get(who, missing.get(who, "not run")) for who in measured),
+                *(_peer_ms(row, who, ms) for who in measured),
                 f"{row['best_peer_over_fusec']:.2f}",
                 f"{row['limit_ms']:.2f}",
                 row["launches"],

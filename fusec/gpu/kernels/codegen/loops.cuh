@@ -39,6 +39,39 @@ FRAGMENT(last_turn) {
   }
 }
 
+// The copies of a turn have arrived when those of at most LATER turns after it are under way.
+FRAGMENT(each_copied_turn) {
+  {
+    RESIDENT(ring);
+    const u32 turns = (end - begin + LAST_THREADu) / THREADSu;
+    #pragma unroll
+    for (u32 turn = 0; turn < DEPTHu; ++turn) {
+      COPY
+      copied();
+    }
+    #pragma unroll 2
+    for (u32 now = 0; now < turns; ++now) {
+      wait_for_copies<LATER>();
+      {
+        const u32 turn = now;
+        USE
+      }
+      const u32 turn = now + DEPTHu;
+      COPY
+      copied();
+    }
+  }
+}
+
+FRAGMENT(turn_in_chunk) {
+  {
+    const u32 r = begin + t + turn * THREADSu;
+    if (r < end) {
+      BODY
+    }
+  }
+}
+
 FRAGMENT(merge_setup) {
   __shared__ KIND shared[BLOCK];
   const u32 t = threadIdx.x / LANESu, lane = threadIdx.x % LANESu;

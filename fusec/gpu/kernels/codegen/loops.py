@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusec.gpu.kernels.codegen.copies_ahead import CopiesAhead
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.kernel import by_value, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.pointwise_code import split_index
@@ -73,6 +74,14 @@ def loop(plan: RowPlan, body: Sequence[str], cached: bool = False) -> list[str]:
         return cuda("each_turn", UNROLL="#pragma unroll" if cached else "", TURNS=plan.turns)
     ends_early = plan.each % plan.threads or plan.count % plan.each % plan.threads
     return cuda("each_full_turn", UNROLLED=plan.unrolled, LAST_TURN=cuda("last_turn") if ends_early else [])
+
+
+def loop_with_copies(plan: RowPlan, body: Sequence[str], copies: CopiesAhead) -> list[str]:
+    """Generate the loop of a thread over its elements, which are copied to shared memory ahead of their use."""
+    where = coordinates(plan, "r", reduced=True)
+    cuda = _CUDA.bind(THREADS=plan.threads, LAST_THREAD=plan.threads - 1, DEPTH=copies.depth, LATER=copies.depth - 1)
+    copy, use = (cuda("turn_in_chunk", BODY=[*where, *each]) for each in (copies.statements, body))
+    return cuda("each_copied_turn", COPY=copy, USE=use)
 
 
 @dataclass(frozen=True)

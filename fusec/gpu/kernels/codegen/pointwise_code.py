@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fusec.gpu.kernels.codegen.copies_ahead import COPIED_BYTES, CopiesAhead
 from fusec.gpu.kernels.codegen.indexing import Strided, View
 from fusec.gpu.kernels.codegen.kernel import (
     BLOCK,
@@ -100,6 +101,7 @@ class PointwiseCode:
     head, body, tail: statements before, in and after the loop over neighbours.
     rounds: round each result to its type; else only what is stored.
     ahead: issue loads where `head` is, however late their values are used.
+    copies: copy packs to shared memory ahead of their use instead of loading them.
     """
 
     space: Space
@@ -112,6 +114,7 @@ class PointwiseCode:
     tail: list[str] = field(default_factory=list[str])
     rounds: bool = True
     ahead: bool = False
+    copies: CopiesAhead | None = None
 
     def apply(self, node: Node) -> None:
         """Compute the result of a node. Operands that are not known are loaded."""
@@ -219,7 +222,10 @@ class PointwiseCode:
         if self.space.is_pack(type):
             pack = f"Pack<{c_type}, {vector}>"
             load = "load_pack_here" if self.ahead else "load_pack"
-            self.head.append(f"const {pack} {name} = {load}<{c_type}, {vector}>({pointer} + ({at}));")
+            text, item = f"{load}<{c_type}, {vector}>({pointer} + ({at}))", vector * type.dtype.itemsize
+            if self.copies is not None and item in COPIED_BYTES:
+                text = self.copies.add(pack, item, f"{pointer} + ({at})")
+            self.head.append(f"const {pack} {name} = {text};")
             return f"wide({name}.v[j])"
         if vector > 1 and step:
             return f"wide({pointer}[{at} + j * {step}])"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -53,6 +54,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
 
     unrolled: int
     figures: GpuFigures
+    form: ClassVar[str] = "resident"  # in the names of launches
 
     @property
     def turns(self) -> int:
@@ -116,10 +118,16 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     def launches(self) -> tuple[Launch, ...]:
         plan, arguments = self.sums, Arguments()
         lines = self.resident_body(arguments)
-        launch = arguments.launch(f"{self.name}_resident", lines, plan.blocks * plan.chunks, plan.block)
-        return (replace(launch, resident_bytes=self.resident * self._turn_bytes, meets=plan.chunks > 1),)
+        launch = arguments.launch(f"{self.name}_{self.form}", lines, plan.blocks * plan.chunks, plan.block)
+        return (replace(launch, resident_bytes=self.resident_bytes, meets=plan.chunks > 1),)
 
-    def sum_elements(self, arguments: Arguments) -> list[str]:
+    @property
+    def resident_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.resident * self._turn_bytes
+
+    def begin(self, arguments: Arguments) -> list[str]:
+        """Generate a thread's place, and what its sums begin with."""
         plan = self.sums
         lines = self._resident_cuda(
             "place",
@@ -130,8 +138,11 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             LAST_GROUP=max(plan.groups - 1, 0),
         )
         lines += coordinates(plan, "at", reduced=False)
-        lines += self.load_centre(arguments, f"chunk * {plan.threads}u")
-        code = PointwiseCode(space_of(self.step.x.type, plan), arguments)
+        return lines + self.load_centre(arguments, f"chunk * {plan.threads}u")
+
+    def sum_elements(self, arguments: Arguments) -> list[str]:
+        lines = self.begin(arguments)
+        code = PointwiseCode(space_of(self.step.x.type, self.sums), arguments)
         self.accumulate(code)
         bare = code.lines()
         for number, value in enumerate(dict.fromkeys(self.step.elements)):
@@ -162,7 +173,12 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         """Return the place in shared memory of the elements of turn `slot`."""
         plan, elements = self.sums, list(dict.fromkeys(self.step.elements))
         start = sum(self.resident * plan.block * plan.vector * v.type.dtype.itemsize for v in elements[:number])
-        return f"reinterpret_cast<{self._pack(value)}*>(kept + {start}u)[slot * {plan.block}u + threadIdx.x]"
+        return self.shared_pack(start, "slot", value)
+
+    def shared_pack(self, start: int, number: str, value: Value) -> str:
+        """Return a thread's place in shared memory, in pack `number` of each thread from byte `start` on."""
+        block = self.sums.block
+        return f"reinterpret_cast<{self._pack(value)}*>(kept + {start}u)[({number}) * {block}u + threadIdx.x]"
 
     def _first_pass(self, caching: list[str], bare: list[str]) -> list[str]:
         """Generate the first pass. The last turn comes first, and not all threads have it.
@@ -244,14 +260,10 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         Elements read last come first, because they may be in the cache. If the cache holds all that is not in shared
         memory, the first rows come last. The next step reads the result from its beginning.
         """
-        plan, kind, step = self.sums, self.kind, self.step
+        plan, step = self.sums, self.step
         if not (step.epilogue_outputs or step.epilogue):
             return []
-        own, pack = self._own, f"Pack<{self.kind}, {plan.width}>"
-        lines: list[str] = []
-        for number in range(self.factors):
-            at = f"{number * own}u + lane * {plan.width}u"
-            lines.append(f"const {pack} f{number} = load_pack<{kind}, {plan.width}>(factors + ({at}));")
+        lines = self.load_factors()
         again = PointwiseCode(space_of(step.x.type, plan), arguments, "w")
         stored = [value for value in step.prologue_outputs if again.space.is_pack(value.type)]
         for number, value in enumerate(stored):  # not by a read-only pointer: its cache may be stale
@@ -271,6 +283,15 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         uncached, cached_pass = self._uncached_pass(again.lines()), self._cached_pass(cached.lines())
         lines += [*cached_pass, *uncached] if self._is_cached else [*uncached, *cached_pass]
         return ["if (live) {", *lines, "}"]
+
+    def load_factors(self) -> list[str]:
+        """Load the factors of a thread's channels."""
+        kind, own, width = self.kind, self._own, self.sums.width
+        lines: list[str] = []
+        for number in range(self.factors):
+            at = f"{number * own}u + lane * {width}u"
+            lines.append(f"const Pack<{kind}, {width}> f{number} = load_pack<{kind}, {width}>(factors + ({at}));")
+        return lines
 
     @property
     def _is_cached(self) -> bool:

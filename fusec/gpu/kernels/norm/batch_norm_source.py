@@ -16,9 +16,11 @@ from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, rounded_to
 from fusec.gpu.kernels.codegen.row_plan import RowPlan
 from fusec.gpu.kernels.norm.norm_step import NormStep
-from fusec.ir import TensorType, Value
+from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums
 
+# Half of the least positive number of a type: what is larger is rounded to a positive number.
+LEAST_POSITIVE = {DType.F16: "0x1p-25f", DType.BF16: "0x1p-134f"}
 BACKWARDS = True  # the end is read first, because it was written last and may still be in the cache
 _CUDA = cuda_template(__package__, "batch_norm.cuh")
 
@@ -69,8 +71,11 @@ class BatchNormSource:
 
     def _masked_gradient(self, dy: str, centred: str, factor: str, bias: str) -> str:
         """Return dy where the norm's result, as stored, is positive, else zero."""
-        text = rounded_to(f"{centred} * {factor} + {bias}", self.step.y.type.dtype)
-        return f"({text} > {self.kind}(0) ? {dy} : {self.kind}(0))"
+        dtype, text = self.step.y.type.dtype, f"{centred} * {factor} + {bias}"
+        # what exceeds half of the least number that the type holds is rounded to more than zero
+        least = LEAST_POSITIVE.get(dtype, f"{self.kind}(0)")
+        text = text if dtype in LEAST_POSITIVE else rounded_to(text, dtype)
+        return f"({text} > {least} ? {dy} : {self.kind}(0))"
 
     def launches(self) -> tuple[Launch, ...]:
         elements = () if not (self.step.epilogue_outputs or self.step.epilogue) else (self._elements(),)

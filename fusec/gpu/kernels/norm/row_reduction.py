@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from fusec.gpu.kernels.codegen.copies_ahead import ASYNCHRONOUS
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Kernel, ceil_div
 from fusec.gpu.kernels.codegen.row_plan import COALESCED_BYTES, RowPlan, RowShape, plan_rows
@@ -20,16 +22,29 @@ from fusec.ops import GroupNorm, InstanceNorm, Reduce
 
 WAVES = 4  # blocks of a reduction that is split, by those that fill the GPU
 MIN_TURNS = 4  # vectors that a thread of a chunk visits, at least, because each chunk costs a merge
-# Each: threads of a block; turns unrolled; the most threads that share a number where neighbours have their own (fewer
-# threads visit more elements each, and leave more chunks to merge); whether the last block of a reduction merges its
-# chunks, which saves the second launch. The first is the default.
-VARIANTS = (
-    (BLOCK, 4, BLOCK, False),
-    (BLOCK, 1, BLOCK, False),
-    (32, 4, BLOCK, False),
-    (32, 1, BLOCK, False),
-    (BLOCK, 4, BLOCK, True),
-    (BLOCK, 4, 8, True),
+
+
+class ReductionVariant(NamedTuple):
+    """A variant of a reduction.
+
+    shape: of a block. With fewer threads that share a number, each visits more elements, and more chunks are merged.
+    in_one_launch: the last block of a reduction merges its chunks, which saves the second launch.
+    depth: turns whose elements are copied to shared memory ahead of their use, in one launch; 0 if they are loaded.
+    """
+
+    shape: RowShape
+    in_one_launch: bool = False
+    depth: int = 0
+
+
+VARIANTS = (  # the first is the default
+    ReductionVariant(RowShape(BLOCK, 4)),
+    ReductionVariant(RowShape(BLOCK, 1)),
+    ReductionVariant(RowShape(32, 4)),
+    ReductionVariant(RowShape(32, 1)),
+    ReductionVariant(RowShape(BLOCK, 4), in_one_launch=True),
+    ReductionVariant(RowShape(BLOCK, 4, 8), in_one_launch=True),
+    ReductionVariant(RowShape(BLOCK, 1, 8), in_one_launch=True, depth=4),
 )
 
 
@@ -42,13 +57,14 @@ def row_reduction(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
         return Kernel(step.name, ())
     if step.x.type.size >= 1 << 31:
         return None
-    variants = [_kernel(step, figures, *variant) for variant in VARIANTS]
-    plain = RowSource(step, plan_rows(step.op, step.x.type, step.moved, RowShape(*VARIANTS[0][:3]), figures))
+    found = (_kernel(step, figures, variant) for variant in VARIANTS)
+    variants = [kernel for kernel in found if kernel is not None]
+    plain = RowSource(step, plan_rows(step.op, step.x.type, step.moved, VARIANTS[0].shape, figures))
     if plain.may_be_packed and len(variants[0].launches) == 1:
         packed = replace(plain, packed_threads=figures.processor_threads * 3 // 4)
         variants.append(Kernel(step.name, (packed.launch(),)))
     if isinstance(step.op, GroupNorm):
-        shapes = dict.fromkeys((block, unrolled) for block, unrolled, _, _ in VARIANTS)
+        shapes = dict.fromkeys(variant.shape[:2] for variant in VARIANTS)
         by_channels = (_by_channels(step, step.op, RowShape(*shape), figures) for shape in shapes)
         together = [variant for variant in by_channels if variant is not None]
         narrow = step.x.type.shape[1] // step.op.groups * step.x.type.dtype.itemsize < COALESCED_BYTES
@@ -66,19 +82,19 @@ def chunked_blocks(figures: GpuFigures) -> tuple[int, int]:
     return figures.enough_blocks, WAVES * figures.enough_blocks
 
 
-def _kernel(step: RowStep, figures: GpuFigures, block: int, unrolled: int, column: int, in_one_launch: bool) -> Kernel:
-    """Return a variant, whose parameters after the figures are those of VARIANTS."""
-    plan = plan_rows(step.op, step.x.type, step.moved, RowShape(block, unrolled, column), figures)
+def _kernel(step: RowStep, figures: GpuFigures, variant: ReductionVariant) -> Kernel | None:
+    """Return a variant; None if elements would be copied ahead but are not."""
+    plan = plan_rows(step.op, step.x.type, step.moved, variant.shape, figures)
     few, _ = chunked_blocks(figures)
     most = _most_chunks(plan, figures)
+    in_one_launch = variant.in_one_launch and isinstance(step.op, Reduce)
     if not step.formula.merge or plan.blocks >= few or most < 2:
-        return Kernel(step.name, (RowSource(step, plan).launch(),))
+        return None if variant.depth else Kernel(step.name, (RowSource(step, plan).launch(),))
     plan = _split(plan, most)
-    if in_one_launch and isinstance(step.op, Reduce):
-        launches = (RowSource(step, plan).one_launch(),)
-    else:
-        launches = (RowSource(step, plan).partial(), RowSource(step, plan).merged())
-    return Kernel(step.name, launches, _scratch_bytes(step, plan))
+    source = RowSource(step, plan, depth=variant.depth)
+    launches = (source.one_launch(),) if in_one_launch else (RowSource(step, plan).partial(), source.merged())
+    fits = 0 < source.copied_bytes <= figures.dynamic_bytes and figures.sm >= ASYNCHRONOUS
+    return Kernel(step.name, launches, _scratch_bytes(step, plan)) if fits or not variant.depth else None
 
 
 def _by_channels(step: RowStep, op: GroupNorm, shape: RowShape, figures: GpuFigures) -> Kernel | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fusec.gpu.kernels.codegen.copies_ahead import CopiesAhead
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Launch, ceil_div, compute_type
-from fusec.gpu.kernels.codegen.loops import loop, thread_setup
+from fusec.gpu.kernels.codegen.loops import loop, loop_with_copies, thread_setup
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, PointwiseCode, Space
 from fusec.gpu.kernels.codegen.row_plan import CACHED, RowPlan
 from fusec.gpu.kernels.norm.row_step import RowStep
@@ -24,12 +25,14 @@ class RowSource:
     packed_threads: elements stay in registers as they were read, because that takes half as many registers. So many
         threads share the registers of a multiprocessor. 0 if elements are kept as numbers.
     members: numbers of the plan that are combined to one: the channels of a group, if the plan is by channels.
+    depth: turns whose elements are copied to shared memory ahead of their use; 0 if they are loaded.
     """
 
     step: RowStep
     plan: RowPlan
     packed_threads: int = 0
     members: int = 1
+    depth: int = 0
 
     def __post_init__(self) -> None:
         self.arguments = Arguments()
@@ -43,6 +46,7 @@ class RowSource:
         plan = self.plan
         self.space = Space(self.x.type.shape, tuple(names), plan.along, plan.vector)
         self._cuda = _CUDA.bind(KIND=self.kind, WIDTH=plan.width, CHUNKS=plan.chunks, THREADS=plan.threads, WARP=WARP)
+        self.copied_bytes = 0  # of shared memory, once the first pass is generated
         again = len(self.formula.passes) > 1 or not isinstance(self.op, Reduce)
         self.cached = again and plan.turns * plan.vector <= CACHED
 
@@ -77,7 +81,9 @@ class RowSource:
         door = f"{self.arguments.doors(plan.blocks)} + blockIdx.x % {plan.blocks}u * DOOR"
         lines.append(f"if (!last_of({door}, {plan.chunks}u)) return;")
         lines += ["{", *self._merge_chunks(one_launch=True), *self._write_reduction(), "}"]
-        return self.arguments.launch(f"{self.anchor.op.name}_once", lines, plan.blocks * plan.chunks, plan.block)
+        name = f"{self.anchor.op.name}_once"
+        launch = self.arguments.launch(name, lines, plan.blocks * plan.chunks, plan.block)
+        return replace(launch, resident_bytes=self.copied_bytes)
 
     def _chunk(self) -> list[str]:
         plan = self.plan
@@ -217,10 +223,15 @@ class RowSource:
         if self.cached and not first:
             take = f"const {self.kind} e = {self._cached_element};"
             return self._loop([f"for (int j = 0; j < {self.plan.vector}; ++j) {{ {take} {statement} }}"])
-        return self._loop(self._load([statement], first).lines())
+        code = self._load([statement], first)
+        if code.copies is None or not code.copies.statements:
+            return self._loop(code.lines())
+        self.copied_bytes = code.copies.nbytes
+        return loop_with_copies(self.plan, code.lines(), code.copies)
 
     def _load(self, statements: Sequence[str], first: bool) -> PointwiseCode:
-        code = PointwiseCode(self.space, self.arguments)
+        copies = CopiesAhead(self.depth, self.plan.block) if self.depth and first else None
+        code = PointwiseCode(self.space, self.arguments, copies=copies)
         code.compute(self.step.prologue)
         if first:
             for value in self.prologue_outputs:  # lanes that are not live repeat the last one's stores

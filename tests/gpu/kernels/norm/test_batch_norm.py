@@ -13,6 +13,7 @@ from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.norm import batch_norm as family
+from fusec.gpu.kernels.norm import batch_norm_streamed as streamed
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, Cast, ChannelSums, pw
 from fusec.targets.target import STATIC_BYTES
@@ -201,15 +202,39 @@ def test_one_launch_whose_blocks_meet(
 ) -> None:
     """All turns are kept, some, or none; and the rest is read up or down."""
     monkeypatch.setattr(family, "VARIANTS", ((threads, 4, lanes),))
-    figures = replace(keeping(kept), processors=blocks, cache_bytes=cached * 5 // 2)
+    figures = replace(keeping(kept), processors=blocks, cache_bytes=cached * 5 // 2, sm=75)  # without copies ahead
     cases = [*channel_cases(), *turned_channels(), *surrounded_channels(), *long_channels()]
     cases = [replace(case, figures=figures) for case in cases]
     cases = [case for case in cases if case.kernel is not None and case.kernel.others]
     found = [case.kernel.others[0] for case in cases if case.kernel is not None]
     assert len(found) > 60 and sum(way.launches[0].meets for way in found) > 20
     assert all((way.launches[0].resident_bytes > 0) == (kept > 0) for way in found)
+    assert not any("copy_ahead" in way.launches[0].source for way in found)
     emulator = Emulator(found)
     for case, way in zip(cases, found, strict=True):
+        arrays = case.arrays(rng)
+        assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("kept", "ahead", "stays"), [(1 << 20, 1 << 16, True), (16000, 1, False), (16000, 4000, False)]
+)
+def test_elements_that_are_copied_ahead(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, kept: int, ahead: int, stays: bool
+) -> None:
+    """All turns stay in shared memory, or some of them are copied again for the second pass."""
+    monkeypatch.setattr(family, "VARIANTS", ((64, 4, 8),))
+    monkeypatch.setattr(streamed, "BYTES_AHEAD", ahead)
+    figures = replace(keeping(kept), processors=4)
+    cases = [*channel_cases(), *turned_channels(), *surrounded_channels(), *long_channels()]
+    cases = [replace(case, figures=figures) for case in cases]
+    ways = [(case, way) for case in cases if case.kernel for way in case.kernel.others if "streamed" in way.key]
+    assert len(ways) > 40
+    again = ["if (ahead >=" in way.launches[0].source for _, way in ways]
+    assert any(again) is not stays
+    emulator = Emulator([way for _, way in ways])
+    for case, way in ways:
         arrays = case.arrays(rng)
         assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
 
