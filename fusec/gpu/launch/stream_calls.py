@@ -258,7 +258,7 @@ def read_later(array: Array) -> Callable[[], Array]:
     host = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
     stream = cupy.cuda.get_current_stream()
     cupy.cuda.runtime.memcpyAsync(host.ctypes.data, array.data.ptr, array.nbytes, TO_HOST, stream.ptr)
-    done = stream.record()
+    done: Any = stream.record()
 
     def read() -> Array:
         with _device_errors("running the model"):
