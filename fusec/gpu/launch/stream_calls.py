@@ -258,10 +258,10 @@ def read_later(array: Array) -> Callable[[], Array]:
     host = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
     stream = cupy.cuda.get_current_stream()
     cupy.cuda.runtime.memcpyAsync(host.ctypes.data, array.data.ptr, array.nbytes, TO_HOST, stream.ptr)
-    done: Any = stream.record()
+    done = stream.record()
 
     def read() -> Array:
-        with _device_errors("running the model"):
+        with _device_errors():
             done.synchronize()
         return host
 
