@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from fusec.errors import LoweringError
-from fusec.ir import Constant, DType, Graph, Node
+from fusec.ir import Constant, DType, Graph, Node, Value
 from fusec.lowering.anchors import ANCHORED
 from fusec.lowering.conversion import convert_to_bytes, limit_bytes, round_to_bytes
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -18,7 +18,7 @@ from fusec.lowering.graph_builder import ConstantBinding, CudnnBuilder, Lowered
 from fusec.lowering.known_bugs import misread
 from fusec.lowering.pointwise import POINTWISE
 from fusec.lowering.training_norms import TRAINING_NORMS
-from fusec.ops import ANCHORS, STRIDED_VIEWS, Conv, ConvTranspose, ConvWgrad, MatMul
+from fusec.ops import ANCHORS, STRIDED_VIEWS, Cast, Conv, ConvTranspose, ConvWgrad, MatMul
 
 __all__ = ["ANCHORS", "LOWER", "WITHOUT", "ConstantBinding", "Lowered", "lower"]
 
@@ -47,7 +47,7 @@ def _lower(body: Graph, tensor_cores: bool, for_cudnn: bool) -> Lowered:
 
 def _write(b: CudnnBuilder, anchors: list[Node]) -> Lowered:
     b.find_stored()
-    b.scaled = any(n.operands[0].type.dtype in (DType.I8, DType.F8E4M3) for n in anchors)
+    b.scaled = any(_has_bytes(n.operands[0]) for n in anchors)
     compute = [n for n in b.body.nodes if not isinstance(n.op, (Constant, *STRIDED_VIEWS))]
     if not compute:
         raise LoweringError("nothing to compute")
@@ -66,6 +66,12 @@ def _write(b: CudnnBuilder, anchors: list[Node]) -> Lowered:
         raise LoweringError(wrong)
     offsets = tuple(b.offsets.items())
     return Lowered(graph, tuple(b.inputs), tuple(b.outputs), tuple(b.constants), offsets, tuple(b.spare))
+
+
+def _has_bytes(value: Value) -> bool:
+    """Return True for a value of 8-bit numbers, as such or cast: each layer has its own scale of their products."""
+    cast = value.node if value.node is not None and isinstance(value.node.op, Cast) else None
+    return any(v.type.dtype in (DType.I8, DType.F8E4M3) for v in (value, *(cast.operands if cast is not None else ())))
 
 
 def _clip(b: CudnnBuilder, node: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,20 @@ def test_integers_multiplied_in_halves_give_the_same_integers(title: str, rng: n
     want, got = run(body, lower(body), feeds), run(halves, lower(halves), feeds)
     for name, array in want.items():
         np.testing.assert_array_equal(got[name], array)
+
+
+@pytest.mark.parametrize("title", [title for title in BODIES if title.startswith(("integer conv", "integer matmul"))])
+def test_layers_that_differ_in_scales_share_their_graph_in_halves(title: str) -> None:
+    """Else each layer of a quantised model would have plans of its own, which take long to build."""
+    bodies = [load(source) for source in (BODIES[title], _with_other_numbers(BODIES[title]))]
+    for whole in (bodies, [faster_spellings(body)[0][1] for body in bodies]):
+        assert str(whole[0]) != str(whole[1])
+        assert len({lower(body).graph.key for body in whole}) == 1
+
+
+def _with_other_numbers(text: str) -> str:
+    """Write one more digit after those of each scale."""
+    return re.sub(r"(constant \[0\.\d+)(\] : f32\[\])", r"\g<1>1\2", text)
 
 
 def test_sums_of_integers_that_are_stored_are_not_multiplied_in_halves() -> None:

@@ -5,16 +5,17 @@ All of them compute the same as the step that the partitioner's cost model propo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from fusec.gpu.autotune.fusion_proposals import is_rounded, rounded_at
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
 from fusec.gpu.kernels import GpuFigures
 from fusec.ir import Graph, Node
-from fusec.ops import PRODUCTS, ChannelSums, MatMul, PackedMatMul, Pointwise, Reduce
+from fusec.ops import PRODUCTS, ChannelSums, Conv, MatMul, PackedMatMul, Pointwise, Reduce
 from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.partition.cost_model import is_depthwise, is_fast
-from fusec.passes.partition.equivalent_spellings import UNPACKED, faster_spellings, spelled, spellings
+from fusec.passes.partition.equivalent_spellings import IN_HALVES, UNPACKED, faster_spellings, spelled, spellings
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import Kind, Partition, body_of
 
@@ -39,8 +40,11 @@ def candidates(graph: Graph, step: Partition, level: str, figures: GpuFigures) -
     if step.kind is Kind.KERNEL:
         return [*found, *_unfused(graph, step.nodes, level, figures)]
     found += [(other,) for other in _spelled(graph, step.nodes) if other.spelling != step.spelling]
-    found += [(Partition(step.nodes, Kind.CUDNN, body, n),) for n, body in faster_spellings(body_of(graph, step.nodes))]
-    found += [(whole,) for whole in _kernel(graph, step.nodes, figures)]
+    kernels = list(_kernel(graph, step.nodes, figures))
+    for names, body in faster_spellings(body_of(graph, step.nodes)):
+        if level == "full" or IN_HALVES not in names or _may_win_in_halves(step, bool(kernels)):
+            found.append((Partition(step.nodes, Kind.CUDNN, body, names),))
+    found += [(whole,) for whole in kernels]
     if level == "full" or _slow_when_fused(step):
         for first, second in _splits(products_first(step.nodes)):
             starts, rest = list(_spelled(graph, first)), next(_spelled(graph, second))
@@ -54,6 +58,16 @@ def candidates(graph: Graph, step: Partition, level: str, figures: GpuFigures) -
         starts = _spelled(graph, step.nodes[:-1])
         found += [(start, kernel) for start in starts for kernel in _kernel(graph, step.nodes[-1:], figures)]
     return found
+
+
+def _may_win_in_halves(step: Partition, has_kernel: bool) -> bool:
+    """Tell if a product of 8-bit numbers is worth timing in fp16: a matmul, or a 1x1 convolution without a kernel.
+
+    No other convolution of ResNet-50 and MobileNetV2 was faster in fp16 on an H200, and plans take long to build.
+    """
+    convolutions = [node for node in step.nodes if isinstance(node.op, Conv)]
+    is_pixelwise = all(math.prod(node.operands[1].type.shape[2:]) == 1 for node in convolutions)
+    return not convolutions or (is_pixelwise and not has_kernel)
 
 
 def _two_products(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Candidate]:

@@ -7,40 +7,15 @@ FRAGMENT(kernel) {
   LOAD_WEIGHTS
   __syncthreads();
   COLUMN_INDICES
-  Pack<u32, WORDS> x[2][DEPTHS];
-  DECLARE_EARLY
-  u32 part = blockIdx.x / ACROSSu;
-  LOAD_FIRST
   #pragma unroll 1
-  for (; part < TILESu; part += DOWNu) {
+  for (u32 part = blockIdx.x / ACROSSu; part < TILESu; part += DOWNu) {
     const u32 tile = (part * 8u + warp) * 16u;
-    LOAD_THIS
+    Pack<u32, WORDS> x[2][DEPTHS];
+    LOAD_ROWS
     COORDINATES
+    LOAD_EARLY
     GROUPS
-    TAKE_NEXT
   }
-}
-
-// Load what a thread reads in a turn.
-FRAGMENT(load) {
-  {
-    const u32 tile = ((PART) * 8u + warp) * 16u;
-    ROWS_READ
-    COORDINATES
-    EARLY
-  }
-}
-
-// The loads of the next turn are issued before the results of this turn are computed.
-FRAGMENT(load_next) {
-  if (part + DOWNu < TILESu)
-    LOAD
-}
-
-FRAGMENT(take_next) {
-  #pragma unroll
-  for (int s = 0; s < 2; ++s)
-    for (int depth = 0; depth < DEPTHS; ++depth) x[s][depth] = x_next[s][depth];
 }
 
 // The weights of a warp's product are its first operand, and 8 rows its second. A thread gets the results of two
@@ -73,8 +48,8 @@ FRAGMENT(row_read) {
     #pragma unroll
     for (int depth = 0; depth < DEPTHS; ++depth) {
       const u32 k = (depth * 4u + q) * PACKu;
-      for (int i = 0; i < WORDS; ++i) READ[NUMBER][depth].v[i] = 0u;
-      if (IS_WHOLE || k < DEPTHu) READ[NUMBER][depth] = load_now<u32, WORDS>((const u32*)(IMAGE + (AT)));
+      for (int i = 0; i < WORDS; ++i) x[NUMBER][depth].v[i] = 0u;
+      if (IS_WHOLE || k < DEPTHu) x[NUMBER][depth] = load_now<u32, WORDS>((const u32*)(IMAGE + (AT)));
     }
   }
 }
@@ -104,7 +79,6 @@ FRAGMENT(group) {
         }
       }
     }
-    LOAD_NEXT
     STORES
   }
 }

@@ -12,7 +12,7 @@ FRAGMENT(kernel) {
     ROW0_COORDINATES
     const u32 row1 = tile + 8u < ROWSu ? tile + 8u : LAST_ROWu;
     ROW1_COORDINATES
-    SUM acc[WIDTH][4][4];
+    float acc[WIDTH][4][4];
     #pragma unroll
     for (int n = 0; n < WIDTH; ++n)
       for (int t = 0; t < 4; ++t) for (int e = 0; e < 4; ++e) acc[n][t][e] = 0;

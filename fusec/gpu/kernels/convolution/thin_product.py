@@ -2,8 +2,8 @@
 
 A row is read once, passes the prologue, is multiplied by tensor cores, passes the epilogue, and is written. Weights are
 in shared memory as fragments of `mma.sync`. Both operands may permute the depth in the same way. So a thread takes 16
-bytes of a row, and eight neighbours of a result, which one load or store moves. Products of 8-bit integers are summed
-in i32, and have no prologue.
+bytes of a row, and eight neighbours of a result, which one load or store moves. Products of 8-bit integers have another
+kernel (thin_bytes.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, split_index
 from fusec.gpu.kernels.convolution.product_step import PACK, ProductStep, match_product
 from fusec.gpu.kernels.convolution.thin_bytes import bytes_sources
@@ -38,18 +37,15 @@ def thin_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
     if step is None or any(v not in step.results for v in outputs) or not step.fits(figures):
         return None
     name = "+".join(node.op.name for node in nodes)
+    if step.x.dtype is DType.I8:
+        of_bytes = [Kernel(name, (source.launch(),)) for source in bytes_sources(step, outputs, figures)]
+        return with_variants({kernel.key: kernel for kernel in of_bytes}.values())
     groups = ceil_div(step.columns, COLUMNS)
     chunks = ceil_div(step.depth, step.chunk)
     most = min(MAX_WIDTH, groups, max(1, figures.static_bytes // (COLUMNS * chunks * DEPTH_BYTES)))
     widths = sorted(range(1, most + 1), key=lambda n: (ceil_div(groups, n) * n, abs(n - 3)))[:3]
     kernels = [Kernel(name, (ThinSource(step, outputs, figures, n, w).launch(),)) for n in widths for w in WAVES]
-    of_bytes = bytes_sources(step, outputs, figures)
-    if of_bytes:
-        kernels = [Kernel(name, (source.launch(),)) for source in of_bytes]
-    by_key: dict[str, Kernel] = {}
-    for kernel in kernels:
-        by_key.setdefault(kernel.key, kernel)
-    return with_variants(by_key.values())
+    return with_variants({kernel.key: kernel for kernel in kernels}.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +73,6 @@ class ThinSource:
         down = ceil_div(tiles, turns)
         cuda = _CUDA.bind(
             TYPE=C_TYPES[step.x.dtype],
-            SUM="float" if step.x.dtype in HALVES else C_TYPES[step.y.dtype],
             PACK=step.pack,
             THREADS=BLOCK,
             ROWS=step.rows,
@@ -148,12 +143,8 @@ class ThinSource:
         """
         step = self.step
         space, total = self._space(step.y, half, "o"), f"acc[n][j / 2][{2 * half} + j % 2]"
-        if step.x.dtype is DType.I8:
-            code = ByteCode(space, arguments, f"y{half}_")
-            code.define_bounded(step.product.result, total, float(step.depth * BYTE_PRODUCT))
-        else:
-            code = PointwiseCode(space, arguments, f"y{half}_", rounds=False)
-            code.define(step.product.result, total)
+        code = PointwiseCode(space, arguments, f"y{half}_", rounds=False)
+        code.define(step.product.result, total)
         code.compute(step.epilogue, self.outputs)
         return cuda(
             "store_row",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,7 +123,7 @@ def thin_cases() -> list[Case]:
         convolution(F16, (11, 1152, 7, 7), 192, gated=True, residual=True),
         quantised((2, 64, 16, 16), 256, residual=True),
         quantised((2, 80, 16, 17), 136, wide=True),
-        quantised((11, 1152, 7, 7), 192, residual=True),
+        quantised((11, 480, 7, 7), 192, residual=True),
         quantised_matrix(300, 48, 40),
         strided(F16, (2, 16, 33, 38), 24, (2, 1)),
         strided(I8, (2, 32, 46, 47), 24, (2, 2)),
@@ -143,7 +142,7 @@ def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.Mo
         convolution(F16, (2, 840, 3, 3), 40, gated=True),  # weights in two phases
         quantised((2, 64, 5, 5), 96, residual=True),
         quantised((1, 80, 5, 7), 136, wide=True),
-        quantised((2, 1616, 3, 3), 40),
+        quantised((2, 496, 3, 3), 40),
         quantised_matrix(9, 48, 40),
         quantised((2, 24, 5, 7), 144),
         quantised((1, 8, 9, 9), 16, residual=True),
@@ -152,6 +151,14 @@ def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.Mo
         strided(I8, (2, 32, 6, 7), 24, (2, 3)),
     ]
     check(cases, rng, every=True)
+
+
+def test_few_variants_of_bytes_are_compiled() -> None:
+    """Each costs time when a model is compiled first; others were at most 12 % faster on an H200."""
+    found = [
+        case.kernel for case in (quantised((32, 64, 56, 56), 256, residual=True), quantised((32, 256, 56, 56), 64))
+    ]
+    assert [1 + len(kernel.others) for kernel in found if kernel is not None] == [4, 4]
 
 
 def extreme(k: int, scale: float) -> Case:
@@ -193,6 +200,11 @@ def test_a_gate_in_front_is_a_proposal() -> None:
             [last(I8, 2, 16, 16, 16)],
             lambda g, x: g.add(ONE, g.add(pw("abs"), x), constant(g, I8, 8, 16, 1, 1)),
         ),
+        (
+            "rows of i8 that registers do not hold",
+            [last(I8, 2, 1024, 16, 16)],
+            lambda g, x: g.add(ONE, x, constant(g, I8, 64, 1024, 1, 1)),
+        ),
         ("nine channels", [last(F16, 2, 9, 16, 16)], lambda g, x: g.add(ONE, x, constant(g, F16, 8, 9, 1, 1))),
         ("much to do", [rows(F16, 1024, 704)], lambda g, x: g.add(MatMul(), x, constant(g, F16, 704, 704))),
         ("few rows", [rows(F16, 256, 64)], lambda g, x: g.add(MatMul(), x, constant(g, F16, 64, 64))),
@@ -208,10 +220,10 @@ def test_others_are_left_alone(why: str, types: list[TensorType], make: Any) -> 
     assert build(why, types, make).kernel is None
 
 
-@pytest.mark.parametrize(("dtype", "channels", "runs"), [(I8, 704, True), (I8, 1408, False), (F16, 704, False)])
+@pytest.mark.parametrize(("dtype", "channels", "runs"), [(I8, 512, True), (I8, 576, False), (F16, 512, False)])
 def test_of_bytes_more_are_multiplied_for_each_that_is_moved(dtype: DType, channels: int, runs: bool) -> None:
+    """Up to as many as the registers of a thread hold."""
     case = strided(dtype, (1, channels, 32, 32), channels, (1, 1))
-    case.figures = replace(FIGURES, sm=80)  # because Hopper has another kernel for the rest
     assert (case.kernel is not None) == runs
 
 
