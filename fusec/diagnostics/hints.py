@@ -6,13 +6,15 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusec.diagnostics.explain.float_edges import float_edges
+from fusec.diagnostics.explain.float_edges import float_edges, is_integer_product
 from fusec.diagnostics.explain.table import listed
 from fusec.errors import LoweringError
 from fusec.execution.compilation import Compiled
 from fusec.ir import Constant, Graph, Node
 from fusec.lower_cudnn import lower
 from fusec.ops import ANCHORS
+from fusec.passes.base import FASTEST
+from fusec.passes.partition.equivalent_spellings import IN_HALVES
 from fusec.plans.verdict import Refused
 from fusec.schedule.program import Kind, Partition, Program, body_of
 from fusec.system.printable import printable
@@ -29,7 +31,7 @@ _NAMED, _WIDTH = 3, 80  # things that a hint names, and their room
 class Hint:
     """One thing that a user may want to know.
 
-    kind: `precision`, `unrolled`, `launches` or `quantised`.
+    kind: `precision`, `unrolled`, `launches`, `quantised` or `rounding`.
     grew: there are GROWTH times as many launches or ops as the model has nodes.
     """
 
@@ -46,7 +48,10 @@ def hints(compiled: Compiled) -> tuple[Hint, ...]:
     """Return the hints about a compilation, at most one of each kind. cuDNN is asked nothing."""
     if compiled.target.name == CPU:
         return ()
-    found = (_precision(compiled), _unrolled(compiled.source), launches(compiled), _quantised(compiled))
+    found = (
+        *(_precision(compiled), _unrolled(compiled.source), launches(compiled)),
+        *(_quantised(compiled), _rounding(compiled)),
+    )
     return tuple(hint for hint in found if hint is not None)
 
 
@@ -141,6 +146,25 @@ def _quantised(compiled: Compiled) -> Hint | None:
         "quantised",
         f"{len(floats)} values of the quantised model stay in floats: {count} because {printable(reason)} "
         f"(first at {where}){more}. `fusec explain` lists them",
+    )
+
+
+def _rounding(compiled: Compiled) -> Hint | None:
+    """Tell that most products of integers run in fp16, where the float form of the whole model may be faster.
+
+    Only `rounding="fastest"` may take that form: it rounds no activations, so results differ by up to half a step of
+    each. Otherwise they are within one step of those that the model defines.
+    """
+    if compiled.options.rounding == FASTEST:
+        return None
+    steps = [step for step in compiled.program.steps if any(map(is_integer_product, step.nodes))]
+    count = sum(IN_HALVES in step.spelling for step in steps)
+    if not count or 2 * count < len(steps):
+        return None
+    return Hint(
+        "rounding",
+        f"{count} of {len(steps)} products of integers were measured to be faster in fp16, so the model may be slower "
+        "than its float form. --rounding fastest lets both forms compete; in floats, activations are not rounded",
     )
 
 

@@ -25,6 +25,7 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
+from fusec.passes.partition.equivalent_spellings import respell
 from fusec.targets.target import load
 from fusec.text import parse
 
@@ -155,6 +156,34 @@ def test_what_stays_in_floats_has_its_reason(rng: np.random.Generator) -> None:
     (hint,) = (hint for hint in hints(compiled(source(rng), "fp16")) if hint.kind == "quantised")
     assert "values of the quantised model stay in floats: 1 because " in hint.text
     assert "for other reasons" in hint.text
+
+
+INTEGERS = """graph "g" (%x: i8[64,64]) {
+  %w = constant weight("w") : i8[64,64]
+  %s = constant [0.01] : f32[]
+  %m = matmul(%x, %w)
+  %f = cast(%m) {to=f32}
+  %a = mul(%f, %s)
+  %h = cast(%a) {to=f16}
+  return %h
+}"""
+
+
+def with_products_in_halves(rounding: str) -> Compiled:
+    """What a GPU makes of a product of integers that is faster in fp16."""
+    of = compiled(parse(INTEGERS, {"w": np.ones((64, 64), np.int8)}), "fp16")
+    (step,) = of.program.steps
+    body = respell(step.body, ("in_halves",))
+    program = replace(of.program, steps=(replace(step, body=body, spelling=("in_halves",)),))
+    return replace(of, program=program, options=replace(of.options, rounding=rounding))
+
+
+def test_a_model_whose_integers_are_slower_than_fp16_names_the_option_that_lets_its_float_form_compete() -> None:
+    (hint,) = (hint for hint in hints(with_products_in_halves("fused")) if hint.kind == "rounding")
+    assert "1 of 1 products" in hint.text and "--rounding fastest" in hint.text
+    assert "rounding" not in kinds(hints(with_products_in_halves("fastest"))), "both forms competed"
+    as_integers = compiled(parse(INTEGERS, {"w": np.ones((64, 64), np.int8)}), "fp16")
+    assert "rounding" not in kinds(hints(as_integers))
 
 
 def test_the_cpu_target_has_no_hints() -> None:
