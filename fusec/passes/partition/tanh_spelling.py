@@ -88,12 +88,11 @@ def _is_wanted(node: Node) -> bool:
 def _is_rounded_to_bytes(value: Value) -> bool:
     """Return True for fp32 that is only scaled and rounded to 8-bit integers in the same step."""
     while value.type.dtype is DType.F32 and single_use(value):
-        (user,) = value.users
+        user = value.users[0]
         if user.op.name == "round":
             return True
-        if user.op.name not in ("mul", "div", "add") or not all(
-            v is value or v.literal is not None for v in user.operands
-        ):
+        others_are_constant = all(v is value or v.literal is not None for v in user.operands)
+        if user.op.name not in ("mul", "div", "add") or not others_are_constant:
             return False
         value = user.result
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from gpu.kernels.cases import FIGURES
@@ -18,11 +19,12 @@ from fusec.schedule.program import Program
 from fusec.targets.target import load as load_target
 
 TUNING = StepTuning(True, 1.0, "quick", FIGURES)
+WINDOWED = "integer conv, scale, bias, integer residual, relu, rounded"
+MATMUL = "integer matmul, rounded with a zero point and limits, and as it was before"
 
 
-def program() -> Program:
-    body = load(BODIES["integer conv, scale, bias, integer residual, relu, rounded"])
-    return partition(body, LowersJudge(), load_target("h200"))
+def program(title: str = MATMUL) -> Program:
+    return partition(load(BODIES[title]), LowersJudge(), load_target("h200"))
 
 
 def time_us(graph: CudnnGraph, halves_us: float) -> float:
@@ -39,6 +41,15 @@ def test_the_faster_form_is_chosen(halves_us: float, spelling: tuple[str, ...]) 
     assert [part.spelling for part in choice] == [spelling]
     (times,) = precision_times(before, TUNING, lambda graph: time_us(graph, halves_us)).values()
     assert times == PrecisionTimes(41.0, halves_us)
+
+
+def test_a_convolution_of_integers_is_timed_in_fp16_where_everything_is() -> None:
+    def graphs_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: time_us(graph, 29.0) for key, graph in graphs.items()}
+
+    for level, spelling in (("quick", ()), ("full", (IN_HALVES,))):
+        (choice,) = choose_steps(program(WINDOWED), replace(TUNING, level=level), Timers(graphs_us)).values()
+        assert [part.spelling for part in choice] == [spelling]
 
 
 def test_forms_that_were_not_timed_have_no_times() -> None:
