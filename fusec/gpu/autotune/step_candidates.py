@@ -15,11 +15,12 @@ from fusec.gpu.kernels.convolution.few_rows import begins_few_rows
 from fusec.ir import Graph, Node
 from fusec.ops import PRODUCTS, ChannelSums, Conv, MatMul, PackedMatMul, Pointwise, Reduce
 from fusec.ops.matmul import SUMMED_IN
-from fusec.passes.partition.cost_model import is_depthwise, is_fast
+from fusec.passes.partition.cost_model import flops, is_depthwise, is_fast
 from fusec.passes.partition.equivalent_spellings import IN_HALVES, UNPACKED, faster_spellings, spelled, spellings
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import Kind, Partition, body_of
 
+SLOW_FLOPS = 1 << 27  # of a product; above it, a kernel without tensor cores is not timed
 _SCALES = ("cast", "mul")  # ops that scale the sums of a product of 8-bit numbers
 
 Candidate = tuple[Partition, ...]  # steps that replace one step, in order
@@ -41,7 +42,9 @@ def candidates(graph: Graph, step: Partition, level: str, figures: GpuFigures) -
     if step.kind is Kind.KERNEL:
         return [*found, *_unfused(graph, step.nodes, level, figures)]
     found += [(other,) for other in _spelled(graph, step.nodes) if other.spelling != step.spelling]
-    kernels = list(_kernel(graph, step.nodes, figures))
+    kernels = (
+        [] if level == "quick" and _is_slow_as_kernel(step, figures) else list(_kernel(graph, step.nodes, figures))
+    )
     for names, body in faster_spellings(body_of(graph, step.nodes)):
         if level == "full" or IN_HALVES not in names or _may_win_in_halves(step, bool(kernels)):
             found.append((Partition(step.nodes, Kind.CUDNN, body, names),))
@@ -59,6 +62,15 @@ def candidates(graph: Graph, step: Partition, level: str, figures: GpuFigures) -
         starts = _spelled(graph, step.nodes[:-1])
         found += [(start, kernel) for start in starts for kernel in _kernel(graph, step.nodes[-1:], figures)]
     return found
+
+
+def _is_slow_as_kernel(step: Partition, figures: GpuFigures) -> bool:
+    """Tell if the kernel of a large product of integers uses no tensor cores, so that even timing it takes long."""
+    if not any(isinstance(node.op, MatMul) and node.result.type.dtype.is_int for node in step.nodes):
+        return False
+    kernel = kernel_of(step.nodes, figures)
+    by_threads = kernel is not None and any(each.entry.startswith("integer_product") for each in kernel.launches)
+    return by_threads and sum(map(flops, step.nodes)) > SLOW_FLOPS
 
 
 def _may_win_in_halves(step: Partition, has_kernel: bool) -> bool:

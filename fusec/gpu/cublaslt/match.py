@@ -113,10 +113,12 @@ def _takes_types(operand: DType, result: DType, epilogue: Epilogue) -> bool:
     """Return True if cuBLASLt has such a product: a bias and a residual have the type of the result.
 
     With a result in fp8 they are in fp16 or bf16. Scales in memory belong to fp8. Hopper adds no bias to fp8 in fp32.
+    Of integers, fusec takes the sums alone. A result in i8 has one scale and a bias in fp32, and is rounded to even and
+    saturated (H200, cuBLASLt 13.1). Quantised layers have a scale for each column, with which it takes twice as long.
     """
     added = {t.dtype for t in (epilogue.residual, epilogue.bias) if t is not None}
     if operand is DType.I8:
-        return result is DType.I32 and epilogue == Epilogue()  # of integers it only has the sums
+        return result is DType.I32 and epilogue == Epilogue()
     if operand is FP8 and result is FP8:
         return epilogue.saturates and len(added) <= 1 and added <= {*HALVES}
     if epilogue.saturates or epilogue.result_scale is not None:

@@ -173,6 +173,22 @@ def test_a_prologue_of_a_product_may_be_split_off() -> None:
     assert ((Kind.KERNEL, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
 
 
+@pytest.mark.parametrize(("rows", "level", "runs"), [(2048, "quick", False), (2048, "full", True), (64, "quick", True)])
+def test_a_large_product_of_integers_is_not_timed_as_a_kernel_without_tensor_cores(
+    rows: int, level: str, runs: bool
+) -> None:
+    text = f"""graph "g" (%x: i8[{rows},1024]) {{
+      %w = constant weight("w") : i8[1024,64]
+      %m = matmul(%x, %w)
+      %f = cast(%m) {{to=f32}}
+      return %f
+    }}"""
+    graph = parse(text, {"w": np.ones((1024, 64), np.int8)})
+    nodes = [node for node in graph.nodes if node.op.name != "constant"]
+    step = Partition(tuple(nodes), Kind.CUDNN, body_of(graph, nodes))
+    assert ((Kind.KERNEL,) in [tuple(p.kind for p in f) for f in candidates(graph, step, level, FIGURES)]) == runs
+
+
 def test_launch_times_count() -> None:
     of = compiled()
 

@@ -37,7 +37,7 @@ QUANTISED: tuple[Mutant, ...] = (
         "fp8_rows_unaligned",
         "quantised",
         "gpu/cublaslt/match.py",
-        "aligned = all(size % FP8_MULTIPLE == 0 for size in sizes)",
+        "aligned = all(size % BYTES_MULTIPLE == 0 for size in sizes)",
         "aligned = all(size % 8 == 0 for size in sizes)",
         "cuBLASLt is given fp8 in rows that do not begin on 16 bytes",
         "gpu/cublaslt/test_match.py",
