@@ -61,7 +61,7 @@ class CompileTimes:
         """Return a line for each stage, the longest first, without those under a tenth of a second."""
         rows = sorted(self.stages.items(), key=lambda row: -row[1].seconds)
         lines = [f"{s.seconds:7.1f} s  {name} ({s.count})" for name, s in rows if s.seconds >= 0.1]
-        return "\n".join([f"{self.seconds:7.1f} s", *lines])
+        return "\n".join([f"{self.seconds:7.1f} s  in total", *lines])
 
 
 _running: ContextVar[CompileTimes | None] = ContextVar("compile_times", default=None)

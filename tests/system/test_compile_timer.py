@@ -32,7 +32,7 @@ def test_inner_stages_are_subtracted_and_stages_add_up() -> None:
     assert found == {"all": (1.25, 1), "plans": (6.0, 2), "runs": (1.0, 2)}
     assert times.seconds == sum(seconds for seconds, _ in found.values()) == 8.25
     assert str(times).splitlines() == [
-        "    8.2 s",
+        "    8.2 s  in total",
         "    6.0 s  plans (2)",
         "    1.2 s  all (1)",
         "    1.0 s  runs (2)",
