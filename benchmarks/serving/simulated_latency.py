@@ -61,7 +61,7 @@ def latencies(device: Device, load: float, rows: int, delay_s: float, count: int
             heapq.heappush(events, (arrival, 0))
             heapq.heappush(events, (now + delay_s + 1e-9, 1))
         endings = [end for end in endings if end > now]
-        while len(endings) < device.slots and (batch := queue.take(0)) is not None:
+        while len(endings) < device.slots and (batch := queue.take()) is not None:
             busy_until = max(busy_until, now) + device.seconds(batch.size)
             endings.append(busy_until)
             heapq.heappush(events, (busy_until, 1))
