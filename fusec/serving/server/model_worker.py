@@ -25,7 +25,7 @@ from fusec.errors import FusecError
 from fusec.serving.predictor import Predictor
 from fusec.serving.server import metrics
 from fusec.serving.server.batch_buffer import PendingResults
-from fusec.serving.server.batch_queue import BatchGroup, BatchQueue
+from fusec.serving.server.batch_queue import BatchQueue
 from fusec.serving.server.frames import frame
 from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch
 from fusec.serving.server.memory.request_memory import RequestMemory
@@ -38,7 +38,7 @@ from fusec.serving.server.queued_request import (
     send_error,
     send_results,
 )
-from fusec.serving.server.request_frames import split_frames
+from fusec.serving.server.request_frames import RequestForm, split_frames
 from fusec.serving.server.request_receiver import RequestReceiver
 from fusec.serving.server.server_options import ServerOptions
 from fusec.system.long_lived import leave_alone
@@ -106,20 +106,20 @@ class ModelWorker:
 
     def _take(self, sender: FrontEndConnection, held: bytearray) -> None:
         """Put the requests that have arrived whole into the queue. held: what has arrived; it is changed."""
-        groups: dict[BatchGroup, list[tuple[QueuedRequest, int]]] = defaultdict(list)
+        taken: dict[RequestForm, list[tuple[QueuedRequest, int]]] = defaultdict(list)
         for form, requests in split_frames(held):
             if not form.model:
                 self._regions.forget(form.outputs[0])
                 continue
             model = self._models[form.model]
-            found, memories = groups[model.group(form)], (sender.memory,) * len(form.inputs)
+            found, memories = taken[form], (sender.memory,) * len(form.inputs)
             for number, rows, *starts in requests:
                 request = QueuedRequest(sender, number, model, form, memories, starts, rows)
                 if not form.uses_objects or (request := self._with_objects(request)) is not None:
                     found.append((request, rows))
-        for group, tickets in groups.items():
+        for form, tickets in taken.items():
             if tickets:
-                self._queue.put(group, tickets)
+                self._queue.put(self._models[form.model].group(form), tickets)
 
     def _with_objects(self, request: QueuedRequest) -> QueuedRequest | None:
         """Find the shared-memory objects of a request's inputs. If one is gone, answer with the error."""
