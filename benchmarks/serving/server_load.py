@@ -199,8 +199,8 @@ def images(case: Case, count: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, (count, 3, case.side, case.side)).astype(np.uint8)
 
 
-def alone(case: Case, path: Path, seconds: float, rows: int) -> dict[str, Any]:
-    """Time the executable with its largest batch, and return images a second, and the answer for the first images."""
+def alone(case: Case, path: Path, seconds: float) -> dict[str, Any]:
+    """Time the executable with its largest batch, and return images a second, and the answer for these images."""
     predictor = fusec.Predictor(path).load()
     executable: Any = predictor.executable
     size = case.batches[-1]
@@ -213,7 +213,7 @@ def alone(case: Case, path: Path, seconds: float, rows: int) -> dict[str, Any]:
         row[f"{name}_images_s"] = size / seconds_of(
             lambda array=array: program.run(None, {"image": array}), finish, seconds
         )
-    row["answer"] = predictor({"image": x[:rows]})[executable.outputs[0].name]
+    row["answer"] = predictor({"image": x})[executable.outputs[0].name]
     return row
 
 
@@ -345,14 +345,14 @@ def cpu_seconds(pid: int) -> dict[str, float]:
     return found
 
 
-def measured(case: Case, path: Path, clients: Clients, tell: Callable[..., None]) -> None:
-    """Measure one case. tell: takes figures by name."""
-    own = alone(case, path, clients.seconds / 2, clients.rows)
+def measured(case: Case, path: Path, clients: Clients, figures: Mapping[str, Any], tell: Callable[..., None]) -> None:
+    """Measure one case. figures: of the executable alone. tell: takes figures by name."""
+    own = dict(figures)
     if clients.stub_us:
         a_row, a_batch = clients.stub_us
         speed = 1e6 * case.batches[-1] / (a_batch + a_row * case.batches[-1])
         own |= {"device": "stub", "device_images_s": speed, "host_images_s": speed}
-    answer = own.pop("answer")
+    answer = own.pop("answer")[: clients.rows]
     tell(precision=case.precision, side=case.side, **own)
     tell(front_ends=clients.front_ends, clients=clients.processes, connections=clients.connections)
     output = "y" if case.model in ("small", "stub") else fusec.Predictor(path, warm_up=False).outputs[0].name
@@ -431,13 +431,14 @@ def main() -> int:
             start = time.perf_counter()
             path = given.file or compiled(case, Path(folder), given.tune, given.budget)
             rows(name, {}, compile_s=time.perf_counter() - start)
+            own = alone(case, path, given.seconds / 2)
             for count in given.rows:
                 connections = given.connections or max(2, -(-3 * case.batches[-1] // (given.processes * count)))
                 stub_us = tuple(given.stub_us) if name == "stub" else None
                 served_as = (given.front_ends, count, stub_us, tuple(given.option), given.shared_memory)
                 clients = Clients(given.processes, connections, given.seconds, *served_as)
                 key = {"model": name, "batch": case.batches[-1], "rows": count, "shared_memory": given.shared_memory}
-                measured(case, path, clients, partial(rows, f"{name}, requests of {count}", key))
+                measured(case, path, clients, own, partial(rows, f"{name}, requests of {count}", key))
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
 
@@ -26,7 +25,7 @@ def made(delay_s: float = 1.0, wait_s: float = 5.0) -> tuple[BatchQueue[str], Cl
 
 
 def names(queue: BatchQueue[str]) -> tuple[list[str], int] | None:
-    batch = queue.take(0)
+    batch = queue.take()
     return None if batch is None else (list(batch.tickets), batch.size)
 
 
@@ -45,7 +44,7 @@ def test_a_batch_that_is_not_full_waits_for_the_delay() -> None:
     queue.put(GROUP, [("c", 1)])
     assert names(queue) is None
     clock.now += 0.4
-    batch = queue.take(0)
+    batch = queue.take()
     assert batch is not None
     assert (list(batch.tickets), batch.size) == (["a", "b", "c"], 4)
     assert list(batch.waited_s) == pytest.approx([1.0, 1.0, 0.4])
@@ -116,7 +115,7 @@ def test_every_request_is_in_one_batch_or_refused() -> None:
             group, rows = rng.choice(groups), rng.choice([1, 1, 1, 2, 3, 9])
             given.append(f"{number}:{group.key}:{rows}")
             queue.put(group, [(given[-1], rows)])
-        elif (batch := queue.take(0)) is not None:
+        elif (batch := queue.take()) is not None:
             rows = sum(int(ticket.split(":")[2]) for ticket in batch.tickets)
             assert {ticket.split(":")[1] for ticket in batch.tickets} == {batch.group.key}
             assert batch.size in (*batch.group.sizes, 0)
@@ -124,7 +123,7 @@ def test_every_request_is_in_one_batch_or_refused() -> None:
             taken += batch.tickets
         clock.now += rng.choice([0.0, 0.1, 0.5, 2.0])
     clock.now += 1
-    while (batch := queue.take(0)) is not None:
+    while (batch := queue.take()) is not None:
         taken += batch.tickets
     assert sorted(taken + refused) == sorted(given)
     assert refused
@@ -133,17 +132,16 @@ def test_every_request_is_in_one_batch_or_refused() -> None:
         assert mine == sorted(mine)
 
 
-def test_a_thread_that_waits_is_woken() -> None:
-    queue: BatchQueue[str] = BatchQueue(0.01, 5.0, lambda tickets: None)
-    found: list[str] = []
-
-    def take() -> None:
-        batch = queue.take(10)
-        assert batch is not None
-        found.extend(batch.tickets)
-
-    thread = threading.Thread(target=take)
-    thread.start()
+def test_the_time_until_a_batch_is_due() -> None:
+    queue, clock, _ = made()
+    assert queue.left_s() is None
     queue.put(GROUP, [("a", 1)])
-    thread.join(5)
-    assert found == ["a"]
+    assert queue.left_s() == pytest.approx(1.0)
+    clock.now += 0.3
+    queue.put(BatchGroup("n", (1, 9)), [("b", 1)])
+    assert queue.left_s() == pytest.approx(0.7), "that of the oldest request"
+    clock.now += 2
+    assert queue.left_s() == 0
+    assert names(queue) == (["a"], 1)
+    queue.put(GROUP, [(str(i), 1) for i in range(8)])
+    assert queue.left_s() == 0, "a full batch is due"

@@ -108,7 +108,7 @@ def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path, shared_memo
         rows("small", key, **figures)
         told.append(json.loads(output.read_text())["rows"][0].keys())
 
-    benchmark.measured(CASE, file, clients, tell)
+    benchmark.measured(CASE, file, clients, benchmark.alone(CASE, file, 1.0), tell)
     assert all(before < after for before, after in pairwise(told)), "each figure is written when it is known"
     (row,) = json.loads(output.read_text())["rows"]
     assert row["error"] < 1e-6

@@ -73,7 +73,7 @@ class BatchBuffer:
 
     def _copy_rows(self, target: Any, requests: Sequence[np.ndarray[Any, Any]], size: int) -> None:
         """Queue the copies of rows to the device; one for requests that are next to each other in memory."""
-        spans = [(rows.ctypes.data, rows.nbytes) for rows in requests]
+        spans = [(rows.__array_interface__["data"][0], rows.nbytes) for rows in requests]  # faster than `ctypes.data`
         row = spans[-1][1] // len(requests[-1])
         last = sum(spans[-1]) - row
         padding = size - sum(map(len, requests))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -48,7 +47,7 @@ class BatchQueue(Generic[Ticket]):
     """Requests that wait for the device, and the batches that they form.
 
     A batch is formed if the largest size is full, or the oldest request has waited for `delay_s`. Groups take turns by
-    the age of their oldest request.
+    the age of their oldest request. One thread uses it.
 
     refuse: called with requests that waited longer than `wait_s`.
     """
@@ -61,47 +60,30 @@ class BatchQueue(Generic[Ticket]):
         clock: Callable[[], float] = time.monotonic,
     ):
         self._delay_s, self._wait_s, self._refuse, self._clock = delay_s, wait_s, refuse, clock
-        self._changed = threading.Condition()
         self._lines: dict[Hashable, _Line[Ticket]] = {}
 
     def put(self, group: BatchGroup, tickets: Sequence[tuple[Ticket, int]]) -> None:
         """Add requests of a group, each with the number of its rows."""
         now = self._clock()
-        with self._changed:
-            new = group.key not in self._lines
-            line = self._lines.setdefault(group.key, _Line(group))
-            line.waiting.extend((ticket, rows, now) for ticket, rows in tickets)
-            line.rows += sum(rows for _, rows in tickets)
-            if new or line.is_full:  # else a thread that waits knows when the batch is due
-                self._changed.notify()
+        line = self._lines.setdefault(group.key, _Line(group))
+        line.waiting.extend((ticket, rows, now) for ticket, rows in tickets)
+        line.rows += sum(rows for _, rows in tickets)
 
-    def take(self, timeout_s: float | None = None) -> FormedBatch[Ticket] | None:
-        """Wait until a batch is due, and take it; None if none is within the timeout."""
-        end = None if timeout_s is None else self._clock() + timeout_s
-        with self._changed:
-            while True:
-                now = self._clock()
-                self._drop_late(now)
-                ready, next_s = self._due(now)
-                if ready is not None:
-                    return self._formed(ready, now)
-                if end is not None:
-                    if now >= end:
-                        return None
-                    next_s = end - now if next_s is None else min(next_s, end - now)
-                self._changed.wait(next_s)
+    def take(self) -> FormedBatch[Ticket] | None:
+        """Take a batch that is due; None if there is none."""
+        now = self._clock()
+        self._drop_late(now)
+        due = [line for line in self._lines.values() if self._left_s(line, now) <= 0]
+        return self._formed(min(due, key=lambda line: line.waiting[0][2]), now) if due else None
+
+    def left_s(self) -> float | None:
+        """Return the seconds until a batch is due if no more requests come; None if nothing waits."""
+        now = self._clock()
+        return min((max(0.0, self._left_s(line, now)) for line in self._lines.values()), default=None)
 
     def drop_late(self) -> None:
         """Refuse requests that waited too long; for a caller that is not in `take`, because the device is busy."""
-        with self._changed:
-            self._drop_late(self._clock())
-
-    def _due(self, now: float) -> tuple[_Line[Ticket] | None, float | None]:
-        """Return the group whose batch is due, or the seconds until one is; two times None if nothing waits."""
-        due = [line for line in self._lines.values() if self._left_s(line, now) <= 0]
-        if due:
-            return min(due, key=lambda line: line.waiting[0][2]), None
-        return None, min((self._left_s(line, now) for line in self._lines.values()), default=None)
+        self._drop_late(self._clock())
 
     def _left_s(self, line: _Line[Ticket], now: float) -> float:
         return 0.0 if line.is_full else line.waiting[0][2] + self._delay_s - now

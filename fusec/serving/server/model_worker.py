@@ -1,7 +1,7 @@
 """Run models in a worker process: form batches of the requests of all front ends, and run them on one device.
 
-Three threads hand batches on, so that the device waits for little: one gathers the rows of the next batch, one starts
-batches, one waits for the results and answers. A thread for each front end receives requests.
+Three threads hand batches on, so that the device waits for little: one receives requests and gathers the rows of the
+next batch, one starts batches, one waits for the results and answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +25,7 @@ from fusec.errors import FusecError
 from fusec.serving.predictor import Predictor
 from fusec.serving.server import metrics
 from fusec.serving.server.batch_buffer import PendingResults
-from fusec.serving.server.batch_queue import BatchGroup, BatchQueue
+from fusec.serving.server.batch_queue import BatchQueue
 from fusec.serving.server.frames import frame
 from fusec.serving.server.loaded_model import LoadedModel, PreparedBatch
 from fusec.serving.server.memory.request_memory import RequestMemory
@@ -39,7 +38,8 @@ from fusec.serving.server.queued_request import (
     send_error,
     send_results,
 )
-from fusec.serving.server.request_frames import split_frames
+from fusec.serving.server.request_frames import RequestForm, split_frames
+from fusec.serving.server.request_receiver import RequestReceiver
 from fusec.serving.server.server_options import ServerOptions
 from fusec.system.long_lived import leave_alone
 from fusec.system.threaded_copy import ThreadedCopy
@@ -49,6 +49,7 @@ MAX_FAILURES = 3  # failed batches one after the other, after which the process 
 # The thread that starts batches gets Python's lock so soon; by default it may wait longer than a batch runs.
 SWITCH_S = 0.0002
 SLOTS = 2  # batches in progress: one runs, and one is gathered or queued on the device; more would only wait there
+RECEIVE_S = 0.00025  # while a batch waits for more requests, those that came are read so often, and not one by one
 _log = logging.getLogger("fusec.serving")
 
 
@@ -67,6 +68,7 @@ class ModelWorker:
         self._regions = MappedRegions(self._xp)
         self._wait_s = options.wait_s
         self._queue: BatchQueue[QueuedRequest] = BatchQueue(options.delay_s, options.wait_s, self._refuse)
+        self._receiver = RequestReceiver(self._take)
         self._slots = threading.Semaphore(SLOTS)
         self._prepared: queue.SimpleQueue[tuple[Batch, PreparedBatch]] = queue.SimpleQueue()
         self._running: queue.SimpleQueue[tuple[Batch, PreparedBatch, PendingResults, float]] = queue.SimpleQueue()
@@ -100,32 +102,24 @@ class ModelWorker:
             sender = FrontEndConnection(connection, RequestMemory(handles[0], self._xp))
             os.close(handles[0])
             sender.send([frame({"models": described, "device": device})])
-            threading.Thread(target=_or_exit, args=(lambda sender=sender: self._receive(sender),), daemon=True).start()
-
-    def _receive(self, sender: FrontEndConnection) -> None:
-        held = bytearray()
-        with suppress(ConnectionError):
-            while data := sender.connection.recv(1 << 20):
-                held += data
-                self._take(sender, held)
-        sender.connection.close()
+            self._receiver.add(sender)
 
     def _take(self, sender: FrontEndConnection, held: bytearray) -> None:
         """Put the requests that have arrived whole into the queue. held: what has arrived; it is changed."""
-        groups: dict[BatchGroup, list[tuple[QueuedRequest, int]]] = defaultdict(list)
+        taken: dict[RequestForm, list[tuple[QueuedRequest, int]]] = defaultdict(list)
         for form, requests in split_frames(held):
             if not form.model:
                 self._regions.forget(form.outputs[0])
                 continue
             model = self._models[form.model]
-            found, memories = groups[model.group(form)], (sender.memory,) * len(form.inputs)
+            found, memories = taken[form], (sender.memory,) * len(form.inputs)
             for number, rows, *starts in requests:
                 request = QueuedRequest(sender, number, model, form, memories, starts, rows)
                 if not form.uses_objects or (request := self._with_objects(request)) is not None:
                     found.append((request, rows))
-        for group, tickets in groups.items():
+        for form, tickets in taken.items():
             if tickets:
-                self._queue.put(group, tickets)
+                self._queue.put(self._models[form.model].group(form), tickets)
 
     def _with_objects(self, request: QueuedRequest) -> QueuedRequest | None:
         """Find the shared-memory objects of a request's inputs. If one is gone, answer with the error."""
@@ -144,14 +138,23 @@ class ModelWorker:
     def _gather(self) -> NoReturn:
         while True:
             while not self._slots.acquire(timeout=self._wait_s / 4):
+                self._receiver.receive(wait=False)
                 self._queue.drop_late()
             self._gather_next()
 
+    def _next_batch(self) -> Batch:
+        """Receive requests until a batch is due."""
+        self._receiver.receive(wait=False)
+        while (batch := self._queue.take()) is None:
+            left_s = self._queue.left_s()
+            if left_s is not None:
+                time.sleep(min(left_s, RECEIVE_S))
+            self._receiver.receive(wait=left_s is None)
+        return batch
+
     def _gather_next(self) -> None:
         """Gather a batch. In a function of its own, so that a thread that waits does not hold memory of clients."""
-        batch = self._queue.take()
-        assert batch is not None, "there is no timeout"
-        batch = by_sender(batch)
+        batch = by_sender(self._next_batch())
         model = batch.tickets[0].model
         requests = [ticket.arrays() for ticket in batch.tickets]
         locked = all(ticket.page_locked for ticket in batch.tickets)

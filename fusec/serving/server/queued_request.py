@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import socket
 import struct
@@ -41,7 +42,7 @@ class FrontEndConnection:
                 self.connection.shutdown(socket.SHUT_RDWR)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, because that makes it slower to make, and one is made for each request
 class QueuedRequest:
     """A request that waits for its batch. memories, starts: where each of its inputs is."""
 
@@ -61,20 +62,25 @@ class QueuedRequest:
     @property
     def nbytes(self) -> list[int]:
         """Return the number of bytes of each input."""
-        return [
-            math.prod(self.rows if d == ROWS else d for d in shape) * DATATYPES[datatype].itemsize
-            for _, datatype, shape, _ in self.form.inputs
-        ]
+        return [math.prod(shape) * dtype.itemsize for _, shape, dtype in _arrays(self.form, self.rows)]
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return the inputs as views of the memory where they are."""
-        rows = self.rows
         return {
-            name: np.ndarray(tuple(rows if d == ROWS else d for d in shape), DATATYPES[datatype], memory.data, start)
-            for (name, datatype, shape, _), memory, start in zip(
-                self.form.inputs, self.memories, self.starts, strict=True
+            name: np.ndarray(shape, dtype, memory.data, start)
+            for (name, shape, dtype), memory, start in zip(
+                _arrays(self.form, self.rows), self.memories, self.starts, strict=True
             )
         }
+
+
+@functools.lru_cache(maxsize=1024)
+def _arrays(form: RequestForm, rows: int) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+    """Return name, shape and dtype of the inputs of a request."""
+    return [
+        (name, tuple(rows if d == ROWS else d for d in shape), DATATYPES[datatype])
+        for name, datatype, shape, _ in form.inputs
+    ]
 
 
 Batch = FormedBatch[QueuedRequest]

@@ -32,7 +32,14 @@ class RequestForm:
     inputs: tuple[tuple[str, str, tuple[int, ...], str], ...]
     outputs: tuple[str, ...]
 
-    @property
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.model, self.inputs, self.outputs))
+
+    def __hash__(self) -> int:
+        return self._hash  # it is looked up for each request
+
+    @functools.cached_property
     def uses_objects(self) -> bool:
         """Tell if an input is in a shared-memory object."""
         return any(item for *_, item in self.inputs)
