@@ -348,7 +348,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
         patch(module, "cupy", cupy)
         patch(module, "cudnn", cudnn)
     patch(plan_list, "cudnn", cudnn)
-    patch(launch, "driver", lambda: None)  # launches begin in order
+    patch(launch, "driver", lambda: None)  # launches run one after the other
     patch(timer, "Gate", Gate)
     patch(plan_bench, "emit", machine.emit)
     patch(plan_bench, "revive", machine.revive)

@@ -39,12 +39,14 @@ def packed_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: Gpu
     product, y = products[0], products[0].result.type
     if any(v.type.shape != y.shape for node in epilogue for v in node.results) or not _is_supported(product):
         return None
+    if len(products) > 1 and not _may_join(products):
+        return None
     name = "+".join(node.op.name for node in nodes)
     if y.size == 0:
         return Kernel(name, ())
     if len(products) > 1:
         kernels = [Kernel(name, (ring.launch(),)) for ring in packed_rings(products, epilogue, outputs, figures)]
-        return with_variants(kernels) if _may_join(products) else None
+        return with_variants(kernels)
     rings = list(packed_rings(products, epilogue, outputs, figures))
     sources = [PackedChunks(product, epilogue, outputs, *tiling) for tiling in _tilings(product, figures)]
     kernels = [Kernel(name, (source.launch(),), source.scratch_bytes) for source in sources]

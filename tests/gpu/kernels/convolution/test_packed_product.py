@@ -139,6 +139,15 @@ def test_two_products_that_differ_are_two_launches() -> None:
         assert gated(F16, (1, 2048), Weights(I4, 32, 2048, 32), **second).kernel is None
 
 
+def test_a_product_of_the_result_of_another_is_a_launch_of_its_own() -> None:
+    def make(g: Graph, x: Value) -> Value:
+        first, second = Weights(I4, 1024, 1024, 32), Weights(I4, 1024, 1024, 32, seed=1)
+        y = g.add(PackedMatMul(32), x, *first.operands(g))
+        return g.add(PackedMatMul(32), g.add(pw("relu"), y), *second.operands(g))
+
+    assert build("in a row", [TensorType((1, 1024), F16)], make).kernel is None
+
+
 def test_blocks_have_one_tile_or_several() -> None:
     launches = [rings(case) for case in ring_cases()]
     assert all(launches) and {launch.grid for each in launches for launch in each} > {2, 3, 4}
