@@ -53,6 +53,10 @@ class ExecutionError(FusecError):
     """The arguments of a call do not fit, or a compiled program failed while it ran."""
 
 
+class DeviceLostError(FusecError):
+    """The GPU failed and runs nothing more for this process, as after an illegal access; a new process can go on."""
+
+
 class CudnnNotAskedWarning(UserWarning):
     """cuDNN is not installed, so fusec's rules alone decided which ops fuse."""
 

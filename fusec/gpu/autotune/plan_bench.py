@@ -19,7 +19,7 @@ from fusec.gpu.cudnn.emit import emit
 from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, identity_of
 from fusec.gpu.cudnn.plan_list import exclude_notes, modes_of
 from fusec.gpu.measure.random_inputs import distance, poison, random_data
-from fusec.gpu.measure.timer import Stopwatch
+from fusec.gpu.measure.timer import Stopwatch, device_failure
 from fusec.ir import Array
 from fusec.lowering.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.lowering.known_bugs import wrong_plan
@@ -237,7 +237,7 @@ class GpuPlanBench:
         try:
             plan.execute(addresses, 0 if scratch is None else scratch.data.ptr, self._handle)
         except RuntimeError as error:
-            raise ExecutionError(f"cuDNN failed to run it: {error}") from error
+            raise device_failure(f"cuDNN failed to run it: {error}") from error
 
     def _results(self, plan: AnyPlan) -> dict[CudnnTensor, Array]:
         """Run a plan and return its outputs, in memory that was poisoned before."""

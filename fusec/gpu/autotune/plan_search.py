@@ -7,8 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from fusec.errors import ExecutionError
+from fusec.errors import DeviceLostError, ExecutionError
 from fusec.gpu.autotune.ranked_plans import Offer, PlanBench, RankedPlans
 from fusec.gpu.autotune.result_check import reject_wrong_plans
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -158,15 +159,30 @@ def _time_last(bench: PlanBench, result: RankedPlans) -> None:
     choice, plan = result.plans.pop()
     best_us = min((_us(other) for other, _ in result.plans), default=float("inf"))
     try:
-        bench.once_us(result.graph, plan)
-        time_us = min(bench.once_us(result.graph, plan) for _ in range(2))
+        _time_us(bench, result.graph, choice, plan, once=True)
+        time_us = min(_time_us(bench, result.graph, choice, plan, once=True) for _ in range(2))
         if time_us <= HOPELESS * best_us + ONE_RUN_US:
-            time_us = min(bench.time_us(result.graph, plan) for _ in range(2))
+            time_us = min(_time_us(bench, result.graph, choice, plan) for _ in range(2))
     except ExecutionError as error:
         result.reject(choice, error)
         bench.quarantine(result.graph, choice, str(error))
         return
     result.plans.append((replace(choice, time_us=time_us), plan))
+
+
+def _time_us(bench: PlanBench, graph: CudnnGraph, choice: Choice, plan: Any, once: bool = False) -> float:
+    """Time a plan. One that costs the process its GPU goes into quarantine, so that the next process avoids it.
+
+    once: a single run
+    """
+    try:
+        return bench.once_us(graph, plan) if once else bench.time_us(graph, plan)
+    except DeviceLostError as error:
+        bench.quarantine(graph, choice, str(error))
+        raise DeviceLostError(
+            f"{choice.name} failed so that the GPU runs nothing more for this process ({error}). "
+            f"The plan is in quarantine now: compile again in a new process. It ran\n{graph}"
+        ) from error
 
 
 def _rest(
@@ -194,7 +210,7 @@ def _time_in_rounds(bench: PlanBench, result: RankedPlans, rng: random.Random) -
         rng.shuffle(close)
         for choice, plan in close:
             try:
-                times[id(plan)].append(bench.time_us(result.graph, plan))
+                times[id(plan)].append(_time_us(bench, result.graph, choice, plan))
             except ExecutionError as error:
                 result.reject(choice, error)
                 bench.quarantine(result.graph, choice, str(error))

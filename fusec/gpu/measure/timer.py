@@ -11,7 +11,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from fusec.errors import ExecutionError
+from fusec.errors import DeviceLostError, ExecutionError, FusecError
 
 SHUT_US = 500.0  # after which a gate opens by itself, because queueing may wait for the device, as to load a kernel
 TRIES = 3
@@ -84,7 +84,7 @@ class Stopwatch:
         swept: empty the L2 cache before the first run
 
         If queueing was slow, the device may have waited for it, so the runs are timed again and the least time counts.
-        Raises ExecutionError when the device fails.
+        Raises ExecutionError when the device fails, and DeviceLostError if it runs nothing afterwards.
         """
         least_us = float("inf")
         for _ in range(TRIES):
@@ -105,9 +105,18 @@ class Stopwatch:
             try:
                 stop.synchronize()
             except cupy.cuda.runtime.CUDARuntimeError as error:
-                raise ExecutionError(f"the GPU reported an error: {error}") from error
+                raise device_failure(f"the GPU reported an error: {error}") from error
             took_us = 1000.0 * float(cupy.cuda.get_elapsed_time(start, stop))
             least_us = min(least_us, took_us / runs)
             if queueing_us < max(SHUT_US, took_us / 2):
                 break
         return least_us
+
+
+def device_failure(said: str) -> FusecError:
+    """Return the error to raise after a failure: DeviceLostError if the device runs nothing more, or ExecutionError."""
+    try:
+        cupy.cuda.runtime.deviceSynchronize()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return DeviceLostError(said)
+    return ExecutionError(said)

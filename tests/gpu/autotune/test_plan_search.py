@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fusec.errors import ExecutionError
+from fusec.errors import DeviceLostError, ExecutionError
 from fusec.gpu.autotune.plan_search import (
     QUICK_COMPILED,
     QUICK_PRECOMPILED,
@@ -223,6 +223,24 @@ def test_without_a_reference_plans_vote() -> None:
 def test_a_plan_that_fails_to_run_is_dropped() -> None:
     table = Table({1: [50.0, 10.0, 20.0]}, fails={1: 15})
     assert best(one(table)) == 2
+    assert table.noted == ["1: the GPU reported an error"]
+
+
+class Lost(Table):
+    """Table whose plans cost the process its GPU where `fails` says so."""
+
+    def time_us(self, graph: CudnnGraph, plan: Any) -> float:
+        try:
+            return super().time_us(graph, plan)
+        except ExecutionError as error:
+            raise DeviceLostError(str(error)) from error
+
+
+@pytest.mark.parametrize("run", [2, 15])  # of the first timing, and of the rounds
+def test_a_plan_that_costs_the_gpu_is_in_quarantine_for_the_next_process(run: int) -> None:
+    table = Lost({1: [50.0, 10.0, 20.0]}, fails={1: run})
+    with pytest.raises(DeviceLostError, match=r"engine 1.* in quarantine now: compile again in a new process"):
+        one(table)
     assert table.noted == ["1: the GPU reported an error"]
 
 

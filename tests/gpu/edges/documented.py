@@ -113,12 +113,20 @@ DOCUMENTED = (
         "bias .*max",
     ),
     Documented(
-        "attention_train with a bias of +infinity: NaN as the logarithm of the sum",
+        "attention_train with a bias of +infinity, or an infinity in a key: NaN as the logarithm of the sum",
         "cuDNN subtracts infinity from infinity",
         ("nan for infinity",),
         ("cudnn",),
-        r"^attention_train masked",
-        "bias .*inf",
+        r"^attention_train (masked|k )",
+        "(bias|k) .*inf",
+    ),
+    Documented(
+        "batch_norm_train of values with an infinity: NaN, not the infinity, as the mean",
+        "cuDNN subtracts infinity from infinity",
+        ("nan for infinity",),
+        ("cudnn",),
+        r"^batch_norm_train ",
+        "inf",
     ),
     Documented(
         "causal attention: NaN or an infinity in a key does not reach the queries before it",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import types
 from typing import Any
@@ -143,3 +145,26 @@ def test_a_gate_holds_work_back_until_it_opens_or_has_been_shut_for_long() -> No
         return time.perf_counter() - since
 
     assert min(opened() for _ in range(TRIES)) < 1e-6 * SHUT_US
+
+
+LOSE_THE_GPU = """
+import cupy
+from fusec.errors import DeviceLostError, ExecutionError
+from fusec.gpu.measure.timer import Stopwatch
+kernel = cupy.RawKernel('extern "C" __global__ void f(int* p) { *p = 1; }', "f")
+try:
+    Stopwatch(cupy.cuda.Stream()).us(lambda: kernel((1,), (1,), (64,)))
+except DeviceLostError as error:
+    assert not isinstance(error, ExecutionError) and "illegal" in str(error), error
+    print("told", flush=True)
+import os
+os._exit(0)  # CuPy cannot free anything any more
+"""
+
+
+@pytest.mark.gpu
+def test_an_illegal_access_is_told_as_the_loss_of_the_gpu() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOSE_THE_GPU], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "told", done.stderr[-2000:]
