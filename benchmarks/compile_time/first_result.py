@@ -124,6 +124,7 @@ def line(row: dict[str, Any]) -> str:
 
 def _loaded(scratch: Path, path: str, tune: str, cache: Path, lock: str, write_lock: bool) -> dict[str, Any]:
     environment = {**os.environ, "FUSEC_CACHE": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the modules of an installed package are compiled
     environment["CUPY_CACHE_DIR"] = str(cache / "cupy")  # empty, so that NVRTC compiles all kernels the first time
     files = [str(scratch / path), str(scratch / ANSWERS), tune, lock, str(scratch / LOCK) if write_lock else ""]
     child = ("-W", "ignore", "-m", "benchmarks.compile_time.first_result_child")

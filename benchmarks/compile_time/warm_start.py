@@ -59,6 +59,7 @@ def measure(model: str, tune: str, turns: int) -> list[dict[str, Any]]:
         path, cache = Path(folder) / "model.onnx", Path(folder) / "cache"
         _write(model, path)
         environment = {**os.environ, "FUSEC_CACHE": str(cache), "CUPY_CACHE_DIR": str(cache / "cupy")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the modules of an installed package are compiled
         found = [_started(path, tune, environment) for _ in range(1 + turns)]
         weights = path.stat().st_size
     warm = sorted(found[1:], key=lambda row: row["first_result_s"])

@@ -62,6 +62,10 @@ class Backend(Protocol):
         """Return an array of the module from a NumPy or CuPy array, or any object with DLPack."""
         ...
 
+    def packed(self, array: Array, type: TensorType) -> Array:
+        """Return a flat buffer with an array of NumPy in the type's memory order; see `packing.pack`."""
+        ...
+
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Make graphs (by key) and other steps ready to run.
 

@@ -13,7 +13,7 @@ from fusec.execution.backend import Captured
 from fusec.ir import Array, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.dlpack import from_dlpack
-from fusec.lowering.packing import empty, unpack
+from fusec.lowering.packing import empty, pack, unpack
 from fusec.lowering.simulator import simulate
 from fusec.plans.plan_record import Entry
 from fusec.schedule.dependencies import Waits
@@ -57,6 +57,9 @@ class SimulatorBackend:
         if hasattr(array, "__dlpack__") and not isinstance(array, np.generic):
             return from_dlpack(np, array)
         return np.asarray(array)
+
+    def packed(self, array: Array, type: TensorType) -> Array:
+        return pack(np, array, type)
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Do nothing, because the simulator runs a graph as it is."""

@@ -27,13 +27,14 @@ class Constants:
 
     An array is freed with the last step that holds it.
     xp: the array module. weights: constants that are shared with other programs.
-    from_host: makes an array of the module from one of NumPy; default: that of the module.
+    packed: packs an array of NumPy as `packing.pack` does, into memory of the module; default: that of the module.
     """
 
     def __init__(
-        self, xp: Any, weights: SharedWeights | None = None, from_host: Callable[[Array], Array] | None = None
+        self, xp: Any, weights: SharedWeights | None = None, packed: Callable[[Array, TensorType], Array] | None = None
     ):
-        self._xp, self._shared, self._from_host = xp, weights, from_host or xp.asarray
+        self._xp, self._shared = xp, weights
+        self._pack = packed or (lambda array, into: pack(xp, xp.asarray(array), into))
         self.arrays: WeakValueDictionary[tuple[int, Layout], Array] = WeakValueDictionary()
 
     def __call__(self, literal: Literal, type: TensorType) -> Array:
@@ -45,7 +46,7 @@ class Constants:
             def packed() -> Array:
                 if stored_dtype(self._xp, type.dtype) != type.dtype.numpy:
                     return self._xp.asarray(to_codes(pack(np, literal.array, type), type.dtype))
-                return pack(self._xp, self._from_host(literal.array), type)
+                return self._pack(literal.array, type)
 
             array = packed() if self._shared is None else self._shared.prepared(literal, layout(type), packed)
             self.arrays[key] = array

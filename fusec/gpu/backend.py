@@ -127,6 +127,9 @@ class CudnnBackend:
     def from_any(self, array: Any) -> Array:
         return DeviceArrays().from_any(array)
 
+    def packed(self, array: Array, type: TensorType) -> Array:
+        return DeviceArrays().packed(array, type)
+
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Choose and build a plan of each graph, and compile the kernels of other steps.
 

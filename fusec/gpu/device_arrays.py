@@ -8,9 +8,11 @@ import cupy
 import numpy as np
 
 from fusec.gpu import device
+from fusec.gpu.launch.reorder import can_reorder, reordered
 from fusec.gpu.launch.stream_calls import TO_DEVICE
-from fusec.ir import Array
+from fusec.ir import Array, TensorType
 from fusec.lowering.dlpack import from_dlpack
+from fusec.lowering.packing import pack
 
 DLPACK_CUDA = 2  # kDLCUDA
 LARGE_BYTES = 1 << 20  # CuPy copies by way of pinned memory, which takes longer to allocate than such an array to copy
@@ -37,6 +39,13 @@ class DeviceArrays:
         if device is not None and not isinstance(array, (np.ndarray, np.generic)):
             return _to_device(from_dlpack(np, array))
         return _to_device(array)
+
+    def packed(self, array: Array, type: TensorType) -> Array:
+        """Return a flat buffer with an array of NumPy in the type's memory order; see `packing.pack`."""
+        moved, order = self.from_any(array), type.order
+        if type.within or order in ((), tuple(range(type.rank))) or array.shape != type.shape or not can_reorder(moved):
+            return pack(cupy, moved, type)
+        return reordered(moved, order)
 
 
 def _to_device(array: Any) -> Array:

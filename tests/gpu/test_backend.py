@@ -462,7 +462,8 @@ def test_a_squeeze_and_excitation_runs_as_one_kernel_and_is_known_the_next_time(
         machine.launched.clear()
         (got,) = net.run(None, {"x": x})
         assert_close(got, want, 1e-5)
-        assert [entry.split("_")[0] for entry in machine.launched[:2]] == ["depthwise", "gate"]
+        steps = [entry.split("_")[0] for entry in machine.launched if not entry.startswith("fusec")]  # copies weights
+        assert steps[:2] == ["depthwise", "gate"]
 
 
 @needs_compiler

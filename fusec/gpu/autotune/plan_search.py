@@ -171,12 +171,12 @@ def _time_last(bench: PlanBench, result: RankedPlans) -> None:
 
 
 def _time_us(bench: PlanBench, graph: CudnnGraph, choice: Choice, plan: Any, once: bool = False) -> float:
-    """Time a plan, by one run if asked.
+    """Time a plan. One that costs the process its GPU goes into quarantine, so that the next process avoids it.
 
-    One that costs the process its GPU goes into quarantine, so that the next process avoids it.
+    once: a single run
     """
     try:
-        return (bench.once_us if once else bench.time_us)(graph, plan)
+        return bench.once_us(graph, plan) if once else bench.time_us(graph, plan)
     except DeviceLostError as error:
         bench.quarantine(graph, choice, str(error))
         raise DeviceLostError(

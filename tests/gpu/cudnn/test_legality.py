@@ -343,6 +343,19 @@ def test_missing_libraries_are_an_error_and_never_a_verdict(tmp_path: Path, monk
     assert len(store) == 0
 
 
+def test_workers_start_early_only_where_nothing_was_asked(tmp_path: Path) -> None:
+    store = Store(tmp_path / "answers.sqlite")
+    with Oracle(load("h200"), store=store, workers=2) as oracle:
+        oracle.start_if_new()
+        assert oracle._all or oracle._starting
+        oracle.close()  # the proof ends with its workers, and is no verdict about cuDNN
+        assert isinstance(oracle.judge([conv("bias", "relu")])[0], Legal)
+        assert store.get([oracle._proof])
+    with Oracle(load("h200"), store=store, workers=2) as oracle:
+        oracle.start_if_new()
+        assert not oracle._all and not oracle._starting
+
+
 def test_a_worker_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_START", "raise SystemExit('no such luck')")
     with (

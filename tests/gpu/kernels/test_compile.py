@@ -146,12 +146,17 @@ def test_sources_compile(architecture: int) -> None:
     compiler = nvrtc()
     everywhere = [launch for launch in launches() if not launch.architecture.endswith("a")]
     runs = [each for each in everywhere if int(each.architecture.strip("sm_") or 0) <= architecture]
+    from fusec.gpu.launch.reorder import WIDTHS
+    from fusec.gpu.launch.reorder import source_of as reorder_of
+    from fusec.gpu.measure.device_distance import TYPES
+    from fusec.gpu.measure.device_distance import source_of as distance_of
     from fusec.gpu.measure.timer import SOURCE
 
     some = one_of_each(runs, ARCHITECTURES.index(architecture), not reads_as_the_one_before(architecture))
     assert not any("__CUDA_ARCH__" in launch.source for launch in launches())
     fast = ["--Ofast-compile=max"] if compiler.getVersion() >= (12, 9) else []
-    _compile(compiler, [SOURCE, *(launch.source for launch in some)], f"sm_{architecture}", *fast)
+    small = [*map(distance_of, TYPES), *map(reorder_of, WIDTHS)]
+    _compile(compiler, [SOURCE, *small, *(launch.source for launch in some)], f"sm_{architecture}", *fast)
     own = [launch for launch in launches() if launch.architecture.rstrip("a") == f"sm_{architecture}"]
     for only in {launch.architecture for launch in own}:
         _compile(compiler, [launch.source for launch in own if launch.architecture == only][::3], only)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine, on_device
 
 from fusec.ir import DType
@@ -45,7 +46,19 @@ def test_filters_have_about_unit_gain(machine: Machine) -> None:
     assert 0.7 < filters.std() * np.sqrt(64 * 9) < 1.5
 
 
-@pytest.mark.parametrize("host_bytes", [1 << 22, 0])
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "name"), [(DType.F16, "f2"), (DType.F32, "f4"), (DType.F64, "f8"), (DType.BF16, "")])
+def test_the_device_measures_large_results(machine: Machine, dtype: DType, name: str) -> None:
+    from fusec.gpu.measure.device_distance import BLOCK, GRID, device_norms
+
+    rng, size = np.random.default_rng(0), 2 * GRID * BLOCK + 77
+    got, want = (rng.standard_normal(size).astype(name or dtype.numpy) for _ in range(2))
+    norms = device_norms(dtype, *(on_device(each.view(np.uint8)) for each in (got, want)))
+    apart = got.astype(np.float64) - want.astype(np.float64)
+    np.testing.assert_allclose(norms, (np.linalg.norm(apart), np.linalg.norm(want.astype(np.float64))), 1e-12)
+
+
+@pytest.mark.parametrize("host_bytes", [1 << 22, pytest.param(0, marks=needs_compiler)])
 def test_distances_see_what_is_wrong(machine: Machine, monkeypatch: pytest.MonkeyPatch, host_bytes: int) -> None:
     from fusec.gpu.measure import random_inputs
 
