@@ -1,7 +1,7 @@
 """Time a RetinaNet in fp16 from images to the boxes that non-maximum suppression keeps, with fusec and with torch.
 
 Usage, with a GPU, torch and torchvision: python -m benchmarks.models.detectors [MODEL:BATCH ...]
-    [--peers eager,compile] [--peer-seconds 100] [--tune quick] [--budget SECONDS]
+    [--peers eager,compile] [--products ATEN,TRITON] [--peer-seconds 100] [--tune quick] [--budget SECONDS]
 The weights are drawn. Each image gives its best CANDIDATES boxes, which are decoded in fp32. fusec runs the exported
 model with NonMaxSuppression as one program, and crops its results to the number of boxes that stay. The peers are torch
 eager with cudnn.benchmark and torch.compile with max-autotune and freezing: a CUDA graph up to the candidates, then one
@@ -67,12 +67,14 @@ class Settings:
 
     tune, budget_s: as `fusec.compile` takes them.
     peer_s: a peer that is not ready after so many seconds is left out; 0 is no limit.
+    products: libraries whose matrix products torch.compile times; those of 1x1 convolutions are among them.
     """
 
     peers: tuple[str, ...]
     tune: str
     budget_s: float
     peer_s: float
+    products: str
     simulate: bool
 
 
@@ -219,9 +221,9 @@ def on_new_images(contenders: Mapping[str, Callable[[], object]], images: torch.
     return {who: statistics.median(series) for who, series in times.items()}
 
 
-def peer(name: str, model: nn.Module, images: torch.Tensor) -> tuple[Callable[[], None], Candidates]:
+def peer(name: str, model: nn.Module, images: torch.Tensor, products: str) -> tuple[Callable[[], None], Candidates]:
     """Capture a peer up to the candidates; return its replay and the candidates."""
-    fast = autotuned(model, Autotune(products=PRODUCTS, freezing=True)) if name == "compile" else model
+    fast = autotuned(model, Autotune(products=products, freezing=True)) if name == "compile" else model
     return captured(lambda: fast(images))
 
 
@@ -258,12 +260,14 @@ def case(name: str, settings: Settings, attempt: Attempt) -> dict[str, Any]:
             started = time.perf_counter()
             try:
                 with within(settings.peer_s):
-                    replay, candidates = peer(one, model, images)
+                    replay, candidates = peer(one, model, images, settings.products)
             except TooLongError as reason:
                 row.setdefault("missing", {})[one] = str(reason)
                 attempt.say(f"{one}: {reason}")
                 continue
             row[f"{one}_compile_s"] = round(time.perf_counter() - started, 2)
+            if one == "compile":
+                row["products"] = settings.products
             attempt.say(f"{name}: {one} captured")
             replay()
             row.setdefault("errors", {})[one] = relative_l2(candidates[2], want[2])
@@ -348,6 +352,7 @@ def main() -> int:
     options.add_argument("cases", nargs="*", default=list(CASES), help="MODEL:BATCH")
     options.add_argument("--peers", default=",".join(PEERS), help="the peers to measure, separated by commas")
     options.add_argument("--peer-seconds", type=float, default=100.0, help="leave out a slower peer; 0: no limit")
+    options.add_argument("--products", default=PRODUCTS, help="libraries whose products torch.compile times")
     options.add_argument("--tune", default="quick")
     options.add_argument("--simulate", action="store_true", help="run small images without a GPU, and time nothing")
     options.add_argument("--worst", type=int, default=12, help="print so many of the slowest steps")
@@ -357,7 +362,7 @@ def main() -> int:
         options.error(f"--peers takes {', '.join(PEERS)}, not {', '.join(sorted(unknown))}")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     torch.backends.cudnn.benchmark = True
-    settings = Settings(peers, given.tune, given.budget, given.peer_seconds, given.simulate)
+    settings = Settings(peers, given.tune, given.budget, given.peer_seconds, given.products, given.simulate)
     if "compile" in peers and not given.simulate:
         start_workers()  # while the model is exported
     attempt, good = Attempt(given.output, given.commit), True

@@ -176,6 +176,7 @@ FRAGMENT(chosen_before) {
       for (u32 j = 0u; j < 32u; ++j) word |= (u32)gone[32u * threadIdx.x + j] << j;
       own[GONEu + 2u * column + threadIdx.x] = word;
     }
+    __syncthreads();
   }
 }
 
