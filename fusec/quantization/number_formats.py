@@ -50,6 +50,7 @@ class NumberFormat:
         return self.codes(array, scale).astype(np.float32) * scale.astype(np.float32)
 
 
+OPSET_OF_HALVES = 19  # the first one whose scales may have 16 bits
 INT8 = NumberFormat(DType.I8, 127.0, 13)
 FP8 = NumberFormat(DType.F8E4M3, 448.0, 19, wide_range=True)
 INT4 = NumberFormat(DType.I4, 7.0, 21)

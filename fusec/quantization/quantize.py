@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from onnx import TensorProto
 
 from fusec import frontends
 from fusec.convert import file_of
@@ -24,7 +25,7 @@ from fusec.quantization.fold_batchnorm import fold_batchnorm
 from fusec.quantization.insert_qdq import QuantizedOperands, insert_qdq
 from fusec.quantization.measure import Measurement, Score
 from fusec.quantization.noise import edge_noise, layer_noise
-from fusec.quantization.number_formats import Array
+from fusec.quantization.number_formats import OPSET_OF_HALVES, Array
 from fusec.quantization.placement import Placement, vector_products
 from fusec.quantization.quantize_options import QuantizeOptions
 from fusec.quantization.report import QuantizationReport
@@ -125,7 +126,7 @@ def quantize(
 def quantize_model(source: frontends.Source, data: CalibrationData | None, options: QuantizeOptions) -> QuantizedModel:
     """Quantise a model with checked options. See `quantize`, whose keywords become the options."""
     options.tell("import", 0, 1)
-    model = source.standalone(max(f.opset for f in (options.activations, options.weights) if f is not None))
+    model = source.standalone(_least_opset(source, options))
     _require_float(model, source.file)
     fold_batchnorm(model)
     placement = _placement(model, source.file, options)
@@ -194,6 +195,18 @@ def _placement(model: ModelProto, file: str, options: QuantizeOptions) -> Placem
     placement.leave_in_float(dict.fromkeys(sorted(excluded), "excluded by its name"))
     _require_layers(placement, file)
     return placement
+
+
+def _least_opset(source: frontends.Source, options: QuantizeOptions) -> int:
+    """Return the first opset that has the number formats, and scales in 16 bits if tensors of the model have them."""
+    least = max(f.opset for f in (options.activations, options.weights) if f is not None)
+    model = source.onnx
+    if model is None:
+        return least
+    nodes = (attribute.t for node in model.graph.node for attribute in node.attribute)
+    types = {tensor.data_type for tensor in (*model.graph.initializer, *nodes)}
+    types |= {value.type.tensor_type.elem_type for value in model.graph.input}
+    return max(least, OPSET_OF_HALVES) if types & {TensorProto.FLOAT16, TensorProto.BFLOAT16} else least
 
 
 def _require_float(model: ModelProto, file: str) -> None:

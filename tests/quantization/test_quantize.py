@@ -158,13 +158,16 @@ def test_pooled_and_unpooled_readers_share_a_scale() -> None:
     assert scales["r_scale"] == scales["p_scale"] == np.float32(x.max() / 127)
 
 
-def test_fp16_models_have_fp16_scales() -> None:
-    proto = linear_net(opset=21)
+@pytest.mark.parametrize("opset", [13, 17, 21])
+def test_fp16_models_have_fp16_scales(opset: int) -> None:
+    """ONNX has them from opset 19 on."""
+    proto = linear_net(opset=opset)
     for tensor in proto.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     quantised = fusec.quantize(proto, rows())  # data in fp32 is cast
+    assert quantised.model.opset_import[0].version == max(19, opset)
     onnx.checker.check_model(quantised.model, full_check=True)
     x = rows().astype(np.float16)
     (theirs,), (ours,) = in_onnxruntime(quantised.model, {"x": x}), in_fusec(quantised.model, {"x": x})

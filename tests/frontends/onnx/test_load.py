@@ -14,6 +14,7 @@ from helpers import assert_close
 from onnx import TensorProto, helper, numpy_helper
 
 from examples.models import LIGHT, light, random_inputs, randomised, reference_inputs, reference_outputs
+from fusec.errors import ModelError
 from fusec.frontends import load
 from fusec.frontends.onnx.tensors import DTYPES
 from fusec.ir import Constant, DType, TensorType
@@ -361,3 +362,17 @@ def test_operands_of_opset_6_broadcast_along_their_axis(op: str, shape: tuple[in
     wide = w.reshape(*shape, *[1] * (3 - start - len(shape)))
     meaning = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract, "Pow": np.power, "Div": np.divide}[op]
     assert_close(evaluate(graph, {"x": x})["y"], meaning(x, wide), 1e-6)
+
+
+def test_the_mean_of_no_elements_is_nan() -> None:
+    """As in NumPy, torch and onnx's reference; onnxruntime gives 0."""
+    proto = model([node("ReduceMean", ["x", "axes"], ["y"])], [info("x", [0, 4])], ["y"], {"axes": np.array([0])})
+    y = evaluate(load(proto), {"x": np.zeros((0, 4), np.float32)})["y"]
+    assert y.shape == (1, 4)
+    assert np.isnan(y).all()
+
+
+def test_the_mean_of_no_integers_is_refused() -> None:
+    inputs = [info("x", [0, 4], TensorProto.INT32)]
+    with pytest.raises(ModelError, match="mean of no i32"):
+        load(model([node("ReduceMean", ["x", "axes"], ["y"])], inputs, ["y"], {"axes": np.array([0])}))

@@ -12,26 +12,32 @@ from fusec.ir import DType, TensorType, Value
 from fusec.ops import Reduce
 from fusec.ops.spec import require
 
+# Results of floats where there are no elements, by the kinds that the IR does not compute there.
+_EMPTY = {"max": -math.inf, "min": math.inf, "log_sum_exp": -math.inf, "mean": math.nan}
+
 
 def _reduce(g: Emitter, kind: str, x: Value, axes: Sequence[int], keepdims: int) -> Value:
     dims = axes_of(axes, x.type.rank)
     if kind in ("max", "min") and x.type.dtype is DType.BOOL:  # any, all
         return g.cast(_reduce(g, kind, g.cast(x, DType.U8), axes, keepdims), DType.BOOL)
-    if any(x.type.shape[d] == 0 for d in dims) and kind in ("max", "min", "log_sum_exp"):
+    if any(x.type.shape[d] == 0 for d in dims) and kind in _EMPTY:
         return _of_no_elements(g, kind, x, dims, keepdims)
     return g(Reduce(kind, dims, bool(keepdims)), x)
 
 
 def _of_no_elements(g: Emitter, kind: str, x: Value, dims: Sequence[int], keepdims: int) -> Value:
-    """Return the smallest value of the dtype for a maximum of no elements, the largest for a minimum."""
-    require(x.type.dtype.is_float or (kind != "log_sum_exp" and x.type.dtype.is_int), f"{kind} of {x.type.dtype.value}")
+    """Return what no elements reduce to: the smallest value of the dtype for a maximum, the largest for a minimum.
+
+    ONNX leaves the mean open. It is NaN, as in NumPy and torch.
+    """
+    is_order, dtype = kind in ("max", "min"), x.type.dtype
+    require(dtype.is_float or (is_order and dtype.is_int), f"{kind} of no {dtype.value}")
     shape = [1 if d in dims else n for d, n in enumerate(x.type.shape) if keepdims or d not in dims]
-    high = kind == "min"
-    if x.type.dtype.is_float:
-        element = np.array(math.inf if high else -math.inf).astype(x.type.dtype.numpy)
+    if dtype.is_float:
+        element = np.array(_EMPTY[kind]).astype(dtype.numpy)
     else:
-        info = np.iinfo(x.type.dtype.numpy)
-        element = np.array(info.max if high else info.min, x.type.dtype.numpy)
+        info = np.iinfo(dtype.numpy)
+        element = np.array(info.max if kind == "min" else info.min, dtype.numpy)
     return g.full(TensorType(tuple(shape), x.type.dtype), element)
 
 
