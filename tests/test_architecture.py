@@ -87,7 +87,7 @@ def test_every_package_and_module_says_what_it_does() -> None:
 
 def test_docstrings_do_not_open_with_a_question() -> None:
     told = [f"{where}: {text}" for where, text in docstrings() if text.split()[0].strip(",.:") in QUESTIONS]
-    assert not told
+    assert not told, "\n".join(told)
 
 
 @pytest.mark.parametrize("part", PARTS)
