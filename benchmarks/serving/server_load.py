@@ -105,7 +105,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class Measured:
-    """What clients saw.
+    """Answers that clients got.
 
     answers: rows of time, seconds from when the request was due, seconds that it waited in its client, and status;
         without the first fifth of the time.

@@ -170,7 +170,7 @@ INTEGERS = """graph "g" (%x: i8[64,64]) {
 
 
 def with_products_in_halves(rounding: str) -> Compiled:
-    """What a GPU makes of a product of integers that is faster in fp16."""
+    """Return the program that a GPU chooses for a product of integers that is faster in fp16."""
     of = compiled(parse(INTEGERS, {"w": np.ones((64, 64), np.int8)}), "fp16")
     (step,) = of.program.steps
     body = respell(step.body, ("in_halves",))

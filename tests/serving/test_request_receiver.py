@@ -1,4 +1,4 @@
-"""What front ends send is read together, in the thread that asks for it."""
+"""Requests of front ends are read together, in the thread that asks for them."""
 
 from __future__ import annotations
 
