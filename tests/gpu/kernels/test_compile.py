@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.attention.test_attention_forward import attention_cases
-from gpu.kernels.attention.test_one_query import one_query_cases
 from gpu.kernels.attention.test_rotary import cases as rotary_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
 from gpu.kernels.convolution.test_depthwise import random_cases as depthwise_cases
@@ -71,7 +70,6 @@ def shaped_cases() -> list[Case]:
         *normed(),
         *surrounded(),
         *attention_cases(),
-        *one_query_cases(),
         *channel_cases(),
         *surrounded_channels(),
         *norm_backward_cases(),

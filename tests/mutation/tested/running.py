@@ -7,24 +7,6 @@ from mutation.mutants import for_tests as _m
 
 RUNNING: tuple[Mutant, ...] = (
     _m(
-        "hidden_parts_count",
-        "attention of one query",
-        "gpu/kernels/attention/one_query.cuh",
-        "i < count && largest != -INFINITE ? quick_exp2",
-        "i < count ? quick_exp2",
-        "a block whose keys are all hidden makes the result NaN",
-        "gpu/kernels/attention/test_one_query.py",
-    ),
-    _m(
-        "biases_of_other_images",
-        "attention of one query",
-        "gpu/kernels/attention/one_query.py",
-        "stride_along(type, 4, d)",
-        "stride_along(type, 4, 3 if d == 3 else 0)",
-        "heads take the biases of other images",
-        "gpu/kernels/attention/test_one_query.py",
-    ),
-    _m(
         "rows_before_the_wait",
         "products of few rows",
         "gpu/kernels/convolution/few_rows.cuh",

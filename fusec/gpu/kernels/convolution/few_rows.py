@@ -73,7 +73,8 @@ def _has_packed_rows(x: TensorType) -> bool:
     """Tell if rows are contiguous, and begin and end at multiples of a pack."""
     *outer, inner = x.strides
     moved = [stride for stride, size in zip(outer, x.shape, strict=False) if size > 1]
-    return inner == 1 and not any(stride % PACK for stride in moved) and x.shape[-1] % PACK == 0 and x.span < 1 << 31
+    whole = x.size > 0 and x.shape[-1] % PACK == 0
+    return inner == 1 and whole and not any(stride % PACK for stride in moved) and x.span < 1 << 31
 
 
 def _are_supported(products: Sequence[Node]) -> bool:

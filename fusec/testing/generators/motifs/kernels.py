@@ -55,16 +55,6 @@ def attention_forward(b: RandomGraph) -> None:
 _ROWS = (5, 16, 17, 1, 33, 40)
 
 
-def one_query(b: RandomGraph) -> None:
-    """Draw attention of one query for each head, with shared heads and a bias that may hide keys."""
-    batch, groups, sharers, features = b.pick([1, 2]), b.pick([1, 2]), b.pick([4, 1, 3]), b.pick([128, 32, 64])
-    keys, dtype = b.pick([9, 64, 130, 300]), _half(b)
-    q = b.input(TensorType((batch, groups * sharers, 1, features), dtype))
-    k, v = (b.input(TensorType((batch, groups, keys, features), dtype)) for _ in range(2))
-    bias = b.input(TensorType((b.pick([1, batch]), 1, 1, keys), dtype))
-    b.add(Attention(b.pick([0.25, 0.125]), hides=b.chance(30), guarded=b.chance(30)), q, k, v, bias)
-
-
 def multi_tensor(b: RandomGraph) -> None:
     """Draw the same update of several parameters, with one rate for all and a gradient for each."""
     rate = b.input(TensorType((), DType.F32)) if b.chance(60) else b.constant((), DType.F32)
@@ -338,7 +328,6 @@ KERNELS: Mapping[str, Draw] = {
     for draw in (
         *(
             attention_forward,
-            one_query,
             multi_tensor,
             pointwise,
             instance_norm,

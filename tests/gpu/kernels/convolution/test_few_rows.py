@@ -21,7 +21,7 @@ F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 
 def weights(g: Graph, dtype: DType, depth: int, columns: int) -> Value:
     rng = np.random.default_rng(depth + columns + len(list(g.nodes)))
-    return g.constant((rng.standard_normal((depth, columns)) / depth**0.5).astype(dtype.numpy))
+    return g.constant((rng.standard_normal((depth, columns)) / max(1, depth) ** 0.5).astype(dtype.numpy))
 
 
 def product(dtype: DType, shape: tuple[int, ...], columns: int, order: tuple[int, ...] = ()) -> Case:
@@ -135,6 +135,7 @@ def test_a_norm_that_is_stored_stays_a_step() -> None:
         ("fp32", [rows(F32, 1, 64)], lambda g, x: g.add(MatMul(), x, weights(g, F32, 64, 32))),
         ("five rows", [rows(F16, 5, 64)], lambda g, x: g.add(MatMul(), x, weights(g, F16, 64, 32))),
         ("a depth of 60", [rows(F16, 1, 60)], lambda g, x: g.add(MatMul(), x, weights(g, F16, 60, 32))),
+        ("a depth of 0", [rows(F16, 1, 0)], lambda g, x: g.add(MatMul(), x, weights(g, F16, 0, 32))),
         ("weights computed", [rows(F16, 1, 64), rows(F16, 64, 32)], lambda g, x, w: g.add(MatMul(), x, w)),
         (
             "columns of a matrix",
