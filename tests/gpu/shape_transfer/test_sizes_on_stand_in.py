@@ -35,7 +35,7 @@ class Workers(Oracle):
         self.refuses: set[int] = set()  # batches for which neither a plan is built nor a graph legal
         self.started = 0
 
-    def _prove_once(self) -> None:
+    def _begin_proof(self) -> None:
         pass
 
     def start(self, count: int | None = None) -> None:
