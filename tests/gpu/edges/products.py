@@ -91,6 +91,19 @@ def packed_matmuls() -> Iterator[Row]:
             yield row(title, "packed_matmul", list(arrays), added(PackedMatMul(32)), labels=labels, constants=(1, 2))
 
 
+def few_rows() -> Iterator[Row]:
+    """Every value times a constant weight of each sign, and times one of zero; four rows at a time."""
+    for dtype in HALVES:
+        x, _, _ = factors(dtype, 64)
+        weights = np.ones((64, 16), dtype.numpy)
+        weights[3] = np.arange(16) - 8
+        labels = np.array([[f"{name(v, dtype)} , {w}" for w in weights[3]] for v in edges(dtype)], object)
+        for start in range(0, 16, 4):
+            rows = slice(start, start + 4)
+            arrays, title = [x[rows], weights], f"matmul of rows {start} to {start + 3} {dtype.value}"
+            yield row(title, "matmul", arrays, added(MatMul()), labels=labels[rows], constants=(1,))
+
+
 def convolutions() -> Iterator[Row]:
     """One by one, by windows with zeros around the image, depthwise, of few channels and filters, transposed."""
     for dtype in FLOATS:

@@ -17,6 +17,7 @@ PARTS = (
     products.matmuls,
     products.integer_matmuls,
     products.packed_matmuls,
+    products.few_rows,
     products.convolutions,
     products.attentions,
     products.rotaries,

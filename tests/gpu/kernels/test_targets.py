@@ -120,11 +120,11 @@ def test_blocks_and_clusters_that_no_gpu_starts_are_found() -> None:
 
 @pytest.mark.parametrize("target", names())
 def test_a_smaller_gpu_keeps_its_kernels(target: str) -> None:
-    """But attention of 64 features has no room for its keys on a T4, and arithmetic bounds a product on an A100."""
+    """A T4 lacks room for keys of 64 features, and copies for gated products. On an A100 arithmetic bounds one."""
     both = zip(all_cases(), of_cases(DEFAULT), of_cases(target), strict=True)
     lost = [case for case, here, there in both if here is not None and there is None]
-    allowed = {"t4": ("attention",), "a100": ("(11, 1152, 7, 7) 192",)}.get(target, ("none",))
-    assert all(word in f"{case.name} {case.nodes}" for case in lost for word in allowed)
+    allowed = {"t4": ("attention", "gated"), "a100": ("(11, 1152, 7, 7) 192",)}.get(target, ())
+    assert all(any(word in f"{case.name} {case.nodes}" for word in allowed) for case in lost)
 
 
 @needs_compiler
