@@ -241,7 +241,7 @@ class Generator:
     def _steps_ahead(self, start: _Start, count: int) -> Iterator[Array]:
         """Yield the best tokens of each step. On a GPU the next step is queued before, so that the GPU never waits.
 
-        The step after the last token that is asked for has then run for nothing.
+        After a stop token, one more step has run for nothing.
         """
         backend, ahead = self.decode.backend, 0 if self.decode.device == "simulated" else 1
         waiting: deque[Callable[[], Array]] = deque()
