@@ -3,7 +3,7 @@
 Each weight is read once, so the time is that of its bytes. The threads of a block share the depth. A thread requests 16
 bytes of several columns at a time, and those of the next columns before it adds up the sums of these. The launch is
 dependent: it requests its first weights, which are constant, while the launch before it still runs. An RMS norm of the
-rows is computed by every block, which costs less than a launch.
+rows is computed by every block, which saves a launch.
 """
 
 from __future__ import annotations
