@@ -132,8 +132,8 @@ def _unasked(compiled: Compiled) -> Hint | None:
     plural = "s" * (count > 1)
     return Hint(
         "budget",
-        f"{count} step{plural} run{'s' * (count == 1)} unfused, because the budget was spent before cuDNN was asked about "
-        "them. Answers are stored: compile again to ask about the rest, or raise --budget",
+        f"{count} step{plural} run{'s' * (count == 1)} unfused, because the budget was spent before cuDNN was asked "
+        "about them. Answers are stored: compile again to ask about the rest, or raise --budget",
     )
 
 
