@@ -23,7 +23,7 @@ class CudnnJudge:
 
     left_s: seconds for which it may still ask; the time of the partitioner does not count
 
-    A product or attention alone is asked about even when no time is left, because a kernel would run it without tensor cores.
+    A product or attention alone is asked about even when no time is left: a kernel would run it without tensor cores.
     """
 
     def __init__(self, oracle: Oracle, tensor_cores: bool, left_s: float = math.inf):
