@@ -29,6 +29,7 @@ VARIANTS = (
     AttentionTiling(16, 2, 128, 16, 1),
     AttentionTiling(16, 1, 128, 64, 1, grouped=True),
 )
+FEW_KEYS = 256  # up to so many are copied in one round
 
 
 def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
@@ -39,9 +40,23 @@ def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
     found = match_attention(nodes, outputs)
     if found is None:
         return None
-    tilings = [t for t in VARIANTS if not t.grouped or figures.has(wgmma.ARCHITECTURE)]
+    (queries, keys) = (view.shape[2] for view in found.views[:2])
+    tilings = [t for t in tilings_of(queries, keys) if not t.grouped or figures.has(wgmma.ARCHITECTURE)]
     fit = [t for t in tilings if found.tiles(t).shared_bytes * t.resident <= figures.dynamic_bytes]
     return with_variants(found.kernel(tiling) for tiling in fit)
+
+
+def tilings_of(queries: int, keys: int) -> tuple[AttentionTiling, ...]:
+    """Return the tilings to time. Those of few keys copy all in one round, and have no more warps than queries fill."""
+    if keys > FEW_KEYS:
+        return VARIANTS
+    tiles = ceil_div(min(queries, 256), 16)
+    pairs, groups = ceil_div(tiles, 2), ceil_div(tiles, 4)
+    return (
+        AttentionTiling(pairs, 2, ceil_div(keys, 16) * 16, 16, 16 // pairs),
+        AttentionTiling(tiles, 1, ceil_div(keys, 16) * 16, 16, max(1, 24 // tiles)),
+        AttentionTiling(4 * groups, 1, ceil_div(keys, 32) * 32, 32, max(1, 4 // groups), grouped=True),
+    )
 
 
 def match_attention(nodes: Sequence[Node], outputs: Sequence[Value]) -> AttentionSource | None:
@@ -162,7 +177,7 @@ class AttentionSource:
             READ_OCTETS=tiles.octets(0),
             QUERY_COUNT=queries,
             QUERY_STRIDE=q.strides[2],
-            ROUNDS=ceil_div(keys, tiling.keys),
+            ROUNDS=tiles.rounds,
             LOOP=tiles.loop(weigh),
             RESULT=arguments.write(self.result),
             RESULT_TYPE=C_TYPES[self.result.type.dtype],
