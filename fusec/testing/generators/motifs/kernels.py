@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from fusec.ir import HALVES, DType, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
@@ -21,6 +23,8 @@ from fusec.ops import (
     Reshape,
     RmsNorm,
     Rotary,
+    Scatter,
+    Slice,
     TopK,
     Transpose,
     pw,
@@ -224,6 +228,20 @@ def rotary(b: RandomGraph) -> None:
         draw_pointwise(b, b.pick(ACTIVATIONS), y)
 
 
+def write_rows(b: RandomGraph) -> None:
+    """Draw writes of rows at the same indices, some of them a part of a rotary embedding."""
+    count, features, places = b.pick([2, 1, 4]), b.pick([8, 6, 16, 2]), b.pick([5, 9])
+    at = [i - places if b.chance(20) else i for i in list(b.permutation(places))[:count]]
+    indices = b.graph.constant(np.array(at, b.pick([DType.I64, DType.I32]).numpy))
+    first = b.below(3)
+    heads = b.input(TensorType((1, first + count, 1, features), b.dtype))
+    y = b.add(Rotary(), heads, *(b.fresh(TensorType((1, 1, 1, features), b.dtype)) for _ in range(2)))
+    part = b.add(Slice((0, first, 0, 0), (1, count, 1, features), (1,) * 4), y)
+    rows = [b.add(Reshape((count, features)), part), b.fresh(TensorType((count, features), b.dtype))]
+    for new in rows[b.below(2) :]:
+        b.add(Scatter(), b.input(TensorType((places, features), b.dtype)), indices, new)
+
+
 def pointwise(b: RandomGraph) -> None:
     """Draw a sequence of pointwise ops."""
     with b.focused(b.input(TensorType(b.shape(1, 4), b.dtype))):
@@ -351,6 +369,7 @@ KERNELS: Mapping[str, Draw] = {
             integer_product,
             packed_product,
             rotary,
+            write_rows,
             all_finite,
             non_max_suppression,
             top_k,
