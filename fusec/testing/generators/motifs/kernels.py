@@ -195,10 +195,12 @@ def few_rows(b: RandomGraph) -> None:
 
 
 def packed_product(b: RandomGraph) -> None:
-    """Draw a product of at most 16 rows with weights of 4 or 8 bits, with pointwise ops after it."""
+    """Draw a product of at most 16 rows with weights of 4 or 8 bits, with a norm before and pointwise ops after it."""
     b.dtype = _half(b)
-    depth, rows = b.pick([64, 128, 192]), b.pick([(1,), (2,), (5,), (16,), (1, 1), (3, 3)])
+    depth, rows = b.pick([64, 128, 192, 1024]), b.pick([(1,), (2,), (5,), (16,), (1, 1), (3, 3)])
     x = b.input(TensorType((*rows, depth), b.dtype))
+    if depth == 1024 and b.chance(70):
+        x = b.add(RmsNorm(-1), x, b.fresh(TensorType((depth,), b.dtype)))
     epilogue(b, multiply_packed(b, x, b.pick([16, 32, 48]), b.pick([16, 32, 64, depth])), 3)
 
 

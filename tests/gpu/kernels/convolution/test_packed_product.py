@@ -11,6 +11,7 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
+from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
 from fusec.gpu.kernels.codegen.kernel import Launch
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import PackedMatMul, RmsNorm, pw
@@ -300,3 +301,24 @@ def test_weights_are_requested_before_earlier_launches_end() -> None:
             for i, (kind, argument) in enumerate(pairs):
                 if argument.value is not None and kind.startswith("const ") and argument.value.literal is None:
                     assert launch.source.index(f"a{i} = from_here(a{i})") > waits
+
+
+def test_a_norm_of_few_rows_and_products_of_its_result_are_a_proposal() -> None:
+    case = normed_and_gated(F16, (1, 2048), Weights(I4, 96, 2048, 32))
+    assert all(may_begin(case.nodes[:n], FIGURES) for n in range(1, len(case.nodes) + 1))
+    assert [is_joint_work(case.nodes[:n]) for n in (1, 2)] == [False, True]
+    assert normed(F16, (5, 2048), Weights(I4, 96, 2048, 32)).kernel is None, "five rows"
+
+
+def test_a_norm_that_is_stored_stays_a_step() -> None:
+    def make(g: Graph, x: Value, scale: Value) -> list[Value]:
+        y = g.add(RmsNorm(-1, 1e-3), x, scale)
+        return [y, g.add(PackedMatMul(32), y, *Weights(I4, 96, 2048, 32).operands(g))]
+
+    assert build("stored", [rows(F16, 1, 2048), rows(F16, 2048)], make).kernel is None
+
+
+def test_rows_are_normalised_after_the_first_weights_are_requested() -> None:
+    for launch in rings(normed(F16, (1, 2048), Weights(I4, 96, 2048, 32))):
+        before, _, after = launch.source.partition("wait_for_launches();")
+        assert launch.early and "copy_ahead" in before and "squares" not in before and "squares" in after
