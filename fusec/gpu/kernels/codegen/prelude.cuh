@@ -706,6 +706,14 @@ template <class T> DEVICE u32 word_of(float low, float high) {
 }
 #endif
 
+// The two numbers of 16 bits in a word.
+struct Pair { float low, high; };
+template <class T> DEVICE Pair pair_of(u32 word) {
+  T low, high;
+  low.bits = (u16)word, high.bits = (u16)(word >> 16);
+  return {wide(low), wide(high)};
+}
+
 // Load here and not later, too: 4, 8 or 16 bytes.
 template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
 #ifndef FUSEC_EMULATED
