@@ -20,6 +20,7 @@ from fusec.artifacts import fusec_file
 from fusec.execution.compilation import Compiled
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch.cubins import entry_of, source_of
+from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -122,6 +123,25 @@ def test_only_graphs_with_plans_in_the_file_compete(machine: Machine, saved: Cal
     machine.times_us = dict.fromkeys(machine.engines, 1.0)
     driver.load(saved(of, plans(of, own)))
     assert {graph.key for graph, _ in machine.emitted} == set(own)
+
+
+@needs_compiler
+def test_plans_of_each_graph_are_listed_once(
+    machine: Machine, saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list takes longer than the builds of the plans that the file names."""
+    from fusec.gpu.autotune.plan_bench import GpuPlanBench
+
+    of, listed = compiled(), list[str]()
+    offers = GpuPlanBench.offers
+
+    def counted(self: GpuPlanBench, graph: CudnnGraph) -> Any:
+        listed.append(graph.key)
+        return offers(self, graph)
+
+    monkeypatch.setattr(GpuPlanBench, "offers", counted)
+    driver.load(saved(of, plans(of, of.candidate_graphs)))
+    assert sorted(listed) == sorted(of.candidate_graphs)
 
 
 @needs_compiler
