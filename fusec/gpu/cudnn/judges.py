@@ -116,5 +116,5 @@ def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
 
 def asks_cudnn(judge: Judge | None) -> bool:
     """Return True if a program's verdicts are cuDNN's. None is the judge of a program that was compiled elsewhere."""
-    inner = judge.oracle if isinstance(judge, StrictRounding) else judge
+    inner = judge.inner if isinstance(judge, StrictRounding) else judge
     return not isinstance(inner, (RulesJudge, NoJudge))
