@@ -14,6 +14,7 @@ from fusec.passes.cleanup.canonicalise import Canonicalise
 from fusec.passes.cleanup.cse import EliminateCommonSubexpressions
 from fusec.passes.cleanup.fold_constants import FoldConstants
 from fusec.passes.cleanup.simplify import Simplify
+from fusec.passes.folding.add_before_concat import AddBeforeConcat
 from fusec.passes.folding.fold_batchnorm import FoldBatchNorm
 from fusec.passes.folding.fold_pads import FoldPads
 from fusec.passes.folding.fold_scales import FoldScales
@@ -71,6 +72,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     FoldScales(),
     # After the shifts in FoldScales, which need a convolution without pads.
     FoldPads(),
+    # Before the clean-up, which computes the sums of constants.
+    AddBeforeConcat(),
     *CLEAN_UP,
     # After the folds: it rounds each weight once, in its last version.
     Precision(),
