@@ -54,7 +54,7 @@ def tilings_of(queries: int, keys: int) -> tuple[AttentionTiling, ...]:
     tiles = ceil_div(min(queries, 256), 16)
     pairs, groups = ceil_div(tiles, 2), ceil_div(tiles, 4)
     return (
-        AttentionTiling(pairs, 2, ceil_div(keys, 16) * 16, 16, 16 // pairs),
+        AttentionTiling(pairs, 2, ceil_div(keys, 16) * 16, 16, (16 if pairs > 4 else 12) // pairs),
         AttentionTiling(tiles, 1, ceil_div(keys, 16) * 16, 16, max(1, 24 // tiles)),
         AttentionTiling(4 * groups, 1, ceil_div(keys, 32) * 32, 32, max(1, 4 // groups), grouped=True),
     )
