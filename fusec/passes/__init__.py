@@ -23,6 +23,7 @@ from fusec.passes.folding.pad_channels import PadChannels
 from fusec.passes.folding.patch_embedding import PatchEmbedding
 from fusec.passes.folding.reorder_bias_first import ReorderBiasFirst
 from fusec.passes.layout.assign_layout import AssignLayout
+from fusec.passes.layout.cast_before_copy import CastBeforeCopy
 from fusec.passes.layout.epilogue_before_views import EpilogueBeforeViews
 from fusec.passes.layout.precision import Precision
 from fusec.passes.layout.sink_views import SinkViews
@@ -105,7 +106,8 @@ LATE_PASSES: tuple[Pass, ...] = (
     DeterministicAttention(),
     # Late, because the pass chooses no memory order for nodes inserted after it.
     AssignLayout(),
-    # These two use those orders and keep them; the second runs after every pass that looks for a batch norm.
+    # These use those orders and keep them; the last runs after every pass that looks for a batch norm.
+    CastBeforeCopy(),
     EpilogueBeforeViews(),
     SplitBatchNormStats(),
 )
