@@ -474,4 +474,13 @@ QUANTISED: tuple[Mutant, ...] = (
         "a tensor that is joined and read elsewhere too is not stored",
         "gpu/kernels/elementwise/test_relayout.py",
     ),
+    _m(
+        "widening_cast_moved",
+        "quantised",
+        "passes/layout/cast_before_copy.py",
+        "node.operands[0].node is None and _narrows(node)",
+        "node.operands[0].node is None",
+        "a widening cast moves to the op that copies, which then copies more",
+        "passes/test_cases.py",
+    ),
 )
