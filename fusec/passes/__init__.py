@@ -12,6 +12,7 @@ from fusec.passes.attention.slice_packed_qkv import SlicePackedProjections
 from fusec.passes.base import CONCAT_IN_PLACE, ROUND_ACTIVATIONS, UNORDERED, UNROUNDED, Pass, RulePass
 from fusec.passes.cleanup.canonicalise import Canonicalise
 from fusec.passes.cleanup.cse import EliminateCommonSubexpressions
+from fusec.passes.cleanup.drop_unread_rows import DropUnreadRows
 from fusec.passes.cleanup.fold_constants import FoldConstants
 from fusec.passes.cleanup.simplify import Simplify
 from fusec.passes.folding.add_before_concat import AddBeforeConcat
@@ -67,6 +68,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     # is next to the BatchNorm, factor or pad from which a transpose separated it.
     SinkViews(),
     *CLEAN_UP,
+    # After norms and gelu are recognised, and with no views between rows.
+    DropUnreadRows(),
     # Before the scales: a BatchNorm without a convolution before it becomes a mul and an add,
     FoldBatchNorm(),
     # which a convolution after it can still take.
