@@ -510,4 +510,13 @@ QUANTISED: tuple[Mutant, ...] = (
         "rows that others read too are computed twice",
         "passes/test_cases.py",
     ),
+    _m(
+        "saturated_within_limits",
+        "quantised",
+        "gpu/kernels/codegen/pointwise_code.py",
+        'return clip.operands[0] if (limits["min"], limits["max"]) == (-FLOAT8_LARGEST, FLOAT8_LARGEST) else None',
+        'return clip.operands[0] if limits["min"] == -FLOAT8_LARGEST else None',
+        "numbers are limited by the range of fp8 where the model has lower limits",
+        "gpu/kernels/elementwise/test_pointwise.py",
+    ),
 )
