@@ -121,11 +121,11 @@ def row_write_steps(graph: Graph) -> list[tuple[Node, ...]]:
 
 def _add_embeddings(graph: Graph, place: dict[Node, int], group_of: dict[Node, tuple[Node, ...]]) -> None:
     """Add to each group the embeddings just before and after its own that have the same angles, such as of queries."""
-    alike: dict[tuple[Value, ...], list[Node]] = {}
+    by_angles: dict[tuple[Value, ...], list[Node]] = {}
     for node in graph.nodes:
         if isinstance(node.op, Rotary):
-            alike.setdefault(node.operands[1:], []).append(node)
-    for nodes in alike.values():
+            by_angles.setdefault(node.operands[1:], []).append(node)
+    for nodes in by_angles.values():
         for pair in pairwise(nodes):
             for own, other in (pair, reversed(pair)):
                 if own not in group_of or other in group_of:
