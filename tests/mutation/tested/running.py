@@ -52,6 +52,15 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/kernels/convolution/test_packed_product.py",
     ),
     _m(
+        "rows_stored_as_if_to_global_memory",
+        "products of few rows",
+        "gpu/kernels/convolution/row_norm.cuh",
+        "*(Pack<u32, 4>*)(SHARED + (r * DEPTHu + pack * 8u)) = x[r][p];",
+        "store_pack<u32, 4>((u32*)(SHARED + (r * DEPTHu + pack * 8u)), x[r][p]);",
+        "normalised rows are stored by an instruction that a GPU refuses for shared memory",
+        "gpu/kernels/convolution/test_packed_product.py",
+    ),
+    _m(
         "norm_stays_out",
         "products of few rows",
         "gpu/kernels/convolution/packed_product.py",
