@@ -409,7 +409,7 @@ def main() -> int:
     options.add_argument("cases", nargs="*", help=", ".join(CASES))
     options.add_argument("--tune", default="quick")
     options.add_argument("--processes", type=int, default=max(1, min(6, (os.cpu_count() or 1) // 3)), help="clients")
-    options.add_argument("--connections", type=int, default=0, help="of each client; default: three batches in all")
+    options.add_argument("--connections", type=int, default=0, help="of each client; default: five batches in all")
     options.add_argument("--rows", type=int, nargs="+", default=[1], help="images of a request: a run for each number")
     options.add_argument("--batches", type=int, nargs="+", help="sizes to compile for; the last is the largest batch")
     options.add_argument("--limit", type=float, default=0.0, help="stop after so many seconds; 0: no limit")
@@ -433,7 +433,7 @@ def main() -> int:
             rows(name, {}, compile_s=time.perf_counter() - start)
             own = alone(case, path, given.seconds / 2)
             for count in given.rows:
-                connections = given.connections or max(2, -(-3 * case.batches[-1] // (given.processes * count)))
+                connections = given.connections or max(2, -(-5 * case.batches[-1] // (given.processes * count)))
                 stub_us = tuple(given.stub_us) if name == "stub" else None
                 served_as = (given.front_ends, count, stub_us, tuple(given.option), given.shared_memory)
                 clients = Clients(given.processes, connections, given.seconds, *served_as)
