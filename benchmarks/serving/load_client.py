@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STATUS_AT = len("HTTP/1.1 ")
-LENGTH = b"content-length:"
+LENGTH = b"\r\ncontent-length:"  # not the end of another header
 RECEIVE_BYTES = 256 << 10
 SEND_BYTES = 4 << 20  # of a socket's buffer, so that a request is sent by one call
 
@@ -143,6 +143,9 @@ class Client:
         self.cpu_s = time.process_time() - before
         while len(self.idle) < load.connections:
             self.wait(1.0)
+        self.poll.close()
+        for connection in self.idle:
+            connection.socket.close()
 
     def ask_at_random_times(self, end: float) -> None:
         """Send each request when it is due, or as soon as a connection is free. Its time counts from the former."""
