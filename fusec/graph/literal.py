@@ -115,7 +115,7 @@ class Literal:
     def _parts(self) -> Iterator[memoryview]:
         """Yield the bytes of the data in order; a part is valid until the next one.
 
-        A loader with a method `parts` reads them into little memory, if no array of the data is kept anyway.
+        A loader with a method `parts` reads them into little memory, unless the array of the data stays in memory.
         """
         read = getattr(self._load, "parts", None)
         if self._array is None and not self._keep and read is not None:
