@@ -271,10 +271,10 @@ class Machine:
             yield
 
         class RawKernel:
-            """A function of a module; blocks may meet if it is launched so."""
+            """A function of a module. Blocks may wait for each other only in a cooperative launch."""
 
-            def __init__(self, entry: str, function: Any, meets: bool) -> None:
-                self.entry, self.function, self.meets = entry, function, meets
+            def __init__(self, entry: str, function: Any, cooperative: bool) -> None:
+                self.entry, self.function, self.cooperative = entry, function, cooperative
                 self.kernel = types.SimpleNamespace(ptr=self)
                 self.shared_size_bytes, self.max_dynamic_shared_size_bytes = 1 << 14, 0
 
@@ -282,9 +282,9 @@ class Machine:
                 self, grid: tuple[int], block: tuple[int], arguments: tuple[Array, ...], *, shared_mem: int = 0
             ) -> None:
                 assert shared_mem <= max(self.max_dynamic_shared_size_bytes, 32 << 10), "more than was asked for"
-                assert not self.meets or grid[0] <= PROCESSORS, "blocks that never meet"
+                assert not self.cooperative or grid[0] <= PROCESSORS, "blocks that never meet"
                 addresses = [a.data.ptr if isinstance(a, Array) else int(a) for a in arguments]
-                launch = Launch(self.entry, "", *grid, *block, (), (), shared_mem, self.meets)
+                launch = Launch(self.entry, "", *grid, *block, (), (), shared_mem, self.cooperative)
                 machine.launched.append(self.entry)
                 machine.do(lambda: self.function(launch, addresses))
 
@@ -297,7 +297,7 @@ class Machine:
                 backend: str = "",
                 enable_cooperative_groups: bool = False,
             ) -> None:
-                self.code, self.meets = code or Path(path).read_text(), enable_cooperative_groups
+                self.code, self.cooperative = code or Path(path).read_text(), enable_cooperative_groups
                 self.log = machine.compiled if code else machine.loaded
                 if machine.refused_word and machine.refused_word in code:
                     raise CompileError("error: identifier is undefined")
@@ -309,7 +309,7 @@ class Machine:
                 if machine.refuses_cubins and self.log is machine.loaded:
                     raise RuntimeFaultError("no kernel image is available")
                 self.log.append(self.code)
-                return RawKernel(entry, function(self.code, entry), self.meets)
+                return RawKernel(entry, function(self.code, entry), self.cooperative)
 
         attributes = {"MaxSharedMemoryPerBlockOptin": 227 << 10, "MultiProcessorCount": PROCESSORS}
         rng = np.random.default_rng(0)
@@ -363,7 +363,7 @@ class Machine:
 
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
-    from fusec.gpu import backend, device_arrays, host_buffers
+    from fusec.gpu import backend, device_arrays, host_buffers, nvrtc
     from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
@@ -375,8 +375,8 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     patch(Array, "machine", machine)
     for module in (stream_calls, cuda_graph, device_arrays, host_buffers, launch, lone_matmul, random_inputs, timer):
         patch(module, "cupy", cupy)
-    patch(device_distance, "cupy", cupy)
-    patch(reorder, "cupy", cupy)
+    for module in (nvrtc, device_distance, reorder):
+        patch(module, "cupy", cupy)
     for module in (backend, plan_bench, tuning_environment, workspace):
         patch(module, "cupy", cupy)
         patch(module, "cudnn", cudnn)

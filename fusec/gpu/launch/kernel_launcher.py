@@ -12,22 +12,20 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
-from threading import Lock
 from typing import Any
 
 import cupy
 import numpy as np
 
-from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, prelude, variants_of
+from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, variants_of
 from fusec.gpu.launch.cubins import Cubins, source_of
 from fusec.gpu.launch.dependent_launch import DependentFunction, driver
 from fusec.gpu.measure.random_inputs import RandomInputs, kernels_apart
 from fusec.gpu.measure.tolerance import TOLERANCE
+from fusec.gpu.nvrtc import compute_capability, function_of, is_here
 from fusec.ir import Array, TensorType, Value
 from fusec.system.compile_timer import spent_on
 
-OPTIONS = ("--std=c++17",)
 VOTERS = 2  # variants of a kernel that the fastest is compared with, until one agrees
 MIN_COUNTERS = 1 << 14  # barrier counters, so that the memory is seldom allocated again
 NUMBERS = {"u32": np.uint32, "u64": np.uint64}
@@ -218,20 +216,19 @@ def _compiled(launch: Launch, cubins: Cubins | None) -> Any:
     """
     if launch.architecture and not is_here(launch.architecture):
         return None
-    together = launch.meets
     try:
-        function = None if cubins is None else _loaded(launch, cubins, together)
+        function = None if cubins is None else _loaded(launch, cubins)
         if function is None:
-            function = function_of(launch.source, launch.entry, together, launch.architecture)
+            function = function_of(launch.source, launch.entry, launch.cooperative, launch.architecture)
     except cupy.cuda.compiler.CompileException as error:
         return str(error)
-    if (launch.resident_bytes or together) and not _has_room(function, launch):
+    if (launch.resident_bytes or launch.cooperative) and not _has_room(function, launch):
         return None
     begin = driver() if launch.early else None
     return function if begin is None else DependentFunction(function, begin)
 
 
-def _loaded(launch: Launch, cubins: Cubins, together: bool) -> Any:
+def _loaded(launch: Launch, cubins: Cubins) -> Any:
     """Return the function of a launch from its cubin; None if there is no cubin, or the driver refuses it."""
     cubin = cubins.get(source_of(launch, compute_capability()))
     if cubin is None:
@@ -241,49 +238,12 @@ def _loaded(launch: Launch, cubins: Cubins, together: bool) -> Any:
         file.write(cubin)
         file.flush()
         try:
-            return cupy.RawModule(path=file.name, enable_cooperative_groups=together).get_function(launch.entry)
+            return cupy.RawModule(path=file.name, enable_cooperative_groups=launch.cooperative).get_function(
+                launch.entry
+            )
         except cupy.cuda.driver.CUDADriverError as error:  # compiled for a newer driver
             warnings.warn(f"the compiled kernel {launch.entry} does not load, so it is compiled: {error}", stacklevel=2)
             return None
-
-
-def function_of(source: str, entry: str, meets: bool, architecture: str = "") -> Any:
-    """Compile a source and return a function of it. CuPy caches on disk what NVRTC compiled, for all processes.
-
-    architecture: see `Launch`; the only one that a source is for, such as `sm_90a`, is passed to NVRTC
-    """
-    own = (f"-arch={architecture}",) if architecture.endswith("a") else ()
-    options = (*OPTIONS, *own)
-    with _VERSION_LOCK:
-        _compile_nothing(options, meets)
-    return _module(prelude() + source, options, meets).get_function(entry)
-
-
-_VERSION_LOCK = Lock()
-
-
-@cache
-def _compile_nothing(options: tuple[str, ...], meets: bool) -> None:
-    """Compile an empty kernel, because CuPy asks NVRTC for its version before the first module with the same options.
-
-    Several threads would all ask, and wait for each other.
-    """
-    _module('extern "C" __global__ void fusec_nothing() {}', options, meets).compile()
-
-
-def _module(code: str, options: tuple[str, ...], meets: bool) -> Any:
-    return cupy.RawModule(code=code, options=options, backend="nvrtc", enable_cooperative_groups=meets)
-
-
-def compute_capability() -> int:
-    """Return the compute capability of this GPU, such as 90."""
-    return int(cupy.cuda.Device().compute_capability)
-
-
-def is_here(architecture: str) -> bool:
-    """Return True if this GPU has the instructions of an architecture; `sm_90a` means that architecture alone."""
-    own, wanted = compute_capability(), int(architecture.strip("sm_a"))
-    return own == wanted if architecture.endswith("a") else own >= wanted
 
 
 def _has_room(function: Any, launch: Launch) -> bool:
@@ -296,4 +256,4 @@ def _has_room(function: Any, launch: Launch) -> bool:
     each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
         function.kernel.ptr, launch.block, launch.resident_bytes
     )
-    return not launch.meets or launch.grid <= each * attributes["MultiProcessorCount"]
+    return not launch.cooperative or launch.grid <= each * attributes["MultiProcessorCount"]
