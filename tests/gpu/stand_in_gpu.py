@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -290,15 +289,9 @@ class Machine:
 
         class RawModule:
             def __init__(
-                self,
-                code: str = "",
-                path: str = "",
-                options: tuple[str, ...] = (),
-                backend: str = "",
-                enable_cooperative_groups: bool = False,
+                self, code: str, options: tuple[str, ...], backend: str, enable_cooperative_groups: bool
             ) -> None:
-                self.code, self.cooperative = code or Path(path).read_text(), enable_cooperative_groups
-                self.log = machine.compiled if code else machine.loaded
+                self.code, self.cooperative = code, enable_cooperative_groups
                 if machine.refused_word and machine.refused_word in code:
                     raise CompileError("error: identifier is undefined")
 
@@ -306,10 +299,38 @@ class Machine:
                 """Nobody calls what is in it."""
 
             def get_function(self, entry: str) -> Any:
-                if machine.refuses_cubins and self.log is machine.loaded:
-                    raise RuntimeFaultError("no kernel image is available")
-                self.log.append(self.code)
+                machine.compiled.append(self.code)
                 return RawKernel(entry, function(self.code, entry), self.cooperative)
+
+        class LoadedFunction(RawKernel):
+            """A function of a cubin. Its launch says if blocks may wait for each other."""
+
+            def __init__(self, entry: str, function: Any) -> None:
+                super().__init__(entry, function, cooperative=False)
+                self.ptr = self
+
+            def __call__(
+                self,
+                grid: tuple[int],
+                block: tuple[int],
+                arguments: tuple[Array, ...],
+                shared_mem: int = 0,
+                enable_cooperative_groups: bool = False,
+            ) -> None:
+                self.cooperative = enable_cooperative_groups
+                super().__call__(grid, block, arguments, shared_mem=shared_mem)
+
+        class Module:
+            """What is loaded from a cubin, which here is the source."""
+
+            def load(self, cubin: bytes) -> None:
+                if machine.refuses_cubins:
+                    raise RuntimeFaultError("no kernel image is available")
+                self.code = cubin.decode()
+                machine.loaded.append(self.code)
+
+            def get_function(self, entry: str) -> Any:
+                return LoadedFunction(entry, function(self.code, entry))
 
         attributes = {"MaxSharedMemoryPerBlockOptin": 227 << 10, "MultiProcessorCount": PROCESSORS}
         rng = np.random.default_rng(0)
@@ -331,6 +352,10 @@ class Machine:
             driver=types.SimpleNamespace(
                 occupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, nbytes: 1,
                 CUDADriverError=RuntimeFaultError,
+                CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES="shared_size_bytes",
+                CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="max_dynamic_shared_size_bytes",
+                funcGetAttribute=lambda name, function: getattr(function, name),
+                funcSetAttribute=lambda function, name, value: setattr(function, name, value),
             ),
             using_allocator=using_allocator,
             get_current_stream=current,
@@ -338,6 +363,7 @@ class Machine:
             runtime=runtime,
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             compiler=types.SimpleNamespace(CompileException=CompileError),
+            function=types.SimpleNamespace(Module=Module),
         )
         names = ("matmul", "where", "isnan", "isfinite", "linalg", "float32", "float64", "uint8", "uint16")
         return types.SimpleNamespace(
@@ -367,7 +393,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
-    from fusec.gpu.launch import cubins, cuda_graph, reorder, stream_calls, workspace
+    from fusec.gpu.launch import cubin_function, cubins, cuda_graph, reorder, stream_calls, workspace
     from fusec.gpu.launch import kernel_launcher as launch
     from fusec.gpu.measure import device_distance, random_inputs, timer
 
@@ -381,6 +407,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
         patch(module, "cupy", cupy)
         patch(module, "cudnn", cudnn)
     patch(plan_list, "cudnn", cudnn)
+    patch(cubin_function, "cupy", cupy)
     patch(cubins, "compiled", machine.compile_elsewhere)
     patch(launch, "driver", lambda: None)  # launches run one after the other
     patch(timer, "Gate", Gate)
