@@ -179,6 +179,7 @@ class Machine:
             heur_mode=types.SimpleNamespace(A=0, FALLBACK=1, B=2),
             behavior_note=types.SimpleNamespace(RUNTIME_COMPILATION=1),
             numerical_note=types.SimpleNamespace(TENSOR_CORE=1, NONDETERMINISTIC=2),
+            knob_type=int,
             cudnnGraphNotSupportedError=type("cudnnGraphNotSupportedError", (Exception,), {}),
         )
 
@@ -436,6 +437,15 @@ class Pygraph:
         self.revived = revived
         self.selected: int | None = None
         self.deselected: set[int] = set()
+        self.named: list[int] = []  # places of the plans that were created by name
+
+    def create_execution_plan(self, engine: int, knobs: dict[int, int]) -> None:
+        if engine not in self.machine.engines or knobs != {2: self.machine.engines.index(engine)}:
+            raise RuntimeError("no such plan")
+        self.named.append(self.machine.engines.index(engine))
+
+    def at(self, place: int) -> int:
+        return self.named[place] if self.named else place
 
     def validate(self) -> None:
         pass
@@ -451,9 +461,10 @@ class Pygraph:
         self.deselected |= set(notes)
 
     def get_execution_plan_count(self) -> int:
-        return len(self.machine.engines)
+        return len(self.named or self.machine.engines)
 
     def get_engine_and_knobs_at_index(self, place: int) -> tuple[int, dict[int, int]]:
+        place = self.at(place)
         return self.machine.engines[place], {2: place}
 
     def get_behavior_notes_for_plan_at_index(self, place: int) -> list[int]:
@@ -461,6 +472,7 @@ class Pygraph:
 
     def build_plan_at_index(self, place: int) -> None:
         assert self.revived is None, "what is deserialized is built"
+        place = self.at(place)
         if 2 in self.deselected and self.machine.engines[place] in self.machine.unordered:
             raise RuntimeError("Deselecting execution plan due to numerical notes")
         self.machine.built.append(self.machine.engines[place])
@@ -476,12 +488,12 @@ class Pygraph:
         return 64 * self.revived[1]
 
     def get_workspace_size_plan_at_index(self, place: int) -> int:
-        return 64 * place
+        return 64 * self.at(place)
 
     def execute_plan_at_index(self, addresses: dict[int, int], workspace: int, place: int, handle: Any) -> None:
         machine = self.machine
         assert self.revived is None or place == 0, "a deserialized graph has one plan"
-        engine, place = self.revived or (machine.engines[place], place)
+        engine, place = self.revived or (machine.engines[self.at(place)], self.at(place))
         assert workspace or not place, "no scratch memory"
 
         def work() -> None:
