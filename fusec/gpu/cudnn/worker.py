@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusec.errors import FusecError
-from fusec.gpu.cudnn.deviceless import INSTALL, bring_up, check_nvrtc, load_nvrtc
+from fusec.gpu.cudnn.deviceless import INSTALL, bring_up, check_nvrtc, load_cudnn, load_nvrtc
 from fusec.targets.target import Target, load
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
@@ -35,6 +35,7 @@ def main(name: str, device: bool) -> int:
     target = load(name)
     try:
         nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
+        load_cudnn()
         version, answers = _answers(target, device)
     except ModuleNotFoundError as error:
         out.write(json.dumps({"failed": f"{error}: {INSTALL}; or take --target cpu"}) + "\n")
