@@ -1,7 +1,11 @@
 """Verify a compilation at each level against float64 references.
 
-The levels are: the graph after all passes, the body of each step, each lowered graph (simulated or on a GPU), and each
-step as an executable runs it.
+The levels are:
+
+- the graph after all passes
+- the body of each step
+- each lowered graph, simulated or on a GPU
+- each step as an executable runs it
 
 Errors are relative L2. The allowed error follows from the arithmetic: each stored value is rounded once. The error of
 an fp32 sum grows with the square root of its length (rounding errors of random sign: Higham, Accuracy and Stability of

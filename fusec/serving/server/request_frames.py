@@ -1,7 +1,7 @@
 """Send requests from a front end to a worker: what many requests have in common, and then numbers for each.
 
-Clients ask for the same model with tensors of the same shape again and again. So the common part is a text that both
-sides prepare once, and a request adds its number, its rows, and where its inputs start in the shared memory.
+Clients ask for the same model with tensors of the same shape again and again. So both sides prepare the common part
+once, as text. A request adds its number, its rows, and the places of its inputs in the shared memory.
 """
 
 from __future__ import annotations
