@@ -37,7 +37,7 @@ class ServedTensor:
     shape: tuple[int, ...] | None
 
     def metadata(self) -> dict[str, Any]:
-        """Return it as the protocol writes it."""
+        """Return the metadata of the tensor, as the protocol writes it."""
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape or (ANY,))}
 
 

@@ -39,7 +39,7 @@ class Array(np.ndarray):
             Array.machine.do(copy)
 
     @property
-    def data(self) -> Any:  # type: ignore[override]  # as CuPy has it
+    def data(self) -> Any:  # as CuPy has it
         address = self.__array_interface__["data"][0]
 
         def memset_async(value: int, nbytes: int) -> None:

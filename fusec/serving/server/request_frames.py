@@ -45,13 +45,13 @@ class RequestForm:
         return any(item for *_, item in self.inputs)
 
     def text(self) -> bytes:
-        """Return it as bytes, which `form_of` reads."""
+        """Return the form as bytes, which `form_of` reads."""
         return json.dumps([self.model, self.inputs, self.outputs], separators=(",", ":")).encode()
 
 
 @functools.lru_cache(maxsize=1024)
 def form_of(text: bytes) -> RequestForm:
-    """Read what another process of this server wrote."""
+    """Read a form that another process of this server wrote."""
     model, inputs, outputs = json.loads(text)
     given = tuple((name, kind, tuple(shape), item) for name, kind, shape, item in inputs)
     return RequestForm(model, given, tuple(outputs))

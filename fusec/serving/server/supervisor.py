@@ -40,7 +40,11 @@ _log = logging.getLogger("fusec.serving")
 
 @dataclass
 class _Member:
-    """One of the processes. again_at: the time at which it is started again; deaths: one soon after the other."""
+    """One of the processes.
+
+    again_at: the time at which it is started again.
+    deaths: how often it died soon after its start, without a longer run in between.
+    """
 
     name: str
     command: list[str]
