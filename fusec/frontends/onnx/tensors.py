@@ -19,7 +19,7 @@ from fusec.errors import ModelError, VerifyError
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.onnx.limits import require_constant
 from fusec.frontends.onnx.split_model import Place, TensorFiles, place_of
-from fusec.ir import DType, Literal, TensorType
+from fusec.ir import HALVES, DType, Literal, TensorType
 from fusec.lowering.packing import code_bytes, from_codes
 from fusec.ops.spec import require
 from fusec.system.byte_ranges import ByteRanges
@@ -237,6 +237,6 @@ def _inline(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
         wide = np.array(items, np.uint64 if type.dtype is DType.U32 else type.dtype.numpy)
         return wide.astype(type.dtype.numpy, copy=False).reshape(type.shape)
     packed = np.array(items, np.int32)
-    if type.dtype in (DType.F16, DType.BF16):
+    if type.dtype in HALVES:
         return packed.astype(np.uint16).view(type.dtype.numpy).reshape(type.shape)
     return packed.astype(type.dtype.numpy).reshape(type.shape)

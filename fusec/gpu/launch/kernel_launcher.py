@@ -1,4 +1,4 @@
-"""Compile kernels by NVRTC through CuPy, which caches them on disk, and launch them over bound memory."""
+"""Compile the kernels of a program in threads, choose their variants, and launch them over bound memory."""
 
 from __future__ import annotations
 
