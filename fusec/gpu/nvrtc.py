@@ -46,6 +46,6 @@ def _module(code: str, options: tuple[str, ...], cooperative: bool) -> Any:
 
 
 def is_here(architecture: str) -> bool:
-    """Return True if this GPU has the instructions of an architecture; `sm_90a` means that architecture alone."""
+    """Tell if this GPU has the instructions of an architecture; `sm_90a` means that architecture alone."""
     own, wanted = int(cupy.cuda.Device().compute_capability), int(architecture.strip("sm_a"))
     return own == wanted if architecture.endswith("a") else own >= wanted
