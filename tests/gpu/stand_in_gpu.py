@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import json
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +20,7 @@ from gpu.kernels.emulator import function
 
 from fusec.errors import ExecutionError
 from fusec.gpu.kernels.codegen.kernel import Launch
+from fusec.gpu.launch.cubins import CudaSource
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.simulator import extent, simulate
 
@@ -126,6 +129,9 @@ class Machine:
         self.cudnn_version = 91900
         self.spoils_blobs = False  # whether what is revived computes something else
         self.compiled: list[str] = []  # sources put to NVRTC
+        self.compiled_elsewhere: list[str] = []  # sources that child processes compiled; their cubins are these texts
+        self.loaded: list[str] = []  # cubins
+        self.refuses_cubins = False
 
     def do(self, work: Callable[[], None]) -> None:
         if self.recording is not None:
@@ -134,6 +140,14 @@ class Machine:
             work()
 
     # cuDNN -----------------------------------------------------------------------------------------
+
+    def compile_elsewhere(self, sources: Sequence[CudaSource], libraries: Sequence[str]) -> dict[str, Future[Any]]:
+        """Compile sources as child processes do."""
+        found: dict[str, Future[Any]] = {source.key: Future() for source in sources}
+        for source in sources:
+            self.compiled_elsewhere.append(source.code)
+            found[source.key].set_result(source.code.encode())
+        return found
 
     def emit(self, graph: CudnnGraph, *, handle: Any = None, target: Any = None, kernels: Any = None) -> Any:
         self.emitted.append((graph, kernels))
@@ -270,15 +284,23 @@ class Machine:
 
         class RawModule:
             def __init__(
-                self, code: str, options: tuple[str, ...], backend: str, enable_cooperative_groups: bool
+                self,
+                code: str = "",
+                path: str = "",
+                options: tuple[str, ...] = (),
+                backend: str = "",
+                enable_cooperative_groups: bool = False,
             ) -> None:
-                self.code, self.cooperative = code, enable_cooperative_groups
+                self.code, self.cooperative = code or Path(path).read_text(), enable_cooperative_groups
+                self.log = machine.compiled if code else machine.loaded
 
             def compile(self) -> None:
                 """Nobody calls what is in it."""
 
             def get_function(self, entry: str) -> Any:
-                machine.compiled.append(self.code)
+                if machine.refuses_cubins and self.log is machine.loaded:
+                    raise RuntimeFaultError("no kernel image is available")
+                self.log.append(self.code)
                 return RawKernel(entry, function(self.code, entry), self.cooperative)
 
         attributes = {"MaxSharedMemoryPerBlockOptin": 227 << 10, "MultiProcessorCount": PROCESSORS}
@@ -300,6 +322,7 @@ class Machine:
             Device=lambda: types.SimpleNamespace(id=0, attributes=attributes, compute_capability="90"),
             driver=types.SimpleNamespace(
                 occupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, nbytes: 1,
+                CUDADriverError=RuntimeFaultError,
             ),
             using_allocator=using_allocator,
             get_current_stream=current,
@@ -336,7 +359,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
-    from fusec.gpu.launch import cuda_graph, reorder, stream_calls, workspace
+    from fusec.gpu.launch import cubins, cuda_graph, reorder, stream_calls, workspace
     from fusec.gpu.launch import kernel_launcher as launch
     from fusec.gpu.measure import device_distance, random_inputs, timer
 
@@ -350,6 +373,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
         patch(module, "cupy", cupy)
         patch(module, "cudnn", cudnn)
     patch(plan_list, "cudnn", cudnn)
+    patch(cubins, "compiled", machine.compile_elsewhere)
     patch(launch, "driver", lambda: None)  # launches run one after the other
     patch(timer, "Gate", Gate)
     patch(plan_bench, "emit", machine.emit)

@@ -143,6 +143,11 @@ def with_variants(kernels: Iterable[Kernel]) -> Kernel | None:
     return replace(found[0], others=tuple(found[1:])) if found else None
 
 
+def variants_of(kernel: Kernel) -> tuple[Kernel, ...]:
+    """Return the variants of a kernel, itself first."""
+    return (replace(kernel, others=()), *kernel.others)
+
+
 @dataclass
 class Arguments:
     """The arguments of a launch, collected while its source is generated."""

@@ -10,8 +10,8 @@ from gpu.kernels.cases import Case, assert_same, build, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.kernels.norm import group_norm
-from fusec.gpu.launch.kernel_launcher import variants_of
 from fusec.ir import DType, TensorType
 from fusec.ops import Cast, GroupNorm, pw
 
