@@ -39,7 +39,7 @@ _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"
 
 
 def dtype_of(element_type: int) -> DType:
-    """Return the DType of an ONNX element type. Raises VerifyError: when fusec lacks it."""
+    """Return the DType of an ONNX element type. Raises VerifyError if fusec lacks it."""
     if element_type in DTYPES:
         return DTYPES[element_type]
     known = element_type in TensorProto.DataType.values()
@@ -48,7 +48,7 @@ def dtype_of(element_type: int) -> DType:
 
 
 def shape_of(dims: Sequence[int]) -> tuple[int, ...]:
-    """Convert dims to a shape. Raises VerifyError: when one is negative."""
+    """Convert dims to a shape. Raises VerifyError if one is negative."""
     require(all(d >= 0 for d in dims), f"negative dimension in shape {list(dims)}")
     return tuple(dims)
 
@@ -61,7 +61,7 @@ class Tensors:
         self._maps: dict[Path, mmap.mmap] = {}  # one map a file: each holds a file descriptor
 
     def literal(self, tensor: TensorProto) -> Literal:
-        """Read a tensor. Raises VerifyError: when its data does not fit its declared type."""
+        """Read a tensor. Raises VerifyError if its data does not fit its declared type."""
         type = TensorType(shape_of(tensor.dims), dtype_of(tensor.data_type))
         require(not tensor.HasField("segment"), "segmented tensors are not supported")
         if (place := place_of(tensor, self._files)) is not None:
@@ -210,7 +210,7 @@ def _reading() -> Generator[None]:
 
 
 def _inside(folder: Path, location: str) -> Path:
-    """Return the path of external data. Raises VerifyError: when it is not a regular file inside `folder`."""
+    """Return the path of external data. Raises VerifyError if it is not a regular file inside `folder`."""
     relative = Path(location)
     outside = f"external data {location!r} is outside the model's folder"
     require(bool(location) and "\0" not in location, f"external data at the location {location!r}")
@@ -237,7 +237,7 @@ def _number(text: str, what: str) -> int:
 def _require_one_field(tensor: TensorProto) -> None:
     """Check that only one field has elements, because two could differ and readers use different ones.
 
-    Raises VerifyError: when two fields have elements.
+    Raises VerifyError if two fields have elements.
     """
     fields = [name for name in _TYPED if getattr(tensor, name)]
     fields += ["raw_data"] if tensor.HasField("raw_data") else []

@@ -18,7 +18,7 @@ ROUNDED = (LayerNorm, RmsNorm, Attention)  # ops whose kernels round their resul
 
 
 def is_joint_work(nodes: Sequence[Node]) -> bool:
-    """Return True if a kernel's nodes could be several steps.
+    """Tell if a kernel's nodes could be several steps.
 
     They are one of these:
 
@@ -64,7 +64,7 @@ def is_rounded(nodes: Sequence[Node]) -> bool:
 
 
 def may_begin(nodes: Sequence[Node], figures: GpuFigures) -> bool:
-    """Return True if a group of steps that begins with these nodes may become such a kernel."""
+    """Tell if a group of steps that begins with these nodes may become such a kernel."""
     first = nodes[0]
     if begins_few_rows(nodes):
         return True
