@@ -41,7 +41,7 @@ class Array(np.ndarray):
             Array.machine.do(copy)
 
     @property
-    def data(self) -> Any:  # type: ignore[override]  # as CuPy has it
+    def data(self) -> Any:  # as CuPy has it
         address = self.__array_interface__["data"][0]
 
         def memset_async(value: int, nbytes: int) -> None:
@@ -322,7 +322,7 @@ class Machine:
                 super().__call__(grid, block, arguments, shared_mem=shared_mem)
 
         class Module:
-            """A module loaded from a cubin, which here is the source."""
+            """A module that is loaded from a cubin, which here is the source."""
 
             def load(self, cubin: bytes) -> None:
                 if machine.refuses_cubins:

@@ -82,7 +82,7 @@ def cudnn_version() -> str:
 
 
 def is_absent() -> bool:
-    """Return True if neither cuDNN's frontend nor its library is installed.
+    """Tell if neither cuDNN's frontend nor its library is installed.
 
     Then fusec's rules judge graphs. If only one of the two is installed, that is an error.
     """

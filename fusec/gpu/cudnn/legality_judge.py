@@ -80,8 +80,8 @@ class LegalityJudge:
 def _proves_others(graph: CudnnGraph, plan_filter: PlanFilter) -> bool:
     """Tell if one plan that builds proves the others of its list.
 
-    It does not if a plan shows only when it is built that it uses tensor cores, which fp32 excludes, that it adds in
-    no fixed order, or how large its workspace is.
+    It does not where only a build shows if a plan is allowed: it may use tensor cores in fp32, add in no fixed order,
+    or need a large workspace.
     """
     return graph.tensor_cores and not plan_filter.needs_builds
 

@@ -169,7 +169,7 @@ def test_plans_to_build_are_announced() -> None:
 def test_graphs_whose_first_plan_is_compiled_meanwhile_come_last() -> None:
     table = Table({1: ["no", 5.0], 2: [3.0], 3: []})
     one, two = (Offer(0, Choice(0, ((2, 0),)), precompiled) for precompiled in (False, True))
-    table.offers = lambda graph: {1: [one], 2: [two], 3: []}[graph.tensors[0].dims[-1]]  # type: ignore[method-assign]
+    table.offers = lambda graph: {1: [one], 2: [two], 3: []}[graph.tensors[0].dims[-1]]
     table.times = {1: [5.0], 2: [3.0], 3: []}
     rank_plans({str(n): graph(n) for n in (1, 2, 3)}, table, TuningOptions("none"), clock=lambda: table.now)
     assert table.built == [(2, 0), (1, 0)]
