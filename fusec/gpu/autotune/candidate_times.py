@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.errors import LoweringError
@@ -95,6 +95,17 @@ def candidate_graphs(program: Program, tuning: StepTuning) -> dict[str, CudnnGra
     code = [_offers(program.graph, step, tuning) for step in _distinct_steps(program).values()]
     every = (each for offered in code for _, parts in offered for each in parts)
     return {each.key: each for each in every if isinstance(each, CudnnGraph)}
+
+
+def candidate_kernels(program: Program, tuning: StepTuning) -> Iterator[Kernel]:
+    """Yield the kernels of all candidates of steps, and those of steps without candidates."""
+    for step in program.steps:
+        if step.kind is Kind.KERNEL and not has_candidates(step):
+            kernel = kernel_of(step.nodes, tuning.figures)
+            yield from () if kernel is None else (kernel,)
+    for step in _distinct_steps(program).values():
+        for _, code in _offers(program.graph, step, tuning):
+            yield from (each for each in code if isinstance(each, Kernel))
 
 
 def _distinct_steps(program: Program) -> dict[str, Partition]:

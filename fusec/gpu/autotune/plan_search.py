@@ -29,7 +29,7 @@ CLOSE = 1.15  # relative time up to which plans are timed in every round
 BEATEN = (
     2.0  # time of a graph's first plan, relative to another way to run its step, beyond which no other plan is tried
 )
-BEHIND = 1.5  # the same of a graph's best plan, beyond which its plans are not timed in rounds
+LOSING = 1.5  # the same of a graph's best plan, beyond which its plans are not timed in rounds
 TIE = 1.03  # cuBLASLt must be faster than cuDNN by this factor, because it takes most of a second to load
 
 
@@ -229,7 +229,7 @@ def _rest(
             break
         if _built(bench, result, offer):
             _time_last(bench, result)
-    result.is_beaten = min((_us(choice) for choice, _ in result.plans), default=0.0) > BEHIND * result.rival_us
+    result.is_beaten = min((_us(choice) for choice, _ in result.plans), default=0.0) > LOSING * result.rival_us
     if not result.is_beaten:
         _time_in_rounds(bench, result, rng)
     result.plans.sort(key=lambda item: _us(item[0]) * (TIE if item[0].engine == BLAS else 1.0))

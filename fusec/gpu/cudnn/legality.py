@@ -62,6 +62,7 @@ class Oracle(WorkerPool):
     plan_filter: the plans that may be used; default: all. Verdicts with another filter are stored apart.
 
     asked: how many graphs cuDNN was asked about
+    meanwhile: is called once, before the next question that a worker answers
 
     Raises TargetError when a part is missing that correct verdicts need.
     """
@@ -81,6 +82,7 @@ class Oracle(WorkerPool):
         self._store = store if store is not None else Store()
         super().__init__(target, self._store.path.parent, workers=workers, device=device)
         self.asked = 0
+        self.meanwhile: Callable[[], None] | None = None
         self._reuse_builds = reuse_builds
         self._hand_over = hand_over
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
@@ -124,6 +126,9 @@ class Oracle(WorkerPool):
         if new and time.monotonic() < end:
             self.start(len(new))
             self._begin_proof()
+            meanwhile, self.meanwhile = self.meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
             done = itertools.count(1)
             self._learn(graphs)  # from verdicts stored on disk
             rounds = [list(new.values())]

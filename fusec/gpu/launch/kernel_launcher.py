@@ -24,6 +24,7 @@ from fusec.system.compile_timer import spent_on
 
 OPTIONS = ("--std=c++17",)
 VOTERS = 2  # variants of a kernel that the fastest is compared with, until one agrees
+THREADS = 16  # that compile, at most
 MIN_COUNTERS = 1 << 14  # barrier counters, so that the memory is seldom allocated again
 NUMBERS = {"u32": np.uint32, "u64": np.uint64}
 Memory = Callable[[Value, TensorType], Array]  # returns a value's flat buffer, constants in the layout of the type
@@ -119,10 +120,11 @@ class Launcher:
 
     def _start(self, items: Sequence[tuple[Kernel, Launch]]) -> None:
         new = [item for item in items if item[1].entry not in self._coming]
-        if not new:
-            return
-        pool = ThreadPoolExecutor(min(len(new), os.cpu_count() or 1, 16), thread_name_prefix="fusec-nvrtc")
-        for item in new:
+        begun = {entry: future for _, launch in new if (future := _AHEAD.pop(entry := launch.entry, None)) is not None}
+        self._coming |= begun
+        rest = [item for item in new if item[1].entry not in begun]
+        pool = _threads(min(max(len(rest), 1), THREADS))
+        for item in rest:
             self._coming[item[1].entry] = pool.submit(_compiled, item)
         pool.shutdown(wait=False)  # the threads end when all is compiled
 
@@ -191,6 +193,33 @@ class Launcher:
             self._counters = cupy.zeros(max(count, MIN_COUNTERS), cupy.uint32)
             cupy.cuda.get_current_stream().synchronize()  # because another stream may use them first
         return self._counters
+
+
+# What is compiled before it is known which launcher needs it, by entry.
+_AHEAD: dict[str, Future[Any]] = {}
+
+
+def compile_ahead(kernels: Iterable[Kernel], with_variants: bool = True) -> None:
+    """Begin to compile kernels that a launcher may need later, which takes them over then."""
+    pool = _threads(THREADS)
+    for kernel in kernels:
+        for variant in variants_of(kernel) if with_variants else (kernel,):
+            for launch in variant.launches:
+                if launch.entry not in _AHEAD:
+                    _AHEAD[launch.entry] = pool.submit(_compiled, (variant, launch))
+    pool.shutdown(wait=False)  # the threads end when all is compiled
+
+
+def forget_ahead() -> None:
+    """Drop what was compiled ahead and no launcher needed; what is still waiting is not compiled."""
+    while _AHEAD:
+        _AHEAD.popitem()[1].cancel()
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Return threads that compile. Other cores ask cuDNN meanwhile."""
+    most = max(2, (os.cpu_count() or 1) * 3 // 4)
+    return ThreadPoolExecutor(min(count, most), thread_name_prefix="fusec-nvrtc")
 
 
 def variants_of(kernel: Kernel) -> tuple[Kernel, ...]:

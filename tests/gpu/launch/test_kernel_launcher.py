@@ -68,3 +68,31 @@ def test_kernels_that_are_needed_soon_are_compiled_once_and_meanwhile(monkeypatc
     goes_on.set()
     some.compile([kernel("a"), kernel("b"), kernel("c")])
     assert sorted(compiled) == ["a", "b", "c"]
+
+
+def test_kernels_compiled_ahead_are_taken_over_and_the_rest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    from fusec.gpu.launch import kernel_launcher
+
+    goes_on, compiled = threading.Event(), list[str]()
+
+    def slowly(item: tuple[Kernel, Any]) -> object:
+        assert goes_on.wait(10)
+        compiled.append(item[0].name)
+        return object()
+
+    monkeypatch.setattr(kernel_launcher, "_compiled", slowly)
+    monkeypatch.setattr(kernel_launcher.os, "cpu_count", lambda: 2)
+    whole = replace(kernel("a"), others=(kernel("b"),))
+    others = [kernel(name) for name in "defg"]
+    kernel_launcher.compile_ahead(iter([whole, kernel("a"), *others]))
+    some = kernel_launcher.Launcher()
+    some.compile_soon([replace(whole, others=()), *whole.others, kernel("c")])
+    kernel_launcher.forget_ahead()
+    goes_on.set()
+    some.compile([replace(whole, others=()), *whole.others, kernel("c")])
+    assert sorted(compiled) == ["a", "b", "c"], "each once, and none that nobody needs"
+    assert not kernel_launcher._AHEAD
+    kernel_launcher.compile_ahead([replace(kernel("h"), others=(kernel("i"),))], with_variants=False)
+    assert len(kernel_launcher._AHEAD) == 1
+    kernel_launcher.forget_ahead()

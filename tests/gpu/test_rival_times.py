@@ -13,7 +13,7 @@ from gpu.stand_in_gpu import Machine
 from gpu.test_backend import compiled as on_stand_in
 
 from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps
-from fusec.gpu.autotune.plan_search import BEATEN, BEHIND, RivalTimes, TuningOptions, rank_plans
+from fusec.gpu.autotune.plan_search import BEATEN, LOSING, RivalTimes, TuningOptions, rank_plans
 from fusec.gpu.autotune.ranked_plans import RankedPlans
 from fusec.gpu.kernels import Kernel
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -38,10 +38,10 @@ def test_no_other_plan_is_tried_if_the_first_is_far_slower_than_the_rival() -> N
 
 def test_plans_that_lose_are_not_timed_in_rounds() -> None:
     loses, wins = (Table({1: [10.0, 9.0, 9.5]}, noise=0.0) for _ in range(2))
-    found = against(9.0 / BEHIND - 0.1, loses)
+    found = against(9.0 / LOSING - 0.1, loses)
     assert best(found) == 1 and found.is_beaten
     assert not found.plans[0][0].complete and found.plans[0][0].error is None
-    other = against(9.0 / BEHIND + 0.1, wins)
+    other = against(9.0 / LOSING + 0.1, wins)
     assert best(other) == 1 and not other.is_beaten and other.plans[0][0].complete
     assert wins.runs >= loses.runs + 9
 

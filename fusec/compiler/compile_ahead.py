@@ -1,0 +1,93 @@
+"""Compile kernels while cuDNN's workers start: those that a program will need if cuDNN accepts what fusec proposes.
+
+On an H200 the workers are ready after a second or more. NVRTC needs as long for the kernels of a convolutional network.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from fusec.gpu.autotune.candidate_times import StepTuning, candidate_kernels
+from fusec.gpu.autotune.step_choices import apply_choices, before_choices
+from fusec.gpu.cudnn.judges import RulesJudge
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.kernels import GpuFigures
+from fusec.ir import Graph
+from fusec.passes.base import Options
+from fusec.passes.partition import Judge, partition
+from fusec.passes.partition.concat_in_place import concat_in_place
+from fusec.passes.partition.strict_rounding import StrictRounding
+from fusec.targets.target import Target
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProposedKernels:
+    """Kernels of a graph whose partition is proposed by fusec's rules alone.
+
+    state: inputs that stay on the device, with the outputs that replace them
+    level: the tuning level; with `none`, kernels have one variant
+    """
+
+    graph: Graph
+    target: Target
+    options: Options
+    state: Mapping[str, str]
+    level: str
+    _threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
+
+    def start(self) -> None:
+        """Begin to compile them, in threads. The graph may change afterwards."""
+        given = (self.graph.clone(),)
+        self._threads.append(threading.Thread(target=self._compile, args=given, name="fusec-ahead", daemon=True))
+        self._threads[-1].start()
+
+    def wait(self) -> None:
+        """Wait until all are known, so that none is begun twice."""
+        for thread in self._threads:
+            thread.join()
+
+    def _compile(self, graph: Graph) -> None:
+        try:
+            self.compile(graph)
+        except Exception:  # noqa: BLE001  # the compilation itself raises and reports what fails again
+            _log.debug("kernels were not compiled ahead", exc_info=True)
+
+    def compile(self, graph: Graph) -> None:
+        """Partition the graph by fusec's rules, and begin to compile the kernels of all candidates."""
+        from fusec.gpu.launch.kernel_launcher import compile_ahead  # needs CuPy
+
+        options, figures = self.options, GpuFigures.of(self.target)
+        judge: Judge = RulesJudge(options.tensor_cores)
+        judge = StrictRounding(judge) if options.as_source else judge
+        program = partition(graph, judge, self.target, None, self.state)
+        program = concat_in_place(program, judge, options)
+        level = "none" if options.as_source else self.level
+        if level == "none":
+            program = apply_choices(program, {}, figures, options.as_source)
+        else:
+            program = before_choices(program, figures, options.as_source)
+        tuning = StepTuning(options.tensor_cores, self.target.launch_us, level, figures)
+        compile_ahead(candidate_kernels(program, tuning), with_variants=level != "none")
+
+
+@contextmanager
+def compiled_ahead(proposed: ProposedKernels, oracle: Oracle | None) -> Generator[None]:
+    """Compile proposed kernels if workers are asked about this machine's GPU during the body.
+
+    Nothing is compiled where all answers are stored, because then the kernels are on disk, too.
+    """
+    if oracle is None or not oracle.device:
+        yield
+        return
+    oracle.meanwhile = proposed.start
+    try:
+        yield
+    finally:
+        oracle.meanwhile = None
+        proposed.wait()
