@@ -66,6 +66,22 @@ def test_rivals_are_timed_before_plans_that_workers_still_compile() -> None:
     assert len(seen) == 2, "nothing is timed"
 
 
+def test_plans_that_compile_slowly_are_built_last_and_not_before_rivals_are_known() -> None:
+    def table() -> Table:
+        return Table({1: [1.0, 10.0, 9.0, 8.0]}, noise=0.0, compiled=frozenset(range(4)), slow=frozenset({0, 2}))
+
+    free = table()
+    assert best(against(100.0, free)) == 0
+    assert [place for _, place in free.built] == [1, 3, 0, 2]
+    assert free.expected[0] == [(1, 1), (1, 3)] and free.expected[1] == [(1, 3), (1, 0), (1, 2)]
+    lost = table()
+    against(1.0, lost)
+    assert lost.built == [(1, 1)], "none that is slow to compile"
+    untimed = table()
+    rank_plans({"a": graph(1)}, untimed, TuningOptions("none"))
+    assert untimed.built == [(1, 0)], "without timing, cuDNN's first plan runs"
+
+
 def test_the_rival_of_a_graph_is_the_fastest_candidate_without_it() -> None:
     of = compiled(groups=4)
     rivals: dict[str, float] = {}

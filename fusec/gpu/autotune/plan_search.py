@@ -73,7 +73,7 @@ def rank_plans(
     ranked = {key: RankedPlans(graph) for key, graph in graphs.items()}
     offers: dict[str, list[Offer]] = {}
     for count, (key, result) in enumerate(ranked.items(), 1):
-        offers[key] = _offers(bench, result, known.get(key))
+        offers[key] = _offers(bench, result, known.get(key), level)
         if count & (count - 1) == 0 or count == len(ranked):  # workers build meanwhile
             bench.expect([(graphs[key], offer) for key, offer in _expected(offers, known, level)])
     waiting: list[tuple[float, str, list[Offer]]] = []
@@ -117,13 +117,18 @@ def _drop_beaten(
     waiting[:] = [item for item in waiting if not ranked[item[1]].is_beaten]
 
 
-def _offers(bench: PlanBench, result: RankedPlans, known: Choice | None) -> list[Offer]:
-    """List the offers for a graph; a known plan comes first if it is offered."""
+def _offers(bench: PlanBench, result: RankedPlans, known: Choice | None, level: str) -> list[Offer]:
+    """List the offers for a graph; a known plan comes first if it is offered.
+
+    Where plans are timed, those that take long to compile come last, because a rival may be far faster.
+    """
     try:
         offers = list(bench.offers(result.graph))
     except ExecutionError as error:
         result.rejected.append(str(error))
         return []
+    if level != "none":
+        offers.sort(key=lambda offer: offer.is_slow)
     same = [o for o in offers if _is(o, known)]
     return [*same, *(o for o in offers if o not in same)]
 
@@ -135,13 +140,16 @@ def _is(offer: Offer, known: Choice | None) -> bool:
 def _expected(
     offers: Mapping[str, Sequence[Offer]], known: Mapping[str, Choice], level: str
 ) -> Iterator[tuple[str, Offer]]:
-    """Yield the offers that will be built if each first one builds: the first of each graph, then the others."""
+    """Yield the offers that will be built if each first one builds: the first of each graph, then the others.
+
+    Plans that take long to compile are not built before rivals are known.
+    """
     for key, each in offers.items():
         yield from ((key, offer) for offer in each[:1])
     for key, each in offers.items():
         choice = known.get(key)
         if each and not (choice is not None and choice.complete and _is(each[0], choice)):
-            yield from ((key, offer) for offer in _others(each[1:], level))
+            yield from ((key, offer) for offer in _others(each[1:], level) if not offer.is_slow)
 
 
 def _first(

@@ -12,11 +12,15 @@ from fusec.plans.plan_record import Choice
 
 @dataclass(frozen=True)
 class Offer:
-    """Plan that cuDNN or cuBLASLt offers for a graph, before it is built."""
+    """Plan that cuDNN or cuBLASLt offers for a graph, before it is built.
+
+    is_slow: it takes several times as long to compile as others of the list
+    """
 
     place: int
     choice: Choice
     precompiled: bool
+    is_slow: bool = False
 
 
 class PlanBench(Protocol):

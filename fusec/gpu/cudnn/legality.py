@@ -56,7 +56,8 @@ class Oracle(WorkerPool):
     workers, device: see `WorkerPool`
     reuse_builds: a graph is also legal if the first plan that cuDNN offers was built for other graphs that show that it
         builds: see `BuiltPlans`. That takes milliseconds instead of a compilation. Such verdicts are stored apart.
-    hand_over: `built` holds cuDNN's first plan of each graph that was asked about, with its serialized form
+    hand_over: `built` holds a plan of each graph that was asked about, with its serialized form: cuDNN's first, or the
+        one that is compiled soonest
     max_factor: a graph is also legal, without asking, if a legal one differs in size by at most this factor; 0: never.
         Such verdicts stay in memory, and `ask_again` takes one back.
     plan_filter: the plans that may be used; default: all. Verdicts with another filter are stored apart.
@@ -303,7 +304,8 @@ class Oracle(WorkerPool):
             if not isinstance(answer, WorkerDeath):
                 verdict = decode(answer)
                 if "blob" in answer and isinstance(verdict, Legal):
-                    self.built[graph.key] = (verdict.plans[0], base64.b64decode(answer["blob"]))
+                    plan = next(plan for plan in verdict.plans if plan.built)
+                    self.built[graph.key] = (plan, base64.b64decode(answer["blob"]))
                 return verdict
             died.append(answer)
             if answer.closed or answer.timeout:  # closed: nobody waits for this verdict

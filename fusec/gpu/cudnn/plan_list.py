@@ -8,6 +8,7 @@ from typing import Any
 import cudnn
 
 from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, identity_of
+from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
 from fusec.plans.plan_filter import PlanFilter
@@ -54,6 +55,14 @@ def list_plans(pygraph: Any, graph: CudnnGraph, plan_filter: PlanFilter) -> Plan
             plans[place] = Plan(engine, knobs, cudnn.behavior_note.RUNTIME_COMPILATION not in notes)
         wrong, left_out = wrong or reason, left_out or other
     return PlanList(plans, wrong, left_out)
+
+
+def compiles_slowly(graph: CudnnGraph, engine: int) -> bool:
+    """Tell if plans of an engine take several times as long to compile as others of their list.
+
+    Engine 2 takes 6 to 10 s for a convolution of 8-bit integers, engine 7 takes 0.5 to 1 s (H200, cuDNN 9.19).
+    """
+    return engine == 2 and any(call.compute is DType.I32 for call in graph.calls)
 
 
 def build(pygraph: Any, place: int, engine: int, plan_filter: PlanFilter) -> int:
