@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from fusec.gpu.autotune.candidate_times import StepTuning, candidate_kernels
 from fusec.gpu.autotune.step_choices import apply_choices, before_choices
@@ -43,20 +44,22 @@ class ProposedKernels:
 
     def start(self) -> None:
         """Begin to compile them, in threads. The graph may change afterwards."""
-        given = (self.graph.clone(),)
-        self._threads.append(threading.Thread(target=self._compile, args=given, name="fusec-ahead", daemon=True))
+        work = partial(_quietly, partial(self.compile, self.graph.clone()))
+        self._threads.append(threading.Thread(target=work, name="fusec-ahead", daemon=True))
         self._threads[-1].start()
+        threading.Thread(target=_quietly, args=(self.warm_up,), name="fusec-warm-up", daemon=True).start()
+
+    def warm_up(self) -> None:
+        """Load what choosing plans needs: see `warm_up.warm_up`."""
+        from fusec.gpu.warm_up import warm_up  # needs cuDNN and CuPy
+
+        if self.level != "none":
+            warm_up(self.options.storage)
 
     def wait(self) -> None:
         """Wait until all are known, so that none is begun twice."""
         for thread in self._threads:
             thread.join()
-
-    def _compile(self, graph: Graph) -> None:
-        try:
-            self.compile(graph)
-        except Exception:  # noqa: BLE001  # the compilation itself raises and reports what fails again
-            _log.debug("kernels were not compiled ahead", exc_info=True)
 
     def compile(self, graph: Graph) -> None:
         """Partition the graph by fusec's rules, and begin to compile the kernels of all candidates."""
@@ -74,6 +77,13 @@ class ProposedKernels:
             program = before_choices(program, figures, options.as_source)
         tuning = StepTuning(options.tensor_cores, self.target.launch_us, level, figures)
         compile_ahead(candidate_kernels(program, tuning), with_variants=level != "none")
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:  # noqa: BLE001  # the compilation itself raises and reports what fails again
+        _log.debug("work ahead of cuDNN's answers failed", exc_info=True)
 
 
 @contextmanager

@@ -13,8 +13,10 @@ from gpu.test_backend import compiled
 
 from fusec.compiler.compile_ahead import ProposedKernels, compiled_ahead
 from fusec.gpu.cudnn.legality import PROBE, Oracle
+from fusec.ir import DType
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.sqlite_cache import Store
+from fusec.plans.verdict import Legal
 from fusec.targets.target import load
 
 SOFTMAX = """graph "g" (%x: f32[64,96]) {
@@ -73,6 +75,35 @@ def test_nothing_is_compiled_ahead_without_questions_or_without_a_gpu(on_gpu: bo
     with pytest.raises(RuntimeError), compiled_ahead(ahead, oracle):
         raise RuntimeError
     assert oracle.meanwhile is None
+
+
+def test_plans_are_listed_and_small_kernels_compiled_in_advance(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec.gpu import warm_up
+
+    compiled: list[Any] = []
+
+    def module(*given: Any) -> Any:
+        return SimpleNamespace(compile=lambda: compiled.append(given))
+
+    for each in (warm_up.timer, warm_up.device_distance, warm_up.reorder):
+        monkeypatch.setattr(each, "module", module)
+    listed = len(machine.modes)
+    warm_up.warm_up(DType.F16)
+    assert compiled == [(), (DType.F16,), (2,)]
+    assert len(machine.modes) == listed + 1
+    compiled.clear()
+    proposed("none").warm_up()
+    assert not compiled, "nothing is timed"
+
+
+@pytest.mark.cudnn
+def test_cudnn_has_plans_of_the_graph_that_is_listed_in_advance(tmp_path: Path) -> None:
+    from fusec.gpu.warm_up import GRAPH
+
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle:
+        assert isinstance(oracle.judge([GRAPH])[0], Legal)
 
 
 def test_work_for_meanwhile_begins_with_the_first_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,22 +42,26 @@ def reordered(array: Array, order: tuple[int, ...]) -> Array:
     dims = [1] * (DIMS - len(shape)) + shape, [0] * (DIMS - len(shape)) + strides
     numbers = [np.uint64(number) for numbers in dims for number in numbers]
     count = array.size
-    _function(array.itemsize)((ceil_div(count, BLOCK),), (BLOCK,), (array, flat, np.uint64(count), *numbers))
+    function = module(array.itemsize).get_function(_entry(array.itemsize))
+    function((ceil_div(count, BLOCK),), (BLOCK,), (array, flat, np.uint64(count), *numbers))
     return flat
 
 
-def _function(width: int) -> Any:
-    """Compile the kernel for elements of so many bytes; CuPy holds what it compiled."""
+def module(width: int) -> Any:
+    """Return the module with the kernel for elements of so many bytes; CuPy holds what it compiled."""
     code = prelude() + source_of(width)
-    module = cupy.RawModule(code=code, options=("--std=c++17",), backend="nvrtc", enable_cooperative_groups=False)
-    return module.get_function(f"fusec_reorder{width}")
+    return cupy.RawModule(code=code, options=("--std=c++17",), backend="nvrtc", enable_cooperative_groups=False)
+
+
+def _entry(width: int) -> str:
+    return f"fusec_reorder{width}"
 
 
 def source_of(width: int) -> str:
     """Return the kernel for elements of so many bytes."""
     numbers = [f"const u64 {name}{d}" for name in ("dim", "stride") for d in range(DIMS)]
     steps = [f"  at += rest % dim{d} * stride{d};\n  rest /= dim{d};" for d in reversed(range(DIMS))]
-    names = {"ENTRY": f"fusec_reorder{width}", "TYPE": WIDTHS[width], "BLOCK": str(BLOCK)}
+    names = {"ENTRY": _entry(width), "TYPE": WIDTHS[width], "BLOCK": str(BLOCK)}
     names |= {"NUMBERS": ", ".join(numbers), "STEPS": "\n".join(steps)}
     code = SOURCE
     for name, text in names.items():

@@ -34,24 +34,25 @@ def device_norms(dtype: DType, got: Array, want: Array) -> tuple[float, float]:
     """Return the L2 norms of the difference of two results, given as bytes, and of the second."""
     sums = cupy.empty(2 * GRID * BLOCK, np.float64)
     count = np.uint64(got.size // dtype.numpy.itemsize)
-    _function(dtype)((GRID,), (BLOCK,), (got, want, sums, count))
+    module(dtype).get_function(_entry(dtype))((GRID,), (BLOCK,), (got, want, sums, count))
     apart, scale = sums.get().reshape(-1, 2).sum(axis=0)
     return float(apart) ** 0.5, float(scale) ** 0.5
 
 
-def _function(dtype: DType) -> Any:
-    """Compile the kernel for a type; CuPy holds what it compiled."""
-    entry, code = f"fusec_distance_{dtype.value}", source_of(dtype)
-    module = cupy.RawModule(
-        code=prelude() + code, options=("--std=c++17",), backend="nvrtc", enable_cooperative_groups=False
-    )
-    return module.get_function(entry)
+def module(dtype: DType) -> Any:
+    """Return the module with the kernel for a type; CuPy holds what it compiled."""
+    code = prelude() + source_of(dtype)
+    return cupy.RawModule(code=code, options=("--std=c++17",), backend="nvrtc", enable_cooperative_groups=False)
+
+
+def _entry(dtype: DType) -> str:
+    return f"fusec_distance_{dtype.value}"
 
 
 def source_of(dtype: DType) -> str:
     """Return the kernel for results of a type."""
     names = {
-        "ENTRY": f"fusec_distance_{dtype.value}",
+        "ENTRY": _entry(dtype),
         "TYPE": C_TYPES[dtype],
         "GRID": f"{GRID}ull",
         "BLOCK": f"{BLOCK}",
