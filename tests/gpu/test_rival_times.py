@@ -12,7 +12,7 @@ from gpu.kernels.cases import FIGURES
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import compiled as on_stand_in
 
-from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps
+from fusec.gpu.autotune.candidate_times import StepTuning, Timers, _rivals_us, choose_steps
 from fusec.gpu.autotune.plan_search import BEATEN, LOSING, RivalTimes, TuningOptions, rank_plans
 from fusec.gpu.autotune.ranked_plans import RankedPlans
 from fusec.gpu.kernels import Kernel
@@ -50,6 +50,12 @@ def test_a_plan_far_slower_than_the_rival_is_timed_by_single_runs_alone() -> Non
     table = Table({1: [100.0, 190.0]}, noise=0.0)
     against(51.0, table)
     assert table.singles == 6 and table.runs == 6 + 2, "the first plan is measured before its rival is"
+
+
+def test_plans_that_are_clearly_slower_are_not_timed_in_rounds() -> None:
+    table = Table({1: [10.0, 16.0]}, noise=0.0)
+    rank_plans({"a": graph(1)}, table, TuningOptions("full"))
+    assert table.runs - table.singles == 2 * 2 + 7
 
 
 def test_rivals_are_timed_before_plans_that_workers_still_compile() -> None:
@@ -98,6 +104,13 @@ def test_the_rival_of_a_graph_is_the_fastest_candidate_without_it() -> None:
     choose_steps(of.program, StepTuning(True, 1.0, "quick", FIGURES), Timers(graphs_us, kernels_us))
     assert timed[0] > 1 and len(timed) == 1, "kernels are timed once"
     assert rivals and set(rivals.values()) == {3.0}, "the kernel of the whole step, without its launch"
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_graph_of_two_steps_has_the_slower_rival(turn: int) -> None:
+    own, kernel = graph(1), Kernel("k", ())
+    steps: list[list[list[CudnnGraph | Kernel]]] = [[[own], [kernel]], [[own], [kernel, kernel]]]
+    assert _rivals_us(steps[::turn], {own.key: 50.0, kernel.key: 5.0}, 1.0) == {own.key: 11.0}
 
 
 def test_a_graph_alone_has_no_rival() -> None:

@@ -24,6 +24,7 @@ QUICK_PRECOMPILED, QUICK_COMPILED = 16, 2
 ROUNDS = 7
 MAX_PLANS = 4  # built plans of a graph: the best, and those that replace it if it fails or is slower within the model
 HOPELESS = 3.0  # relative time of one run after which a plan is not timed again
+SLOW = 1.5  # relative time of two measurements after which a plan is not timed in rounds
 ONE_RUN_US = 10.0  # by which a single run may look longer than one of several
 CLOSE = 1.15  # relative time up to which plans are timed in every round
 BEATEN = (
@@ -247,7 +248,7 @@ def _rest(
 def _time_in_rounds(bench: PlanBench, result: RankedPlans, rng: random.Random) -> None:
     """Time close plans several times, in random order, because clocks change; the median counts."""
     best = min((_us(choice) for choice, _ in result.plans), default=0.0)
-    close = [p for p in result.plans if _us(p[0]) <= HOPELESS * best]
+    close = [p for p in result.plans if _us(p[0]) <= SLOW * best]
     times: dict[int, list[float]] = {id(plan): [_us(choice)] for choice, plan in close}
     for number in range(ROUNDS):
         rng.shuffle(close)
