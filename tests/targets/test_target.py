@@ -107,15 +107,15 @@ def joined() -> None:
 
 
 def test_planning_goes_on_while_the_context_is_created(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on = threading.Event()
-    monkeypatch.setattr(driver, "cuDevicePrimaryCtxRetain", lambda *_: 0 if goes_on.wait(10) else 1)
+    goes_on, waited = threading.Event(), list[bool]()
+    monkeypatch.setattr(driver, "cuDevicePrimaryCtxRetain", lambda *_: waited.append(goes_on.wait(10)))
     driver.ready.set()
     with device.woken("auto"):
         pass
     assert device.device_name() == "NVIDIA H200"
-    assert not goes_on.is_set()
     goes_on.set()
     joined()
+    assert waited == [True], "the body ended before"
 
 
 @pytest.mark.parametrize(("target", "held"), [("auto", 1), ("h200", 1), ("t4", 0), ("h300", 0)])
