@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from fusec.gpu.autotune.candidate_times import StepTuning, candidate_kernels
+from fusec.gpu.autotune.candidate_times import StepTuning, candidate_kernels, kernels_of
 from fusec.gpu.autotune.step_choices import apply_choices, before_choices
+from fusec.gpu.cudnn.deviceless import nvrtc_libraries
 from fusec.gpu.cudnn.judges import RulesJudge
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.kernels import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import variants_of
+from fusec.gpu.launch.cubins import compile_ahead
 from fusec.ir import Graph
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge, partition
@@ -63,20 +66,19 @@ class ProposedKernels:
 
     def compile(self, graph: Graph) -> None:
         """Partition the graph by fusec's rules, and begin to compile the kernels of all candidates."""
-        from fusec.gpu.launch.kernel_launcher import compile_ahead  # needs CuPy
-
         options, figures = self.options, GpuFigures.of(self.target)
         judge: Judge = RulesJudge(options.tensor_cores)
         judge = StrictRounding(judge) if options.as_source else judge
         program = partition(graph, judge, self.target, None, self.state)
         program = concat_in_place(program, judge, options)
-        level = "none" if options.as_source else self.level
-        if level == "none":
-            program = apply_choices(program, {}, figures, options.as_source)
+        if options.as_source or self.level == "none":
+            found = kernels_of(apply_choices(program, {}, figures, options.as_source), figures)
         else:
             program = before_choices(program, figures, options.as_source)
-        tuning = StepTuning(options.tensor_cores, self.target.launch_us, level, figures)
-        compile_ahead(candidate_kernels(program, tuning), with_variants=level != "none")
+            tuning = StepTuning(options.tensor_cores, self.target.launch_us, self.level, figures)
+            offered = candidate_kernels(program, tuning).values()
+            found = [variant for kernel in offered for variant in variants_of(kernel)]
+        compile_ahead(found, self.target.sm, nvrtc_libraries())
 
 
 def _quietly(work: Callable[[], None]) -> None:

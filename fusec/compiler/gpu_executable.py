@@ -32,7 +32,7 @@ def tuned_executable(
     family: the programs of the same model for other input shapes, which share weights and kernels.
     """
     from fusec.gpu.backend import CudnnBackend
-    from fusec.gpu.launch.kernel_launcher import forget_ahead
+    from fusec.gpu.launch.cubins import forget_ahead
 
     plan_filter = compiled.options.plan_filter
     backend = CudnnBackend(

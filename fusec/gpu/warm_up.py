@@ -8,6 +8,7 @@ from fusec.gpu.cudnn.emit import emit
 from fusec.gpu.cudnn.plan_list import modes_of
 from fusec.gpu.launch import reorder
 from fusec.gpu.measure import device_distance, timer
+from fusec.gpu.nvrtc import function_of
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.plans.plan_filter import PlanFilter
@@ -38,5 +39,7 @@ def warm_up(storage: DType) -> None:
         del pygraph
     finally:
         cudnn.destroy_handle(handle)
-    for module in (timer.module(), device_distance.module(storage), reorder.module(storage.itemsize)):
-        module.compile()
+    timer.module().compile()
+    width = storage.numpy.itemsize
+    function_of(device_distance.source_of(storage), f"fusec_distance_{storage.value}")
+    function_of(reorder.source_of(width), f"fusec_reorder{width}")

@@ -188,7 +188,8 @@ def test_a_plan_that_computes_something_else_is_not_taken(machine: Machine, tmp_
 
 @needs_compiler
 def test_kernels_to_time_are_compiled_in_threads(machine: Machine, tmp_path: Path) -> None:
-    from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
+    from fusec.gpu.kernels.codegen.kernel import variants_of
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
     net = build(tmp_path, text=SOFTMAX)
     (step,) = net.compiled.program.steps
@@ -213,7 +214,8 @@ def test_kernels_to_time_are_compiled_in_threads(machine: Machine, tmp_path: Pat
 def test_a_kernel_that_is_faster_within_the_model_is_stored_if_it_computes_the_same(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
-    from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
+    from fusec.gpu.kernels.codegen.kernel import variants_of
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
     net = build(tmp_path, text=SOFTMAX)
     (step,) = net.compiled.program.steps

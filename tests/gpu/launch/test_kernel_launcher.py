@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fusec.gpu.kernels import Kernel
-from fusec.gpu.kernels.codegen.kernel import Arguments
+from fusec.gpu.kernels.codegen.kernel import Arguments, Launch
 
 
 def kernel(name: str) -> Kernel:
@@ -24,7 +24,9 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Any:
     from fusec.gpu.launch import kernel_launcher
 
     def fitting(names: Collection[str]) -> Any:
-        monkeypatch.setattr(kernel_launcher, "_compiled", lambda item: object() if item[0].name in names else None)
+        monkeypatch.setattr(
+            kernel_launcher, "_compiled", lambda launch, _: object() if launch.entry[0] in names else None
+        )
         return kernel_launcher.Launcher()
 
     return fitting
@@ -55,9 +57,9 @@ def test_kernels_that_are_needed_soon_are_compiled_once_and_meanwhile(monkeypatc
 
     goes_on, compiled = threading.Event(), list[str]()
 
-    def slowly(item: tuple[Kernel, Any]) -> object:
+    def slowly(launch: Launch, cubins: None) -> object:
         assert goes_on.wait(10)
-        compiled.append(item[0].name)
+        compiled.append(launch.entry[0])
         return object()
 
     monkeypatch.setattr(kernel_launcher, "_compiled", slowly)
@@ -68,31 +70,3 @@ def test_kernels_that_are_needed_soon_are_compiled_once_and_meanwhile(monkeypatc
     goes_on.set()
     some.compile([kernel("a"), kernel("b"), kernel("c")])
     assert sorted(compiled) == ["a", "b", "c"]
-
-
-def test_kernels_compiled_ahead_are_taken_over_and_the_rest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cupy")
-    from fusec.gpu.launch import kernel_launcher
-
-    goes_on, compiled = threading.Event(), list[str]()
-
-    def slowly(item: tuple[Kernel, Any]) -> object:
-        assert goes_on.wait(10)
-        compiled.append(item[0].name)
-        return object()
-
-    monkeypatch.setattr(kernel_launcher, "_compiled", slowly)
-    monkeypatch.setattr(kernel_launcher.os, "cpu_count", lambda: 2)
-    whole = replace(kernel("a"), others=(kernel("b"),))
-    others = [kernel(name) for name in "defg"]
-    kernel_launcher.compile_ahead(iter([whole, kernel("a"), *others]))
-    some = kernel_launcher.Launcher()
-    some.compile_soon([replace(whole, others=()), *whole.others, kernel("c")])
-    kernel_launcher.forget_ahead()
-    goes_on.set()
-    some.compile([replace(whole, others=()), *whole.others, kernel("c")])
-    assert sorted(compiled) == ["a", "b", "c"], "each once, and none that nobody needs"
-    assert not kernel_launcher._AHEAD
-    kernel_launcher.compile_ahead([replace(kernel("h"), others=(kernel("i"),))], with_variants=False)
-    assert len(kernel_launcher._AHEAD) == 1
-    kernel_launcher.forget_ahead()

@@ -45,10 +45,10 @@ COMPILE_TIME: tuple[Mutant, ...] = (
     _m(
         "ahead_is_kept",
         "tuning",
-        "gpu/launch/kernel_launcher.py",
+        "gpu/launch/cubins.py",
         "        _AHEAD.popitem()[1].cancel()",
         "        _AHEAD.popitem()",
         "kernels that nobody needs are compiled after the compilation",
-        "gpu/launch/test_kernel_launcher.py",
+        "gpu/launch/test_cubins.py",
     ),
 )
