@@ -20,6 +20,7 @@ from fusec.gpu.autotune.step_choices import apply_choices, has_candidates, repla
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.ops import Conv
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.plans.plan_record import Part
@@ -407,3 +408,13 @@ def test_the_fastest_candidate_of_a_kernel_for_several_steps_is_chosen() -> None
 
     assert taken(1.0)[0] == "conv+bias+swish+reduce+conv+relu+conv+sigmoid"
     assert taken(100.0)[:2] == ["conv+bias+swish", "reduce"]
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_pointwise_parts_run_as_kernels_unless_every_split_is_timed(level: str) -> None:
+    of = compiled(groups=4)
+    step = of.program.steps[0]
+    assert step.kind is Kind.CUDNN
+    parts = [part for form in candidates(of.program.graph, step, level, FIGURES) if len(form) > 1 for part in form]
+    pointwise = {part.kind for part in parts if not any(isinstance(node.op, Conv) for node in part.nodes)}
+    assert pointwise == ({Kind.KERNEL} if level == "quick" else {Kind.KERNEL, Kind.CUDNN})
