@@ -40,3 +40,15 @@ def test_weights_are_packed_as_on_the_host(machine: Machine, order: tuple[int, .
     array = np.random.default_rng(0).standard_normal(type.shape).astype(np.float16)
     np.testing.assert_array_equal(DeviceArrays().packed(array, type).get(), pack(np, array, type))
     assert bool(machine.launched) == (order == (0, 2, 3, 1))
+
+
+@needs_compiler
+def test_weights_whose_dims_are_split_are_ordered_by_the_same_kernel(machine: Machine) -> None:
+    from fusec.gpu.device_arrays import DeviceArrays
+    from fusec.gpu.kernels.convolution.split_k_tiling import fragments
+
+    array = np.random.default_rng(0).standard_normal((32, 64, 3, 3)).astype(np.float16)
+    type = fragments(TensorType(array.shape, DType.F16), 2)
+    assert type.rank > array.ndim
+    np.testing.assert_array_equal(DeviceArrays().packed(array, type).get(), pack(np, array, type))
+    assert machine.launched == ["fusec_reorder2"]
