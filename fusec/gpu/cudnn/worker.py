@@ -67,21 +67,5 @@ def _answers(target: Target, device: bool) -> tuple[int, dict[str, Answer]]:
         "verdict": judge.answer,
         "plan": builder.plan,
         "plans": builder.plans,
-        "kernel": _compiled,
     }
     return cudnn.backend_version(), answers
-
-
-def _compiled(question: dict[str, Any]) -> dict[str, Any]:
-    """Compile a kernel with CuPy, which stores it on disk; its launch reports a compiler error."""
-    import cupy  # only kernels need it
-
-    from fusec.gpu.nvrtc import function_of, is_here
-
-    architecture = question["architecture"]
-    try:
-        if not architecture or is_here(architecture):
-            function_of(question["kernel"], question["entry"], question["cooperative"], architecture)
-    except cupy.cuda.compiler.CompileException as error:
-        return {"failed": str(error)}
-    return {"compiled": question["entry"]}
