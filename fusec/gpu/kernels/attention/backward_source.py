@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fusec.gpu.kernels.attention.short_rows import OCTET, of_head
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, Filling, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.indexing import View
@@ -21,7 +22,6 @@ from fusec.gpu.kernels.codegen.pointwise_code import split_index
 from fusec.ir import Value
 from fusec.ops import AttentionBackward
 
-PACK = 8  # neighbours of a row that one copy moves: an octet
 GROUP = 64  # rows of a warpgroup
 VISITED = 32  # queries that keys visit together
 SLACK_BYTES = 1024  # the products of the last rows read so many bytes past the end, at most, and do not use them
@@ -60,13 +60,13 @@ class AttentionBackwardSource:
     @property
     def rows(self) -> tuple[int, int]:
         """Queries and keys in shared memory, with the zeros after them."""
-        (queries, keys), tile = self.counts, 2 * PACK
+        (queries, keys), tile = self.counts, 2 * OCTET
         return ceil_div(queries, VISITED) * VISITED, ceil_div(keys, tile) * tile
 
     @property
     def octets(self) -> int:
         """Octets of a row."""
-        return self.step.views[1].shape[3] // PACK
+        return self.step.views[1].shape[3] // OCTET
 
     @property
     def octet_sizes(self) -> tuple[int, int, int]:
@@ -74,14 +74,14 @@ class AttentionBackwardSource:
 
         An octet of the latter has eight queries, and later stages gradients of queries.
         """
-        queries, keys = ((rows + wgmma.offset(self.octets)) * PACK for rows in self.rows)
-        return queries, keys, max(self.rows[1], (self.octets + 1) * PACK) * PACK
+        queries, keys = ((rows + wgmma.offset(self.octets)) * OCTET for rows in self.rows)
+        return queries, keys, max(self.rows[1], (self.octets + 1) * OCTET) * OCTET
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Elements of queries, of keys, and of gradients of scores in shared memory."""
         queries, keys, changes = self.octet_sizes
-        return queries * self.octets, keys * self.octets, changes * self.rows[0] // PACK
+        return queries * self.octets, keys * self.octets, changes * self.rows[0] // OCTET
 
     @property
     def shared_bytes(self) -> int:
@@ -112,7 +112,7 @@ class AttentionBackwardSource:
             KEYS_FIT=c_bool(keys == self.counts[1]),
             KEY_OCTET=key_octet,
             KEYS_SIZE=keys_size,
-            KEY_TILES=keys // (2 * PACK),
+            KEY_TILES=keys // (2 * OCTET),
             CHANGE_OCTET=change_octet,
             CHANGES_SIZE=changes_size,
             SCALE=f"{self.step.op.scale * math.log2(math.e)!r}f",
@@ -126,8 +126,8 @@ class AttentionBackwardSource:
         grid = min(batch * heads, self.processors)
         names = ("dy", "q", "k", "v", "y", "sums")
         read = zip(names, self.step.read, self.step.views, strict=True)
-        memory = {name: self._of_head(arguments.read(value), view) for name, value, view in read}
-        columns = self.octets * PACK
+        memory = {name: of_head(arguments.read(value), view) for name, value, view in read}
+        columns = self.octets * OCTET
         lines = self._cuda.bind(COLUMNS=columns)(
             "kernel",
             HEADS=batch * heads,
@@ -140,7 +140,7 @@ class AttentionBackwardSource:
             COPY_KEYS=self._copy("keys", memory["k"], 2),
             MEANS=self._cuda(
                 "means",
-                TURNS=ceil_div(self.rows[0] * PACK, self.threads),
+                TURNS=ceil_div(self.rows[0] * OCTET, self.threads),
                 RESULTS=memory["y"],
                 RESULT_STRIDE=self.step.views[4].strides[2],
                 LOGARITHMS=memory["sums"],
@@ -158,11 +158,6 @@ class AttentionBackwardSource:
         launch = arguments.launch("attention_backward", lines, grid, self.threads, preamble=preamble, resident=1)
         launch = replace(launch, resident_bytes=self.shared_bytes, architecture=wgmma.ARCHITECTURE)
         return Kernel("attention_backward", (launch,))
-
-    def _of_head(self, pointer: str, view: View) -> str:
-        """Return the address of the first row of a head, as C."""
-        image, head, *_ = view.strides
-        return f"({pointer} + (image * {image}u + head * {head}u + {view.start}u))"
 
     def _copy(self, name: str, memory: str, operand: int) -> list[str]:
         of_keys = operand in (2, 3)
@@ -186,7 +181,7 @@ class AttentionBackwardSource:
         value, view = found
         _, key_octet, change_octet = self.octet_sizes
         staged: dict[str, Filling] = (
-            {"STAGE": f"(changes + own / 8u * {change_octet}u)", "STAGE_OCTET": (2 * PACK + 1) * PACK}
+            {"STAGE": f"(changes + own / 8u * {change_octet}u)", "STAGE_OCTET": (2 * OCTET + 1) * OCTET}
             if place == 0
             else {"STAGE": "(values + own * 8u)", "STAGE_OCTET": key_octet}
         )
@@ -195,7 +190,7 @@ class AttentionBackwardSource:
             NAME=name,
             ROWS=self.rows[place > 0],
             COUNT=self.counts[place > 0],
-            RESULT=self._of_head(arguments.write(value), view),
+            RESULT=of_head(arguments.write(value), view),
             RESULT_ROW=view.strides[2],
             FACTOR="" if place == 2 else f"* {self.step.op.scale!r}f",
             **staged,
