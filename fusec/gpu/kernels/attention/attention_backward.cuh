@@ -147,9 +147,9 @@ FRAGMENT(visit_queries) {
     #pragma unroll
     for (u32 n = 0; n < 4u; n += 2u) {
       const u32 weights[4] = {power[n][0], power[n][1], power[n + 1][0], power[n + 1][1]};
-      ENTRY_COLUMNS_turned(of_values, weights, losses, (from + n * 8u) * 16u, 128u, 2u * QUERY_OCTETu, 1);
+      ENTRY_COLUMNS_by_rows(of_values, weights, losses, (from + n * 8u) * 16u, 128u, 2u * QUERY_OCTETu, 1);
       const u32 words[4] = {change[n][0], change[n][1], change[n + 1][0], change[n + 1][1]};
-      ENTRY_COLUMNS_turned(of_keys, words, queries, (from + n * 8u) * 16u, 128u, 2u * QUERY_OCTETu, 1);
+      ENTRY_COLUMNS_by_rows(of_keys, words, queries, (from + n * 8u) * 16u, 128u, 2u * QUERY_OCTETu, 1);
     }
     group_ends();
     wait_for_groups<0>();
@@ -177,7 +177,7 @@ FRAGMENT(visit_keys) {
   group_begins();
   #pragma unroll
   for (int s = 0; s < KEY_TILES; ++s)
-    ENTRY_COLUMNS_turned(of_queries, words[s], keys, s * 256u, 128u, 2u * KEY_OCTETu, 1);
+    ENTRY_COLUMNS_by_rows(of_queries, words[s], keys, s * 256u, 128u, 2u * KEY_OCTETu, 1);
   group_ends();
   wait_for_groups<0>();
   #pragma unroll

@@ -110,7 +110,7 @@ FRAGMENT(visit) {
   #pragma unroll
   for (u32 n = 0; n < PART_OCTETSu; n += 2u) {
     const u32 words[4] = {power[n][0], power[n][1], power[n + 1][0], power[n + 1][1]};
-    ENTRY_FEATURES_turned(of_values, words, values, (from + n * 8u) * 16u, 128u, 2u * KEY_OCTETu, 1);
+    ENTRY_FEATURES_by_rows(of_values, words, values, (from + n * 8u) * 16u, 128u, 2u * KEY_OCTETu, 1);
   }
   group_ends();
   wait_for_groups<0>();

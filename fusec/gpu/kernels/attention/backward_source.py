@@ -154,7 +154,7 @@ class AttentionBackwardSource:
         )
         lines = [line.replace("ENTRY_COLUMNS", f"ENTRY_{columns}") for line in lines]
         kind = C_TYPES[self.step.views[0].dtype]
-        preamble = [*wgmma.product_of_tiles(kind, VISITED), *wgmma.product(kind, columns, turned=True)]
+        preamble = [*wgmma.product_of_tiles(kind, VISITED), *wgmma.product(kind, columns, by_rows=True)]
         launch = arguments.launch("attention_backward", lines, grid, self.threads, preamble=preamble, resident=1)
         launch = replace(launch, resident_bytes=self.shared_bytes, architecture=wgmma.ARCHITECTURE)
         return Kernel("attention_backward", (launch,))

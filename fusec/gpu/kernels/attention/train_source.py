@@ -116,7 +116,7 @@ class AttentionTrainSource:
         kind, features = C_TYPES[self.views[0].dtype], self.octets * OCTET
         for hole, columns in (("ENTRY_PART", self.part), ("ENTRY_FEATURES", features)):
             lines = [line.replace(hole, f"ENTRY_{columns}") for line in lines]
-        preamble = [*wgmma.product_of_tiles(kind, self.part), *wgmma.product(kind, features, turned=True)]
+        preamble = [*wgmma.product_of_tiles(kind, self.part), *wgmma.product(kind, features, by_rows=True)]
         launch = arguments.launch("attention_train", lines, grid, self.threads, preamble=preamble, resident=1)
         launch = replace(launch, resident_bytes=self.shared_bytes, architecture=wgmma.ARCHITECTURE)
         return Kernel("attention_train", (launch,))
