@@ -24,6 +24,8 @@ from fusec.schedule.program import inputs_of
 
 BYTES_AHEAD = 64 << 10  # of a block, under way at the same time
 MOST_AHEAD = 8  # turns
+COPIED_FIRST = True  # begin the second pass with elements that the cache still holds
+HINTED = True  # tell the cache which elements are read for the last time, so that it holds others
 _CUDA = cuda_template(__package__, "batch_norm_streamed.cuh")
 
 
@@ -138,6 +140,9 @@ class BatchNormStreamed(BatchNormResident):
     def _second_turn(self, step: str) -> str:
         """Return the turn of a step of the second pass: what was copied most recently comes first."""
         stay = self.resident
+        if COPIED_FIRST and stay < self.turns:
+            copied = self.turns - stay
+            return f"{step} < {copied}u ? {self.turns - 1}u - {step} : {step} - {copied}u"
         return step if stay == self.turns else f"{step} < {stay}u ? {step} : {stay + self.turns - 1}u - {step}"
 
     def _slot_of(self, element: Value, stored: Value | None = None) -> str:
@@ -153,8 +158,11 @@ class BatchNormStreamed(BatchNormResident):
         start += sum(self.depth * self._bytes_of([v]) for v in staged[: staged.index(value)])
         return self.shared_pack(start, f"{step} % {self.depth}u", value)
 
-    def _copy(self, place: str, pointer: str, value: Value) -> str:
-        return f"copy_ahead<{self._pack_bytes(value)}>(&{place}, {pointer} + ({self._space.offset(value.type)}));"
+    def _copy(self, place: str, pointer: str, value: Value, last: str = "true") -> str:
+        """Copy a pack ahead. last: true, as C, if nothing reads it again soon."""
+        source = f"{pointer} + ({self._space.offset(value.type)})"
+        hint = f", {last}" if HINTED else ""
+        return f"copy_ahead<{self._pack_bytes(value)}>(&{place}, {source}{hint});"
 
     def sum_elements(self, arguments: Arguments) -> list[str]:
         copies: list[str] = []
@@ -165,7 +173,8 @@ class BatchNormStreamed(BatchNormResident):
                 self._stage_of(value, self._first, step) if element is None else self._slot_of(element, value)
                 for step in ("ahead", "step")
             ]
-            copies.append(self._copy(places[0], arguments.read(value), value))
+            stays = f"turn < {self.resident}u" if value in self._moved and self.resident < self.turns else "true"
+            copies.append(self._copy(places[0], arguments.read(value), value, stays))
             code.head.append(f"const {self._pack(value)} given{number} = {places[1]};")
             code.known[value] = f"wide(given{number}.v[j])"
         self.accumulate(code)
@@ -217,7 +226,9 @@ class BatchNormStreamed(BatchNormResident):
         self.normalise(code, "j")
         code.compute(self.step.epilogue, self.step.epilogue_outputs)
         if again:  # slots of turns that stay are not filled again
-            again = [f"if (ahead >= {self.resident + self.depth}u) {{", *again, "}"]
+            first = self.depth if COPIED_FIRST else self.resident + self.depth
+            end = self.turns - self.resident if COPIED_FIRST else self.turns
+            again = [f"if (ahead >= {first}u && ahead < {end}u) {{", *again, "}"]
         stream = self._streamed_cuda(
             "stream",
             BODY=self._turn(self._second_turn("step"), code.lines()),
