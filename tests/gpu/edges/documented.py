@@ -137,8 +137,8 @@ DOCUMENTED = (
         "k (nan|-?inf)",
     ),
     Documented(
-        "attention_backward with an infinity, the largest or the least number, in dy or v: other infinities, fewer digits",
-        "gradients of scores are rounded to 16 bits, and the sum that is subtracted from each is added in another order",
+        "attention_backward with an infinity, the largest or least number in dy or v: other infinities, fewer digits",
+        "gradients of scores are rounded to 16 bits, and the sum subtracted from each is added in another order",
         ("value", "digits", "nan lost"),
         ("cudnn", "kernel"),
         r"^attention_backward (dy|v) ",

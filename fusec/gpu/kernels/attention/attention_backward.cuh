@@ -33,6 +33,8 @@ FRAGMENT(kernel) {
       HEAD_OF_NEXT
       COPY_QUERIES
       COPY_LOSSES
+      WARM_KEYS
+      WARM_RESULTS
     }
     STORE_OF_VALUES
     STORE_OF_KEYS
@@ -62,6 +64,11 @@ FRAGMENT(copy) {
     if (ROWS_FIT || row < COUNTu) copy_ahead<16>(to, MEMORY + (row * STRIDEu + octet * 8u));
     else *(Pack<u32, 4>*)to = Pack<u32, 4>{{0u, 0u, 0u, 0u}};
   }
+}
+
+// Bring rows that are copied later to the second-level cache.
+FRAGMENT(warm) {
+  for (u32 row = threadIdx.x; row < COUNTu; row += THREADSu) bring_to_cache(MEMORY + row * STRIDEu);
 }
 
 // Compute the offset of a query's exponents, and the product of its result and its gradient.

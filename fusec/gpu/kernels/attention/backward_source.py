@@ -138,6 +138,8 @@ class AttentionBackwardSource:
             COPY_LOSSES=self._copy("losses", memory["dy"], 0),
             COPY_VALUES=self._copy("values", memory["v"], 3),
             COPY_KEYS=self._copy("keys", memory["k"], 2),
+            WARM_KEYS=self._warm(memory["k"], 2),
+            WARM_RESULTS=self._warm(memory["y"], 4),
             MEANS=self._cuda(
                 "means",
                 TURNS=ceil_div(self.rows[0] * OCTET, self.threads),
@@ -172,6 +174,10 @@ class AttentionBackwardSource:
             COUNT=count,
             ROWS_FIT=c_bool(rows == count),
         )
+
+    def _warm(self, memory: str, operand: int) -> list[str]:
+        view = self.step.views[operand]
+        return self._cuda("warm", MEMORY=memory, COUNT=view.shape[2], STRIDE=view.strides[2])
 
     def _store(self, name: str, place: int, arguments: Arguments) -> list[str]:
         """Return the code that stores a gradient; none if no step reads it."""

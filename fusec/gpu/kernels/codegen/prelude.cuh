@@ -80,6 +80,8 @@ DEVICE void copy_or_zeros_ahead(void* to, const void* from, bool is_there) {
 DEVICE void copied() {}
 template <int LEFT> DEVICE void wait_for_copies() {}
 #endif
+// Bring the line of 128 bytes at a place to the second-level cache.
+DEVICE void bring_to_cache(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 // A barrier of `blocks` blocks, which must all run at the same time. `door` counts arrivals and is 0 again afterwards;
 // the number after it counts rounds. After the barrier all may read (by `across`) what any of them wrote before it.
 DEVICE void meet(u32* door, u32 blocks) {
