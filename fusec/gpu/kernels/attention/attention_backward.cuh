@@ -108,44 +108,58 @@ FRAGMENT(means) {
 
 // Let a warpgroup's keys visit all queries, 32 at a time: add to the gradients of keys and values, and store those of scores.
 FRAGMENT(visit_queries) {
+  float scores[4][4];
+  if (IS_AHEAD) {
+    const u32 coming = 0u;
+    group_begins();
+    SCORE
+    group_ends();
+  }
   #pragma unroll 1
   for (u32 from = 0; from < QUERIESu; from += 32u) {
-    float scores[4][4], slopes[4][4];
-    group_begins();
-    #pragma unroll
-    for (u32 o = 0; o < OCTETSu; o += 2u)
-      ENTRY_32_of_tiles(scores, keys + (o * KEY_OCTETu + first * 8u), 2u * KEY_OCTETu,
-                        queries + (o * QUERY_OCTETu + from * 8u), 2u * QUERY_OCTETu, o > 0u);
-    #pragma unroll
-    for (u32 o = 0; o < OCTETSu; o += 2u)
-      ENTRY_32_of_tiles(slopes, values + (o * KEY_OCTETu + first * 8u), 2u * KEY_OCTETu,
-                        losses + (o * QUERY_OCTETu + from * 8u), 2u * QUERY_OCTETu, o > 0u);
-    group_ends();
-    wait_for_groups<0>();
-    #pragma unroll
-    for (int n = 0; n < 4; ++n)
-      #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        pin(scores[n][e]);
-        pin(slopes[n][e]);
-      }
+    float slopes[4][4];
+    if (!IS_AHEAD) {
+      const u32 coming = from;
+      group_begins();
+      SCORE
+      SLOPE
+      group_ends();
+    }
+    WAIT
+    if (IS_AHEAD) {
+      group_begins();
+      SLOPE
+      group_ends();
+    }
     u32 power[4][2], change[4][2];
     #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const u32 query = from + n * 8u + 2u * t;
-      const Pack<float, 2> offset = load_pack<float, 2>(offsets + query), mean = load_pack<float, 2>(along + query);
+      const Pack<float, 2> offset = load_pack<float, 2>(offsets + query);
+      #pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        scores[n][e] = quick_exp2(fmaf(scores[n][e], SCALE, -offset.v[e % 2]));
+        if (!QUERIES_FIT && query + e % 2 >= QUERY_COUNTu) scores[n][e] = 0.0f;
+      }
+      #pragma unroll
+      for (int h = 0; h < 2; ++h) power[n][h] = word_of<TYPE>(scores[n][2 * h + 0], scores[n][2 * h + 1]);
+    }
+    if (IS_AHEAD) wait_for_groups<0>();
+    #pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const u32 query = from + n * 8u + 2u * t;
+      const Pack<float, 2> mean = load_pack<float, 2>(along + query);
       #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const u32 key = own + h * 8u + g;
-        float weight[2], by[2];
+        float by[2];
         #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          weight[e] = quick_exp2(fmaf(scores[n][h * 2 + e], SCALE, -offset.v[e]));
-          by[e] = weight[e] * (slopes[n][h * 2 + e] - mean.v[e]);
-          if (!QUERIES_FIT && query + e >= QUERY_COUNTu) weight[e] = by[e] = 0.0f;
+          pin(slopes[n][h * 2 + e]);
+          by[e] = scores[n][h * 2 + e] * (slopes[n][h * 2 + e] - mean.v[e]);
+          if (!QUERIES_FIT && query + e >= QUERY_COUNTu) by[e] = 0.0f;
           if (!KEYS_FIT && key >= KEY_COUNTu) by[e] = 0.0f;  // the weight of a score of zero may be infinite
         }
-        power[n][h] = word_of<TYPE>(weight[0], weight[1]);
         change[n][h] = word_of<TYPE>(by[0], by[1]);
         if (key < KEYSu) *(u32*)(changes + ((from / 8u + n) * CHANGE_OCTETu + key * 8u + 2u * t)) = change[n][h];
       }
@@ -158,16 +172,50 @@ FRAGMENT(visit_queries) {
       const u32 words[4] = {change[n][0], change[n][1], change[n + 1][0], change[n + 1][1]};
       ENTRY_COLUMNS_by_rows(of_keys, words, queries, (from + n * 8u) * 16u, 128u, 2u * QUERY_OCTETu, 1);
     }
+    if (IS_AHEAD && from + 32u < QUERIESu) {
+      const u32 coming = from + 32u;
+      SCORE
+    }
     group_ends();
-    wait_for_groups<0>();
-    #pragma unroll
-    for (int o = 0; o < OCTETS; ++o)
-      #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        pin(of_keys[o][e]);
-        pin(of_values[o][e]);
-      }
+    if (!IS_AHEAD) {
+      WAIT
+    }
   }
+  if (IS_AHEAD) {
+    WAIT
+  }
+}
+
+// Issue the products of keys by 32 queries.
+FRAGMENT(score) {
+  #pragma unroll
+  for (u32 o = 0; o < OCTETSu; o += 2u)
+    ENTRY_32_of_tiles(scores, keys + (o * KEY_OCTETu + first * 8u), 2u * KEY_OCTETu,
+                      queries + (o * QUERY_OCTETu + coming * 8u), 2u * QUERY_OCTETu, o > 0u);
+}
+
+// Issue the products of values by the gradients of 32 results.
+FRAGMENT(slope) {
+  #pragma unroll
+  for (u32 o = 0; o < OCTETSu; o += 2u)
+    ENTRY_32_of_tiles(slopes, values + (o * KEY_OCTETu + first * 8u), 2u * KEY_OCTETu,
+                      losses + (o * QUERY_OCTETu + from * 8u), 2u * QUERY_OCTETu, o > 0u);
+}
+
+// Wait until products have written scores and gradients.
+FRAGMENT(wait) {
+  wait_for_groups<0>();
+  #pragma unroll
+  for (int o = 0; o < OCTETS; ++o)
+    #pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      pin(of_keys[o][e]);
+      pin(of_values[o][e]);
+    }
+  #pragma unroll
+  for (int n = 0; n < 4; ++n)
+    #pragma unroll
+    for (int e = 0; e < 4; ++e) pin(scores[n][e]);
 }
 
 // Let a warpgroup's queries visit all keys: multiply the gradients of scores, transposed, by keys.

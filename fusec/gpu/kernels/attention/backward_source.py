@@ -47,10 +47,12 @@ class AttentionBackwardSource:
     """The launch of a step, whose blocks handle one head after the other.
 
     processors: multiprocessors of the GPU, each of which has one block.
+    ahead: issue the next scores before the products with the last ones have ended.
     """
 
     step: AttentionGradients
     processors: int
+    ahead: bool
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -148,7 +150,13 @@ class AttentionBackwardSource:
                 LOGARITHMS=memory["sums"],
                 LOGARITHM_STRIDE=self.step.views[5].strides[2],
             ),
-            VISIT_QUERIES=self._cuda("visit_queries"),
+            VISIT_QUERIES=self._cuda(
+                "visit_queries",
+                IS_AHEAD=c_bool(self.ahead),
+                SCORE=self._cuda("score"),
+                SLOPE=self._cuda("slope"),
+                WAIT=self._cuda("wait"),
+            ),
             VISIT_KEYS=self._cuda("visit_keys"),
             STORE_OF_VALUES=self._store("of_values", 2, arguments),
             STORE_OF_KEYS=self._store("of_keys", 1, arguments),
