@@ -11,7 +11,6 @@ from fusec.ir import DType, Graph, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
     AttentionBackward,
-    AttentionTrain,
     BatchNormBackward,
     BatchNormTrain,
     Cast,
@@ -217,10 +216,6 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "depthwise 5x5, 32x240x28x28": ([nhwc(32, 240, 28, 28)], depthwise(240, 5, 1)),
     "depthwise 7x7, 32x96x56x56": ([nhwc(32, 96, 56, 56)], depthwise(96, 7, 1)),
     "attention, 2x8x4096x40": ([rows(2, 8, 4096, 40)] * 3, lambda g, *x: g.add(Attention(0.158), *x)),
-    "attention in training, 32x12x197x64": (
-        [rows(32, 12, 197, 64)] * 3,
-        lambda g, *x: g.insert(AttentionTrain(0.125), x).results,
-    ),
     "attention backward, 32x12x197x64": (
         [*[rows(32, 12, 197, 64)] * 5, rows(32, 12, 197, 1, dtype=F32)],
         lambda g, *x: g.insert(AttentionBackward(0.125), x).results,

@@ -102,12 +102,10 @@ template <int N> static void copy_ahead(void *to, const void *from) {
   misaligned |= (size_t)to % N != 0 || (size_t)from % N != 0;
   copies[fiber()].push_back({to, from, N, group_of[fiber()]});
 }
-template <int N> static void copy_ahead(void *to, const void *from, bool is_last) { copy_ahead<N>(to, from); }
 static void copy_or_zeros_ahead(void *to, const void *from, bool is_there) {
   static const unsigned long long zeros[2] __attribute__((aligned(16))) = {};
   copy_ahead<16>(to, is_there ? from : zeros);
 }
-static void bring_to_cache(const void *) {}
 static void copied() { ++group_of[fiber()]; }
 template <int LEFT> static void wait_for_copies() {
   std::vector<Copy> waiting;

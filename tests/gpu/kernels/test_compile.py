@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from gpu.kernels.attention.test_attention_backward import backward_cases
 from gpu.kernels.attention.test_attention_forward import attention_cases
-from gpu.kernels.attention.test_attention_train import train_cases
 from gpu.kernels.attention.test_rotary import cases as rotary_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
 from gpu.kernels.convolution.test_depthwise import random_cases as depthwise_cases
@@ -73,7 +72,6 @@ def shaped_cases() -> list[Case]:
         *surrounded(),
         *attention_cases(),
         *backward_cases(),
-        *train_cases(),
         *channel_cases(),
         *surrounded_channels(),
         *norm_backward_cases(),

@@ -33,8 +33,6 @@ FRAGMENT(kernel) {
       HEAD_OF_NEXT
       COPY_QUERIES
       COPY_LOSSES
-      WARM_KEYS
-      WARM_RESULTS
     }
     STORE_OF_VALUES
     STORE_OF_KEYS
@@ -64,11 +62,6 @@ FRAGMENT(copy) {
     if (ROWS_FIT || row < COUNTu) copy_ahead<16>(to, MEMORY + (row * STRIDEu + octet * 8u));
     else *(Pack<u32, 4>*)to = Pack<u32, 4>{{0u, 0u, 0u, 0u}};
   }
-}
-
-// Bring rows that are copied later to the second-level cache.
-FRAGMENT(warm) {
-  for (u32 row = threadIdx.x; row < COUNTu; row += THREADSu) bring_to_cache(MEMORY + row * STRIDEu);
 }
 
 // Compute the offset of a query's exponents, and the product of its result and its gradient.
@@ -107,9 +100,10 @@ FRAGMENT(means) {
 }
 
 // Let a warpgroup's keys visit all queries, 32 at a time: add to the gradients of keys and values, and store those of scores.
+// Exponentials are computed while the gradients of weights are, and the next scores while those of keys and values are.
 FRAGMENT(visit_queries) {
   float scores[4][4];
-  if (IS_AHEAD) {
+  {
     const u32 coming = 0u;
     group_begins();
     SCORE
@@ -118,19 +112,10 @@ FRAGMENT(visit_queries) {
   #pragma unroll 1
   for (u32 from = 0; from < QUERIESu; from += 32u) {
     float slopes[4][4];
-    if (!IS_AHEAD) {
-      const u32 coming = from;
-      group_begins();
-      SCORE
-      SLOPE
-      group_ends();
-    }
     WAIT
-    if (IS_AHEAD) {
-      group_begins();
-      SLOPE
-      group_ends();
-    }
+    group_begins();
+    SLOPE
+    group_ends();
     u32 power[4][2], change[4][2];
     #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -144,7 +129,7 @@ FRAGMENT(visit_queries) {
       #pragma unroll
       for (int h = 0; h < 2; ++h) power[n][h] = word_of<TYPE>(scores[n][2 * h + 0], scores[n][2 * h + 1]);
     }
-    if (IS_AHEAD) wait_for_groups<0>();
+    wait_for_groups<0>();
     #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const u32 query = from + n * 8u + 2u * t;
@@ -172,18 +157,13 @@ FRAGMENT(visit_queries) {
       const u32 words[4] = {change[n][0], change[n][1], change[n + 1][0], change[n + 1][1]};
       ENTRY_COLUMNS_by_rows(of_keys, words, queries, (from + n * 8u) * 16u, 128u, 2u * QUERY_OCTETu, 1);
     }
-    if (IS_AHEAD && from + 32u < QUERIESu) {
+    if (from + 32u < QUERIESu) {
       const u32 coming = from + 32u;
       SCORE
     }
     group_ends();
-    if (!IS_AHEAD) {
-      WAIT
-    }
   }
-  if (IS_AHEAD) {
-    WAIT
-  }
+  WAIT
 }
 
 // Issue the products of keys by 32 queries.

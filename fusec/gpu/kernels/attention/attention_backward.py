@@ -9,7 +9,7 @@ from fusec.gpu.kernels.attention.short_rows import MOST_KEYS, are_of_one_head, s
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, source
-from fusec.gpu.kernels.codegen.kernel import Kernel, with_variants
+from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.ir import DType, Node, Value
 from fusec.ops import AttentionBackward
 
@@ -22,8 +22,8 @@ def attention_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures:
     found = match_attention_backward(nodes, outputs)
     if found is None or not figures.has(wgmma.ARCHITECTURE):
         return None
-    variants = [AttentionBackwardSource(found, figures.processors, ahead) for ahead in (False, True)]
-    return with_variants(each.kernel() for each in variants if each.shared_bytes <= figures.dynamic_bytes)
+    made = AttentionBackwardSource(found, figures.processors)
+    return made.kernel() if made.shared_bytes <= figures.dynamic_bytes else None
 
 
 def match_attention_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> AttentionGradients | None:

@@ -47,12 +47,10 @@ class AttentionBackwardSource:
     """The launch of a step, whose blocks handle one head after the other.
 
     processors: multiprocessors of the GPU, each of which has one block.
-    ahead: issue the next scores before the products with the last ones have ended.
     """
 
     step: AttentionGradients
     processors: int
-    ahead: bool
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -140,8 +138,6 @@ class AttentionBackwardSource:
             COPY_LOSSES=self._copy("losses", memory["dy"], 0),
             COPY_VALUES=self._copy("values", memory["v"], 3),
             COPY_KEYS=self._copy("keys", memory["k"], 2),
-            WARM_KEYS=self._warm(memory["k"], 2),
-            WARM_RESULTS=self._warm(memory["y"], 4),
             MEANS=self._cuda(
                 "means",
                 TURNS=ceil_div(self.rows[0] * OCTET, self.threads),
@@ -152,7 +148,6 @@ class AttentionBackwardSource:
             ),
             VISIT_QUERIES=self._cuda(
                 "visit_queries",
-                IS_AHEAD=c_bool(self.ahead),
                 SCORE=self._cuda("score"),
                 SLOPE=self._cuda("slope"),
                 WAIT=self._cuda("wait"),
@@ -182,10 +177,6 @@ class AttentionBackwardSource:
             COUNT=count,
             ROWS_FIT=c_bool(rows == count),
         )
-
-    def _warm(self, memory: str, operand: int) -> list[str]:
-        view = self.step.views[operand]
-        return self._cuda("warm", MEMORY=memory, COUNT=view.shape[2], STRIDE=view.strides[2])
 
     def _store(self, name: str, place: int, arguments: Arguments) -> list[str]:
         """Return the code that stores a gradient; none if no step reads it."""

@@ -46,21 +46,6 @@ template <int N> DEVICE void copy_ahead(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(N) : "memory");
   }
 }
-// Let the second-level cache drop what is read for the last time first.
-template <int N> DEVICE void copy_ahead(void* to, const void* from, bool is_last) {
-  const u32 place = (u32)__cvta_generic_to_shared(to);
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  if (!is_last) {
-    copy_ahead<N>(to, from);
-  } else if constexpr (N == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
-                 ::"r"(place), "l"(from), "l"(policy) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;"
-                 ::"r"(place), "l"(from), "n"(N), "l"(policy) : "memory");
-  }
-}
 DEVICE void copy_or_zeros_ahead(void* to, const void* from, bool is_there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(is_there ? 16 : 0) : "memory");
@@ -72,7 +57,6 @@ template <int N> DEVICE void copy_ahead(void* to, const void* from) {
   struct __align__(N) Piece { u8 bytes[N]; };
   *(Piece*)to = *(const Piece*)from;
 }
-template <int N> DEVICE void copy_ahead(void* to, const void* from, bool is_last) { copy_ahead<N>(to, from); }
 DEVICE void copy_or_zeros_ahead(void* to, const void* from, bool is_there) {
   struct __align__(16) Piece { u32 words[4]; };
   *(Piece*)to = is_there ? *(const Piece*)from : Piece();
@@ -80,8 +64,6 @@ DEVICE void copy_or_zeros_ahead(void* to, const void* from, bool is_there) {
 DEVICE void copied() {}
 template <int LEFT> DEVICE void wait_for_copies() {}
 #endif
-// Bring the line of 128 bytes at a place to the second-level cache.
-DEVICE void bring_to_cache(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 // A barrier of `blocks` blocks, which must all run at the same time. `door` counts arrivals and is 0 again afterwards;
 // the number after it counts rounds. After the barrier all may read (by `across`) what any of them wrote before it.
 DEVICE void meet(u32* door, u32 blocks) {

@@ -25,7 +25,6 @@ from fusec.schedule.program import inputs_of
 BYTES_AHEAD = 64 << 10  # of a block, under way at the same time
 MOST_AHEAD = 8  # turns
 COPIED_FIRST = True  # begin the second pass with elements that the cache still holds
-HINTED = True  # tell the cache which elements are read for the last time, so that it holds others
 _CUDA = cuda_template(__package__, "batch_norm_streamed.cuh")
 
 
@@ -158,11 +157,8 @@ class BatchNormStreamed(BatchNormResident):
         start += sum(self.depth * self._bytes_of([v]) for v in staged[: staged.index(value)])
         return self.shared_pack(start, f"{step} % {self.depth}u", value)
 
-    def _copy(self, place: str, pointer: str, value: Value, last: str = "true") -> str:
-        """Copy a pack ahead. last: true, as C, if nothing reads it again soon."""
-        source = f"{pointer} + ({self._space.offset(value.type)})"
-        hint = f", {last}" if HINTED else ""
-        return f"copy_ahead<{self._pack_bytes(value)}>(&{place}, {source}{hint});"
+    def _copy(self, place: str, pointer: str, value: Value) -> str:
+        return f"copy_ahead<{self._pack_bytes(value)}>(&{place}, {pointer} + ({self._space.offset(value.type)}));"
 
     def sum_elements(self, arguments: Arguments) -> list[str]:
         copies: list[str] = []
@@ -173,8 +169,7 @@ class BatchNormStreamed(BatchNormResident):
                 self._stage_of(value, self._first, step) if element is None else self._slot_of(element, value)
                 for step in ("ahead", "step")
             ]
-            stays = f"turn < {self.resident}u" if value in self._moved and self.resident < self.turns else "true"
-            copies.append(self._copy(places[0], arguments.read(value), value, stays))
+            copies.append(self._copy(places[0], arguments.read(value), value))
             code.head.append(f"const {self._pack(value)} given{number} = {places[1]};")
             code.known[value] = f"wide(given{number}.v[j])"
         self.accumulate(code)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusec.ir import HALVES, DType, Node, TensorType, Value, channels_last
+from fusec.ir import HALVES, DType, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
     AttentionBackward,
@@ -59,23 +59,12 @@ _ROWS = (5, 16, 17, 1, 33, 40)
 
 def attention_backward(b: RandomGraph) -> None:
     """Draw the gradients of attention of up to 64 features in fp16, from the results of its forward op."""
-    forward, ordered = _attention_train(b), b.chance(20)
-    assert isinstance(forward.op, AttentionTrain)
-    y, sums = forward.results
-    op = AttentionBackward(forward.op.scale, ordered=ordered)
-    b.insert(op, b.input(y.type), *forward.operands, y, sums)
-
-
-def attention_train(b: RandomGraph) -> None:
-    """Draw attention in training of up to 64 features in fp16."""
-    _attention_train(b)
-
-
-def _attention_train(b: RandomGraph) -> Node:
     heads, features = (b.pick([1, 2]), b.pick([1, 2])), b.pick([16, 32, 48, 64])
-    rows, keys = b.pick(_ROWS), b.pick(_ROWS)
+    rows, keys, ordered = b.pick(_ROWS), b.pick(_ROWS), b.chance(20)
     q, k, v = (b.input(TensorType((*heads, length, features), DType.F16)) for length in (rows, keys, keys))
-    return b.insert(AttentionTrain(b.pick([0.25, 0.125])), q, k, v)
+    scale = b.pick([0.25, 0.125])
+    y, sums = b.insert(AttentionTrain(scale), q, k, v).results
+    b.insert(AttentionBackward(scale, ordered=ordered), b.input(y.type), q, k, v, y, sums)
 
 
 def multi_tensor(b: RandomGraph) -> None:
@@ -352,7 +341,6 @@ KERNELS: Mapping[str, Draw] = {
         *(
             attention_forward,
             attention_backward,
-            attention_train,
             multi_tensor,
             pointwise,
             instance_norm,
