@@ -105,12 +105,12 @@ def compile(
     tune: `quick` times the likely plans of cuDNN on the GPU and takes the fastest, `full` times all, `none` takes
         cuDNN's first; it has no effect in simulation. Choices are cached on disk.
     budget: seconds for asking cuDNN which ops fuse, and as many for timing plans; the next compilation continues where
-        this one stops. What was not asked about runs as kernels. 0 times nothing, and asks without a limit.
+        this one stops. What was not asked about runs unfused. 0 times nothing, and asks without a limit.
     disable: names of passes and rewrite rules to leave out.
     rounding: `fused`: inside a step, 16-bit values stay in fp32 from op to op. `source`: each value is rounded to its
         storage type wherever the model rounds it; fusions and rewrites that would change that are left out.
         `fastest`: as `fused`, and on a GPU a quantised model may compute in floats, without rounding activations to 8
-        bits, where the whole is faster so.
+        bits, where the whole is faster so. Short sums of fp8 may be added with fewer bits.
     deterministic: every call gives the same bits for the same inputs. Plans that add in no fixed order are left out.
         FusecError is raised for an op that has no deterministic kernel on a GPU.
     heuristics: modes of cuDNN's heuristics whose plans are listed: `A`, `B`, `fallback`, one or several.

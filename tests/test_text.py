@@ -159,6 +159,13 @@ def test_equal_ops_print_alike() -> None:
     assert "{beta=2.0}" in print_graph(graph)
 
 
+def test_a_rare_attribute_is_printed_where_it_has_no_default() -> None:
+    text = 'graph "g" (%x: f8e4m3[2,4], %w: f8e4m3[4,2]) {\n  %y = matmul(%x, %w)ATTRIBUTES : f32[2,2]\n  return %y\n}'
+    fast, plain = text.replace("ATTRIBUTES", " {fast_sums=true}"), text.replace("ATTRIBUTES", "")
+    assert str(parse(fast)) == fast
+    assert str(parse(text.replace("ATTRIBUTES", " {fast_sums=false}"))) == str(parse(plain)) == plain
+
+
 def test_graphs_without_inputs_or_outputs() -> None:
     for text in ('graph "" () {\n  return \n}', 'graph "" (%x: f32[]) {\n  return \n}'):
         assert print_graph(parse(text)) == text

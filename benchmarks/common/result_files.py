@@ -43,6 +43,7 @@ KEYS = {
     "serving.json": ("model", "batch", "rows", "shared_memory"),
     "scale.json": ("case", "model", "batch", "devices"),
     "shapes.json": ("model", "tune", "kernels", "cache", "size"),
+    "training.json": ("model", "batch"),
     "warm_start.json": ("model", "turn", "tune"),
 }
 

@@ -209,6 +209,10 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         [nhwc(256, 64, 112, 112)],
         lambda g, x: g.add(MaxPool((3, 3), (2, 2), (1,) * 4, (1, 1)), x),
     ),
+    "int8 max pool 3x3/2, 256x64x112x112": (
+        [bytes_last(256, 64, 112, 112)],
+        lambda g, x: g.add(MaxPool((3, 3), (2, 2), (1,) * 4, (1, 1)), x),
+    ),
     "mean over space, 256x2048x7x7": ([nhwc(256, 2048, 7, 7)], lambda g, x: g.add(Reduce("mean", (2, 3)), x)),
     "mean over space, 32x96x56x56": ([nhwc(32, 96, 56, 56)], lambda g, x: g.add(Reduce("mean", (2, 3)), x)),
     "depthwise 3x3, 32x96x112x112": ([nhwc(32, 96, 112, 112)], depthwise(96, 3, 1)),

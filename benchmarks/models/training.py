@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import fusec
-from benchmarks.common.result_files import date_and_commit, gpu_and_torch, parser, write
+from benchmarks.common.result_files import KEYS, gpu_and_torch, parser, write_row
 from benchmarks.pages.results_page import slowest_steps
 from examples.training_models import LOSS_SCALE, training_step
 from fusec import driver
@@ -283,14 +283,14 @@ def main() -> int:
         once=given.once,
         cache=given.cache,
     )
-    rows: list[dict[str, Any]] = []
-    result = {**date_and_commit(given.commit), **gpu_and_torch(), "rows": rows}
+    fine = True
     for name, batch in cases:
-        rows.append(case(name, batch, settings))
-        show(rows[-1], given.worst)
-        write(given.output, result)  # after each row, because a later one may fail
+        row = case(name, batch, settings)
+        show(row, given.worst)
+        write_row(given.output, gpu_and_torch(), given.commit, row, KEYS["training.json"])
+        fine = fine and row["ok"]
         free_memory()
-    return 0 if all(row["ok"] for row in rows) else 1
+    return 0 if fine else 1
 
 
 if __name__ == "__main__":

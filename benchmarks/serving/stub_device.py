@@ -77,7 +77,7 @@ class StubModel(loaded_model.LoadedModel):
 
     def run(self, batch: loaded_model.PreparedBatch, outputs: Sequence[str]) -> Any:
         """Take the device for a batch."""
-        (image,) = batch.feeds.values()
+        (image,) = batch.feeds.arrays.values()
         seconds = float(os.environ[BATCH_S]) + len(image) * float(os.environ[ROW_S])
         StubModel.busy_until = max(StubModel.busy_until, time.monotonic()) + seconds
         results = image.reshape(len(image), -1)[:, :RESULTS].astype(np.float32)

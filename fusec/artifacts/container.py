@@ -15,7 +15,7 @@ import os
 import struct
 import weakref
 import zipfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -130,6 +130,9 @@ class Reader:
 
     def __contains__(self, name: str) -> bool:
         return name in self._digests
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._digests)
 
     def room(self, name: str) -> memoryview:
         """Reserve memory for a member. Nothing is read yet, and pages are allocated when they are written."""

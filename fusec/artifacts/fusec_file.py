@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fusec.artifacts.members import (
     SUFFIX,
     WEIGHTS,
     folder_of,
+    kernel_member,
     versions,
 )
 from fusec.artifacts.read_file import Artifact, load, load_all, table, targets, trust
@@ -36,6 +37,7 @@ from fusec.artifacts.shape_table import ShapeTable
 from fusec.errors import FusecError
 from fusec.execution.compilation import Compiled
 from fusec.gpu.cudnn.verdict_json import encode
+from fusec.gpu.launch.cubins import KEY_PREFIX
 from fusec.ir import Constant, Graph, Literal, digest_all, print_graph
 from fusec.passes.partition.equivalent_spellings import respell
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
@@ -81,6 +83,7 @@ def save(
                 _save_program(file, c, plans or {}, folder_of(number), stored)
             lock = lockfile.make(members, plans)
             file.add(folder_of(number) + lockfile.NAME, lockfile.text_of(lock).encode())
+        _save_kernels(file, {c.target.name for c in compiled}, plans or {})
         file.stream(WEIGHTS, lambda member: write(member, weights.values()))
         file.stream(SOURCE_WEIGHTS, lambda member: write(member, [rest[d] for d in rest if d not in left_out]))
         if left_out:
@@ -96,6 +99,13 @@ def save(
             manifest |= {"format": FORMAT_OF_SHAPES, "programs": len(shapes), "shapes": table.to_json()}
         file.finish(manifest | ({"format": FORMAT_WITHOUT_SOURCES} if left_out else {}))
     _log.info("%s: written for %s, %d sets of input shapes", path, ", ".join(targets), len(shapes))
+
+
+def _save_kernels(file: container.Writer, targets: Container[str], plans: lockfile.Plans) -> None:
+    """Write the compiled kernels among the plans, each once for all programs of a target."""
+    for (target, key), entries in plans.items():
+        if key.startswith(KEY_PREFIX) and target in targets and (blob := entries[0].blob) is not None:
+            file.add(kernel_member(target, key), blob)
 
 
 def _by_shapes(path: str | Path, compiled: Sequence[Compiled], several: bool) -> dict[str, list[Compiled]]:

@@ -22,6 +22,7 @@ from fusec.artifacts.members import (
     SOURCE_WEIGHTS,
     WEIGHTS,
     folder_of,
+    kernel_keys,
     versions,
 )
 from fusec.artifacts.read_program import read_program
@@ -33,6 +34,7 @@ from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.judges import CudnnJudge
 from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.launch.cubins import NO_CHOICE
 from fusec.ir import Graph, Literal, MissingLiteral
 from fusec.passes.base import PRECISIONS, Options
 from fusec.plans.plan_cache import PlanStore
@@ -50,7 +52,7 @@ _log = logging.getLogger("fusec.artifacts.fusec_file")  # one name for reading a
 class Artifact:
     """Contents of a file for one target.
 
-    plans: by key of the cuDNN graph, best first.
+    plans: by key of the cuDNN graph, best first; also the compiled kernels that are trusted, by the key of the source.
     lock: the choices for all steps and targets.
     open_choices: nothing was chosen, so the candidates of each step compete on a GPU.
     notes: messages for the user, such as plans that must be built again.
@@ -121,6 +123,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
     weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
     late = {**_late_weights(file), **_left_out(file), **weights}
     _log.info("%s: read for %s, made with cuDNN %s", path, target, manifest["cudnn"] or "none")
+    kernels, untrusted = _kernels(file, target, store or PlanStore())
     found: list[Artifact] = []
     derived: dict[Hashable, Literal] = {}
     for number in range(count):
@@ -135,10 +138,22 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
             compiled = Compiled(source, program, gpu, options, judge)
             lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
             lock = replace(lock, timed=target in manifest.get("timed", [target]))
-            found.append(_with_plans(file, replace(compiled, tuned=lock), data, lock, store))
+            read = _with_plans(file, replace(compiled, tuned=lock), data, lock, store)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, VerifyError) as error:
             raise ModelError(f"{path}: {member}: not a program of this graph: {error}") from error
+        notes = (
+            (f"{path}: {untrusted} of its kernels were not compiled here and are compiled anew",) if untrusted else ()
+        )
+        found.append(replace(read, plans={**read.plans, **kernels}, notes=(*read.notes, *notes)))
     return found
+
+
+def _kernels(file: Reader, target: str, store: PlanStore) -> tuple[dict[str, tuple[Entry, ...]], int]:
+    """Read the compiled kernels that this machine trusts, by key of the source, and count the others."""
+    members = kernel_keys(target, file)
+    blobs = {key: bytes(file.check(name)) for key, name in members.items()}
+    trusted = {key: (Entry(NO_CHOICE, blob),) for key, blob in blobs.items() if store.trusts(blob)}
+    return trusted, len(members) - len(trusted)
 
 
 def _open(path: Path) -> Reader:
@@ -285,6 +300,7 @@ def trust(path: str | Path, store: PlanStore | None = None) -> int:
             for item in items
             if item["blob"] is not None
         }
+        named |= {name: None for target in file.manifest["targets"] for name in kernel_keys(target, file).values()}
         blobs = [bytes(file.check(name)) for name in named]
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path}: its lists of plans have another form than fusec writes: {error!r}") from error

@@ -78,4 +78,4 @@ def trust(
     from fusec.artifacts import fusec_file
 
     count = fusec_file.trust(file)
-    output.result({"trusted": count}, f"{count} serialized plans of {file} are trusted", as_json)
+    output.result({"trusted": count}, f"{count} serialized plans and compiled kernels of {file} are trusted", as_json)

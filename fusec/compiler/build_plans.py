@@ -12,8 +12,14 @@ from fusec import lockfile
 from fusec.errors import CheckError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import Progress
+from fusec.gpu.autotune.candidate_times import kernels_of
+from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.gpu.cudnn import plan_serialization
-from fusec.gpu.cudnn.deviceless import cudnn_number
+from fusec.gpu.cudnn.deviceless import cudnn_number, nvrtc_libraries
+from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.codegen.kernel import variants_of
+from fusec.gpu.launch.cubins import compile_all
+from fusec.plans.lock_record import Lock
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import Choice, Entry
 
@@ -21,9 +27,10 @@ from fusec.plans.plan_record import Choice, Entry
 def build_plans(
     compiled: Sequence[Compiled], report: Progress, choices: Sequence[Mapping[str, Choice]] | None = None
 ) -> dict[tuple[str, str], Sequence[Entry]]:
-    """Build and serialize the plans of programs, by target and key of the cuDNN graph.
+    """Build and serialize the plans of programs, by target and key of the cuDNN graph, and compile their kernels.
 
-    Where nothing is chosen, these are also the plans of other candidates of the steps, which a GPU times at first load.
+    Where nothing is chosen, these are also the plans and kernels of other candidates of the steps, which a GPU times at
+    first load. A kernel is an entry by the key of its source (`cubins.CudaSource`).
 
     choices: for each program the plans of a lock, by key; None for the first plans that cuDNN offers.
     """
@@ -46,11 +53,23 @@ def build_plans(
             progress=lambda done, total: report("plans", done, total),
         )
         plans.update({(c.target.name, key): entries for key, entries in made.items()})
-    for entries in plans.values():
-        for entry in entries:
-            if entry.blob is not None:
-                store.trust(entry.blob)
+        found = compile_all(
+            _kernels(c), c.target.sm, nvrtc_libraries(), lambda done, total: report("kernels", done, total)
+        )
+        plans.update({(c.target.name, key): [entry] for key, entry in found.items()})
+    store.trust(*(entry.blob for entries in plans.values() for entry in entries if entry.blob is not None))
     return plans
+
+
+def _kernels(compiled: Compiled) -> list[Kernel]:
+    """List the kernels that may run steps of a program: with all variants, or with the one that was chosen."""
+    if compiled.tuned is None:
+        return list(compiled.candidate_kernels.values())
+    lock = compiled.tuned if isinstance(compiled.tuned, Lock) else lockfile.make([compiled])
+    named = lockfile.variants(lock, compiled.program, compiled.target, compiled.options.tensor_cores)
+    program = apply_choices(compiled.program, {}, compiled.figures, compiled.options.as_source)
+    found = ((kernel, named.get(kernel.key, kernel.key)) for kernel in kernels_of(program, compiled.figures))
+    return [variant for kernel, key in found for variant in variants_of(kernel) if variant.key == key]
 
 
 def apply_lock(path: Path, compiled: Sequence[Compiled]) -> list[lockfile.LockedProgram]:

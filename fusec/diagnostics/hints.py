@@ -15,7 +15,7 @@ from fusec.lower_cudnn import lower
 from fusec.ops import ANCHORS
 from fusec.passes.base import FASTEST
 from fusec.passes.partition.equivalent_spellings import IN_HALVES
-from fusec.plans.verdict import Refused
+from fusec.plans.verdict import UNASKED, Refused
 from fusec.schedule.program import Kind, Partition, Program, body_of
 from fusec.system.printable import printable
 from fusec.targets.target import CPU
@@ -31,7 +31,7 @@ _NAMED, _WIDTH = 3, 80  # things that a hint names, and their room
 class Hint:
     """One thing that a user may want to know.
 
-    kind: `precision`, `unrolled`, `launches`, `quantised` or `rounding`.
+    kind: `precision`, `unrolled`, `launches`, `quantised`, `rounding` or `budget`.
     grew: there are GROWTH times as many launches or ops as the model has nodes.
     """
 
@@ -50,7 +50,7 @@ def hints(compiled: Compiled) -> tuple[Hint, ...]:
         return ()
     found = (
         *(_precision(compiled), _unrolled(compiled.source), launches(compiled)),
-        *(_quantised(compiled), _rounding(compiled)),
+        *(_quantised(compiled), _rounding(compiled), _unasked(compiled)),
     )
     return tuple(hint for hint in found if hint is not None)
 
@@ -119,6 +119,21 @@ def launches(compiled: Compiled) -> Hint | None:
         f"{program.launches} launches{of_model}, and each takes its time, also if it computes little; "
         f"most come from {_most(_sources(program, grew), 'launches')}",
         grew,
+    )
+
+
+def _unasked(compiled: Compiled) -> Hint | None:
+    """Tell how many steps run as kernels because the budget was spent before cuDNN was asked about fusing them."""
+    left = {node for refusal in compiled.program.refusals if refusal.reason == UNASKED for node in refusal.nodes}
+    steps = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
+    count = sum(any(node in left for node in step.nodes) for step in steps)
+    if not count:
+        return None
+    plural = "s" * (count > 1)
+    return Hint(
+        "budget",
+        f"{count} step{plural} run{'s' * (count == 1)} unfused, because the budget was spent before cuDNN was asked "
+        "about them. Answers are stored: compile again to ask about the rest, or raise --budget",
     )
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.errors import TargetError
-from fusec.gpu.autotune.candidate_times import StepTuning, candidate_graphs
+from fusec.gpu.autotune.candidate_times import StepTuning, candidate_graphs, candidate_kernels
 from fusec.gpu.autotune.step_choices import TunedChoices, before_choices
 from fusec.gpu.cudnn.deviceless import INSTALL
 from fusec.gpu.cudnn.judges import asks_cudnn
-from fusec.gpu.kernels import GpuFigures
+from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import Graph, MissingLiteral
 from fusec.lower_cudnn import Lowered, lower
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -91,6 +91,18 @@ class Compiled:
     @cached_property
     def candidate_graphs(self) -> dict[str, CudnnGraph]:
         """Return the cuDNN graphs that a GPU may time to choose what runs each step, by key."""
+        return candidate_graphs(self._before_choices, self._tuning)
+
+    @cached_property
+    def candidate_kernels(self) -> dict[str, Kernel]:
+        """Return the kernels that a GPU may time to choose what runs each step, and those of other steps, by key."""
+        return candidate_kernels(self._before_choices, self._tuning)
+
+    @property
+    def _before_choices(self) -> Program:
+        return before_choices(self.program, self.figures, self.options.as_source)
+
+    @property
+    def _tuning(self) -> StepTuning:
         level = "none" if self.options.as_source else "quick"
-        tuning = StepTuning(self.options.tensor_cores, self.target.launch_us, level, self.figures)
-        return candidate_graphs(before_choices(self.program, self.figures, self.options.as_source), tuning)
+        return StepTuning(self.options.tensor_cores, self.target.launch_us, level, self.figures)

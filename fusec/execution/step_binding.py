@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -124,20 +123,23 @@ class Steps:
             if stored_dtype(self._backend.xp, value.type.dtype) != value.type.dtype.numpy:
                 raise ExecutionError(f"step {step.signature}: no kernel runs it, and {value!r} is of a type CuPy lacks")
         operands = {v: unpack(self.buffer(v), v.type) for v in inputs_of(step.nodes)}
-        if self._writes_rows(step):
-            return partial(self._write_rows, step.nodes[0], operands)
         results = {v: unpack(self._places[v], v.type) for v in step.outputs}
+        in_place = {node for node in step.nodes if self._writes_rows(node, results)}
 
         def run() -> None:
             held = dict(operands)
             for node in step.nodes:
+                if node in in_place:
+                    self._write_rows(node, held)
+                    continue
                 arrays = evaluate_node(node, [held[v] for v in node.operands], self._backend.xp)
                 for value, array in zip(node.results, arrays, strict=True):
                     if array.dtype != value.type.dtype.numpy:
                         raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
                     held[value] = array
             for value, place in results.items():
-                place[...] = held[value]
+                if value.node not in in_place:
+                    place[...] = held[value]
 
         return run
 
@@ -149,10 +151,9 @@ class Steps:
         except IndexError as error:
             raise ExecutionError(f"{node!r}: {error}") from error
 
-    def _writes_rows(self, step: Partition) -> bool:
-        """Tell if the step is a scatter whose operand and result have the same memory."""
-        node = step.nodes[0]
-        if len(step.nodes) > 1 or not isinstance(node.op, Scatter) or node.op.reduction != "none":
+    def _writes_rows(self, node: Node, results: Mapping[Value, Array]) -> bool:
+        """Tell if a node is a scatter whose result is stored in the memory of its operand."""
+        if not isinstance(node.op, Scatter) or node.op.reduction != "none" or node.result not in results:
             return False
         x, result = node.operands[0], node.result
         return x.type == result.type and _address(self.buffer(x)) == _address(self.buffer(result))

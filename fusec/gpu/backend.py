@@ -23,9 +23,11 @@ from fusec.gpu.autotune.tuning_environment import environment_here
 from fusec.gpu.autotune.whole_model import WholeModelTrial
 from fusec.gpu.cublaslt.algorithms import Blas
 from fusec.gpu.cudnn.build_pool import BuildPool
+from fusec.gpu.cudnn.deviceless import nvrtc_libraries
 from fusec.gpu.device_arrays import DeviceArrays
 from fusec.gpu.host_buffers import HostBuffers, plan_runners, run_over
 from fusec.gpu.launch.capture import StepCapture
+from fusec.gpu.launch.cubins import Cubins
 from fusec.gpu.launch.kernel_launcher import Launcher, Memory
 from fusec.gpu.launch.stream_calls import CallOnCallersStream, Replay, Streams, feeder, fetcher, read_later
 from fusec.gpu.launch.workspace import Workspace
@@ -84,7 +86,8 @@ class CudnnBackend:
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
         blas = Blas.open(lambda: int(cupy.cuda.get_current_stream().ptr))
         self.workspace = Workspace(self._handle, self._stream)
-        self._launcher = Launcher()
+        cubins = Cubins(cache.cubin, cache.store_cubins, nvrtc_libraries())
+        self._launcher = Launcher(cubins if build_pool is None else None)  # the pool's workers compile by CuPy
         self._build_pool = build_pool
         context = CudnnContext(self._handle, self._stream, self._stopwatch, kernel_cache, plan_filter, build_pool)
         self.plans = PlanSelector(context, cache, tuning, blas)
@@ -140,6 +143,7 @@ class CudnnBackend:
             kernels_ready = pool.submit(self._launcher.compile, wanted)
             self._ready(graphs, footprint_bytes)
             kernels_ready.result()
+        self._launcher.store_cubins(wanted)
         self.plans.store(graphs.values(), footprint_bytes)
 
     def _ready(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:

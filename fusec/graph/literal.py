@@ -89,6 +89,14 @@ class Literal:
         array.flags.writeable = False
         return array
 
+    def rounded(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+        """Return a new array of the data in another type, each number rounded once.
+
+        None if the data is in memory already, or `load` has no method `read_as` that reads it in parts.
+        """
+        read = getattr(self._load, "read_as", None)
+        return None if self._array is not None or read is None else read(dtype)
+
     @property
     def has_whole_numbers(self) -> bool:
         """Tell if all numbers are whole, which loads them."""
@@ -118,7 +126,7 @@ class MissingLiteral(Literal):
 
 
 def load_all(literals: Iterable[Literal]) -> list[np.ndarray[Any, Any]]:
-    """Load literals on all cores. Threads help because NumPy, which derives and transposes weights, frees the GIL.
+    """Load literals on all cores, large ones first. Threads help because NumPy, which derives weights, frees the GIL.
 
     Hold the arrays until they are used, because some literals keep none.
     """
@@ -131,6 +139,6 @@ def digest_all(literals: Iterable[Literal]) -> None:
 
 
 def _on_all_cores(act: Callable[[Literal], T], literals: Iterable[Literal]) -> list[T]:
-    wanted = list(dict.fromkeys(literals))
+    wanted = sorted(dict.fromkeys(literals), key=lambda literal: -literal.type.nbytes)
     with ThreadPoolExecutor(max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
         return list(pool.map(act, wanted))

@@ -22,6 +22,7 @@ class Op:
 
     name: ClassVar[str] = ""
     commutative: ClassVar[bool] = False
+    rare: ClassVar[frozenset[str]] = frozenset()  # attributes that text leaves out where they have their default
 
     def __post_init__(self) -> None:
         # An int in a float attribute becomes a float, so that equal ops have equal text.
@@ -42,6 +43,12 @@ class Op:
     def attributes(self) -> dict[str, Any]:
         """Return attribute names and values, in declaration order."""
         return {f.name: getattr(self, f.name) for f in fields(cast(Any, self))}
+
+    @property
+    def printed(self) -> dict[str, Any]:
+        """Return the attributes that text shows."""
+        defaults = {f.name: f.default for f in fields(cast(Any, self)) if f.name in self.rare}
+        return {k: v for k, v in self.attributes.items() if k not in defaults or v != defaults[k]}
 
 
 @dataclass(frozen=True)

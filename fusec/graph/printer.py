@@ -88,7 +88,7 @@ def print_node(node: Node, locations: bool = False, label: Callable[[Literal], s
         )
     else:
         body = f"{node.op.name}({', '.join(quote(v.name) for v in node.operands)})"
-        attributes = node.op.attributes
+        attributes = node.op.printed
         if attributes:
             body += " {" + ", ".join(f"{k}={print_attribute(v)}" for k, v in attributes.items()) + "}"
     text = f"{left} = {body}" if left else body

@@ -21,6 +21,7 @@ from fusec.ops import (
     ConvWgrad,
     InstanceNorm,
     LayerNorm,
+    MatMul,
     Reduce,
     RmsNorm,
 )
@@ -80,7 +81,8 @@ def _matmul(b: CudnnBuilder, node: Node) -> None:
     left, right = (b.operand(value, folding) for value, folding in foldings)
     if left == right and left not in b.uids.values():
         right = b.alias(left)
-    b.call("matmul", (left, right), b.result(node.result, b.foldings[node]), "", compute)
+    attributes = {"fast_sums": True} if node.op == MatMul(fast_sums=True) else None
+    b.call("matmul", (left, right), b.result(node.result, b.foldings[node]), "", compute, attributes)
 
 
 def _attention(b: CudnnBuilder, node: Node) -> None:

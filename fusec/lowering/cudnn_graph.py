@@ -59,7 +59,7 @@ PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "conv_dgrad": (("loss", "filter"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
     # y is the gradient of the filters, whose dims are given on the tensor
     "conv_wgrad": (("image", "loss"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
-    "matmul": (("a", "b"), ("c",), ()),
+    "matmul": (("a", "b"), ("c",), ("fast_sums",)),  # fast_sums: for cuBLASLt, where true; cuDNN has no such choice
     # one to three inputs and the attributes, as the frontend's method takes them
     "pointwise": (("a", "b", "c"), ("y",), ("negative_slope", "lower_clip", "upper_clip", "alpha", "beta", "axis")),
     "sdpa": (("q", "k", "v", "bias"), ("o",), ("attn_scale", "use_causal_mask")),  # bias may be left out

@@ -22,9 +22,13 @@ class MatMul(Op):
     """a[…, M, K] @ b[…, K, N] -> […, M, N]; both of rank 2 or more, batch dims broadcast.
 
     Floats, integers of 32 and 64 bits, which wrap around, i8 with exact sums in i32, or f8e4m3 with sums in f32.
+
+    fast_sums: tensor cores may add products of f8e4m3 with fewer bits than fp32 has, where that is faster.
     """
 
+    fast_sums: bool = False
     name: ClassVar[str] = "matmul"
+    rare: ClassVar[frozenset[str]] = frozenset({"fast_sums"})
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 2)
@@ -33,6 +37,7 @@ class MatMul(Op):
         require(takes, f"{self.name} takes floats, i8, f8e4m3 or integers of 32 or 64 bits, not {a.dtype.value}")
         require(a.dtype == b.dtype, f"operands differ in dtype: {a.dtype.value}, {b.dtype.value}")
         dtype = SUMMED_IN.get(a.dtype, a.dtype)
+        require(not self.fast_sums or a.dtype is DType.F8E4M3, f"fast sums are for f8e4m3, not {a.dtype.value}")
         require(a.rank >= 2 and b.rank >= 2, f"operands have shapes {list(a.shape)} and {list(b.shape)}")
         require(a.shape[-1] == b.shape[-2], f"inner dims differ: {list(a.shape)} and {list(b.shape)}")
         batch = broadcast([a.shape[:-2], b.shape[:-2]])

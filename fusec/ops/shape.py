@@ -232,6 +232,15 @@ class Gather(Op):
         return (xp.take(x, xp.where(indices < 0, indices + size, indices), axis=self.axis),)
 
 
+def on_ties(xp: Any, at: Array) -> Array:
+    """Move coordinates that are a rounding error away from a multiple of 1/2 onto it.
+
+    A scale such as 0.6 is rounded to 32 bits in a model: element 3 / 0.6 is element 5, not just below it.
+    """
+    tie = xp.round(2 * at) / 2
+    return xp.where(xp.abs(at - tie) <= 4e-7 * xp.maximum(1.0, xp.abs(at)), tie, at)
+
+
 @dataclass(frozen=True)
 class Resize(Op):
     """Interpolate to shape `sizes`: mode nearest or linear (separable over the resized dims).
@@ -286,7 +295,7 @@ class Resize(Op):
 
     def nearest(self, xp: Any, dim: int, size: int) -> Array:
         """Return for each output index along `dim` the input index that it copies."""
-        at = self.positions(xp, dim, size)
+        at = on_ties(xp, self.positions(xp, dim, size))
         if self.rounding == "floor":
             index = xp.floor(at)
         elif self.rounding == "ceil":

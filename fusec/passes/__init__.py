@@ -25,6 +25,7 @@ from fusec.passes.layout.assign_layout import AssignLayout
 from fusec.passes.layout.epilogue_before_views import EpilogueBeforeViews
 from fusec.passes.layout.precision import Precision
 from fusec.passes.layout.sink_views import SinkViews
+from fusec.passes.quantization.fast_fp8_sums import FastFloat8Sums
 from fusec.passes.quantization.keep_packed_weights import KeepPackedWeights
 from fusec.passes.quantization.run_in_fp8 import RunInFloat8
 from fusec.passes.quantization.run_in_integers import RunInIntegers
@@ -45,6 +46,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     RunInIntegers(),
     # Like it, for operands of the other 8-bit type.
     RunInFloat8(),
+    # After the pass that makes such products.
+    FastFloat8Sums(),
     # After integer products, which are faster where the other operand is quantised, too. Before folding, like them.
     KeepPackedWeights(),
     *CLEAN_UP,

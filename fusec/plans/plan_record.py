@@ -16,6 +16,7 @@ from fusec.plans.verdict import Plan
 
 Knobs = tuple[tuple[int, int], ...]  # (knob type, value), sorted
 BLAS = 1 << 20  # number of an engine that stands for cuBLASLt; its knobs are the attributes of the algorithm
+NVRTC = BLAS + 1  # number of an engine that stands for a kernel of fusec, whose serialized form NVRTC compiled
 
 
 @dataclass(frozen=True)

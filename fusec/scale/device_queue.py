@@ -166,9 +166,14 @@ class DeviceQueue:
         return None
 
     def _return(self, process: PoolProcess, words: str) -> None:
-        """Put the batches of a worker that ended back. The first one is to blame, because they run in order."""
+        """Put the batches of a worker that ended back. The first one is to blame, because they run in order.
+
+        On a GPU, the second one may have been running, too. So each then runs alone, which shows who is to blame.
+        """
         batches = [batch for _, batch in process.pending.values()]
         process.pending.clear()
+        for batch in batches:
+            batch.alone = True
         for batch in batches[:1]:
             batch.deaths += 1
             if batch.deaths >= MOST_DEATHS:

@@ -27,12 +27,14 @@ class Batch:
 
     inputs: arrays with their names; None for an array that is given by its place.
     deaths: workers that ended while they ran it.
+    alone: it runs when no other batch does, because one of those that were in progress together ended a worker.
     """
 
     number: int
     inputs: Inputs
     result: Future[Any] = field(default_factory=Future[Any])
     deaths: int = 0
+    alone: bool = False
 
     def finish(self, result: Any) -> None:
         """Let go of the inputs, so that their buffers are free, and give the result to who waits for it."""
@@ -111,7 +113,7 @@ class PoolProcess:
             batch.fail(error)
             return
         self.pending[batch.number] = (slot, batch)
-        self._child.tell({"job": batch.number, "slot": slot, "inputs": inputs})
+        self._child.tell({"job": batch.number, "slot": slot, "inputs": inputs, "alone": batch.alone})
 
     def _shared(self, block: SharedBlock, inputs: Inputs) -> list[tuple[str | None, int, Record]]:
         """Return the name of each array, the number of its lent buffer (-1: the slot's own memory), and its record."""

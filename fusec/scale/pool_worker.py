@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Feeds = Mapping[str, Any]
 Slots = Sequence[tuple[SharedBlock, SharedBlock]]
 Upload = Callable[[int, Sequence[SharedBlock], Feeds], Callable[[], Feeds]]
+Download = Callable[[SharedBlock, Sequence[np.ndarray[Any, Any]], Sequence[Any]], Callable[[], None]]
+Results = Callable[[], list[Record]]  # waits for the results of a batch, and returns their records
 
 
 class BatchRunner:
@@ -37,14 +39,22 @@ class BatchRunner:
 
     slots: for each batch that may be in flight, the blocks of its inputs and of its results.
     lent: blocks that the caller of the pool fills, in place of a slot's inputs.
-    upload: copies inputs to the device ahead of their run; None on the host.
+    transfer: copies inputs to the device ahead of their run, and results from there; None on the host.
     """
 
-    def __init__(self, model: Runnable, slots: Slots, lent: Sequence[SharedBlock], upload: Upload | None):
+    def __init__(
+        self, model: Runnable, slots: Slots, lent: Sequence[SharedBlock], transfer: tuple[Upload, Download] | None
+    ):
         self.model = model
         self.slots, self.lent = slots, lent
-        self._upload = upload
+        self._upload, self._download = transfer or (None, None)
         self._names = [spec.name for spec in model.inputs]
+        self._is_plain = all(map(_is_plain, model.outputs))
+
+    @property
+    def starts_ahead(self) -> bool:
+        """Tell if a batch may start before the one before it is done."""
+        return self._download is not None
 
     def ahead(self, job: Mapping[str, Any]) -> Callable[[], Feeds]:
         """Read the inputs of a batch and start their way to the device; return a function that waits for them."""
@@ -64,18 +74,38 @@ class BatchRunner:
         places = iter(free)
         return {next(places) if name is None else name: array for name, array in zip(given, arrays, strict=True)}
 
-    def run(self, job: Mapping[str, Any], feeds: Feeds) -> list[Record]:
-        """Run a batch and return records of its results."""
+    def start(self, job: Mapping[str, Any], feeds: Feeds) -> Results:
+        """Run a batch, on a device without waiting for it; return a function that waits for its results."""
         from fusec.runtime import Executable
 
         block = self.slots[job["slot"]][1]
-        if isinstance(self.model, Executable):  # its shapes are known, so that results need no copy
-            specs = self.model.outputs
-            records = layout([(spec.dtype, spec.shape) for spec in specs])
-            places = block.views(records)
-            self.model.run(None, feeds, out={spec.name: place for spec, place in zip(specs, places, strict=True)})
-            return records
-        return block.put([np.asarray(array) for array in self.model.run(None, dict(feeds))])
+        if not isinstance(self.model, Executable):
+            records = block.put([np.asarray(array) for array in self.model.run(None, dict(feeds))])
+            return lambda: records
+        specs = self.model.outputs  # their shapes are known, so that results need no copy
+        records = layout([(spec.dtype, spec.shape) for spec in specs])
+        places = block.views(records)
+        if self._download is not None and self._is_plain and not all(map(_on_host, feeds.values())):
+            return _after(self._download(block, places, self.model.run(None, feeds)), records)
+        self.model.run(None, feeds, out={spec.name: place for spec, place in zip(specs, places, strict=True)})
+        return lambda: records
+
+
+def _on_host(array: Any) -> bool:
+    return isinstance(array, np.ndarray)
+
+
+def _is_plain(spec: Any) -> bool:
+    """Tell if CuPy has the type of an output."""
+    return spec.dtype is not None and not DType.of(spec.dtype).is_narrow and spec.dtype.name != "bfloat16"
+
+
+def _after(wait: Callable[[], None], records: list[Record]) -> Results:
+    def waited() -> list[Record]:
+        wait()
+        return records
+
+    return waited
 
 
 def main() -> None:
@@ -94,10 +124,20 @@ def main() -> None:
     model = runner.model
     pipe.tell({"ready": {"device": model.device, "inputs": [_declared(spec) for spec in model.inputs]}})
     jobs: queue.SimpleQueue[tuple[dict[str, Any], Callable[[], Feeds]]] = queue.SimpleQueue()
+    started: queue.Queue[tuple[dict[str, Any], Results]] = queue.Queue()
     threading.Thread(target=_listen, args=(runner, jobs), daemon=True).start()
+    threading.Thread(target=_finish, args=(pipe, started), daemon=True).start()
     while True:
         job, feeds = jobs.get()
-        pipe.tell({"job": job["job"], **_answer(lambda: runner.run(job, feeds()))})  # noqa: B023  # called now
+        alone = job["alone"] or not runner.starts_ahead
+        if alone:
+            started.join()
+        try:
+            started.put((job, runner.start(job, feeds())))
+        except Exception as error:  # noqa: BLE001  # it is the answer to this batch
+            started.put((job, _raising(error)))
+        if alone:
+            started.join()
 
 
 def _listen(runner: BatchRunner, jobs: queue.SimpleQueue[Any]) -> None:
@@ -111,16 +151,24 @@ def _listen(runner: BatchRunner, jobs: queue.SimpleQueue[Any]) -> None:
     os._exit(0)  # the parent has closed the pool
 
 
-def _raising(error: Exception) -> Callable[[], Feeds]:
-    def fail() -> Feeds:
+def _finish(pipe: ParentPipe, started: queue.Queue[tuple[dict[str, Any], Results]]) -> NoReturn:
+    """Answer batches in the order in which they were started, each when its results are there."""
+    while True:
+        job, results = started.get()
+        pipe.tell({"job": job["job"], **_answer(results)})
+        started.task_done()
+
+
+def _raising(error: Exception) -> Callable[[], Any]:
+    def fail() -> Any:
         raise error
 
     return fail
 
 
-def _answer(run: Callable[[], list[Record]]) -> dict[str, Any]:
+def _answer(results: Results) -> dict[str, Any]:
     try:
-        return {"results": run()}
+        return {"results": results()}
     except FusecError as error:
         return {"failed": str(error)}
     except Exception:  # noqa: BLE001  # the parent raises it, with this traceback
@@ -138,9 +186,9 @@ def _runner(start: Mapping[str, Any]) -> BatchRunner:
     model = ModelRecipe(**start["model"]).executable()
     slots = [(SharedBlock(inputs), SharedBlock(results)) for inputs, results in start["slots"]]
     lent = [SharedBlock(handle) for handle in start["lent"]]
-    upload: Upload | None = None
+    transfer: tuple[Upload, Download] | None = None
     if isinstance(model, Executable) and model.backend.xp is not np:
-        from fusec.scale.device_upload import DeviceUpload  # needs CuPy
+        from fusec.scale.device_transfer import DeviceDownload, DeviceUpload  # needs CuPy
 
-        upload = DeviceUpload()
-    return BatchRunner(model, slots, lent, upload)
+        transfer = DeviceUpload(), DeviceDownload()
+    return BatchRunner(model, slots, lent, transfer)

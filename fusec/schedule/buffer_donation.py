@@ -54,7 +54,7 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
             continue
         step = program.steps[index]
         by_element = all(root.get(v) is not old for v in step.inputs) and _by_element(step, old, new)
-        if last.get(old, -1) < index or (by_element and whole[new] is new) or _writes_rows(step, old, root):
+        if last.get(old, -1) < index or (by_element and whole[new] is new) or _writes_rows(step, old, whole[new], root):
             found[whole[new]] = old
     return found
 
@@ -66,16 +66,16 @@ def _whole(value: Value) -> Value:
     return value
 
 
-def _writes_rows(step: Partition, old: Value, root: Mapping[Value, Value]) -> bool:
+def _writes_rows(step: Partition, old: Value, new: Value, root: Mapping[Value, Value]) -> bool:
     """Tell if a step only writes rows into the old value: no element that stays is read, and no new row depends on it.
 
-    `Steps` then copies nothing but these rows.
+    `Steps` and the kernel of such writes then copy nothing but these rows.
     """
-    (node, *others) = step.nodes
-    if others or not isinstance(node.op, Scatter) or node.op.reduction != "none":
+    scatter = new.node
+    if scatter is None or not isinstance(scatter.op, Scatter) or scatter.op.reduction != "none":
         return False
-    x, *rest = node.operands
-    return _whole(x) is old and all(root.get(v, v) is not old for v in rest)
+    reading = [(n, i) for n in step.nodes for i, v in enumerate(n.operands) if old in (root.get(v, v), _whole(v))]
+    return reading == [(scatter, 0)] and _whole(scatter.operands[0]) is old
 
 
 def reads(program: Program, value: Value) -> Value:

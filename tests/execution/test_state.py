@@ -17,7 +17,7 @@ from fusec.builder import Builder
 from fusec.errors import ExecutionError, FusecError
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.step_fusion import fuse_steps
-from fusec.ops import Scatter
+from fusec.ops import Rotary, Scatter
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -140,6 +140,34 @@ def test_rows_are_written_into_state(compiled: Any, rng: np.random.Generator) ->
     exe.step(at=np.array([0, 1]), rows=new)  # recorded by now
     with pytest.raises(ExecutionError, match=r"scatter.* index outside 0\.\.9"):
         exe.step(at=np.array([0, 10]), rows=new)
+
+
+def test_rows_that_one_step_computes_are_written_into_two_states(compiled: Any, rng: np.random.Generator) -> None:
+    """As a decoder writes keys, which go through a rotary embedding, and values."""
+    b = Builder()
+    keys, values = (b.parameter(name, np.zeros((5, 4), np.float32)) for name in ("keys", "values"))
+    at, k, v, angles = b.input("at", (2,), "i64"), b.input("k", (3, 4)), b.input("v", (2, 4)), b.input("angles", (4,))
+    rotated = b.apply(Rotary(), k, angles, angles)
+    b.update(keys, b.apply(Scatter("none"), keys, at, rotated[1:]))
+    b.update(values, b.apply(Scatter("none"), values, at, v))
+    b.output(y=rotated * 2.0)
+    exe, want = compiled(b), np.zeros((2, 5, 4), np.float32)
+    assert exe.in_place == 2
+    for places in ([0, 4], [1, 0]):
+        new = {
+            n: rng.standard_normal(s).astype(np.float32) for n, s in (("k", (3, 4)), ("v", (2, 4)), ("angles", (4,)))
+        }
+        (embedded,) = Rotary().reference(np, new["k"], new["angles"], new["angles"])
+        want[:, places] = embedded[1:], new["v"]
+        assert_close(exe.step(at=np.array(places), **new), 2 * embedded, 1e-6)
+        assert_close(exe.value("keys"), want[0], 1e-6)
+        assert (exe.value("values") == want[1]).all()
+    if exe.compiled.target.name == "cpu":  # which has a step for each op
+        return
+    (step,) = [step for step in exe.explain().steps if step.ops == "rotary+slice+scatter+scatter"]
+    rows_bytes, embedded_bytes = 2 * 4 * 4, 3 * 4 * 4
+    assert step.read_bytes == 2 * 8 + rows_bytes + embedded_bytes + 4 * 4
+    assert step.written_bytes == 2 * rows_bytes + embedded_bytes
 
 
 def test_rows_of_the_old_state_are_read_before_they_are_written(compiled: Any) -> None:

@@ -74,7 +74,7 @@ class Bindings:
 
     def matmul_desc_set_attribute(self, name: int, attribute: int, address: int, size: int) -> None:
         signed = attribute not in (MatmulDescAttribute.EPILOGUE, *POINTERS)
-        assert size == (8 if attribute in POINTERS else 4)
+        assert size == (8 if attribute in POINTERS else 1 if attribute == MatmulDescAttribute.FAST_ACCUM else 4)
         self.operations[name][attribute] = _number(address, size, signed)
 
     def matmul_desc_destroy(self, name: int) -> None:

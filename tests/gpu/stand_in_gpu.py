@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import json
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +20,7 @@ from gpu.kernels.emulator import function
 
 from fusec.errors import ExecutionError
 from fusec.gpu.kernels.codegen.kernel import Launch
+from fusec.gpu.launch.cubins import CudaSource
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.simulator import extent, simulate
 
@@ -126,6 +129,9 @@ class Machine:
         self.cudnn_version = 91900
         self.spoils_blobs = False  # whether what is revived computes something else
         self.compiled: list[str] = []  # sources put to NVRTC
+        self.compiled_elsewhere: list[str] = []  # sources that child processes compiled; their cubins are these texts
+        self.loaded: list[str] = []  # cubins
+        self.refuses_cubins = False
 
     def do(self, work: Callable[[], None]) -> None:
         if self.recording is not None:
@@ -134,6 +140,14 @@ class Machine:
             work()
 
     # cuDNN -----------------------------------------------------------------------------------------
+
+    def compile_elsewhere(self, sources: Sequence[CudaSource], libraries: Sequence[str]) -> dict[str, Future[Any]]:
+        """Compile sources as child processes do."""
+        found: dict[str, Future[Any]] = {source.key: Future() for source in sources}
+        for source in sources:
+            self.compiled_elsewhere.append(source.code)
+            found[source.key].set_result(source.code.encode())
+        return found
 
     def emit(self, graph: CudnnGraph, *, handle: Any = None, target: Any = None, kernels: Any = None) -> Any:
         self.emitted.append((graph, kernels))
@@ -251,10 +265,10 @@ class Machine:
             yield
 
         class RawKernel:
-            """A function of a module; blocks may meet if it is launched so."""
+            """A function of a module. Blocks may wait for each other only in a cooperative launch."""
 
-            def __init__(self, entry: str, function: Any, meets: bool) -> None:
-                self.entry, self.function, self.meets = entry, function, meets
+            def __init__(self, entry: str, function: Any, cooperative: bool) -> None:
+                self.entry, self.function, self.cooperative = entry, function, cooperative
                 self.kernel = types.SimpleNamespace(ptr=self)
                 self.shared_size_bytes, self.max_dynamic_shared_size_bytes = 1 << 14, 0
 
@@ -262,24 +276,32 @@ class Machine:
                 self, grid: tuple[int], block: tuple[int], arguments: tuple[Array, ...], *, shared_mem: int = 0
             ) -> None:
                 assert shared_mem <= max(self.max_dynamic_shared_size_bytes, 32 << 10), "more than was asked for"
-                assert not self.meets or grid[0] <= PROCESSORS, "blocks that never meet"
+                assert not self.cooperative or grid[0] <= PROCESSORS, "blocks that never meet"
                 addresses = [a.data.ptr if isinstance(a, Array) else int(a) for a in arguments]
-                launch = Launch(self.entry, "", *grid, *block, (), (), shared_mem, self.meets)
+                launch = Launch(self.entry, "", *grid, *block, (), (), shared_mem, self.cooperative)
                 machine.launched.append(self.entry)
                 machine.do(lambda: self.function(launch, addresses))
 
         class RawModule:
             def __init__(
-                self, code: str, options: tuple[str, ...], backend: str, enable_cooperative_groups: bool
+                self,
+                code: str = "",
+                path: str = "",
+                options: tuple[str, ...] = (),
+                backend: str = "",
+                enable_cooperative_groups: bool = False,
             ) -> None:
-                self.code, self.meets = code, enable_cooperative_groups
+                self.code, self.cooperative = code or Path(path).read_text(), enable_cooperative_groups
+                self.log = machine.compiled if code else machine.loaded
 
             def compile(self) -> None:
                 """Nobody calls what is in it."""
 
             def get_function(self, entry: str) -> Any:
-                machine.compiled.append(self.code)
-                return RawKernel(entry, function(self.code, entry), self.meets)
+                if machine.refuses_cubins and self.log is machine.loaded:
+                    raise RuntimeFaultError("no kernel image is available")
+                self.log.append(self.code)
+                return RawKernel(entry, function(self.code, entry), self.cooperative)
 
         attributes = {"MaxSharedMemoryPerBlockOptin": 227 << 10, "MultiProcessorCount": PROCESSORS}
         rng = np.random.default_rng(0)
@@ -300,6 +322,7 @@ class Machine:
             Device=lambda: types.SimpleNamespace(id=0, attributes=attributes, compute_capability="90"),
             driver=types.SimpleNamespace(
                 occupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, nbytes: 1,
+                CUDADriverError=RuntimeFaultError,
             ),
             using_allocator=using_allocator,
             get_current_stream=current,
@@ -332,11 +355,11 @@ class Machine:
 
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
-    from fusec.gpu import backend, device_arrays, host_buffers
+    from fusec.gpu import backend, device_arrays, host_buffers, nvrtc
     from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
-    from fusec.gpu.launch import cuda_graph, reorder, stream_calls, workspace
+    from fusec.gpu.launch import cubins, cuda_graph, reorder, stream_calls, workspace
     from fusec.gpu.launch import kernel_launcher as launch
     from fusec.gpu.measure import device_distance, random_inputs, timer
 
@@ -344,12 +367,13 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     patch(Array, "machine", machine)
     for module in (stream_calls, cuda_graph, device_arrays, host_buffers, launch, lone_matmul, random_inputs, timer):
         patch(module, "cupy", cupy)
-    patch(device_distance, "cupy", cupy)
-    patch(reorder, "cupy", cupy)
+    for module in (nvrtc, device_distance, reorder):
+        patch(module, "cupy", cupy)
     for module in (backend, plan_bench, tuning_environment, workspace):
         patch(module, "cupy", cupy)
         patch(module, "cudnn", cudnn)
     patch(plan_list, "cudnn", cudnn)
+    patch(cubins, "compiled", machine.compile_elsewhere)
     patch(launch, "driver", lambda: None)  # launches run one after the other
     patch(timer, "Gate", Gate)
     patch(plan_bench, "emit", machine.emit)

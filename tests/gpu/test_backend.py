@@ -387,7 +387,7 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     kernel, launcher = case.kernel, Launcher()
     assert kernel is not None
     (once,) = kernel.others
-    assert once.launches[0].meets and once.launches[0].grid == blocks
+    assert once.launches[0].cooperative and once.launches[0].grid == blocks
     assert launcher.runs(once) == fits
     times = iter([5.0, 3.0])
     assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == (3.0 if fits else 5.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from lowering.lowers_judge import LowersJudge
 from fusec import driver
 from fusec.artifacts import fusec_file
 from fusec.execution.compilation import Compiled
+from fusec.gpu.kernels.codegen.kernel import variants_of
+from fusec.gpu.launch.cubins import entry_of, source_of
+from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -54,6 +58,14 @@ def compiled() -> Compiled:
 def plans(of: Compiled, graphs: Any, time_us: float | None = None) -> dict[tuple[str, str], list[Entry]]:
     entries = [Entry(Choice(engine, ((2, place),), time_us=time_us)) for place, engine in enumerate((7, 4))]
     return {(of.target.name, key): entries for key in graphs}
+
+
+def kernel_entries(of: Compiled) -> dict[tuple[str, str], list[Entry]]:
+    """Return entries for the kernels that may run, as the stand-in for the GPU loads them."""
+    variants = [variant for kernel in of.candidate_kernels.values() for variant in variants_of(kernel)]
+    sources = [source_of(launch, TARGET.sm) for variant in variants for launch in variant.launches]
+    assert len(sources) > 1
+    return {(of.target.name, s.key): [entry_of(s.key, s.code.encode())] for s in sources}
 
 
 def own_keys(of: Compiled) -> list[str]:
@@ -114,6 +126,25 @@ def test_only_graphs_with_plans_in_the_file_compete(machine: Machine, saved: Cal
 
 
 @needs_compiler
+def test_plans_of_each_graph_are_listed_once(
+    machine: Machine, saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list takes longer than the builds of the plans that the file names."""
+    from fusec.gpu.autotune.plan_bench import GpuPlanBench
+
+    of, listed = compiled(), list[str]()
+    offers = GpuPlanBench.offers
+
+    def counted(self: GpuPlanBench, graph: CudnnGraph) -> Any:
+        listed.append(graph.key)
+        return offers(self, graph)
+
+    monkeypatch.setattr(GpuPlanBench, "offers", counted)
+    driver.load(saved(of, plans(of, of.candidate_graphs)))
+    assert sorted(listed) == sorted(of.candidate_graphs)
+
+
+@needs_compiler
 @pytest.mark.parametrize("why", ["none", "timed", "locked"])
 def test_choices_that_were_made_are_kept(machine: Machine, saved: Callable[..., Path], why: str) -> None:
     """No kernel replaces a plan that was timed, or that a lock names; with tune="none" nothing is timed."""
@@ -126,6 +157,65 @@ def test_choices_that_were_made_are_kept(machine: Machine, saved: Callable[..., 
     machine.times_us = dict.fromkeys(machine.engines, 10 * KERNEL_US)
     net = driver.load(saved(of, given), tune="none" if why == "none" else "quick")
     assert kinds(net) == {Kind.CUDNN}
+
+
+@needs_compiler
+@pytest.mark.parametrize("trusted", [True, False])
+def test_nothing_is_compiled_that_is_trusted_or_was_compiled_before(
+    machine: Machine, saved: Callable[..., Path], trusted: bool
+) -> None:
+    of = compiled()
+    kernels = kernel_entries(of)
+    path = saved(of, {**plans(of, of.candidate_graphs), **kernels})
+    machine.times_us = dict.fromkeys(machine.engines, 10 * KERNEL_US)
+    if trusted:
+        assert fusec_file.trust(path) == len(kernels)
+        driver.load(path)
+    else:
+        with pytest.warns(UserWarning, match=f"{len(kernels)} of its kernels were not compiled here"):
+            driver.load(path)
+    own = [code for code in machine.compiled if "fusec_nothing" not in code]
+    assert not own
+    assert bool(machine.compiled_elsewhere) == (not trusted)
+    assert len(set(machine.compiled_elsewhere)) == len(machine.compiled_elsewhere)
+    machine.compiled_elsewhere.clear()
+    machine.loaded.clear()
+    with warnings.catch_warnings(action="default" if trusted else "ignore"):
+        net = driver.load(path)
+    assert kinds(net) == {Kind.KERNEL}
+    assert not [code for code in machine.compiled if "fusec_nothing" not in code]
+    assert not machine.compiled_elsewhere
+    assert machine.loaded
+    assert not trusted or len(machine.loaded) < len(kernels), "only what was chosen is loaded"
+
+
+@needs_compiler
+def test_a_cubin_is_used_for_its_own_source_only(machine: Machine, saved: Callable[..., Path]) -> None:
+    """A file may give trusted bytes another name, which must not make another kernel run."""
+    of = compiled()
+    kernels = kernel_entries(of)
+    names, entries = list(kernels), list(kernels.values())
+    path = saved(of, {**plans(of, of.candidate_graphs), **dict(zip(names, [*entries[1:], entries[0]], strict=True))})
+    fusec_file.trust(path)
+    machine.times_us = dict.fromkeys(machine.engines, 10 * KERNEL_US)
+    driver.load(path)
+    assert machine.loaded
+    assert set(machine.loaded) <= set(machine.compiled_elsewhere)
+
+
+@needs_compiler
+def test_a_cubin_that_the_driver_refuses_is_compiled_with_a_warning(
+    machine: Machine, saved: Callable[..., Path]
+) -> None:
+    of = compiled()
+    path = saved(of, {**plans(of, of.candidate_graphs), **kernel_entries(of)})
+    fusec_file.trust(path)
+    machine.refuses_cubins = True
+    machine.times_us = dict.fromkeys(machine.engines, 10 * KERNEL_US)
+    with pytest.warns(UserWarning, match="does not load, so it is compiled"):
+        net = driver.load(path)
+    assert kinds(net) == {Kind.KERNEL}
+    assert [code for code in machine.compiled if "fusec_nothing" not in code]
 
 
 def test_plans_of_candidates_are_trusted_like_others(saved: Callable[..., Path]) -> None:

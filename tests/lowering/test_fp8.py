@@ -73,6 +73,15 @@ def test_a_product_of_fp8_is_also_one_of_fp16(rng: np.random.Generator) -> None:
     assert [v.type.dtype for v in product.operands] == [DType.F16, DType.F16]
 
 
+def test_fast_sums_are_asked_for_in_fp8_alone(rng: np.random.Generator) -> None:
+    text = PRODUCT.replace("matmul(%x, %w)", "matmul(%x, %w) {fast_sums=true}").replace("END", "return %r")
+    body = parse(text, {"w": np.ones((64, 32), DType.F8E4M3.numpy), "b": np.ones(32, np.float16)})
+    found = [lower(each).graph.calls[0] for each in (body, graph("return %r", rng))]
+    assert [call.attribute("fast_sums", False) for call in found] == [True, False]
+    ((_, halves),) = [each for each in faster_spellings(body) if each[0] == (IN_HALVES,)]
+    assert [node.op for node in halves.nodes if isinstance(node.op, MatMul)] == [MatMul()]
+
+
 def test_sums_that_are_stored_stay_sums_of_fp8() -> None:
     body = parse('graph "g" (%x: f8e4m3[16,16], %w: f8e4m3[16,16]) {\n  %m = matmul(%x, %w)\n  return %m\n}')
     assert faster_spellings(body) == []

@@ -12,7 +12,7 @@ from typing import Any
 from fusec.scale import pool_worker
 
 KILLS, KILLS_ONCE, HANGS, SLOW = 1e6, 2e6, 3e6, 4e6
-run = pool_worker.BatchRunner.run
+start = pool_worker.BatchRunner.start
 
 
 def faulty(self: pool_worker.BatchRunner, job: Mapping[str, Any], feeds: Mapping[str, Any]) -> Any:
@@ -26,9 +26,9 @@ def faulty(self: pool_worker.BatchRunner, job: Mapping[str, Any], feeds: Mapping
         time.sleep(100)
     if first == SLOW:
         time.sleep(0.3)
-    return run(self, job, feeds)
+    return start(self, job, feeds)
 
 
 def main() -> None:
-    pool_worker.BatchRunner.run = faulty  # type: ignore[method-assign]  # the fault under test
+    pool_worker.BatchRunner.start = faulty  # type: ignore[method-assign]  # the fault under test
     pool_worker.main()

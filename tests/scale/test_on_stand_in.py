@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cupy")
-from fusec.errors import TargetError
-from fusec.scale import device_upload, nccl
-from fusec.scale.shared_block import SharedBlock
+from fusec.errors import ExecutionError, TargetError
+from fusec.scale import device_transfer, nccl
+from fusec.scale.pool_worker import BatchRunner
+from fusec.scale.shared_block import SharedBlock, layout
 
 
 class DeviceArray(np.ndarray):
@@ -25,6 +26,7 @@ class DeviceArray(np.ndarray):
 
 
 ENTERED: list[Any] = []
+FAULTS: list[str] = []  # that waiting for an event raises
 
 
 class Stream:
@@ -37,7 +39,7 @@ class Stream:
         self.waits.append(event)
 
     def synchronize(self) -> None:
-        pass
+        self.waits.append("host")
 
     def __enter__(self) -> None:
         ENTERED.append(self)
@@ -52,6 +54,7 @@ class Recorder:
     def __init__(self) -> None:
         self.registered: dict[int, int] = {}
         self.copies: list[tuple[int, int]] = []  # bytes and stream
+        self.kinds: list[int] = []
         self.current = Stream()
         runtime = SimpleNamespace(
             memcpyAsync=self._copy, hostRegister=self._register, hostUnregister=self.registered.pop
@@ -63,12 +66,13 @@ class Recorder:
             get_current_stream=lambda: ENTERED[-1] if ENTERED else self.current,
         )
         self.uint8 = np.uint8
+        self.ascontiguousarray = lambda array: np.ascontiguousarray(array).view(DeviceArray)
 
     def empty(self, size: int, dtype: Any) -> DeviceArray:
         return np.empty(size, dtype).view(DeviceArray)
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-        assert kind == device_upload.TO_DEVICE
+        self.kinds.append(kind)
         ctypes.memmove(target, source, nbytes)
         self.copies.append((nbytes, stream))
 
@@ -83,17 +87,21 @@ class Event:
     def record(self, stream: Any) -> None:
         self.stream = stream
 
+    def synchronize(self) -> None:
+        if FAULTS:
+            raise RuntimeError(FAULTS.pop())
+
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     made = Recorder()
-    monkeypatch.setattr(device_upload, "cupy", made)
+    monkeypatch.setattr(device_transfer, "cupy", made)
     monkeypatch.setattr(nccl, "cupy", made)
     return made
 
 
 def test_inputs_are_copied_ahead_of_their_run(recorder: Recorder, rng: np.random.Generator) -> None:
-    upload, block = device_upload.DeviceUpload(), SharedBlock()
+    upload, block = device_transfer.DeviceUpload(), SharedBlock()
     arrays = {
         "x": rng.standard_normal((3, 4)).astype(np.float32),
         "half": rng.standard_normal(5).astype(ml_dtypes.bfloat16),
@@ -117,7 +125,7 @@ def test_inputs_are_copied_ahead_of_their_run(recorder: Recorder, rng: np.random
 
 
 def test_a_block_that_grows_is_registered_again(recorder: Recorder) -> None:
-    upload, block = device_upload.DeviceUpload(), SharedBlock()
+    upload, block = device_transfer.DeviceUpload(), SharedBlock()
     for size in (10, 2 << 20):
         x = np.arange(size, dtype=np.float32)
         feeds = {"x": block.views(block.put([x]))[0]}
@@ -127,7 +135,7 @@ def test_a_block_that_grows_is_registered_again(recorder: Recorder) -> None:
 
 def test_inputs_in_several_blocks(recorder: Recorder) -> None:
     """A batch may lie in buffers that the caller filled, and in the slot's own block."""
-    upload, blocks = device_upload.DeviceUpload(), [SharedBlock(), SharedBlock()]
+    upload, blocks = device_transfer.DeviceUpload(), [SharedBlock(), SharedBlock()]
     arrays = {"x": np.arange(3, dtype=np.float32), "y": np.arange(5)}
     feeds = {
         name: block.views(block.put([array]))[0] for (name, array), block in zip(arrays.items(), blocks, strict=True)
@@ -136,6 +144,85 @@ def test_inputs_in_several_blocks(recorder: Recorder) -> None:
     assert recorder.registered == {block.raw.ctypes.data: block.raw.nbytes for block in blocks}
     for name, array in arrays.items():
         assert np.array_equal(sent[name], array)
+
+
+def test_results_are_copied_without_a_wait(recorder: Recorder, rng: np.random.Generator) -> None:
+    """Into page-locked memory, on the stream that computes them. An error of the device is raised by the wait."""
+    download, block = device_transfer.DeviceDownload(), SharedBlock()
+    results = [rng.standard_normal((4, 3)).astype(np.float32), np.zeros((0, 2), np.float32), np.arange(6).reshape(2, 3)]
+    given = [results[0], results[1], np.asfortranarray(results[2])]
+    places = block.views(layout([(array.dtype, array.shape) for array in results]))
+    wait = download(block, places, [array.view(DeviceArray) for array in given])
+    assert recorder.registered == {block.raw.ctypes.data: block.raw.nbytes}
+    assert recorder.copies == [(48, Stream.ptr), (48, Stream.ptr)]
+    assert recorder.kinds == [device_transfer.TO_HOST] * 2
+    assert recorder.current.waits == [], "nothing waits before it is asked to"
+    wait()
+    for place, result in zip(places, results, strict=True):
+        np.testing.assert_array_equal(place, result)
+    FAULTS.append("misaligned address")
+    with pytest.raises(ExecutionError, match="the GPU reported an error: misaligned address"):
+        download(block, places, [array.view(DeviceArray) for array in given])()
+
+
+class OnDevice:
+    """Stands for an array on a device, which is none of NumPy."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+    def __mul__(self, factor: int) -> np.ndarray:
+        return self.array * factor
+
+
+class Device:
+    """Stands for an executable on a GPU: its results are computed when the wait ends."""
+
+    def __init__(self, dtype: str):
+        self.inputs = [SimpleNamespace(name="x")]
+        self.outputs = [SimpleNamespace(name="y", dtype=np.dtype(dtype), shape=(3,))]
+        self.outs: list[Any] = []
+
+    def run(self, names: Any, feeds: Any, out: Any = None) -> list[Any]:
+        self.outs.append(out)
+        result = np.asarray(feeds["x"] * 2).astype(self.outputs[0].dtype)
+        if out:
+            out["y"][...] = result
+        return [result]
+
+
+@pytest.mark.parametrize(("dtype", "waits"), [("float32", True), ("bfloat16", False)])
+def test_the_next_batch_starts_before_the_results_are_there(
+    dtype: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Types that CuPy lacks are copied by the call itself."""
+    monkeypatch.setattr("fusec.runtime.Executable", Device)
+    events: list[str] = []
+
+    def upload(slot: int, blocks: Any, feeds: Any) -> Any:
+        return lambda: {name: OnDevice(array) for name, array in feeds.items()}
+
+    def download(block: SharedBlock, places: Any, results: Any) -> Any:
+        events.append("started")
+
+        def wait() -> None:
+            events.append("waited")
+            places[0][...] = results[0]
+
+        return wait
+
+    slots = [(SharedBlock(), SharedBlock()) for _ in range(2)]
+    runner = BatchRunner(Device(dtype), slots, [], (upload, download))  # type: ignore[arg-type]
+    pending = []
+    for slot in range(2):
+        x = np.arange(3, dtype=np.float32) + slot
+        job = {"slot": slot, "inputs": [("x", -1, record) for record in slots[slot][0].put([x])]}
+        pending.append(runner.start(job, runner.ahead(job)()))
+    assert events == ["started", "started"] * waits
+    for slot, results in enumerate(pending):
+        (y,) = slots[slot][1].views(results())
+        np.testing.assert_array_equal(y.astype(np.float32), 2 * (np.arange(3) + slot))
+    assert events == ["started", "started", "waited", "waited"] * waits
 
 
 class Group:

@@ -13,6 +13,7 @@ from fusec.text import parse
 
 FLAT = "%v = reshape(%a) {shape=[8,2]}\n"
 ROWS = "%i = constant [3, 5] : i64[2]\n  %u = slice(%x) {starts=[0,0], sizes=[2,2], steps=[1,1]}\n"
+ROTATED = "%r = rotary(%x, %b, %b)\n  " + ROWS.replace("%x", "%r")
 SCATTER = '%s = scatter(%v, %i, %u) {reduction="none"}\n'
 
 # a graph of state %a and %b, of which %n and %m are the new values; its steps; and what is written in place
@@ -56,6 +57,29 @@ CASES: dict[str, tuple[str, str, str]] = {
         f"{FLAT}  {ROWS.replace('%x', '%a')}  {SCATTER}  %n = reshape(%s) {{shape=[4,4]}}",
         "v i u s n",
         "",
+    ),
+    "rows are computed and written": (
+        f"{FLAT}  {ROTATED}  {SCATTER}  %n = reshape(%s) {{shape=[4,4]}}",
+        "v i r+u+s n",
+        "a",
+    ),
+    "rows are computed of the old value and written": (
+        f"{FLAT}  {ROTATED.replace('%x', '%a')}  {SCATTER}  %n = reshape(%s) {{shape=[4,4]}}",
+        "v i r+u+s n",
+        "",
+    ),
+    "rows are written into two values": (
+        f"{FLAT}  {FLAT.replace('%v', '%w').replace('%a', '%b')}  {ROWS}  {SCATTER}"
+        f"  {SCATTER.replace('%s', '%t').replace('%v', '%w')}"
+        "  %n = reshape(%s) {shape=[4,4]}\n  %m = reshape(%t) {shape=[4,4]}",
+        "v w i u s+t n m",
+        "a b",
+    ),
+    "the same rows are written twice": (
+        f"{FLAT}  {ROWS}  {SCATTER}  {SCATTER.replace('%s', '%t')}"
+        "  %n = reshape(%s) {shape=[4,4]}\n  %m = reshape(%t) {shape=[4,4]}",
+        "v i u s+t n m",
+        "b",  # in which a whole new value is stored
     ),
     "rows are written and the old value is read later": (
         f"{FLAT}  {ROWS}  {SCATTER}  %n = reshape(%s) {{shape=[4,4]}}\n  %y = exp(%v)",

@@ -115,8 +115,11 @@ def test_rows_get_to_the_device(from_requests: bool, monkeypatch: pytest.MonkeyP
         feeds = buffer.fill(requests, 4, from_requests)
         copies = [kind for kind, _ in machine.copied]
         assert copies == ([1] * 6 if from_requests else []), "of each input: two requests, and a row of padding"
-        assert all(isinstance(array, Array) for array in feeds.values())
-        pending = fetch(net, ["y", "n"], net.run(None, feeds))
+        assert all(isinstance(array, Array) for array in feeds.arrays.values())
+        waited = len(machine.waits)
+        feeds.wait()
+        assert len(machine.waits) == waited + 1, "the stream of the program waits for the copies"
+        pending = fetch(net, ["y", "n"], net.run(None, feeds.arrays))
         assert pending.event is not None
         y, n = pending.wait().values()
         x = np.concatenate([request["x"] for request in requests])

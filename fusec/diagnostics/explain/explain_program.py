@@ -82,10 +82,11 @@ def with_rows_in_place(explanation: Explanation, program: Program, donated: Mapp
     """
     steps: list[Step] = []
     for record, step in zip(explanation.steps, program.steps, strict=True):
-        node = step.nodes[0]
-        if isinstance(node.op, Scatter) and donated.get(node.result) is reads(program, node.operands[0]):
-            _, indices, rows = (v.type.nbytes for v in node.operands)
-            record = replace(record, read_bytes=indices + rows, written_bytes=rows)
+        for node in step.nodes:
+            if isinstance(node.op, Scatter) and donated.get(node.result) is reads(program, node.operands[0]):
+                old, _, rows = (v.type.nbytes for v in node.operands)
+                written = record.written_bytes - old + rows
+                record = replace(record, read_bytes=record.read_bytes - old, written_bytes=written)
         steps.append(record)
     return replace(explanation, steps=tuple(steps))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import mmap
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fusec.ir import DType, Literal, TensorType
 from fusec.lowering.packing import code_bytes, from_codes
 from fusec.ops.spec import require
 from fusec.system.byte_ranges import ByteRanges
+from fusec.system.rounded_read import read_rounded
 
 DTYPES: dict[int, DType] = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
 # the field that has the elements of a tensor without raw_data; all other types are packed in int32_data
@@ -165,18 +167,34 @@ class _OwnData:
             self._last = weakref.ref(owner)
         return owner.view(self._type.dtype.numpy).reshape(self._type.shape)
 
+    def read_as(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+        """Return a new array of the data in another type; None for elements that share bytes."""
+        type = self._type
+        if type.dtype.bits < 8:
+            return None
+        with _reading():
+            made = read_rounded(self._data, self._place.offset, type.size, type.dtype.numpy, dtype)
+        return made.reshape(type.shape)
+
     def _read(self) -> np.ndarray[Any, Any]:
         """Return an array that owns the memory of the elements."""
         raw = np.empty(self._place.length, np.uint8)
-        try:
+        with _reading():
             self._data.read_into(raw.data, self._place.offset)
-        except OSError as error:
-            where = error.filename or "the model"
-            raise ModelError(f"{where}: a weight cannot be read: {error.strerror}") from error
         if self._type.dtype.bits >= 8:
             return raw
         elements = from_codes(raw, self._type.size, self._type.dtype)
         return elements if elements.base is None else np.array(elements)
+
+
+@contextmanager
+def _reading() -> Generator[None]:
+    """Turn an OSError into a ModelError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or "the model"
+        raise ModelError(f"{where}: a weight cannot be read: {error.strerror}") from error
 
 
 def _inside(folder: Path, location: str) -> Path:

@@ -7,8 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.errors import LoweringError
+from fusec.gpu import kernels
 from fusec.gpu.autotune.step_candidates import Candidate, candidates
-from fusec.gpu.autotune.step_choices import PrecisionTimes, StepChoice, has_candidates, kernel_of, step_key
+from fusec.gpu.autotune.step_choices import (
+    PrecisionTimes,
+    StepChoice,
+    has_candidates,
+    kernel_of,
+    replace_steps,
+    step_key,
+)
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import DType, Graph
 from fusec.lower_cudnn import lower
@@ -94,6 +103,33 @@ def candidate_graphs(program: Program, tuning: StepTuning) -> dict[str, CudnnGra
     code = [_offers(program.graph, step, tuning) for step in _distinct_steps(program).values()]
     every = (each for offered in code for _, parts in offered for each in parts)
     return {each.key: each for each in every if isinstance(each, CudnnGraph)}
+
+
+def candidate_kernels(program: Program, tuning: StepTuning) -> dict[str, Kernel]:
+    """List the kernels that a GPU may time to choose what runs each step, by key, and those of other steps.
+
+    program: as `step_choices.before_choices` returns it
+    """
+    offered = {key: _offers(program.graph, step, tuning) for key, step in _distinct_steps(program).items()}
+    every = [each for offers in offered.values() for _, code in offers for each in code if isinstance(each, Kernel)]
+    for runs in ("cudnn", "kernel"):  # kernels of other steps are fused with their neighbours, if a kernel runs these
+        chosen = {
+            key: tuple(Part(len(each.nodes), each.kind.value, each.spelling) for each in candidate)
+            for key, offers in offered.items()
+            for candidate, _ in offers
+            if all(step.kind.value == runs for step in candidate)
+        }
+        every += kernels_of(fuse_steps(replace_steps(program, chosen, tuning.figures), tuning.figures), tuning.figures)
+    return {each.key: each for each in every}
+
+
+def kernels_of(program: Program, figures: GpuFigures) -> list[Kernel]:
+    """List the kernels that run steps of a program."""
+    return [
+        found
+        for step in program.steps
+        if step.kind is Kind.KERNEL and (found := kernels.find(step.nodes, step.outputs, figures)) is not None
+    ]
 
 
 def _distinct_steps(program: Program) -> dict[str, Partition]:

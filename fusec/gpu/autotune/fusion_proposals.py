@@ -8,8 +8,8 @@ from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise
-from fusec.gpu.kernels.convolution.few_rows import begins_few_rows
 from fusec.gpu.kernels.convolution.product_step import match_product
+from fusec.gpu.kernels.convolution.row_norm import ROW_PRODUCTS, begins_few_rows
 from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
 from fusec.ir import Node
 from fusec.ops import Attention, Conv, LayerNorm, MatMul, Reduce, RmsNorm
@@ -24,7 +24,7 @@ def is_joint_work(nodes: Sequence[Node]) -> bool:
     norm of few rows and products of its result, or a norm (or attention) and the rounding of its result.
     """
     if begins_few_rows(nodes):
-        return any(isinstance(node.op, MatMul) for node in nodes)
+        return any(isinstance(node.op, ROW_PRODUCTS) for node in nodes)
     if is_rounded(nodes):
         return True
     products = [i for i, node in enumerate(nodes) if isinstance(node.op, (Conv, MatMul))]

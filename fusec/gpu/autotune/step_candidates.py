@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from fusec.gpu.autotune.fusion_proposals import is_rounded, rounded_at
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
 from fusec.gpu.kernels import GpuFigures
-from fusec.gpu.kernels.convolution.few_rows import begins_few_rows
+from fusec.gpu.kernels.convolution.row_norm import begins_few_rows
 from fusec.ir import Graph, Node
 from fusec.ops import PRODUCTS, ChannelSums, Conv, MatMul, PackedMatMul, Pointwise, Reduce
 from fusec.ops.matmul import SUMMED_IN
@@ -101,8 +101,10 @@ def _unfused(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigure
     sequence of small products.
     """
     if begins_few_rows(nodes):
-        for norm in _as_one_step(graph, nodes[:1], figures):
-            yield from ((norm, *rest) for rest in candidates(graph, next(_spelled(graph, nodes[1:])), level, figures))
+        is_packed = any(isinstance(node.op, PackedMatMul) for node in nodes)
+        for rest in _kernel(graph, nodes[1:], figures) if is_packed else [next(_spelled(graph, nodes[1:]))]:
+            for norm in _as_one_step(graph, nodes[:1], figures):
+                yield from ((norm, *others) for others in candidates(graph, rest, level, figures))
         return
     if is_rounded(nodes):
         at = rounded_at(nodes)

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from fusec.errors import ExecutionError
 from fusec.gpu.autotune.candidate_runner import Bind, bind_candidate, graphs_of
-from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps, precision_times, step_times_us
+from fusec.gpu.autotune.candidate_times import (
+    StepTuning,
+    Timers,
+    choose_steps,
+    kernels_of,
+    precision_times,
+    step_times_us,
+)
 from fusec.gpu.autotune.concat_choice import (
     TimeSteps,
     concat_choices,
@@ -91,6 +98,9 @@ class StepSelector:
         concat_choice = concat_choices(concats, partitioned)
         program = before_choices(partitioned, figures, as_source)
         known = self._stored_choices(program, tuning) if is_timed else {}
+        if tuning.only is not None:  # kernels of steps without candidates, which are needed in any case
+            ready = apply_choices(partitioned, known, figures, as_source)
+            self.variants.compile_soon({kernel.key: kernel for kernel in kernels_of(ready, figures)})
         if prefer_kernels:
             pointwise = [step for step in program.steps if can_run_as_kernel(step, figures)]
             known |= {step_key(program.graph, step): (Part(len(step.nodes), "kernel"),) for step in pointwise}

@@ -21,15 +21,22 @@ class SuggestedPlansBench:
 
     def __init__(self, bench: RevivingPlanBench, cache: TuningCache):
         self._bench, self._cache = bench, cache
+        self._listed: dict[str, Sequence[Offer]] = {}  # by graph key, because listing takes longer than building
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
         entries = self._cache.suggested(graph.key)
         if all(entry.blob is not None for entry in entries):
             return [Offer(place, entry.choice, True) for place, entry in enumerate(entries)]
         named = [entry.choice.identity for entry in entries]
-        offered = [o for o in self._bench.offers(graph) if o.choice.identity in named]
+        offered = [o for o in self._all(graph) if o.choice.identity in named]
         ready = [o for o in offered if o.precompiled] or offered[:1]
         return sorted(ready, key=lambda o: named.index(o.choice.identity))
+
+    def _all(self, graph: CudnnGraph) -> Sequence[Offer]:
+        """Return all plans that are offered on this GPU."""
+        if graph.key not in self._listed:
+            self._listed[graph.key] = self._bench.offers(graph)
+        return self._listed[graph.key]
 
     def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
         self._bench.expect(orders)
@@ -42,7 +49,7 @@ class SuggestedPlansBench:
                 return self._bench.revive(graph, blob)
             except ExecutionError as error:
                 self._cache.drop(graph.key, offer.choice, str(error))
-        here = next((o for o in self._bench.offers(graph) if o.choice.identity == wanted), None)
+        here = next((o for o in self._all(graph) if o.choice.identity == wanted), None)
         if here is None:
             raise ExecutionError("cuDNN does not offer this plan on this GPU")
         return self._bench.build(graph, here)

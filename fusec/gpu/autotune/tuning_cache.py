@@ -230,6 +230,16 @@ class TuningCache:
         """Store what was measured of a kernel's variants."""
         self.plan_store.put_choice(self.environment.key(f"kernel {kernel}", self.level), measured)
 
+    def cubin(self, key: str) -> Entry | None:
+        """Return the compiled kernel that a file or the cache has for a key of `cubins.CudaSource`."""
+        suggested = next(iter(self._suggested.get(key, ())), None)
+        has_blob = suggested is not None and suggested.blob is not None
+        return suggested if has_blob else self.plan_store.get(self.environment.key(key, "none"))
+
+    def store_cubins(self, entries: Mapping[str, Entry]) -> None:
+        """Store compiled kernels, by key; they are trusted."""
+        self.plan_store.put_all({self.environment.key(key, "none"): entry for key, entry in entries.items()})
+
     def _step_key(self, step: str, launch_us: float) -> PlanKey:
         depends_on = f"{launch_us} {candidate_code_digest()} {self.environment.figures}"
         return self.environment.key(f"step {digest_of(step)} {depends_on}", self.level)

@@ -11,7 +11,8 @@ from fusec.gpu import kernels
 from fusec.gpu.autotune.plan_bench import CudnnContext
 from fusec.gpu.autotune.tuning_cache import TuningCache
 from fusec.gpu.kernels import GpuFigures, Kernel
-from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
+from fusec.gpu.kernels.codegen.kernel import variants_of
+from fusec.gpu.launch.kernel_launcher import Launcher
 from fusec.gpu.launch.stream_calls import out_of_memory
 from fusec.schedule.program import Kind, Partition
 

@@ -13,8 +13,9 @@ from fusec.gpu.autotune.coordinate_descent import Contest, DescentResult, Run, c
 from fusec.gpu.autotune.plan_selection import PlanSelector
 from fusec.gpu.autotune.step_selection import StepSelector
 from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch.cuda_graph import in_order
-from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
+from fusec.gpu.launch.kernel_launcher import Launcher
 from fusec.gpu.launch.stream_calls import Streams
 from fusec.lowering.cudnn_graph import CudnnGraph
 

@@ -228,6 +228,8 @@ class Descriptors:
         self._set_operation(names.TRANSA, np.int32(product.transpose_a))
         self._set_operation(names.TRANSB, np.int32(product.transpose_b))
         self._set_operation(names.EPILOGUE, np.uint32(epilogue))
+        if product.fast_sums:
+            self._set_operation(names.FAST_ACCUM, np.int8(1))
         if product.bias is not None:
             assert product.bias_dtype is not None
             self._set_operation(names.BIAS_DATA_TYPE, np.int32(_TYPES[product.bias_dtype]))

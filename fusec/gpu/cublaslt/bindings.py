@@ -26,6 +26,7 @@ class MatmulDescAttribute(IntEnum):
     BIAS_POINTER = 8
     A_SCALE_POINTER = 17
     D_SCALE_POINTER = 20
+    FAST_ACCUM = 25
     BIAS_DATA_TYPE = 26
 
 

@@ -6,7 +6,7 @@ This module needs no CUDA, because a graph and a call are plain data.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from fusec.gpu.cublaslt.epilogue import Epilogue, epilogue_of, is_row
@@ -57,6 +57,7 @@ class Product:
     scale: int | None = None  # uid of a number in memory by which the sums of fp8 are multiplied
     result_scale: int | None = None  # uid of a number in memory by which a result in fp8 is multiplied
     tf32: bool = False  # fp32 operands may be rounded to tf32
+    fast_sums: bool = False  # Hopper adds products of fp8 with about 14 bits, and does not move the sums to fp32
 
     @property
     def of_integers(self) -> bool:
@@ -106,7 +107,9 @@ def product_of(graph: CudnnGraph) -> Product | None:
         return None
     tf32 = graph.tensor_cores and left.dtype is DType.F32
     product = _as_columns((a, b, d, c), found, tf32)
-    return product if product is None or left.dtype not in BYTES or _reads_bytes(product) else None
+    if product is None or (left.dtype in BYTES and not _reads_bytes(product)):
+        return None
+    return replace(product, fast_sums=bool(anchor.attribute("fast_sums", False)))
 
 
 def _takes_types(operand: DType, result: DType, epilogue: Epilogue) -> bool:

@@ -143,7 +143,7 @@ class BuildPool:
 
     def _compile(self, launch: Launch) -> None:
         try:
-            own = {"meets": launch.meets, "architecture": launch.architecture}
+            own = {"cooperative": launch.cooperative, "architecture": launch.architecture}
             self._workers.exchange({"ask": "kernel", "kernel": launch.source, "entry": launch.entry, **own})
         except EndedError:
             pass

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 from fusec.errors import LoweringError
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.ir import Graph
+from fusec.ir import Constant, Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import deadly, misread
+from fusec.ops.op_sets import ATTENTION_OPS, PRODUCTS
 from fusec.passes.partition import Judge, canonical_key
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.plans.verdict import PROPOSED, UNASKED, Refused, Verdict
@@ -21,6 +22,8 @@ class CudnnJudge:
     """Judge that asks cuDNN. It refuses a body that cannot be lowered at stage `lower`.
 
     left_s: seconds for which it may still ask; the time of the partitioner does not count
+
+    A product or attention alone is asked about even when no time is left: a kernel would run it without tensor cores.
     """
 
     def __init__(self, oracle: Oracle, tensor_cores: bool, left_s: float = math.inf):
@@ -34,7 +37,9 @@ class CudnnJudge:
 
     def refusal(self, body: Graph) -> Refused | None:
         """Refuse a body that cannot be lowered, or is known to be wrong, or that no time is left to ask about."""
-        return UNASKED if self.left_s <= 0.0 else refusal(body, self.tensor_cores)
+        if self.left_s <= 0.0 and not _one_product(body):
+            return UNASKED
+        return refusal(body, self.tensor_cores)
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
         verdicts: dict[int, Verdict] = {}
@@ -44,10 +49,12 @@ class CudnnJudge:
                 graphs[index] = lower(body, self.tensor_cores).graph
             except LoweringError as error:
                 verdicts[index] = Refused("lower", "FUSEC", str(error))
+        always = {index: graph for index, graph in graphs.items() if _one_product(bodies[index])}
+        others = {index: graph for index, graph in graphs.items() if index not in always}
         start = time.monotonic()
-        answers = self.oracle.judge(list(graphs.values()), end=start + self.left_s)
+        for some, end in ((always, math.inf), (others, start + self.left_s)):
+            verdicts.update(zip(some, self.oracle.judge(list(some.values()), end=end), strict=True))
         self.left_s -= time.monotonic() - start
-        verdicts.update(zip(graphs, answers, strict=True))
         return [verdicts[index] for index in range(len(bodies))]
 
 
@@ -91,6 +98,12 @@ class NoJudge:
         return [Refused("fusec", "CPU", "compiled for NumPy alone") for _ in bodies]
 
 
+def _one_product(body: Graph) -> bool:
+    """Return True for one product or attention without other ops."""
+    ops = [node.op for node in body.nodes if not isinstance(node.op, Constant)]
+    return len(ops) == 1 and isinstance(ops[0], (*PRODUCTS, *ATTENTION_OPS))
+
+
 def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
     """Refuse a body that cannot be lowered, or for which cuDNN is known to crash or to be wrong; None for others."""
     try:
@@ -103,5 +116,5 @@ def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
 
 def asks_cudnn(judge: Judge | None) -> bool:
     """Return True if a program's verdicts are cuDNN's. None is the judge of a program that was compiled elsewhere."""
-    inner = judge.oracle if isinstance(judge, StrictRounding) else judge
+    inner = judge.inner if isinstance(judge, StrictRounding) else judge
     return not isinstance(inner, (RulesJudge, NoJudge))

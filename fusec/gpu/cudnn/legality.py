@@ -106,7 +106,8 @@ class Oracle(WorkerPool):
         """Return one verdict per graph, in order; equal graphs are judged once.
 
         progress: receives (done, to ask)
-        end: when to stop asking, of `time.monotonic`; the verdict of the graphs that are left is UNASKED
+        end: when to stop asking, of `time.monotonic`; the verdict of the graphs that are left is UNASKED.
+            Where `close` ended the workers first, it is a refusal that says so.
         """
         new = {g.key: g for g in graphs if g.key not in self._memory}
         for key, graph in list(new.items()):
@@ -121,6 +122,7 @@ class Oracle(WorkerPool):
         for key, graph in list(new.items()):
             if self._assume(graph):
                 del new[key]
+        passing: dict[str, Verdict] = {}  # by key: verdicts that hold for this call alone
         if new and time.monotonic() < end:
             self.start(len(new))
             self._begin_proof()
@@ -129,18 +131,24 @@ class Oracle(WorkerPool):
             rounds = [list(new.values())]
             if self._reuse_builds:
                 proofs = [] if self.plan_filter.needs_builds else self._built_plans.proofs(new.values())
-                self._ask(proofs, lambda: None, end)
+                self._ask(proofs, lambda graph, verdict: None, end)
                 self._learn(proofs)
                 rounds = self._built_plans.rounds(new.values())
+
+            def arrived(graph: CudnnGraph, verdict: Verdict) -> None:
+                passing[graph.key] = verdict
+                if progress is not None:
+                    progress(next(done), len(new))
+
             for some in rounds:
                 self._learn(graphs)  # from the round before
-                self._ask(some, lambda: progress(next(done), len(new)) if progress is not None else None, end)
+                self._ask(some, arrived, end)
         self._learn(graphs)
         for graph in graphs:
             asked = graph.key not in self._assumed
             if self._similar is not None and asked and isinstance(self._memory.get(graph.key), Legal):
                 self._similar.add(graph)
-        return [self._memory.get(g.key, UNASKED) for g in graphs]
+        return [self._memory.get(g.key) or passing.get(g.key, UNASKED) for g in graphs]
 
     def _stored(self, graphs: list[CudnnGraph]) -> dict[CudnnGraph, Verdict]:
         """Read verdicts from the disk, those for everyone first."""
@@ -248,9 +256,9 @@ class Oracle(WorkerPool):
         if self._proof_result is not None:
             self._proof_result.result()
 
-    def _ask(self, graphs: list[CudnnGraph], report: Callable[[], None], end: float) -> None:
-        """Ask workers about graphs until `end`, and store their verdicts. report: called after each."""
-        self.ask_each(graphs, partial(self._put_once, end=end), lambda graph, verdict: report())
+    def _ask(self, graphs: list[CudnnGraph], arrived: Callable[[CudnnGraph, Verdict], None], end: float) -> None:
+        """Ask workers about graphs until `end`, and store their verdicts. arrived: receives each."""
+        self.ask_each(graphs, partial(self._put_once, end=end), arrived)
 
     def _put_once(self, graph: CudnnGraph, epoch: int, end: float) -> Verdict:
         """Ask a worker and store the verdict, unless another process asks the same: then wait for its answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ class PlanList:
     """Plans by place in cuDNN's list.
 
     wrong: why the first of the others is known to be wrong; None if none is
-    left_out: why the filter leaves out the first of the others; None if it takes all
+    left_out: which engines the filter leaves out; None if it takes all
     """
 
     plans: dict[int, Plan]
@@ -43,7 +44,7 @@ def list_plans(pygraph: Any, graph: CudnnGraph, plan_filter: PlanFilter) -> Plan
     pygraph.create_execution_plans(modes_of(plan_filter))
     plans: dict[int, Plan] = {}
     wrong: str | None = None
-    left_out: str | None = None
+    left_out: set[int] = set()
     for place in range(pygraph.get_execution_plan_count()):
         engine, knobs = identity_of(pygraph, place)
         if not 0 <= engine < PYTHON_ENGINES:
@@ -52,8 +53,16 @@ def list_plans(pygraph: Any, graph: CudnnGraph, plan_filter: PlanFilter) -> Plan
         if reason is None and other is None:
             notes = pygraph.get_behavior_notes_for_plan_at_index(place)
             plans[place] = Plan(engine, knobs, cudnn.behavior_note.RUNTIME_COMPILATION not in notes)
-        wrong, left_out = wrong or reason, left_out or other
-    return PlanList(plans, wrong, left_out)
+        wrong = wrong or reason
+        if other is not None:
+            left_out.add(engine)
+    return PlanList(plans, wrong, _left_out_text(left_out) if left_out else None)
+
+
+def _left_out_text(engines: Set[int]) -> str:
+    """Name the engines that the filter leaves out, so that the user sees which there are."""
+    numbers = ", ".join(str(engine) for engine in sorted(engines))
+    return f"{f'engine {numbers} is' if len(engines) == 1 else f'engines {numbers} are'} left out by the option engines"
 
 
 def build(pygraph: Any, place: int, engine: int, plan_filter: PlanFilter) -> int:

@@ -75,12 +75,12 @@ def _compiled(question: dict[str, Any]) -> dict[str, Any]:
     """Compile a kernel with CuPy, which stores it on disk; its launch reports a compiler error."""
     import cupy  # only kernels need it
 
-    from fusec.gpu.launch.kernel_launcher import function_of, is_here
+    from fusec.gpu.nvrtc import function_of, is_here
 
     architecture = question["architecture"]
     try:
         if not architecture or is_here(architecture):
-            function_of(question["kernel"], question["entry"], question["meets"], architecture)
+            function_of(question["kernel"], question["entry"], question["cooperative"], architecture)
     except cupy.cuda.compiler.CompileException as error:
         return {"failed": str(error)}
     return {"compiled": question["entry"]}

@@ -50,7 +50,7 @@ class EndedError(TargetError):
     """Error for a question whose workers were closed before it was answered."""
 
     def __init__(self) -> None:
-        super().__init__("the cuDNN workers were ended meanwhile")
+        super().__init__("the workers that ask cuDNN were closed before they answered")
 
 
 class WorkerProcess:

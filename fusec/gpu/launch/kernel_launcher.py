@@ -1,28 +1,31 @@
-"""Compile kernels by NVRTC through CuPy, which caches them on disk, and launch them over bound memory."""
+"""Compile kernels by NVRTC, in child processes or through CuPy, and launch them over bound memory.
+
+CuPy caches on disk what it compiles.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
-from threading import Lock
 from typing import Any
 
 import cupy
 import numpy as np
 
-from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, prelude
+from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, variants_of
+from fusec.gpu.launch.cubins import Cubins, source_of
 from fusec.gpu.launch.dependent_launch import DependentFunction, driver
 from fusec.gpu.measure.random_inputs import RandomInputs, kernels_apart
 from fusec.gpu.measure.tolerance import TOLERANCE
+from fusec.gpu.nvrtc import compute_capability, function_of, is_here
 from fusec.ir import Array, TensorType, Value
 from fusec.system.compile_timer import spent_on
 
-OPTIONS = ("--std=c++17",)
 VOTERS = 2  # variants of a kernel that the fastest is compared with, until one agrees
 MIN_COUNTERS = 1 << 14  # barrier counters, so that the memory is seldom allocated again
 NUMBERS = {"u32": np.uint32, "u64": np.uint64}
@@ -30,9 +33,13 @@ Memory = Callable[[Value, TensorType], Array]  # returns a value's flat buffer, 
 
 
 class Launcher:
-    """Launcher that compiles each source once. Kernels launched in order on one stream share scratch memory."""
+    """Launcher that compiles each source once. Kernels launched in order on one stream share scratch memory.
 
-    def __init__(self) -> None:
+    cubins: compiled kernels of a file or the cache, and child processes; None: CuPy compiles all kernels
+    """
+
+    def __init__(self, cubins: Cubins | None = None) -> None:
+        self._cubins = cubins
         self._functions: dict[str, Any] = {}
         self._refused: set[str] = set()  # sources, by entry
         self._coming: dict[str, Future[Any]] = {}  # by entry, what threads compile
@@ -117,13 +124,22 @@ class Launcher:
         """Start to compile kernels in threads, which release Python's lock; `compile` waits for those it needs."""
         self._start(self.missing(kernels))
 
+    def store_cubins(self, kernels: Iterable[Kernel]) -> None:
+        """Store what child processes compiled for kernels, each as its fastest variant, for the next process."""
+        if self._cubins is not None:
+            launches = (launch for kernel in map(self.fastest, kernels) for launch in kernel.launches)
+            self._cubins.store(source_of(launch, compute_capability()) for launch in launches)
+
     def _start(self, items: Sequence[tuple[Kernel, Launch]]) -> None:
         new = [item for item in items if item[1].entry not in self._coming]
         if not new:
             return
+        if self._cubins is not None:
+            here = [launch for _, launch in new if not launch.architecture or is_here(launch.architecture)]
+            self._cubins.expect(source_of(launch, compute_capability()) for launch in here)
         pool = ThreadPoolExecutor(min(len(new), os.cpu_count() or 1, 16), thread_name_prefix="fusec-nvrtc")
         for item in new:
-            self._coming[item[1].entry] = pool.submit(_compiled, item)
+            self._coming[item[1].entry] = pool.submit(_compiled, item[1], self._cubins)
         pool.shutdown(wait=False)  # the threads end when all is compiled
 
     def missing(self, kernels: Iterable[Kernel]) -> list[tuple[Kernel, Launch]]:
@@ -193,61 +209,41 @@ class Launcher:
         return self._counters
 
 
-def variants_of(kernel: Kernel) -> tuple[Kernel, ...]:
-    """Return the variants of a kernel, itself first."""
-    return (replace(kernel, others=()), *kernel.others)
-
-
-def _compiled(item: tuple[Kernel, Launch]) -> Any:
+def _compiled(launch: Launch, cubins: Cubins | None) -> Any:
     """Return the function of a launch, or the compiler's message if it refuses the source.
 
     None means that the GPU lacks the instructions, or room for all blocks that must run at the same time.
     """
-    _, launch = item
     if launch.architecture and not is_here(launch.architecture):
         return None
     try:
-        function = function_of(launch.source, launch.entry, launch.meets, launch.architecture)
+        function = None if cubins is None else _loaded(launch, cubins)
+        if function is None:
+            function = function_of(launch.source, launch.entry, launch.cooperative, launch.architecture)
     except cupy.cuda.compiler.CompileException as error:
         return str(error)
-    if (launch.resident_bytes or launch.meets) and not _has_room(function, launch):
+    if (launch.resident_bytes or launch.cooperative) and not _has_room(function, launch):
         return None
     begin = driver() if launch.early else None
     return function if begin is None else DependentFunction(function, begin)
 
 
-def function_of(source: str, entry: str, meets: bool, architecture: str = "") -> Any:
-    """Compile a source and return a function of it. CuPy caches on disk what NVRTC compiled, for all processes.
-
-    architecture: see `Launch`; the only one that a source is for, such as `sm_90a`, is passed to NVRTC
-    """
-    own = (f"-arch={architecture}",) if architecture.endswith("a") else ()
-    options = (*OPTIONS, *own)
-    with _VERSION_LOCK:
-        _compile_nothing(options, meets)
-    return _module(prelude() + source, options, meets).get_function(entry)
-
-
-_VERSION_LOCK = Lock()
-
-
-@cache
-def _compile_nothing(options: tuple[str, ...], meets: bool) -> None:
-    """Compile an empty kernel, because CuPy asks NVRTC for its version before the first module with the same options.
-
-    Several threads would all ask, and wait for each other.
-    """
-    _module('extern "C" __global__ void fusec_nothing() {}', options, meets).compile()
-
-
-def _module(code: str, options: tuple[str, ...], meets: bool) -> Any:
-    return cupy.RawModule(code=code, options=options, backend="nvrtc", enable_cooperative_groups=meets)
-
-
-def is_here(architecture: str) -> bool:
-    """Return True if this GPU has the instructions of an architecture; `sm_90a` means that architecture alone."""
-    own, wanted = int(cupy.cuda.Device().compute_capability), int(architecture.strip("sm_a"))
-    return own == wanted if architecture.endswith("a") else own >= wanted
+def _loaded(launch: Launch, cubins: Cubins) -> Any:
+    """Return the function of a launch from its cubin; None if there is no cubin, or the driver refuses it."""
+    cubin = cubins.get(source_of(launch, compute_capability()))
+    if cubin is None:
+        return None
+    cupy.cuda.runtime.memGetInfo()  # creates a CUDA context in this thread
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        try:
+            return cupy.RawModule(path=file.name, enable_cooperative_groups=launch.cooperative).get_function(
+                launch.entry
+            )
+        except cupy.cuda.driver.CUDADriverError as error:  # compiled for a newer driver
+            warnings.warn(f"the compiled kernel {launch.entry} does not load, so it is compiled: {error}", stacklevel=2)
+            return None
 
 
 def _has_room(function: Any, launch: Launch) -> bool:
@@ -260,4 +256,4 @@ def _has_room(function: Any, launch: Launch) -> bool:
     each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
         function.kernel.ptr, launch.block, launch.resident_bytes
     )
-    return not launch.meets or launch.grid <= each * attributes["MultiProcessorCount"]
+    return not launch.cooperative or launch.grid <= each * attributes["MultiProcessorCount"]

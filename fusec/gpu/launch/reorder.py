@@ -6,12 +6,12 @@ CuPy compiles a kernel for each number of dims, which takes a tenth of a second 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import cupy
 import numpy as np
 
-from fusec.gpu.kernels.codegen.kernel import ceil_div, prelude
+from fusec.gpu.kernels.codegen.kernel import ceil_div
+from fusec.gpu.nvrtc import function_of
 from fusec.ir import Array
 
 DIMS, BLOCK = 6, 256
@@ -42,15 +42,9 @@ def reordered(array: Array, order: tuple[int, ...]) -> Array:
     dims = [1] * (DIMS - len(shape)) + shape, [0] * (DIMS - len(shape)) + strides
     numbers = [np.uint64(number) for numbers in dims for number in numbers]
     count = array.size
-    _function(array.itemsize)((ceil_div(count, BLOCK),), (BLOCK,), (array, flat, np.uint64(count), *numbers))
+    function = function_of(source_of(array.itemsize), f"fusec_reorder{array.itemsize}")
+    function((ceil_div(count, BLOCK),), (BLOCK,), (array, flat, np.uint64(count), *numbers))
     return flat
-
-
-def _function(width: int) -> Any:
-    """Compile the kernel for elements of so many bytes; CuPy holds what it compiled."""
-    code = prelude() + source_of(width)
-    module = cupy.RawModule(code=code, options=("--std=c++17",), backend="nvrtc", enable_cooperative_groups=False)
-    return module.get_function(f"fusec_reorder{width}")
 
 
 def source_of(width: int) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import cupy
 import numpy as np
 
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, prelude
+from fusec.gpu.kernels.codegen.kernel import C_TYPES
+from fusec.gpu.nvrtc import function_of
 from fusec.ir import Array, DType
 
 TYPES = (DType.F16, DType.BF16, DType.F32, DType.F64)
@@ -34,18 +33,10 @@ def device_norms(dtype: DType, got: Array, want: Array) -> tuple[float, float]:
     """Return the L2 norms of the difference of two results, given as bytes, and of the second."""
     sums = cupy.empty(2 * GRID * BLOCK, np.float64)
     count = np.uint64(got.size // dtype.numpy.itemsize)
-    _function(dtype)((GRID,), (BLOCK,), (got, want, sums, count))
+    function = function_of(source_of(dtype), f"fusec_distance_{dtype.value}")
+    function((GRID,), (BLOCK,), (got, want, sums, count))
     apart, scale = sums.get().reshape(-1, 2).sum(axis=0)
     return float(apart) ** 0.5, float(scale) ** 0.5
-
-
-def _function(dtype: DType) -> Any:
-    """Compile the kernel for a type; CuPy holds what it compiled."""
-    entry, code = f"fusec_distance_{dtype.value}", source_of(dtype)
-    module = cupy.RawModule(
-        code=prelude() + code, options=("--std=c++17",), backend="nvrtc", enable_cooperative_groups=False
-    )
-    return module.get_function(entry)
 
 
 def source_of(dtype: DType) -> str:

@@ -231,7 +231,11 @@ class _Narrow(Literal):
         return self._converted(converted)
 
     def _converted(self, convert: Callable[[Array, np.dtype[Any]], Array]) -> Array:
-        storage, wide = self.type.dtype, self._wide.operand()
+        storage = self.type.dtype
+        rounded = self._wide.rounded(storage.numpy)
+        if rounded is not None and not _has_infinities(rounded, storage):
+            return rounded
+        wide = self._wide.operand()
         with np.errstate(over="ignore"):
             narrow = convert(wide, storage.numpy)
         if not _has_infinities(narrow, storage):

@@ -115,14 +115,15 @@ class CoverSearch:
 
     def _decide(self, plan: Cover, candidate: Candidate) -> None:
         length = self._pick(plan, candidate)
-        # no part of an unasked candidate is asked about, and growing others from the rest would take long
+        # of an unasked candidate only the first node is asked about; growing others from the rest would take long
         unasked = self._answer(candidate.nodes).refused == UNASKED
         taken = candidate.nodes if unasked else candidate.nodes[:length] or candidate.nodes[:1]
         for i in taken:
             self.free[i] = False
         if length:
-            self.condensation.merge(taken)
-            plan.steps.append((tuple(taken), self._answer(taken)))  # the last round alone has only accepted ones
+            step = candidate.nodes[:length]
+            self.condensation.merge(step)
+            plan.steps.append((tuple(step), self._answer(step)))  # the last round alone has only accepted ones
         for i in candidate.blocked:
             reason = f"{quote(self.wiring.nodes[i].results[0].name)} depends on the partition through a step outside it"
             plan.declined.append(((*taken, i), reason))
@@ -133,7 +134,9 @@ class CoverSearch:
         whole = self._answer(nodes)
         if whole.refused == UNASKED:
             plan.declined.append((tuple(nodes), whole))
-            return 0
+            first = self._answer(nodes[:1])  # a product alone is asked about whatever the budget is
+            self.answers.want(first)
+            return int(first.refused is None)
         if whole.refused is None and self._penalty(nodes, whole) == 1.0:
             self.answers.want(whole)
             return full  # the fewest launches and bytes, at the best engines' speed

@@ -27,7 +27,8 @@ def in_halves(graph: Graph) -> None:
         raise NoMatch("its sums are not scaled in fp32", sums)
     halves = [_halves(graph, value, product) for value in product.operands]
     types = [sums.type.with_dtype(DType.F16)]
-    made = graph.insert(product.op, halves, before=product, types=types, origin=product.origin).result
+    op = MatMul() if isinstance(product.op, MatMul) else product.op
+    made = graph.insert(op, halves, before=product, types=types, origin=product.origin).result
     if of_floats:  # the sums in registers are in fp32 anyway
         made = graph.insert(Cast(DType.F32), [made], before=product, types=[sums.type], origin=product.origin).result
     graph.replace(sums, made)

@@ -17,6 +17,7 @@ from fusec.passes.partition.equivalent_spellings import respell
 from fusec.passes.partition.judge import Judge
 from fusec.schedule.multi_tensor import multi_tensor_steps
 from fusec.schedule.program import Kind, Partition, Program, Refusal, alone, body_of
+from fusec.schedule.row_writes import row_write_steps
 from fusec.targets.target import Target
 
 UNPROPOSED = (
@@ -38,7 +39,8 @@ def partition(
     progress: is called with the number of judged bodies, and of bodies known so far
     state: inputs that stay on the device, with the outputs that replace them
     """
-    planner = CoverSearch(graph, judge, target, progress, multi_tensor_steps(graph, state or {}))
+    kernel_steps = [*multi_tensor_steps(graph, state or {}), *row_write_steps(graph)]
+    planner = CoverSearch(graph, judge, target, progress, kernel_steps)
     plan = planner.run()
     steps: list[Partition] = []
     refusals = planner.refusals(plan)

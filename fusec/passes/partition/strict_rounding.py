@@ -14,17 +14,17 @@ class StrictRounding:
     """A judge that asks another judge only about bodies that round every value where the model does."""
 
     def __init__(self, judge: Judge):
-        self.oracle = judge
+        self.inner = judge
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
         verdicts: list[Verdict | None] = [_unrounded(body) for body in bodies]
         asked = [body for body, verdict in zip(bodies, verdicts, strict=True) if verdict is None]
-        answers = iter(self.oracle.judge(asked) if asked else ())
+        answers = iter(self.inner.judge(asked) if asked else ())
         return [next(answers) if verdict is None else verdict for verdict in verdicts]
 
     def refusal(self, body: Graph) -> Refused | None:
         """Return a refusal that is known without asking."""
-        return _unrounded(body) or (self.oracle.refusal(body) if isinstance(self.oracle, RefusesItself) else None)
+        return _unrounded(body) or (self.inner.refusal(body) if isinstance(self.inner, RefusesItself) else None)
 
 
 def _unrounded(body: Graph) -> Refused | None:

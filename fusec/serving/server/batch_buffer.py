@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,20 @@ Arrays = Mapping[str, Any]
 _TO_DEVICE = 1  # cudaMemcpyHostToDevice
 
 
+@dataclass(frozen=True)
+class Feeds:
+    """The inputs of a program: arrays on the device where it copies them. wait: the current stream waits for these."""
+
+    arrays: Arrays
+    wait: Callable[[], None] = lambda: None
+
+
 class BatchBuffer:
     """The inputs of one batch on the host, and on a GPU also there.
 
     On a GPU, host memory is page-locked and copied on a stream of its own. So the copy of the next batch overlaps the
-    run of this one. Where an input or output has another memory order, or a type that CuPy lacks, the executable copies
-    instead.
+    run of this one, and no thread waits for it. Where an input or output has another memory order, or a type that CuPy
+    lacks, the executable copies instead.
     """
 
     def __init__(self, program: Executable, copy: ThreadedCopy):
@@ -42,15 +50,17 @@ class BatchBuffer:
             else:
                 self.host[spec.name] = empty(np, TensorType(spec.shape, DType.of(spec.dtype), spec.order))
 
-    def fill(self, requests: Sequence[Arrays], size: int, page_locked: bool) -> Arrays:
+    def fill(self, requests: Sequence[Arrays], size: int, page_locked: bool) -> Feeds:
         """Copy the rows of requests one after the other, and copies of the last row up to the size of the batch.
 
+        On a GPU, the copies are on their way when it returns. Requests and this buffer are then read until the batch
+        is done.
+
         page_locked: requests are in page-locked memory, from which the device copies them itself.
-        Returns the feeds of the program: arrays on the device where they are there.
         """
         if self._stream is None:
             self._gather(requests, size)
-            return self.host
+            return Feeds(self.host)
         if page_locked:
             for name, array in self._device.items():
                 self._copy_rows(array, [each[name] for each in requests], size)
@@ -58,8 +68,9 @@ class BatchBuffer:
             self._gather(requests, size)
             for name, array in self._device.items():
                 array.set(self.host[name], stream=self._stream)
-        self._stream.synchronize()
-        return {**self.host, **self._device}
+        arrived = self._xp.cuda.Event(disable_timing=True)
+        arrived.record(self._stream)
+        return Feeds({**self.host, **self._device}, lambda: self._xp.cuda.get_current_stream().wait_event(arrived))
 
     def _gather(self, requests: Sequence[Arrays], size: int) -> None:
         start, pairs = 0, list[tuple[Any, Any]]()

@@ -1,14 +1,13 @@
 """Speak HTTP in a process of its own: the Open Inference Protocol, version 2, and metrics.
 
 aiohttp is the server library. It is one package with a parser in C. It drains connections when it is asked to end.
-Bodies do not pass through it (`http_connection.py`).
+Bodies and plain inference requests do not pass through it (`http/http_connection.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 import signal
 import socket
@@ -24,12 +23,12 @@ from fusec.serving.served_model import ServedModel
 from fusec.serving.server import metrics
 from fusec.serving.server.client_regions import ClientRegions
 from fusec.serving.server.connection_dealer import take
-from fusec.serving.server.http_connection import HttpConnection
-from fusec.serving.server.infer_handler import InferHandler, RefusedError
+from fusec.serving.server.http.http_connection import ConnectionOptions, HttpConnection
+from fusec.serving.server.http.request_head import INFER_PATH, MODEL_PATH
+from fusec.serving.server.infer_handler import InferHandler, RefusedError, library_response, refusal_of
 from fusec.serving.server.infer_request import shown
 from fusec.serving.server.memory.shared_arena import SharedArena
 from fusec.serving.server.memory.shared_regions import RegionError
-from fusec.serving.server.request_head import INFER_PATH, MODEL_PATH
 from fusec.serving.server.server_options import ServerOptions
 from fusec.serving.server.worker_link import WorkerLink
 from fusec.system.long_lived import leave_alone
@@ -39,7 +38,7 @@ _ABOUT_MODEL = re.compile(MODEL_PATH + "(?P<what>/ready|/config)?")
 _REGIONS = re.compile(r"/v2/systemsharedmemory(?:/region/(?P<region>[^/?#\s]+))?/(?P<what>status|register|unregister)")
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 _IDLE_S = 75.0  # after which a connection without a request is closed
-_log = logging.getLogger("fusec.serving")
+_NEVER_S = 1e9
 
 
 class FrontEnd:
@@ -55,6 +54,7 @@ class FrontEnd:
         self._connections: dict[asyncio.BaseTransport, HttpConnection] = {}
         self._regions = ClientRegions(Path(options.folder), options.shared_memory, self._links)
         self._infer = InferHandler(options, arena, self._links, self._connections, self._regions)
+        self._common = ConnectionOptions(arena, options.body_bytes, self._infer.answer, self._connections)
         self._draining = False
         self._routes: dict[str, tuple[str, Callable[[], object]]] = {
             "/v2": ("GET", self._server),
@@ -66,20 +66,25 @@ class FrontEnd:
         self._starting: set[asyncio.Task[None]] = set()
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request. A defect of fusec is logged, and its text stays here."""
+        """Answer a request that the server library has got."""
         path = request.raw_path.partition("?")[0]
+        connection = self._connections.get(request.transport) if request.transport is not None else None
         try:
             if found := _INFER.fullmatch(path):
                 _require(request, "POST")
-                return await self._infer.handle(request, found["model"], found["version"] or "1")
-            return await self._answer(request, path)
-        except RefusedError as refused:
-            return refused.response()
+                response = await self._infer.handle(request, found["model"], found["version"] or "1")
+            else:
+                response = await self._answer(request, path)
         except web.HTTPException as error:  # a body is too large
-            return web.json_response({"error": error.reason}, status=error.status)
-        except Exception:  # noqa: BLE001 - the client gets an answer whatever happened
-            _log.exception("a request failed")
-            return web.json_response({"error": "the server failed"}, status=500)
+            response = web.json_response({"error": error.reason}, status=error.status)
+        except Exception as error:  # noqa: BLE001 - the client gets an answer whatever happened
+            response = library_response(refusal_of(error))
+        with contextlib.suppress(ConnectionError):  # the client is gone
+            await response.prepare(request)
+            await response.write_eof()
+        if connection is not None:
+            connection.library_answered()
+        return response
 
     async def _answer(self, request: web.BaseRequest, path: str) -> web.Response:
         if path in self._routes:
@@ -120,16 +125,15 @@ class FrontEnd:
         loop.add_signal_handler(signal.SIGTERM, ended.set)
         tasks = [loop.create_task(link.run()) for link in self._links]
         tasks.append(loop.create_task(self._expire()))
-        # aiohttp does not see a body that arrives, and must not close its connection as an idle one.
-        idle_s = _IDLE_S + self._options.timeout_s
-        server = web.Server(self.answer, access_log=None, auto_decompress=False, keepalive_timeout=idle_s)
+        # aiohttp does not see all requests, and must not close connections as idle ones.
+        server = web.Server(self.answer, access_log=None, auto_decompress=False, keepalive_timeout=_NEVER_S)
         runner = web.ServerRunner(server, shutdown_timeout=self._options.drain_s)
         await runner.setup()
         loop.add_reader(channel, self._accept, channel, server)
         await ended.wait()
         self._draining = True
         loop.remove_reader(channel)
-        await self._received()
+        await self._answered()
         await runner.cleanup()
         for task in tasks:
             task.cancel()
@@ -141,6 +145,7 @@ class FrontEnd:
             before = asyncio.get_running_loop().time() - self._options.timeout_s
             for connection in list(self._connections.values()):
                 connection.expire(before)
+                connection.close_idle(before - _IDLE_S)
             for link in self._links:
                 link.refuse_late(before)
             self._regions.tidy()
@@ -151,11 +156,13 @@ class FrontEnd:
         metrics.IN_PROGRESS.set(self._infer.in_progress)
         metrics.ARENA_BYTES.set(self._arena.size - self._arena.free_bytes)
 
-    async def _received(self) -> None:
-        """Wait for the bodies that are on their way, because their requests are in progress."""
-        left = [each for each in self._connections.values() if each.is_receiving]
+    async def _answered(self) -> None:
+        """Wait for bodies that are on their way, and for answers that the server library does not give."""
+        left = [each for each in self._connections.values() if each.is_busy]
+        for connection in left:
+            connection.end()
         end = asyncio.get_running_loop().time() + self._options.drain_s
-        while any(each.is_receiving for each in left) and asyncio.get_running_loop().time() < end:
+        while any(each.is_busy for each in left) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.02)
 
     def _accept(self, channel: socket.socket, server: web.Server) -> None:
@@ -168,7 +175,7 @@ class FrontEnd:
 
     async def _serve(self, connection: socket.socket, server: web.Server) -> None:
         def made() -> HttpConnection:
-            return HttpConnection(server(), self._arena, self._options.body_bytes, self._connections)
+            return HttpConnection(server(), self._common)
 
         with contextlib.suppress(OSError):  # the client is gone
             await asyncio.get_running_loop().connect_accepted_socket(made, connection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,9 @@ from prometheus_client import Counter, Histogram
 
 from fusec.serving.server import metrics
 from fusec.serving.server.client_regions import ClientRegions
-from fusec.serving.server.http_connection import HttpConnection, ReceivedBody
+from fusec.serving.server.http.http_answer import HttpAnswer
+from fusec.serving.server.http.http_connection import HttpConnection, ReceivedBody, give_back
+from fusec.serving.server.http.request_head import JSON_LENGTH
 from fusec.serving.server.infer_request import (
     MAX_JSON_BYTES,
     BadRequestError,
@@ -25,11 +28,10 @@ from fusec.serving.server.infer_request import (
 from fusec.serving.server.infer_response import write_answer
 from fusec.serving.server.memory.shared_arena import SharedArena
 from fusec.serving.server.memory.shared_regions import RegionError
-from fusec.serving.server.request_head import JSON_LENGTH
 from fusec.serving.server.server_options import ServerOptions
 from fusec.serving.server.worker_link import WorkerAnswer, WorkerLink
 
-RETRY_AFTER_S = "1"
+_log = logging.getLogger("fusec.serving")
 
 
 class RefusedError(Exception):
@@ -39,10 +41,24 @@ class RefusedError(Exception):
         super().__init__(reason)
         self.status = status
 
-    def response(self) -> web.Response:
-        """Return the answer. One for an overload says when to try again."""
-        headers = {"Retry-After": RETRY_AFTER_S} if self.status == 503 else None
-        return web.json_response({"error": str(self)}, status=self.status, headers=headers)
+
+def refusal_of(error: Exception) -> HttpAnswer:
+    """Return the answer to a request that fails. A defect of fusec is logged, and its text stays here."""
+    if isinstance(error, (BadRequestError, RegionError)):
+        return HttpAnswer.refusal(400, str(error))
+    if isinstance(error, RefusedError):
+        return HttpAnswer.refusal(error.status, str(error))
+    _log.error("a request failed", exc_info=error)
+    return HttpAnswer.refusal(500, "the server failed")
+
+
+def library_response(answer: HttpAnswer) -> web.Response:
+    """Return an answer as the server library takes it."""
+    return web.Response(
+        body=b"".join(answer.parts),
+        status=answer.status,
+        headers={**answer.headers, "Content-Type": answer.content_type},
+    )
 
 
 @dataclass
@@ -67,6 +83,15 @@ class Spans:
         self.taken.clear()
 
 
+@dataclass(frozen=True)
+class Submitted:
+    """A request that a worker has."""
+
+    model: str
+    asked: InferRequest
+    future: asyncio.Future[WorkerAnswer]
+
+
 class InferHandler:
     """Answer inference requests of one front end.
 
@@ -87,57 +112,77 @@ class InferHandler:
         self._queue = max(1, options.queue // options.front_ends)
         self.in_progress = 0
 
+    def answer(self, connection: HttpConnection, body: ReceivedBody) -> None:
+        """Answer a plain request, not before this function has returned."""
+        self.in_progress += 1
+
+        def end(answer: HttpAnswer) -> None:
+            self._count(body.head.model, answer.status, body.since)
+            connection.answered(answer)
+
+        try:
+            submitted = self._submit(body, body.head.model, body.head.version)
+        except Exception as error:  # noqa: BLE001 - the client gets an answer whatever happened
+            asyncio.get_running_loop().call_soon(end, refusal_of(error))
+        else:
+            submitted.future.add_done_callback(lambda _: end(self._result(submitted)))
+
     async def handle(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
-        """Answer one request; every one gets exactly one answer."""
+        """Answer a request of which the server library has the head."""
         connection = self._connections.get(request.transport) if request.transport is not None else None
         body = connection.bodies.popleft() if connection is not None and connection.bodies else None
         start = asyncio.get_running_loop().time() if body is None else body.since
         self.in_progress += 1
+        answer = HttpAnswer.refusal(500, "the server failed")
         try:
-            response = await self._answer(request, body, name, version)
-        except RefusedError as refused:
-            response = refused.response()
-        except (BadRequestError, RegionError) as error:
-            response = RefusedError(400, str(error)).response()
+            submitted = self._submit(self._checked(request, body), name, version)
+            await submitted.future
+            answer = self._result(submitted)
+        except Exception as error:  # noqa: BLE001 - the client gets an answer whatever happened
+            answer = refusal_of(error)
         finally:
-            self.in_progress -= 1
+            self._count(name, answer.status, start)
+        response = library_response(answer)
         if response.status == 408 or (body is None and (connection is None or connection.lost_track)):
             response.force_close()  # it is not known where the next request starts
-        known = name if name in self._options.models else ""
-        _requests(known, response.status).inc()
-        if response.status == 200:
-            _request_seconds(known).observe(asyncio.get_running_loop().time() - start)
         return response
 
-    async def _answer(
-        self, request: web.BaseRequest, body: ReceivedBody | None, name: str, version: str
-    ) -> web.Response:
-        spans = Spans(self._arena)
-        if body is not None:
-            spans.taken.append(body.span)
-        submitted = False
+    def _count(self, model: str, status: int, since: float) -> None:
+        """Count an answer."""
+        self.in_progress -= 1
+        known = model if model in self._options.models else ""
+        _requests(known, status).inc()
+        if status == 200:
+            _request_seconds(known).observe(asyncio.get_running_loop().time() - since)
+
+    def _submit(self, body: ReceivedBody, name: str, version: str) -> Submitted:
+        """Check a request and send it to a worker. Its memory is free once the worker has read it, or at an error."""
+        spans = Spans(self._arena, [body.span])
         try:
             if name not in self._options.models or version != "1":
                 raise RefusedError(404, f"there is no model {shown(name)} of that version")
             link = self._link(name)
-            body = self._checked(request, body)
             if self.in_progress > self._queue:
                 raise RefusedError(503, f"the server is overloaded: {self._queue} requests are in progress")
-            json_bytes = body.length if body.head.json_bytes is None else body.head.json_bytes
-            asked = read_request(body.data, json_bytes, link.models[name])
+            asked = read_request(body.data, _json_bytes(body), link.models[name])
             starts = [self._start(tensor, spans, body.start) for tensor in asked.inputs]
             form = self._regions.form(asked) if asked.uses_regions else asked.text
-            future = link.submit(form, asked.rows, starts, spans.release)
-            submitted = True
-        finally:
-            if not submitted:
-                spans.release()
-        answer = await future
+            return Submitted(name, asked, link.submit(form, asked.rows, starts, spans.release))
+        except BaseException:
+            spans.release()
+            raise
+
+    def _result(self, submitted: Submitted) -> HttpAnswer:
+        """Return the answer to a request that the worker has answered."""
+        asked, answer = submitted.asked, submitted.future.result()
         if answer.status != 200:
-            raise RefusedError(answer.status, answer.error)
-        if asked.uses_regions:
-            self._regions.write(asked, answer.outputs)
-        return self._written(name, asked, answer)
+            return HttpAnswer.refusal(answer.status, answer.error)
+        try:
+            if asked.uses_regions:
+                self._regions.write(asked, answer.outputs)
+            return HttpAnswer(200, *write_answer(submitted.model, asked, answer.outputs))
+        except Exception as error:  # noqa: BLE001 - the client gets an answer whatever happened
+            return refusal_of(error)
 
     def _link(self, model: str) -> WorkerLink:
         """Return the ready worker that has the least to do."""
@@ -147,18 +192,16 @@ class InferHandler:
         return min(ready, key=lambda link: link.rows)
 
     def _checked(self, request: web.BaseRequest, body: ReceivedBody | None) -> ReceivedBody:
-        """Return the body. Raises RefusedError: when there is none, or it does not fit its headers."""
+        """Return the body. Raises RefusedError: when there is none, or it is not complete, or a header is no number."""
         if body is None:
             raise self._reason(request)
+        given = request.headers.get(JSON_LENGTH)
         if body.late:
+            give_back(body)
             raise RefusedError(408, "the body did not arrive in time")
-        given, length = request.headers.get(JSON_LENGTH), body.length
-        if given is not None and (body.head.json_bytes is None or body.head.json_bytes > length):
-            raise RefusedError(
-                400, f"{JSON_LENGTH} is {shown(given)}, but must be at most the {length} bytes of the body"
-            )
-        if (length if body.head.json_bytes is None else body.head.json_bytes) > MAX_JSON_BYTES:
-            raise RefusedError(413, f"JSON may have {MAX_JSON_BYTES} bytes: send tensors in binary")
+        if given is not None and body.head.json_bytes is None:
+            give_back(body)
+            raise _bad_json_length(given, body.length)
         return body
 
     def _reason(self, request: web.BaseRequest) -> RefusedError:
@@ -183,12 +226,21 @@ class InferHandler:
         room[:] = np.ascontiguousarray(tensor.values).reshape(-1).view(np.uint8).data
         return start
 
-    def _written(self, name: str, asked: InferRequest, answer: WorkerAnswer) -> web.Response:
-        body, json_bytes = write_answer(name, asked, answer.outputs)
-        if json_bytes is None:
-            return web.Response(body=body, content_type="application/json")
-        headers = {JSON_LENGTH: str(json_bytes)}
-        return web.Response(body=body, content_type="application/octet-stream", headers=headers)
+
+def _json_bytes(body: ReceivedBody) -> int:
+    """Return how many bytes of a body are JSON. Raises RefusedError: when it has fewer, or JSON is too long."""
+    given, length = body.head.json_bytes, body.length
+    if given is not None and given > length:
+        raise _bad_json_length(given, length)
+    found = length if given is None else given
+    if found > MAX_JSON_BYTES:
+        raise RefusedError(413, f"JSON may have {MAX_JSON_BYTES} bytes: send tensors in binary")
+    return found
+
+
+def _bad_json_length(given: object, length: int) -> RefusedError:
+    reason = f"{JSON_LENGTH} is {shown(given)}, but must be at most the {length} bytes of the body"
+    return RefusedError(400, reason)
 
 
 @functools.cache  # the names are those of served models

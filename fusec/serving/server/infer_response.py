@@ -13,8 +13,10 @@ from fusec.serving.server.frames import AnswerTensor
 from fusec.serving.server.infer_request import BadRequestError, InferRequest, shown
 
 
-def write_answer(model: str, request: InferRequest, tensors: Mapping[str, AnswerTensor]) -> tuple[bytes, int | None]:
-    """Return the body of an answer, and the number of its bytes that are JSON; None if there is nothing after these.
+def write_answer(
+    model: str, request: InferRequest, tensors: Mapping[str, AnswerTensor]
+) -> tuple[list[bytes | memoryview], int | None]:
+    """Return the parts of an answer's body, and the number of bytes that are JSON; None if nothing comes after these.
 
     Raises BadRequestError: when JSON was asked for, which has no NaN and no infinity, and an output has one.
     """
@@ -36,7 +38,7 @@ def write_answer(model: str, request: InferRequest, tensors: Mapping[str, Answer
     if request.id:
         answer["id"] = request.id
     text = json.dumps(answer, separators=(",", ":")).encode()
-    return (b"".join([text, *binary]), len(text)) if binary else (text, None)
+    return ([text, *binary], len(text)) if binary else ([text], None)
 
 
 def _numbers(name: str, tensor: AnswerTensor) -> list[Any]:

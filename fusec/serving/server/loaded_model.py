@@ -13,7 +13,7 @@ from fusec.runtime import Executable
 from fusec.serving.batch_sizes import RestShapes
 from fusec.serving.predictor import Predictor
 from fusec.serving.served_model import ANY, describe
-from fusec.serving.server.batch_buffer import BatchBuffer, PendingResults, fetch
+from fusec.serving.server.batch_buffer import BatchBuffer, Feeds, PendingResults, fetch
 from fusec.serving.server.batch_queue import BatchGroup
 from fusec.serving.server.request_frames import RequestForm
 from fusec.system.threaded_copy import ThreadedCopy
@@ -26,7 +26,7 @@ _MOST_GROUPS = 1024  # that are remembered
 class PreparedBatch:
     """A batch whose rows are gathered. buffer: where they are, to be used again; None for a request that runs alone."""
 
-    feeds: Mapping[str, Any]
+    feeds: Feeds
     buffer: tuple[RestShapes, int, BatchBuffer] | None
 
 
@@ -81,7 +81,7 @@ class LoadedModel:
         size: of the batch; 0 runs the only request as it is. page_locked: requests are in page-locked memory.
         """
         if not size:
-            return PreparedBatch({name: np.array(array) for name, array in requests[0].items()}, None)
+            return PreparedBatch(Feeds({name: np.array(array) for name, array in requests[0].items()}), None)
         _, rest = cast("tuple[str, RestShapes]", group.key)  # as `group` made it
         free = self._buffers[rest, size]
         buffer = free.pop() if free else BatchBuffer(self._program(rest, size), self._copy)
@@ -102,10 +102,11 @@ class LoadedModel:
         Raises ExecutionError: when a request that runs alone does not fit the file's programs.
         """
         if batch.buffer is None:
-            return PendingResults(self.predictor(batch.feeds, outputs))
+            return PendingResults(self.predictor(batch.feeds.arrays, outputs))
         rest, size, _ = batch.buffer
         program = self._program(rest, size)
-        return fetch(program, outputs, program.run(outputs, batch.feeds))
+        batch.feeds.wait()
+        return fetch(program, outputs, program.run(outputs, batch.feeds.arrays))
 
     def release(self, batch: PreparedBatch) -> None:
         """Use the buffer of a batch for the next one."""

@@ -100,14 +100,15 @@ def _may_be_empty(layer: Node, feeds: Mapping[str, Array]) -> bool:
 
 
 def _near_a_tie(op: Resize, shape: tuple[int, ...]) -> bool:
-    """Tell if rounding a scale to 32 bits may change which element is nearest."""
+    """Tell if rounding scales and coordinates to 32 bits may change which element is nearest."""
     if op.mode != "nearest":
         return False
     for dim, (size, scale) in enumerate(zip(shape, op.scales, strict=True)):
-        if float(np.float32(scale)) != scale:
-            at = op.positions(np, dim, size) + (0.0 if op.rounding in ("floor", "ceil") else 0.5)
-            if (np.abs(at - np.rint(at)) < 1e-5 * (1 + size)).any():
-                return True
+        at = op.positions(np, dim, size) + (0.0 if op.rounding in ("floor", "ceil") else 0.5)
+        off = np.abs(at - np.rint(at))
+        exact = float(np.float32(scale)) == scale  # then a coordinate on a tie is one in 32 bits, too
+        if ((off < 1e-5 * (1 + size)) & ~(exact & (off == 0.0))).any():
+            return True
     return False
 
 

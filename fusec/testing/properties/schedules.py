@@ -131,7 +131,8 @@ def _is_written_only(program: Program, step: Partition, old: Value, new: Value) 
     """
     if new.type == old.type:
         return False
-    if not isinstance(step.nodes[0].op, Scatter) and old in {reads(program, v) for v in step.inputs}:
+    writes_rows = any(isinstance(node.op, Scatter) for node in step.nodes)
+    if not writes_rows and old in {reads(program, v) for v in step.inputs}:
         raise MismatchError(f"{step.signature} reads {old!r} and writes {new!r} over it in another shape")
     return True
 

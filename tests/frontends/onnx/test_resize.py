@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -84,3 +86,23 @@ def test_an_image_of_no_pixels_is_not_resized() -> None:
     proto = model([node], [info("x", [1, 2, 0, 4])], ["y"], {"sizes": np.array([1, 2, 8, 6])}, 18)
     with pytest.raises(ModelError, match=r"resize \[1, 2, 0, 4\] to \[1, 2, 8, 6\]"):
         load(proto)
+
+
+@pytest.mark.parametrize("scale", ["0.1", "0.3", "0.6", "0.7", "1.1", "1.2", "1.3", "1.7", "2.3"])
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+@pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel", "tf_half_pixel_for_nn"])
+def test_a_scale_in_32_bits_means_its_decimal_number(scale: str, rounding: str, coordinates: str) -> None:
+    """Torch's `interpolate(scale_factor=0.6)` reads element 5 for element 3, though f32 has a little more than 0.6."""
+    size, half, whole = 60, Fraction(1, 2), Fraction(scale)
+    how: dict[str, Any] = {"coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
+    x = np.arange(size, dtype=np.float32).reshape(1, 1, 1, size)
+    got = evaluate(load(resize(x.shape, (1, 1, 1, float(scale)), mode="nearest", **how)), {"x": x})["y"].reshape(-1)
+    shift = half if coordinates != "asymmetric" else Fraction(0)
+    at = [(i + shift) / whole - (half if coordinates == "half_pixel" else 0) for i in range(got.size)]
+    exact = {
+        "floor": math.floor,
+        "ceil": math.ceil,
+        "round_prefer_floor": lambda a: math.ceil(a - half),
+        "round_prefer_ceil": lambda a: math.floor(a + half),
+    }[rounding]
+    assert got.tolist() == [min(max(exact(a), 0), size - 1) for a in at]

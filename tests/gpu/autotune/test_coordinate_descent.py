@@ -193,7 +193,8 @@ def test_a_plan_that_computes_something_else_is_not_taken(machine: Machine, tmp_
 def test_kernels_to_time_are_compiled_in_other_processes(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
+    from fusec.gpu.kernels.codegen.kernel import variants_of
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
     monkeypatch.setattr(build_pool, "MIN_PLANS", 1)
 
@@ -222,7 +223,8 @@ def test_kernels_to_time_are_compiled_in_other_processes(
 def test_a_kernel_that_is_faster_within_the_model_is_stored_if_it_computes_the_same(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
-    from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
+    from fusec.gpu.kernels.codegen.kernel import variants_of
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
     net = build(tmp_path, text=SOFTMAX)
     (step,) = net.compiled.program.steps

@@ -16,7 +16,7 @@ from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.ops import PackedMatMul, pw
+from fusec.ops import PackedMatMul, RmsNorm, pw
 from fusec.passes.partition import partition
 from fusec.passes.partition.equivalent_spellings import UNPACKED
 from fusec.reference import evaluate
@@ -71,10 +71,12 @@ def test_the_faster_one_is_chosen(graph_us: float, kernel_us: float, rng: np.ran
     assert relative_l2(got, want) < 2e-3
 
 
-def gated_program(rng: np.random.Generator) -> Program:
-    """Two products of one row, the first of which gates the second."""
+def gated_program(rng: np.random.Generator, normed: bool = False) -> Program:
+    """Two products of one row, the first of which gates the second, perhaps after an RMS norm."""
     graph = Graph("gated")
     x = graph.add_input("x", TensorType((1, 1024), DType.F16))
+    if normed:
+        x = graph.add(RmsNorm(-1), x, graph.constant(np.ones(1024, np.float16), "g"))
     products = list[Value]()
     for name in ("gate", "up"):
         codes = graph.constant(rng.integers(-8, 8, (64, 1024)).astype(DType.I4.numpy), f"{name}_q")
@@ -101,3 +103,27 @@ def test_two_products_of_a_gate_are_one_launch_or_two(
     together = together_us < 2 * apart_us
     assert [len(s.nodes) for s in after.steps] == ([4] if together else [1, 3])
     assert all(s.kind is Kind.KERNEL for s in after.steps)
+
+
+@pytest.mark.parametrize(
+    ("kernel_us", "signatures"),
+    [
+        (5.0, ["rms_norm+packed_matmul+packed_matmul+swish+mul"]),
+        (9.0, ["rms_norm", "packed_matmul+packed_matmul+swish+mul"]),
+    ],
+)
+def test_a_norm_is_computed_with_its_products_where_that_is_faster(
+    kernel_us: float, signatures: list[str], rng: np.random.Generator
+) -> None:
+    def graphs_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 1.0 if "rms" in str(graph) else 99.0 for key, graph in graphs.items()}
+
+    def kernels_us(found: Mapping[str, Kernel]) -> dict[str, float]:
+        return {key: kernel_us if kernel.name.startswith("rms_norm+") else 5.0 for key, kernel in found.items()}
+
+    before = gated_program(rng, normed=True)
+    fused = fuse_steps(before, FIGURES, products=True)
+    (step,) = fused.steps
+    assert step.signature == "rms_norm+packed_matmul+packed_matmul+swish+mul"
+    chosen = choose_steps(fused, TUNING, Timers(graphs_us, kernels_us))
+    assert [s.signature for s in apply_choices(before, chosen, FIGURES).steps] == signatures

@@ -31,7 +31,7 @@ from fusec.errors import ExecutionError
 from fusec.gpu.cublaslt import algorithms
 from fusec.gpu.cublaslt import bindings as cublaslt_library
 from fusec.gpu.cublaslt.algorithms import Blas, is_algorithm
-from fusec.gpu.cublaslt.bindings import BlasError
+from fusec.gpu.cublaslt.bindings import BlasError, MatmulDescAttribute
 from fusec.gpu.cublaslt.match import product_of
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
@@ -115,6 +115,19 @@ def test_fp32_is_rounded_to_tf32_only_where_the_graph_allows_it(bindings: Bindin
         assert [told[-1] for told in bindings.operations.values()] == [compute]
         del plan
         assert not bindings.operations and not bindings.layouts and not bindings.preferences, "descriptors are freed"
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_sums_have_fewer_bits_only_where_the_graph_asks_for_that(bindings: Bindings, fast: bool) -> None:
+    graph = fp8_product(epilogue=("scale", "bias"))
+    product, *epilogue = graph.calls
+    if fast:
+        product = dataclasses.replace(product, attributes=(("fast_sums", True),))
+    graph = dataclasses.replace(graph, calls=(product, *epilogue))
+    blas = Blas(lambda: 1)
+    plan = blas.build(graph, blas.offers(graph)[0])
+    assert [told.get(MatmulDescAttribute.FAST_ACCUM, 0) for told in bindings.operations.values()] == [int(fast)]
+    del plan
 
 
 def changed(graph: CudnnGraph, uid: int, **changes: Any) -> CudnnGraph:

@@ -21,7 +21,6 @@ from fusec.gpu.cudnn import worker_process
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath, WorkerProcess
 from fusec.plans.sqlite_cache import Store
-from fusec.plans.verdict import UNASKED
 from fusec.targets.target import load
 
 SOON_S = 2.0
@@ -113,7 +112,9 @@ def test_an_oracle_that_is_closed_ends_the_workers_that_come_up(
     pids = [worker.pid for worker in oracle._new]
     oracle.close()
     thread.join(SOON_S)
-    assert got == [[UNASKED]], "nobody waits for the verdict, and the proof is made anew by the next question"
+    assert [(verdict.stage, verdict.code) for verdict in got[0]] == [("crash", "FUSEC_WORKER_ENDED")], (
+        "no budget was set"
+    )
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with pytest.raises(EndedError):
         oracle._take(epoch=0)

@@ -134,7 +134,7 @@ def functions(code: str) -> dict[str, Function]:
 
         def run(launch: Launch, pointers: Sequence[int]) -> None:
             kept, addresses = ctypes.c_size_t(launch.resident_bytes), (ctypes.c_void_p * len(pointers))(*pointers)
-            together = launch.grid if launch.meets else launch.cluster
+            together = launch.grid if launch.cooperative else launch.cluster
             problem = function(launch.grid, launch.block, waits, together, kept, addresses)
             assert problem is None, problem.decode()
 

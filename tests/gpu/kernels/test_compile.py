@@ -11,6 +11,7 @@ import pytest
 from gpu.kernels.attention.test_attention_backward import backward_cases
 from gpu.kernels.attention.test_attention_forward import attention_cases
 from gpu.kernels.attention.test_rotary import cases as rotary_cases
+from gpu.kernels.attention.test_write_rows import cases as row_write_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
 from gpu.kernels.convolution.test_depthwise import random_cases as depthwise_cases
 from gpu.kernels.convolution.test_few_channels import random_cases as few_channels_cases
@@ -93,6 +94,7 @@ def shaped_cases() -> list[Case]:
         *gather_cases(),
         *around_samples(),
         *rotary_cases(),
+        *row_write_cases(),
         *list_cases(),
         *integer_cases(),
         *few_rows_cases(),

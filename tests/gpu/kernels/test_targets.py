@@ -82,7 +82,7 @@ def misfit(launch: Launch, figures: GpuFigures) -> str:
         return f"{launch.entry}: instructions of {launch.architecture}"
     if "wgmma" in launch.source and launch.architecture != "sm_90a":
         return f"{launch.entry}: products of four warps, compiled for any GPU"
-    if launch.meets and launch.grid > figures.processors * (figures.processor_threads // launch.block):
+    if launch.cooperative and launch.grid > figures.processors * (figures.processor_threads // launch.block):
         return f"{launch.entry}: {launch.grid} blocks of {launch.block} threads that wait for each other"
     return ""
 
@@ -180,7 +180,7 @@ def test_a_sample_compiles_for_the_target(target: str) -> None:
     compiler, sm = nvrtc(), load(target).sm
     sample: dict[tuple[str, str], Launch] = {}
     for launch in launches(target):
-        if launch.resident_bytes or launch.meets or launch.cluster > 1:
+        if launch.resident_bytes or launch.cooperative or launch.cluster > 1:
             name = launch.entry.rpartition("_")[0], launch.architecture
             sample[name] = max(launch, sample.get(name, launch), key=lambda each: each.resident_bytes)
     assert len(sample) > 8

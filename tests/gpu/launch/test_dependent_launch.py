@@ -13,10 +13,11 @@ from gpu.kernels.convolution.test_split_k import SAME, convolved
 
 pytest.importorskip("cupy")
 
+from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch import dependent_launch
 from fusec.gpu.launch.cupy_arrays import cupy  # needs CuPy, as the next
 from fusec.gpu.launch.dependent_launch import Attribute, Config, DependentFunction
-from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
+from fusec.gpu.launch.kernel_launcher import Launcher
 from fusec.ir import DType, TensorType, Value
 from fusec.lowering.packing import pack, to_codes, unpack
 

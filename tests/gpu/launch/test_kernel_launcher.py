@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fusec.gpu.kernels import Kernel
-from fusec.gpu.kernels.codegen.kernel import Arguments
+from fusec.gpu.kernels.codegen.kernel import Arguments, Launch
 
 
 def kernel(name: str) -> Kernel:
@@ -24,7 +24,9 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Any:
     from fusec.gpu.launch import kernel_launcher
 
     def fitting(names: Collection[str]) -> Any:
-        monkeypatch.setattr(kernel_launcher, "_compiled", lambda item: object() if item[0].name in names else None)
+        monkeypatch.setattr(
+            kernel_launcher, "_compiled", lambda launch, _: object() if launch.entry[0] in names else None
+        )
         return kernel_launcher.Launcher()
 
     return fitting
@@ -55,9 +57,9 @@ def test_kernels_that_are_needed_soon_are_compiled_once_and_meanwhile(monkeypatc
 
     goes_on, compiled = threading.Event(), list[str]()
 
-    def slowly(item: tuple[Kernel, Any]) -> object:
+    def slowly(launch: Launch, cubins: None) -> object:
         assert goes_on.wait(10)
-        compiled.append(item[0].name)
+        compiled.append(launch.entry[0])
         return object()
 
     monkeypatch.setattr(kernel_launcher, "_compiled", slowly)

@@ -15,15 +15,15 @@ from fusec.ops.spec import require
 def affine_grid(g: Emitter, theta: Value, size: Value, /, *, align_corners: int = 0) -> Value:
     """Multiply the places of an image by the matrices theta[N, n, n + 1], for n of 2 or 3.
 
-    fusec does not use ONNX's definition of the op, because that squeezes away a batch of 1. size: N, C and the image's
-    dims. With align_corners, the only place of a depth of one pixel is -1, as in the definition.
+    fusec does not use the op's function body in ONNX, because that squeezes away a batch of 1.
+
+    size: N, C and the image's dims. With align_corners, the only place of a dim of one pixel is -1, as in ONNX's
+        reference evaluator. The function body gives NaN there, onnxruntime 1, and torch 0.
     """
     shape = g.ints(size, "size")
     require(len(shape) in (4, 5) and min(shape) > 0, f"size is {list(shape)}, not that of a batch of images")
     batch, image = shape[0], shape[2:]
     n = len(image)
-    # ONNX's definition gives NaN there, onnxruntime 1, and torch 0.
-    require(not (align_corners and 1 in image[-2:]), f"align_corners says nothing of one pixel: size {list(shape)}")
     require(theta.type.shape == (batch, n, n + 1), f"theta {theta.type} for the size {list(shape)}")
 
     def places(index: Array) -> Array:

@@ -13,6 +13,7 @@ from fusec.frontends.onnx.emit import Emitter
 from fusec.frontends.onnx.limits import require_constant
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Gather, Reduce, pw
+from fusec.ops.shape import on_ties
 from fusec.ops.spec import require
 
 Weights = np.ndarray[Any, np.dtype[np.float64]]
@@ -63,7 +64,7 @@ def interpolated(
     for dim, (n, count, scale) in enumerate(zip(shape, sizes, scales, strict=True)):
         weights = 1 if how.mode == "nearest" else n  # for each coordinate; coordinates are a list of Python numbers
         require_constant(TensorType((count, max(weights, 16)), DType.F64), f"the weights that resize dim {dim},")
-        at = _coordinates(n, count, scale, crop[dim], how.coordinates)
+        at = on_ties(np, np.array(_coordinates(n, count, scale, crop[dim], how.coordinates))).tolist()
         beyond = np.array([how.coordinates == "tf_crop_and_resize" and not 0 <= c <= n - 1 for c in at])
         outside.append(beyond.reshape([-1 if d == dim else 1 for d in range(len(shape))]))
         if at == [float(i) for i in range(n)] and (scale >= 1 or not how.antialias):

@@ -34,29 +34,61 @@ FRAGMENT(kernel) {
     for (int h = 0; h < 2; ++h) {
       const u32 at = first + a * 16 + h * 8;
       const float share = 1.0f / WEIGHT[h * 2];
-      if (at < QUERY_COUNTu) {
-        RESULT_TYPE* to = RESULT + (image * RESULT_IMAGE + head * RESULT_HEAD + at * RESULT_QUERY + RESULT_START + 2u * t);
-        #pragma unroll
-        for (int b = 0; b < VALUE_OCTETS; ++b) {
-          STORE
-        }
-      }
+      RESULT_TYPE* row = RESULT + (image * RESULT_IMAGE + head * RESULT_HEAD + at * RESULT_QUERY + RESULT_START);
+      STORE
     }
 }
 
-FRAGMENT(store) {
-  *(u32*)(to + 8 * b) = word_of<TYPE>(sums[a][b][2 * h + 0] * share, sums[a][b][2 * h + 1] * share);
+FRAGMENT(store_pairs) {
+  if (at < QUERY_COUNTu) {
+    #pragma unroll
+    for (int b = 0; b < VALUE_OCTETS; ++b) {
+      u32 pair;
+      PAIR
+      *(PAIR_TYPE*)(row + (8 * b + 2u * t)) = (PAIR_TYPE)pair;
+    }
+  }
 }
 
-FRAGMENT(store_rounded) {
-  Pack<KIND, 2> pair;
+// Four threads have pairs of each octet. They exchange words, and each stores 16 bytes: an octet in 16 bits, or two octets of
+// bytes. Smaller stores fill only a part of a sector of the L2 cache.
+FRAGMENT(store_octets) {
+  #pragma unroll
+  for (int octet = 0; octet < VALUE_OCTETS; octet += 4 * WORD_PAIRS) {
+    u32 words[4] = {0u, 0u, 0u, 0u};
+    #pragma unroll
+    for (int b = octet; b < octet + 4 * WORD_PAIRS; ++b) {
+      u32 pair;
+      PAIR
+      words[(b - octet) / WORD_PAIRS] |= pair << (b % WORD_PAIRS * 16);
+    }
+    #pragma unroll
+    for (u32 step = 1u; step < 4u; step *= 2u)
+      #pragma unroll
+      for (u32 j = 0u; j < 4u; ++j)
+        if (!(j & step)) {
+          const bool upper = (t & step) != 0u;
+          const u32 came = __shfl_xor_sync(0xffffffffu, upper ? words[j] : words[j + step], step);
+          if (upper) words[j] = came; else words[j + step] = came;
+        }
+    const Pack<u32, 4> octets = OCTETS;
+    if (at < QUERY_COUNTu) store_pack<u32, 4>((u32*)(row + (8 * octet + 8u * WORD_PAIRS * t)), octets);
+  }
+}
+
+FRAGMENT(pair_of_halves) {
+  pair = word_of<TYPE>(sums[a][b][2 * h + 0] * share, sums[a][b][2 * h + 1] * share);
+}
+
+FRAGMENT(pair_of_bytes) {
+  Pack<RESULT_TYPE, 2> rounded;
   SCALES
   #pragma unroll
   for (int e = 0; e < 2; ++e) {
     ROUND
-    pair.v[e] = ROUNDED;
+    rounded.v[e] = ROUNDED;
   }
-  store_pack<KIND, 2>(to + 8 * b, pair);
+  pair = (u32)*(const u16*)&rounded;
 }
 
 // Turn scores into weights, as words that products take. Scale sums again where scores grew.

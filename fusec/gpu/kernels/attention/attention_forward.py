@@ -29,6 +29,7 @@ VARIANTS = (
     AttentionTiling(16, 2, 128, 16, 1),
     AttentionTiling(16, 1, 128, 64, 1, grouped=True),
 )
+FEW_KEYS = 256  # up to so many are copied in one round
 
 
 def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
@@ -39,9 +40,24 @@ def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
     found = match_attention(nodes, outputs)
     if found is None:
         return None
-    tilings = [t for t in VARIANTS if not t.grouped or figures.has(wgmma.ARCHITECTURE)]
-    fit = [t for t in tilings if found.tiles(t).shared_bytes * t.resident <= figures.dynamic_bytes]
+    (queries, keys) = (view.shape[2] for view in found.views[:2])
+    tilings = [t for t in tilings_of(queries, keys) if not t.grouped or figures.has(wgmma.ARCHITECTURE)]
+    room = [figures.dynamic_bytes // found.tiles(t).shared_bytes for t in tilings]  # for so many blocks
+    fit = [replace(t, resident=min(t.resident, most)) for t, most in zip(tilings, room, strict=True) if most]
     return with_variants(found.kernel(tiling) for tiling in fit)
+
+
+def tilings_of(queries: int, keys: int) -> tuple[AttentionTiling, ...]:
+    """Return the tilings to time. Those of few keys copy all in one round, and have no more warps than queries fill."""
+    if keys > FEW_KEYS:
+        return VARIANTS
+    tiles = ceil_div(min(queries, 256), 16)
+    pairs, groups = ceil_div(tiles, 2), ceil_div(tiles, 4)
+    return (
+        AttentionTiling(pairs, 2, ceil_div(keys, 16) * 16, 16, 16 // pairs),
+        AttentionTiling(tiles, 1, ceil_div(keys, 16) * 16, 16, max(1, 24 // tiles)),
+        AttentionTiling(4 * groups, 1, ceil_div(keys, 32) * 32, 32, max(1, 4 // groups), grouped=True),
+    )
 
 
 def match_attention(nodes: Sequence[Node], outputs: Sequence[Value]) -> AttentionSource | None:
@@ -162,11 +178,11 @@ class AttentionSource:
             READ_OCTETS=tiles.octets(0),
             QUERY_COUNT=queries,
             QUERY_STRIDE=q.strides[2],
-            ROUNDS=ceil_div(keys, tiling.keys),
+            ROUNDS=tiles.rounds,
             LOOP=tiles.loop(weigh),
             RESULT=arguments.write(self.result),
             RESULT_TYPE=C_TYPES[self.result.type.dtype],
-            STORE=self._store(arguments),
+            STORE=self._store(arguments, tiles.octets(2)),
             RESULT_IMAGE=result.strides[0],
             RESULT_HEAD=result.strides[1],
             RESULT_QUERY=result.strides[2],
@@ -185,16 +201,29 @@ class AttentionSource:
         launch = replace(launch, resident_bytes=tiles.shared_bytes, architecture=architecture, early=early)
         return Kernel("attention", (launch,))
 
-    def _store(self, arguments: Arguments) -> list[str]:
-        """Store two neighbours of a result. What is rounded to 8 bits is rounded to 16 before, as in steps apart."""
-        if not self.rounding:
-            return _CUDA("store", TYPE=C_TYPES[self.result.type.dtype])
-        code = PointwiseCode(Space((1,), (None,)), arguments)
-        code.define(self.node.result, "sums[a][b][2 * h + e] * share")
-        code.compute(self.rounding)
-        kind = C_TYPES[self.result.type.dtype]
-        rounded = code.as_stored(self.rounding[-1].result)
-        return _CUDA("store_rounded", KIND=kind, SCALES=code.head, ROUND=code.body, ROUNDED=rounded)
+    def _store(self, arguments: Arguments, octets: int) -> list[str]:
+        """Store a row of a result, of so many octets, of which a thread has pairs.
+
+        What is rounded to 8 bits is rounded to 16 before, as in steps apart.
+        """
+        holes = {"RESULT_TYPE": C_TYPES[self.result.type.dtype], "VALUE_OCTETS": octets}
+        if self.rounding:
+            code = PointwiseCode(Space((1,), (None,)), arguments)
+            code.define(self.node.result, "sums[a][b][2 * h + e] * share")
+            code.compute(self.rounding)
+            rounded = code.as_stored(self.rounding[-1].result)
+            pair = _CUDA("pair_of_bytes", SCALES=code.head, ROUND=code.body, ROUNDED=rounded, **holes)
+        else:
+            pair = _CUDA("pair_of_halves", TYPE=holes["RESULT_TYPE"])
+        pairs, steps = (2 if self.rounding else 1), (*self.written.strides[:3], self.written.start)
+        if octets % (4 * pairs) or any(step % (PACK * pairs) for step in steps):
+            pair_type = "u16" if self.rounding else "u32"
+            return _CUDA("store_pairs", PAIR=pair, PAIR_TYPE=pair_type, QUERY_COUNT=self.views[0].shape[2], **holes)
+        halves = "{{low_halves(words[0], words[1]), low_halves(words[2], words[3]), "
+        halves += "high_halves(words[0], words[1]), high_halves(words[2], words[3])}}"
+        ready = halves if self.rounding else "{{words[0], words[1], words[2], words[3]}}"
+        count = self.views[0].shape[2]
+        return _CUDA("store_octets", PAIR=pair, WORD_PAIRS=pairs, OCTETS=ready, QUERY_COUNT=count, **holes)
 
     def _block(self, blocks: int) -> list[str]:
         """Declare the head and the part of its queries that a block handles.

@@ -2,7 +2,7 @@
 
 FRAGMENT(declare_warp) {
   RESIDENT(memory);
-  TYPE *all_keys = (TYPE*)memory, *all_values = all_keys + 2 * KEYS_SIZE;
+  TYPE *all_keys = (TYPE*)memory, *all_values = all_keys + STAGES * KEYS_SIZE;
   float sums[TILES][VALUE_OCTETS][4], weight[TILES][4];
   #pragma unroll
   for (int a = 0; a < TILES; ++a)
@@ -24,8 +24,8 @@ FRAGMENT(loop_of_warps) {
     // This round's keys and values are copied, and no thread reads those of the round before any more.
     wait_for_copies<0>();
     __syncthreads();
-    const TYPE* own_keys = all_keys + round % 2u * KEYS_SIZEu;
-    const TYPE* own_values = all_values + round % 2u * VALUES_SIZEu;
+    const TYPE* own_keys = all_keys + round % STAGESu * KEYS_SIZEu;
+    const TYPE* own_values = all_values + round % STAGESu * VALUES_SIZEu;
     if (round + 1u < rounds) {
       COPY_NEXT
     }

@@ -71,9 +71,19 @@ class WarpTiles:
         return self.views[operand].shape[3] // PACK
 
     @property
+    def rounds(self) -> int:
+        """Rounds that visit all keys."""
+        return ceil_div(self.views[1].shape[2], self.tiling.keys)
+
+    @property
+    def stages(self) -> int:
+        """Rounds whose keys and values are in shared memory together."""
+        return min(2, self.rounds)
+
+    @property
     def shared_bytes(self) -> int:
-        """Bytes for two rounds of keys and values."""
-        return 2 * (self._size(1) + self._size(2)) * 2
+        """Bytes for the keys and values of all stages."""
+        return self.stages * (self._size(1) + self._size(2)) * 2
 
     def _size(self, operand: int) -> int:
         """Return the elements of a round's keys, or values, in shared memory."""
@@ -94,6 +104,7 @@ class WarpTiles:
             "THREADS": tiling.threads,
             "KEYS": tiling.keys,
             "STEP": tiling.step,
+            "STAGES": self.stages,
             "KEY_COUNT": keys,
             "KEYS_FIT": c_bool(keys % tiling.keys == 0),
             "KEYS_SIZE": self._size(1),
@@ -119,7 +130,7 @@ class WarpTiles:
         return cuda(
             "loop_of_warps",
             COPY_FIRST=self._copy_round("0", "0"),
-            COPY_NEXT=self._copy_round("(round + 1u)", "((round + 1u) % 2u)"),
+            COPY_NEXT=self._copy_round("(round + 1u)", f"((round + 1u) % {self.stages}u)"),
             SCORE=self._by_octets(1, "score_pair", "score_last"),
             WEIGH=weigh,
             ACCUMULATE=self._by_octets(2, "accumulate_pair", "accumulate_last"),

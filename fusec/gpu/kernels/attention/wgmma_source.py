@@ -12,7 +12,7 @@ from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, Filling, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, ceil_div
 
-STAGES = 5  # rounds whose keys and values are in shared memory
+MOST_STAGES = 5  # rounds whose keys and values are in shared memory
 _CUDA = cuda_template(__package__, "wgmma.cuh")
 
 
@@ -25,7 +25,7 @@ class GroupTiles(WarpTiles):
 
     A warpgroup has 64 queries. It issues the products of its next scores and of its sums together, and waits for both.
     It does not wait for other warps, except for the copies of the next round's keys and values. Shared memory holds
-    five rounds, because copies for two rounds later must touch none that is still read.
+    up to five rounds, because copies for two rounds later must touch none that is still read.
     """
 
     causal: bool = False
@@ -49,13 +49,17 @@ class GroupTiles(WarpTiles):
         return self.octets(2) + 1
 
     @property
+    def stages(self) -> int:
+        return min(MOST_STAGES, self.rounds)
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes for rounds of keys and values, and for a barrier."""
         return self._barrier + 16
 
     @property
     def _barrier(self) -> int:
-        return STAGES * (self._size(1) + self._size(2)) * 2
+        return self.stages * (self._size(1) + self._size(2)) * 2
 
     def _octet(self, operand: int) -> int:
         """Return the elements from one octet to the next."""
@@ -67,7 +71,6 @@ class GroupTiles(WarpTiles):
     @property
     def holes(self) -> dict[str, Filling]:
         own: dict[str, Filling] = {
-            "STAGES": STAGES,
             "WARPS": self.tiling.warps,
             "WIDTH": self.width,
             "KEY_OCTETS": self.octets(1),

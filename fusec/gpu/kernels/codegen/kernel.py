@@ -72,7 +72,7 @@ class Launch:
 
     parameters: the C types of the arguments.
     resident_bytes: dynamic shared memory of a block.
-    meets: blocks wait for each other, so all must run at the same time (a cooperative launch).
+    cooperative: blocks wait for each other, so all must run at the same time (a cooperative launch).
     numbers: C type and value of what is passed by value after the arguments.
     architecture: `sm_90` for the first architecture that has the instructions; `sm_90a` for the only one; empty
         for any.
@@ -87,7 +87,7 @@ class Launch:
     parameters: tuple[str, ...]
     arguments: tuple[Argument, ...]
     resident_bytes: int = 0
-    meets: bool = False
+    cooperative: bool = False
     numbers: tuple[tuple[str, int], ...] = ()
     architecture: str = ""
     cluster: int = 1
@@ -141,6 +141,11 @@ def with_variants(kernels: Iterable[Kernel]) -> Kernel | None:
     """Return the first kernel with the others as its variants; None if there is none."""
     found = list(kernels)
     return replace(found[0], others=tuple(found[1:])) if found else None
+
+
+def variants_of(kernel: Kernel) -> tuple[Kernel, ...]:
+    """Return the variants of a kernel, itself first."""
+    return (replace(kernel, others=()), *kernel.others)
 
 
 @dataclass

@@ -289,14 +289,17 @@ def cast(text: str, source: DType, to: DType) -> str:
     return f"({C_TYPES[to]})({text})"
 
 
-def widest_vector(size: int, types: Sequence[Strided], steps: Sequence[Sequence[int]], exact: bool = True) -> int:
+def widest_vector(
+    size: int, types: Sequence[Strided], steps: Sequence[Sequence[int]], exact: bool = True, most: int = MAX_VECTOR
+) -> int:
     """Return how many neighbours along a dim one load or store can move.
 
     steps: for each type its stride along the dim, and then its strides along all other dims, as from `strides_from`.
     exact: the vector must divide `size`.
+    most: limit of the number of neighbours.
     """
     smallest = min((t.dtype.itemsize for t in types), default=1)
-    vector = min(MAX_VECTOR, max(1, VECTOR_BYTES // smallest))
+    vector = min(most, max(1, VECTOR_BYTES // smallest))
     while vector > 1:
         whole = not exact or size % vector == 0
         if whole and all(own != 1 or all(s % vector == 0 for s in others) for own, *others in steps):

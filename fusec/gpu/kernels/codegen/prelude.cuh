@@ -725,6 +725,14 @@ template <class T> DEVICE u32 word_of(float low, float high) {
 }
 #endif
 
+// The two numbers of 16 bits in a word.
+struct Pair { float low, high; };
+template <class T> DEVICE Pair pair_of(u32 word) {
+  T low, high;
+  low.bits = (u16)word, high.bits = (u16)(word >> 16);
+  return {wide(low), wide(high)};
+}
+
 // Load here and not later, too: 4, 8 or 16 bytes.
 template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
 #ifndef FUSEC_EMULATED
@@ -794,6 +802,17 @@ DEVICE u32 high_bytes(u32 a, u32 b) { return __byte_perm(a, b, 0x7362u); }
 DEVICE u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410u); }
 DEVICE u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632u); }
 #endif
+// The larger of two pairs of 16-bit integers, each.
+DEVICE u32 larger_halves(u32 x, u32 y) {
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
+  u32 z;
+  asm("max.s16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+#else
+  const i32 low[2] = {(i32)(x << 16), (i32)(y << 16)}, high[2] = {(i32)x >> 16, (i32)y >> 16};
+  return (u32)(low[0] > low[1] ? low[0] : low[1]) >> 16 | (u32)(high[0] > high[1] ? high[0] : high[1]) << 16;
+#endif
+}
 // Pack four numbers as i8 into a word, saturated.
 DEVICE u32 saturated_word(i32 a, i32 b, i32 c, i32 d) {
   u32 word = 0;

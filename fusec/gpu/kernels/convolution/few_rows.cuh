@@ -5,13 +5,7 @@ FRAGMENT(kernel) {
   u32 group = blockIdx.x;
   LOAD_FIRST
   BEGIN
-  Pack<u32, 4> x[ROWS][PACKS];
-  #pragma unroll
-  for (int p = 0; p < PACKS; ++p) {
-    const u32 pack = p * THREADSu + threadIdx.x;
-    LOAD_ROWS
-  }
-  NORMALISE
+  LOAD_ROWS
   __shared__ float sums[2][WARPS][SIZE];
   #pragma unroll 1
   for (u32 turn = 0; group < GROUPSu; ++turn) {
@@ -72,60 +66,10 @@ FRAGMENT(load_column) {
   }
 }
 
-FRAGMENT(load_row) {
-  if (IS_WHOLE || pack < ALL_PACKSu) x[ROW][p] = load_now<u32, 4>((const u32*)(POINTER + (OFFSETu + pack * 8u)));
-  else x[ROW][p] = {{0u, 0u, 0u, 0u}};
-}
-
-// Divide each row by the root of the mean of its squares, and multiply it by the scale.
-FRAGMENT(normalise) {
-  __shared__ float squares[WARPS][ROWS];
-  #pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    float square = 0.0f;
-    #pragma unroll
-    for (int p = 0; p < PACKS; ++p)
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        TYPE a, b;
-        a.bits = (u16)x[r][p].v[i], b.bits = (u16)(x[r][p].v[i] >> 16);
-        square += wide(a) * wide(a) + wide(b) * wide(b);
-      }
-    for (int s = 16; s > 0; s /= 2) square += __shfl_xor_sync(0xffffffffu, square, s);
-    if (threadIdx.x % 32u == 0) squares[threadIdx.x / 32u][r] = square;
-  }
-  __syncthreads();
-  float factor[ROWS];
-  #pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    factor[r] = 0.0f;
-    for (int w = 0; w < WARPS; ++w) factor[r] += squares[w][r];
-    factor[r] = 1.0f / sqrt(factor[r] / DEPTH.0f + EPSILON);
-  }
-  #pragma unroll
-  for (int p = 0; p < PACKS; ++p) {
-    const u32 pack = p * THREADSu + threadIdx.x;
-    if (IS_WHOLE || pack < ALL_PACKSu) {
-      const Pack<TYPE, 8> scale = load_pack<TYPE, 8>(SCALE + pack * 8u);
-      #pragma unroll
-      for (int r = 0; r < ROWS; ++r)
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          TYPE a, b;
-          a.bits = (u16)x[r][p].v[i], b.bits = (u16)(x[r][p].v[i] >> 16);
-          x[r][p].v[i] = word_of<TYPE>(wide(a) * factor[r] * wide(scale.v[2 * i]),
-                                       wide(b) * factor[r] * wide(scale.v[2 * i + 1]));
-        }
-    }
-  }
-}
-
 FRAGMENT(multiply) {
-  const u32 w = weights[v][p][i], y = x[r][p].v[i];
-  TYPE a, b, c, d;
-  a.bits = (u16)w, b.bits = (u16)(w >> 16), c.bits = (u16)y, d.bits = (u16)(y >> 16);
-  sum[v][r] += wide(a) * wide(c);
-  sum[v][r] += wide(b) * wide(d);
+  const Pair w = pair_of<TYPE>(weights[v][p][i]), y = pair_of<TYPE>(x[r][p].v[i]);
+  sum[v][r] += w.low * y.low;
+  sum[v][r] += w.high * y.high;
 }
 
 FRAGMENT(add_up) {

@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
+from fusec.gpu.kernels.codegen.kernel import HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, split_index
+from fusec.gpu.kernels.convolution.row_norm import MAX_ROWS, PACK, BlockRows, begins_few_rows, has_packed_rows
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import MatMul, RmsNorm
 
-MAX_ROWS = 4
-PACK = 8  # numbers that one load of a thread moves
 WARPS = (8, 16, 4, 14, 2, 1)  # of a block
 WIDTHS = (4, 2, 8, 1)  # columns of a block at a time, of each product
 MAX_WORDS, GOOD_WORDS = 112, 72  # of weights and rows in a thread's registers; near the second one most bytes are moved
@@ -55,28 +52,6 @@ def few_rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigure
     return with_variants([Kernel(name, (source.launch(),)) for source in sources])
 
 
-def begins_few_rows(nodes: Sequence[Node]) -> bool:
-    """Tell if an RMS norm of few rows comes first, and then only products of its result and pointwise ops."""
-    norm, *others = nodes
-    if not isinstance(norm.op, RmsNorm) or norm.op.axis % norm.result.type.rank != norm.result.type.rank - 1:
-        return False
-    x = norm.operands[0].type
-    rows_fit = 0 < x.size <= MAX_ROWS * x.shape[-1] and x.dtype in HALVES and _has_packed_rows(x)
-    products = [node for node in others if isinstance(node.op, MatMul)]
-    reads_norm = all(norm.result is product.operands[0] for product in products)
-    rest = [node for node in others if node not in products]
-    applied = all(can_generate(node) and norm.result not in node.operands for node in rest)
-    return rows_fit and norm.result.type == x and reads_norm and applied
-
-
-def _has_packed_rows(x: TensorType) -> bool:
-    """Tell if rows are contiguous, and begin and end at multiples of a pack."""
-    *outer, inner = x.strides
-    moved = [stride for stride, size in zip(outer, x.shape, strict=False) if size > 1]
-    whole = x.size > 0 and x.shape[-1] % PACK == 0
-    return inner == 1 and whole and not any(stride % PACK for stride in moved) and x.span < 1 << 31
-
-
 def _are_supported(products: Sequence[Node]) -> bool:
     """Tell if the products have few rows, which are the same ones, and constant weights of one shape."""
     x, weights, y = products[0].operands[0], products[0].operands[1].type, products[0].result.type
@@ -89,7 +64,7 @@ def _are_supported(products: Sequence[Node]) -> bool:
         return False
     depth, columns = weights.shape[-2:]
     is_matrix = weights.size == depth * columns < 1 << 31
-    return is_matrix and _has_packed_rows(x.type) and x.type.size <= MAX_ROWS * depth
+    return is_matrix and has_packed_rows(x.type) and x.type.size <= MAX_ROWS * depth
 
 
 def _tilings(products: Sequence[Node]) -> Iterator[tuple[int, int]]:
@@ -156,51 +131,40 @@ class FewRowsSource:
     width: int
 
     @property
-    def packs(self) -> int:
-        """The packs of a row that a thread multiplies."""
-        return ceil_div(self.step.x.type.shape[-1] // PACK, 32 * self.warps)
+    def block_rows(self) -> BlockRows:
+        return BlockRows(self.step.x, self.step.norm, self.warps)
 
     @property
     def resident(self) -> int:
         """The blocks of a multiprocessor that its registers have room for."""
         vectors = len(self.step.products) * self.width
-        registers = 4 * self.packs * (vectors + self.step.rows) + OTHER_REGISTERS
+        registers = 4 * self.block_rows.packs * (vectors + self.step.rows) + OTHER_REGISTERS
         threads = 32 * self.warps
         return max(1, min(self.figures.processor_threads // threads, REGISTERS // (registers * threads)))
 
     def launch(self) -> Launch:
         step, arguments, threads = self.step, Arguments(), 32 * self.warps
-        x, columns, rows = step.x.type, step.y.shape[-1], step.rows
+        columns, rows = step.y.shape[-1], step.rows
         vectors, groups = len(step.products) * self.width, ceil_div(columns, self.width)
         blocks = min(groups, self.figures.processors * self.resident)
-        all_packs = x.shape[-1] // PACK
-        cuda = _CUDA.bind(
-            TYPE=C_TYPES[x.dtype],
-            ROWS=rows,
+        cuda = self.block_rows.bind(_CUDA).bind(
             VECTORS=vectors,
             WIDTH=self.width,
-            WARPS=self.warps,
-            THREADS=threads,
-            PACKS=self.packs,
-            ALL_PACKS=all_packs,
-            DEPTH=x.shape[-1],
             COLUMNS=columns,
             GROUPS=groups,
             BLOCKS=blocks,
             SIZE=vectors * rows,
             RESULTS=rows * self.width,
-            IS_WHOLE=c_bool(all_packs == threads * self.packs),
             IS_PARTIAL=c_bool(columns % self.width != 0),
         )
         loads = self._loads(cuda, arguments)
-        normalise, store = self._normalise(cuda, arguments), self._store(arguments)
+        load_rows, store = self.block_rows.load(arguments), self._store(arguments)
         begin = arguments.begin()  # after all pointers are named
         lines = cuda(
             "kernel",
             LOAD_FIRST=loads,
             BEGIN=begin,
-            LOAD_ROWS=[line for row in range(rows) for line in self._load_row(cuda, row, arguments)],
-            NORMALISE=normalise,
+            LOAD_ROWS=load_rows,
             MULTIPLY=cuda("multiply"),
             LOAD_NEXT=loads,
             ADD_UP=[
@@ -226,18 +190,6 @@ class FewRowsSource:
             pointer = arguments.read(product.operands[1], stored)
             lines += cuda("load_column", COLUMN=column, FIRST=number * self.width, POINTER=pointer)
         return cuda("load", LOAD_COLUMNS=lines)
-
-    def _load_row(self, cuda: CudaTemplate, row: int, arguments: Arguments) -> list[str]:
-        place = np.unravel_index(row, self.step.x.type.shape[:-1])
-        offset = sum(int(i) * stride for i, stride in zip(place, self.step.x.type.strides, strict=False))
-        return cuda("load_row", ROW=row, POINTER=arguments.read(self.step.x), OFFSET=offset)
-
-    def _normalise(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
-        norm = self.step.norm
-        if norm is None:
-            return []
-        assert isinstance(norm.op, RmsNorm)
-        return cuda("normalise", EPSILON=f"{norm.op.epsilon!r}f", SCALE=arguments.read(norm.operands[1]))
 
     def _store(self, arguments: Arguments) -> list[str]:
         """Apply the epilogue to a result of each product, and store it. Only what is stored is rounded, as in cuDNN."""

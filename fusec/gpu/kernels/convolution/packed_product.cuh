@@ -87,6 +87,7 @@ FRAGMENT(ring) {
     REQUEST
   }
   BEGIN
+  NORMALISE
   Pack<u32, WORDS> x[AHEAD][OCTETS][GROUPS];
   #pragma unroll
   for (int u = 0; u < AHEAD; ++u) {
@@ -134,6 +135,14 @@ FRAGMENT(ring) {
         LOAD_ROWS
       }
     }
+  }
+}
+
+// An RMS norm of the rows, which warps then read from shared memory after their rings.
+FRAGMENT(normalise) {
+  TYPE* const normalised = (TYPE*)(memory + RING_BYTES);
+  {
+    NORMED_ROWS
   }
 }
 
@@ -209,6 +218,10 @@ FRAGMENT(load_row) {
 
 FRAGMENT(load_pack) {
   x[u][OCTET][j] = load_now<u32, WORDS>((const u32*)(POINTER + (AT)));
+}
+
+FRAGMENT(load_normalised) {
+  x[u][OCTET][j] = *(const Pack<u32, WORDS>*)(normalised + (ROW * ROW_DEPTHu + k));
 }
 
 FRAGMENT(load_elements) {

@@ -16,8 +16,9 @@ from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.convolution.packed_codes import PackedCodes
 from fusec.gpu.kernels.convolution.packed_ring import packed_rings
 from fusec.gpu.kernels.convolution.packed_source import OCTET, PackedSource
+from fusec.gpu.kernels.convolution.row_norm import begins_few_rows
 from fusec.ir import Node, Value
-from fusec.ops import PackedMatMul
+from fusec.ops import PackedMatMul, RmsNorm
 from fusec.ops.matmul import MAX_ROWS, fits_kernel
 
 BUSY_WARPS = 16  # of a multiprocessor: with fewer the sum is split among blocks
@@ -30,11 +31,15 @@ MAX_WORDS = 128  # that a thread requests before it multiplies, because they are
 def packed_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of such a product and the pointwise ops after it; None for other steps.
 
-    Two products of the same rows, such as those of a gated layer, may be one launch.
+    Two products of the same rows, such as those of a gated layer, may be one launch. An RMS norm of up to four rows may
+    be before them.
     """
+    norm = nodes[0] if isinstance(nodes[0].op, RmsNorm) else None
     products = [node for node in nodes if isinstance(node.op, PackedMatMul)]
-    epilogue = [node for node in nodes if node not in products]
-    if not products or nodes[0] is not products[0] or not all(map(can_generate, epilogue)):
+    epilogue = [node for node in nodes if node not in products and node is not norm]
+    if not products or products[0] is not nodes[norm is not None] or not all(map(can_generate, epilogue)):
+        return None
+    if norm is not None and (not begins_few_rows(nodes) or norm.result in outputs):
         return None
     product, y = products[0], products[0].result.type
     if any(v.type.shape != y.shape for node in epilogue for v in node.results) or not _is_supported(product):
@@ -44,10 +49,9 @@ def packed_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: Gpu
     name = "+".join(node.op.name for node in nodes)
     if y.size == 0:
         return Kernel(name, ())
-    if len(products) > 1:
-        kernels = [Kernel(name, (ring.launch(),)) for ring in packed_rings(products, epilogue, outputs, figures)]
-        return with_variants(kernels)
-    rings = list(packed_rings(products, epilogue, outputs, figures))
+    rings = list(packed_rings(products, epilogue, outputs, figures, norm))
+    if len(products) > 1 or norm is not None:
+        return with_variants(Kernel(name, (ring.launch(),)) for ring in rings)
     sources = [PackedChunks(product, epilogue, outputs, *tiling) for tiling in _tilings(product, figures)]
     kernels = [Kernel(name, (source.launch(),), source.scratch_bytes) for source in sources]
     fast = [ring for ring in rings if 2 * ring.groups_of_tiles > figures.processors]  # blocks of most multiprocessors

@@ -15,6 +15,7 @@ from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Launch, ceil_div
 from fusec.gpu.kernels.convolution.packed_codes import PackedCodes
 from fusec.gpu.kernels.convolution.packed_source import OCTET, PackedSource
+from fusec.gpu.kernels.convolution.row_norm import BlockRows
 from fusec.ir import Node, Value
 
 MAX_TILES = 16  # of a block
@@ -27,9 +28,16 @@ TILINGS = {1: ((32, 4, 1), (16, 6, 2)), 2: ((16, 8, 1),)}
 
 
 def packed_rings(
-    products: Sequence[Node], epilogue: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures
+    products: Sequence[Node],
+    epilogue: Sequence[Node],
+    outputs: Sequence[Value],
+    figures: GpuFigures,
+    norm: Node | None = None,
 ) -> Iterator[PackedRing]:
-    """Yield the forms of one product, or of two of the same rows, in which all blocks run at the same time."""
+    """Yield the forms of one product, or of two of the same rows, in which all blocks run at the same time.
+
+    norm: an RMS norm of the rows, which each block computes.
+    """
     packed = PackedCodes.of(products[0])
     columns, depth = packed.type.shape
     tiles, chunks = columns // 16, depth // packed.depth
@@ -39,7 +47,7 @@ def packed_rings(
         each = next(fitting, None)
         if each is not None and chunks % warps == 0:
             stages = min(stages if len(products) == 1 else (stages + 2) // 2, chunks // warps * each + 1)
-            ring = PackedRing(products[0], epilogue, outputs, warps, each, stages, resident, products[1:])
+            ring = PackedRing(products[0], epilogue, outputs, warps, each, stages, resident, products[1:], norm)
             if ring.fits(figures):
                 yield ring
 
@@ -51,11 +59,13 @@ class PackedRing(PackedSource):
     stages: chunks of a ring, of each product; one less is waited for.
     resident: blocks of a multiprocessor.
     others: a second product of the same rows, or none.
+    norm: of the rows, which the products read from shared memory; None without one.
     """
 
     stages: int
     resident: int
     others: Sequence[Node] = ()
+    norm: Node | None = None
 
     @property
     def _products(self) -> tuple[Node, ...]:
@@ -80,10 +90,15 @@ class PackedRing(PackedSource):
         return self.warps * self.size * 4 * len(self._products)
 
     @property
+    def _ring_bytes(self) -> int:
+        return self.warps * self.stages * self._chunk_bytes * len(self._products)
+
+    @property
     def resident_bytes(self) -> int:
-        """Dynamic shared memory: the rings, and later the sums, if they are large."""
-        rings = self.warps * self.stages * self._chunk_bytes * len(self._products)
-        return rings if self._sum_bytes <= STATIC_BYTES else max(rings, self._sum_bytes)
+        """Dynamic shared memory: the rings and the normalised rows, and later the sums, if they are large."""
+        rows_bytes = 0 if self.norm is None else self.x.nbytes
+        first = self._ring_bytes + rows_bytes
+        return first if self._sum_bytes <= STATIC_BYTES else max(first, self._sum_bytes)
 
     @property
     def _sums_of_thread(self) -> int:
@@ -92,6 +107,7 @@ class PackedRing(PackedSource):
     def fits(self, figures: GpuFigures) -> bool:
         """Tell if rings and sums have room in shared memory, and the sums of a thread in half of its registers."""
         static = self._sum_bytes if self._sum_bytes <= STATIC_BYTES else 0
+        static += 0 if self.norm is None else 4 * self.warps * self.rows  # of the squares
         registers = REGISTERS // (32 * self.warps * self.resident)
         has_room = self.resident * (self.resident_bytes + static) <= figures.dynamic_bytes
         return self.stages > 1 and has_room and self._sums_of_thread <= registers // 2
@@ -121,12 +137,13 @@ class PackedRing(PackedSource):
             streams += stream("stream")
             copies += stream("copy")
         cuda = cuda.bind(STAGE_ZEROS=[] if packed.zeros is None else cuda("stage_zeros"))
+        normalise = self._normalise(cuda, arguments)
         rows, store = self.load_rows(cuda, arguments), self.store(arguments)
         parts = {"REQUEST": cuda("request", COPIES=copies), "LOAD_ROWS": rows, "MULTIPLY": cuda("multiply")}
         lines = cuda(
             "kernel",
             ROW_COORDINATES=self.row_coordinates(),
-            LOOPS=cuda("ring", STREAMS=streams, BEGIN=arguments.begin(), **parts),
+            LOOPS=cuda("ring", STREAMS=streams, BEGIN=arguments.begin(), NORMALISE=normalise, **parts),
             SUMS=cuda("sums" if self._sum_bytes <= STATIC_BYTES else "sums_in_rings"),
             SHARE=[],
             ADD_UP=cuda("add_warps" if count == 1 else "add_warps_of_two"),
@@ -135,6 +152,23 @@ class PackedRing(PackedSource):
         )
         launch = self.finished(lines, arguments, self.groups_of_tiles, self.resident)
         return replace(launch, resident_bytes=self.resident_bytes)
+
+    def _normalise(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+        """Return the statements that leave the normalised rows in shared memory."""
+        if self.norm is None:
+            return []
+        rows = BlockRows(self.norm.operands[0], self.norm, self.warps)
+        lines = [*rows.load(arguments), *rows.share("normalised")]
+        return cuda("normalise", RING_BYTES=self._ring_bytes, NORMED_ROWS=lines)
+
+    def load_rows(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+        if self.norm is None:
+            return super().load_rows(cuda, arguments)
+        lines: list[str] = []
+        for octet in range(self.octets):
+            each = cuda.bind(OCTET=octet, ROW=f"row{octet}", ROW_DEPTH=self.x.shape[-1])
+            lines += each("load_row", LOAD_NEIGHBOURS=each("load_normalised"))
+        return lines
 
     def _stream(self, cuda: CudaTemplate, arguments: Arguments, number: int, packed: PackedCodes) -> CudaTemplate:
         """Return the fragments that request the weights of a product."""

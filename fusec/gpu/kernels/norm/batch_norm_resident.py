@@ -119,7 +119,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         plan, arguments = self.sums, Arguments()
         lines = self.resident_body(arguments)
         launch = arguments.launch(f"{self.name}_{self.form}", lines, plan.blocks * plan.chunks, plan.block)
-        return (replace(launch, resident_bytes=self.resident_bytes, meets=plan.chunks > 1),)
+        return (replace(launch, resident_bytes=self.resident_bytes, cooperative=plan.chunks > 1),)
 
     @property
     def resident_bytes(self) -> int:

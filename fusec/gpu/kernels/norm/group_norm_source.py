@@ -144,8 +144,8 @@ class GroupSource(ResidentNorm):
         if tiling.clustered:
             launch = replace(launch, architecture=CLUSTERS, resident_bytes=DOOR_BYTES + ceil_div(self._sent, 16) * 16)
         else:
-            launch = replace(launch, meets=tiling.blocks > 1)
-        scratch_bytes = 8 * grid * self._groups if launch.meets else 0
+            launch = replace(launch, cooperative=tiling.blocks > 1)
+        scratch_bytes = 8 * grid * self._groups if launch.cooperative else 0
         return Kernel(self.step.name, (launch,), scratch_bytes)
 
     @property

@@ -76,12 +76,12 @@ def layer_norm_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures
     if any(v.node in step.prologue for node in step.epilogue for v in node.operands):
         return None
     name, made = "+".join(node.op.name for node in nodes), list[Kernel]()
-    for held, waves, ahead, meets in VARIANTS:
+    for held, waves, ahead, cooperative in VARIANTS:
         plan = _plan(step, held)
         if plan is not None and plan.lanes * _columns_bytes(step) <= SHARED_BYTES:
             source = _LayerNormBackwardSource(step, plan, waves * figures.processors, ahead, figures)
-            if source.is_possible and (not meets or source.may_meet):
-                launches = (source.one_launch(),) if meets else (source.rows(), source.columns())
+            if source.is_possible and (not cooperative or source.may_be_cooperative):
+                launches = (source.one_launch(),) if cooperative else (source.rows(), source.columns())
                 made.append(Kernel(name, launches, source.scratch_bytes))
     kernels = {kernel.key: kernel for kernel in made}
     return replace(made[0], others=tuple(kernels.values())[1:]) if made else None
@@ -252,7 +252,7 @@ class _LayerNormBackwardSource:
         return self.sums * self.blocks * self.size * (8 if self.kind == "double" else 4)
 
     @property
-    def may_meet(self) -> bool:
+    def may_be_cooperative(self) -> bool:
         """Tell if blocks can merge the sums themselves: there is a block for all columns."""
         return self._merge(self.plan.block // TOGETHER).blocks <= self.blocks and self.plan.block >= 32
 
@@ -274,7 +274,7 @@ class _LayerNormBackwardSource:
         arguments, merge = Arguments(), self._merge(self.plan.block // TOGETHER)
         lines = [*self._rows(arguments), f"meet({arguments.doors(1)}, {self.blocks}u);"]
         lines += ["{", *self._columns(arguments, merge, met=True), "}"]
-        return replace(self._make_launch("norm_backward", lines, arguments), meets=True)
+        return replace(self._make_launch("norm_backward", lines, arguments), cooperative=True)
 
     def _make_launch(self, name: str, lines: Sequence[str], arguments: Arguments) -> Launch:
         launch = arguments.launch(name, lines, self.blocks, self.plan.block)

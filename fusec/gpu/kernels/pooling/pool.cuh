@@ -24,6 +24,24 @@ FRAGMENT(pool_tap) {
   for (int j = 0; j < VECTOR; ++j) pooled[j] = COMBINED;
 }
 
+// Of bytes, as pairs of 16-bit integers: a byte is the upper half of one, and what is below it decides among equal bytes only.
+FRAGMENT(pool_bytes) {
+  u32 odd[WORDS], even[WORDS];
+  for (int w = 0; w < WORDS; ++w) odd[w] = even[w] = 0x80008000u;
+  EACH_TAP
+  Pack<u32, WORDS> largest;
+  for (int w = 0; w < WORDS; ++w) largest.v[w] = (odd[w] & 0xff00ff00u) | (even[w] >> 8 & 0x00ff00ffu);
+  store_pack<u32, WORDS>((u32*)(STORED), largest);
+}
+
+FRAGMENT(pool_tap_of_bytes) {
+  const Pack<u32, WORDS> taken = load_pack<u32, WORDS>((const u32*)(ELEMENTS));
+  for (int w = 0; w < WORDS; ++w) {
+    odd[w] = larger_halves(odd[w], taken.v[w]);
+    even[w] = larger_halves(even[w], taken.v[w] << 8);
+  }
+}
+
 // The first of the largest taps of a window, as `where`. NaN is the largest of all, and what is outside the smallest.
 FRAGMENT(find_largest) {
   NUMBER best[VECTOR]; int where[VECTOR];

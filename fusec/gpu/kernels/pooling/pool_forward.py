@@ -15,6 +15,8 @@ from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import (
+    MAX_VECTOR,
+    VECTOR_BYTES,
     PointwiseCode,
     Space,
     can_generate,
@@ -23,11 +25,13 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     strides_from,
     widest_vector,
 )
-from fusec.ir import DType, Node, Value
+from fusec.ir import DType, Node, Op, Value
 from fusec.ops import AvgPool, MaxPool
 from fusec.schedule.program import inputs_of
 
 UNROLLED = 64  # taps; the compiler decides about larger loops
+WORD = 4  # bytes
+Names = Sequence[str | None]  # the C expression of each coordinate; None is zero
 _CUDA = cuda_template(__package__, "pool.cuh")
 
 
@@ -49,7 +53,9 @@ def pool_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
     # neighbours are channels, which have the same window
     types = [*(v.type for v in outputs), x.type, *read] if along == 1 and x.type.strides[1] == 1 else []
     steps = [strides_from(t, rank, along) for t in types]
-    vector = widest_vector(y.type.shape[along], types, steps) if types else 1
+    in_words = not rest and _may_read_words(pool, figures)
+    most = VECTOR_BYTES if in_words else MAX_VECTOR
+    vector = widest_vector(y.type.shape[along], types, steps, most=most) if types else 1
     total = y.type.size // vector
     big = max(x.type.size, y.type.size) >= 1 << 31
     c_type = "u64" if big else "u32"
@@ -62,50 +68,83 @@ def pool_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
     lines.append(f"const {c_type} c{along} = pack * {vector}u;")
     names = tuple(f"c{d}" if d in dims else None for d in range(rank))
     arguments = Arguments()
-    lines += _windows(pool, names, vector, arguments)
-    code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, known={y: "pooled[j]"})
-    code.compute(rest, outputs)
-    lines += code.lines()
+    space = Space(y.type.shape, names, along, vector)
+    if in_words and vector % WORD == 0:
+        lines += _words(pool, space, arguments)
+    else:
+        lines += _windows(pool, names, vector, arguments)
+        code = PointwiseCode(space, arguments, known={y: "pooled[j]"})
+        code.compute(rest, outputs)
+        lines += code.lines()
     return Kernel(name, (arguments.launch(pool.op.name, lines, ceil_div(total, BLOCK)),))
 
 
-def _windows(pool: Node, names: Sequence[str | None], vector: int, arguments: Arguments) -> list[str]:
-    """Compute the results of a thread's window in `pooled`."""
-    op, x = pool.op, pool.operands[0].type
-    assert isinstance(op, (MaxPool, AvgPool))
-    number, n = compute_type(x.dtype), x.rank - 2
-    cuda = _CUDA.bind(TYPE=C_TYPES[x.dtype], NUMBER=number, VECTOR=vector)
-    pointer = arguments.read(pool.operands[0])
-    average = isinstance(op, AvgPool)
-    spatial = zip(x.shape[2:], op.window, op.strides, op.dilations, op.pads[:n], op.pads[n:], strict=True)
-    loops: list[dict[str, str | int]] = []
-    inside: list[str] = []
-    for d, (size, window, stride, dilation, before, after) in enumerate(spatial):
-        outside = f"(unsigned)p{d} >= {size}u"
-        if average and op.count_include_pad:
-            outside = f"p{d} >= {size + after}"
-            inside.append(f"(unsigned)p{d} < {size}u")
-        place = f"(int){names[2 + d] or 0} * {stride} - {before} + k{d} * {dilation}"
-        loops.append({"TAP": f"k{d}", "TAPS": window, "PIXEL": f"p{d}", "PLACE": place, "OUTSIDE": outside})
-    count = [f"if (!({' && '.join(inside)})) continue;"] if inside else []
-    coordinates = Space(x.shape, (*names[:2], *(f"({_index(x.size)})p{d}" for d in range(n))))
+def _may_read_words(pool: Node, figures: GpuFigures) -> bool:
+    """Tell if a thread may find its largest bytes as halves of words, for which Hopper has an instruction."""
+    return isinstance(pool.op, MaxPool) and pool.result.type.dtype is DType.I8 and figures.has("sm_90")
+
+
+def _words(pool: Node, space: Space, arguments: Arguments) -> list[str]:
+    """Store the largest bytes of a thread's windows."""
+    cuda = _CUDA.bind(WORDS=space.vector // WORD)
+    body = cuda("pool_tap_of_bytes", ELEMENTS=_elements(pool, space.names, arguments))
+    stored = f"{arguments.write(pool.result)} + {space.offset(pool.result.type)}"
+    return cuda("pool_bytes", EACH_TAP=_each_tap(pool, space.names, body), STORED=stored)
+
+
+def _windows(pool: Node, names: Names, vector: int, arguments: Arguments) -> list[str]:
+    """Compute the results of a thread's windows in `pooled`."""
+    op, dtype = pool.op, pool.operands[0].type.dtype
+    number, average = compute_type(dtype), isinstance(op, AvgPool)
+    cuda = _CUDA.bind(TYPE=C_TYPES[dtype], NUMBER=number, VECTOR=vector)
     body = cuda(
         "pool_tap",
-        COUNT_TAP=["++count;", *count] if average else [],
-        ELEMENTS=f"{pointer} + {coordinates.offset(x)}",
+        COUNT_TAP=["++count;", *_skip_pads(pool)] if average else [],
+        ELEMENTS=_elements(pool, names, arguments),
         COMBINED="pooled[j] + wide(taken.v[j])" if average else "nmax(pooled[j], wide(taken.v[j]))",
     )
-    unroll = "#pragma unroll" if math.prod(op.window) <= UNROLLED else ""
-    for loop in reversed(loops):
-        body = cuda("each_tap", UNROLL=unroll, BODY=body, **loop)
     result = f"pooled[j] / {number}(count < 1 ? 1 : count)" if average else "pooled[j]"
     return cuda(
         "pool_window",
-        START=literal(0, x.dtype) if average else _lowest(x.dtype),
+        START=literal(0, dtype) if average else _lowest(dtype),
         DECLARE_COUNT=["int count = 0;"] if average else [],
-        EACH_TAP=body,
-        RESULT=rounded_to(result, x.dtype),
+        EACH_TAP=_each_tap(pool, names, body),
+        RESULT=rounded_to(result, dtype),
     )
+
+
+def _elements(pool: Node, names: Names, arguments: Arguments) -> str:
+    """Return the address of a tap's elements."""
+    x = pool.operands[0].type
+    pixel = (f"({_index(x.size)})p{d}" for d in range(x.rank - 2))
+    return f"{arguments.read(pool.operands[0])} + {Space(x.shape, (*names[:2], *pixel)).offset(x)}"
+
+
+def _each_tap(pool: Node, names: Names, body: list[str]) -> list[str]:
+    """Return loops over the taps of a window that count."""
+    op, x = pool.op, pool.operands[0].type
+    assert isinstance(op, (MaxPool, AvgPool))
+    n = x.rank - 2
+    spatial = zip(x.shape[2:], op.window, op.strides, op.dilations, op.pads[:n], op.pads[n:], strict=True)
+    loops: list[dict[str, str | int]] = []
+    for d, (size, window, stride, dilation, before, after) in enumerate(spatial):
+        outside = f"p{d} >= {size + after}" if _counts_pads(op) else f"(unsigned)p{d} >= {size}u"
+        place = f"(int){names[2 + d] or 0} * {stride} - {before} + k{d} * {dilation}"
+        loops.append({"TAP": f"k{d}", "TAPS": window, "PIXEL": f"p{d}", "PLACE": place, "OUTSIDE": outside})
+    unroll = "#pragma unroll" if math.prod(op.window) <= UNROLLED else ""
+    for loop in reversed(loops):
+        body = _CUDA("each_tap", UNROLL=unroll, BODY=body, **loop)
+    return body
+
+
+def _skip_pads(pool: Node) -> list[str]:
+    """Leave out taps in pads, which an average counts, from its sum."""
+    inside = [f"(unsigned)p{d} < {size}u" for d, size in enumerate(pool.operands[0].type.shape[2:])]
+    return [f"if (!({' && '.join(inside)})) continue;"] if _counts_pads(pool.op) and inside else []
+
+
+def _counts_pads(op: Op) -> bool:
+    return isinstance(op, AvgPool) and op.count_include_pad
 
 
 def _index(size: int) -> str:

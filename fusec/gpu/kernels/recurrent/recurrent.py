@@ -231,7 +231,7 @@ class RecurrentPlan:
         lines = cuda("kernel", **self._parts(cuda, arguments))
         # one block a multiprocessor, so that a thread may use all registers that there are for it
         made = arguments.launch("recurrent", lines, self.grid, 32 * self.warps, resident=1)
-        return replace(made, resident_bytes=self.shared_bytes, meets=True)
+        return replace(made, resident_bytes=self.shared_bytes, cooperative=True)
 
     def _cuda(self, arguments: Arguments) -> CudaTemplate:
         node, op, threads = self.node, self.op, 32 * self.warps

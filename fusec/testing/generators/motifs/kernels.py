@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from fusec.ir import HALVES, DType, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
@@ -23,6 +25,8 @@ from fusec.ops import (
     Reshape,
     RmsNorm,
     Rotary,
+    Scatter,
+    Slice,
     TopK,
     Transpose,
     pw,
@@ -203,10 +207,12 @@ def few_rows(b: RandomGraph) -> None:
 
 
 def packed_product(b: RandomGraph) -> None:
-    """Draw a product of at most 16 rows with weights of 4 or 8 bits, with pointwise ops after it."""
+    """Draw a product of at most 16 rows with weights of 4 or 8 bits, with a norm before and pointwise ops after it."""
     b.dtype = _half(b)
-    depth, rows = b.pick([64, 128, 192]), b.pick([(1,), (2,), (5,), (16,), (1, 1), (3, 3)])
+    depth, rows = b.pick([64, 128, 192, 1024]), b.pick([(1,), (2,), (5,), (16,), (1, 1), (3, 3)])
     x = b.input(TensorType((*rows, depth), b.dtype))
+    if depth == 1024 and b.chance(70):
+        x = b.add(RmsNorm(-1), x, b.fresh(TensorType((depth,), b.dtype)))
     epilogue(b, multiply_packed(b, x, b.pick([16, 32, 48]), b.pick([16, 32, 64, depth])), 3)
 
 
@@ -234,6 +240,20 @@ def rotary(b: RandomGraph) -> None:
     y = b.add(Rotary(), x, *angles)
     if b.chance(40):
         draw_pointwise(b, b.pick(ACTIVATIONS), y)
+
+
+def write_rows(b: RandomGraph) -> None:
+    """Draw writes of rows at the same indices, some of them a part of a rotary embedding."""
+    count, features, places = b.pick([2, 1, 4]), b.pick([8, 6, 16, 2]), b.pick([5, 9])
+    at = [i - places if b.chance(20) else i for i in list(b.permutation(places))[:count]]
+    indices = b.graph.constant(np.array(at, b.pick([DType.I64, DType.I32]).numpy))
+    first = b.below(3)
+    heads = b.input(TensorType((1, first + count, 1, features), b.dtype))
+    y = b.add(Rotary(), heads, *(b.fresh(TensorType((1, 1, 1, features), b.dtype)) for _ in range(2)))
+    part = b.add(Slice((0, first, 0, 0), (1, count, 1, features), (1,) * 4), y)
+    rows = [b.add(Reshape((count, features)), part), b.fresh(TensorType((count, features), b.dtype))]
+    for new in rows[b.below(2) :]:
+        b.add(Scatter(), b.input(TensorType((places, features), b.dtype)), indices, new)
 
 
 def pointwise(b: RandomGraph) -> None:
@@ -364,6 +384,7 @@ KERNELS: Mapping[str, Draw] = {
             integer_product,
             packed_product,
             rotary,
+            write_rows,
             all_finite,
             non_max_suppression,
             top_k,

@@ -9,9 +9,12 @@ import pytest
 from gpu.kernels.cases import Case, awkward, build, check, rows
 from gpu.kernels.emulator import needs_compiler
 
+from fusec.gpu.kernels import GpuFigures
+from fusec.gpu.kernels.attention.attention_forward import tilings_of
 from fusec.gpu.kernels.codegen.wgmma import ARCHITECTURE
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Attention, Cast, Reshape, Slice, Transpose, pw
+from fusec.targets.target import load
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 
@@ -68,6 +71,7 @@ def attention_cases() -> list[Case]:
     return [
         rounded(F16, 70, 40, Attention(0.3)),
         rounded(BF16, 20, 64, Attention(0.125, causal=True)),
+        rounded(F16, 90, 64, Attention(0.3)),
         attended(F16, (1, 2, 1), (70, 90), (40, 40)),
         attended(BF16, (2, 1, 1), (33, 128), (16, 24), Attention(2.0)),
         attended(F16, (1, 1, 1), (5, 200), (48, 32), Attention(-1.0)),
@@ -168,3 +172,30 @@ def test_what_is_not_a_view_is_not_taken() -> None:
         return g.add(pw("relu"), g.add(Attention(0.3), q, k, v))
 
     assert build("behind", [rows(F16, 1, 1, 9, 8)] * 3, make).kernel is None
+
+
+def test_blocks_have_as_many_warps_as_queries_fill() -> None:
+    """Of BERT's 128 queries, and ViT's 197: no warp is idle, and one round has all keys."""
+    for length, queries in ((128, {128}), (197, {208, 224, 256}), (5, {16, 32, 64})):
+        tilings = tilings_of(length, length)
+        assert {t.queries for t in tilings} == queries
+        assert all(t.keys >= length for t in tilings)
+    assert tilings_of(64, 257) == tilings_of(4096, 4096)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 256), (5, 200), (256, 256), (128, 128)])
+@pytest.mark.parametrize("target", ["h200", "a100", "l4"])
+def test_short_attention_has_a_kernel_on_every_gpu(target: str, queries: int, keys: int) -> None:
+    case = replace(attended(F16, (1, 1, 1), (queries, keys), (64, 64)), figures=GpuFigures.of(load(target)))
+    kernel = case.kernel
+    assert kernel is not None
+    assert all(k.launches[0].resident_bytes <= case.figures.dynamic_bytes for k in (kernel, *kernel.others))
+
+
+@pytest.mark.parametrize(
+    ("width", "rounds", "stores"), [(64, False, 16), (32, False, 16), (40, False, 4), (64, True, 16), (32, True, 2)]
+)
+def test_a_thread_stores_sixteen_bytes_where_rows_are_whole(width: int, rounds: bool, stores: int) -> None:
+    case = rounded(F16, 20, width, Attention(0.3)) if rounds else attended(F16, (1, 1, 1), (20, 20), (width, width))
+    assert case.kernel is not None
+    assert ("octets" in case.kernel.launches[0].source) == (stores == 16)

@@ -12,7 +12,7 @@ from gpu.kernels.cases import each_way
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Attention
 
-SIZES = ((77, 77), (4096, 77), (500, 1000), (1024, 1024), (4096, 4096))
+SIZES = ((77, 77), (128, 128), (197, 197), (4096, 77), (500, 1000), (1024, 1024), (4096, 4096))
 CLOSE = {F16: 1e-3, BF16: 6e-3}
 
 

@@ -11,9 +11,10 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
+from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
 from fusec.gpu.kernels.codegen.kernel import Launch
 from fusec.ir import DType, Graph, TensorType, Value
-from fusec.ops import PackedMatMul, pw
+from fusec.ops import PackedMatMul, RmsNorm, pw
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 I4, U4, I8, U8 = DType.I4, DType.U4, DType.I8, DType.U8
@@ -78,6 +79,42 @@ def gated(dtype: DType, shape: tuple[int, ...], weights: Weights, **second: Any)
     return build(f"gated {dtype.value} {shape} {weights}", [TensorType(shape, dtype)], make)
 
 
+def normed(dtype: DType, shape: tuple[int, ...], weights: Weights, order: tuple[int, ...] = ()) -> Case:
+    """An RMS norm of the rows, and a product of its result."""
+
+    def make(g: Graph, x: Value, scale: Value) -> Value:
+        y = g.add(PackedMatMul(weights.block), g.add(RmsNorm(-1, 1e-3), x, scale), *weights.operands(g))
+        return g.add(pw("swish", beta=1.0), y)
+
+    types = [TensorType(shape, dtype, order), rows(dtype, shape[-1])]
+    return build(f"normed {dtype.value} {shape} {weights} {order}", types, make)
+
+
+def normed_and_gated(dtype: DType, shape: tuple[int, ...], weights: Weights) -> Case:
+    """An RMS norm of the rows, and two products of its result."""
+
+    def make(g: Graph, x: Value, scale: Value) -> Value:
+        y = g.add(RmsNorm(-1, 1e-3), x, scale)
+        gate, up = (
+            g.add(PackedMatMul(weights.block), y, *replace(weights, seed=seed).operands(g)) for seed in range(2)
+        )
+        return g.add(pw("mul"), g.add(pw("swish", beta=1.0), gate), up)
+
+    types = [rows(dtype, *shape), rows(dtype, shape[-1])]
+    return build(f"normed and gated {dtype.value} {shape} {weights}", types, make)
+
+
+def normed_cases() -> list[Case]:
+    cases = [
+        normed(F16, (1, 1, 2048), Weights(I4, 96, 2048, 32)),
+        normed(BF16, (3, 1024), Weights(U4, 32, 1024, 64, zeros=True)),
+        normed(F16, (2, 2, 1024), Weights(I8, 64, 1024, 32, F32), (1, 0, 2)),
+        normed_and_gated(F16, (1, 2048), Weights(I4, 96, 2048, 32)),
+        normed_and_gated(BF16, (4, 1024), Weights(U8, 32, 1024, 128)),
+    ]
+    return cases + [replace(case, figures=replace(FIGURES, processors=2)) for case in cases]
+
+
 def gated_cases() -> list[Case]:
     cases = [
         gated(F16, (1, 2048), Weights(I4, 96, 2048, 32)),
@@ -102,6 +139,7 @@ def packed_cases() -> list[Case]:
         product(F16, (2, 2368), Weights(U4, 32, 2368, 64)),  # chunks that no number of warps divides
         *ring_cases(),
         *gated_cases(),
+        *normed_cases(),
     ]
 
 
@@ -263,3 +301,24 @@ def test_weights_are_requested_before_earlier_launches_end() -> None:
             for i, (kind, argument) in enumerate(pairs):
                 if argument.value is not None and kind.startswith("const ") and argument.value.literal is None:
                     assert launch.source.index(f"a{i} = from_here(a{i})") > waits
+
+
+def test_a_norm_of_few_rows_and_products_of_its_result_are_a_proposal() -> None:
+    case = normed_and_gated(F16, (1, 2048), Weights(I4, 96, 2048, 32))
+    assert all(may_begin(case.nodes[:n], FIGURES) for n in range(1, len(case.nodes) + 1))
+    assert [is_joint_work(case.nodes[:n]) for n in (1, 2)] == [False, True]
+    assert normed(F16, (5, 2048), Weights(I4, 96, 2048, 32)).kernel is None, "five rows"
+
+
+def test_a_norm_that_is_stored_stays_a_step() -> None:
+    def make(g: Graph, x: Value, scale: Value) -> list[Value]:
+        y = g.add(RmsNorm(-1, 1e-3), x, scale)
+        return [y, g.add(PackedMatMul(32), y, *Weights(I4, 96, 2048, 32).operands(g))]
+
+    assert build("stored", [rows(F16, 1, 2048), rows(F16, 2048)], make).kernel is None
+
+
+def test_rows_are_normalised_after_the_first_weights_are_requested() -> None:
+    for launch in rings(normed(F16, (1, 2048), Weights(I4, 96, 2048, 32))):
+        before, _, after = launch.source.partition("wait_for_launches();")
+        assert launch.early and "copy_ahead" in before and "squares" not in before and "squares" in after

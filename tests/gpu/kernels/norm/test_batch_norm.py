@@ -207,7 +207,7 @@ def test_one_launch_whose_blocks_meet(
     cases = [replace(case, figures=figures) for case in cases]
     cases = [case for case in cases if case.kernel is not None and case.kernel.others]
     found = [case.kernel.others[0] for case in cases if case.kernel is not None]
-    assert len(found) > 60 and sum(way.launches[0].meets for way in found) > 20
+    assert len(found) > 60 and sum(way.launches[0].cooperative for way in found) > 20
     assert all((way.launches[0].resident_bytes > 0) == (kept > 0) for way in found)
     assert not any("copy_ahead" in way.launches[0].source for way in found)
     emulator = Emulator(found)
@@ -361,7 +361,7 @@ def test_images_of_a_network_on_the_device(rng: np.random.Generator, kept: int) 
             for way in each_way(case.kernel):
                 if not launcher.runs(way):
                     continue
-                met += way.launches[0].meets
+                met += way.launches[0].cooperative
                 got = on_the_device(launcher, way, arrays, case.outputs)
                 for v, a, b in zip(case.outputs, got, want, strict=True):
                     a, b = a.astype(np.float64), b.astype(np.float64)

@@ -10,8 +10,8 @@ from gpu.kernels.cases import Case, assert_same, build, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.kernels.norm import group_norm
-from fusec.gpu.launch.kernel_launcher import variants_of
 from fusec.ir import DType, TensorType
 from fusec.ops import Cast, GroupNorm, pw
 
@@ -59,7 +59,7 @@ def at_once(kernel: Kernel | None) -> list[Kernel]:
 @needs_compiler
 def test_clusters_and_single_blocks(rng: np.random.Generator) -> None:
     some = cases()
-    found = [(case, way) for case in some for way in at_once(case.kernel) if not way.launches[0].meets]
+    found = [(case, way) for case in some for way in at_once(case.kernel) if not way.launches[0].cooperative]
     assert {case.name for case, _ in found} == {case.name for case in some}
     emulator = Emulator([way for _, way in found])
     for case, way in found:
@@ -84,7 +84,7 @@ def test_blocks_that_meet_find_the_doors_as_they_were(rng: np.random.Generator) 
         normed(F32, 4, 1, 40, 259, around="sum"),
     ]
     for case in some:
-        (way,) = (way for way in at_once(case.kernel) if way.launches[0].meets)
+        (way,) = (way for way in at_once(case.kernel) if way.launches[0].cooperative)
         assert way.launches[0].grid > 2 and way.scratch_bytes
         arrays, emulator = case.arrays(rng), Emulator([way])
         assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
@@ -128,7 +128,7 @@ def test_blocks_of_an_image_are_a_cluster_and_fill_the_gpu() -> None:
         first, *_ = at_once(normed(F16, 32, *shape).kernel)
         (launch,) = first.launches
         assert f"__cluster_dims__({blocks})" in launch.source and launch.cluster == blocks and launch.grid == 128
-        assert launch.architecture == "sm_90" and not launch.meets and not first.scratch_bytes
+        assert launch.architecture == "sm_90" and not launch.cooperative and not first.scratch_bytes
     (small, *_) = at_once(normed(F16, 32, 2, 1280, 8, 8).kernel)
     assert small.launches[0].grid == 64 and not small.launches[0].architecture
 
@@ -152,4 +152,4 @@ def test_what_does_not_fit_is_left_to_others() -> None:
     for case in others:
         assert not at_once(case.kernel), case.name
     many = at_once(normed(F16, 32, 16, 320, 64, 64).kernel)
-    assert many and not any(way.launches[0].meets for way in many), "more blocks than run at the same time"
+    assert many and not any(way.launches[0].cooperative for way in many), "more blocks than run at the same time"

@@ -8,7 +8,7 @@ import numpy as np
 from gpu.kernels.cases import Case, assert_same, build, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
-from fusec.gpu.launch.kernel_launcher import variants_of
+from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.ir import DType, Op, TensorType
 from fusec.ops import InstanceNorm, MaxPool, Resize, pw
 

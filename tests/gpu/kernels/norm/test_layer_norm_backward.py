@@ -145,7 +145,7 @@ def test_blocks_that_meet_for_their_columns(
     more = build("more", [x, x, p, x], added, shifted)
     long, more, *others = (replace(case, figures=ONE) for case in (long, more, *norm_backward_cases()))
     cases = [case for case in (long, more, *others) if case.kernel is not None]
-    met = [case for case in cases if case.kernel and case.kernel.launches[0].meets]
+    met = [case for case in cases if case.kernel and case.kernel.launches[0].cooperative]
     assert len(met) > 3 and all(case.kernel and len(case.kernel.launches) == 1 for case in met)
     assert long in met and more in met
     check(met, rng)

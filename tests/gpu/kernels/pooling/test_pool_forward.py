@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from gpu.kernels.cases import Case, awkward, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.errors import VerifyError
-from fusec.ir import DType, TensorType
+from fusec.gpu.kernels import GpuFigures
+from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import AvgPool, MaxPool, MaxPoolBackward, pw
+from fusec.targets.target import load
 
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
 
@@ -125,3 +128,34 @@ def test_the_stem_of_a_resnet(rng: np.random.Generator) -> None:
     assert case.kernel is not None
     assert "Pack<f16, 8>" in case.kernel.launches[0].source, "16 bytes in one load"
     check([case], rng)
+
+
+def any_byte(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Bytes of the whole range, a few of them far more often than others."""
+    often = rng.choice(np.array([-128, -1, 0, 127]), type.shape)
+    return np.where(rng.random(type.shape) < 0.3, often, rng.integers(-128, 128, type.shape)).astype(np.int8)
+
+
+def byte_case(channels: int, window: int, stride: int, extra: bool = False) -> Case:
+    pool = MaxPool((window, window), (stride, stride), (1,) * 4, (1, 1))
+
+    def make(g: Graph, x: Value) -> Value:
+        y = g.add(pool, x)
+        return g.add(pw("relu"), y) if extra else y
+
+    return build(f"{channels} {window}", [last(DType.I8, 2, channels, 9, 10)], make, any_byte, exact=True)
+
+
+@needs_compiler
+def test_the_largest_bytes_are_found_in_words(rng: np.random.Generator) -> None:
+    cases = [byte_case(64, 3, 2), byte_case(20, 2, 1), byte_case(8, 3, 3)]
+    check(cases, rng)
+    assert all("larger_halves" in case.kernel.launches[0].source for case in cases if case.kernel is not None)
+
+
+@needs_compiler
+def test_bytes_that_fill_no_words_or_are_computed_with_are_found_one_by_one(rng: np.random.Generator) -> None:
+    old = replace(byte_case(64, 3, 2), figures=GpuFigures.of(load("a100")))
+    cases = [byte_case(6, 3, 2), byte_case(64, 3, 2, extra=True), old]
+    check(cases, rng)
+    assert not any("larger_halves" in case.kernel.launches[0].source for case in cases if case.kernel is not None)

@@ -123,7 +123,9 @@ def test_all_blocks_of_a_launch_fit_on_the_target(dtype: DType, sizes: tuple[int
     figures = GpuFigures.of(load(name))
     kernel = replace(layer(Recurrent("lstm", "bidirectional"), dtype, sizes), figures=figures).kernel
     for launch in kernel.launches if kernel is not None else ():
-        assert launch.meets and launch.grid <= figures.processors and launch.resident_bytes <= figures.dynamic_bytes
+        assert (
+            launch.cooperative and launch.grid <= figures.processors and launch.resident_bytes <= figures.dynamic_bytes
+        )
 
 
 @pytest.mark.parametrize("name", names())

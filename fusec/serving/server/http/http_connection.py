@@ -1,22 +1,28 @@
 """Receive the bodies of inference requests straight into the memory that workers read.
 
 A server library gives a body in pieces of its own, which are copied several times. This protocol owns the connection of
-a client. It finds where each request starts and receives the body of an inference request into shared memory. The
-server library gets the head alone, with a Content-Length of 0. Other requests pass unchanged.
+a client. It finds where each request starts and receives the body of an inference request into shared memory.
+
+A plain request for inference is answered here, because that takes a fraction of the library's time. Of an unusual one,
+the library gets the head, with a Content-Length of 0. Other requests pass to it unchanged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import socket
 from collections import deque
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
+from typing import Any
 
+from fusec.serving.server.http.http_answer import HttpAnswer
+from fusec.serving.server.http.request_head import END, RequestHead, read_head
 from fusec.serving.server.memory.shared_arena import ALIGNMENT, SharedArena
-from fusec.serving.server.request_head import END, RequestHead, read_head
 
 _ROOM_BYTES = 16 << 10  # for heads; what arrives of a body with its head is copied once more
+_WAKE_BYTES = 256 << 10  # of a body, which the kernel collects before it wakes up this process
 _HEAD_BYTES = 8 << 10  # longer heads are for the server library to refuse
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -45,59 +51,71 @@ class ReceivedBody:
         return self.arena.memory[self.start + self.place : self.start + self.length]
 
 
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """Hold the options that all connections of a front end share.
+
+    arena: memory for bodies. most_bytes: of a body.
+    answer: called with a connection and the body of a plain request for inference; it calls `answered` later.
+    all: the connections that are open, by transport.
+    """
+
+    arena: SharedArena
+    most_bytes: int
+    answer: Callable[[HttpConnection, ReceivedBody], None]
+    all: MutableMapping[asyncio.BaseTransport, HttpConnection]
+
+
 class HttpConnection(asyncio.BufferedProtocol):
     """One connection.
 
+    A request that is answered here is answered before the next one is read, and after the library has answered all
+    that it got. So answers have the order of requests.
+
     bodies: one for each request for inference that the server library has and its handler does not have yet; None where
         there is no memory for it, or it is too large.
-
-    lost_track: it does not know where requests start, because of one that it could not read.
     """
 
-    def __init__(
-        self,
-        http: asyncio.Protocol,
-        arena: SharedArena,
-        most_bytes: int,
-        connections: MutableMapping[asyncio.BaseTransport, HttpConnection],
-    ):
-        """Take a connection.
-
-        http: protocol of the server library. most_bytes: of a body. connections: all of this process by transport;
-            while it is open, this one is there.
-        """
-        self._http, self._arena, self._most_bytes, self._connections = http, arena, most_bytes, connections
+    def __init__(self, http: asyncio.Protocol, options: ConnectionOptions):
+        """Take a connection. http: protocol of the server library."""
+        self._http, self._options = http, options
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._socket: Any = None
         self._room = bytearray(_ROOM_BYTES)
         self._view = memoryview(self._room)
         self._filled = 0
         self._pass: float = 0  # bytes of a body that go to the server library
         self._body: ReceivedBody | None = None
-        self._dropping = False
+        self._wake_bytes = 1
+        self._dropping = self._ending = False
+        self._answering = self._is_full = self._is_paused = False
+        self._of_library = 0  # requests that it has not answered
+        self._active_at = self._loop.time()
         self.bodies: deque[ReceivedBody | None] = deque()
 
     @property
     def lost_track(self) -> bool:
-        """Tell if all bytes go to the server library from now on."""
+        """Tell if all bytes go to the server library from now on, because a request could not be read."""
         return self._pass == math.inf
 
     @property
-    def is_receiving(self) -> bool:
-        """Tell if a body is on its way."""
-        return self._body is not None
+    def is_busy(self) -> bool:
+        """Tell if a body is on its way, or an answer that the server library does not give."""
+        return self._body is not None or self._answering
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start."""
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._connections[transport] = self
+        self._transport, self._socket = transport, transport.get_extra_info("socket")
+        self._options.all[transport] = self
         self._http.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release bodies that no handler took."""
         if self._transport is not None:
-            self._connections.pop(self._transport, None)
+            self._options.all.pop(self._transport, None)
+            self._transport = None
         if self._body is not None:
             self.bodies.append(self._body)
             self._body = None
@@ -108,12 +126,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._http.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Let the server library wait until the client reads."""
+        """Read no more requests, and let the server library wait, until the client reads."""
+        self._is_full = True
         self._http.pause_writing()
 
     def resume_writing(self) -> None:
-        """Let it write again."""
+        """Go on."""
+        self._is_full = False
         self._http.resume_writing()
+        self._go_on()
 
     def eof_received(self) -> bool | None:
         """Tell the server library."""
@@ -134,6 +155,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._body.place += nbytes
         if self._body.place == self._body.length:
             self._complete(self._body)
+        else:
+            self._wake_after(self._body.length - self._body.place)
 
     def expire(self, before: float) -> None:
         """Give up a body that began before some time. Its request is refused, and the connection closes."""
@@ -141,10 +164,43 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._body.late = self._dropping = True
             self._complete(self._body)
 
+    def close_idle(self, before: float) -> None:
+        """Close the connection if nothing is in progress, and nothing was since some time."""
+        is_idle = not self.is_busy and (not self._of_library or self.lost_track)
+        if is_idle and self._active_at < before and self._transport is not None:
+            self._transport.close()
+
+    def end(self) -> None:
+        """Close the connection after the answer that is in progress here, if there is one."""
+        self._ending = True
+
+    def answered(self, answer: HttpAnswer) -> None:
+        """Send an answer to the request that `ConnectionOptions.answer` got last, and take the next request."""
+        self._answering, self._active_at = False, self._loop.time()
+        if self._transport is None:  # the client is gone
+            return
+        self._transport.writelines(answer.written(self._ending))
+        if self._ending:
+            self._transport.close()
+        self._go_on()
+
+    def library_answered(self) -> None:
+        """Count an answer that the server library has sent, and take the next request."""
+        self._of_library = max(0, self._of_library - 1)
+        self._active_at = self._loop.time()
+
+    def _go_on(self) -> None:
+        if self._transport is None or self._transport.is_closing() or self._answering or self._is_full:
+            return
+        self._take()
+        if self._is_paused and not self._answering and not self._is_full:
+            self._is_paused = False
+            self._transport.resume_reading()
+
     def _take(self) -> None:
         """Take what is in the room: heads, and bytes of bodies."""
         place = 0
-        while place < self._filled and self._body is None:
+        while place < self._filled and self._body is None and not self._answering and not self._is_full:
             if self._pass:
                 end = int(min(self._filled, place + self._pass))
                 self._pass -= end - place
@@ -159,26 +215,31 @@ class HttpConnection(asyncio.BufferedProtocol):
                     place = end + self._start(body, end)
                     continue
                 self._pass = math.inf if head.length is None else head.length
+                self._of_library += 1
                 if head.infers:
                     self.bodies.append(None)
+            self._active_at = self._loop.time()
             self._http.data_received(bytes(self._view[place:end]))
             place = end
         left = self._filled - place
         self._room[:left] = self._room[place : self._filled]
         self._filled = left
+        if left and (self._answering or self._is_full) and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
 
     def _begin(self, head: RequestHead) -> ReceivedBody | None:
         """Take memory for the body of a request for inference; None if the server library shall refuse it."""
-        if not head.infers or head.length is None or head.length > self._most_bytes:
+        if not head.infers or head.length is None or head.length > self._options.most_bytes:
             return None
         before = -(head.json_bytes or 0) % ALIGNMENT  # so that binary tensors are aligned, and are copied fast
-        nbytes = before + head.length
-        start = self._arena.take(nbytes)
+        nbytes, arena = before + head.length, self._options.arena
+        start = arena.take(nbytes)
         if start is None:
             return None
         if head.expects and self._transport is not None:
             self._transport.write(_CONTINUE)
-        return ReceivedBody(self._arena, (start, nbytes), start + before, head, head.length, self._loop.time())
+        return ReceivedBody(arena, (start, nbytes), start + before, head, head.length, self._loop.time())
 
     def _start(self, body: ReceivedBody, place: int) -> int:
         """Copy what has arrived of a body with its head, and return the number of these bytes."""
@@ -188,11 +249,26 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._body = body
         if count == body.length:
             self._complete(body)
+        else:
+            self._wake_after(body.length - count)
         return count
+
+    def _wake_after(self, nbytes: int) -> None:
+        """Let the kernel wake up this process when so many bytes have arrived, or enough to copy them efficiently."""
+        wanted = min(nbytes, _WAKE_BYTES)
+        if wanted != self._wake_bytes and self._socket is not None:
+            self._wake_bytes = wanted
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
     def _complete(self, body: ReceivedBody) -> None:
         self._body = None
+        self._wake_after(1)
+        if body.head.is_plain and not self._of_library and not body.late:
+            self._answering = True
+            self._options.answer(self, body)
+            return
         self.bodies.append(body)
+        self._of_library += 1
         self._http.data_received(body.head.without_body)
 
 

@@ -1,0 +1,53 @@
+// Rows that are written into a tensor: write_rows.py explains it and fills in the names in capitals.
+
+// The blocks of one part of the work, from FIRST on; i is the number of a pack of neighbours.
+FRAGMENT(part) {
+  if (blockIdx.x >= FIRST && blockIdx.x < END) {
+    const u32 i = (blockIdx.x - FIRST) * BLOCKu + threadIdx.x;
+    if (i < COUNT) {
+      WORK
+    }
+  }
+}
+
+// Neighbours of the result of an embedding.
+FRAGMENT(embed) {
+  const u32 element = i * VECTORu;
+  COORDINATES
+  ROTATE
+}
+
+// Neighbours of a new row, unless there is no place for it.
+FRAGMENT(write) {
+  const u32 row = i / PACKSu, column = i % PACKSu * VECTORu;
+  const i64 index = (i64)INDICES[row], place = index < 0 ? index + ROWS : index;
+  if (place >= 0 && place < ROWS) {
+    NEIGHBOURS
+  }
+}
+
+FRAGMENT(copy) {
+  store_pack<TYPE, VECTOR>(RESULT + (place * WIDTH + column), load_pack<TYPE, VECTOR>(NEW + (row * WIDTHu + column)));
+}
+
+// The same neighbours of the embedding whose result holds the row.
+FRAGMENT(embed_row) {
+  const u32 element = STARTu + row * WIDTHu + column;
+  COORDINATES
+  ROTATE
+}
+
+// The other rows, where the result has memory of its own.
+FRAGMENT(keep) {
+  if ((const void*)OLD != (const void*)RESULT) {
+    for (u64 i = (u64)blockIdx.x * BLOCKu + threadIdx.x; i < OLD_PACKS; i += (u64)BLOCKS * BLOCKu) {
+      const i64 row = (i64)(i / PACKSull);
+      bool is_new = false;
+      for (u32 n = 0; n < COUNT; ++n) {
+        const i64 index = (i64)INDICES[n];
+        is_new |= row == (index < 0 ? index + ROWS : index);
+      }
+      if (!is_new) store_pack<TYPE, VECTOR>(RESULT + i * VECTORu, load_pack<TYPE, VECTOR>(OLD + i * VECTORu));
+    }
+  }
+}

@@ -1,0 +1,170 @@
+"""Compile kernels in child processes, and take compiled ones (cubins) from a file or the cache.
+
+NVRTC compiles one source at a time in a process, however many threads ask it. So each core gets a process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+
+from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, prelude, variants_of
+from fusec.gpu.launch import nvrtc_process
+from fusec.plans.plan_record import NVRTC, Choice, Entry
+
+# As CuPy compiles sources, so that a kernel computes the same bits whoever compiled it.
+OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
+MAX_PROCESSES = 16
+KEY_PREFIX = "kernel "  # of the name of a source, before its digest
+NO_CHOICE = Choice(NVRTC, ())
+
+
+@dataclass(frozen=True)
+class CudaSource:
+    """A CUDA source with the architecture to compile it for, such as `sm_90` or `sm_90a`."""
+
+    code: str
+    architecture: str
+
+    @cached_property
+    def key(self) -> str:
+        """Return a text that is equal for equal sources; files and the cache name a cubin by it."""
+        digest = hashlib.sha256("\n".join((*OPTIONS, self.architecture, self.code)).encode())
+        return KEY_PREFIX + digest.hexdigest()
+
+
+def source_of(launch: Launch, sm: int) -> CudaSource:
+    """Return the source of a launch for a compute capability, such as 90."""
+    own = launch.architecture if launch.architecture.endswith("a") else f"sm_{sm}"
+    return CudaSource(prelude() + launch.source, own)
+
+
+def entry_of(key: str, cubin: bytes) -> Entry:
+    """Return a cubin as an entry of a file or the cache. Its blob has the key, so that it is trusted for that alone."""
+    return Entry(NO_CHOICE, key.encode() + b"\n" + cubin)
+
+
+def cubin_in(key: str, entry: Entry | None) -> bytes | None:
+    """Return the cubin of an entry; None if it has none, or one of another source."""
+    found, _, cubin = (b"" if entry is None else entry.blob or b"").partition(b"\n")
+    return cubin if found == key.encode() else None
+
+
+class Cubins:
+    """Cubins that are known, and those that child processes compile.
+
+    known: returns the entry that a file or the cache has for a key; only of a cubin that is trusted
+    store: receives the entries of new cubins, by key
+    libraries: NVRTC's libraries, in the order to load
+    """
+
+    def __init__(
+        self,
+        known: Callable[[str], Entry | None] = lambda key: None,
+        store: Callable[[Mapping[str, Entry]], None] = lambda entries: None,
+        libraries: Sequence[str] = (),
+    ):
+        self._known, self._store, self._libraries = known, store, libraries
+        self._coming: dict[str, Future[bytes | None]] = {}
+
+    def expect(self, sources: Iterable[CudaSource]) -> None:
+        """Start to compile sources that are not known, in child processes; `get` waits for them."""
+        wanted = {source.key: source for source in sources if source.key not in self._coming}
+        unknown = [source for key, source in wanted.items() if cubin_in(key, self._known(key)) is None]
+        self._coming |= compiled(unknown, self._libraries)
+
+    def get(self, source: CudaSource) -> bytes | None:
+        """Return the cubin of a source; None if it is not known and no child process compiled it.
+
+        Warns if child processes fail.
+        """
+        coming = self._coming.get(source.key)
+        if coming is None:
+            return cubin_in(source.key, self._known(source.key))
+        try:
+            return coming.result()
+        except OSError as error:
+            warnings.warn(f"a kernel is compiled in this process, because another one failed: {error}", stacklevel=2)
+            return None
+
+    def store(self, sources: Iterable[CudaSource]) -> None:
+        """Store the cubins that child processes compiled of these sources, for the next process."""
+        coming = {source.key: future for source in sources if (future := self._coming.pop(source.key, None))}
+        good = {key: future for key, future in coming.items() if future.exception() is None}
+        found = {key: cubin for key, future in good.items() if (cubin := future.result()) is not None}
+        if found:
+            self._store({key: entry_of(key, cubin) for key, cubin in found.items()})
+
+
+def compile_all(
+    kernels: Iterable[Kernel], sm: int, libraries: Sequence[str], report: Callable[[int, int], None]
+) -> dict[str, Entry]:
+    """Compile kernels with their variants for a compute capability, by the key of the source.
+
+    report: receives the number of sources that are compiled, and that of all.
+    Sources that are not compiled are left out, because NVRTC on the GPU's machine may compile them.
+    """
+    launches = (launch for kernel in kernels for variant in variants_of(kernel) for launch in variant.launches)
+    launches = (launch for launch in launches if _runs_on(launch, sm))
+    sources = {source.key: source for launch in launches for source in [source_of(launch, sm)]}
+    found: dict[str, Entry] = {}
+    for count, (key, coming) in enumerate(compiled(list(sources.values()), libraries).items(), 1):
+        if coming.exception() is None and (cubin := coming.result()) is not None:
+            found[key] = entry_of(key, cubin)
+        report(count, len(sources))
+    return found
+
+
+def _runs_on(launch: Launch, sm: int) -> bool:
+    """Return True if a compute capability has the instructions of a launch; `sm_90a` means that one alone."""
+    wanted = int(launch.architecture.strip("sm_a") or 0)
+    return sm == wanted if launch.architecture.endswith("a") else sm >= wanted
+
+
+def compiled(sources: Sequence[CudaSource], libraries: Sequence[str]) -> dict[str, Future[bytes | None]]:
+    """Start to compile sources in child processes, and return a cubin for each key.
+
+    It is None for a source that NVRTC refuses. It raises OSError if the child process failed.
+    """
+    futures = {source.key: Future[bytes | None]() for source in sources}
+    waiting: queue.SimpleQueue[CudaSource] = queue.SimpleQueue()
+    for source in sources:
+        waiting.put(source)
+    for _ in range(min(len(sources), os.cpu_count() or 1, MAX_PROCESSES)):
+        threading.Thread(
+            target=_work, args=(waiting, futures, list(libraries)), name="fusec-nvrtc", daemon=True
+        ).start()
+    return futures
+
+
+def _work(
+    waiting: queue.SimpleQueue[CudaSource], futures: Mapping[str, Future[bytes | None]], libraries: list[str]
+) -> None:
+    """Compile what is waiting in a process. If the process dies, its source fails, and another one starts."""
+    child: nvrtc_process.NvrtcChild | None = None
+    for source in _rest(waiting):
+        try:
+            child = child or nvrtc_process.NvrtcChild(libraries)
+            cubin = child.cubin(source.code, (*OPTIONS, f"--gpu-architecture={source.architecture}"))
+        except OSError as error:
+            child = None
+            futures[source.key].set_exception(error)
+        else:
+            futures[source.key].set_result(cubin)
+    if child is not None:
+        child.close()
+
+
+def _rest(waiting: queue.SimpleQueue[CudaSource]) -> Iterator[CudaSource]:
+    while True:
+        try:
+            yield waiting.get_nowait()
+        except queue.Empty:
+            return

@@ -1,0 +1,51 @@
+"""Compile CUDA C by NVRTC through CuPy, which stores the machine code on disk for all processes."""
+
+from __future__ import annotations
+
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import cupy
+
+from fusec.gpu.kernels.codegen.kernel import prelude
+
+OPTIONS = ("--std=c++17",)
+_VERSION_LOCK = Lock()
+
+
+def function_of(source: str, entry: str, cooperative: bool = False, architecture: str = "") -> Any:
+    """Compile a source after the shared prelude, and return one of its functions.
+
+    cooperative: all blocks of a launch run at the same time, because they wait for each other.
+    architecture: see `Launch`; the only one that a source is for, such as `sm_90a`, is passed to NVRTC.
+    """
+    own = (f"-arch={architecture}",) if architecture.endswith("a") else ()
+    options = (*OPTIONS, *own)
+    with _VERSION_LOCK:
+        _compile_nothing(options, cooperative)
+    return _module(prelude() + source, options, cooperative).get_function(entry)
+
+
+@cache
+def _compile_nothing(options: tuple[str, ...], cooperative: bool) -> None:
+    """Compile an empty kernel, because CuPy asks NVRTC for its version before the first module with the same options.
+
+    Several threads would all ask, and wait for each other.
+    """
+    _module('extern "C" __global__ void fusec_nothing() {}', options, cooperative).compile()
+
+
+def _module(code: str, options: tuple[str, ...], cooperative: bool) -> Any:
+    return cupy.RawModule(code=code, options=options, backend="nvrtc", enable_cooperative_groups=cooperative)
+
+
+def compute_capability() -> int:
+    """Return the compute capability of this GPU, such as 90."""
+    return int(cupy.cuda.Device().compute_capability)
+
+
+def is_here(architecture: str) -> bool:
+    """Return True if this GPU has the instructions of an architecture; `sm_90a` means that architecture alone."""
+    own, wanted = compute_capability(), int(architecture.strip("sm_a"))
+    return own == wanted if architecture.endswith("a") else own >= wanted

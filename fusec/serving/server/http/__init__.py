@@ -1,0 +1,1 @@
+"""Speak HTTP for inference requests: heads, bodies in shared memory, and answers."""

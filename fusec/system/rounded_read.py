@@ -1,0 +1,45 @@
+"""Read numbers and round them to another type, part by part on several cores.
+
+The numbers are never in memory as a whole in their own type. To touch new memory takes longer than to read a file that
+the system has in memory, so each thread reads into one small buffer again and again.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from fusec.system.byte_ranges import ByteRanges
+
+PART_BYTES = 1 << 20  # small enough to be rounded while it is in the cache of the processor
+PARALLEL_BYTES = 1 << 25  # starting threads for less takes longer than it saves
+MOST_THREADS = 8  # for one array, because several arrays are read at the same time
+
+
+def read_rounded(data: ByteRanges, offset: int, count: int, own: np.dtype[Any], dtype: np.dtype[Any]) -> Any:
+    """Return `count` numbers of type `own`, from a byte on, as a flat array of another type, each rounded once.
+
+    Raises OSError: when they cannot be read.
+    """
+    made = np.empty(count, dtype)
+    each = PART_BYTES // own.itemsize
+    threads = min(os.cpu_count() or 1, MOST_THREADS) if count * own.itemsize >= PARALLEL_BYTES else 1
+
+    def every(first: int) -> None:
+        room = np.empty(min(each, count), own)
+        for start in range(first * each, count, threads * each):
+            part = room[: min(each, count - start)]
+            data.read_into(part.view(np.uint8).data, offset + start * own.itemsize)
+            with np.errstate(all="ignore"):  # each thread has its own settings
+                made[start : start + part.size] = part
+
+    if threads == 1:
+        every(0)
+        return made
+    with ThreadPoolExecutor(threads, thread_name_prefix="fusec-read") as pool:
+        for _ in pool.map(every, range(threads)):
+            pass
+    return made

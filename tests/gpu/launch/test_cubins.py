@@ -1,0 +1,88 @@
+"""Test the compilation of kernels in child processes, by NVRTC, which needs no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusec.gpu.cudnn.deviceless import nvrtc_libraries
+from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.codegen.kernel import Arguments, Launch
+from fusec.gpu.launch.cubins import Cubins, CudaSource, compile_all, cubin_in, entry_of, source_of
+from fusec.plans.plan_record import Entry
+
+SOURCES = [
+    CudaSource(f'extern "C" __global__ void k{i}(float* x) {{ x[threadIdx.x] = {i}.0f; }}', "sm_90a") for i in range(3)
+]
+needs_nvrtc = pytest.mark.skipif(
+    not all(Path(each).exists() for each in nvrtc_libraries()), reason="NVRTC is not from a wheel"
+)
+
+
+def launch(name: str, text: str, architecture: str = "") -> Launch:
+    made = Arguments().launch(name, [text], 1)
+    return Launch(made.entry, made.source, 1, 256, (), (), architecture=architecture)
+
+
+@needs_nvrtc
+def test_child_processes_compile_each_source_once_and_store_it() -> None:
+    stored: dict[str, Entry] = {}
+    cubins = Cubins(stored.get, stored.update, nvrtc_libraries())
+    cubins.expect(SOURCES)
+    for number, source in enumerate(SOURCES):
+        cubin = cubins.get(source)
+        assert cubin is not None
+        assert cubin.startswith(b"\x7fELF")
+        assert f"k{number}".encode() in cubin
+    assert not stored
+    cubins.store(SOURCES[:2])
+    assert stored.keys() == {source.key for source in SOURCES[:2]}
+    again = Cubins(stored.get, libraries=("not asked",))
+    again.expect(SOURCES[:2])
+    assert again.get(SOURCES[0]) == cubins.get(SOURCES[0])
+
+
+@needs_nvrtc
+def test_a_source_that_nvrtc_refuses_has_no_cubin() -> None:
+    wrong = CudaSource("no C", "sm_90")
+    cubins = Cubins(libraries=nvrtc_libraries())
+    cubins.expect([*SOURCES, wrong])
+    assert cubins.get(wrong) is None
+    assert cubins.get(SOURCES[2]) is not None
+
+
+def test_without_nvrtc_there_is_a_warning_and_no_cubin(recwarn: pytest.WarningsRecorder) -> None:
+    cubins = Cubins(libraries=("libnot-there.so",))
+    cubins.expect(SOURCES)
+    assert [cubins.get(source) for source in SOURCES] == [None] * len(SOURCES)
+    assert "compiled in this process, because another one failed: NVRTC does not load" in str(recwarn.list[0].message)
+
+
+def test_a_key_depends_on_source_and_architecture() -> None:
+    one = CudaSource("a", "sm_90")
+    assert one.key == CudaSource("a", "sm_90").key
+    assert len({one.key, CudaSource("a", "sm_90a").key, CudaSource("b", "sm_90").key}) == 3
+    assert source_of(launch("a", ""), 80).architecture == "sm_80"
+    assert source_of(launch("a", "", "sm_90"), 100).architecture == "sm_100"
+    assert source_of(launch("a", "", "sm_90a"), 90).architecture == "sm_90a"
+
+
+def test_a_cubin_belongs_to_one_key() -> None:
+    one, other = (source.key for source in SOURCES[:2])
+    assert cubin_in(one, entry_of(one, b"code\n more")) == b"code\n more"
+    assert cubin_in(other, entry_of(one, b"code")) is None
+    assert cubin_in(one, None) is None
+
+
+@needs_nvrtc
+def test_kernels_are_compiled_with_the_variants_that_the_target_runs() -> None:
+    first, second = launch("first", ""), launch("second", "", "sm_90a")
+    wrong, newer = launch("wrong", "no C"), launch("newer", "", "sm_100")
+    others = tuple(Kernel("other", (each,)) for each in (second, wrong, newer))
+    counts: list[tuple[int, int]] = []
+    kernels = [Kernel("k", (first,), others=others)]
+    found = compile_all(kernels, 90, nvrtc_libraries(), lambda done, total: counts.append((done, total)))
+    assert found.keys() == {source_of(first, 90).key, source_of(second, 90).key}
+    assert counts == [(1, 3), (2, 3), (3, 3)]
+    assert compile_all(kernels, 80, nvrtc_libraries(), lambda *_: None).keys() == {source_of(first, 80).key}
