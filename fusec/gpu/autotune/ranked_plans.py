@@ -12,11 +12,15 @@ from fusec.plans.plan_record import Choice
 
 @dataclass(frozen=True)
 class Offer:
-    """Plan that cuDNN or cuBLASLt offers for a graph, before it is built."""
+    """Plan that cuDNN or cuBLASLt offers for a graph, before it is built.
+
+    named: created by engine and knobs; `place` is among such plans, and not in cuDNN's list
+    """
 
     place: int
     choice: Choice
     precompiled: bool
+    named: bool = False
 
 
 class PlanBench(Protocol):

@@ -1,6 +1,6 @@
 """Compile kernels in child processes, and take compiled ones (cubins) from a file or the cache.
 
-NVRTC compiles one source at a time in a process, however many threads ask it. So each core gets a process of its own.
+NVRTC compiles one source at a time in a process, however many threads ask it. So several processes compile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fusec.plans.plan_record import NVRTC, Choice, Entry
 
 # As CuPy compiles sources, so that a kernel computes the same bits whoever compiled it.
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
-MAX_PROCESSES = 16
+MAX_PROCESSES = 4  # more took longer on a machine with 16 cores, because each loads NVRTC
 KEY_PREFIX = "kernel "  # of the name of a source, before its digest
 NO_CHOICE = Choice(NVRTC, ())
 
@@ -137,7 +137,7 @@ def compiled(sources: Sequence[CudaSource], libraries: Sequence[str]) -> dict[st
     waiting: queue.SimpleQueue[CudaSource] = queue.SimpleQueue()
     for source in sources:
         waiting.put(source)
-    for _ in range(min(len(sources), os.cpu_count() or 1, MAX_PROCESSES)):
+    for _ in range(min(len(sources), len(os.sched_getaffinity(0)), MAX_PROCESSES)):
         threading.Thread(
             target=_work, args=(waiting, futures, list(libraries)), name="fusec-nvrtc", daemon=True
         ).start()

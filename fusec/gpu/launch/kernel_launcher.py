@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ import cupy
 import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, variants_of
+from fusec.gpu.launch.cubin_function import CubinFunction
 from fusec.gpu.launch.cubins import Cubins, source_of
 from fusec.gpu.launch.dependent_launch import DependentFunction, driver
 from fusec.gpu.measure.random_inputs import RandomInputs, kernels_apart
@@ -234,16 +234,11 @@ def _loaded(launch: Launch, cubins: Cubins) -> Any:
     if cubin is None:
         return None
     cupy.cuda.runtime.memGetInfo()  # creates a CUDA context in this thread
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        try:
-            return cupy.RawModule(path=file.name, enable_cooperative_groups=launch.cooperative).get_function(
-                launch.entry
-            )
-        except cupy.cuda.driver.CUDADriverError as error:  # compiled for a newer driver
-            warnings.warn(f"the compiled kernel {launch.entry} does not load, so it is compiled: {error}", stacklevel=2)
-            return None
+    try:
+        return CubinFunction(cubin, launch.entry, launch.cooperative)
+    except cupy.cuda.driver.CUDADriverError as error:  # compiled for a newer driver
+        warnings.warn(f"the compiled kernel {launch.entry} does not load, so it is compiled: {error}", stacklevel=2)
+        return None
 
 
 def _has_room(function: Any, launch: Launch) -> bool:
