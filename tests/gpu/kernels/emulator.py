@@ -130,7 +130,7 @@ def functions(code: str) -> dict[str, Function]:
     def bound(entry: str, body: str) -> Callable[[Launch, Sequence[int]], None]:
         function = getattr(library, f"run_{entry}")
         function.restype = ctypes.c_char_p
-        waits = int(any(word in body for word in ("reduce_threads", "__syncthreads", "__syncwarp")))
+        waits = int(any(word in body for word in ("reduce_threads", "__syncthreads", "__syncwarp", "any_of_warp")))
 
         def run(launch: Launch, pointers: Sequence[int]) -> None:
             kept, addresses = ctypes.c_size_t(launch.resident_bytes), (ctypes.c_void_p * len(pointers))(*pointers)

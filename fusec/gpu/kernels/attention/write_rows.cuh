@@ -37,17 +37,21 @@ FRAGMENT(embed_row) {
   ROTATE
 }
 
-// The other rows, where the result has memory of its own.
+// The other rows, where the result has memory of its own. A warp copies a row.
 FRAGMENT(keep) {
   if ((const void*)OLD != (const void*)RESULT) {
-    for (u64 i = (u64)blockIdx.x * BLOCKu + threadIdx.x; i < OLD_PACKS; i += (u64)BLOCKS * BLOCKu) {
-      const i64 row = (i64)(i / PACKSull);
+    const u32 lane = threadIdx.x % 32u;
+    for (i64 row = blockIdx.x * WARPSu + threadIdx.x / 32u; row < ROWS; row += BLOCKS * WARPSu) {
       bool is_new = false;
-      for (u32 n = 0; n < COUNT; ++n) {
+      for (u32 n = lane; n < COUNT; n += 32u) {
         const i64 index = (i64)INDICES[n];
         is_new |= row == (index < 0 ? index + ROWS : index);
       }
-      if (!is_new) store_pack<TYPE, VECTOR>(RESULT + i * VECTORu, load_pack<TYPE, VECTOR>(OLD + i * VECTORu));
+      if (any_of_warp(is_new)) continue;
+      for (u32 i = lane; i < PACKSu; i += 32u) {
+        const i64 at = row * WIDTH + i * VECTORu;
+        store_pack<TYPE, VECTOR>(RESULT + at, load_pack<TYPE, VECTOR>(OLD + at));
+      }
     }
   }
 }

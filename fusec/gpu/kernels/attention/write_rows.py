@@ -3,7 +3,7 @@
 Each part of the work has blocks of its own: the results of embeddings that other steps read, and the new rows of each
 write. An embedding is computed again for the rows that are a part of its result, because that takes less time than a
 launch. Where the result of a write has the memory of its operand, as the cache of a decoder does, only new rows are
-written. Else all blocks copy the other rows.
+written. Else a warp copies each other row.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def write_rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigu
         parts.embed(node)
     for write in writes:
         parts.write(write)
-    largest = max((write.scatter.result.type.size for write in writes), default=0)
-    blocks = max(parts.blocks, min(figures.processors, ceil_div(largest, BLOCK)))
+    most_rows = max((write.scatter.result.type.shape[0] for write in writes), default=0)
+    blocks = max(parts.blocks, min(figures.processors, ceil_div(most_rows, BLOCK // 32)))
     lines = [*parts.lines, *(line for write in writes for line in parts.keep(write, blocks))]
     arguments = parts.arguments
     launch = arguments.launch("write_rows", [*arguments.begin(), *lines], blocks)
@@ -125,11 +125,11 @@ class _Parts:
             OLD=self.arguments.read(old),
             RESULT=self.arguments.write(result),
             INDICES=self.arguments.read(indices),
-            OLD_PACKS=by_value(result.type.size // vector, long=True),
             PACKS=width // vector,
+            WIDTH=width,
             COUNT=by_value(indices.type.size),
             ROWS=result.type.shape[0],
-            BLOCK=BLOCK,
+            WARPS=BLOCK // 32,
             BLOCKS=by_value(blocks),
         )
 
