@@ -68,6 +68,7 @@ def test_other_commands_use_the_likely_sizes(tmp_path: Path) -> None:
     [
         (("--shape", "N=1..a"), "sizes are whole numbers joined by commas, or ranges such as 1..32"),
         (("--shape", "N=4..1"), "its sizes must be 0 or more and must not fall"),
+        (("--shape", "Q=4"), "there is no input 'Q'; inputs: x; dims: N"),
         (("--shape", "Q=1..4"), "there is no input or symbolic dim 'Q'; inputs: x; dims: N"),
         (("--bucket", "N=2"), "--bucket N=2: give the range of the dim, as in --shape N=1..32"),
         (("--shape", "N=1..4", "--bucket", "N=a"), "buckets are whole numbers joined by commas"),

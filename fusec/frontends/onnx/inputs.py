@@ -36,6 +36,9 @@ def input_types(
         except VerifyError as error:
             problems.append(f"input {value.name!r}: {error}")
     known = printable(", ".join(declared)) or "none"
+    symbols = sorted({d for dims in declared.values() for d in dims or () if isinstance(d, str) and d})
+    if symbols:  # a name that is misspelt may be meant for one of them
+        known += f"; dims: {printable(', '.join(symbols))}"
     problems += [f"there is no input {name!r}; inputs: {known}" for name in shapes if name not in declared]
     if problems:
         raise report(file, problems)

@@ -67,6 +67,8 @@ def _arg(kind: str) -> OpFunction:
 
 
 def _hardmax(g: Emitter, x: Value, axis: int) -> Value:
+    if not x.type.size:
+        return x
     at = first_of(g, x, axis, "max")
     return g.cast(g(pw("cmp_eq"), at, along(g, x.type.shape[axis], axis, x.type.rank)), x.type.dtype)
 

@@ -206,6 +206,8 @@ def _ones(g: Emitter, x: Value, axis: int) -> Value:
 
 
 def mean_variance_norm(g: Emitter, x: Value, /, *, axes: Sequence[int] = (0, 2, 3)) -> Value:
+    if not x.type.size:  # a batch of 0
+        return x
     dims = axes_of(axes, x.type.rank)
     centred = g(pw("sub"), x, g(Reduce("mean", dims), x))
     deviation = g(pw("sqrt"), g(Reduce("mean", dims), g(pw("mul"), centred, centred)))
