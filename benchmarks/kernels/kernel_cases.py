@@ -10,6 +10,7 @@ import numpy as np
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
+    AttentionBackward,
     BatchNormBackward,
     BatchNormTrain,
     Cast,
@@ -219,6 +220,10 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "depthwise 5x5, 32x240x28x28": ([nhwc(32, 240, 28, 28)], depthwise(240, 5, 1)),
     "depthwise 7x7, 32x96x56x56": ([nhwc(32, 96, 56, 56)], depthwise(96, 7, 1)),
     "attention, 2x8x4096x40": ([rows(2, 8, 4096, 40)] * 3, lambda g, *x: g.add(Attention(0.158), *x)),
+    "attention backward, 32x12x197x64": (
+        [*[rows(32, 12, 197, 64)] * 5, rows(32, 12, 197, 1, dtype=F32)],
+        lambda g, *x: g.insert(AttentionBackward(0.125), x).results,
+    ),
     "few filters 7x7, 1x32x256x256": ([nhwc(1, 32, 256, 256)], few_filters(3, 32, 7)),
     "few filters 7x7, 32x32x256x256": ([nhwc(32, 32, 256, 256)], few_filters(3, 32, 7)),
     "few channels 7x7, 32x4x256x256 to 32": ([nhwc(32, 4, 256, 256)], convolution(32, 4, 7)),

@@ -173,6 +173,7 @@ class Machine:
     def cudnn(self) -> Any:
         return types.SimpleNamespace(
             create_handle=lambda: "handle",
+            destroy_handle=lambda handle: None,
             set_stream=lambda handle, stream: self.cudnn_streams.append(stream),
             backend_version=lambda: self.cudnn_version,
             __version__="1.28.0",
@@ -390,7 +391,7 @@ class Machine:
 
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
-    from fusec.gpu import backend, device_arrays, host_buffers, nvrtc
+    from fusec.gpu import backend, device_arrays, host_buffers, nvrtc, warm_up
     from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
@@ -409,6 +410,8 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
         patch(module, "cudnn", cudnn)
     patch(plan_list, "cudnn", cudnn)
     patch(cubin_function, "cupy", cupy)
+    patch(warm_up, "cudnn", cudnn)
+    patch(warm_up, "emit", machine.emit)
     patch(cubins, "compiled", machine.compile_elsewhere)
     patch(launch, "driver", lambda: None)  # launches run one after the other
     patch(timer, "Gate", Gate)

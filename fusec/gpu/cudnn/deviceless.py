@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import sysconfig
 from pathlib import Path
 
 from fusec.errors import TargetError
@@ -40,6 +41,20 @@ def cudnn_library() -> Path | None:
     """
     given = [Path(folder) / "libcudnn.so.9" for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     return next((path for path in given if path.exists()), None) or find_library("libcudnn.so.*")
+
+
+def load_cudnn() -> None:
+    """Load the wheel's libcudnn where cuDNN's frontend does not look for it; call this before cudnn is imported.
+
+    The frontend looks in the site-packages of this interpreter alone: not in those of the user, nor of the system under
+    a virtual environment, nor in PYTHONPATH. It then takes a library of this name that is already loaded.
+    """
+    library = cudnn_library()
+    if library is not None and not library.is_relative_to(sysconfig.get_path("purelib")):
+        try:
+            ctypes.CDLL(str(library))
+        except OSError as error:
+            raise TargetError(f"{library} does not load ({error}): {INSTALL}; or take --target cpu") from error
 
 
 def cudnn_wheel() -> tuple[int, str] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels.attention import attention_forward, rotary, write_rows
+from fusec.gpu.kernels.attention import attention_backward, attention_forward, rotary, write_rows
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.kernels.convolution import (
@@ -33,6 +33,7 @@ from fusec.ops import Cast
 Family = Callable[[Sequence[Node], Sequence[Value], GpuFigures], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
     attention_forward.attention_forward,
+    attention_backward.attention_backward,
     multi_tensor.multi_tensor,  # before pointwise, because that writes a piece of source for each tensor
     pointwise.pointwise,
     instance_norm.instance_norm,  # before row reductions, because its variants include theirs

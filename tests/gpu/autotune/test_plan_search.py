@@ -37,6 +37,7 @@ class Table:
     wrong: Mapping[int, float] = field(default_factory=dict[int, float])  # plan -> error
     reference: bool = True
     compiled: frozenset[int] = frozenset()
+    slow: frozenset[int] = frozenset()  # to compile
     cost_s: float = 0.0
     now: float = 0.0
     built: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -52,7 +53,7 @@ class Table:
         times = self.times[graph.tensors[0].dims[-1]]
         if not times:
             raise ExecutionError("declined")
-        offers = [Offer(i, Choice(i, ((2, i),)), i not in self.compiled) for i in range(len(times))]
+        offers = [Offer(i, Choice(i, ((2, i),)), i not in self.compiled, i in self.slow) for i in range(len(times))]
         others = [Offer(len(times) + i, Choice(BLAS, ((0, i),)), True) for i in range(len(self.library))]
         return [*offers, *others]
 

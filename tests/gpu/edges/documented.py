@@ -137,12 +137,12 @@ DOCUMENTED = (
         "k (nan|-?inf)",
     ),
     Documented(
-        "attention_backward with an infinity, or the largest number, in dy or v: other infinities, fewer digits",
-        "the sum that is subtracted from each score's gradient is added in another order",
-        ("value", "nan lost"),
-        ("cudnn",),
+        "attention_backward with an infinity, the largest or least number in dy or v: other infinities, fewer digits",
+        "gradients of scores are rounded to 16 bits, and the sum subtracted from each is added in another order",
+        ("value", "digits", "nan lost"),
+        ("cudnn", "kernel"),
         r"^attention_backward (dy|v) ",
-        "inf|max",
+        "inf|max|least",
     ),
     Documented(
         "convolution of fp16 with windows larger than 1x1: 0 instead of -infinity",

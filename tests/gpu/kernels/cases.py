@@ -53,7 +53,7 @@ class Case:
         return drawn | {v: v.literal.array for v in self.graph.values() if v.literal is not None}
 
     def reference(self, arrays: dict[Value, np.ndarray]) -> list[np.ndarray]:
-        known = self._evaluated(arrays)
+        known = self.evaluated(arrays)
         return [known[v] for v in self.outputs]
 
     def magnitudes(self, arrays: dict[Value, np.ndarray]) -> list[np.ndarray | float]:
@@ -61,7 +61,7 @@ class Case:
 
         The rounding of a sum scales with its operands, and not with a result in which they cancel.
         """
-        known, sizes = self._evaluated(arrays), list[np.ndarray | float]()
+        known, sizes = self.evaluated(arrays), list[np.ndarray | float]()
         for value in self.outputs:
             op = value.node.op if value.node is not None else None
             if isinstance(op, Reduce) and op.kind in ("sum", "mean") and value.type.dtype.is_float:
@@ -77,7 +77,7 @@ class Case:
                 sizes.append(0.0)
         return sizes
 
-    def _evaluated(self, arrays: dict[Value, np.ndarray]) -> dict[Value, np.ndarray]:
+    def evaluated(self, arrays: dict[Value, np.ndarray]) -> dict[Value, np.ndarray]:
         known = dict(arrays)
         with np.errstate(all="ignore"):
             for node in self.nodes:

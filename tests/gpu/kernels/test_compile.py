@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.kernels.attention.test_attention_backward import backward_cases
 from gpu.kernels.attention.test_attention_forward import attention_cases
 from gpu.kernels.attention.test_rotary import cases as rotary_cases
 from gpu.kernels.attention.test_write_rows import cases as row_write_cases
@@ -71,6 +72,7 @@ def shaped_cases() -> list[Case]:
         *normed(),
         *surrounded(),
         *attention_cases(),
+        *backward_cases(),
         *channel_cases(),
         *surrounded_channels(),
         *norm_backward_cases(),

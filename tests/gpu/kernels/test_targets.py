@@ -118,11 +118,19 @@ def test_blocks_and_clusters_that_no_gpu_starts_are_found() -> None:
     assert "blocks of 2048 threads" in misfit(tall, FIGURES)
 
 
+def of_hopper(kernel: Kernel) -> bool:
+    """Tell if all variants of a kernel have launches for Hopper alone."""
+    return all(any(launch.architecture == "sm_90a" for launch in way.launches) for way in each_way(kernel))
+
+
 @pytest.mark.parametrize("target", names())
 def test_a_smaller_gpu_keeps_its_kernels(target: str) -> None:
-    """A T4 lacks room for keys of 64 features, and copies for gated products. On an A100 arithmetic bounds one."""
+    """A T4 lacks room for keys of 64 features, and copies for gated products. On an A100 arithmetic bounds one.
+
+    Gradients of attention need products that only Hopper has.
+    """
     both = zip(all_cases(), of_cases(DEFAULT), of_cases(target), strict=True)
-    lost = [case for case, here, there in both if here is not None and there is None]
+    lost = [case for case, here, there in both if here is not None and there is None and not of_hopper(here)]
     allowed = {"t4": ("attention", "gated"), "a100": ("(11, 1152, 7, 7) 192",)}.get(target, ())
     assert all(any(word in f"{case.name} {case.nodes}" for word in allowed) for case in lost)
 

@@ -85,7 +85,7 @@ class GroupTiles(WarpTiles):
         kind = C_TYPES[self.views[0].dtype]
         return [
             *wgmma.product(kind, self.tiling.step),
-            *wgmma.product(kind, self.width * 8, turned=True),
+            *wgmma.product(kind, self.width * 8, by_rows=True),
         ]
 
     def declare(self) -> list[str]:
@@ -155,5 +155,5 @@ class GroupTiles(WarpTiles):
         return [
             line
             for octet in range(0, self.tiling.step // 8, 2)
-            for line in _CUDA("issue_sum", **self.holes, PRODUCT=f"ENTRY_{self.width * 8}_turned", OCTET=octet)
+            for line in _CUDA("issue_sum", **self.holes, PRODUCT=f"ENTRY_{self.width * 8}_by_rows", OCTET=octet)
         ]

@@ -636,21 +636,40 @@ DEVICE void seen_by_groups() {}
 // A tile holds columns of b one after the other; if TURNED, rows. Tiles are `lead` bytes apart along the depth, and
 // `stride` bytes along the columns.
 template <class T, int N, bool TURNED>
+DEVICE void multiply_tiles(float (*sums)[4], const u32 (&a)[4], const u8* b, u32 lead, u32 stride, int onto) {
+  const u32 g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u;
+  for (int n = 0; n < N; ++n) {
+    u32 words[2];
+    for (u32 i = 0; i < 2u; ++i) {
+      const u16* tile = (const u16*)(b + i * lead + n * stride);
+      ALIGNED(tile, 16);
+      words[i] = TURNED ? tile[16 * t + g] | (u32)tile[16 * t + 8 + g] << 16 : ((const u32*)tile)[4 * g + t];
+    }
+    for (int e = 0; e < 4 && !onto; ++e) sums[n][e] = 0.0f;
+    multiply_tile<T>(sums[n], a[0], a[1], a[2], a[3], words[0], words[1]);
+  }
+}
+template <class T, int N, bool TURNED>
 DEVICE void group_product(float (&d)[N][4], const u32 (&a)[4], const void* b, u32 lead, u32 stride, int onto) {
   float (*sums)[4] = d;
   const u32 a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
   group_does([=] {
-    const u32 g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u;
-    for (int n = 0; n < N; ++n) {
-      u32 words[2];
-      for (u32 i = 0; i < 2u; ++i) {
-        const u16* tile = (const u16*)((const u8*)b + i * lead + n * stride);
-        ALIGNED(tile, 16);
-        words[i] = TURNED ? tile[16 * t + g] | (u32)tile[16 * t + 8 + g] << 16 : ((const u32*)tile)[4 * g + t];
-      }
-      for (int e = 0; e < 4 && !onto; ++e) sums[n][e] = 0.0f;
-      multiply_tile<T>(sums[n], a0, a1, a2, a3, words[0], words[1]);
+    const u32 words[4] = {a0, a1, a2, a3};
+    multiply_tiles<T, N, TURNED>(sums, words, (const u8*)b, lead, stride, onto);
+  });
+}
+// The same where a is in shared memory, too, as tiles that hold its rows. Tiles are 128 bytes apart along rows and columns.
+template <class T, int N>
+DEVICE void group_product_of_tiles(float (&d)[N][4], const void* a, u32 a_lead, const void* b, u32 b_lead, int onto) {
+  float (*sums)[4] = d;
+  group_does([=] {
+    u32 words[4];
+    for (u32 i = 0; i < 4u; ++i) {
+      const u8* tile = (const u8*)a + i / 2u * a_lead + (threadIdx.x / 32u % 4u * 2u + i % 2u) * 128u;
+      ALIGNED(tile, 16);
+      words[i] = ((const u32*)tile)[threadIdx.x % 32u];
     }
+    multiply_tiles<T, N, false>(sums, words, (const u8*)b, b_lead, 128u, onto);
   });
 }
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)

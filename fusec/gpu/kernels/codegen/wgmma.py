@@ -22,19 +22,19 @@ def offset(octets: int) -> int:
     return min(range(8), key=worst)
 
 
-def product(kind: str, columns: int, turned: bool = False) -> list[str]:
+def product(kind: str, columns: int, by_rows: bool = False) -> list[str]:
     """Generate the function ENTRY_<columns>: d[64][columns] (+)= a[64][16] b[16][columns].
 
     b is stored in shared memory as tiles of 8 x 8. They are `lead` bytes apart along the depth and `stride` bytes apart
     along the columns, and begin `offset` bytes after the pointer.
 
-    turned: each tile is stored with its own rows; else transposed. The function's name then ends with `_turned`.
+    by_rows: each tile is stored with its own rows; else transposed. The function's name then ends with `_by_rows`.
     """
-    count, name = columns // 2, f"ENTRY_{columns}{'_turned' * turned}"
+    count, name = columns // 2, f"ENTRY_{columns}{'_by_rows' * by_rows}"
     sums, words = (", ".join(f"%{i}" for i in span) for span in (range(count), range(count, count + 4)))
-    written = ", ".join(f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count))
+    written = _written(count)
     given = ", ".join(f'"r"(a[{i}])' for i in range(4))
-    emulated = f"group_product<{kind}, {columns // 8}, {str(turned).lower()}>"
+    emulated = f"group_product<{kind}, {columns // 8}, {str(by_rows).lower()}>"
     head = f"DEVICE void {name}(float (&d)[{columns // 8}][4], const u32 (&a)[4], const void* b, u32 offset, "
     return [
         f"{head}u32 lead, u32 stride, int onto) {{",
@@ -43,9 +43,38 @@ def product(kind: str, columns: int, turned: bool = False) -> list[str]:
         "#else",
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "',
         f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "',
-        f'    "{{{sums}}}, {{{words}}}, %{count + 4}, p, 1, 1, {int(turned)}; }}"',
+        f'    "{{{sums}}}, {{{words}}}, %{count + 4}, p, 1, 1, {int(by_rows)}; }}"',
         f"    : {written}",
         f'    : {given}, "l"(group_tiles(b, lead, stride) + (offset >> 4)), "r"(onto));',
         "#endif",
         "}",
     ]
+
+
+def product_of_tiles(kind: str, columns: int) -> list[str]:
+    """Generate the function ENTRY_<columns>_of_tiles: d[64][columns] (+)= a[64][16] b[16][columns].
+
+    a and b are stored in shared memory as tiles of 8 x 8, a with its rows and b with its columns. The tiles of both
+    are `lead` bytes apart along the depth, and 128 bytes apart along the rows of a and the columns of b.
+    """
+    count = columns // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    head = f"DEVICE void ENTRY_{columns}_of_tiles(float (&d)[{columns // 8}][4], const void* a, u32 a_lead, "
+    return [
+        f"{head}const void* b, u32 b_lead, int onto) {{",
+        "#ifdef FUSEC_EMULATED",
+        f"  group_product_of_tiles<{kind}, {columns // 8}>(d, a, a_lead, b, b_lead, onto);",
+        "#else",
+        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; "',
+        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "',
+        f'    "{{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"',
+        f"    : {_written(count)}",
+        '    : "l"(group_tiles(a, a_lead, 128u)), "l"(group_tiles(b, b_lead, 128u)), "r"(onto));',
+        "#endif",
+        "}",
+    ]
+
+
+def _written(count: int) -> str:
+    """Return the operands of an instruction that adds to `count` sums of a thread."""
+    return ", ".join(f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count))

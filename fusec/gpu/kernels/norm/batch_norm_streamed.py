@@ -24,6 +24,7 @@ from fusec.schedule.program import inputs_of
 
 BYTES_AHEAD = 64 << 10  # of a block, under way at the same time
 MOST_AHEAD = 8  # turns
+COPIED_FIRST = True  # begin the second pass with elements that the cache still holds
 _CUDA = cuda_template(__package__, "batch_norm_streamed.cuh")
 
 
@@ -138,6 +139,9 @@ class BatchNormStreamed(BatchNormResident):
     def _second_turn(self, step: str) -> str:
         """Return the turn of a step of the second pass: what was copied most recently comes first."""
         stay = self.resident
+        if COPIED_FIRST and stay < self.turns:
+            copied = self.turns - stay
+            return f"{step} < {copied}u ? {self.turns - 1}u - {step} : {step} - {copied}u"
         return step if stay == self.turns else f"{step} < {stay}u ? {step} : {stay + self.turns - 1}u - {step}"
 
     def _slot_of(self, element: Value, stored: Value | None = None) -> str:
@@ -217,7 +221,9 @@ class BatchNormStreamed(BatchNormResident):
         self.normalise(code, "j")
         code.compute(self.step.epilogue, self.step.epilogue_outputs)
         if again:  # slots of turns that stay are not filled again
-            again = [f"if (ahead >= {self.resident + self.depth}u) {{", *again, "}"]
+            first = self.depth if COPIED_FIRST else self.resident + self.depth
+            end = self.turns - self.resident if COPIED_FIRST else self.turns
+            again = [f"if (ahead >= {first}u && ahead < {end}u) {{", *again, "}"]
         stream = self._streamed_cuda(
             "stream",
             BODY=self._turn(self._second_turn("step"), code.lines()),

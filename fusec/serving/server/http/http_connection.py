@@ -168,7 +168,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Close the connection if nothing is in progress, and nothing was since some time."""
         is_idle = not self.is_busy and (not self._of_library or self.lost_track)
         if is_idle and self._active_at < before and self._transport is not None:
-            self._transport.close()
+            self._transport.abort()  # not `close`, which waits for a client that does not read
 
     def end(self) -> None:
         """Close the connection after the answer that is in progress here, if there is one."""

@@ -12,6 +12,8 @@ import numpy as np
 from fusec.ir import HALVES, DType, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
+    AttentionBackward,
+    AttentionTrain,
     Cast,
     Conv,
     InstanceNorm,
@@ -57,6 +59,16 @@ def attention_forward(b: RandomGraph) -> None:
 
 
 _ROWS = (5, 16, 17, 1, 33, 40)
+
+
+def attention_backward(b: RandomGraph) -> None:
+    """Draw the gradients of attention of up to 64 features in fp16, from the results of its forward op."""
+    heads, features = (b.pick([1, 2]), b.pick([1, 2])), b.pick([16, 32, 48, 64])
+    rows, keys, ordered = b.pick(_ROWS), b.pick(_ROWS), b.chance(20)
+    q, k, v = (b.input(TensorType((*heads, length, features), DType.F16)) for length in (rows, keys, keys))
+    scale = b.pick([0.25, 0.125])
+    y, sums = b.insert(AttentionTrain(scale), q, k, v).results
+    b.insert(AttentionBackward(scale, ordered=ordered), b.input(y.type), q, k, v, y, sums)
 
 
 def multi_tensor(b: RandomGraph) -> None:
@@ -351,6 +363,7 @@ KERNELS: Mapping[str, Draw] = {
     for draw in (
         *(
             attention_forward,
+            attention_backward,
             multi_tensor,
             pointwise,
             instance_norm,
