@@ -145,8 +145,8 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "Where is a CUDA graph captured?": "gpu/launch/cuda_graph.py",
     "Which steps run side by side?": "schedule/dependencies.py finds the steps that each must wait for; "
     "gpu/launch/cuda_graph.py captures both orders and times them",
-    "Where is a launch made dependent?": "`early` of a `Launch` (gpu/kernels/codegen/kernel.py), which the source of a "
-    "kernel sets; gpu/launch/dependent_launch.py launches it so",
+    "Where is a launch made dependent?": "`dependent` of a `Launch` (gpu/kernels/codegen/kernel.py), which each kernel "
+    "sets for itself; gpu/launch/dependent_launch.py launches it so",
     "Where is CUDA source compiled?": "gpu/nvrtc.py",
     "Where does a decoder store keys and values?": "generation/decoder_graph.py makes them state of two programs; "
     "execution/state.py holds state on the device",

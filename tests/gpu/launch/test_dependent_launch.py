@@ -125,7 +125,7 @@ def test_an_early_launch_waits_for_the_launch_before_it(front: str, kind: str, r
     count = x.type.size
     tried = 0
     for way in variants_of(case.kernel):
-        if not (way.launches[0].early and launcher.runs(way)):
+        if not (way.launches[0].dependent and launcher.runs(way)):
             continue
         tried += 1
         arrays = case.arrays(rng)

@@ -193,17 +193,17 @@ class AttentionSource:
             RESULT_QUERY=result.strides[2],
             RESULT_START=result.start,
         )
-        early = bool(self.rounding)  # before a product of bytes, which copies its weights meanwhile
+        dependent = bool(self.rounding)  # before a product of bytes, which copies its weights meanwhile
         launch = arguments.launch(
             "attention",
-            [*arguments.begin(), *lines] if early else lines,
+            [*arguments.begin(), *lines] if dependent else lines,
             batch * heads * blocks,
             tiling.threads,
             preamble=tiles.preamble(),
             resident=tiling.resident,
         )
         architecture = wgmma.ARCHITECTURE if tiling.grouped else ""
-        launch = replace(launch, resident_bytes=tiles.shared_bytes, architecture=architecture, early=early)
+        launch = replace(launch, resident_bytes=tiles.shared_bytes, architecture=architecture, dependent=dependent)
         return Kernel("attention", (launch,))
 
     def _store(self, arguments: Arguments, octets: int) -> list[str]:

@@ -58,7 +58,7 @@ def rotary(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures)
         ROTATE=rotate(node, found, vector, arguments, lambda code: code.compute(epilogue, outputs)),
     )
     launch = arguments.launch("rotary", [*arguments.begin(), *lines], ceil_div(total, BLOCK))
-    return Kernel(name, (replace(launch, early=True),))  # of one token it takes about as long as a launch
+    return Kernel(name, (replace(launch, dependent=True),))  # of one token it takes about as long as a launch
 
 
 def neighbours(node: Node, view: View, outputs: Sequence[Value], epilogue: Sequence[Node] = ()) -> int:

@@ -44,7 +44,7 @@ def write_rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigu
     lines = [*parts.lines, *(line for write in writes for line in parts.keep(write, blocks))]
     arguments = parts.arguments
     launch = arguments.launch("write_rows", [*arguments.begin(), *lines], blocks)
-    return Kernel("+".join(node.op.name for node in nodes), (replace(launch, early=True),))
+    return Kernel("+".join(node.op.name for node in nodes), (replace(launch, dependent=True),))
 
 
 @dataclass

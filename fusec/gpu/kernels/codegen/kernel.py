@@ -77,7 +77,7 @@ class Launch:
     architecture: `sm_90` for the first architecture that has the instructions; `sm_90a` for the only one; empty
         for any.
     cluster: blocks of a thread block cluster. They run at the same time and access each other's shared memory.
-    early: a dependent launch. It may begin before the launch before it has ended, and waits for that by itself.
+    dependent: it may begin before the launch before it has ended, and waits for that by itself.
     """
 
     entry: str
@@ -91,7 +91,7 @@ class Launch:
     numbers: tuple[tuple[str, int], ...] = ()
     architecture: str = ""
     cluster: int = 1
-    early: bool = False
+    dependent: bool = False
 
     @property
     def key(self) -> str:

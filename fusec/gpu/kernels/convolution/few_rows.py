@@ -175,7 +175,7 @@ class FewRowsSource:
             RESULT_COORDINATES=split_index("at", [(f"y{d}", step.y.shape[d]) for d in range(step.y.rank - 1)]),
             EPILOGUE=store,
         )
-        return replace(arguments.launch("few_rows", lines, blocks, threads, resident=self.resident), early=True)
+        return replace(arguments.launch("few_rows", lines, blocks, threads, resident=self.resident), dependent=True)
 
     def _loads(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
         """Request the weights of a group, each column of which is contiguous in memory."""

@@ -82,7 +82,7 @@ class PackedSource:
     def finished(self, lines: Sequence[str], arguments: Arguments, blocks: int, resident: int = 0) -> Launch:
         """Return the launch with this body."""
         launch = arguments.launch("packed_product", lines, blocks, 32 * self.warps, resident=resident)
-        return replace(launch, early=True)
+        return replace(launch, dependent=True)
 
     def row_coordinates(self) -> list[str]:
         return [line for octet in range(self.octets) for line in self._coordinates(octet)]

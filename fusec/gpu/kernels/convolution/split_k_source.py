@@ -184,7 +184,7 @@ class SplitKSource:
             arguments.launch("few_pixels", lines, self.grid, tiling.threads, cluster=cluster),
             resident_bytes=self.resident_bytes,
             architecture=CLUSTERS if self._meets else "",
-            early=self._is_early,
+            dependent=self._is_dependent,
         )
         scratch = 0 if self._meets or tiling.splits == 1 else self.grid * tiling.pixels * tiling.filters * 4
         return Kernel(name, (launch,), scratch)
@@ -309,8 +309,8 @@ class SplitKSource:
         return widest_vector(self.conv.result.type.shape[1], types, steps) == PACK
 
     @property
-    def _is_early(self) -> bool:
-        """Tell if the launch may begin early: all that earlier launches may write is loaded after the wait.
+    def _is_dependent(self) -> bool:
+        """Tell if the launch may be dependent: all that earlier launches may write is loaded after the wait.
 
         The compiler may move other read-only loads before the wait.
         """

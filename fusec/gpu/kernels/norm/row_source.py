@@ -62,10 +62,12 @@ class RowSource:
         lines += self._write_reduction() if isinstance(self.op, Reduce) else self._write()
         resident = self.packed_threads // self.plan.block
         # before a product of bytes, which copies its weights meanwhile
-        early = any(value.type.dtype in BYTES for value in self.step.epilogue_outputs)
-        lines = [*self.arguments.begin(), *lines] if early else lines
+        dependent = any(value.type.dtype in BYTES for value in self.step.epilogue_outputs)
+        lines = [*self.arguments.begin(), *lines] if dependent else lines
         plan, name = self.plan, self.anchor.op.name
-        return replace(self.arguments.launch(name, lines, plan.blocks, plan.block, resident=resident), early=early)
+        return replace(
+            self.arguments.launch(name, lines, plan.blocks, plan.block, resident=resident), dependent=dependent
+        )
 
     def partial(self) -> Launch:
         """Return the launch that stores the result of each chunk in scratch memory.

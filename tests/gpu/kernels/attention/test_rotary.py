@@ -52,7 +52,7 @@ def test_it_begins_early_and_reads_after_the_launch_before() -> None:
     for case in cases():
         assert case.kernel is not None
         (launch,) = case.kernel.launches
-        assert launch.early
+        assert launch.dependent
         body = launch.source.partition("wait_for_launches();")[2]
         for i, kind in enumerate(launch.parameters):
             assert not kind.startswith("const ") or f"a{i} = from_here(a{i});" in body

@@ -112,7 +112,7 @@ def test_it_begins_early_and_reads_after_the_launch_before() -> None:
     kernel = cases()[0].kernel
     assert kernel is not None
     (launch,) = kernel.launches
-    assert launch.early
+    assert launch.dependent
     body = launch.source.partition("wait_for_launches();")[2]
     for i, kind in enumerate(launch.parameters):
         assert not kind.startswith("const ") or f"a{i} = from_here(a{i});" in body

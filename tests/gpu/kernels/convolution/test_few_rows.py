@@ -111,7 +111,7 @@ def test_launches_are_dependent_and_weights_are_loaded_before_the_wait() -> None
     for each in (kernel, *kernel.others):
         launch = each.launches[0]
         before, _, after = launch.source.partition("wait_for_launches();")
-        assert launch.early and "load_words" in before and "load_now" not in before and "load_now" in after
+        assert launch.dependent and "load_words" in before and "load_now" not in before and "load_now" in after
 
 
 def test_a_norm_of_few_rows_and_products_of_its_result_are_a_proposal() -> None:

@@ -289,7 +289,7 @@ def test_weights_are_requested_before_earlier_launches_end() -> None:
         assert case.kernel is not None
         for variant in (case.kernel, *case.kernel.others):
             (launch,) = variant.launches
-            assert launch.early
+            assert launch.dependent
             first = "copy_ahead<16>(" if launch.resident_bytes else "load_words(codes"
             words = (first, "wait_for_launches", "next_may_begin", "from_here", "x[u][0][j]", "multiply_tile")
             places = [launch.source.index(word) for word in words]
@@ -321,4 +321,4 @@ def test_a_norm_that_is_stored_stays_a_step() -> None:
 def test_rows_are_normalised_after_the_first_weights_are_requested() -> None:
     for launch in rings(normed(F16, (1, 2048), Weights(I4, 96, 2048, 32))):
         before, _, after = launch.source.partition("wait_for_launches();")
-        assert launch.early and "copy_ahead" in before and "squares" not in before and "squares" in after
+        assert launch.dependent and "copy_ahead" in before and "squares" not in before and "squares" in after

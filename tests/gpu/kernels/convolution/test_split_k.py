@@ -142,7 +142,7 @@ def test_what_is_read_one_by_one_is_not_read_early() -> None:
     """The compiler may ask for it before the launches in front have written it."""
     image = last(F16, 1, 64, 6, 8)
     array = np.ones((32, 64, 1, 1), np.float16)
-    for gate, early in (
+    for gate, dependent in (
         (last(F16, 1, 32, 6, 8), True),
         (last(F16, 1, 1, 6, 8), False),
         (rows(F16, 1, 32, 6, 8), False),
@@ -150,7 +150,7 @@ def test_what_is_read_one_by_one_is_not_read_early() -> None:
         case = build("gated", [image, gate], lambda g, x, z: g.add(pw("mul"), g.add(ONE, x, g.constant(array)), z))
         assert case.kernel is not None
         (launch,) = case.kernel.launches
-        assert launch.early is early
+        assert launch.dependent is dependent
         wait, copies = (launch.source.index(word) for word in ("wait_for_launches", "copy_or_zeros_ahead"))
         assert launch.source.index("load(i, i)") < wait < copies < launch.source.index("next_may_begin")
 
