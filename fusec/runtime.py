@@ -232,10 +232,10 @@ class Executable(ProgramRunner):
                     state.buffers, self._ready = held, False
                 self._called, self._replay = False, None
 
-    def save(self, path: str | os.PathLike[str], *, sources: bool = True) -> None:
+    def save(self, path: str | os.PathLike[str], *, sources: bool = False) -> None:
         """Write the compiled model to a `.fusec` file, which `fusec.load` reads; on a GPU with the tuned plans.
 
-        sources: False to leave out the weights that only the imported model has; see `fusec.save`.
+        sources: also store the weights that only the imported model has; see `fusec.save`.
         """
         compiled, plans = self.contents()
         fusec_file.save(os.fspath(path), [compiled], plans, sources=sources)

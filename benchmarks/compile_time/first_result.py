@@ -68,7 +68,7 @@ def make(folder: Path, target: str, pack: bool) -> None:
     begin = time.perf_counter()
     compiled = driver.build(data, target=target, precision="fp16")
     plans = build_plans([compiled], lambda stage, done, total: None)
-    fusec_file.save(folder / FILE, [compiled], plans, sources=False)
+    fusec_file.save(folder / FILE, [compiled], plans)
     seconds = time.perf_counter() - begin
     file = (folder / FILE).read_bytes()
     print(f"{len(file) >> 20} MB in {seconds:.1f} s")

@@ -134,27 +134,39 @@ def serving() -> list[str]:
     ]
 
 
+PARTS = {
+    "pool": "pool, fp16",
+    "bytes": "pool, bytes",
+    "dask": "Dask, folder of files",
+    "train": "training",
+    "overlap": "training, gradients sent early",
+}
+
+
 def several_gpus() -> list[str]:
     """Print the section on pools, Dask and training on several GPUs."""
     data = read("scale.json")
     rows = [
         [
-            row["case"],
+            PARTS[row["case"]] + (", written to memory that workers share" if shared else ""),
             row["model"],
             row["batch"],
             row["devices"],
-            f"{row['one_images_per_s']:,.0f}",
-            f"{row['images_per_s']:,.0f}",
-            f"{row['over_one']:.2f}",
+            f"{row[f'one_{shared}images_per_s']:,.0f}",
+            f"{row[f'{shared}images_per_s']:,.0f}",
+            f"{row[f'{shared}over_one']:.2f}",
+            f"{row['error']:.0e}" if row.get("error") else "the same" if "error" in row else "not compared",
         ]
         for row in data["rows"]
-        if "over_one" in row
+        for shared in ("", "shared_")
+        if f"{shared}over_one" in row
     ]
-    header = ["case", "model", "batch a GPU", "GPUs", "one GPU, images/s", "all, images/s", "all / one"]
+    header = ["case", "model", "batch a GPU", "GPUs", "one GPU, images/s", "all, images/s", "all / one", "difference"]
     return [
         "## Several GPUs",
         "",
-        f"{where(data)} (`benchmarks/serving/several_gpus.py`). Images come from the host's memory.",
+        f"{where(data)} (`benchmarks/serving/several_gpus.py`). Images of inference come from the host's memory. The "
+        "difference is that of results, or for training that of losses from those of one GPU with the whole batch.",
         "",
         *table(header, rows),
         "",

@@ -67,7 +67,7 @@ class Sizes:
     batch: int = 64
     side: int = 224
     batches: int = 400
-    files: int = 32
+    files: int = 96
     rows: int = 512
     steps: int = 20
     budget_s: float = float("inf")

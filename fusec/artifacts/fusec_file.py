@@ -55,14 +55,14 @@ def save(
     plans: lockfile.Plans | None = None,
     table: ShapeTable | None = None,
     *,
-    sources: bool = True,
+    sources: bool = False,
 ) -> None:
     """Write a model that is compiled for one or more targets into a file, which is complete or not written at all.
 
     table: what the file says about shapes, if `compiled` has programs for several sets of input shapes; the first
         program's shapes are the default.
-    sources: False to leave out the weights that only the imported model has, such as fp32 weights of a program in fp16.
-        No step reads them. `verify` then does not check the passes, and `fusec run --compare` needs them.
+    sources: also store large weights that only the imported model has, such as fp32 weights of a program in fp16. No
+        step reads them. Without them `verify` does not check the passes, and `fusec run --compare` is refused.
     Raises FusecError if models or options differ, a target occurs twice, or the file cannot be written.
     """
     first = compiled[0]

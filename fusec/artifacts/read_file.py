@@ -226,7 +226,7 @@ def _left_out(file: Reader) -> dict[str, Literal]:
         return {}
     error = ModelError(
         f"{file.path}: was written without the weights of the imported model, which this needs: give the model itself, "
-        "or write the file with them"
+        "or write the file with them: sources=True, or `fusec compile --sources`"
     )
     try:
         given = file.json(LEFT_OUT)

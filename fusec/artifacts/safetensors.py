@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 import numpy as np
@@ -47,14 +48,17 @@ def write(file: IO[bytes], literals: Iterable[Literal]) -> str:
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     sha = hashlib.sha256()
 
-    def put(data: bytes | memoryview) -> None:
-        sha.update(data)
-        file.write(data)
+    with ThreadPoolExecutor(1, thread_name_prefix="fusec-sha256") as hashing:  # because it takes as long as to write
 
-    put(len(text).to_bytes(8, "little") + text)
-    for literal in wide_first:
-        flat = np.ascontiguousarray(literal.array).reshape(-1)
-        put((to_codes(flat, literal.type.dtype) if literal.type.dtype.bits < 8 else flat.view(np.uint8)).data)
+        def put(data: bytes | memoryview) -> None:
+            hashed = hashing.submit(sha.update, data)
+            file.write(data)
+            hashed.result()
+
+        put(len(text).to_bytes(8, "little") + text)
+        for literal in wide_first:
+            flat = np.ascontiguousarray(literal.array).reshape(-1)
+            put((to_codes(flat, literal.type.dtype) if literal.type.dtype.bits < 8 else flat.view(np.uint8)).data)
     return sha.hexdigest()
 
 

@@ -39,11 +39,11 @@ def compile(
         list[str] | None,
         typer.Option(metavar="NAME=SIZES", help="Sizes to compile a dim for; others are padded: batch=1,8,32."),
     ] = None,
-    no_sources: Annotated[
+    sources: Annotated[
         bool,
         typer.Option(
-            "--no-sources",
-            help="Leave out of the .fusec file the weights that only the imported model has.",
+            "--sources/--no-sources",
+            help="Also store in the .fusec file the weights that only the imported model has.",
         ),
     ] = False,
     locked: Locked = None,
@@ -60,8 +60,8 @@ def compile(
     saves = file is not None and file.suffix == ".fusec"
     if len(targets) > 1 and not saves:
         raise FusecError("several targets need -o FILE.fusec, because only such a file holds them all")
-    if no_sources and not saves:
-        raise FusecError("--no-sources needs -o FILE.fusec, because only such a file holds weights")
+    if sources and not saves:
+        raise FusecError("--sources needs -o FILE.fusec, because only such a file holds weights")
     with output.progress() as report:
         sized = sizes.ranged(request, bucket or (), locked is not None)
         try:
@@ -80,7 +80,7 @@ def compile(
             programs = apply_lock(locked, all_compiled) if locked is not None else None
             compiled = all_compiled[0] if programs is None else programs[0].compiled
             if file is not None and saves:
-                _save(file, all_compiled, report, programs, sized, not no_sources)
+                _save(file, all_compiled, report, programs, sized, sources)
             note = compiled.note
             summary, words = _summary(request.model, compiled, time.perf_counter() - start)
             if sized is not None and saves:

@@ -94,6 +94,8 @@ def fuzz(
         raise CheckError(
             f"{len(report.findings)} findings in {findings}: `fusec fuzz replay {findings}` runs them again"
         )
+    if not report.examples:
+        raise CheckError("no graph was checked within this time: give more --time")
 
 
 @app.command()

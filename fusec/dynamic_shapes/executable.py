@@ -147,13 +147,13 @@ class DynamicExecutable(Unpicklable):
         for program in list(self._programs.values()) or [self.program()]:
             program.assert_fused(pattern, cudnn_only=cudnn_only)
 
-    def save(self, path: str | os.PathLike[str], *, sources: bool = True) -> None:
+    def save(self, path: str | os.PathLike[str], *, sources: bool = False) -> None:
         """Write a `.fusec` file with several programs, which `fusec.load` reads as a DynamicExecutable.
 
         It has programs for the buckets of each dim, or for the least, likely and largest size of its range. It also has
         the programs that were used. Input shapes that are padded to them are proved now. A loaded file refuses all
         other shapes, because it does not hold the model.
-        sources: False to leave out the weights that only the imported model has; see `fusec.save`.
+        sources: also store the weights that only the imported model has; see `fusec.save`.
         Raises FusecError: when there are too many programs, the model has host steps, or the file cannot be written.
         """
         programs = [self.at(shapes) for shapes in representatives(self.sizing, self.padding)]

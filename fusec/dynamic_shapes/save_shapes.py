@@ -40,11 +40,11 @@ def save(
     sizing: Sizing,
     padding: Padding,
     *,
-    sources: bool = True,
+    sources: bool = False,
 ) -> None:
     """Write programs with their plans, for one target or several; the first program's shapes are the default.
 
-    sources: False to leave out the weights that only the imported model has.
+    sources: also store the weights that only the imported model has.
     Raises ModelError: when input shapes that would be padded cannot be.
     """
     plans: dict[tuple[str, str], Sequence[Entry]] = {}

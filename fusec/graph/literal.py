@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -107,9 +107,21 @@ class Literal:
         """Return the SHA-256 of the type and the data, in hexadecimal."""
         if not self._digest:
             sha = hashlib.sha256(str(self.type).encode())
-            sha.update(np.ascontiguousarray(self.array).view(np.uint8).reshape(-1).data)
+            for part in self._parts():
+                sha.update(part)
             self._digest = sha.hexdigest()
         return self._digest
+
+    def _parts(self) -> Iterator[memoryview]:
+        """Yield the bytes of the data in order; a part is valid until the next one.
+
+        A loader with a method `parts` reads them into little memory, unless the array of the data stays in memory.
+        """
+        read = getattr(self._load, "parts", None)
+        if self._array is None and not self._keep and read is not None:
+            yield from read()
+            return
+        yield np.ascontiguousarray(self.array).view(np.uint8).reshape(-1).data
 
 
 class MissingLiteral(Literal):

@@ -12,8 +12,10 @@ from fusec.passes.attention.slice_packed_qkv import SlicePackedProjections
 from fusec.passes.base import CONCAT_IN_PLACE, ROUND_ACTIVATIONS, UNORDERED, UNROUNDED, Pass, RulePass
 from fusec.passes.cleanup.canonicalise import Canonicalise
 from fusec.passes.cleanup.cse import EliminateCommonSubexpressions
+from fusec.passes.cleanup.drop_unread_rows import DropUnreadRows
 from fusec.passes.cleanup.fold_constants import FoldConstants
 from fusec.passes.cleanup.simplify import Simplify
+from fusec.passes.folding.add_before_concat import AddBeforeConcat
 from fusec.passes.folding.fold_batchnorm import FoldBatchNorm
 from fusec.passes.folding.fold_pads import FoldPads
 from fusec.passes.folding.fold_scales import FoldScales
@@ -22,6 +24,7 @@ from fusec.passes.folding.pad_channels import PadChannels
 from fusec.passes.folding.patch_embedding import PatchEmbedding
 from fusec.passes.folding.reorder_bias_first import ReorderBiasFirst
 from fusec.passes.layout.assign_layout import AssignLayout
+from fusec.passes.layout.cast_before_copy import CastBeforeCopy
 from fusec.passes.layout.epilogue_before_views import EpilogueBeforeViews
 from fusec.passes.layout.precision import Precision
 from fusec.passes.layout.sink_views import SinkViews
@@ -65,12 +68,16 @@ EARLY_PASSES: tuple[Pass, ...] = (
     # is next to the BatchNorm, factor or pad from which a transpose separated it.
     SinkViews(),
     *CLEAN_UP,
+    # After norms and gelu are recognised, and with no views between rows.
+    DropUnreadRows(),
     # Before the scales: a BatchNorm without a convolution before it becomes a mul and an add,
     FoldBatchNorm(),
     # which a convolution after it can still take.
     FoldScales(),
     # After the shifts in FoldScales, which need a convolution without pads.
     FoldPads(),
+    # Before the clean-up, which computes the sums of constants.
+    AddBeforeConcat(),
     *CLEAN_UP,
     # After the folds: it rounds each weight once, in its last version.
     Precision(),
@@ -102,7 +109,8 @@ LATE_PASSES: tuple[Pass, ...] = (
     DeterministicAttention(),
     # Late, because the pass chooses no memory order for nodes inserted after it.
     AssignLayout(),
-    # These two use those orders and keep them; the second runs after every pass that looks for a batch norm.
+    # These use those orders and keep them; the last runs after every pass that looks for a batch norm.
+    CastBeforeCopy(),
     EpilogueBeforeViews(),
     SplitBatchNormStats(),
 )

@@ -1,7 +1,8 @@
 """Cache choices on disk, a file for each: plans of graphs, choices for steps and kernels, and plans in quarantine.
 
 Several processes share the folder. Readers see each file complete or not at all, also after kill -9.
-A file with a wrong checksum is deleted, with a warning. Entries of a read-only folder can still be read.
+A file with a wrong checksum is deleted, with a warning. Entries of a read-only folder, or on a full disk, can still be
+read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fusec.plans.cache_file import (
     unpack,
 )
 from fusec.plans.plan_record import Choice, Entry, Knobs, PlanKey
-from fusec.plans.sqlite_cache import ReadOnlyError
+from fusec.plans.sqlite_cache import UnwritableError
 from fusec.plans.sqlite_cache import folder as cache_folder
 from fusec.plans.trusted_plans import TrustedPlans
 from fusec.system import atomic_write
@@ -75,7 +76,7 @@ class PlanStore:
         self._trusted = TrustedPlans(self.folder)
         self._until_scan = 0
         self._room = 0  # bytes that may be written before the next scan
-        self._warned = False  # that the folder is read-only
+        self._warned = False  # that the folder cannot be written
         self._mutex = threading.Lock()
 
     # entries -----------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ class PlanStore:
 
     def put_all(self, entries: Mapping[PlanKey, Entry]) -> None:
         """Write entries as `put` does."""
-        with self._warns_if_read_only():
+        with self._warns_if_unwritable():
             self.trust(*(entry.blob for entry in entries.values() if entry.blob))
             for key, entry in entries.items():
                 header = {"key": key.to_json(), "choice": entry.choice.to_json()}
@@ -107,7 +108,7 @@ class PlanStore:
         path = self.folder / PLANS / key.digest
         found = self._read(path)
         if found is not None and found[1]:
-            with self._warns_if_read_only():
+            with self._warns_if_unwritable():
                 self._write(path, pack(key.digest, found[0]))
             warnings.warn(f"dropped the serialized plan in {path} ({reason}); it is built anew", stacklevel=4)
 
@@ -121,7 +122,7 @@ class PlanStore:
     def put_choice(self, key: PlanKey, data: Mapping[str, Any]) -> None:
         """Store the choice for a step or kernel, as plain data, in place of any other of its key."""
         header = {"key": key.to_json(), "choice": dict(data)}
-        with self._warns_if_read_only():
+        with self._warns_if_unwritable():
             self._write(self.folder / CHOICES / key.digest, pack(key.digest, header))
             self._bound()
 
@@ -143,7 +144,7 @@ class PlanStore:
         case = {"graph": graph_key, "target": target, "cudnn": cudnn, "engine": engine}
         header = {**case, "knobs": [list(pair) for pair in sorted(knobs)], "reason": reason}
         place = self.folder / QUARANTINE / case_digest(graph_key, target, cudnn) / name
-        with self._warns_if_read_only():
+        with self._warns_if_unwritable():
             self._write(place, pack(name, header))
 
     def quarantined(self, graph_key: str, target: str, cudnn: str) -> list[tuple[int, Knobs, str]]:
@@ -296,12 +297,12 @@ class PlanStore:
             self._room = self.max_bytes - total
 
     @contextlib.contextmanager
-    def _warns_if_read_only(self) -> Generator[None]:
-        """Warn once if the folder is read-only, and continue, because nothing depends on the writes."""
+    def _warns_if_unwritable(self) -> Generator[None]:
+        """Warn once if the folder cannot be written, and continue, because nothing depends on the writes."""
         try:
             yield
-        except ReadOnlyError:
+        except UnwritableError as error:
             if not self._warned:
                 self._warned = True
-                text = f"the plan cache {self.folder} is read-only: it serves its entries, and nothing new is cached"
+                text = f"the plan cache {self.folder} {error.why}: it serves its entries, and nothing new is cached"
                 warnings.warn(text, stacklevel=4)

@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fusec.errors import FusecError
-from fusec.plans.sqlite_cache import READ_ONLY, ReadOnlyError
+from fusec.plans.sqlite_cache import UNWRITABLE, UnwritableError
 
 LOCK_S = 60.0  # how long to wait for another process
 
@@ -21,12 +21,16 @@ def lock(folder: Path, name: str) -> FileLock:
 
 @contextlib.contextmanager
 def errors(folder: Path) -> Generator[None]:
-    """Make the folder if it is missing, and raise FusecError for what fails in it: ReadOnlyError if it is read-only."""
+    """Make the folder if it is missing, and raise FusecError for what fails in it.
+
+    It is an UnwritableError if the folder is read-only, or its disk is full.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except FileNotFoundError:
         raise
     except (OSError, Timeout) as error:
-        kind = ReadOnlyError if error.errno in READ_ONLY else FusecError
-        raise kind(f"cannot use the plan cache {folder} ({error}); set FUSEC_CACHE") from error
+        text = f"cannot use the plan cache {folder} ({error}); set FUSEC_CACHE"
+        why = UNWRITABLE.get(error.errno or 0)
+        raise (UnwritableError(text, why) if why else FusecError(text)) from error

@@ -2,7 +2,7 @@
 
 SQLite's journal survives kill -9. An entry with a wrong checksum counts as absent.
 A file that SQLite cannot read is renamed and replaced by a new one, because cuDNN can answer again.
-Entries of a read-only folder can still be read.
+Entries of a read-only folder, or on a full disk, can still be read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
 import sqlite3
 import time
 import warnings
@@ -26,7 +27,12 @@ from fusec.errors import FusecError
 from fusec.system import atomic_write
 
 MAX_ENTRIES = 100_000  # of about 2 KB each; beyond them the oldest are deleted
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # errors that mean that a folder can never be written
+# why a folder cannot be written, by the number of the error
+UNWRITABLE = {
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "is read-only"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "is on a full disk"),
+}
+NEEDED_BYTES = 1 << 20  # that SQLite may need for its journal and shared memory
 BUSY_S = 60.0  # how long to wait for another process that writes
 _SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, text TEXT, checksum TEXT, written REAL)"
 _Result = TypeVar("_Result")
@@ -42,8 +48,12 @@ def folder() -> Path:
     return path
 
 
-class ReadOnlyError(FusecError):
-    """A cache could not be written, because its file system or its folder is read-only for this process."""
+class UnwritableError(FusecError):
+    """A cache could not be written, because it is read-only for this process, or its disk is full. `why`: which."""
+
+    def __init__(self, message: str, why: str):
+        super().__init__(message)
+        self.why = why
 
 
 class Store:
@@ -52,7 +62,7 @@ class Store:
     def __init__(self, path: Path | None = None, max_entries: int = MAX_ENTRIES):
         self.path = path or folder() / "answers.sqlite"
         self.max_entries = max_entries
-        self._warned = False  # that the folder is read-only
+        self._warned = False  # that the folder cannot be written
 
     def get(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the texts of those keys that have an undamaged entry."""
@@ -68,7 +78,7 @@ class Store:
 
         try:
             return self._do(read)
-        except ReadOnlyError:
+        except UnwritableError:
             return self._read_only(read) or {}
 
     def put(self, texts: Mapping[str, str]) -> None:
@@ -87,10 +97,10 @@ class Store:
 
         try:
             self._do(write)
-        except ReadOnlyError:
+        except UnwritableError as error:
             if not self._warned:
                 self._warned = True
-                text = f"the cache {self.path} is read-only: it serves its entries, and nothing new is cached"
+                text = f"the cache {self.path} {error.why}: it serves its entries, and nothing new is cached"
                 warnings.warn(text, stacklevel=4)
 
     def __len__(self) -> int:
@@ -99,7 +109,7 @@ class Store:
 
         try:
             return self._do(count)
-        except ReadOnlyError:
+        except UnwritableError:
             return self._read_only(count) or 0
 
     def _read_only(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result | None:
@@ -124,17 +134,23 @@ class Store:
                 self._set_aside(error)
                 return self._transaction(action)
         except (sqlite3.Error, OSError) as error:
-            kind = ReadOnlyError if self._is_read_only(error) else FusecError
-            raise kind(f"cannot use the cache {self.path} ({error}); set FUSEC_CACHE to another folder") from error
+            text = f"cannot use the cache {self.path} ({error}); set FUSEC_CACHE to another folder"
+            why = self._unwritable(error)
+            raise (UnwritableError(text, why) if why else FusecError(text)) from error
 
-    def _is_read_only(self, error: Exception) -> bool:
+    def _unwritable(self, error: Exception) -> str | None:
+        """Say why the cache cannot be written; None if the error means something else."""
         if isinstance(error, OSError):
-            return error.errno in READ_ONLY
+            return UNWRITABLE.get(error.errno or 0)
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without the details
         # SQLite reports a journal that it cannot create as CANTOPEN, like many other errors.
-        return code == sqlite3.SQLITE_READONLY or (
+        if code == sqlite3.SQLITE_READONLY or (
             code == sqlite3.SQLITE_CANTOPEN and not os.access(self.path.parent, os.W_OK)
-        )
+        ):
+            return UNWRITABLE[errno.EROFS]
+        # It reports a shared-memory file without room as IOERR, like errors of the disk.
+        full = code == sqlite3.SQLITE_IOERR and shutil.disk_usage(self.path.parent).free < NEEDED_BYTES
+        return UNWRITABLE[errno.ENOSPC] if full or code == sqlite3.SQLITE_FULL else None
 
     def _transaction(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
         if not self.path.exists():

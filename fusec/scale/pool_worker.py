@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,8 @@ Slots = Sequence[tuple[SharedBlock, SharedBlock]]
 Upload = Callable[[int, Sequence[SharedBlock], Feeds], Callable[[], Feeds]]
 Download = Callable[[SharedBlock, Sequence[np.ndarray[Any, Any]], Sequence[Any]], Callable[[], None]]
 Results = Callable[[], list[Record]]  # waits for the results of a batch, and returns their records
+Jobs: TypeAlias = "queue.SimpleQueue[tuple[dict[str, Any], Callable[[], Feeds]]]"
+Started: TypeAlias = "queue.Queue[tuple[dict[str, Any], Results]]"
 
 
 class BatchRunner:
@@ -123,24 +125,29 @@ def main() -> None:
         return
     model = runner.model
     pipe.tell({"ready": {"device": model.device, "inputs": [_declared(spec) for spec in model.inputs]}})
-    jobs: queue.SimpleQueue[tuple[dict[str, Any], Callable[[], Feeds]]] = queue.SimpleQueue()
-    started: queue.Queue[tuple[dict[str, Any], Results]] = queue.Queue()
+    jobs: Jobs = queue.SimpleQueue()
+    started: Started = queue.Queue()
     threading.Thread(target=_listen, args=(runner, jobs), daemon=True).start()
     threading.Thread(target=_finish, args=(pipe, started), daemon=True).start()
     while True:
-        job, feeds = jobs.get()
-        alone = job["alone"] or not runner.starts_ahead
-        if alone:
-            started.join()
-        try:
-            started.put((job, runner.start(job, feeds())))
-        except Exception as error:  # noqa: BLE001  # it is the answer to this batch
-            started.put((job, _raising(error)))
-        if alone:
-            started.join()
+        start_next(runner, jobs, started)
 
 
-def _listen(runner: BatchRunner, jobs: queue.SimpleQueue[Any]) -> None:
+def start_next(runner: BatchRunner, jobs: Jobs, started: Started) -> None:
+    """Start the next batch. One that runs alone starts and ends while no other is in progress."""
+    job, feeds = jobs.get()
+    alone = job["alone"] or not runner.starts_ahead
+    if alone:
+        started.join()
+    try:
+        started.put((job, runner.start(job, feeds())))
+    except Exception as error:  # noqa: BLE001  # it is the answer to this batch
+        started.put((job, _raising(error)))
+    if alone:
+        started.join()
+
+
+def _listen(runner: BatchRunner, jobs: Jobs) -> None:
     """Read batches, and start to copy each to the device while the one before it runs."""
     for line in sys.stdin:
         job = json.loads(line)
@@ -151,7 +158,7 @@ def _listen(runner: BatchRunner, jobs: queue.SimpleQueue[Any]) -> None:
     os._exit(0)  # the parent has closed the pool
 
 
-def _finish(pipe: ParentPipe, started: queue.Queue[tuple[dict[str, Any], Results]]) -> NoReturn:
+def _finish(pipe: ParentPipe, started: Started) -> NoReturn:
     """Answer batches in the order in which they were started, each when its results are there."""
     while True:
         job, results = started.get()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fusec.ir import Graph, Node, TensorType, Value
 from fusec.ops import Rotary, Scatter
@@ -44,15 +45,21 @@ class RowWrite:
 
 
 def match_row_writes(nodes: Sequence[Node]) -> list[RowWrite] | None:
-    """Return the writes that a step consists of, all with the same indices; None if it has other nodes."""
+    """Return the writes that a step consists of, all with the same indices; None if it has other nodes.
+
+    Further rotary embeddings with the same angles, such as those of queries, may belong to the step.
+    """
     writes = [_row_write(node, nodes) for node in nodes if isinstance(node.op, Scatter)]
     found = [write for write in writes if write is not None]
-    made = {v for node in nodes for v in node.results}
-    if not found or len(found) < len(writes) or {n for write in found for n in write.nodes} != set(nodes):
+    if not found or len(found) < len(writes) or len({write.scatter.operands[1] for write in found}) > 1:
         return None
-    if len({write.scatter.operands[1] for write in found}) > 1 or any(not made.isdisjoint(w.reads) for w in found):
+    made, own = {v for node in nodes for v in node.results}, {n for write in found for n in write.nodes}
+    angles = [write.rotary.operands[1:] for write in found if write.rotary is not None]
+    further = [node for node in nodes if node not in own]
+    if any(not isinstance(n.op, Rotary) or n.operands[1:] not in angles or not _has_packed_rows(n) for n in further):
         return None
-    return found
+    reads = [v for write in found for v in write.reads] + [v for node in further for v in node.operands]
+    return found if made.isdisjoint(reads) else None
 
 
 def _row_write(scatter: Node, inside: Collection[Node] | None = None) -> RowWrite | None:
@@ -108,7 +115,24 @@ def row_write_steps(graph: Graph) -> list[tuple[Node, ...]]:
                 latest[indices] = nodes
                 group_of.update((n, nodes) for n in nodes)
                 break
+    _add_embeddings(graph, place, group_of)
     return [nodes for nodes in dict.fromkeys(group_of.values()) if len(nodes) > 1]
+
+
+def _add_embeddings(graph: Graph, place: dict[Node, int], group_of: dict[Node, tuple[Node, ...]]) -> None:
+    """Add to each group the embeddings just before and after its own that have the same angles, such as of queries."""
+    by_angles: dict[tuple[Value, ...], list[Node]] = {}
+    for node in graph.nodes:
+        if isinstance(node.op, Rotary):
+            by_angles.setdefault(node.operands[1:], []).append(node)
+    for nodes in by_angles.values():
+        for pair in pairwise(nodes):
+            for own, other in (pair, reversed(pair)):
+                if own not in group_of or other in group_of:
+                    continue
+                joined = tuple(sorted({*group_of[own], other}, key=place.__getitem__))
+                if match_row_writes(joined) is not None and not _has_path_around(joined, place, group_of):
+                    group_of.update((n, joined) for n in joined)
 
 
 def _has_path_around(nodes: Sequence[Node], place: dict[Node, int], group_of: dict[Node, tuple[Node, ...]]) -> bool:

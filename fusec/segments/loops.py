@@ -12,7 +12,7 @@ from fusec.frontends import Source
 from fusec.ir import Array
 
 if TYPE_CHECKING:
-    from fusec.execution.signature import TensorSpec
+    from fusec.execution.signature import SymbolicSpec, TensorSpec
     from fusec.frontends.onnx.loop_body import LoopBody
 
 MAX_TRIPS = 1 << 20
@@ -24,6 +24,9 @@ class BodyProgram(Protocol):
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec | SymbolicSpec]: ...
 
     def run(self, output_names: None, feeds: Mapping[str, Any]) -> list[Array]:
         """Return all outputs."""
@@ -47,7 +50,7 @@ class LoopPrograms:
         to_host: copies an array to the host.
         xp: the array module of the device.
 
-        Raises ExecutionError: when the loop does not end, or ends before its first trip and has scan outputs.
+        Raises ExecutionError: when the loop does not end, or has no trip and a scan output of unknown rank.
         """
         given = iter(reads)
         operands = [next(given) if each is None else each.array for each in body.operands]
@@ -66,15 +69,26 @@ class LoopPrograms:
             trip += 1
         self.trips = trip
         if scanned and not trip:
-            raise ExecutionError("its loop makes no trip, so that its scan outputs have no shape")
+            first = [np.array(0, np.int64), np.array(True), *carried, *around]
+            return [*carried, *(_of_no_trips(spec, xp) for spec in self._program(first).outputs[1 + body.carried :])]
         return [*carried, *(_stacked(items, xp) for items in scanned)]
 
     def _trip(self, arrays: Sequence[Array]) -> list[Array]:
-        feeds = dict(zip(self._names, arrays, strict=True))
+        return self._program(arrays).run(None, dict(zip(self._names, arrays, strict=True)))
+
+    def _program(self, arrays: Sequence[Array]) -> BodyProgram:
+        """Return the program for these arrays, compiled if they have new shapes."""
         key = tuple(tuple(array.shape) for array in arrays)
         if key not in self.programs:
             self.programs[key] = self._compile(self.source, dict(zip(self._names, key, strict=True)))
-        return self.programs[key].run(None, feeds)
+        return self.programs[key]
+
+
+def _of_no_trips(spec: TensorSpec | SymbolicSpec, xp: Any) -> Array:
+    """Return a scan output without elements. A dim that the body computes is 0, as in onnxruntime."""
+    if spec.shape is None or spec.dtype is None:
+        raise ExecutionError("its loop makes no trip, so that its scan outputs have no shape")
+    return xp.empty((0, *(d if isinstance(d, int) else 0 for d in spec.shape)), spec.dtype)
 
 
 def _stacked(items: Sequence[Array], xp: Any) -> Array:

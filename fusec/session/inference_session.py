@@ -56,7 +56,7 @@ class InferenceSession(SaysWhy, Unpicklable):
     provider_options: options of each provider: `device_id`, which must be 0, `user_compute_stream`, and the precision
         (`use_tf32`, `trt_fp16_enable`, `trt_bf16_enable`) if `precision` is not given. TensorRT's profiles of shapes
         (`trt_profile_min_shapes`, …) are ranges, if `shapes` is not given. Others have no effect.
-    target, precision, shapes, tune, budget, disable, deterministic, heuristics, engines, workspace_limit,
+    target, precision, shapes, tune, budget, disable, rounding, deterministic, heuristics, engines, workspace_limit,
         channels_last, max_shapes, buckets, tune_each, custom_ops: see `fusec.compile` and `fusec.compile_dynamic`.
         A `.fusec` file is compiled already: it takes only target and tune.
         If all dims have sizes or ranges, the program of the likely sizes is compiled now.
@@ -77,6 +77,7 @@ class InferenceSession(SaysWhy, Unpicklable):
         tune: str = "quick",
         budget: float = float("inf"),
         disable: Collection[str] = (),
+        rounding: str = "fused",
         deterministic: bool = False,
         heuristics: Names = DEFAULT_MODES,
         engines: Engines = (),
@@ -112,6 +113,7 @@ class InferenceSession(SaysWhy, Unpicklable):
                 tune=tune,
                 budget=budget,
                 disable=left_out | settings.disable,
+                rounding=rounding,
                 deterministic=deterministic or settings.deterministic,
                 heuristics=heuristics,
                 engines=engines,

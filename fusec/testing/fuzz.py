@@ -17,7 +17,7 @@ from fusec.gpu import device as gpu
 from fusec.targets.target import load as load_target
 from fusec.testing.case import Property
 from fusec.testing.child_process import fuzz_folder
-from fusec.testing.resolve import CASES, GRAPHS, absolute, known_properties, property_of
+from fusec.testing.resolve import CASES, GRAPHS, absolute, known_properties, property_of, strategy_of
 from fusec.testing.runner.database import State
 from fusec.testing.runner.report import FuzzReport, PropertyCount
 from fusec.testing.runner.shrink import SECONDS as SHRINK_S
@@ -85,6 +85,8 @@ def fuzz(
             raise FusecError(f"{name} must be more than 0, not {value}")
     model = _target(target, device)
     chosen, left_out = _choose(properties, device)
+    for strategy in (graphs, cases):
+        strategy_of(strategy)  # here, because an error in a worker process would only end that worker
     state = State(Path(database) if database is not None else fuzz_folder())
     if fresh:
         state.forget()

@@ -56,8 +56,16 @@ def property_of(name: str) -> Property:
 
 def strategy_of(name: str) -> Any:
     """Return the Hypothesis strategy `module:name` or `file.py:name`; a function or class is called for it."""
+    from hypothesis.strategies import SearchStrategy  # optional
+
     found = user_object(name)
-    return found() if inspect.isroutine(found) or inspect.isclass(found) else found
+    try:
+        strategy = found() if inspect.isroutine(found) or inspect.isclass(found) else found
+    except Exception as error:
+        raise FusecError(f"{name}: calling it for a strategy raised {type(error).__name__}: {error}") from error
+    if not isinstance(strategy, SearchStrategy):
+        raise FusecError(f"{name} is no Hypothesis strategy, and no function that returns one")
+    return strategy
 
 
 def absolute(name: str) -> str:

@@ -64,10 +64,10 @@ def manifest(path: Path) -> dict[str, object]:
 
 def test_the_file_holds_each_weight_once(path: Path) -> None:
     before = linear("fp16")
-    fusec_file.save(path, [before])
+    fusec_file.save(path, [before], sources=True)
     assert path.stat().st_size > 1.5 * WEIGHT_BYTES
     assert manifest(path)["format"] == 1
-    fusec_file.save(path, [before], sources=False)
+    fusec_file.save(path, [before])
     assert path.stat().st_size < 0.6 * WEIGHT_BYTES
     assert manifest(path)["format"] == 3
     after = fusec_file.load(path, "h200").compiled
@@ -79,7 +79,7 @@ def test_the_file_holds_each_weight_once(path: Path) -> None:
 
 
 def test_a_file_whose_program_has_all_weights_lacks_none(path: Path) -> None:
-    fusec_file.save(path, [linear("fp32")], sources=False)
+    fusec_file.save(path, [linear("fp32")])
     assert manifest(path)["format"] == 1
     after = fusec_file.load(path, "h200").compiled
     assert after.has_sources
@@ -87,10 +87,10 @@ def test_a_file_whose_program_has_all_weights_lacks_none(path: Path) -> None:
 
 
 def test_verify_says_what_it_cannot_check(path: Path) -> None:
-    fusec_file.save(path, [linear("fp16")])
+    fusec_file.save(path, [linear("fp16")], sources=True)
     whole = verify(fusec_file.load(path, "h200").compiled)
     assert not whole.notes
-    fusec_file.save(path, [linear("fp16")], sources=False)
+    fusec_file.save(path, [linear("fp16")])
     part = verify(fusec_file.load(path, "h200").compiled)
     assert part.ok
     assert part.checks == tuple(check for check in whole.checks if check.level != "passes")
@@ -99,20 +99,20 @@ def test_verify_says_what_it_cannot_check(path: Path) -> None:
 
 
 def test_what_needs_the_weights_is_refused_with_the_remedy(path: Path) -> None:
-    fusec_file.save(path, [linear("fp16")], sources=False)
+    fusec_file.save(path, [linear("fp16")])
     after = fusec_file.load(path, "h200").compiled
     with pytest.raises(ModelError, match=r"linear\.fusec: was written without the weights of the imported model"):
         to_onnx(after.source)
     again = path.with_name("again.fusec")
     with pytest.raises(ModelError, match="was written without the weights"):
-        fusec_file.save(again, [after])
-    fusec_file.save(again, [after], sources=False)
+        fusec_file.save(again, [after], sources=True)
+    fusec_file.save(again, [after])
     assert again.read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"d": ["f32[2]"]}', '{"d": ["f33[2]", "w"]}', '{"d": 3}'])
 def test_a_malformed_list_of_weights(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fusec_file.save(path, [linear("fp16")], sources=False)
+    fusec_file.save(path, [linear("fp16")])
     monkeypatch.setattr(fusec_file.container.Reader, "text", _replaced(fusec_file.container.Reader.text, text))
     with pytest.raises(ModelError, match=r"source\.json"):
         fusec_file.load(path, "h200")
@@ -134,10 +134,10 @@ def test_the_command(tmp_path: Path) -> None:
     model, file = tmp_path / "linear.onnx", tmp_path / "linear.fusec"
     onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)]), model)
     options = ("--target", "h200", "--precision", "fp16")
-    assert fusec("compile", model, *options, "-o", file).exit_code == 0
+    assert fusec("compile", model, *options, "--sources", "-o", file).exit_code == 0
     assert fusec("run", file, "--compare", "onnxruntime").exit_code == 0
     with_sources = file.stat().st_size
-    assert fusec("compile", model, *options, "--no-sources", "-o", file).exit_code == 0
+    assert fusec("compile", model, *options, "-o", file).exit_code == 0
     assert file.stat().st_size < with_sources - 0.9 * WEIGHT_BYTES
     assert fusec("run", file).exit_code == 0
     checked = json.loads(fusec("verify", file, "--json").stdout)
@@ -146,6 +146,6 @@ def test_the_command(tmp_path: Path) -> None:
     refused = fusec("run", file, "--compare", "onnxruntime")
     assert refused.exit_code == 2
     assert "was written without the weights of the imported model" in refused.stderr
-    useless = fusec("compile", model, *options, "--no-sources")
+    useless = fusec("compile", model, *options, "--sources")
     assert useless.exit_code == 2
-    assert "--no-sources needs -o FILE.fusec" in useless.stderr
+    assert "--sources needs -o FILE.fusec" in useless.stderr

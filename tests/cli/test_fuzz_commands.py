@@ -76,6 +76,13 @@ def test_graphs_are_drawn_by_the_strategy_of_that_name(fuzz: Any, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_a_run_that_checked_nothing_is_1(fuzz: Any) -> None:
+    result = fuzz("--property", f"{PLANTED}:holds", "--time", "0.01s")  # no worker starts so fast
+    assert result.exit_code == 1
+    assert result.stdout.startswith("0 examples (")
+    assert result.stderr.endswith("fusec: no graph was checked within this time: give more --time\n")
+
+
 def test_time_and_seed(fuzz: Any) -> None:
     result = fuzz("--property", f"{PLANTED}:holds", "--time", "6s", "--seed", 5, "--json", "--fresh")
     report = json.loads(result.stdout)

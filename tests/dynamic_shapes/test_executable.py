@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -350,3 +352,22 @@ def test_the_next_size_is_made_without_looking_for_cycles(monkeypatch: pytest.Mo
     with pytest.raises(ZeroDivisionError):
         exe(fresh(3, 3, 4, 4))
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("function", [fusec.compile_dynamic, fusec.InferenceSession], ids=lambda f: f.__name__)
+def test_every_option_of_a_program_is_one_for_all_sizes(function: Callable[..., Any]) -> None:
+    for_one_program = {"state", "lock", "family", "oracle"}
+    elsewhere = {"constants", "progress", "simulate"} if function is fusec.InferenceSession else set[str]()
+    missing = inspect.signature(fusec.compile).parameters.keys() - inspect.signature(function).parameters.keys()
+    assert missing - elsewhere - {"model"} == for_one_program
+
+
+def test_rounding_as_in_the_source_for_all_sizes() -> None:
+    """A value that the model rounds to fp16 stays rounded, in both calls."""
+    nodes = [node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16), node("Cast", ["h"], ["y"], to=TensorProto.FLOAT)]
+    proto = model(nodes, [info("x", ["N"])], [info("y", ["N"])])
+    x = np.array([1 + 2**-12, 2 + 2**-11], np.float32)
+    assert fusec.compile_dynamic(proto, rounding="source")(x).tolist() == [1.0, 2.0]
+    session = fusec.InferenceSession(proto.SerializeToString(), rounding="source")
+    assert session.run(None, {"x": x})[0].tolist() == [1.0, 2.0]
+    assert fusec.compile_dynamic(proto)(x).tolist() == x.tolist()

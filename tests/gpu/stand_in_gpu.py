@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -92,6 +91,10 @@ class OutOfMemoryError(MemoryError):
     pass
 
 
+class CompileError(Exception):
+    pass
+
+
 class Machine:
     """The state of the stand-in: what is captured, what time it is, what plans exist and how they behave."""
 
@@ -132,6 +135,7 @@ class Machine:
         self.compiled_elsewhere: list[str] = []  # sources that child processes compiled; their cubins are these texts
         self.loaded: list[str] = []  # cubins
         self.refuses_cubins = False
+        self.refused_word = ""  # in sources that NVRTC refuses
 
     def do(self, work: Callable[[], None]) -> None:
         if self.recording is not None:
@@ -141,12 +145,15 @@ class Machine:
 
     # cuDNN -----------------------------------------------------------------------------------------
 
-    def compile_elsewhere(self, sources: Sequence[CudaSource], libraries: Sequence[str]) -> dict[str, Future[Any]]:
+    def compile_elsewhere(
+        self, sources: Sequence[CudaSource], libraries: Sequence[str], processes: int = 1
+    ) -> dict[str, Future[Any]]:
         """Compile sources as child processes do."""
         found: dict[str, Future[Any]] = {source.key: Future() for source in sources}
         for source in sources:
             self.compiled_elsewhere.append(source.code)
-            found[source.key].set_result(source.code.encode())
+            is_refused = self.refused_word and self.refused_word in source.code
+            found[source.key].set_result(None if is_refused else source.code.encode())
         return found
 
     def emit(self, graph: CudnnGraph, *, handle: Any = None, target: Any = None, kernels: Any = None) -> Any:
@@ -175,6 +182,7 @@ class Machine:
             heur_mode=types.SimpleNamespace(A=0, FALLBACK=1, B=2),
             behavior_note=types.SimpleNamespace(RUNTIME_COMPILATION=1),
             numerical_note=types.SimpleNamespace(TENSOR_CORE=1, NONDETERMINISTIC=2),
+            knob_type=int,
             cudnnGraphNotSupportedError=type("cudnnGraphNotSupportedError", (Exception,), {}),
         )
 
@@ -285,24 +293,48 @@ class Machine:
 
         class RawModule:
             def __init__(
-                self,
-                code: str = "",
-                path: str = "",
-                options: tuple[str, ...] = (),
-                backend: str = "",
-                enable_cooperative_groups: bool = False,
+                self, code: str, options: tuple[str, ...], backend: str, enable_cooperative_groups: bool
             ) -> None:
-                self.code, self.cooperative = code or Path(path).read_text(), enable_cooperative_groups
-                self.log = machine.compiled if code else machine.loaded
+                self.code, self.cooperative = code, enable_cooperative_groups
+                if machine.refused_word and machine.refused_word in code:
+                    raise CompileError("error: identifier is undefined")
 
             def compile(self) -> None:
                 """Nobody calls what is in it."""
 
             def get_function(self, entry: str) -> Any:
-                if machine.refuses_cubins and self.log is machine.loaded:
-                    raise RuntimeFaultError("no kernel image is available")
-                self.log.append(self.code)
+                machine.compiled.append(self.code)
                 return RawKernel(entry, function(self.code, entry), self.cooperative)
+
+        class LoadedFunction(RawKernel):
+            """A function of a cubin. Its launch says if blocks may wait for each other."""
+
+            def __init__(self, entry: str, function: Any) -> None:
+                super().__init__(entry, function, cooperative=False)
+                self.ptr = self
+
+            def __call__(
+                self,
+                grid: tuple[int],
+                block: tuple[int],
+                arguments: tuple[Array, ...],
+                shared_mem: int = 0,
+                enable_cooperative_groups: bool = False,
+            ) -> None:
+                self.cooperative = enable_cooperative_groups
+                super().__call__(grid, block, arguments, shared_mem=shared_mem)
+
+        class Module:
+            """What is loaded from a cubin, which here is the source."""
+
+            def load(self, cubin: bytes) -> None:
+                if machine.refuses_cubins:
+                    raise RuntimeFaultError("no kernel image is available")
+                self.code = cubin.decode()
+                machine.loaded.append(self.code)
+
+            def get_function(self, entry: str) -> Any:
+                return LoadedFunction(entry, function(self.code, entry))
 
         attributes = {"MaxSharedMemoryPerBlockOptin": 227 << 10, "MultiProcessorCount": PROCESSORS}
         rng = np.random.default_rng(0)
@@ -324,13 +356,18 @@ class Machine:
             driver=types.SimpleNamespace(
                 occupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, nbytes: 1,
                 CUDADriverError=RuntimeFaultError,
+                CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES="shared_size_bytes",
+                CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="max_dynamic_shared_size_bytes",
+                funcGetAttribute=lambda name, function: getattr(function, name),
+                funcSetAttribute=lambda function, name, value: setattr(function, name, value),
             ),
             using_allocator=using_allocator,
             get_current_stream=current,
             get_elapsed_time=lambda start, stop: (stop.at - start.at) / 1000.0,
             runtime=runtime,
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
-            compiler=types.SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),
+            compiler=types.SimpleNamespace(CompileException=CompileError),
+            function=types.SimpleNamespace(Module=Module),
         )
         names = ("matmul", "where", "isnan", "isfinite", "linalg", "float32", "float64", "uint8", "uint16")
         return types.SimpleNamespace(
@@ -360,7 +397,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
-    from fusec.gpu.launch import cubins, cuda_graph, reorder, stream_calls, workspace
+    from fusec.gpu.launch import cubin_function, cubins, cuda_graph, reorder, stream_calls, workspace
     from fusec.gpu.launch import kernel_launcher as launch
     from fusec.gpu.measure import device_distance, random_inputs, timer
 
@@ -376,6 +413,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     patch(plan_list, "cudnn", cudnn)
     patch(warm_up, "cudnn", cudnn)
     patch(warm_up, "emit", machine.emit)
+    patch(cubin_function, "cupy", cupy)
     patch(cubins, "compiled", machine.compile_elsewhere)
     patch(launch, "driver", lambda: None)  # launches run one after the other
     patch(timer, "Gate", Gate)
@@ -404,6 +442,15 @@ class Pygraph:
         self.revived = revived
         self.selected: int | None = None
         self.deselected: set[int] = set()
+        self.named: list[int] = []  # places of the plans that were created by name
+
+    def create_execution_plan(self, engine: int, knobs: dict[int, int]) -> None:
+        if engine not in self.machine.engines or knobs != {2: self.machine.engines.index(engine)}:
+            raise RuntimeError("no such plan")
+        self.named.append(self.machine.engines.index(engine))
+
+    def at(self, place: int) -> int:
+        return self.named[place] if self.named else place
 
     def validate(self) -> None:
         pass
@@ -419,9 +466,10 @@ class Pygraph:
         self.deselected |= set(notes)
 
     def get_execution_plan_count(self) -> int:
-        return len(self.machine.engines)
+        return len(self.named or self.machine.engines)
 
     def get_engine_and_knobs_at_index(self, place: int) -> tuple[int, dict[int, int]]:
+        place = self.at(place)
         return self.machine.engines[place], {2: place}
 
     def get_behavior_notes_for_plan_at_index(self, place: int) -> list[int]:
@@ -429,6 +477,7 @@ class Pygraph:
 
     def build_plan_at_index(self, place: int) -> None:
         assert self.revived is None, "what is deserialized is built"
+        place = self.at(place)
         if 2 in self.deselected and self.machine.engines[place] in self.machine.unordered:
             raise RuntimeError("Deselecting execution plan due to numerical notes")
         self.machine.built.append(self.machine.engines[place])
@@ -444,12 +493,12 @@ class Pygraph:
         return 64 * self.revived[1]
 
     def get_workspace_size_plan_at_index(self, place: int) -> int:
-        return 64 * place
+        return 64 * self.at(place)
 
     def execute_plan_at_index(self, addresses: dict[int, int], workspace: int, place: int, handle: Any) -> None:
         machine = self.machine
         assert self.revived is None or place == 0, "a deserialized graph has one plan"
-        engine, place = self.revived or (machine.engines[place], place)
+        engine, place = self.revived or (machine.engines[self.at(place)], self.at(place))
         assert workspace or not place, "no scratch memory"
 
         def work() -> None:

@@ -20,7 +20,6 @@ from fusec.artifacts import fusec_file
 from fusec.execution.compilation import Compiled
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch.cubins import entry_of, source_of
-from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -126,22 +125,24 @@ def test_only_graphs_with_plans_in_the_file_compete(machine: Machine, saved: Cal
 
 
 @needs_compiler
-def test_plans_of_each_graph_are_listed_once(
-    machine: Machine, saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_of_a_file_are_built_by_name_without_a_list(machine: Machine, saved: Callable[..., Path]) -> None:
     """A list takes longer than the builds of the plans that the file names."""
-    from fusec.gpu.autotune.plan_bench import GpuPlanBench
+    of = compiled()
+    machine.times_us = {7: 2.0, 4: 1.0}
+    net = driver.load(saved(of, plans(of, of.candidate_graphs)))
+    assert kinds(net) == {Kind.CUDNN}
+    assert {4, 7} == set(machine.built)
+    assert not machine.modes, "no list was asked for"
 
-    of, listed = compiled(), list[str]()
-    offers = GpuPlanBench.offers
 
-    def counted(self: GpuPlanBench, graph: CudnnGraph) -> Any:
-        listed.append(graph.key)
-        return offers(self, graph)
-
-    monkeypatch.setattr(GpuPlanBench, "offers", counted)
-    driver.load(saved(of, plans(of, of.candidate_graphs)))
-    assert sorted(listed) == sorted(of.candidate_graphs)
+@needs_compiler
+def test_a_plan_that_this_gpu_lacks_is_left_out(machine: Machine, saved: Callable[..., Path]) -> None:
+    of = compiled()
+    machine.engines = (7, 3)
+    machine.times_us = {7: 1.0, 3: 0.001}
+    net = driver.load(saved(of, plans(of, of.candidate_graphs)))
+    assert kinds(net) == {Kind.CUDNN}
+    assert set(machine.built) == {7}
 
 
 @needs_compiler

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import queue
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 pytest.importorskip("cupy")
 from fusec.errors import ExecutionError, TargetError
 from fusec.scale import device_transfer, nccl
-from fusec.scale.pool_worker import BatchRunner
+from fusec.scale.pool_worker import BatchRunner, start_next
 from fusec.scale.shared_block import SharedBlock, layout
 
 
@@ -223,6 +225,35 @@ def test_the_next_batch_starts_before_the_results_are_there(
         (y,) = slots[slot][1].views(results())
         np.testing.assert_array_equal(y.astype(np.float32), 2 * (np.arange(3) + slot))
     assert events == ["started", "started", "waited", "waited"] * waits
+
+
+@pytest.mark.parametrize("starts_ahead", [True, False])
+def test_a_batch_that_runs_alone_waits_for_the_others(starts_ahead: bool) -> None:
+    """So that it is known which batch ended a worker. On the host every batch runs alone."""
+    events: list[str] = []
+    jobs: Any = queue.SimpleQueue()
+    started: Any = queue.Queue()
+
+    def start(job: Any, feeds: Any) -> Any:
+        events.append(f"start {feeds}")
+        return lambda: events.append(f"end {feeds}")
+
+    for name, alone in (("a", False), ("b", False), ("c", True), ("d", False)):
+        jobs.put(({"alone": alone}, lambda name=name: name))
+    runner: Any = SimpleNamespace(starts_ahead=starts_ahead, start=start)
+    running = threading.Thread(target=lambda: [start_next(runner, jobs, started) for _ in range(4)], daemon=True)
+    running.start()
+    if starts_ahead:
+        running.join(0.5)
+        assert events == ["start a", "start b"], "c waits"
+    for _ in range(4):
+        _, results = started.get(timeout=10)
+        results()
+        started.task_done()
+    running.join(10)
+    together, ended = ["start a", "start b"], ["end a", "end b"]
+    first = [*together, *ended] if starts_ahead else [together[0], ended[0], together[1], ended[1]]
+    assert events == [*first, "start c", "end c", "start d", "end d"]
 
 
 class Group:

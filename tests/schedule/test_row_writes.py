@@ -33,6 +33,17 @@ CASES: dict[str, tuple[list[str], str, str]] = {
         "%k, %v",
         "r p k",
     ),
+    "queries": (["%q = rotary(%x, %c, %c)\n", ROTARY.replace("%x", "%d"), PART, KEYS], "%q, %k", "q r p k"),
+    "queries with other angles": (
+        ["%q = rotary(%x, %z, %c)\n", ROTARY.replace("%x", "%d"), PART, KEYS],
+        "%q, %k",
+        "r p k",
+    ),
+    "queries of a written row": (
+        [ROTARY, PART, KEYS, "%n = neg(%k)", "%q = rotary(%n, %c, %c)"],
+        "%q",
+        "r p k",
+    ),
     "a write over a write": ([VALUES, VALUES.replace("%v", "%w").replace("%b", "%v")], "%w", ""),
     "sums": ([ROTARY, PART, KEYS.replace("none", "add")], "%k", ""),
     "an embedding of a written row": (
@@ -66,7 +77,7 @@ CROSSED = """graph "crossed" (%a: f32[5,4], %b: f32[5,4], %c: f32[5,4], %d: f32[
 
 
 def graph(parts: list[str], returned: str) -> Graph:
-    inputs = "%a: f32[5,4], %b: f32[5,4], %c: f32[4], %x: f32[5,4], %u: f32[2,4]"
+    inputs = "%a: f32[5,4], %b: f32[5,4], %c: f32[4], %z: f32[4], %d: f32[5,4], %x: f32[5,4], %u: f32[2,4]"
     body = "\n  ".join(part.strip() for part in [HEAD, *parts])
     return parse(f'graph "g" ({inputs}) {{\n  {body}\n  return {returned}\n}}')
 

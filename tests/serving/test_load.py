@@ -19,18 +19,21 @@ import fusec
 from benchmarks.common.live_rows import LiveRows
 from benchmarks.common.result_files import KEYS
 from benchmarks.serving import server_load as benchmark
+from benchmarks.serving.executable_rate import alone, seconds_of
+from benchmarks.serving.served_models import CASES, Case, compiled, images, network
+from benchmarks.serving.server_process import Clients
 from fusec.dynamic_shapes.batch_proof import require_batches
 from fusec.frontends import Source
 
 pytestmark = [pytest.mark.cudnn, pytest.mark.usefixtures("no_gpu")]
 
 BATCH, CLIENTS, ROUNDS = 4, 12, 6
-CASE = benchmark.Case("small", 48, (1, BATCH), "fp32")
+CASE = Case("small", 48, (1, BATCH), "fp32")
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return benchmark.compiled(CASE, tmp_path_factory.mktemp("files"), "quick", 60.0)
+    return compiled(CASE, tmp_path_factory.mktemp("files"), "quick", 60.0)
 
 
 def run_seconds(server: Running) -> tuple[float, float, float]:
@@ -52,7 +55,7 @@ def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
     has to reach the goal, and in all of them the device must be busy with full batches.
     """
     predictor = fusec.Predictor(file).load()
-    x = benchmark.images(CASE, BATCH)
+    x = images(CASE, BATCH)
     want = predictor({"image": x})["y"]
     ended = threading.Event()
     times: list[float] = []
@@ -71,7 +74,7 @@ def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
     ratios: list[float] = []
     with serving(file, "--front-ends", 1, "--max-wait-ms", 30000) as server:
         while len(ratios) < ROUNDS and max(ratios, default=0.0) < 0.9:
-            alone = BATCH / benchmark.seconds_of(lambda: predictor.executable.run(None, {"image": x}), int, 0.8)
+            own = BATCH / seconds_of(lambda: predictor.executable.run(None, {"image": x}), int, 0.8)
             ended.clear()
             threads = [threading.Thread(target=ask, args=(number,)) for number in range(CLIENTS)]
             for thread in threads:
@@ -84,8 +87,8 @@ def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
             for thread in threads:
                 thread.join(60)
             ran, batches, rows = (b - a for a, b in zip(before, after, strict=True))
-            ratios.append(rows / seconds / alone)
-            print(f"{ratios[-1]:.3f} of {alone:.1f} images/s, {ran / seconds:.3f} busy, {rows / batches:.2f} rows")
+            ratios.append(rows / seconds / own)
+            print(f"{ratios[-1]:.3f} of {own:.1f} images/s, {ran / seconds:.3f} busy, {rows / batches:.2f} rows")
             assert rows / batches > 0.9 * BATCH
     milliseconds = [f"{1e3 * float(np.quantile(times, q)):.0f}" for q in (0.5, 0.99)]
     print(f"median {milliseconds[0]} ms, p99 {milliseconds[1]} ms")
@@ -98,9 +101,7 @@ def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path, shared_memo
     """It writes the same rows as for a GPU, here of the simulation."""
     output = tmp_path / "new" / "serving.json"
     key = {"model": CASE.model, "batch": BATCH, "rows": 2, "shared_memory": shared_memory}
-    clients = benchmark.Clients(
-        processes=1, connections=BATCH, seconds=3.0, front_ends=1, rows=2, shared_memory=shared_memory
-    )
+    clients = Clients(processes=1, connections=BATCH, seconds=3.0, front_ends=1, rows=2, shared_memory=shared_memory)
     rows = LiveRows(output, "abc", {"cpu": "x"}, KEYS["serving.json"])
     told: list[set[str]] = []
 
@@ -108,7 +109,7 @@ def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path, shared_memo
         rows("small", key, **figures)
         told.append(json.loads(output.read_text())["rows"][0].keys())
 
-    benchmark.measured(CASE, file, clients, benchmark.alone(CASE, file, 1.0), tell)
+    benchmark.measured(CASE, file, clients, alone(CASE, file, 1.0), tell)
     assert all(before < after for before, after in pairwise(told)), "each figure is written when it is known"
     (row,) = json.loads(output.read_text())["rows"]
     assert row["error"] < 1e-6
@@ -123,7 +124,7 @@ def test_the_benchmark_measures_a_server(file: Path, tmp_path: Path, shared_memo
 
 def test_resnet50_takes_bytes_and_any_batch() -> None:
     """The model that the benchmark serves on a GPU is the exported one, after its preprocessing."""
-    source = Source(benchmark.network(benchmark.CASES["resnet50"]))
+    source = Source(network(CASES["resnet50"]))
     graphs = [source.load({"image": (size, 3, 224, 224)}) for size in (1, 2, 64)]
     assert [str(v.type) for v in graphs[1].inputs] == ["u8[2,3,224,224]"]
     assert [str(v.type) for v in graphs[1].outputs] == ["f32[2,1000]"]

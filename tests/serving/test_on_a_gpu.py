@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from gpu.stand_in_gpu import Array, Machine, install
 from gpu.test_backend import build
 
-from fusec.errors import TargetError
+from fusec.errors import ExecutionError, TargetError
 from fusec.serving import choose_device
 from fusec.serving.choose_device import choose, devices_of
 from fusec.serving.server.batch_buffer import BatchBuffer, fetch, joined
@@ -96,13 +97,23 @@ def test_devices_of_a_server(fresh: pytest.MonkeyPatch) -> None:
             devices_of(wrong)
 
 
-@pytest.mark.parametrize("from_requests", [True, False], ids=["from requests", "gathered"])
-def test_rows_get_to_the_device(from_requests: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["one call", "a call for each", "gathered"])
+def test_rows_get_to_the_device(way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From where requests are, if that memory is page-locked, or from a page-locked copy."""
     pytest.importorskip("cupy")
     pytest.importorskip("cudnn")
-    machine = Machine()
+    from fusec.gpu.launch import batched_copy
+
+    machine, calls = Machine(), list[int]()
     install(machine, monkeypatch.setattr)
+
+    def copy(target: int, spans: Sequence[tuple[int, int]], stream: int) -> None:
+        calls.append(len(spans))
+        for start, nbytes in spans:
+            ctypes.memmove(target, start, nbytes)
+            target += nbytes
+
+    monkeypatch.setattr(batched_copy, "batched_copy", lambda: copy if way == "one call" else None)
     net = build(tmp_path, text=TEXT)
     rng = np.random.default_rng(0)
     requests = [
@@ -112,9 +123,11 @@ def test_rows_get_to_the_device(from_requests: bool, monkeypatch: pytest.MonkeyP
     buffer = BatchBuffer(net, ThreadedCopy(1))
     for _ in range(3):  # step by step, recorded, replayed
         machine.copied.clear()
-        feeds = buffer.fill(requests, 4, from_requests)
+        calls.clear()
+        feeds = buffer.fill(requests, 4, way != "gathered")
         copies = [kind for kind, _ in machine.copied]
-        assert copies == ([1] * 6 if from_requests else []), "of each input: two requests, and a row of padding"
+        assert copies == [1] * (6 * (way == "a call for each")), "of each input: two requests, and a row of padding"
+        assert calls == [3, 3] * (way == "one call")
         assert all(isinstance(array, Array) for array in feeds.arrays.values())
         waited = len(machine.waits)
         feeds.wait()
@@ -128,6 +141,35 @@ def test_rows_get_to_the_device(from_requests: bool, monkeypatch: pytest.MonkeyP
         np.testing.assert_array_equal(y[3], y[2], "padded with copies of the last row")
         np.testing.assert_array_equal(n[:3], -k)
         requests.reverse()
+
+
+def test_spans_are_copied_by_one_call_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    from fusec.gpu.launch import batched_copy
+
+    source, target, status = np.arange(50, dtype=np.uint8), np.zeros(12, np.uint8), 0
+    asked: list[tuple[int, ...]] = []
+
+    def driver(targets: int, sources: int, sizes: int, count: int, attributes: int, first: int, *more: int) -> int:
+        table = [(ctypes.c_uint64 * count).from_address(place) for place in (targets, sources, sizes)]
+        for place, start, nbytes in zip(*table, strict=True):
+            ctypes.memmove(place, start, nbytes)
+        order = ctypes.c_int.from_address(attributes).value
+        asked.append((count, order, ctypes.c_uint64.from_address(first).value, *more))
+        return status
+
+    monkeypatch.setattr(batched_copy, "driver_function", {"cuMemcpyBatchAsync_v2": driver}.get)
+    copy = batched_copy.batched_copy.__wrapped__()
+    assert copy is not None
+    start = source.ctypes.data
+    copy(target.ctypes.data, [(start + 40, 3), (start, 4), (start + 7, 5)], 9)
+    assert target.tolist() == [40, 41, 42, 0, 1, 2, 3, 7, 8, 9, 10, 11]
+    assert asked == [(3, 1, 0, 1, 9)], "in the order of the stream, with one set of attributes from the first on"
+    status = 801
+    with pytest.raises(ExecutionError, match="refused to copy 1 spans to the device: CUDA error 801"):
+        copy(target.ctypes.data, [(start, 1)], 9)
+    monkeypatch.setattr(batched_copy, "driver_function", lambda name: None)
+    assert batched_copy.batched_copy.__wrapped__() is None
 
 
 def test_neighbours_in_memory_are_one_copy() -> None:

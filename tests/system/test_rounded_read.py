@@ -36,10 +36,13 @@ def test_each_number_is_rounded_once(
 
 
 def model(weight: np.ndarray) -> onnx.ModelProto:
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    nodes = [
+        helper.make_node("Cast", ["w"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, weight.shape[0]])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, weight.shape[1]])
-    graph = helper.make_graph([node], "net", [x], [y], [numpy_helper.from_array(weight, "w")])
+    graph = helper.make_graph(nodes, "net", [x], [y], [numpy_helper.from_array(weight, "w")])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
@@ -78,3 +81,18 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(rng: np.random.Generat
         _ = late.array
     with pytest.raises(OSError, match="was changed"):
         read_rounded(ranges, 0, 10, np.dtype(np.float32), np.dtype(np.float16))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, ml_dtypes.int4])
+def test_the_digest_of_a_weight_of_a_file_is_that_of_its_array(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: type
+) -> None:
+    """A large weight is read in parts, so that it takes little memory."""
+    monkeypatch.setattr("fusec.frontends.onnx.tensors.PART_BYTES", 1000)
+    weight, path = rng.integers(-8, 8, (256, 300)).astype(dtype), tmp_path / "net.onnx"
+    path.write_bytes(model(weight).SerializeToString())
+    graph = frontends.load(path, None)
+    (late,) = (v.literal for v in graph.values() if v.literal is not None)
+    if dtype is not ml_dtypes.int4:
+        monkeypatch.setattr("fusec.frontends.onnx.tensors._OwnData._read", lambda self: pytest.fail("read as a whole"))
+    assert late.digest == Literal.of(weight).digest

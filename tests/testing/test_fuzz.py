@@ -169,6 +169,9 @@ def test_time_and_max_findings_end_a_run(run: Run) -> None:
         ({"properties": ["none.py:f"]}, "none.py: No such file"),
         ({"examples": 0}, "examples must be more than 0"),
         ({"target": "b17"}, "b17"),
+        ({"graphs": "os:system"}, "os:system: calling it for a strategy raised TypeError"),
+        ({"graphs": "os:sep"}, "os:sep is no Hypothesis strategy, and no function that returns one"),
+        ({"cases": "os:getcwd"}, "os:getcwd is no Hypothesis strategy"),
     ],
 )
 def test_errors_name_bad_arguments(options: dict[str, Any], words: str, tmp_path: Path) -> None:

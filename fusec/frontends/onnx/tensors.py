@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import mmap
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fusec.ir import DType, Literal, TensorType
 from fusec.lowering.packing import code_bytes, from_codes
 from fusec.ops.spec import require
 from fusec.system.byte_ranges import ByteRanges
-from fusec.system.rounded_read import read_rounded
+from fusec.system.rounded_read import PART_BYTES, read_rounded
 
 DTYPES: dict[int, DType] = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
 # the field that has the elements of a tensor without raw_data; all other types are packed in int32_data
@@ -175,6 +175,18 @@ class _OwnData:
         with _reading():
             made = read_rounded(self._data, self._place.offset, type.size, type.dtype.numpy, dtype)
         return made.reshape(type.shape)
+
+    def parts(self) -> Iterator[memoryview]:
+        """Yield the bytes of the elements in order; a part is valid until the next one."""
+        if self._type.dtype.bits < 8:
+            yield self().reshape(-1).view(np.uint8).data
+            return
+        room = memoryview(bytearray(min(self._place.length, PART_BYTES)))
+        for start in range(0, self._place.length, PART_BYTES):
+            part = room[: min(PART_BYTES, self._place.length - start)]
+            with _reading():
+                self._data.read_into(part, self._place.offset + start)
+            yield part
 
     def _read(self) -> np.ndarray[Any, Any]:
         """Return an array that owns the memory of the elements."""

@@ -11,8 +11,8 @@ from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_dept
 from fusec.gpu.kernels.convolution.product_step import match_product
 from fusec.gpu.kernels.convolution.row_norm import ROW_PRODUCTS, begins_few_rows
 from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
-from fusec.ir import Node
-from fusec.ops import Attention, Conv, LayerNorm, MatMul, Reduce, RmsNorm
+from fusec.ir import DType, Node
+from fusec.ops import Attention, Cast, Conv, LayerNorm, MatMul, Reduce, RmsNorm
 
 ROUNDED = (LayerNorm, RmsNorm, Attention)  # ops whose kernels round their results to 8 bits, too
 
@@ -47,12 +47,15 @@ def rounded_at(nodes: Sequence[Node]) -> int | None:
 
 
 def is_rounded(nodes: Sequence[Node]) -> bool:
-    """Return True for such a norm or attention if the last op gives 8-bit integers.
+    """Return True for such a norm or attention if the last op rounds to 8 bits, or widens the result of a model.
 
-    Alone, the rounding would read the result again.
+    Alone, the rounding or cast would read the result again.
     """
     at = rounded_at(nodes)
-    return at is not None and at + 1 < len(nodes) and nodes[-1].result.type.dtype in BYTES
+    if at is None or at + 1 == len(nodes):
+        return False
+    last = nodes[-1]
+    return last.result.type.dtype in BYTES or (at + 2 == len(nodes) and last.op == Cast(DType.F32))
 
 
 def may_begin(nodes: Sequence[Node], figures: GpuFigures) -> bool:

@@ -17,7 +17,7 @@ from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.built_plan import BuiltPlan, revive
 from fusec.gpu.cudnn.emit import emit
 from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, identity_of
-from fusec.gpu.cudnn.plan_list import compiles_slowly, exclude_notes, modes_of
+from fusec.gpu.cudnn.plan_list import DECLINED, compiles_slowly, exclude_notes, modes_of
 from fusec.gpu.measure.random_inputs import distance, poison, random_data
 from fusec.gpu.measure.timer import Stopwatch, device_failure
 from fusec.ir import Array
@@ -81,6 +81,7 @@ class GpuPlanBench:
         self._footprint_bytes = footprint_bytes
         self._graph: CudnnGraph | None = None
         self._pygraphs: dict[str, Any] = {}  # by graph key; an offer's place is an index into the plans of this object
+        self._named: dict[str, Any] = {}  # by graph key; with the plans that `named` created
         self._data: dict[int, Array] = {}
         self._reference: dict[CudnnTensor, Array] | None = None
 
@@ -114,6 +115,34 @@ class GpuPlanBench:
             raise ExecutionError(f"cuDNN has no plan on this GPU for\n{graph}\n{wrong}")
         return offers
 
+    @spent_on("plans are listed")
+    def named(self, graph: CudnnGraph, choices: Sequence[Choice]) -> Sequence[Offer]:
+        """Return the plans of these engines and knobs, without cuDNN's list, which takes longer than to build them.
+
+        Plans that cuDNN refuses or the filter leaves out are not among them.
+        """
+        note, offers = cudnn.behavior_note.RUNTIME_COMPILATION, list[Offer]()
+        try:
+            pygraph = self._operation_graph(graph, None)
+        except ExecutionError:
+            return ()
+        for choice in choices:
+            if choice.engine == BLAS:
+                offers.append(Offer(0, choice, True))
+            elif not (
+                wrong_plan(graph, choice.engine, dict(choice.knobs)) or self._context.plan_filter.reason(choice.engine)
+            ):
+                try:
+                    pygraph.create_execution_plan(choice.engine, {cudnn.knob_type(k): v for k, v in choice.knobs})
+                except DECLINED:  # also where the frontend does not know a knob of cuDNN
+                    continue
+                place = pygraph.get_execution_plan_count() - 1
+                notes = pygraph.get_behavior_notes_for_plan_at_index(place)
+                offers.append(Offer(place, choice, note not in notes, named=True))
+        exclude_notes(pygraph, graph, self._context.plan_filter.deterministic)
+        self._named[graph.key] = pygraph
+        return offers
+
     def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
         if self._context.build_pool is not None:
             self._context.build_pool.expect([(graph, offer.choice) for graph, offer in orders if not offer.precompiled])
@@ -129,7 +158,7 @@ class GpuPlanBench:
         )
         if blob is not None:
             return self.revive(graph, blob)
-        pygraph = self._asked(graph)
+        pygraph = self._named[graph.key] if offer.named else self._asked(graph)
         try:
             pygraph.build_plan_at_index(offer.place)
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
@@ -222,13 +251,21 @@ class GpuPlanBench:
         except ExecutionError:  # cuDNN 9.19 has no engine for pointwise graphs of all sizes
             return pygraph
 
-    def _plan(self, graph: CudnnGraph, kernel_cache: Any) -> Any:
+    def _operation_graph(self, graph: CudnnGraph, kernel_cache: Any) -> Any:
+        """Return the frontend graph with its operation graph built."""
         pygraph = emit(graph, handle=self._handle, kernels=kernel_cache)
         try:
             pygraph.validate()
             pygraph.build_operation_graph()
+        except DECLINED as error:
+            raise ExecutionError(f"cuDNN declines on this GPU\n{graph}\n{error}") from error
+        return pygraph
+
+    def _plan(self, graph: CudnnGraph, kernel_cache: Any) -> Any:
+        pygraph = self._operation_graph(graph, kernel_cache)
+        try:
             pygraph.create_execution_plans(modes_of(self._context.plan_filter))
-        except (RuntimeError, ValueError, cudnn.cudnnGraphNotSupportedError) as error:
+        except DECLINED as error:
             raise ExecutionError(f"cuDNN declines on this GPU\n{graph}\n{error}") from error
         exclude_notes(pygraph, graph, self._context.plan_filter.deterministic)
         return pygraph

@@ -15,12 +15,14 @@ class Offer:
     """Plan that cuDNN or cuBLASLt offers for a graph, before it is built.
 
     is_slow: it takes several times as long to compile as others of the list
+    named: created by engine and knobs; `place` is among such plans, and not in cuDNN's list
     """
 
     place: int
     choice: Choice
     precompiled: bool
     is_slow: bool = False
+    named: bool = False
 
 
 class PlanBench(Protocol):

@@ -21,22 +21,21 @@ class SuggestedPlansBench:
 
     def __init__(self, bench: RevivingPlanBench, cache: TuningCache):
         self._bench, self._cache = bench, cache
-        self._listed: dict[str, Sequence[Offer]] = {}  # by graph key, because listing takes longer than building
+        self._named: dict[str, Sequence[Offer]] = {}  # by graph key
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
         entries = self._cache.suggested(graph.key)
         if all(entry.blob is not None for entry in entries):
             return [Offer(place, entry.choice, True) for place, entry in enumerate(entries)]
-        named = [entry.choice.identity for entry in entries]
-        offered = [o for o in self._all(graph) if o.choice.identity in named]
-        ready = [o for o in offered if o.precompiled] or offered[:1]
-        return sorted(ready, key=lambda o: named.index(o.choice.identity))
+        offered = self._all(graph)
+        return [offer for offer in offered if offer.precompiled] or offered[:1]
 
     def _all(self, graph: CudnnGraph) -> Sequence[Offer]:
-        """Return all plans that are offered on this GPU."""
-        if graph.key not in self._listed:
-            self._listed[graph.key] = self._bench.offers(graph)
-        return self._listed[graph.key]
+        """Return the suggested plans that exist on this GPU."""
+        if graph.key not in self._named:
+            choices = [entry.choice for entry in self._cache.suggested(graph.key)]
+            self._named[graph.key] = self._bench.named(graph, choices)
+        return self._named[graph.key]
 
     def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
         self._bench.expect(orders)

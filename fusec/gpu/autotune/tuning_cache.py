@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from fusec.errors import ExecutionError
 from fusec.gpu import autotune, cublaslt, kernels, measure
-from fusec.gpu.autotune.ranked_plans import PlanBench, RankedPlans
+from fusec.gpu.autotune.ranked_plans import Offer, PlanBench, RankedPlans
 from fusec.gpu.autotune.tuning_environment import TuningEnvironment
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -29,7 +29,11 @@ Suggested = Mapping[str, Sequence[Entry]]  # by key of the cuDNN graph, best fir
 
 
 class RevivingPlanBench(PlanBench, Protocol):
-    """Bench that also reads serialized plans."""
+    """Bench that also reads serialized plans, and creates plans by name."""
+
+    def named(self, graph: CudnnGraph, choices: Sequence[Choice]) -> Sequence[Offer]:
+        """Return the plans of these engines and knobs, without those that cuDNN refuses."""
+        ...
 
     def revive(self, graph: CudnnGraph, blob: bytes) -> Any:
         """Read a serialized plan. Raises ExecutionError if cuDNN does not accept it."""

@@ -43,16 +43,17 @@ class Config(ctypes.Structure):
 @cache
 def driver() -> Any:
     """Return the driver's launch function with attributes; None if the driver or the GPU is too old."""
-    return None if int(cupy.cuda.Device().compute_capability) < 90 else _driver_function("cuLaunchKernelEx")
+    return None if int(cupy.cuda.Device().compute_capability) < 90 else driver_function("cuLaunchKernelEx")
 
 
 @cache
 def _capture_info() -> Any:
     """Return the driver's function that lists what the next launch on a captured stream waits for; None without it."""
-    return _driver_function("cuStreamGetCaptureInfo_v2")
+    return driver_function("cuStreamGetCaptureInfo_v2")
 
 
-def _driver_function(name: str) -> Any:
+def driver_function(name: str) -> Any:
+    """Return a function of the driver; None if it has none of that name, or there is no driver."""
     try:
         return getattr(ctypes.CDLL("libcuda.so.1"), name)
     except (OSError, AttributeError):

@@ -6,7 +6,6 @@ CuPy caches on disk what it compiles.
 from __future__ import annotations
 
 import math
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ import cupy
 import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, variants_of
+from fusec.gpu.launch.cubin_function import CubinFunction
 from fusec.gpu.launch.cubins import Cubins, compilers, source_of
 from fusec.gpu.launch.dependent_launch import DependentFunction, driver
 from fusec.gpu.measure.random_inputs import RandomInputs, kernels_apart
@@ -136,7 +136,7 @@ class Launcher:
         if self._cubins is not None:
             here = [launch for _, launch in new if not launch.architecture or is_here(launch.architecture)]
             self._cubins.expect(source_of(launch, compute_capability()) for launch in here)
-        pool = ThreadPoolExecutor(min(len(new), compilers()), thread_name_prefix="fusec-nvrtc")
+        pool = ThreadPoolExecutor(min(len(new), compilers(), 16), thread_name_prefix="fusec-nvrtc")
         for item in new:
             self._coming[item[1].entry] = pool.submit(_compiled, item[1], self._cubins)
         pool.shutdown(wait=False)  # the threads end when all is compiled
@@ -233,16 +233,11 @@ def _loaded(launch: Launch, cubins: Cubins) -> Any:
     if cubin is None:
         return None
     cupy.cuda.runtime.memGetInfo()  # creates a CUDA context in this thread
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        try:
-            return cupy.RawModule(path=file.name, enable_cooperative_groups=launch.cooperative).get_function(
-                launch.entry
-            )
-        except cupy.cuda.driver.CUDADriverError as error:  # compiled for a newer driver
-            warnings.warn(f"the compiled kernel {launch.entry} does not load, so it is compiled: {error}", stacklevel=2)
-            return None
+    try:
+        return CubinFunction(cubin, launch.entry, launch.cooperative)
+    except cupy.cuda.driver.CUDADriverError as error:  # compiled for a newer driver
+        warnings.warn(f"the compiled kernel {launch.entry} does not load, so it is compiled: {error}", stacklevel=2)
+        return None
 
 
 def _has_room(function: Any, launch: Launch) -> bool:

@@ -14,7 +14,7 @@ from fusec.gpu.kernels.codegen.kernel import ceil_div
 from fusec.gpu.nvrtc import function_of
 from fusec.ir import Array
 
-DIMS, BLOCK = 12, 256
+DIMS, BLOCK = 12, 256  # weights of `split_k` have 11 dims
 WIDTHS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}  # of an element, in bytes
 
 SOURCE = """

@@ -1,5 +1,7 @@
 """Remove ops without effect: identities, reshapes of reshapes, full slices, casts to the own type.
 
+Rows of a constant table that are joined with themselves are gathered from a table of longer rows, which is folded.
+
 x + 0 = x loses only the sign of a zero. x * 0 stays, because it is NaN where x is not finite.
 """
 
@@ -9,10 +11,26 @@ import math
 from typing import cast
 
 from fusec.ir import DType, Graph, Node, Value
-from fusec.ops import AvgPool, Cast, Concat, Expand, MaxPool, Pad, Reduce, Reshape, Resize, Slice, Split, Transpose
+from fusec.ops import (
+    AvgPool,
+    Cast,
+    Concat,
+    Expand,
+    Gather,
+    MaxPool,
+    Pad,
+    Reduce,
+    Reshape,
+    Resize,
+    Slice,
+    Split,
+    Transpose,
+)
 from fusec.passes.base import RulePass
 from fusec.passes.rewriting.rewriter import local, made_by, only_operand
 from fusec.passes.rewriting.value_facts import all_equal
+
+MAX_TABLE_BYTES = 1 << 26  # of a table whose rows are made longer
 
 
 def _if_same_type(node: Node, value: Value) -> Value | None:
@@ -156,6 +174,26 @@ def _concat_of_split(graph: Graph, node: Node) -> Value | None:
     return _if_same_type(node, first.operands[0])
 
 
+@local("concat", equation="concat(gather(t, i), gather(t, i)) = gather(concat(t, t), i) for rows of a constant table t")
+def _concat_of_gathered(graph: Graph, node: Node) -> Value | None:
+    """Gather longer rows, as where a rotary embedding takes each angle for both halves of a head."""
+    rows, op = node.operands[0], cast(Concat, node.op)
+    if any(v is not rows for v in node.operands) or op.axis % rows.type.rank != rows.type.rank - 1:
+        return None
+    gathered = only_operand(rows) if made_by(rows, Reshape) else rows
+    gather = made_by(gathered, Gather)
+    if gather is None or gathered.node is None or rows.users != [node]:
+        return None
+    table, indices = gathered.node.operands
+    count, shape = len(node.operands), table.type.shape
+    if table.literal is None or table.type.rank != 2 or gather.axis % 2 or shape[1] != rows.type.shape[-1]:
+        return None
+    if count * table.type.nbytes > MAX_TABLE_BYTES or gathered.users not in ([node], [rows.node]):
+        return None
+    wide = graph.add(Concat(1), *[table] * count, before=node)
+    return graph.add(Reshape(node.result.type.shape), graph.add(Gather(0), wide, indices, before=node), before=node)
+
+
 @local("split", equation="split(x, one piece) = x")
 def _split_of_one(graph: Graph, node: Node) -> Value | None:
     return _if_same_type(node, node.operands[0]) if len(node.results) == 1 else None
@@ -231,6 +269,7 @@ class Simplify(RulePass):
         _expand_nothing,
         _concat_of_one,
         _concat_of_split,
+        _concat_of_gathered,
         _split_of_one,
         _slice_nothing,
         _pad_nothing,

@@ -16,6 +16,7 @@ from fusec.runtime import Executable
 from fusec.system.threaded_copy import ThreadedCopy
 
 Arrays = Mapping[str, Any]
+Copy = Callable[[int, Sequence[tuple[int, int]], int], None]
 _TO_DEVICE = 1  # cudaMemcpyHostToDevice
 
 
@@ -41,10 +42,12 @@ class BatchBuffer:
         self.host: dict[str, np.ndarray[Any, Any]] = {}
         self._device: dict[str, Any] = {}
         self._stream: Any = None
+        self._copy_batch: Copy | None = None
         copies = self._xp is not np and all(map(_is_plain, (*program.inputs, *program.outputs)))
         for spec in program.inputs:
             if copies:
                 self._stream = self._stream or self._xp.cuda.Stream(non_blocking=True)
+                self._copy_batch = _batched_copy()
                 self.host[spec.name] = _page_locked(self._xp, spec.shape, spec.dtype)
                 self._device[spec.name] = self._xp.empty(spec.shape, spec.dtype)
             else:
@@ -83,16 +86,22 @@ class BatchBuffer:
             buffer[start:size] = buffer[start - 1]
 
     def _copy_rows(self, target: Any, requests: Sequence[np.ndarray[Any, Any]], size: int) -> None:
-        """Queue the copies of rows to the device; one for requests that are next to each other in memory."""
+        """Queue the copies of rows to the device, if the driver can by one call.
+
+        Requests that are next to each other in memory are one copy.
+        """
         spans = [(rows.__array_interface__["data"][0], rows.nbytes) for rows in requests]  # faster than `ctypes.data`
         row = spans[-1][1] // len(requests[-1])
         last = sum(spans[-1]) - row
         padding = size - sum(map(len, requests))
         place: int = target.data.ptr
-        for start, nbytes in (*joined(spans), *[(last, row)] * padding):
-            if nbytes:
-                self._xp.cuda.runtime.memcpyAsync(place, start, nbytes, _TO_DEVICE, self._stream.ptr)
-                place += nbytes
+        copies = [span for span in (*joined(spans), *[(last, row)] * padding) if span[1]]
+        if self._copy_batch is not None and copies:
+            self._copy_batch(place, copies, self._stream.ptr)
+            return
+        for start, nbytes in copies:
+            self._xp.cuda.runtime.memcpyAsync(place, start, nbytes, _TO_DEVICE, self._stream.ptr)
+            place += nbytes
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -136,6 +145,12 @@ def fetch(program: Executable, names: Sequence[str], results: Sequence[Any]) -> 
     event = xp.cuda.Event(block=True, disable_timing=True)
     event.record()
     return PendingResults(arrays, event)
+
+
+def _batched_copy() -> Copy | None:
+    from fusec.gpu.launch.batched_copy import batched_copy  # needs CuPy
+
+    return batched_copy()
 
 
 def _is_plain(spec: TensorSpec) -> bool:

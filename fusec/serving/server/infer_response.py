@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from fusec.serving.served_model import DATATYPES
 from fusec.serving.server.frames import AnswerTensor
-from fusec.serving.server.infer_request import BadRequestError, InferRequest, shown
+from fusec.serving.server.infer_request import BadRequestError, InferRequest, WantedOutput, shown
 
 
 def write_answer(
@@ -20,25 +21,39 @@ def write_answer(
 
     Raises BadRequestError: when JSON was asked for, which has no NaN and no infinity, and an output has one.
     """
-    outputs: list[dict[str, Any]] = []
+    outputs: list[str] = []
     binary: list[memoryview] = []
     for wanted in request.outputs:
         tensor = tensors[wanted.name]
-        item: dict[str, Any] = {"name": wanted.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-        if wanted.region:
-            place = {"shared_memory_region": wanted.region, "shared_memory_byte_size": len(tensor.data)}
-            item["parameters"] = place | ({"shared_memory_offset": wanted.offset} if wanted.offset else {})
-        elif wanted.binary:
-            item["parameters"] = {"binary_data_size": len(tensor.data)}
-            binary.append(tensor.data)
+        if wanted.region or wanted.binary:
+            outputs.append(_described(wanted, tensor.datatype, tuple(tensor.shape), len(tensor.data)))
+            binary += [] if wanted.region else [tensor.data]
         else:
-            item["data"] = _numbers(wanted.name, tensor)
-        outputs.append(item)
-    answer: dict[str, Any] = {"model_name": model, "model_version": "1", "outputs": outputs}
-    if request.id:
-        answer["id"] = request.id
-    text = json.dumps(answer, separators=(",", ":")).encode()
+            item = {"name": wanted.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+            outputs.append(_json(item | {"data": _numbers(wanted.name, tensor)}))
+    end = f'],"id":{_json(request.id)}}}' if request.id else "]}"
+    text = f"{_start(model)}{','.join(outputs)}{end}".encode()
     return ([text, *binary], len(text)) if binary else ([text], None)
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"))
+
+
+@functools.lru_cache(maxsize=256)
+def _start(model: str) -> str:
+    """Return the JSON of an answer up to its outputs."""
+    return f'{{"model_name":{_json(model)},"model_version":"1","outputs":['
+
+
+@functools.lru_cache(maxsize=1024)  # a client asks for the same outputs again and again
+def _described(wanted: WantedOutput, datatype: str, shape: tuple[int, ...], nbytes: int) -> str:
+    """Return the JSON of an output whose numbers are elsewhere: after the JSON, or in shared memory."""
+    item: dict[str, Any] = {"name": wanted.name, "datatype": datatype, "shape": shape}
+    if wanted.region:
+        place = {"shared_memory_region": wanted.region, "shared_memory_byte_size": nbytes}
+        return _json(item | {"parameters": place | ({"shared_memory_offset": wanted.offset} if wanted.offset else {})})
+    return _json(item | {"parameters": {"binary_data_size": nbytes}})
 
 
 def _numbers(name: str, tensor: AnswerTensor) -> list[Any]:

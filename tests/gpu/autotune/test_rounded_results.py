@@ -92,6 +92,21 @@ def test_it_competes_with_the_norm_and_the_rounding(norm: str) -> None:
     assert signatures(before)[0] == norm.partition("(")[0]
 
 
+def test_a_norm_and_the_cast_of_its_result_to_fp32_are_one_kernel_next_to_two_steps() -> None:
+    """As at the end of a model with outputs in fp32."""
+    text = 'graph "g" (%x: f16[6,64]) {\n  %g = constant weight("g") : f16[64]\n  %b = constant weight("b") : f16[64]\n'
+    text += "  %n = layer_norm(%x, %g, %b)\n  %y = cast(%n) {to=f32}\n  return %y\n}"
+    weights = {name: np.ones(64, np.float16) for name in "gb"}
+    program = fuse_steps(partition(parse(text, weights), NormsAlone(), load("h200")), FIGURES, products=True)
+    assert signatures(program) == ["layer_norm+cast"]
+    found = candidates(program.graph, program.steps[0], "quick", FIGURES)
+    assert [[(s.kind, len(s.nodes)) for s in each] for each in found] == [
+        [(Kind.KERNEL, 2)],
+        [(Kind.CUDNN, 1), (Kind.KERNEL, 1)],
+        [(Kind.KERNEL, 1), (Kind.KERNEL, 1)],
+    ]
+
+
 ATTENTION = """graph "g" (%x: f16[2,20,96]) {
   %s = constant [21.7] : f32[]
   %a = slice(%x) {starts=[0, 0, 0], sizes=[2, 20, 32], steps=[1, 1, 1]}

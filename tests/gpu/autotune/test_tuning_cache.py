@@ -388,7 +388,7 @@ def test_choices_for_concats_are_stored_and_locked(
     again = improved(tmp_path)
     assert [str(step.body) for step in again.program.steps] == [str(step.body) for step in first.program.steps]
     lock = lockfile.make([first])
-    runs = [e.split[0].runs for e in lock.entries if e.name == "concat"]
+    runs = [e.split[0].runs for e in lock.entries if e.name.endswith("concat")]
     assert sorted(runs) == ["copy", "in place", "in place", "kernel"], "and the kernel that copies"
     assert lockfile.parse(lockfile.text_of(lock)).entries == lock.entries
     assert changes.changes(lock, fresh_one(), lambda graph, choice: True) == []

@@ -10,7 +10,7 @@ from gpu.edges.numbers import Array, edges, name, plain
 from gpu.edges.row import FLOATS, HALVES, Row, row
 
 from fusec.ir import DType, Value, channels_last
-from fusec.ops import Conv, MatMul, pw
+from fusec.ops import Conv, MatMul, PackedMatMul, Reshape, RmsNorm, Rotary, Scatter, Slice, pw
 
 NHWC = channels_last(4)
 ONE = Conv((1, 1), (0,) * 4, (1, 1))
@@ -22,8 +22,10 @@ def families() -> Iterator[Row]:
     for dtype in FLOATS:
         yield _list(dtype)
         yield _gate(dtype)
+        yield _writes(dtype)
     for dtype in HALVES:
         yield from _products(dtype)
+        yield from _normed(dtype)
 
 
 def _numbers(dtype: DType, *shape: int) -> Array:
@@ -51,6 +53,46 @@ def _list(dtype: DType) -> Row:
     return row(
         f"lists {dtype.value}", "mul", [x, y, x[:255].copy(), y[:255].copy()], make, labels=labels, kernel_only=True
     )
+
+
+def _writes(dtype: DType) -> Row:
+    """Every value times every angle's, some of which are written into a cache."""
+    values = edges(dtype)
+    x = np.zeros((1, 16, 1, 16), dtype.numpy) + values[:, None, None]
+    at = np.array([0, -1, 3, 5, 1, 7, -3, 4], np.int64)
+
+    def make(g: Any, x: Value, cos: Value, sin: Value, cache: Value, at: Value) -> list[Value]:
+        y = g.add(Rotary(), x, cos, sin)
+        part = g.add(Slice((0, 4, 0, 0), (1, 8, 1, 16), (1,) * 4), y)
+        return [y, g.add(Scatter(), cache, at, g.add(Reshape((8, 16)), part))]
+
+    arrays = [x, values.reshape(1, 1, 1, 16).copy(), np.ones((1, 1, 1, 16), dtype.numpy), _numbers(dtype, 9, 16), at]
+    return row(f"rotary+scatter {dtype.value}", "scatter", arrays, make, labels=np.array(""), kernel_only=True)
+
+
+def _normed(dtype: DType) -> Iterator[Row]:
+    """Every value in a row that is normalised and multiplied, by weights of 16 bits and of 4."""
+    x = np.resize(np.array([0.5, -0.25], dtype.numpy), (16, 1024))
+    x[:, 3] = edges(dtype)
+    rng = np.random.default_rng(5)
+    codes = rng.integers(-7, 8, (16, 1024)).astype(DType.I4.numpy)
+    scales = np.full((16, 32), 0.03125, np.float32)
+
+    def plain_product(g: Any, x: Value, scale: Value, w: Value) -> Value:
+        return g.add(MatMul(), g.add(RmsNorm(-1, 1e-3), x, scale), w)
+
+    def packed_product(g: Any, x: Value, scale: Value, w: Value, s: Value) -> Value:
+        return g.add(PackedMatMul(32), g.add(RmsNorm(-1, 1e-3), x, scale), w, s)
+
+    ones = np.ones(1024, dtype.numpy)
+    for start in range(0, 16, 4):
+        some, labels = x[start : start + 4].copy(), _labels(dtype, 2)[start : start + 4]
+        title = f"of rows {start} to {start + 3} {dtype.value}"
+        known: Any = {"labels": labels, "kernel_only": True}
+        weights = (codes.T.astype(np.float32) / 32).astype(dtype.numpy)
+        yield row(f"rms_norm+matmul {title}", "matmul", [some, ones, weights], plain_product, constants=(2,), **known)
+        arrays = [some, ones, codes, scales]
+        yield row(f"rms_norm+packed_matmul {title}", "packed_matmul", arrays, packed_product, constants=(2, 3), **known)
 
 
 def _gate(dtype: DType) -> Row:

@@ -56,7 +56,15 @@ static unsigned short f32_to_f16(float x) { return f64_to_f16(x); }
 static int misaligned;  // set by a wide access that a GPU would refuse
 static const char *unexpected;  // what a peer should not have sent
 #define ALIGNED(p, n) (misaligned |= (size_t)(p) % (n) != 0)
+static unsigned together;  // blocks that are there at once: all that meet, or a cluster
+static char *resident;        // what each of these keeps
+static size_t resident_bytes;
+// An instruction for global memory, which a GPU refuses for the address of shared memory; here for that of what blocks keep.
+#define GLOBAL(p) \
+  (unexpected = (char *)(p) >= resident && (char *)(p) < resident + resident_bytes * together \
+                    ? "an instruction for global memory at an address of shared memory" : unexpected)
 template <class... Words> static void store_words(void *p, Words... words) {
+  GLOBAL(p);
   unsigned all[] = {words...};
   misaligned |= (size_t)p % sizeof(all) != 0;
   memcpy(p, all, sizeof(all));
@@ -70,9 +78,6 @@ static int at[MOST];  // the line of the barrier a thread waits at; -1: it has f
 static unsigned long long slots[MOST];
 static void (*body)(void *);
 static unsigned first_block;  // of those that are there at once
-static char *resident;        // what each of these keeps
-static size_t resident_bytes;
-static unsigned together;  // blocks that are there at once: all that meet, or a cluster
 #define RESIDENT(name) unsigned char *name = (unsigned char *)resident + (blockIdx.x - first_block) * resident_bytes
 static void *closure;
 

@@ -27,6 +27,14 @@ STUCK = """
 }
 """
 
+AS_IF_GLOBAL = """
+  RESIDENT(memory);
+  const Pack<float, 4> own = {{x[threadIdx.x], 0.0f, 0.0f, 0.0f}};
+  store_pack<float, 4>((float*)memory + threadIdx.x * 4, own);
+  y[threadIdx.x] = ((float*)memory)[threadIdx.x * 4];
+}
+"""
+
 
 def run(entry: str, call: Any, blocks: int = 3) -> None:
     x = np.arange(blocks * THREADS, dtype=np.float32)
@@ -42,6 +50,14 @@ def test_threads_go_on_after_a_launch_that_got_stuck() -> None:
         with pytest.raises(AssertionError, match="wait at different barriers"):
             run("stuck", found["stuck"])
         run("turned", found["turned"])
+
+
+def test_an_instruction_for_global_memory_does_not_take_shared_memory() -> None:
+    found = functions(prelude() + HEAD.format("as_if_global") + AS_IF_GLOBAL)
+    x, y = np.zeros(THREADS, np.float32), np.zeros(THREADS, np.float32)
+    launch = Launch("as_if_global", "", 1, THREADS, (), (), resident_bytes=16 * THREADS)
+    with pytest.raises(AssertionError, match="an instruction for global memory"):
+        found["as_if_global"](launch, [x.ctypes.data, y.ctypes.data])
 
 
 def test_sources_are_built_together_when_the_first_is_run(monkeypatch: pytest.MonkeyPatch) -> None:

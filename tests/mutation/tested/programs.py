@@ -173,6 +173,15 @@ PROGRAMS: tuple[Mutant, ...] = (
         "passes/test_cases.py",
     ),
     _m(
+        "several_rows_joined_as_one",
+        "simplify",
+        "passes/cleanup/simplify.py",
+        "or gather.axis % 2 or shape[1] != rows.type.shape[-1]:",
+        "or gather.axis % 2:",
+        "rows that a reshape joined are taken for rows of the table",
+        "passes/test_cases.py",
+    ),
+    _m(
         "rotary_parts_apart",
         "merge_rotary_parts",
         "passes/attention/merge_rotary_parts.py",

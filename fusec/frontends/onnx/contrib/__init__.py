@@ -16,6 +16,7 @@ from fusec.frontends.onnx.contrib import (
     products,
     quantized,
     quantized_products,
+    quantized_recurrent,
     shapes,
 )
 from fusec.frontends.onnx.emit import OpFunction
@@ -28,5 +29,6 @@ TABLES: Sequence[Mapping[str, OpFunction]] = (
     products.TABLE,
     quantized.TABLE,
     quantized_products.TABLE,
+    quantized_recurrent.TABLE,
     shapes.TABLE,
 )

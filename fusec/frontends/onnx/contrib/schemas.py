@@ -20,6 +20,7 @@ _KINDS: Mapping[str, defs.OpSchema.AttrType] = {
     "str": defs.OpSchema.AttrType.STRING,
     "Sequence[int]": defs.OpSchema.AttrType.INTS,
     "Sequence[float]": defs.OpSchema.AttrType.FLOATS,
+    "Sequence[str]": defs.OpSchema.AttrType.STRINGS,
 }
 _MOST_RESULTS = 4  # of an op in these tables
 

@@ -48,7 +48,10 @@ def _places(g: Emitter, op: MaxPool, x: Value, y: Value, storage_order: int) -> 
     flat = g.reshape(x, (*x.type.shape[:2], size))
     read = g(Gather(2), flat, g.constant(np.minimum(taken, size - 1)))
     best = g.reshape(y, (*y.type.shape[:2], 1, math.prod(y.type.shape[2:])))
-    found = g(pw("logical_and"), g(pw("cmp_eq"), read, best), g.constant(taken < size))
+    found = g(pw("cmp_eq"), read, best)
+    if x.type.dtype.is_float:  # the maximum of a NaN is NaN, which equals nothing
+        found = g(pw("logical_or"), found, g(pw("cmp_neq"), read, read))
+    found = g(pw("logical_and"), found, g.constant(taken < size))
     first = g(Reduce("min", (2,), False), g(pw("where"), found, g.constant(taken), g.constant(np.array(size))))
     if storage_order:
         order = np.arange(size, dtype=np.int64).reshape(spatial[::-1]).transpose(tuple(reversed(range(n)))).reshape(-1)

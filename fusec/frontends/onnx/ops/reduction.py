@@ -20,6 +20,8 @@ def _reduce(g: Emitter, kind: str, x: Value, axes: Sequence[int], keepdims: int)
     dims = axes_of(axes, x.type.rank)
     if kind in ("max", "min") and x.type.dtype is DType.BOOL:  # any, all
         return g.cast(_reduce(g, kind, g.cast(x, DType.U8), axes, keepdims), DType.BOOL)
+    if kind in ("l2", "log_sum", "log_sum_exp") and x.type.dtype.is_int:  # a root or logarithm, rounded towards 0
+        return g.cast(_reduce(g, kind, g.cast(x, DType.F64), axes, keepdims), x.type.dtype)
     if any(x.type.shape[d] == 0 for d in dims) and kind in _EMPTY:
         return _of_no_elements(g, kind, x, dims, keepdims)
     return g(Reduce(kind, dims, bool(keepdims)), x)

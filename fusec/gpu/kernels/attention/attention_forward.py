@@ -29,7 +29,8 @@ VARIANTS = (
     AttentionTiling(16, 2, 128, 16, 1),
     AttentionTiling(16, 1, 128, 64, 1, grouped=True),
 )
-FEW_KEYS = 256  # up to so many are copied in one round
+SHORT = 256  # queries, and keys
+RESIDENT_WARPS = 26  # of a multiprocessor: with more, registers are spilled
 
 
 def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
@@ -48,15 +49,19 @@ def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
 
 
 def tilings_of(queries: int, keys: int) -> tuple[AttentionTiling, ...]:
-    """Return the tilings to time. Those of few keys copy all in one round, and have no more warps than queries fill."""
-    if keys > FEW_KEYS:
+    """Return the tilings to time. Those of short sequences have no more warps than the queries of a head fill.
+
+    They copy all keys in one round, or in two.
+    """
+    if max(queries, keys) > SHORT:
         return VARIANTS
-    tiles = ceil_div(min(queries, 256), 16)
-    pairs, groups = ceil_div(tiles, 2), ceil_div(tiles, 4)
+    tiles, all_keys, half = ceil_div(queries, 16), ceil_div(keys, 16) * 16, ceil_div(keys, 32) * 16
+    pairs, resident = ceil_div(tiles, 2), max(1, RESIDENT_WARPS // tiles)
+    each, blocks = (2, 12 // pairs) if pairs <= 4 else (1, 3)
     return (
-        AttentionTiling(pairs, 2, ceil_div(keys, 16) * 16, 16, 16 // pairs),
-        AttentionTiling(tiles, 1, ceil_div(keys, 16) * 16, 16, max(1, 24 // tiles)),
-        AttentionTiling(4 * groups, 1, ceil_div(keys, 32) * 32, 32, max(1, 4 // groups), grouped=True),
+        AttentionTiling(tiles, 1, all_keys, 16, resident),
+        AttentionTiling(tiles, 1, half, 16, resident),
+        AttentionTiling(pairs, each, all_keys, 16, blocks),
     )
 
 

@@ -77,6 +77,17 @@ FUSEC_FLOAT(f8e8m0, 8, PowerOfTwo)
 FUSEC_FLOAT(f4e2m1, 4, Minifloat<2, 1, 1, NUMBERS_ONLY>)
 #undef FUSEC_FLOAT
 
+// As E4M3, with numbers beyond its range at the largest.
+DEVICE f8e4m3 saturated_e4m3(float x) {
+#ifdef CONVERTS_TO_E4M3
+  f8e4m3 r;
+  r.bits = f32_to_e4m3(x);
+  return r;
+#else
+  return narrow<f8e4m3>(clipped(x, -448.0f, 448.0f));
+#endif
+}
+
 // Integers wrap around.
 #define FUSEC_INTEGER(NAME, BITS, NUMBER)                                                \
   struct NAME { u8 bits; enum { width = BITS }; };                                       \

@@ -30,6 +30,7 @@ from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Pointwise, Relayout
 
 BYTES = (DType.I8, DType.U8, DType.F8E4M3)  # types of quantised activations
+FLOAT8_LARGEST = 448.0  # of f8e4m3
 # Results that need no rounding, because they are an operand, its negative, or an integer.
 EXACT = frozenset({"identity", "relu", "abs", "neg", "max", "min", "where", "sign", "ceil", "floor", "round"})
 
@@ -126,6 +127,9 @@ class PointwiseCode:
                 self.narrowed[result] = self.narrowed[node.operands[0]]
             return
         source, dtype = node.operands[-1].type, result.type.dtype
+        if (limited := limited_float8(node)) is not None and limited in self.known:
+            self._define_narrow(result, f"saturated_e4m3({self.known[limited]})")
+            return
         if (whole := whole_number(node)) is not None and whole[0] in self.known:
             rounded, low, high = whole
             text = f"whole_number<{C_TYPES[dtype]}>({self.known[rounded]}, {low}.0f, {high}.0f)"
@@ -151,11 +155,18 @@ class PointwiseCode:
         """Set the expression of a value, and round it to the value's type unless `rounds` is false."""
         dtype, name = value.type.dtype, f"{self.prefix}{len(self.known)}"
         rounded = (self.rounds and dtype in HALVES) or dtype.is_narrow
-        if rounds and rounded:  # the stored number is reused, which saves a conversion
-            self.body.append(f"const {C_TYPES[dtype]} {name}_stored = narrow<{C_TYPES[dtype]}>({text});")
-            self.narrowed[value] = f"{name}_stored"
-            text = f"wide({name}_stored)"
+        if rounds and rounded:
+            self._define_narrow(value, f"narrow<{C_TYPES[dtype]}>({text})")
+            return
         self.body.append(f"const {compute_type(dtype)} {name} = {text};")
+        self.known[value] = name
+
+    def _define_narrow(self, value: Value, text: str) -> None:
+        """Set the expression of a value as it is stored. A store reuses it, which saves a conversion."""
+        dtype, name = value.type.dtype, f"{self.prefix}{len(self.known)}"
+        self.body.append(f"const {C_TYPES[dtype]} {name}_stored = {text};")
+        self.narrowed[value] = f"{name}_stored"
+        self.body.append(f"const {compute_type(dtype)} {name} = wide({name}_stored);")
         self.known[value] = name
 
     def get(self, value: Value, type: Strided | None = None, memory: Value | None = None) -> str:
@@ -266,6 +277,18 @@ def whole_number(node: Node) -> tuple[Value, int, int] | None:
     if before is None or before.op.name != "round" or max(abs(low), abs(high)) > 255 or low % 1 or high % 1:
         return None
     return before.operands[0], int(low), int(high)
+
+
+def limited_float8(node: Node) -> Value | None:
+    """Return the operand of `cast(clip(x))` from fp32 to f8e4m3, with the limits of that type; None for other nodes.
+
+    The instruction that converts saturates there by itself.
+    """
+    clip = node.operands[0].node if node.op == Cast(DType.F8E4M3) else None
+    if clip is None or clip.op.name != "clip" or clip.result.type.dtype is not DType.F32:
+        return None
+    limits = clip.op.attributes
+    return clip.operands[0] if (limits["min"], limits["max"]) == (-FLOAT8_LARGEST, FLOAT8_LARGEST) else None
 
 
 def rounded_to(text: str, dtype: DType) -> str:

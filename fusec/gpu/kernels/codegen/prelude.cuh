@@ -17,6 +17,7 @@ struct bf16 { u16 bits; enum { is_brain = 1 }; };
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_MEMBER __device__ __forceinline__
 #define ALIGNED(p, n)
+#define GLOBAL(p)
 #define TABLE static __device__ const
 #define INFINITE __int_as_float(0x7f800000)
 DEVICE float bits_to_f32(u32 b) { return __uint_as_float(b); }
@@ -157,7 +158,7 @@ template <class T, int N> DEVICE Pack<T, N> load_pack(const T* p) {
 // Load 16 bytes here and not later, from memory that nothing changes.
 DEVICE void load_words(u32 (&x)[4], const void* p) {
 #ifdef FUSEC_EMULATED
-  ALIGNED(p, 16);
+  ALIGNED(p, 16), GLOBAL(p);
   for (int i = 0; i < 4; ++i) x[i] = ((const u32*)p)[i];
 #else
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -716,6 +717,7 @@ template <class T> DEVICE Pair pair_of(u32 word) {
 
 // Load here and not later, too: 4, 8 or 16 bytes.
 template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
+  GLOBAL(p);
 #ifndef FUSEC_EMULATED
   union { Pack<T, N> pack; u32 words[sizeof(Pack<T, N>) / 4]; } x;
   if constexpr (sizeof(x) == 4)

@@ -61,7 +61,7 @@ FRAGMENT(share) {
   for (int p = 0; p < PACKS; ++p) {
     const u32 pack = p * THREADSu + threadIdx.x;
     if (IS_WHOLE || pack < ALL_PACKSu)
-      for (int r = 0; r < ROWS; ++r) store_pack<u32, 4>((u32*)(SHARED + (r * DEPTHu + pack * 8u)), x[r][p]);
+      for (int r = 0; r < ROWS; ++r) *(Pack<u32, 4>*)(SHARED + (r * DEPTHu + pack * 8u)) = x[r][p];
   }
   __syncthreads();
 }

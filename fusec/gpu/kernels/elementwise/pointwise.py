@@ -95,10 +95,11 @@ def pointwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
 
 def _sinks(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Sink] | None:
     last = nodes[-1]
-    if isinstance(last.op, Concat) and len(nodes) == 1:
-        return _parts(last)
-    if not nodes or not all(can_generate(node) or isinstance(node.op, VIEW_OPS) for node in nodes):
+    joins = isinstance(last.op, Concat)
+    if not all(can_generate(node) or isinstance(node.op, VIEW_OPS) for node in (nodes[:-1] if joins else nodes)):
         return None
+    if joins:
+        return _parts(last) if tuple(outputs) == (last.result,) else None
     sinks: list[Sink] = []
     for output in outputs:
         value, view = output, View.of(output.type)

@@ -237,7 +237,10 @@ def write_rows(b: RandomGraph) -> None:
     indices = b.graph.constant(np.array(at, b.pick([DType.I64, DType.I32]).numpy))
     first = b.below(3)
     heads = b.input(TensorType((1, first + count, 1, features), b.dtype))
-    y = b.add(Rotary(), heads, *(b.fresh(TensorType((1, 1, 1, features), b.dtype)) for _ in range(2)))
+    angles = [b.fresh(TensorType((1, 1, 1, features), b.dtype)) for _ in range(2)]
+    y = b.add(Rotary(), heads, *angles)
+    if b.chance(30):
+        b.add(Rotary(), b.input(TensorType((1, 3, 1, features), b.dtype)), *angles)
     part = b.add(Slice((0, first, 0, 0), (1, count, 1, features), (1,) * 4), y)
     rows = [b.add(Reshape((count, features)), part), b.fresh(TensorType((count, features), b.dtype))]
     for new in rows[b.below(2) :]:

@@ -134,7 +134,7 @@ def test_results_that_are_scaled_by_more_than_one_number_are_left_alone(op: str,
 
 
 def test_ways_on_hopper_alone_say_so() -> None:
-    kernel = attended(F16, (2, 8, 8), (256, 256), (40, 40)).kernel
+    kernel = attended(F16, (2, 8, 8), (512, 512), (40, 40)).kernel
     assert kernel is not None and {k.launches[0].architecture for k in kernel.others} == {"", ARCHITECTURE}
     assert kernel.launches[0].architecture == "", "the first one runs everywhere"
 
@@ -175,12 +175,13 @@ def test_what_is_not_a_view_is_not_taken() -> None:
 
 
 def test_blocks_have_as_many_warps_as_queries_fill() -> None:
-    """Of BERT's 128 queries, and ViT's 197: no warp is idle, and one round has all keys."""
-    for length, queries in ((128, {128}), (197, {208, 224, 256}), (5, {16, 32, 64})):
+    """Of BERT's 128 queries, and ViT's 197: no warp is idle, and one or two rounds have all keys."""
+    for length, queries in ((128, {128}), (197, {208, 112}), (5, {16, 32})):
         tilings = tilings_of(length, length)
         assert {t.queries for t in tilings} == queries
-        assert all(t.keys >= length for t in tilings)
-    assert tilings_of(64, 257) == tilings_of(4096, 4096)
+        assert all(2 * t.keys >= length for t in tilings)
+        assert any(t.keys >= length for t in tilings)
+    assert tilings_of(64, 257) == tilings_of(257, 64) == tilings_of(4096, 4096)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 256), (5, 200), (256, 256), (128, 128)])

@@ -55,6 +55,12 @@ def two_embeddings(g: Graph, q: Value, x: Value, cos: Value, sin: Value, cache: 
     return [g.add(Scatter(), cache, at, flat), rotated, g.add(Scatter(), cache, at, again)]
 
 
+def queries(g: Graph, q: Value, x: Value, cos: Value, sin: Value, cache: Value, at: Value) -> list[Value]:
+    """Rows of one embedding in a cache, and another embedding with the same angles."""
+    rotated = g.add(Rotary(), x, cos, sin)
+    return [g.add(Rotary(), q, cos, sin), g.add(Scatter(), cache, at, g.add(Reshape((x.type.size // 6, 6)), rotated))]
+
+
 def cases() -> list[Case]:
     dtypes = (*FLOATS, DType.F64)
     found = [build(f"step {dtype.value}", types(dtype, 6, 2, 16), step(4, 2), places) for dtype in dtypes]
@@ -67,6 +73,8 @@ def cases() -> list[Case]:
     heads, angles = rows(DType.F16, 2, 3, 1, 6), rows(DType.F16, 2, 1, 1, 6)
     pair = [heads, heads, angles, angles, rows(DType.F16, 17, 6), rows(DType.I64, 6)]
     found.append(build("two embeddings of a batch", pair, two_embeddings, places))
+    many = [TensorType((2, 5, 1, 6), DType.F16, (0, 2, 1, 3)), *pair[1:]]
+    found.append(build("queries of more heads than keys", many, queries, places))
     return found
 
 

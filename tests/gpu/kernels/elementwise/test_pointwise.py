@@ -122,6 +122,33 @@ def test_casts(rng: np.random.Generator) -> None:
     check(cast_cases(), rng)
 
 
+def saturation(dtype: DType = DType.F8E4M3, limits: tuple[float, float] = (-448.0, 448.0)) -> Case:
+    """Scale, limit and round to floats of 8 bits. Inputs are ties, limits, and numbers beyond them."""
+    odd = np.array([17.0, -19.0, 0.0, -0.0, 448.0, 460.0, -464.0, 465.0, 1e30, np.inf, -np.inf, np.nan], np.float32)
+
+    def make(g: Any, x: Value) -> Value:
+        scaled = g.add(pw("mul"), x, g.constant(np.float32(1.0)))
+        return g.add(Cast(dtype), g.add(pw("clip", min=limits[0], max=limits[1]), scaled))
+
+    def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+        some = np.where(rng.random(type.shape) < 0.5, rng.choice(odd, type.shape), rng.uniform(-600, 600, type.shape))
+        return some.astype(np.float32)
+
+    return build(f"saturate {dtype} {limits}", [rows(F32, 64, 16)], make, draw)
+
+
+@needs_compiler
+def test_floats_of_eight_bits_saturate(rng: np.random.Generator) -> None:
+    """By the instruction that rounds them, if the limits are those of the type."""
+    case, others = saturation(), [saturation(limits=(-448.0, 300.0)), saturation(DType.F8E5M2)]
+    assert case.kernel is not None and "saturated_e4m3(v" in case.kernel.launches[0].source
+    for each in others:
+        assert each.kernel is not None and "saturated_e4m3(v" not in each.kernel.launches[0].source
+    for each in (case, *others):
+        each.exact = True
+    check([case, *others], rng)
+
+
 def rounding(scale: float, dtype: DType = DType.I8, limits: tuple[float, float] = (-128.0, 127.0)) -> Case:
     """Scale, and round to bytes. Inputs are ties, limits, and numbers beyond them."""
     odd = np.array([0.5, 1.5, -0.5, -2.5, 127.5, -128.5, 255.5, 300.0, -1e9, 1e30, np.inf, -np.inf, np.nan], np.float32)

@@ -91,6 +91,10 @@ def among_pointwise_ops() -> list[Case]:
     def residual(g: Any, x: Any, y: Any) -> Any:
         return g.add(pw("add"), x, y)
 
+    def joined(g: Any, x: Any, y: Any, c: Any) -> Any:
+        token = g.constant(np.ones((2, 1, 24), x.type.dtype.numpy))
+        return g.add(Concat(1), token, g.add(pw("add"), x, c), g.add(pw("relu"), g.add(pw("mul"), y, y)))
+
     cases = [build(f"image {s}", [rows(F32, *s)], image) for s in ((2, 3, 8, 9), (1, 3, 40, 40))]
     for dtype in (F32, F16):
         for c in (4, 20, 64):
@@ -99,8 +103,18 @@ def among_pointwise_ops() -> list[Case]:
             cases.append(build(f"two orders {dtype} {c}", [x, last(dtype, 2, c, 9, 5)], residual))
             cases.append(build(f"orders two {dtype} {c}", [last(dtype, 2, c, 9, 5), x], residual))
         cases.append(build(f"swiglu {dtype}", [rows(dtype, 5, 32)], swiglu))
+        parts = [rows(dtype, 2, 6, 24), rows(dtype, 2, 3, 24), rows(dtype, 1, 6, 24)]
+        cases.append(build(f"joined {dtype}", parts, joined))
         cases.append(build(f"rotated {dtype}", [rows(dtype, 2, 6, 16), rows(dtype, 6, 8), rows(dtype, 6, 8)], rotated))
     return cases
+
+
+def test_a_part_that_others_read_is_joined_by_a_kernel_of_its_own() -> None:
+    def make(g: Any, x: Any, y: Any) -> Any:
+        z = g.add(pw("relu"), x)
+        return [g.add(Concat(0), z, y), z]
+
+    assert build("read", [rows(F16, 2, 8), rows(F16, 3, 8)], make).kernel is None
 
 
 @needs_compiler
