@@ -145,7 +145,9 @@ class Machine:
 
     # cuDNN -----------------------------------------------------------------------------------------
 
-    def compile_elsewhere(self, sources: Sequence[CudaSource], libraries: Sequence[str]) -> dict[str, Future[Any]]:
+    def compile_elsewhere(
+        self, sources: Sequence[CudaSource], libraries: Sequence[str], processes: int = 1
+    ) -> dict[str, Future[Any]]:
         """Compile sources as child processes do."""
         found: dict[str, Future[Any]] = {source.key: Future() for source in sources}
         for source in sources:

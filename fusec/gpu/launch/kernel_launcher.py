@@ -136,7 +136,7 @@ class Launcher:
         if self._cubins is not None:
             here = [launch for _, launch in new if not launch.architecture or is_here(launch.architecture)]
             self._cubins.expect(source_of(launch, compute_capability()) for launch in here)
-        pool = ThreadPoolExecutor(min(len(new), compilers()), thread_name_prefix="fusec-nvrtc")
+        pool = ThreadPoolExecutor(min(len(new), compilers(), 16), thread_name_prefix="fusec-nvrtc")
         for item in new:
             self._coming[item[1].entry] = pool.submit(_compiled, item[1], self._cubins)
         pool.shutdown(wait=False)  # the threads end when all is compiled

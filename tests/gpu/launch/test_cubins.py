@@ -137,5 +137,3 @@ def test_the_cores_that_this_process_may_use_bound_the_others(monkeypatch: pytes
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
     assert module.compilers() == 3
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(99)))
-    assert module.compilers() == 16
