@@ -112,7 +112,13 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "gpu/autotune/tuning_environment.py and gpu/autotune/tuning_cache.py fill",
     "Where are cuDNN's verdicts stored, and by which key?": "plans/sqlite_cache.py; `_environment` in "
     "gpu/cudnn/legality.py",
-    "How does a convolution split its sum among blocks?": "gpu/kernels/convolution/split_k.py",
+    "Where is split-K chosen: how many blocks share the sum of a convolution?": "gpu/kernels/convolution/split_k.py",
+    "Which results reject a plan or a kernel?": "gpu/autotune/result_check.py for plans, gpu/launch/kernel_launcher.py "
+    "for variants of a kernel; gpu/measure/tolerance.py is the bound",
+    "When does tuning stop?": "`LEVELS` and the budget in gpu/autotune/plan_search.py; `SECONDS` in "
+    "gpu/autotune/coordinate_descent.py for the whole model",
+    "What is the least time of a step (roofline), and its modelled time?": "passes/partition/cost_model.py",
+    "Which options does a compilation have, and where are they checked?": "execution/compile_options.py",
     "What happens to a weight?": "frontends/onnx/tensors.py reads it when it is first used, frontends/onnx/emit.py "
     "makes it a constant, passes/rewriting/derived_constants.py folds constants into it "
     "(passes/folding/fold_scales.py: factors), passes/layout/precision.py casts it, passes/layout/assign_layout.py "
@@ -137,10 +143,21 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "again",
     "What does a call do?": "runtime.py",
     "Where is a CUDA graph captured?": "gpu/launch/cuda_graph.py",
+    "Which steps run side by side?": "schedule/dependencies.py finds the steps that each must wait for; "
+    "gpu/launch/cuda_graph.py captures both orders and times them",
+    "Where is a launch made dependent?": "`early` of a `Launch` (gpu/kernels/codegen/kernel.py), which the source of a "
+    "kernel sets; gpu/launch/dependent_launch.py launches it so",
+    "Where is CUDA source compiled?": "gpu/nvrtc.py",
+    "Where does a decoder store keys and values?": "generation/decoder_graph.py makes them state of two programs; "
+    "execution/state.py holds state on the device",
+    "Which input sizes are padded, and to what?": "dynamic_shapes/padding.py pads where frontends/padding_proof.py "
+    "proves that results stay the same; serving/batch_sizes.py pads rows of a batch",
     "Where is a model split at a host step?": "where the import of a node raises `HostValueError` "
     "(frontends/onnx/host_values.py); frontends/onnx/segmented/segments.py makes the segments, "
     "segments/executable.py runs them",
     "How does the server form batches?": "serving/server/batch_queue.py",
+    "What does the fuzzer compare, and how close must results be?": "`PROPERTIES` in testing/properties/table.py; "
+    "testing/error_bounds/bounds.py bounds the difference",
     "How is a failing graph made smaller?": "testing/runner/shrink.py; testing/runner/crash_shrink.py for crashes",
 }
 

@@ -68,7 +68,7 @@ class Sizes:
     side: int = 224
     batches: int = 400
     files: int = 96
-    rows: int = 512
+    rows: int = 1024
     steps: int = 20
     budget_s: float = float("inf")
     tune: str = "quick"
@@ -184,17 +184,23 @@ def pool_case(sizes: Sizes, folder: Path, tell: Tell, kind: str) -> bool:
     return error < TOLERANCE
 
 
-def write_folder(folder: Path, sizes: Sizes) -> None:
-    """Write files of random rows. Most are links to a few, because the disk is not what is measured."""
-    folder.mkdir()
+def write_folders(folder: Path, sizes: Sizes) -> None:
+    """Write files of random rows to `in`. Most are links to a few, because the disk is not what is measured.
+
+    `first` has two for each device: a run of these loads the model in each worker.
+    """
+    (folder / "in").mkdir()
+    (folder / "first").mkdir()
     shape = (sizes.rows, 3, sizes.side, sizes.side)
     rows = np.random.default_rng(0).standard_normal(shape, np.float32).astype(np.float16)
     for number in range(sizes.files):
-        path = folder / f"{number:03}.npy"
+        path = folder / "in" / f"{number:03}.npy"
         if number < DISTINCT:
             np.save(path, np.roll(rows, number, 0))
         else:
-            os.link(folder / f"{number % DISTINCT:03}.npy", path)
+            os.link(folder / "in" / f"{number % DISTINCT:03}.npy", path)
+        if number < 2 * len(sizes.devices):
+            os.link(path, folder / "first" / path.name)
 
 
 def dask_case(sizes: Sizes, folder: Path, tell: Tell) -> bool:
@@ -203,17 +209,17 @@ def dask_case(sizes: Sizes, folder: Path, tell: Tell) -> bool:
     import fusec.dask
 
     model = inference_model(folder, sizes)
-    write_folder(folder / "in", sizes)
+    write_folders(folder, sizes)
     rates: list[float] = []
     files: list[Path] = []
     for name, devices in (("one_images_per_s", sizes.devices[:1]), ("images_per_s", sizes.devices)):
         with fusec.dask.gpu_cluster(devices) as cluster, Client(cluster) as client:
             client.wait_for_workers(len(devices))
             seconds: list[float] = []
-            for number in range(3):  # the first loads the model in each worker
+            for number, given in enumerate(("first", "in", "in")):
                 out = folder / f"out-{len(devices)}-{number}"
                 start = time.perf_counter()
-                files = fusec.dask.map_folder(folder / "in", out, model, **options_of(sizes))
+                files = fusec.dask.map_folder(folder / given, out, model, **options_of(sizes))
                 seconds.append(time.perf_counter() - start)
             rates.append(sizes.files * sizes.rows / min(seconds[1:]))
             tell(**{name: rates[-1]})

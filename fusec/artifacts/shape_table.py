@@ -41,7 +41,7 @@ class ShapeTable:
 
     @classmethod
     def from_json(cls, data: Any, file: str) -> ShapeTable:
-        """Read plain data. Raises ModelError: when it has another form than `to_json` writes."""
+        """Read plain data. Raises ModelError if it has another form than `to_json` writes."""
         try:
             return cls(
                 tuple(_declaration(each) for each in data["inputs"]),

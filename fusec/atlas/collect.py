@@ -28,7 +28,7 @@ def collect(
     progress: receives stage, targets done, and all targets
     arrived: is called after each release
 
-    Raises FusecError when a release cannot be installed or asked.
+    Raises FusecError if a release cannot be installed or asked.
     """
     proven: dict[str, Any] = {}
     for place, version in enumerate(versions):

@@ -37,7 +37,7 @@ def release(version: str) -> Generator[Release]:
 
     `installed`, or the version that is installed, needs no download.
 
-    Raises FusecError when the version is malformed or pip does not find it.
+    Raises FusecError if the version is malformed or pip does not find it.
     """
     here = deviceless.cudnn_version()
     if version in ("installed", here):

@@ -142,7 +142,7 @@ def _run_one(request: Request, options: _Options, report: output.Report) -> _Run
 def _run_all(requests: list[Request], options: _Options, as_json: bool) -> None:
     """Run models, with a line for each. One that fails does not end the others.
 
-    Raises FusecError: when a model could not run. Raises CheckError: when outputs differ from onnxruntime's.
+    Raises FusecError if a model could not run. Raises CheckError if outputs differ from onnxruntime's.
     """
     rows: list[dict[str, Any]] = []
     notes: set[str] = set()

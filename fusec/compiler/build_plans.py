@@ -75,7 +75,7 @@ def _kernels(compiled: Compiled) -> list[Kernel]:
 def apply_lock(path: Path, compiled: Sequence[Compiled]) -> list[lockfile.LockedProgram]:
     """Apply a lock file to each program.
 
-    Raises CheckError: when a step has no entry, or its plan is in quarantine.
+    Raises CheckError if a step has no entry, or its plan is in quarantine.
     """
     lock, store, cudnn = lockfile.read(path), PlanStore(), cudnn_number()
     programs = [lockfile.apply(lock, c) for c in compiled]

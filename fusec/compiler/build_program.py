@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fusec import frontends, passes
 from fusec.compiler.choose_judge import choose_judge
+from fusec.compiler.compile_ahead import ProposedKernels, compiled_ahead
 from fusec.diagnostics import hints
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
@@ -89,7 +90,9 @@ def build_program(
         insert_interface_copies(graph, pass_options)
         if family is not None:
             family.weights.share(graph)
-        return partition(graph, asked, target, partial(options.report, "partition"), dict(options.state))
+        proposed = ProposedKernels(graph, target, pass_options, dict(options.state), options.tune)
+        with compiled_ahead(proposed, oracle):
+            return partition(graph, asked, target, partial(options.report, "partition"), dict(options.state))
 
     def before_layout() -> Graph:
         return run(passes.EARLY_PASSES, source.clone(), pass_options)

@@ -26,6 +26,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
+from fusec.gpu.cudnn.deviceless import load_cudnn
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph
 from fusec.passes.base import FASTEST, ROUND_ACTIVATIONS
@@ -110,6 +111,7 @@ def compile_graph(
     if not on_gpu:
         return Executable(compiled, SimulatorBackend(), None if family is None else family.weights)
     require_runs_on_gpu(compiled)
+    load_cudnn()
     if locked is not None and options.lock is not None:
         return locked_executable(locked, options.lock, options, workers)
     if family is not None and family.transfers and compiled.options.plan_filter.is_default:

@@ -32,6 +32,7 @@ def tuned_executable(
     family: the programs of the same model for other input shapes, which share weights and kernels.
     """
     from fusec.gpu.backend import CudnnBackend
+    from fusec.gpu.launch.cubins import forget_ahead
 
     plan_filter = compiled.options.plan_filter
     backend = CudnnBackend(
@@ -41,6 +42,7 @@ def tuned_executable(
         build_pool=workers.builders(plan_filter),
     )
     executable = autotune(compiled, backend, None if family is None else family.weights)
+    forget_ahead()
     if family is None:  # with several input shapes, timing each whole model would take too long
         executable.rehearse(backend.tune_whole_model)
     return executable

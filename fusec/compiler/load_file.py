@@ -16,6 +16,7 @@ from fusec.execution.shared_weights import SharedWeights
 from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import apply_choices
+from fusec.gpu.cudnn.deviceless import load_cudnn
 from fusec.runtime import Executable
 
 
@@ -42,6 +43,7 @@ def executable_of(
         return Executable(artifact.compiled, SimulatorBackend(), weights)
     require_cudnn()
     require_runs_on_gpu(artifact.compiled)
+    load_cudnn()
     for note in artifact.notes:
         warnings.warn(note, stacklevel=2)
     return _on_gpu(artifact, tune, weights)

@@ -75,7 +75,7 @@ def assert_fused(
 ) -> None:
     """Check that the pattern occurs and that each of its places is one step. Parameters as for `check`.
 
-    Raises CheckError: when it does not occur, or a place is not one step.
+    Raises CheckError if it does not occur, or a place is not one step.
     """
     places, misses = check(program, pattern, cudnn_only, libraries)
     if not places:

@@ -1,7 +1,11 @@
 """Verify a compilation at each level against float64 references.
 
-The levels are: the graph after all passes, the body of each step, each lowered graph (simulated or on a GPU), and each
-step as an executable runs it.
+The levels are:
+
+- the graph after all passes
+- the body of each step
+- each lowered graph, simulated or on a GPU
+- each step as an executable runs it
 
 Errors are relative L2. The allowed error follows from the arithmetic: each stored value is rounded once. The error of
 an fp32 sum grows with the square root of its length (rounding errors of random sign: Higham, Accuracy and Stability of
@@ -18,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fusec.execution.compilation import Compiled
-from fusec.ir import BYTES, DType, Graph, Node, TensorType, Value
+from fusec.ir import BYTES, HALVES, DType, Graph, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import pack, unpack
@@ -231,7 +235,7 @@ def _executed(
     what: str, step: Partition, lowered: Lowered | None, got: Mapping[Value, Array], results: Mapping[Value, Array]
 ) -> list[Check]:
     """Compare the results of a step. A kernel may round values between its ops, so that error is allowed too."""
-    between = [v.type.dtype.epsilon for n in step.nodes for v in n.results if v.type.dtype in (DType.F16, DType.BF16)]
+    between = [v.type.dtype.epsilon for n in step.nodes for v in n.results if v.type.dtype in HALVES]
     rounded = max(between, default=0.0) * math.sqrt(len(between))
     checks: list[Check] = []
     for value in step.outputs:
@@ -253,7 +257,7 @@ def allowed_error(body: Graph, stored: DType, graph: CudnnGraph) -> float:
     allowed = _arithmetic(nodes, stored)
     if any(_sum_length(node) > 1 for node in nodes) and graph.tensor_cores and stored is DType.F32:
         allowed += 2.0**-9  # tf32 has 10 bits, and some engines truncate: 8e-4 was measured
-    rounded = [t.dtype.epsilon for t in graph.tensors if t.virtual and t.dtype in (DType.F16, DType.BF16)]
+    rounded = [t.dtype.epsilon for t in graph.tensors if t.virtual and t.dtype in HALVES]
     return allowed + max(rounded, default=0.0)
 
 

@@ -24,7 +24,7 @@ def require_batches(graphs: Sequence[Graph]) -> None:
 
     graphs: one model for several sizes of the batch, in ascending order. They must compute the same for a row.
 
-    Raises ModelError: when that is not proved. The message tells the input, output or node.
+    Raises ModelError if that is not proved. The message tells the input, output or node.
     """
     for graph in graphs:
         size = _size(graph)
@@ -39,7 +39,7 @@ def _axes(graph: Graph) -> Mapping[str, Sequence[int]]:
 
 
 def _size(graph: Graph) -> int:
-    """Return the size of the batch. Raises ModelError: when an input or output has another one, or none."""
+    """Return the size of the batch. Raises ModelError if an input or output has another one, or none."""
     size = 0
     for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
         for value in values:

@@ -76,7 +76,7 @@ def compile_dynamic(
         choices, which takes tenths of a second.
     simulate: run in simulation even if the target's GPU is present.
 
-    Raises ModelError: when the model cannot be read.
+    Raises ModelError if the model cannot be read.
     """
     options = CompileOptions(
         target=target,

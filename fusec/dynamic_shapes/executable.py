@@ -91,8 +91,8 @@ class DynamicExecutable(Unpicklable):
         """Return the program for these shapes, and compile it if there is none.
 
         shapes: shapes by name of an input, or sizes by name of a symbolic dim.
-        Raises ExecutionError: when the shapes do not fit the model or each other.
-        Raises ModelError: when the model does not compile for these shapes.
+        Raises ExecutionError if the shapes do not fit the model or each other.
+        Raises ModelError if the model does not compile for these shapes.
         """
         given = self.sizing.by_input(shapes)
         self.sizing.dims(given)
@@ -109,7 +109,7 @@ class DynamicExecutable(Unpicklable):
     def program(self, shapes: Shapes | Sizes | None = None) -> AnyExecutable:
         """Return the program for these shapes, as `at`. None: the likely sizes, else the shapes that were used last.
 
-        Raises ExecutionError: when no sizes are likely and there is no program yet.
+        Raises ExecutionError if no sizes are likely and there is no program yet.
         """
         if shapes is not None:
             return self.at(shapes)
@@ -138,7 +138,7 @@ class DynamicExecutable(Unpicklable):
     def bench(self, runs: int = 20, seed: int = 0, shapes: Shapes | Sizes | None = None) -> Bench:
         """Time one program on random inputs; see `program` and `Executable.bench`.
 
-        Raises FusecError: for a model with host steps.
+        Raises FusecError for a model with host steps.
         """
         return _one(self.program(shapes)).bench(runs, seed)
 
@@ -154,7 +154,7 @@ class DynamicExecutable(Unpicklable):
         the programs that were used. Input shapes that are padded to them are proved now. A loaded file refuses all
         other shapes, because it does not hold the model.
         sources: also store the weights that only the imported model has; see `fusec.save`.
-        Raises FusecError: when there are too many programs, the model has host steps, or the file cannot be written.
+        Raises FusecError if there are too many programs, the model has host steps, or the file cannot be written.
         """
         programs = [self.at(shapes) for shapes in representatives(self.sizing, self.padding)]
         programs += [program for program in self._programs.values() if program not in programs]

@@ -77,7 +77,7 @@ class Padding:
 
         exact: input shapes before padding.
 
-        Raises ModelError: when padding could change a result.
+        Raises ModelError if padding could change a result.
         """
         key = tuple(exact[spec.name] for spec in self._inputs)
         if self._proved is not None:

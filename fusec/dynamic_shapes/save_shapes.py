@@ -24,7 +24,7 @@ def representatives(sizing: Sizing, padding: Padding) -> list[Shapes]:
 
     The sizes of a dim are its buckets, else the least, likely and largest size of its range. There are none if a dim
     has no range.
-    Raises FusecError: when there are too many.
+    Raises FusecError if there are too many.
     """
     if sizing.likely is None:
         return []
@@ -45,7 +45,7 @@ def save(
     """Write programs with their plans, for one target or several; the first program's shapes are the default.
 
     sources: also store the weights that only the imported model has.
-    Raises ModelError: when input shapes that would be padded cannot be.
+    Raises ModelError if input shapes that would be padded cannot be.
     """
     plans: dict[tuple[str, str], Sequence[Entry]] = {}
     for _, each in programs:

@@ -32,7 +32,7 @@ def load(
     tune: `quick` takes the plans of the file, and times only these and kernels if they were built without a GPU;
         `none` takes the first plan of each step; `full` chooses again.
     simulate: run in simulation, also if the target's GPU is present.
-    Raises ModelError when the file is damaged, or does not have the target.
+    Raises ModelError if the file is damaged, or does not have the target.
     """
     table = fusec_file.table(os.fspath(path))
     if table is None:
@@ -63,7 +63,7 @@ def loaded_program(path: str | os.PathLike[str], target: str, tune: str, given: 
 def load_program(path: str | os.PathLike[str], target: str, given: GivenShapes | None = None) -> fusec_file.Artifact:
     """Read one program of a file, without preparing it: that for the shapes given, else the first one.
 
-    Raises ModelError: when shapes are given for a file that has one program, or they have no program.
+    Raises ModelError if shapes are given for a file that has one program, or they have no program.
     """
     table = fusec_file.table(os.fspath(path))
     if not given:
@@ -92,7 +92,7 @@ def _sizing(table: ShapeTable) -> Sizing:
 
 
 def _key(path: str | os.PathLike[str], table: ShapeTable, shapes: Shapes, programs: Collection[Key]) -> Key:
-    """Return the shapes as a key. Raises ModelError: when the file has no such program."""
+    """Return the shapes as a key. Raises ModelError if the file has no such program."""
     names = [spec.name for spec in table.inputs]
     key = tuple(tuple(shapes[name]) for name in names)
     if key not in programs:
@@ -107,7 +107,7 @@ def _check_table(
     programs: Mapping[Key, fusec_file.Artifact],
     proved: Mapping[Key, tuple[Crop, ...]],
 ) -> None:
-    """Check that the table of shapes is about the programs. Raises ModelError: when it is not."""
+    """Check that the table of shapes is about the programs. Raises ModelError if it is not."""
     sizing, names = _sizing(table), [spec.name for spec in table.inputs]
     wrong = f"{os.fspath(path)}: its table of shapes does not fit its programs"
     sources = [each.compiled.source for each in programs.values()]

@@ -48,7 +48,7 @@ def with_sizes(file: str, known: Sizing, given: GivenShapes | None) -> Sizing:
 
     A number or text under a name is the size of a dim; a sequence is the shape of an input, if there is one of that
     name, else a range.
-    Raises ModelError: when a name is neither, or sizes contradict each other or the model.
+    Raises ModelError if a name is neither, or sizes contradict each other or the model.
     """
     by_name = {spec.name: spec for spec in known.inputs}
     sizes_of: dict[str, SizeRange] = {}

@@ -43,7 +43,7 @@ class SizeRange:
         """Read a size, `(least, most)`, `(least, likely, most)`, `least..most` or `least..likely..most`.
 
         what: the name of the dim, for messages. Without a likely size, it is the largest one.
-        Raises FusecError: when it is something else, or the sizes do not grow.
+        Raises FusecError if it is something else, or the sizes do not grow.
         """
         try:
             if isinstance(given, str):
@@ -131,7 +131,7 @@ class Sizing:
             yield dict(zip(self.ranges, chosen, strict=True))
 
     def dims(self, shapes: Shapes) -> dict[str, int]:
-        """Return the sizes of the named symbolic dims. Raises ExecutionError: when the shapes do not fit."""
+        """Return the sizes of the named symbolic dims. Raises ExecutionError if the shapes do not fit."""
         known = {spec.name for spec in self.inputs}
         for name in shapes:
             if name not in known:

@@ -98,7 +98,7 @@ class ShapeFamily:
             return
         built, self._oracle.built = self._oracle.built, {}
         for key, (plan, blob) in built.items():
-            if key in graphs:
+            if key in graphs and self._oracle.plans(graphs[key])[:1] == (plan,):
                 yield graphs[key], Entry(Choice(plan.engine, plan.knobs, plan.workspace_bytes), blob)
         for graph, entry in self._sizes_of(self._oracle).plans_for(g for key, g in graphs.items() if key not in built):
             if entry is not None:

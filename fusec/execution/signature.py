@@ -80,7 +80,7 @@ class Interface:
 
         The array is None for state that is `held` and not given. A state of random numbers that is not given is seed 0
         and the number of the call.
-        Raises ExecutionError when a name, shape or type does not fit.
+        Raises ExecutionError if a name, shape or type does not fit.
         """
         require_by_name(given, "inputs")
         if not given.keys() <= self._by_name.keys():
@@ -134,7 +134,7 @@ class Interface:
         return into, all_on_host
 
     def _checked(self, array: Array, spec: TensorSpec, kind: str) -> Array:
-        """Return the array. Raises ExecutionError when its type or shape does not fit."""
+        """Return the array. Raises ExecutionError if its type or shape does not fit."""
         coded = self._device and spec.is_narrow and isinstance(array, self._own)
         (_require_codes if coded else _require_fits)(array, spec, kind)
         return array

@@ -26,7 +26,7 @@ def to_onnx(graph: Graph, notes: Notes | None = None, properties: Mapping[str, s
     notes: metadata for the operators that a node becomes. With notes, operators get names and values get types.
     properties: metadata of the model.
 
-    Raises LoweringError: when ONNX cannot express an op: random bits, signed shifts, or a linear resize whose sizes
+    Raises LoweringError if ONNX cannot express an op: random bits, signed shifts, or a linear resize whose sizes
     do not follow from its scales.
     """
     return Exporter(graph, EXPORT, notes or {}).model(properties or {})

@@ -34,7 +34,7 @@ def filter_gradient(e: Exporter, node: Node, x: str, dy: str) -> str:
 def pool_gradient(e: Exporter, node: Node, dy: str, x: str) -> str:
     """Export max_pool_backward: add each gradient at the index of the maximum that MaxPool gives.
 
-    Raises LoweringError: when a window covers padding only, because it has no maximum.
+    Raises LoweringError if a window covers padding only, because it has no maximum.
     """
     if not _covers_elements(node):
         raise LoweringError(f"{print_node(node)}: a window over padding alone has no maximum in ONNX")

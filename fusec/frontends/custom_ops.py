@@ -39,7 +39,7 @@ class CustomOp:
     ) -> tuple[Any, ...]:
         """Call the function and return the results of these numbers, as arrays that nothing else holds.
 
-        Raises VerifyError: when the function fails, or gives too few results or something that is no array.
+        Raises VerifyError if the function fails, or gives too few results or something that is no array.
         """
         try:
             given = self.function(*map(_read_only, operands), **attributes)
@@ -69,7 +69,7 @@ CustomOps = Mapping[str, CustomOp]  # by the name that `qualified` gives
 def custom_ops_of(given: Mapping[str, Callable[..., Any] | CustomOp] | None) -> CustomOps:
     """Read functions by name, `domain::Op`, or `Op` of the default domain.
 
-    Raises ModelError: when a name is not of this form, or has no function.
+    Raises ModelError if a name is not of this form, or has no function.
     """
     found: dict[str, CustomOp] = {}
     for name, function in (given or {}).items():

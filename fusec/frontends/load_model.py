@@ -142,7 +142,7 @@ class Source:
     def standalone(self, opset: int) -> ModelProto:
         """Return a copy as one ONNX message, without functions and external data, in at least this opset.
 
-        Raises ModelError: when the model is no ONNX model, is malformed, or cannot be converted.
+        Raises ModelError if the model is no ONNX model, is malformed, or cannot be converted.
         """
         if isinstance(self._model, Graph):
             raise ModelError(f"{self.file}: is a graph of fusec, not an ONNX model")
@@ -161,7 +161,7 @@ class Source:
     def edited(self, edit: Callable[[ModelProto], None]) -> Source:
         """Return a source of the same file with a copy of its ONNX model, which `edit` changes.
 
-        Raises ModelError: when the model is a graph.
+        Raises ModelError if the model is a graph.
         """
         if isinstance(self._model, Graph):
             raise ModelError(f"{self.file}: is no ONNX model")
@@ -174,7 +174,7 @@ class Source:
     def interface(self) -> tuple[tuple[Declaration, ...], tuple[Declaration, ...]]:
         """Return inputs and outputs as the model declares them.
 
-        Raises ModelError: when an input or output is not a tensor.
+        Raises ModelError if an input or output is not a tensor.
         """
         if isinstance(self._model, Graph):
             graph = self._model
@@ -240,13 +240,13 @@ def load(
     shapes: shapes by input name. Inputs with symbolic dims need one, unless another input binds these dims: a dim
         has the same size wherever its name occurs.
 
-    Raises ModelError: when anything is wrong with the model or with the shapes.
+    Raises ModelError if anything is wrong with the model or with the shapes.
     """
     return (model if isinstance(model, Source) else Source(model)).load(shapes)
 
 
 def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Convert shapes to tuples of Python integers. Raises ModelError: when a dim is not a size."""
+    """Convert shapes to tuples of Python integers. Raises ModelError if a dim is not a size."""
     sizes: dict[str, tuple[int, ...]] = {}
     if not isinstance(shapes, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise ModelError(f"shapes are a dict of shapes by input name, such as {{'x': (1, 3)}}, not {shapes!r}")
@@ -301,7 +301,7 @@ def _text(data: bytes, file: str) -> Graph:
 
 
 def _checked(graph: Graph, shapes: Mapping[str, Sequence[int]], file: str) -> Graph:
-    """Verify the graph and return it. Raises ModelError: when `shapes` differ from those of the graph."""
+    """Verify the graph and return it. Raises ModelError if `shapes` differ from those of the graph."""
     known = {v.name: v.type.shape for v in graph.inputs}
     for name, shape in shapes.items():
         if name not in known:

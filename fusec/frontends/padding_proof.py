@@ -79,7 +79,7 @@ def crops(
 
     The graphs are of one model, for two sizes of a dim that the inputs have at `axes`.
 
-    Raises ModelError: when a row of the results could depend on more than the same row of the inputs.
+    Raises ModelError if a row of the results could depend on more than the same row of the inputs.
     """
     return _Proof(small, large, small_size, large_size).run(axes)
 
@@ -87,7 +87,7 @@ def crops(
 def rows_of(graph: Graph, axes: Mapping[str, Sequence[int]], size: int) -> dict[Value, RowPlace]:
     """Return the place of a dim of the inputs in each value that has it. Values without it are the same for all rows.
 
-    Raises ModelError: when a row of the results could depend on another row of the inputs.
+    Raises ModelError if a row of the results could depend on another row of the inputs.
     """
     proof = _Proof(graph, graph, size, size)
     proof.run(axes)

@@ -65,7 +65,7 @@ def source(program: Any) -> Source:
 
     `fusec.compile` and `compile_dynamic` accept the result. Symbolic dims stay symbolic.
 
-    Raises ModelError: when the program changes its inputs or buffers, or when torch cannot write it as ONNX.
+    Raises ModelError if the program changes its inputs or buffers, or when torch cannot write it as ONNX.
     """
     if not isinstance(program, torch.export.ExportedProgram):
         raise ModelError(
@@ -107,7 +107,7 @@ def _onnx(program: Any) -> tuple[dict[str, Any], Any]:
 def _require_pure(signature: Any) -> None:
     """Check that a program changes neither inputs nor buffers, since its ONNX model would not show it.
 
-    Raises ModelError: when it does.
+    Raises ModelError if it does.
     """
     changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if changed:
@@ -123,7 +123,7 @@ def reason(error: BaseException) -> str:
 
 
 def dtype_of(tensor: Any) -> DType:
-    """Return the DType of a tensor. Raises ModelError: when fusec lacks its element type."""
+    """Return the DType of a tensor. Raises ModelError if fusec lacks its element type."""
     if tensor.dtype not in DTYPES:
         raise ModelError(f"element type {tensor.dtype} is not supported")
     return DTYPES[tensor.dtype]

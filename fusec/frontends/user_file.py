@@ -24,7 +24,7 @@ def user_object(name: str) -> object:
 
 
 def user_module(place: str) -> ModuleType:
-    """Import a module by name, or from a file. Raises FusecError: when it cannot be imported."""
+    """Import a module by name, or from a file. Raises FusecError if it cannot be imported."""
     if not place.endswith(".py"):
         try:
             return importlib.import_module(place)

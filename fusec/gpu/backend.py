@@ -86,8 +86,7 @@ class CudnnBackend:
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
         blas = Blas.open(lambda: int(cupy.cuda.get_current_stream().ptr))
         self.workspace = Workspace(self._handle, self._stream)
-        cubins = Cubins(cache.cubin, cache.store_cubins, nvrtc_libraries())
-        self._launcher = Launcher(cubins if build_pool is None else None)  # the pool's workers compile by CuPy
+        self._launcher = Launcher(Cubins(cache.cubin, cache.store_cubins, nvrtc_libraries()))
         self._build_pool = build_pool
         context = CudnnContext(self._handle, self._stream, self._stopwatch, kernel_cache, plan_filter, build_pool)
         self.plans = PlanSelector(context, cache, tuning, blas)

@@ -77,22 +77,36 @@ def is_present(target: Target) -> bool:
 
 @contextmanager
 def woken(target: str) -> Generator[None]:
-    """Initialise the GPU during the body, because that takes some tenths of a second.
+    """Initialise the GPU during the body and after it, because that takes some tenths of a second.
+
+    It is detected when the body has ended. Its context may come later; who needs it waits in the driver.
 
     target: `auto`, or a name; a GPU of another target is not initialised
     """
-    thread = threading.Thread(target=_wake, args=(target,), name="fusec-init-gpu", daemon=True)
+    detected = threading.Event()
+    thread = threading.Thread(target=_wake, args=(target, detected), name="fusec-init-gpu", daemon=True)
     thread.start()
     try:
         yield
+    except BaseException:
+        thread.join()  # because the process may end now
+        raise
+    detected.wait()
+
+
+def _wake(target: str, detected: threading.Event) -> None:
+    try:
+        with suppress(TargetError):  # the caller loads the target again, and reports the error
+            is_wanted = _first_gpu() is not None and (target == "auto" or is_present(load(target)))
+            detected.set()
+            if is_wanted:
+                with _CONTEXT:
+                    _hold_context()
     finally:
-        thread.join()
+        detected.set()
 
 
-def _wake(target: str) -> None:
-    with suppress(TargetError):  # the caller loads the target again, and reports the error
-        if _first_gpu() is not None and (target == "auto" or is_present(load(target))):
-            _hold_context()
+_CONTEXT = threading.Lock()  # so that one thread creates it
 
 
 @functools.cache

@@ -43,10 +43,11 @@ class DeviceArrays:
     def packed(self, array: Array, type: TensorType) -> Array:
         """Return a flat buffer with an array of NumPy in the type's memory order; see `packing.pack`."""
         moved, order = self.from_any(array), type.order
-        if type.within or order in ((), tuple(range(type.rank))) or not can_reorder(moved):
-            return pack(cupy, moved, type)
-        shaped = moved.reshape(type.shape)  # the type may split dims of the array
-        return reordered(shaped, order) if can_reorder(shaped) else pack(cupy, moved, type)
+        if not type.within and order not in ((), tuple(range(type.rank))) and moved.size == type.size:
+            moved = moved.reshape(type.shape)  # which may split dims
+            if can_reorder(moved):
+                return reordered(moved, order)
+        return pack(cupy, moved, type)
 
 
 def _to_device(array: Any) -> Array:

@@ -134,7 +134,9 @@ def _answers() -> Requirement:
         with Oracle(load("h200"), workers=1) as oracle:
             versions = oracle.prove()
     except FusecError as error:
-        return Requirement("cudnn answers", False, str(error), "the first MISSING line above")
+        return Requirement(
+            "cudnn answers", False, str(error), f"the first MISSING line above; if there is none, {INSTALL} again"
+        )
     found = f"cuDNN {versions['cudnn']} with NVRTC {versions['nvrtc']}"
     return Requirement("cudnn answers", True, f"{found} builds a runtime-compiled plan for an H200")
 

@@ -15,7 +15,12 @@ _VERSION_LOCK = Lock()
 
 
 def function_of(source: str, entry: str, cooperative: bool = False, architecture: str = "") -> Any:
-    """Compile a source after the shared prelude, and return one of its functions.
+    """Compile a source after the shared prelude, and return one of its functions; see `module_of`."""
+    return module_of(source, cooperative, architecture).get_function(entry)
+
+
+def module_of(source: str, cooperative: bool = False, architecture: str = "") -> Any:
+    """Return the module of a source after the shared prelude. It is compiled when it is first used, or by `compile`.
 
     cooperative: all blocks of a launch run at the same time, because they wait for each other.
     architecture: see `Launch`; the only one that a source is for, such as `sm_90a`, is passed to NVRTC.
@@ -24,7 +29,7 @@ def function_of(source: str, entry: str, cooperative: bool = False, architecture
     options = (*OPTIONS, *own)
     with _VERSION_LOCK:
         _compile_nothing(options, cooperative)
-    return _module(prelude() + source, options, cooperative).get_function(entry)
+    return _module(prelude() + source, options, cooperative)
 
 
 @cache
@@ -46,6 +51,6 @@ def compute_capability() -> int:
 
 
 def is_here(architecture: str) -> bool:
-    """Return True if this GPU has the instructions of an architecture; `sm_90a` means that architecture alone."""
+    """Tell if this GPU has the instructions of an architecture; `sm_90a` means that architecture alone."""
     own, wanted = compute_capability(), int(architecture.strip("sm_a"))
     return own == wanted if architecture.endswith("a") else own >= wanted

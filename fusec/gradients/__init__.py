@@ -40,7 +40,7 @@ def grad(graph: Graph, of: str, wrt: Sequence[str], seed: bool = False) -> Graph
     wrt: names of floating-point inputs. The gradient of input `x` is output `x.grad`.
     seed: add an input `<of>.seed` of the shape of `of`; its elements weight those of `of`.
 
-    Raises VerifyError: when a name does not exist, an input is not floating-point, or an op has no rule.
+    Raises VerifyError if a name does not exist, an input is not floating-point, or an op has no rule.
     """
     copy = graph.clone()
     names = dict(zip(copy.output_names, copy.outputs, strict=True))

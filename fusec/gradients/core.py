@@ -62,7 +62,7 @@ def reverse(
     seeds: gradients of some values, to start from.
     rules, stops: gradient rules by op name, and names of ops that pass no gradient.
 
-    Raises VerifyError: when an op is in neither `rules` nor `stops`.
+    Raises VerifyError if an op is in neither `rules` nor `stops`.
     """
     wanted = set(wrt)
     active = set(wanted)

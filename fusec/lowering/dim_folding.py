@@ -185,8 +185,8 @@ def regular_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
 def spatial_folding(shape: tuple[int, ...]) -> DimFolding:
     """Return a folding that merges no dims, channels last.
 
-    One spatial dim gets a dim of 1 before it, and no spatial dim becomes two of 1, because the runtime engines take
-    rank 4 and 5 only.
+    The runtime engines take rank 4 and 5 only. So one spatial dim gets a dim of 1 before it, and no spatial dim
+    becomes two of 1.
     """
     axes: list[tuple[int, ...]] = [(i,) for i in range(len(shape))]
     axes[2:2] = [()] * max(4 - len(shape), 0)

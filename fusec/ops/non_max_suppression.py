@@ -88,7 +88,7 @@ class NonMaxSuppression(Op):
 
 
 def require_boxes(boxes: TensorType, scores: TensorType) -> None:
-    """Check that scores are of boxes. Raises VerifyError: when they do not fit."""
+    """Check that scores are of boxes. Raises VerifyError if they do not fit."""
     shapes = boxes.shape, scores.shape
     fit = len(shapes[0]) == len(shapes[1]) == 3 and shapes[0] == (shapes[1][0], shapes[1][2], 4)
     floats = boxes.dtype.is_float and scores.dtype.is_float

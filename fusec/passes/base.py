@@ -31,7 +31,7 @@ Orders = tuple[tuple[str, tuple[int, ...]], ...]  # memory orders by name
 def names_of(option: str, given: object) -> tuple[str, ...]:
     """Return the names given to an option, one or several.
 
-    Raises FusecError: when it is neither a name nor a list of names.
+    Raises FusecError if it is neither a name nor a list of names.
     """
     names = (given,) if isinstance(given, str) else given
     if not isinstance(names, Collection) or not all(isinstance(name, str) for name in cast("Collection[Any]", names)):

@@ -51,7 +51,7 @@ class Refused:
 
     @property
     def needs_tensor_cores(self) -> bool:
-        """Return True if cuDNN has only plans that round fp32 to tf32."""
+        """Tell if cuDNN has only plans that round fp32 to tf32."""
         return self.message == ONLY_TENSOR_CORES
 
 

@@ -68,7 +68,7 @@ def calibrate(
     probe: returns the tensors to quantise; None to keep batches only.
     progress: called with the number of samples after each batch.
 
-    Raises FusecError: when there is no batch. Raises ModelError: when a tensor has an infinity or NaN.
+    Raises FusecError if there is no batch. Raises ModelError if a tensor has an infinity or NaN.
     """
     result = CalibrationResult()
     sources = range_sources(model) if probe else {}

@@ -31,7 +31,7 @@ def batches(data: CalibrationData, inputs: Sequence[Declaration]) -> Iterator[Ba
     Arrays of files, and arrays given by themselves, may hold many samples along the first dim. They are split into
     batches of the model's size; samples that do not fill the last one are left out.
 
-    Raises FusecError: when a file cannot be read, or an array does not fit its input.
+    Raises FusecError if a file cannot be read, or an array does not fit its input.
     """
     if isinstance(data, str | os.PathLike):
         path = Path(data)
@@ -50,7 +50,7 @@ def batches(data: CalibrationData, inputs: Sequence[Declaration]) -> Iterator[Ba
 
 
 def _files(path: Path) -> list[Path]:
-    """List the data files at a path. Raises FusecError: when there is none."""
+    """List the data files at a path. Raises FusecError if there is none."""
     if path.is_dir():
         found = sorted(file for file in path.iterdir() if file.suffix in (".npz", ".npy"))
         if not found:
@@ -62,7 +62,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(file: Path) -> Item:
-    """Read a file without unpickling anything. Raises FusecError: when it is not what its name says."""
+    """Read a file without unpickling anything. Raises FusecError if it is not what its name says."""
     try:
         with file.open("rb") as opened:  # numpy leaves a file open if it cannot read it
             loaded = np.load(opened, allow_pickle=False)
@@ -75,7 +75,7 @@ def _read(file: Path) -> Item:
 
 
 def _named(item: Any, inputs: Sequence[Declaration], where: str) -> dict[str, Array]:
-    """Return arrays by input name, in the inputs' dtypes. Raises FusecError: when one is missing or of another kind."""
+    """Return arrays by input name, in the inputs' dtypes. Raises FusecError if one is missing or of another kind."""
     names = [declared.name for declared in inputs]
     if isinstance(item, Mapping):
         given = dict(item)

@@ -14,7 +14,7 @@ def choose_float(
     """Move the most sensitive layers of a placement to float.
 
     Returns the ratio of the worst output in dB by layer name, if only that layer is quantised; and by how much the
-    score falls, if the user gave one. Raises CheckError: when a bound holds only with every layer in float.
+    score falls, if the user gave one. Raises CheckError if a bound holds only with every layer in float.
     """
     total = len(placement.layers)
     ranking = measurement.sensitivities(lambda done: options.tell("measure layers", done, total))

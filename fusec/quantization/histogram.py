@@ -35,7 +35,7 @@ class Histogram:
         return self._range / BINS
 
     def add(self, array: Array) -> None:
-        """Count the elements of an array. Raises ModelError: when one is not a finite number."""
+        """Count the elements of an array. Raises ModelError if one is not a finite number."""
         magnitudes = np.abs(array.reshape(-1).astype(np.float32, copy=False))
         top = float(magnitudes.max(initial=0.0))
         if not math.isfinite(top):

@@ -77,7 +77,7 @@ class Measurement:
         }
 
     def lowest_sqnr(self, quantised: Collection[str]) -> float:
-        """Return the ratio of the worst output. Raises FusecError: when no output is floating point."""
+        """Return the ratio of the worst output. Raises FusecError if no output is floating point."""
         if not self._floats:
             raise FusecError("no output of the model is floating point, so it has no signal-to-noise ratio: give score")
         return min(self.output_sqnr(quantised).values())

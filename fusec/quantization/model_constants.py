@@ -32,7 +32,7 @@ class ModelConstants:
         return name in self._known
 
     def array(self, name: str) -> Array:
-        """Return the value of a constant. Raises ModelError: when it cannot be computed."""
+        """Return the value of a constant. Raises ModelError if it cannot be computed."""
         if name in self._initializers:
             return Tensors().literal(self._initializers[name]).array
         part = ModelProto(ir_version=self._model.ir_version)

@@ -52,7 +52,7 @@ class QuantizedModel:
     report: QuantizationReport
 
     def to_bytes(self) -> bytes:
-        """Return the model as the contents of a file. Raises FusecError: when it is too large for one file."""
+        """Return the model as the contents of a file. Raises FusecError if it is too large for one file."""
         return file_of(self.model, "the quantised model")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -102,8 +102,8 @@ def quantize(
     target: where calibration runs: `cpu` (NumPy), or `auto` or a name of `fusec targets` for this machine's GPU.
     progress: called with the stage, and with how many of how many parts of it are done.
 
-    Raises FusecError: when there is nothing to quantise, or data or options do not fit. Raises CheckError: when a bound
-    holds only with every layer in float. Raises ModelError: when the model is malformed or fusec cannot import it.
+    Raises FusecError if there is nothing to quantise, or data or options do not fit. Raises CheckError if a bound
+    holds only with every layer in float. Raises ModelError if the model is malformed or fusec cannot import it.
     """
     options = QuantizeOptions(
         format=format,

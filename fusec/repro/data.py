@@ -49,7 +49,7 @@ def make(body: Graph, lowered: Lowered, seed: int, feeds: Mapping[str, Array] | 
     lowered: the cuDNN graph of the body, whose tensors the buffers are for.
     seed: that of the random inputs.
     feeds: inputs by name.
-    Raises ExecutionError: when an input is missing, or has another shape or dtype.
+    Raises ExecutionError if an input is missing, or has another shape or dtype.
     """
     rng = np.random.default_rng(seed)
     arrays = {v.name: _random(rng, v.type) if feeds is None else _given(v, feeds) for v in body.inputs}

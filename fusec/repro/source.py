@@ -105,7 +105,7 @@ def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN
 
     allowed: largest relative L2 error, by uid of an output.
 
-    Raises LoweringError: when cuDNN's frontend lacks a type or an operation.
+    Raises LoweringError if cuDNN's frontend lacks a type or an operation.
     """
     graph = lowered.graph
     names = dict(lowered.inputs) | {c.uid: c.literal.label for c in lowered.constants} | dict(lowered.outputs)

@@ -35,7 +35,7 @@ def write(compiled: Compiled, index: int, folder: Path, seed: int = 0) -> Path:
 
     index: number of the step in `fusec explain`.
 
-    Raises FusecError: when the step is not a cuDNN graph, or the folder is not empty.
+    Raises FusecError if the step is not a cuDNN graph, or the folder is not empty.
     """
     check_folder(folder)
     check_step(compiled.program, index)
@@ -82,7 +82,7 @@ def write_body(
 
 
 def check_folder(folder: Path) -> Path:
-    """Return the resolved path of the folder. Raises FusecError: unless it is new or empty, and can be made."""
+    """Return the resolved path of the folder. Raises FusecError unless it is new or empty, and can be made."""
     named = printable(str(folder))
     try:
         goal = folder.resolve()
@@ -100,7 +100,7 @@ def check_folder(folder: Path) -> Path:
 
 
 def check_step(program: Program, index: int) -> None:
-    """Check that a step is a cuDNN graph. Raises FusecError: when it is not."""
+    """Check that a step is a cuDNN graph. Raises FusecError if it is not."""
     cudnn = [str(i) for i, step in enumerate(program.steps) if step.kind is Kind.CUDNN]
     remedy = f"cuDNN steps are {', '.join(cudnn)}" if cudnn else "this program has no cuDNN step"
     if not 0 <= index < len(program.steps):

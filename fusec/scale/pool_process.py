@@ -37,12 +37,12 @@ class Batch:
     alone: bool = False
 
     def finish(self, result: Any) -> None:
-        """Let go of the inputs, so that their buffers are free, and give the result to who waits for it."""
+        """Release the inputs, so that their buffers are free, and give the result to the caller."""
         self.inputs = ()
         self.result.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Let go of the inputs, and raise an error in who waits for the result."""
+        """Release the inputs, and raise the error where the caller waits for the result."""
         self.inputs = ()
         if not self.result.cancelled() and not self.result.done():
             self.result.set_exception(error)

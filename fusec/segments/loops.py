@@ -50,7 +50,7 @@ class LoopPrograms:
         to_host: copies an array to the host.
         xp: the array module of the device.
 
-        Raises ExecutionError: when the loop does not end, or has no trip and a scan output of unknown rank.
+        Raises ExecutionError if the loop does not end, or has no trip and a scan output of unknown rank.
         """
         given = iter(reads)
         operands = [next(given) if each is None else each.array for each in body.operands]

@@ -49,7 +49,7 @@ class SegmentPrograms:
     def following(self, path: Path, before: PreparedSegment, answers: Sequence[Answer]) -> PreparedSegment:
         """Return the segment after a host step, and prepare it if these answers are new.
 
-        Raises ModelError: when the model cannot be imported or compiled with these answers.
+        Raises ModelError if the model cannot be imported or compiled with these answers.
         """
         if path not in self._prepared:
             segment = before.segment.following(answers)

@@ -18,7 +18,7 @@ def choose(device: str | int) -> bool:
 
     device: `auto`: GPU 0 of those that the process sees, as Dask, Ray and CUDA_VISIBLE_DEVICES set them; `simulated`;
         or the number of a GPU among those. fusec uses GPU 0 of a process, so a number hides all other GPUs.
-    Raises TargetError: when the number is no GPU, or another GPU is in use in this process.
+    Raises TargetError if the number is no GPU, or another GPU is in use in this process.
     """
     if isinstance(device, str):
         if device not in (AUTO, SIMULATED):
@@ -56,7 +56,7 @@ def _hide_others(number: int) -> None:
 def devices_of(text: str) -> list[str | int]:
     """Read `all`, `simulated`, or numbers of GPUs joined by commas, as devices of worker processes.
 
-    Raises TargetError: when it is something else.
+    Raises TargetError if it is something else.
     """
     if text == "all":
         return list[str | int](range(gpu_count())) or [SIMULATED]

@@ -124,7 +124,7 @@ class Predictor:
         """Run on arrays by name of the input, and return arrays on the host by name of the output.
 
         outputs: names of the outputs to return; None: all.
-        Raises ExecutionError: when a name, shape or type does not fit.
+        Raises ExecutionError if a name, shape or type does not fit.
         """
         executable = self.executable
         require_by_name(feeds, "inputs")

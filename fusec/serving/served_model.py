@@ -37,7 +37,7 @@ class ServedTensor:
     shape: tuple[int, ...] | None
 
     def metadata(self) -> dict[str, Any]:
-        """Return it as the protocol writes it."""
+        """Return the metadata of the tensor, as the protocol writes it."""
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape or (ANY,))}
 
 
@@ -102,7 +102,7 @@ class ServedModel:
 def describe(name: str, predictor: Predictor, sizes: Sequence[int]) -> ServedModel:
     """Describe a predictor. sizes: ascending batch sizes that a server forms; () if requests are not joined.
 
-    Raises FusecError: when a type has no name in the protocol.
+    Raises FusecError if a type has no name in the protocol.
     """
     inputs, outputs = (
         tuple(
@@ -124,7 +124,7 @@ def triton_type(datatype: str) -> str:
 
 
 def datatype_of(dtype: np.dtype[Any] | None, what: str) -> str:
-    """Return the protocol's name of a type. Raises FusecError: when it has none."""
+    """Return the protocol's name of a type. Raises FusecError if it has none."""
     if dtype is None or dtype not in _NAMES:
         raise FusecError(f"{what} is {dtype}, which the Open Inference Protocol has no name for")
     return _NAMES[dtype]

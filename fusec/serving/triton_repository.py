@@ -40,7 +40,7 @@ def export(
 
     name: default: that of the file.
     delay_s: seconds for which Triton holds a request to fill a batch.
-    Raises FusecError: when the file cannot be served by Triton, or cannot be written.
+    Raises FusecError if the file cannot be served by Triton, or cannot be written.
     """
     given = os.fspath(model)
     ((name, path),) = models_of([f"{name}={given}" if name else given]).items()

@@ -61,7 +61,7 @@ class InferenceSession(SaysWhy, Unpicklable):
         A `.fusec` file is compiled already: it takes only target and tune.
         If all dims have sizes or ranges, the program of the likely sizes is compiled now.
 
-    Raises ModelError: when the model cannot be read or compiled.
+    Raises ModelError if the model cannot be read or compiled.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ class InferenceSession(SaysWhy, Unpicklable):
     def _write_optimized(self, program: AnyExecutable) -> None:
         """Write the graph after the passes as ONNX once, if the options name a file.
 
-        Raises FusecError: when the file cannot be written, or the model has host steps.
+        Raises FusecError if the file cannot be written, or the model has host steps.
         """
         path, self._optimized_path = self._optimized_path, ""
         if path:

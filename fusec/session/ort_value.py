@@ -167,7 +167,7 @@ def type_name(dtype: DType) -> str:
 def array_of_value(value: Any) -> Any:
     """Return the array of an OrtValue of fusec or onnxruntime, which shares its memory; any other value is returned.
 
-    Raises FusecError: when onnxruntime's value is no tensor of numbers.
+    Raises FusecError if onnxruntime's value is no tensor of numbers.
     """
     if isinstance(value, OrtValue):
         return value.array

@@ -51,7 +51,7 @@ class DeviceChoice:
     def shapes(self) -> dict[str, tuple[str, ...]] | None:
         """Return the ranges of TensorRT's profiles, least to likely to largest, by input; None if there are none.
 
-        Raises FusecError: when one of the three is missing, or they are not written as `x:1x3x224x224,y:1x8`.
+        Raises FusecError if one of the three is missing, or they are not written as `x:1x3x224x224,y:1x8`.
         """
         given = {key: value for options in self.options.values() for key, value in options.items()}
         for prefix in ("trt", "nv"):
@@ -77,7 +77,7 @@ def choose(
 ) -> DeviceChoice:
     """Choose the device by names of providers, first choice first; None: the GPU if there is one.
 
-    Raises FusecError: when a provider is unknown, all are for other hardware, or an option asks for a second device.
+    Raises FusecError if a provider is unknown, all are for other hardware, or an option asks for a second device.
     """
     if providers is None:
         return DeviceChoice()

@@ -60,7 +60,7 @@ class RunProfile:
             start_us += times[index][0]
 
     def write(self) -> str:
-        """Write the events to a file, and return its name. Raises FusecError: when it cannot be written."""
+        """Write the events to a file, and return its name. Raises FusecError if it cannot be written."""
         with writing(self._path), atomic_write.written(Path(self._path).resolve(), durable=False) as file:
             file.write(json.dumps(self._events, indent=1).encode())
         return self._path

@@ -77,7 +77,7 @@ class Settings:
 
     @classmethod
     def of(cls, options: Any) -> Settings:
-        """Read fusec's or onnxruntime's object. Raises FusecError: when it is neither, or asks for the ORT format."""
+        """Read fusec's or onnxruntime's object. Raises FusecError if it is neither, or asks for the ORT format."""
         if not hasattr(options, "graph_optimization_level"):
             raise FusecError(f"sess_options is a SessionOptions of fusec or onnxruntime, not {type(options).__name__}")
         try:

@@ -19,11 +19,11 @@ class ByteRanges(Protocol):
     def size(self) -> int: ...
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes from `start` to `end`. Raises OSError: when they cannot be read."""
+        """Return the bytes from `start` to `end`. Raises OSError if they cannot be read."""
         ...
 
     def read_into(self, room: memoryview, start: int) -> None:
-        """Fill `room` with the bytes from `start` on. Raises OSError: when they cannot be read."""
+        """Fill `room` with the bytes from `start` on. Raises OSError if they cannot be read."""
         ...
 
 

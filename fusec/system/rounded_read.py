@@ -1,7 +1,7 @@
 """Read numbers and round them to another type, part by part on several cores.
 
-The numbers are never in memory as a whole in their own type. To touch new memory takes longer than to read a file that
-the system has in memory, so each thread reads into one small buffer again and again.
+The numbers are never in memory as a whole in their own type. Using new memory for the first
+time takes longer than reading a file that the system has in memory. So each thread reads into one small buffer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_THREADS = 8  # for one array, because several arrays are read at the same t
 def read_rounded(data: ByteRanges, offset: int, count: int, own: np.dtype[Any], dtype: np.dtype[Any]) -> Any:
     """Return `count` numbers of type `own`, from a byte on, as a flat array of another type, each rounded once.
 
-    Raises OSError: when they cannot be read.
+    Raises OSError if they cannot be read.
     """
     made = np.empty(count, dtype)
     each = PART_BYTES // own.itemsize

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_json(text: str | bytes) -> Any:
-    """Read JSON. Raises ValueError: when the text is not JSON, or is nested too deep for Python.
+    """Read JSON. Raises ValueError if the text is not JSON, or is nested too deep for Python.
 
     Python raises RecursionError for lists nested some thousand deep, and a file of a few bytes can contain them.
     """

@@ -101,7 +101,7 @@ def names() -> list[str]:
 def load(name: str) -> Target:
     """Load the target of that name; `cpu` has the figures of the default target.
 
-    Raises TargetError: for an unknown name; it lists the known ones.
+    Raises TargetError for an unknown name; it lists the known ones.
     """
     if name == CPU:
         return replace(load(DEFAULT), name=CPU)

@@ -80,7 +80,7 @@ def attempt(property: Property, graph: Graph, case: Case) -> Failure | None:
     A user's own property gets a copy of the graph, because it may change the graph. Properties of fusec do not change
     it, and share results by graph.
 
-    Raises SkippedError: when the property does not apply (it raised SkipTest, or Hypothesis' `assume` did not hold).
+    Raises SkippedError if the property does not apply (it raised SkipTest, or Hypothesis' `assume` did not hold).
     """
     try:
         property.check(graph.clone() if ":" in property.name else graph, case)

@@ -185,7 +185,7 @@ def summary(finding: Finding, folder: Path) -> dict[str, Any]:
 def load(folder: Path) -> Finding:
     """Load the finding in a folder.
 
-    Raises FusecError: when the folder cannot be read; the message names the file.
+    Raises FusecError if the folder cannot be read; the message names the file.
     """
     try:
         data = read_json((folder / "finding.json").read_text(encoding="utf-8"))

@@ -76,7 +76,7 @@ def fuzz(
     hang_s: seconds after which a property that has not returned counts as hung.
     progress: called with the report so far, a few times a second.
 
-    Raises FusecError: when an argument is bad.
+    Raises FusecError if an argument is bad.
     Raises FuzzInterrupted: at Ctrl-C; it is a KeyboardInterrupt with the report.
     """
     _need_hypothesis()

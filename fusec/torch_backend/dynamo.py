@@ -21,7 +21,7 @@ MODES = {"default": "quick", "reduce-overhead": "quick", "max-autotune": "full",
 
 
 def _is_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Take a mask of `nn.Transformer` as it is: dynamo cannot compare its values, and its result only is a hint."""
+    """Take a mask of `nn.Transformer` as it is: dynamo cannot compare its values, and its result is only a hint."""
     return bool(is_causal)
 
 

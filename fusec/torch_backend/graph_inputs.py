@@ -19,7 +19,7 @@ def is_static(node: Any, example: Any) -> bool:
 
 
 def is_float(node: Any, example: Any) -> bool:
-    """Tell if an input is a number that dynamo passes as a tensor, of which the graph only takes the item."""
+    """Tell if an input is a number that dynamo passes as a tensor, and of which the graph reads only the number."""
     alone = is_tensor(example) and example.ndim == 0 and example.device.type == "cpu"
     return alone and bool(node.users) and all(n.op == "call_method" and n.target == "item" for n in node.users)
 

@@ -63,7 +63,7 @@ def compile_training(
 def _require_values(traced: Any) -> None:
     """Make a graph independent of the strides of its inputs, because fusec's results are packed.
 
-    Raises ModelError: when an op reads memory by strides.
+    Raises ModelError if an op reads memory by strides.
     """
     aten = torch.ops.aten
     for node in traced.graph.nodes:

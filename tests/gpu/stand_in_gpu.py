@@ -41,7 +41,7 @@ class Array(np.ndarray):
             Array.machine.do(copy)
 
     @property
-    def data(self) -> Any:  # type: ignore[override]  # as CuPy has it
+    def data(self) -> Any:  # as CuPy has it
         address = self.__array_interface__["data"][0]
 
         def memset_async(value: int, nbytes: int) -> None:
@@ -173,6 +173,7 @@ class Machine:
     def cudnn(self) -> Any:
         return types.SimpleNamespace(
             create_handle=lambda: "handle",
+            destroy_handle=lambda handle: None,
             set_stream=lambda handle, stream: self.cudnn_streams.append(stream),
             backend_version=lambda: self.cudnn_version,
             __version__="1.28.0",
@@ -322,7 +323,7 @@ class Machine:
                 super().__call__(grid, block, arguments, shared_mem=shared_mem)
 
         class Module:
-            """Stand-in for what is loaded from a cubin, which here is the source."""
+            """A module that is loaded from a cubin, which here is the source."""
 
             def load(self, cubin: bytes) -> None:
                 if machine.refuses_cubins:
@@ -390,7 +391,7 @@ class Machine:
 
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
-    from fusec.gpu import backend, device_arrays, host_buffers, nvrtc
+    from fusec.gpu import backend, device_arrays, host_buffers, nvrtc, warm_up
     from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
@@ -409,6 +410,8 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
         patch(module, "cudnn", cudnn)
     patch(plan_list, "cudnn", cudnn)
     patch(cubin_function, "cupy", cupy)
+    patch(warm_up, "cudnn", cudnn)
+    patch(warm_up, "emit", machine.emit)
     patch(cubins, "compiled", machine.compile_elsewhere)
     patch(launch, "driver", lambda: None)  # launches run one after the other
     patch(timer, "Gate", Gate)

@@ -218,7 +218,7 @@ def test_bools_in_memory_are_misread_and_virtual_ones_are_not() -> None:
 def with_tensor(graph: CudnnGraph, uid: int, /, **changes: object) -> CudnnGraph:
     return replace(
         graph,
-        tensors=tuple(replace(t, **changes) if t.uid == uid else t for t in graph.tensors),  # type: ignore[arg-type]
+        tensors=tuple(replace(t, **changes) if t.uid == uid else t for t in graph.tensors),
     )
 
 

@@ -85,7 +85,7 @@ def dequantised(
         numpy_helper.from_array(scales, "s"),
         *([helper.make_tensor("z", kind, small, zero.reshape(-1).tolist())] if zeros else []),
     ]
-    given = {"axis": axis, **({"block_size": block} if block else {})}
+    given: dict[str, Any] = {"axis": axis, **({"block_size": block} if block else {})}
     nodes = [
         helper.make_node("DequantizeLinear", [t.name for t in tensors], ["w"], **given),
         helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)
@@ -186,11 +186,12 @@ def test_weights_of_few_rows_stay_packed(
     ],
 )
 def test_others_are_dequantised_at_compile_time(
-    why: str, make: Callable[[np.random.Generator], Model], options: dict[str, str], rng: np.random.Generator
+    why: str, make: Callable[[np.random.Generator], Model], options: dict[str, Any], rng: np.random.Generator
 ) -> None:
     """A call runs the product alone: scales that were repeated for each weight would be too large to fold."""
     model = make(rng)
-    net = fusec.compile(model.proto, **{"target": "h200", "precision": "fp16", **options}, simulate=True)
+    given: dict[str, Any] = {"target": "h200", "precision": "fp16", **options}
+    net = fusec.compile(model.proto, **given, simulate=True)
     assert [step.signature for step in net.compiled.program.steps] == ["matmul"], why
     feeds = model.feeds(rng)
     got = np.asarray(net.run(None, feeds)[0])

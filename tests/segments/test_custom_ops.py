@@ -26,7 +26,7 @@ from fusec.segments import programs
 from fusec.segments.executable import SegmentedExecutable
 
 DOMAIN = "my.domain"
-CPU = {"target": "cpu"}
+CPU: Any = {"target": "cpu"}
 A, B = floats(5, 6), floats(6, 6)
 
 

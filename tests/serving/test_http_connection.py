@@ -38,7 +38,7 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
-        self.reads, self.closed = True, False
+        self.reads, self.closed, self.aborted = True, False, False
         self.wake_bytes = 1
 
     def write(self, data: Any) -> None:
@@ -57,6 +57,9 @@ class Wire(asyncio.Transport):
 
     def close(self) -> None:
         self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
 
     def is_closing(self) -> bool:
         return self.closed
@@ -384,7 +387,7 @@ def test_connections_close_when_they_are_idle_or_the_server_ends() -> None:
         connected.connection.close_idle(now - 2)
         assert not connected.wire.closed, "one was a moment ago"
         connected.connection.close_idle(now)
-        assert connected.wire.closed
+        assert connected.wire.aborted, "without a wait for a client that does not read"
         connected = Connected()
         connected.feed(b"GET /v2 HTTP/1.1\r\n\r\n")
         connected.connection.close_idle(now)

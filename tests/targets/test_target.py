@@ -99,6 +99,25 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     device._hold_context.cache_clear()
 
 
+def joined() -> None:
+    """Wait for the threads that start the GPU."""
+    for thread in threading.enumerate():
+        if thread.name == "fusec-init-gpu":
+            thread.join()
+
+
+def test_planning_goes_on_while_the_context_is_created(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, waited = threading.Event(), list[bool]()
+    monkeypatch.setattr(driver, "cuDevicePrimaryCtxRetain", lambda *_: waited.append(goes_on.wait(10)))
+    driver.ready.set()
+    with device.woken("auto"):
+        pass
+    assert device.device_name() == "NVIDIA H200"
+    goes_on.set()
+    joined()
+    assert waited == [True], "the body ended before"
+
+
 @pytest.mark.parametrize(("target", "held"), [("auto", 1), ("h200", 1), ("t4", 0), ("h300", 0)])
 def test_the_gpu_starts_during_planning_if_it_is_the_target(driver: Driver, target: str, held: int) -> None:
     with device.woken(target):
@@ -106,6 +125,7 @@ def test_the_gpu_starts_during_planning_if_it_is_the_target(driver: Driver, targ
         driver.ready.set()
     with device.woken(target):
         pass
+    joined()
     assert driver.held == held, "once for all"
     assert device.device_name() == "NVIDIA H200"
 

@@ -31,7 +31,12 @@ def run(tmp_path: Path) -> Run:
     """Run the fuzzer with one worker on sequences of pointwise ops, in its own folders; options change that."""
 
     def call(*names: str, **options: Any) -> FuzzReport:
-        settled = {"workers": 1, "database": tmp_path / "database", "findings": tmp_path / "findings", "shrink_s": 5.0}
+        settled: dict[str, Any] = {
+            "workers": 1,
+            "database": tmp_path / "database",
+            "findings": tmp_path / "findings",
+            "shrink_s": 5.0,
+        }
         settled |= {"graphs": f"{PLANTED}:sequences", "examples": 60}
         return fuzz([f"{PLANTED}:{name}" for name in names], **{**settled, **options})
 
@@ -175,8 +180,9 @@ def test_time_and_max_findings_end_a_run(run: Run) -> None:
     ],
 )
 def test_errors_name_bad_arguments(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"properties": [f"{PLANTED}:holds"], "database": tmp_path}
     with pytest.raises(FusecError, match=words):
-        fuzz(**{"properties": [f"{PLANTED}:holds"], "database": tmp_path, **options})
+        fuzz(**{**given, **options})
 
 
 def test_device_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

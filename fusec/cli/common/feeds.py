@@ -56,7 +56,7 @@ def statistics(name: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def need_onnxruntime(compare: str) -> None:
-    """Check --compare before the model is compiled. Raises FusecError: when onnxruntime is not installed."""
+    """Check --compare before the model is compiled. Raises FusecError if onnxruntime is not installed."""
     if compare != "onnxruntime":
         raise FusecError(f"--compare takes onnxruntime, not {compare!r}")
     if importlib.util.find_spec("onnxruntime") is None:
@@ -66,7 +66,7 @@ def need_onnxruntime(compare: str) -> None:
 def onnx_of(model: str, executable: AnyExecutable) -> str | bytes:
     """Return what onnxruntime reads: an ONNX file itself, else the graph that was imported, written as ONNX.
 
-    A `.fusec` file carries that graph. Raises FusecError: when ONNX cannot express it, or it is too large for one file.
+    A `.fusec` file carries that graph. Raises FusecError if ONNX cannot express it, or it is too large for one file.
     """
     if not model.endswith((".fusec", *TEXT_SUFFIXES)) or not isinstance(executable, Executable):
         return model

@@ -32,7 +32,7 @@ class Sized:
 def ranged(request: Request, buckets: Sequence[str], locked: bool) -> Sized | None:
     """Return the ranges of `--shape`; None if each dim has one size.
 
-    Raises FusecError: when a dim has no size, there are buckets without a range, or a lock is given.
+    Raises FusecError if a dim has no size, there are buckets without a range, or a lock is given.
     """
     from fusec.dynamic_shapes.padding import Padding
     from fusec.frontends import Source

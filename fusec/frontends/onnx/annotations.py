@@ -20,7 +20,7 @@ STALE = "fusec uses the types that it infers instead of these annotations"
 def check(scope: Scope, name: str, value: ModelValue, emit: Emitter) -> None:
     """Compare a value with the declared type of its name, and note a wrong annotation.
 
-    Raises VerifyError: when the type of an input or the element type of an output is wrong, since callers rely on
+    Raises VerifyError if the type of an input or the element type of an output is wrong, since callers rely on
     them.
     """
     given = scope.inputs.get(name)

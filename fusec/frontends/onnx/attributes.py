@@ -18,7 +18,7 @@ def attributes(node: NodeProto, schema: defs.OpSchema | None, tensors: Tensors) 
 
     schema: None for an op that onnx does not know.
 
-    Raises VerifyError: when the op lacks an attribute, or its type is wrong, or a required one is missing.
+    Raises VerifyError if the op lacks an attribute, or its type is wrong, or a required one is missing.
     """
     values: dict[str, Any] = {}
     for attribute in node.attribute:

@@ -139,7 +139,7 @@ class Emitter:
             self._loops -= 1
 
     def require_room(self, more: int = 0) -> None:
-        """Check the number of unrolled nodes, including `more`. Raises VerifyError: when it exceeds MAX_UNROLLED."""
+        """Check the number of unrolled nodes, including `more`. Raises VerifyError if it exceeds MAX_UNROLLED."""
         require(self.unrolled + more <= MAX_UNROLLED, f"the model unrolls to more than {MAX_UNROLLED} nodes")
 
     def next_draw(self) -> int:
@@ -160,7 +160,7 @@ class Emitter:
         return value
 
     def many(self, op: Op, *operands: Value) -> tuple[Value, ...]:
-        """Apply an op and return all its results. Raises VerifyError: when it refuses the operands."""
+        """Apply an op and return all its results. Raises VerifyError if it refuses the operands."""
         types = op.infer(*(v.type for v in operands))
         literals = [v.literal for v in operands]
         known = [literal for literal in literals if literal is not None]
@@ -234,7 +234,7 @@ class Emitter:
     def need(self, what: str, *values: Value | None) -> None:
         """Check that values are known. `what` names them in messages.
 
-        Raises HostValueError: when some are computed at run time; it names all of them, so that they are read together.
+        Raises HostValueError if some are computed at run time; it names all of them, so that they are read together.
         """
         missing = [v for v in dict.fromkeys(values) if v is not None and v.literal is None and v not in self._known]
         if not missing:
@@ -257,7 +257,7 @@ class Emitter:
         compute: computes the results from the arrays of the operands. The shapes of the results may depend on them.
         custom: the user's function that `compute` calls. One on the device reads constants there as well.
 
-        Raises HostValueError: when operands are computed at run time and the host has not computed the results yet.
+        Raises HostValueError if operands are computed at run time and the host has not computed the results yet.
         """
         distinct = list(dict.fromkeys(operands))
         missing = [v for v in distinct if v.literal is None and v not in self._known]
@@ -279,7 +279,7 @@ class Emitter:
 
         what: names the second result, the number of rows, in messages.
 
-        Raises HostValueError: when the host has not read the number yet.
+        Raises HostValueError if the host has not read the number yet.
         """
         if self._answers:
             (type,) = self._answers.popleft()
@@ -296,7 +296,7 @@ class Emitter:
     ) -> list[Value]:
         """Return the results of a loop that the host runs. first: the number of trips and the condition.
 
-        Raises HostValueError: until the host has run it.
+        Raises HostValueError until the host has run it.
         """
         if not self._answers:
             made, values = loop_body(body, first, carried, self.around(body))
@@ -313,7 +313,7 @@ class Emitter:
     def array(self, value: Value, what: str) -> np.ndarray[Any, Any]:
         """Return the payload of an operand that decides shapes. `what` names it in messages.
 
-        Raises HostValueError: when it is computed at run time.
+        Raises HostValueError if it is computed at run time.
         """
         self.need(what, value)
         literal = value.literal
@@ -355,7 +355,7 @@ def _no_body(body: GraphProto, given: Sequence[ModelValue]) -> list[ModelValue]:
 
 
 def _evaluated(op: Op, arrays: list[Array], types: Sequence[TensorType]) -> list[Array]:
-    """Compute the results of an op of constants with its NumPy reference. Raises VerifyError: when NumPy fails."""
+    """Compute the results of an op of constants with its NumPy reference. Raises VerifyError if NumPy fails."""
     try:
         with np.errstate(all="ignore"):
             results = op.reference(np, *arrays)
@@ -365,7 +365,7 @@ def _evaluated(op: Op, arrays: list[Array], types: Sequence[TensorType]) -> list
 
 
 def axes_of(axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Sort axes and make them non-negative. Raises VerifyError: when one is out of range or given twice."""
+    """Sort axes and make them non-negative. Raises VerifyError if one is out of range or given twice."""
     for axis in axes:
         require(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
     positive = tuple(sorted(axis % rank for axis in axes))

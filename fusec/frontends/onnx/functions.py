@@ -19,7 +19,7 @@ Key = tuple[str, str, str]
 def inlined(model: ModelProto, file: str) -> ModelProto:
     """Replace every call of a function by the function's nodes.
 
-    Raises ModelError: when a function calls itself, or the result would have more than _MAX_NODES nodes.
+    Raises ModelError if a function calls itself, or the result would have more than _MAX_NODES nodes.
     """
     bodies: dict[Key, list[NodeProto]] = {}
     for function in model.functions:

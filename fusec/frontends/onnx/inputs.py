@@ -70,7 +70,7 @@ def tensor_type(value: ValueInfoProto, *, negative: bool = False) -> tuple[DType
 
     negative: read a dim below 0 as unknown, because exporters write such dims for results.
 
-    Raises VerifyError: when the value is not a tensor or fusec lacks its element type.
+    Raises VerifyError if the value is not a tensor or fusec lacks its element type.
     """
     declared = element_type(value.type)
     kind = declared.WhichOneof("value")

@@ -15,7 +15,7 @@ _BLOCK = 1 << 20
 
 
 def require_constant(type: TensorType, what: str = "a constant") -> None:
-    """Check the size of a constant. Raises SizeError: when it exceeds MAX_CONSTANT_BYTES."""
+    """Check the size of a constant. Raises SizeError if it exceeds MAX_CONSTANT_BYTES."""
     if type.nbytes > MAX_CONSTANT_BYTES:
         raise SizeError(type, type.nbytes, MAX_CONSTANT_BYTES, what)
 

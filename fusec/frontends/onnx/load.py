@@ -107,7 +107,7 @@ class CheckedModel:
 
 
 def check_model(model: ModelProto, file: str, custom_ops: CustomOps | None = None) -> CheckedModel:
-    """Check a model and prepare it for import. Raises ModelError: when anything is wrong with it.
+    """Check a model and prepare it for import. Raises ModelError if anything is wrong with it.
 
     custom_ops: functions that the user gave for ops.
     """
@@ -145,7 +145,7 @@ Port = tuple[str, DType | None, tuple[int | str, ...] | None]  # name, dtype and
 
 
 def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
-    """Return the declared inputs (without initializers) and outputs. Raises ModelError: when one is not a tensor."""
+    """Return the declared inputs (without initializers) and outputs. Raises ModelError if one is not a tensor."""
     problems: list[str] = []
 
     def port(kind: str, value: ValueInfoProto) -> Port:
@@ -167,7 +167,7 @@ def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
 
 
 def decoded(data: ByteRanges, file: str, folder: Path | None) -> tuple[ModelProto, TensorFiles]:
-    """Decode a model, whose large weights are read later. Raises ModelError: when the bytes are not an ONNX model.
+    """Decode a model, whose large weights are read later. Raises ModelError if the bytes are not an ONNX model.
 
     folder: that of external data; None if there is none.
     """
@@ -244,7 +244,7 @@ def _opsets(model: ModelProto, file: str) -> dict[str, int]:
 
 
 def _modern(model: ModelProto, file: str) -> ModelProto:
-    """Convert a model older than OLDEST_OPSET with onnx's converter. Raises ModelError: when onnx cannot."""
+    """Convert a model older than OLDEST_OPSET with onnx's converter. Raises ModelError if onnx cannot."""
     if not _needs_conversion(model):
         return model
     versions = [e.version for e in model.opset_import if e.domain in DEFAULT_DOMAINS]

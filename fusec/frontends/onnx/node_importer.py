@@ -171,7 +171,7 @@ class NodeImporter:
         return self._inner(scope, body.node, [v.name for v in body.output])
 
     def _around(self, body: GraphProto) -> Surroundings:
-        """Return what a body of the current node sees. Raises VerifyError: when it reads a sequence."""
+        """Return what a body of the current node sees. Raises VerifyError if it reads a sequence."""
         own = {v.name for v in body.input} | {*constants(body)} | {o for node in body.node for o in node.output}
         values: dict[str, Value] = {}
         wrapped = NodeProto(attribute=[helper.make_attribute("body", body)])
@@ -290,7 +290,7 @@ def _type_proto(value: ModelValue | None) -> TypeProto:
 
 
 def _check_present(function: OpFunction, operands: Sequence[ModelValue | None]) -> None:
-    """Check that all required operands are given. Raises VerifyError: when one is missing."""
+    """Check that all required operands are given. Raises VerifyError if one is missing."""
     required = _required(function)
     for index, operand in enumerate(operands):
         present = operand is not None or not required[min(index, len(required) - 1)]

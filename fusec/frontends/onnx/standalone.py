@@ -18,7 +18,7 @@ def standalone(model: ModelProto, file: str, files: TensorFiles | None, opset: i
     Nodes are sorted, those without effect are left out, and each has a name. Tensors and operators keep theirs.
     Initializers are no inputs, so that their values are known.
 
-    Raises ModelError: when the model is malformed, has an op that fusec does not import, or cannot be converted.
+    Raises ModelError if the model is malformed, has an op that fusec does not import, or cannot be converted.
     """
     known = check_model(model, file)
     made = ModelProto(
@@ -60,7 +60,7 @@ def fresh_name(hint: str, taken: set[str]) -> str:
 def _embed(model: ModelProto, file: str, files: TensorFiles | None) -> None:
     """Read into the message what its initializers lack.
 
-    Raises ModelError: when a file is missing or outside the folder.
+    Raises ModelError if a file is missing or outside the folder.
     """
     reader = Tensors(files)
     for tensor in model.graph.initializer:

@@ -74,7 +74,7 @@ def constants(graph: GraphProto) -> list[str]:
 def ordered(graph: GraphProto, file: str) -> list[int]:
     """Return the indices of the nodes that an output depends on, each after the nodes that it reads.
 
-    Raises ModelError: when a name is missing or defined twice, or the graph has a cycle or no output.
+    Raises ModelError if a name is missing or defined twice, or the graph has a cycle or no output.
     """
     names = node_names(graph.node)
     problems = [*_definitions(graph, names), *_uses(graph, names)]

@@ -20,7 +20,7 @@ from fusec.errors import ModelError, VerifyError
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.onnx.limits import require_constant
 from fusec.frontends.onnx.split_model import Place, TensorFiles, place_of
-from fusec.ir import DType, Literal, TensorType
+from fusec.ir import HALVES, DType, Literal, TensorType
 from fusec.lowering.packing import code_bytes, from_codes
 from fusec.ops.spec import require
 from fusec.system.byte_ranges import ByteRanges
@@ -39,7 +39,7 @@ _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"
 
 
 def dtype_of(element_type: int) -> DType:
-    """Return the DType of an ONNX element type. Raises VerifyError: when fusec lacks it."""
+    """Return the DType of an ONNX element type. Raises VerifyError if fusec lacks it."""
     if element_type in DTYPES:
         return DTYPES[element_type]
     known = element_type in TensorProto.DataType.values()
@@ -48,7 +48,7 @@ def dtype_of(element_type: int) -> DType:
 
 
 def shape_of(dims: Sequence[int]) -> tuple[int, ...]:
-    """Convert dims to a shape. Raises VerifyError: when one is negative."""
+    """Convert dims to a shape. Raises VerifyError if one is negative."""
     require(all(d >= 0 for d in dims), f"negative dimension in shape {list(dims)}")
     return tuple(dims)
 
@@ -61,7 +61,7 @@ class Tensors:
         self._maps: dict[Path, mmap.mmap] = {}  # one map a file: each holds a file descriptor
 
     def literal(self, tensor: TensorProto) -> Literal:
-        """Read a tensor. Raises VerifyError: when its data does not fit its declared type."""
+        """Read a tensor. Raises VerifyError if its data does not fit its declared type."""
         type = TensorType(shape_of(tensor.dims), dtype_of(tensor.data_type))
         require(not tensor.HasField("segment"), "segmented tensors are not supported")
         if (place := place_of(tensor, self._files)) is not None:
@@ -210,7 +210,7 @@ def _reading() -> Generator[None]:
 
 
 def _inside(folder: Path, location: str) -> Path:
-    """Return the path of external data. Raises VerifyError: when it is not a regular file inside `folder`."""
+    """Return the path of external data. Raises VerifyError if it is not a regular file inside `folder`."""
     relative = Path(location)
     outside = f"external data {location!r} is outside the model's folder"
     require(bool(location) and "\0" not in location, f"external data at the location {location!r}")
@@ -237,7 +237,7 @@ def _number(text: str, what: str) -> int:
 def _require_one_field(tensor: TensorProto) -> None:
     """Check that only one field has elements, because two could differ and readers use different ones.
 
-    Raises VerifyError: when two fields have elements.
+    Raises VerifyError if two fields have elements.
     """
     fields = [name for name in _TYPED if getattr(tensor, name)]
     fields += ["raw_data"] if tensor.HasField("raw_data") else []
@@ -267,6 +267,6 @@ def _inline(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
         wide = np.array(items, np.uint64 if type.dtype is DType.U32 else type.dtype.numpy)
         return wide.astype(type.dtype.numpy, copy=False).reshape(type.shape)
     packed = np.array(items, np.int32)
-    if type.dtype in (DType.F16, DType.BF16):
+    if type.dtype in HALVES:
         return packed.astype(np.uint16).view(type.dtype.numpy).reshape(type.shape)
     return packed.astype(type.dtype.numpy).reshape(type.shape)

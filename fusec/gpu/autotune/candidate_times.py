@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.errors import LoweringError
 from fusec.gpu import kernels
+from fusec.gpu.autotune.plan_search import RivalTimes
 from fusec.gpu.autotune.step_candidates import Candidate, candidates
 from fusec.gpu.autotune.step_choices import (
     PrecisionTimes,
@@ -50,11 +51,11 @@ class StepTuning:
 class Timers:
     """Functions that time cuDNN graphs and kernels, by key, in microseconds.
 
-    graphs_us: leaves out a graph that cannot run
-    compile_soon: receives the kernels before graphs are timed, so that other processes can compile them meanwhile
+    graphs_us: leaves out a graph that cannot run; the function it takes returns the times of rivals (`rank_plans`)
+    compile_soon: receives the kernels before graphs are timed, so that they are compiled meanwhile
     """
 
-    graphs_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]]
+    graphs_us: Callable[[Mapping[str, CudnnGraph], RivalTimes], Mapping[str, float]]
     kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]] = lambda asked: {}
     compile_soon: Callable[[Mapping[str, Kernel]], None] | None = None
 
@@ -191,18 +192,51 @@ def _offers(graph: Graph, step: Partition, tuning: StepTuning) -> list[tuple[Can
 def _costs_us(
     offers: Mapping[str, Sequence[tuple[Candidate, Sequence[Runnable]]]], tuning: StepTuning, timers: Timers
 ) -> dict[str, list[float]]:
-    """Time each candidate, with its launches."""
-    every = [each for offered in offers.values() for _, code in offered for each in code]
+    """Time each candidate, with its launches.
+
+    Kernels are timed when each graph has a first plan, so that no time goes to the other plans of graphs that lose.
+    """
+    code = {name: [each for _, each in offered] for name, offered in offers.items()}
+    every = [each for sequences in code.values() for sequence in sequences for each in sequence]
     graphs = {each.key: each for each in every if isinstance(each, CudnnGraph)}
     found = {each.key: each for each in every if isinstance(each, Kernel)}
     if timers.compile_soon is not None:
         timers.compile_soon(found)
-    times_us = {**timers.graphs_us(graphs), **timers.kernels_us(found)}
+    times_us: dict[str, float] = {}
 
-    def cost_us(code: Sequence[Runnable]) -> float:
-        return sum(times_us.get(each.key, float("inf")) + tuning.launch_us for each in code)
+    def time_kernels() -> None:
+        unknown = {key: kernel for key, kernel in found.items() if key not in times_us}
+        times_us.update(timers.kernels_us(unknown) if unknown else {})
 
-    return {name: [cost_us(code) for _, code in offered] for name, offered in offers.items()}
+    def rivals_us(first_us: Mapping[str, float]) -> Mapping[str, float]:
+        time_kernels()
+        return _rivals_us(code.values(), {**first_us, **times_us}, tuning.launch_us)
+
+    graphs_us = timers.graphs_us(graphs, rivals_us)
+    time_kernels()
+    times_us.update(graphs_us)
+    return {name: [_cost_us(each, times_us, tuning.launch_us) for each in some] for name, some in code.items()}
+
+
+def _cost_us(code: Sequence[Runnable], times_us: Mapping[str, float], launch_us: float) -> float:
+    return sum(times_us.get(each.key, float("inf")) + launch_us for each in code)
+
+
+def _rivals_us(
+    steps: Iterable[Sequence[Sequence[Runnable]]], times_us: Mapping[str, float], launch_us: float
+) -> dict[str, float]:
+    """Return for each graph the time of the fastest candidate without it, in the step where that is slowest.
+
+    steps: the code of each candidate, for each step
+    """
+    rivals: dict[str, float] = {}
+    for every in steps:
+        costs_us = [_cost_us(code, times_us, launch_us) for code in every]
+        for key in {each.key for code in every for each in code if isinstance(each, CudnnGraph)}:
+            pairs = zip(costs_us, every, strict=True)
+            least_us = min((us for us, code in pairs if all(each.key != key for each in code)), default=float("inf"))
+            rivals[key] = max(rivals.get(key, 0.0), least_us - launch_us)
+    return rivals
 
 
 def runnables(candidate: Candidate, tensor_cores: bool, figures: GpuFigures) -> list[Runnable] | None:

@@ -18,10 +18,15 @@ ROUNDED = (LayerNorm, RmsNorm, Attention)  # ops whose kernels round their resul
 
 
 def is_joint_work(nodes: Sequence[Node]) -> bool:
-    """Return True if a kernel's nodes could be several steps.
+    """Tell if a kernel's nodes could be several steps.
 
-    They are a depthwise convolution and the mean of its result, several products, pointwise ops and then a product, a
-    norm of few rows and products of its result, or a norm (or attention) and the rounding of its result.
+    They are one of these:
+
+    - a depthwise convolution and the mean of its result
+    - several products
+    - pointwise ops and then a product
+    - a norm of few rows and products of its result
+    - a norm or attention and the rounding of its result
     """
     if begins_few_rows(nodes):
         return any(isinstance(node.op, ROW_PRODUCTS) for node in nodes)
@@ -59,7 +64,7 @@ def is_rounded(nodes: Sequence[Node]) -> bool:
 
 
 def may_begin(nodes: Sequence[Node], figures: GpuFigures) -> bool:
-    """Return True if a group of steps that begins with these nodes may become such a kernel."""
+    """Tell if a group of steps that begins with these nodes may become such a kernel."""
     first = nodes[0]
     if begins_few_rows(nodes):
         return True

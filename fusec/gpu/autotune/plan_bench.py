@@ -17,7 +17,7 @@ from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.built_plan import BuiltPlan, revive
 from fusec.gpu.cudnn.emit import emit
 from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, identity_of
-from fusec.gpu.cudnn.plan_list import DECLINED, exclude_notes, modes_of
+from fusec.gpu.cudnn.plan_list import DECLINED, compiles_slowly, exclude_notes, modes_of
 from fusec.gpu.measure.random_inputs import distance, poison, random_data
 from fusec.gpu.measure.timer import Stopwatch, device_failure
 from fusec.ir import Array
@@ -104,7 +104,8 @@ class GpuPlanBench:
             if reason is not None or choice.engine >= PYTHON_ENGINES:
                 wrong = reason or wrong
                 continue
-            offers.append(Offer(place, choice, note not in pygraph.get_behavior_notes_for_plan_at_index(place)))
+            precompiled = note not in pygraph.get_behavior_notes_for_plan_at_index(place)
+            offers.append(Offer(place, choice, precompiled, compiles_slowly(graph, choice.engine)))
         others = [] if self._blas is None else self._blas.offers(graph)
         reason = self._context.plan_filter.reason
         others = [choice for choice in others if reason(choice.engine, choice.workspace_bytes) is None]

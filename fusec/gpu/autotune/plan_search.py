@@ -16,14 +16,21 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import BLAS, Choice
 
 LEVELS = ("none", "quick", "full")
+# Takes the times of first plans, by key, and returns for a graph the time of the fastest other way to run its steps.
+RivalTimes = Callable[[Mapping[str, float]], Mapping[str, float]]
 # The best plan was among the first dozen of every layer measured on an H200; building one that is compiled at run
 # time takes long (benchmarks/compile_time/plan_builds.py).
 QUICK_PRECOMPILED, QUICK_COMPILED = 16, 2
 ROUNDS = 7
 MAX_PLANS = 4  # built plans of a graph: the best, and those that replace it if it fails or is slower within the model
 HOPELESS = 3.0  # relative time of one run after which a plan is not timed again
+SLOW = 1.5  # relative time of two measurements after which a plan is not timed in rounds
 ONE_RUN_US = 10.0  # by which a single run may look longer than one of several
 CLOSE = 1.15  # relative time up to which plans are timed in every round
+BEATEN = (
+    2.0  # time of a graph's first plan, relative to another way to run its step, beyond which no other plan is tried
+)
+LOSING = 1.5  # the same of a graph's best plan, beyond which its plans are not timed in rounds
 TIE = 1.03  # cuBLASLt must be faster than cuDNN by this factor, because it takes most of a second to load
 
 
@@ -36,16 +43,23 @@ class TuningOptions:
     progress: Callable[[str, int, int], None] | None = None
 
 
+def no_rivals(first_us: Mapping[str, float]) -> Mapping[str, float]:
+    """Return no rivals, so that the plans of all graphs are tried."""
+    return {}
+
+
 def rank_plans(
     graphs: Mapping[str, CudnnGraph],
     bench: PlanBench,
     options: TuningOptions,
     known: Mapping[str, Choice] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    rivals_us: RivalTimes = no_rivals,
 ) -> dict[str, RankedPlans]:
     """Build and time plans of each graph, and rank them by time.
 
     known: choices of earlier runs, by key; a complete one is built and not timed again
+    rivals_us: called once all first plans are timed; no other plan of a graph is tried whose rival is far faster
 
     Each graph gets a plan, also beyond the budget. The rest of the budget goes to graphs whose first plan is slowest.
     The result for a graph without any plan has no plans.
@@ -60,37 +74,62 @@ def rank_plans(
     ranked = {key: RankedPlans(graph) for key, graph in graphs.items()}
     offers: dict[str, list[Offer]] = {}
     for count, (key, result) in enumerate(ranked.items(), 1):
-        offers[key] = _offers(bench, result, known.get(key))
+        offers[key] = _offers(bench, result, known.get(key), level)
         if count & (count - 1) == 0 or count == len(ranked):  # workers build meanwhile
             bench.expect([(graphs[key], offer) for key, offer in _expected(offers, known, level)])
     waiting: list[tuple[float, str, list[Offer]]] = []
     # Graphs whose first plan is compiled at run time come last, because workers still compile it.
     order = sorted(graphs, key=lambda key: not (offers[key] and offers[key][0].precompiled))
+    late = sum(not (offers[key] and offers[key][0].precompiled) for key in order)
     for count, key in enumerate(order):
+        if late and count == len(order) - late and level != "none":
+            rivals_us({})  # to time kernels meanwhile
         rest = _first(bench, ranked[key], offers[key], level, known.get(key))
         if rest is not None:
             waiting.append((-ranked[key].time_us, key, rest))
         report(count + 1, 2 * len(graphs))
+    if waiting:
+        _drop_beaten(ranked, waiting, rivals_us)
     waiting.sort(key=lambda item: item[:2])
     bench.expect([(graphs[key], offer) for _, key, rest in waiting for offer in rest])
     rng = random.Random(0)
     for count, (_, key, rest) in enumerate(waiting):
         finished = not rest or (clock() < end and _rest(bench, ranked[key], rest, rng, lambda: clock() < end))
         ranked[key].plans = [(replace(choice, complete=finished), plan) for choice, plan in ranked[key].plans]
-        reject_wrong_plans(bench, ranked[key])
+        if not ranked[key].is_beaten:
+            reject_wrong_plans(bench, ranked[key])
         del ranked[key].plans[MAX_PLANS:]
         report(len(graphs) + count + 1, len(graphs) + len(waiting))
     bench.expect([])
     return ranked
 
 
-def _offers(bench: PlanBench, result: RankedPlans, known: Choice | None) -> list[Offer]:
-    """List the offers for a graph; a known plan comes first if it is offered."""
+def _drop_beaten(
+    ranked: Mapping[str, RankedPlans], waiting: list[tuple[float, str, list[Offer]]], rivals_us: RivalTimes
+) -> None:
+    """Leave graphs out of the search whose first plan is far slower than another way to run their steps."""
+    rivals = rivals_us({key: result.time_us for key, result in ranked.items() if result.plans})
+    for _, key, _ in waiting:
+        result = ranked[key]
+        result.rival_us = rivals.get(key, float("inf"))
+        result.is_beaten = result.time_us > BEATEN * result.rival_us
+        if result.is_beaten:
+            result.plans = [(replace(choice, complete=False), plan) for choice, plan in result.plans]
+    waiting[:] = [item for item in waiting if not ranked[item[1]].is_beaten]
+
+
+def _offers(bench: PlanBench, result: RankedPlans, known: Choice | None, level: str) -> list[Offer]:
+    """List the offers for a graph; a known plan comes first if it is offered.
+
+    Where plans are timed, those that take long to compile come last, because a rival may be far faster.
+    """
     try:
         offers = list(bench.offers(result.graph))
     except ExecutionError as error:
         result.rejected.append(str(error))
         return []
+    if level != "none":
+        offers.sort(key=lambda offer: offer.is_slow)
     same = [o for o in offers if _is(o, known)]
     return [*same, *(o for o in offers if o not in same)]
 
@@ -102,13 +141,16 @@ def _is(offer: Offer, known: Choice | None) -> bool:
 def _expected(
     offers: Mapping[str, Sequence[Offer]], known: Mapping[str, Choice], level: str
 ) -> Iterator[tuple[str, Offer]]:
-    """Yield the offers that will be built if each first one builds: the first of each graph, then the others."""
+    """Yield the offers that will be built if each first one builds: the first of each graph, then the others.
+
+    Plans that take long to compile are not built before rivals are known.
+    """
     for key, each in offers.items():
         yield from ((key, offer) for offer in each[:1])
     for key, each in offers.items():
         choice = known.get(key)
         if each and not (choice is not None and choice.complete and _is(each[0], choice)):
-            yield from ((key, offer) for offer in _others(each[1:], level))
+            yield from ((key, offer) for offer in _others(each[1:], level) if not offer.is_slow)
 
 
 def _first(
@@ -157,7 +199,7 @@ def _time_last(bench: PlanBench, result: RankedPlans) -> None:
     not, two measurements follow. The better one counts, because one may be disturbed.
     """
     choice, plan = result.plans.pop()
-    best_us = min((_us(other) for other, _ in result.plans), default=float("inf"))
+    best_us = min([result.rival_us, *(_us(other) for other, _ in result.plans)])
     try:
         _time_us(bench, result.graph, choice, plan, once=True)
         time_us = min(_time_us(bench, result.graph, choice, plan, once=True) for _ in range(2))
@@ -188,7 +230,7 @@ def _time_us(bench: PlanBench, graph: CudnnGraph, choice: Choice, plan: Any, onc
 def _rest(
     bench: PlanBench, result: RankedPlans, offers: Sequence[Offer], rng: random.Random, goes_on: Callable[[], bool]
 ) -> bool:
-    """Build and time the offers, then time close plans again; False if time ran out before."""
+    """Build and time the offers, then time close plans again; False if time ran out before, or a rival is faster."""
     finished = True
     for offer in offers:
         if not goes_on() and result.plans:
@@ -196,15 +238,17 @@ def _rest(
             break
         if _built(bench, result, offer):
             _time_last(bench, result)
-    _time_in_rounds(bench, result, rng)
+    result.is_beaten = min((_us(choice) for choice, _ in result.plans), default=0.0) > LOSING * result.rival_us
+    if not result.is_beaten:
+        _time_in_rounds(bench, result, rng)
     result.plans.sort(key=lambda item: _us(item[0]) * (TIE if item[0].engine == BLAS else 1.0))
-    return finished
+    return finished and not result.is_beaten
 
 
 def _time_in_rounds(bench: PlanBench, result: RankedPlans, rng: random.Random) -> None:
     """Time close plans several times, in random order, because clocks change; the median counts."""
     best = min((_us(choice) for choice, _ in result.plans), default=0.0)
-    close = [p for p in result.plans if _us(p[0]) <= HOPELESS * best]
+    close = [p for p in result.plans if _us(p[0]) <= SLOW * best]
     times: dict[int, list[float]] = {id(plan): [_us(choice)] for choice, plan in close}
     for number in range(ROUNDS):
         rng.shuffle(close)

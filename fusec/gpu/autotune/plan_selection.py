@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from fusec.errors import ExecutionError
 from fusec.gpu.autotune.plan_bench import AnyPlan, CudnnContext, GpuPlanBench, Quarantine
-from fusec.gpu.autotune.plan_search import TuningOptions, rank_plans
+from fusec.gpu.autotune.plan_search import RivalTimes, TuningOptions, no_rivals, rank_plans
 from fusec.gpu.autotune.ranked_plans import RankedPlans
 from fusec.gpu.autotune.suggested_plans import SuggestedPlansBench
 from fusec.gpu.autotune.tuning_cache import TuningCache
@@ -67,15 +68,20 @@ class PlanSelector:
         self.cache.suggest(choices)
         self._blas_competes = self._blas_competes or any(choice.engine == BLAS for choice in choices.values())
 
-    def times_us(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> dict[str, float]:
-        """Time graphs, in microseconds; without those that have no plan. A graph with a stored time is not built."""
+    def times_us(
+        self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, rivals_us: RivalTimes = no_rivals
+    ) -> dict[str, float]:
+        """Time graphs, in microseconds; without those that have no plan. A graph with a stored time is not built.
+
+        rivals_us: see `rank_plans`; the time of a graph that is far slower than its rival is not exact
+        """
         self.cache.quarantine_known_wrong(graphs)
         known: dict[str, float] = {}
         for key in graphs:
             entry = self.cache.entry(key) if self._level != "none" else None
             if entry is not None and self.cache.is_enough(entry) and entry.choice.time_us is not None:
                 known[key] = entry.choice.time_us
-        self.choose({key: graph for key, graph in graphs.items() if key not in known}, footprint_bytes)
+        self.choose({key: graph for key, graph in graphs.items() if key not in known}, footprint_bytes, rivals_us)
         found = {key: self.ranked[key].time_us for key in graphs if key in self.ranked and self.ranked[key].plans}
         return {**known, **found}
 
@@ -86,18 +92,26 @@ class PlanSelector:
             return ranked.plans[0][0].time_us
         return None if entry is None else entry.choice.time_us
 
-    def choose(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Read or build plans of the graphs that have none yet, and time those whose choice is open."""
+    def choose(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, rivals_us: RivalTimes = no_rivals) -> None:
+        """Read or build plans of the graphs that have none yet, and time those whose choice is open.
+
+        A graph that was far slower than its rivals before is searched again if these are not.
+        """
         self.footprint_bytes = footprint_bytes
         missing = {key: graph for key, graph in graphs.items() if key not in self.ranked}
+        beaten = {key: graph for key, graph in graphs.items() if key not in missing and self.ranked[key].is_beaten}
+        if beaten:
+            rivals = rivals_us({key: self.ranked[key].time_us for key in graphs if key in self.ranked})
+            missing |= {k: graph for k, graph in beaten.items() if rivals.get(k, math.inf) > self.ranked[k].rival_us}
         if not missing:
             return
         self.cache.quarantine_known_wrong(missing)
 
         with out_of_memory("choosing plans"), self.context.stream:
             bench = self._bench(footprint_bytes)
-            self.ranked.update(self.cache.revived(missing, bench))
-            missing = {key: graph for key, graph in missing.items() if key not in self.ranked}
+            revived = self.cache.revived(missing, bench)
+            self.ranked.update(revived)
+            missing = {key: graph for key, graph in missing.items() if key not in revived}
             entries = {key: entry for key in missing if (entry := self.cache.entry(key)) is not None}
             ranked: dict[str, RankedPlans] = {}
             if self._level == "quick":
@@ -110,7 +124,7 @@ class PlanSelector:
             known = {key: replace(e.choice, complete=enough[key]) for key, e in entries.items()}
             untried = {*ranked, *(key for key, e in entries.items() if not e.choice.complete and enough[key])}
             rest = {key: graph for key, graph in missing.items() if key not in ranked}
-            ranked |= rank_plans(rest, bench, self.options, known)
+            ranked |= rank_plans(rest, bench, self.options, known, rivals_us=rivals_us)
         for key, result in ranked.items():
             if key in untried:  # some of its plans were not timed
                 result.plans = [(replace(choice, complete=False), plan) for choice, plan in result.plans]

@@ -14,12 +14,14 @@ from fusec.plans.plan_record import Choice
 class Offer:
     """Plan that cuDNN or cuBLASLt offers for a graph, before it is built.
 
+    is_slow: it takes several times as long to compile as others of the list
     named: created by engine and knobs; `place` is among such plans, and not in cuDNN's list
     """
 
     place: int
     choice: Choice
     precompiled: bool
+    is_slow: bool = False
     named: bool = False
 
 
@@ -66,12 +68,16 @@ class RankedPlans:
     """Built plans of one graph, the best first, and the reasons why others were rejected.
 
     revived: the only plan was read from its serialized form
+    rival_us: the time of the fastest other way to run the steps of the graph, as far as known
+    is_beaten: plans were not tried, or not timed exactly, because the rival is far faster
     """
 
     graph: CudnnGraph
     plans: list[tuple[Choice, Any]] = field(default_factory=list[tuple[Choice, Any]])
     rejected: list[str] = field(default_factory=list[str])
     revived: bool = False
+    rival_us: float = float("inf")
+    is_beaten: bool = False
 
     @property
     def time_us(self) -> float:

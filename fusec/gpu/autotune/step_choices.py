@@ -56,7 +56,7 @@ class TunedChoices:
 
 
 def has_candidates(step: Partition) -> bool:
-    """Return True if a step may run otherwise: a cuDNN step, or a kernel that cuDNN could replace."""
+    """Tell if a step may run otherwise: a cuDNN step, or a kernel that cuDNN could replace."""
     if step.kind is Kind.KERNEL:
         return fusion_proposals.is_joint_work(step.nodes) or isinstance(step.nodes[0].op, PackedMatMul)
     return step.kind is Kind.CUDNN
@@ -79,7 +79,7 @@ def apply_choices(
     figures: those of the GPU
     as_source: fuse nothing, because fusing would round otherwise than the model does
 
-    Raises ValueError when a choice does not fit its step.
+    Raises ValueError if a choice does not fit its step.
     """
     replaced = replace_steps(before_choices(program, figures, as_source), chosen, figures)
     return replaced if as_source else fuse_steps(replaced, figures)
@@ -93,7 +93,7 @@ def before_choices(program: Program, figures: GpuFigures, as_source: bool) -> Pr
 def replace_steps(program: Program, chosen: Mapping[str, StepChoice], figures: GpuFigures) -> Program:
     """Replace steps by their choices, by `step_key`; other steps stay.
 
-    Raises ValueError when a choice does not fit its step.
+    Raises ValueError if a choice does not fit its step.
     """
     steps: list[Partition] = []
     for step in program.steps:
@@ -113,7 +113,7 @@ def steps_of_choice(graph: Graph, step: Partition, choice: StepChoice, figures: 
     """Yield the steps that replace a step; ops that run one by one are a step each.
 
     figures: those of the GPU, which shape kernels.
-    Raises ValueError when the choice does not fit the step.
+    Raises ValueError if the choice does not fit the step.
     """
     if len(choice) == 1 and (choice[0].runs, choice[0].spelling) == (step.kind.value, step.spelling):
         yield step

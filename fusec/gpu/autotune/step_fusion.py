@@ -102,7 +102,7 @@ class _Groups:
                 self.owner[each], self.members[each] = number, ()
 
     def _may_follow(self, members: tuple[int, ...], reader: int) -> bool:
-        """Return True if a step that reads results of some steps may join them, and no path leaves and returns."""
+        """Tell if a step that reads results of some steps may join them, and no path leaves and returns."""
         alone = self.owner[reader] == reader and len(self.members[reader]) == 1
         return (
             alone
@@ -111,7 +111,7 @@ class _Groups:
         )
 
     def _has_path_around(self, members: tuple[int, ...], end: int) -> bool:
-        """Return True if a path leads from some steps to another through a third."""
+        """Tell if a path leads from some steps to another through a third."""
         stack = [r for i in members for r in self._readers(i) if r != end and r not in members]
         seen = set(stack)
         while stack:
@@ -126,7 +126,7 @@ class _Groups:
         return False
 
     def _may_fuse(self, number: int) -> bool:
-        """Return True if a group may be fused: it runs as kernels or as pointwise steps of cuDNN."""
+        """Tell if a group may be fused: it runs as kernels or as pointwise steps of cuDNN."""
         steps = [self.steps[i] for i in self.members[number]]
         return all(
             step.kind is Kind.KERNEL or (step.kind is Kind.CUDNN and all(can_generate(node) for node in step.nodes))
@@ -159,7 +159,7 @@ class _Groups:
         return kernel is not None and not self._has_path_around((number,), reader)
 
     def _repeats(self, first: Sequence[Node], second: Sequence[Node]) -> bool:
-        """Return True if the second would compute small results of the first many times."""
+        """Tell if the second would compute small results of the first many times."""
         first_size, second_size = (
             max(v.type.size for node in nodes for v in node.results) for nodes in (first, second)
         )

@@ -79,7 +79,7 @@ class StepSelector:
         tuning = replace(tuning, level="none" if as_source else self._level)
         figures, is_timed = tuning.figures, tuning.level != "none"
         timers = Timers(
-            lambda graphs: self._plans.times_us(_competing(graphs, tuning), footprint_bytes),
+            lambda graphs, rivals_us: self._plans.times_us(_competing(graphs, tuning), footprint_bytes, rivals_us),
             lambda asked: self.variants.times_us(asked, footprint_bytes),
             self.variants.compile_soon,
         )
@@ -143,9 +143,9 @@ class StepSelector:
     ) -> None:
         """Store choices, unless the search for a plan was incomplete; then it goes on the next time.
 
-        If only some graphs compete, it never goes on.
+        If only some graphs compete, it never goes on. Nor does it for graphs that lose by far.
         """
-        best = [ranked.plans[0][0] for ranked in self._plans.ranked.values() if ranked.plans]
+        best = [ranked.plans[0][0] for ranked in self._plans.ranked.values() if ranked.plans and not ranked.is_beaten]
         if tuning.only is None and not all(choice.complete for choice in best):
             return
         for key, choice in chosen.items():

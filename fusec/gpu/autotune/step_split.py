@@ -150,7 +150,7 @@ def steps_of(program: Program, nodes: Iterable[Node]) -> list[Partition]:
 
 
 def _has_epilogue(step: Partition) -> bool:
-    """Return True if the last op follows a product and the kernel of a norm could run it."""
+    """Tell if the last op follows a product and the kernel of a norm could run it."""
     if not any(isinstance(node.op, PRODUCTS) for node in step.nodes[:-1]):
         return False
     return _ends_in_sums(step) or (len(step.outputs) == 1 and can_generate(step.nodes[-1]))

@@ -44,7 +44,7 @@ class RevivingPlanBench(PlanBench, Protocol):
         ...
 
     def is_revived(self, plan: Any) -> bool:
-        """Return True if a plan was read from its serialized form."""
+        """Tell if a plan was read from its serialized form."""
         ...
 
 
@@ -78,7 +78,7 @@ class TuningCache:
 
     @property
     def names_cublaslt(self) -> bool:
-        """Return True if a suggested plan is one of cuBLASLt."""
+        """Tell if a suggested plan is one of cuBLASLt."""
         return any(entry.choice.engine == BLAS for entries in self._suggested.values() for entry in entries)
 
     # plans -------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class TuningCache:
         return tuple(entry for entry in entries if self.quarantine_reason(graph, entry.choice) is None)
 
     def is_enough(self, entry: Entry) -> bool:
-        """Return True if a stored choice is used without timing others."""
+        """Tell if a stored choice is used without timing others."""
         return entry.choice.complete or self._accept_incomplete or self.level == "none"
 
     def revived(self, graphs: Mapping[str, CudnnGraph], bench: RevivingPlanBench) -> dict[str, RankedPlans]:

@@ -25,7 +25,7 @@ class VariantSelector:
     """
 
     def __init__(self, context: CudnnContext, cache: TuningCache, launcher: Launcher, named: Mapping[str, str]):
-        self._stream, self._stopwatch, self._build_pool = context.stream, context.stopwatch, context.build_pool
+        self._stream, self._stopwatch = context.stream, context.stopwatch
         self._cache, self._launcher, self._named = cache, launcher, named
 
     def kernels_of(self, steps: Iterable[Partition], figures: GpuFigures) -> list[Kernel]:
@@ -50,8 +50,6 @@ class VariantSelector:
         asked = {key: kernel for key, kernel in asked.items() if key not in times}
         if not asked:
             return times
-        if self._build_pool is not None:  # kernels that the pool has not started are compiled here, on all cores
-            self._build_pool.expect_kernels([])
         self._launcher.compile(variant for kernel in asked.values() for variant in variants_of(kernel))
         time_us = partial(self._stopwatch.median_us, footprint_bytes=footprint_bytes)
         with out_of_memory("timing kernels"), self._stream:
@@ -67,17 +65,11 @@ class VariantSelector:
         return known if known.get("variants") == _keys(kernel) else None
 
     def compile_soon(self, asked: Mapping[str, Kernel]) -> None:
-        """Compile kernels while plans are timed: in other processes, because NVRTC in this one disturbs that a little.
-
-        Without other processes, threads compile them. To start processes takes longer than all kernels of a model.
-        """
+        """Start to compile kernels in threads, while cuDNN lists plans."""
         unknown = [
             variant for kernel in asked.values() if self._measured(kernel) is None for variant in variants_of(kernel)
         ]
-        if self._build_pool is None:
-            self._launcher.compile_soon(unknown)
-        elif unknown:
-            self._build_pool.expect_kernels([launch for _, launch in self._launcher.missing(unknown)])
+        self._launcher.compile_soon(unknown)
 
     def prefer(self, kernel: Kernel, variant: Kernel) -> bool:
         """Run another variant of a kernel from now on; False if its results differ."""

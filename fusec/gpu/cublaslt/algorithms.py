@@ -84,7 +84,7 @@ def competitor() -> str:
 
 
 def is_algorithm(blob: bytes) -> bool:
-    """Return True if a serialized plan is an algorithm of this library."""
+    """Tell if a serialized plan is an algorithm of this library."""
     return blob.startswith(_MAGIC)
 
 
@@ -139,7 +139,7 @@ class Blas:
 
     @cached_property
     def loads(self) -> bool:
-        """Return True if the library loads; warn if it is installed and does not."""
+        """Tell if the library loads; warn if it is installed and does not."""
         try:
             return bool(self.handle)
         except (BlasError, ImportError, OSError, RuntimeError) as error:  # cuda-pathfinder raises RuntimeError
@@ -156,7 +156,7 @@ class Blas:
         return [Choice(BLAS, found.knobs, found.workspace_bytes) for found in self._found[graph.key]]
 
     def build(self, graph: CudnnGraph, choice: Choice) -> BlasPlan:
-        """Build a plan from an offer. Raises ExecutionError when the library does not offer it."""
+        """Build a plan from an offer. Raises ExecutionError if the library does not offer it."""
         self.offers(graph)
         product = product_of(graph)
         found = next((a for a in self._found.get(graph.key, ()) if a.knobs == choice.knobs), None)
@@ -165,7 +165,7 @@ class Blas:
         return BlasPlan(self, product, found)
 
     def revive(self, graph: CudnnGraph, blob: bytes) -> BlasPlan:
-        """Read a plan from a serialized algorithm that is trusted. Raises ExecutionError when it does not fit."""
+        """Read a plan from a serialized algorithm that is trusted. Raises ExecutionError if it does not fit."""
         product, algorithm = product_of(graph), Algorithm.of(blob)
         if product is None:
             raise ExecutionError(f"cuBLASLt does not run\n{graph}")

@@ -101,7 +101,7 @@ def epilogue_of(graph: CudnnGraph, uid: int, calls: list[CudnnCall]) -> Epilogue
 
 
 def is_row(tensor: CudnnTensor, result: CudnnTensor) -> bool:
-    """Return True if a tensor holds one number for each column of a result (channel of an image), contiguous."""
+    """Tell if a tensor holds one number for each column of a result (channel of an image), contiguous."""
     axis = 2 if len(result.dims) == 3 else 1
     if tensor.dims[axis] != result.dims[axis] or math.prod(tensor.dims) != tensor.dims[axis]:
         return False

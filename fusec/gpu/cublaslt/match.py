@@ -113,7 +113,7 @@ def product_of(graph: CudnnGraph) -> Product | None:
 
 
 def _takes_types(operand: DType, result: DType, epilogue: Epilogue) -> bool:
-    """Return True if cuBLASLt has such a product: a bias and a residual have the type of the result.
+    """Tell if cuBLASLt has such a product: a bias and a residual have the type of the result.
 
     With a result in fp8 they are in fp16 or bf16. Scales in memory belong to fp8. Hopper adds no bias to fp8 in fp32.
     Of integers, fusec takes the sums alone. A result in i8 has one scale and a bias in fp32, and is rounded to even and
@@ -227,7 +227,7 @@ def _filters(tensor: CudnnTensor) -> _Stack:
 
 
 def _is_pixelwise(graph: CudnnGraph, call: CudnnCall) -> bool:
-    """Return True if a convolution is a matrix product: filters of one pixel, stride 1, no padding, no groups."""
+    """Tell if a convolution is a matrix product: filters of one pixel, stride 1, no padding, no groups."""
     first, second, result = (graph.tensor(uid) for uid in (*call.inputs, *call.outputs))
     image, weight, loss = {
         "conv_fprop": (first, second, result),

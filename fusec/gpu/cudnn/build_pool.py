@@ -1,4 +1,4 @@
-"""Build plans and compile kernels in worker processes.
+"""Build plans in worker processes.
 
 A plan that is compiled at run time takes most of a second (benchmarks/compile_time/plan_builds.py) and holds Python's
 lock, so threads would not help. A worker returns the plan serialized, and this process reads it in milliseconds.
@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath
-from fusec.gpu.kernels.codegen.kernel import Launch
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Knobs
@@ -51,7 +50,6 @@ class BuildPool:
         self._plan_filter, self._ends = plan_filter or PlanFilter(), ends
         self._changed = threading.Condition()
         self._waiting: dict[Order, CudnnGraph] = {}  # in this order
-        self._kernels: list[Launch] = []  # after the plans
         self._started: set[Order] = set()
         self._answers: dict[Order, Answer] = {}
         self._threads = 0
@@ -67,17 +65,8 @@ class BuildPool:
                 self._waiting.clear()
             self._start_threads()
 
-    def expect_kernels(self, launches: Sequence[Launch]) -> None:
-        """Announce kernels that this process will need, so that CuPy finds them on disk.
-
-        They replace those announced before that are not being compiled yet. Nothing waits for them.
-        """
-        with self._changed:
-            self._kernels = list(launches) if self._limit and (self._threads or len(launches) >= MIN_PLANS) else []
-            self._start_threads()
-
     def _start_threads(self) -> None:
-        for _ in range(self._threads, min(self._limit, len(self._waiting) + len(self._kernels))):
+        for _ in range(self._threads, min(self._limit, len(self._waiting))):
             self._threads += 1
             threading.Thread(target=self._work, name="fusec-builder", daemon=True).start()
 
@@ -106,7 +95,6 @@ class BuildPool:
         """Drop what is waiting, and end the workers if `ends` is set. Later announcements start new ones."""
         with self._changed:
             self._waiting.clear()
-            self._kernels.clear()
             self._answers.clear()
         if self._ends:
             self._workers.built.clear()
@@ -120,11 +108,8 @@ class BuildPool:
         return {(key, plan.engine, plan.knobs): blob for key, (plan, blob) in found.items()}
 
     def _work(self) -> None:
-        """Build and compile what is waiting, until nothing is left."""
+        """Build what is waiting, until nothing is left."""
         while (task := self._next()) is not None:
-            if isinstance(task, Launch):
-                self._compile(task)
-                continue
             order, graph = task
             answer: Answer = None
             try:
@@ -141,28 +126,13 @@ class BuildPool:
                     self._answers[order] = answer
                     self._changed.notify_all()
 
-    def _compile(self, launch: Launch) -> None:
-        try:
-            own = {"cooperative": launch.cooperative, "architecture": launch.architecture}
-            self._workers.exchange({"ask": "kernel", "kernel": launch.source, "entry": launch.entry, **own})
-        except EndedError:
-            pass
-        except TargetError as error:
-            self._give_up(str(error))
-        except RuntimeError:  # the launcher compiles it again, and reports the error
-            with self._changed:
-                self._kernels.clear()
-
     def _give_up(self, reason: str) -> None:
         with self._changed:
             self._limit, self._failed = 0, reason
             self._waiting.clear()
-            self._kernels.clear()
 
-    def _next(self) -> tuple[Order, CudnnGraph] | Launch | None:
+    def _next(self) -> tuple[Order, CudnnGraph] | None:
         with self._changed:
-            if not self._waiting and self._kernels:
-                return self._kernels.pop(0)
             if not self._waiting:
                 self._threads -= 1
                 return None

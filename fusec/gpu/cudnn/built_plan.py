@@ -45,7 +45,7 @@ def revive(blob: bytes, handle: Any) -> Any:
     """Read a serialized plan as a frontend graph that executes by uid.
 
     A precompiled plan is read in less than a millisecond. Only for a blob that is trusted, because it holds machine
-    code. Raises ExecutionError when cuDNN does not accept it.
+    code. Raises ExecutionError if cuDNN does not accept it.
     """
     properties = _properties(cudnn.backend_version(), int(cupy.cuda.runtime.getDevice()))
     if properties is not None:

@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import sysconfig
 from pathlib import Path
 
 from fusec.errors import TargetError
@@ -42,6 +43,20 @@ def cudnn_library() -> Path | None:
     return next((path for path in given if path.exists()), None) or find_library("libcudnn.so.*")
 
 
+def load_cudnn() -> None:
+    """Load the wheel's libcudnn where cuDNN's frontend does not look for it; call this before cudnn is imported.
+
+    The frontend looks in the site-packages of this interpreter alone: not in those of the user, nor of the system under
+    a virtual environment, nor in PYTHONPATH. It then takes a library of this name that is already loaded.
+    """
+    library = cudnn_library()
+    if library is not None and not library.is_relative_to(sysconfig.get_path("purelib")):
+        try:
+            ctypes.CDLL(str(library))
+        except OSError as error:
+            raise TargetError(f"{library} does not load ({error}): {INSTALL}; or take --target cpu") from error
+
+
 def cudnn_wheel() -> tuple[int, str] | None:
     """Return CUDA major and version of the cuDNN wheel; None if cuDNN does not come from a wheel."""
     library = cudnn_library()
@@ -67,7 +82,7 @@ def cudnn_version() -> str:
 
 
 def is_absent() -> bool:
-    """Return True if neither cuDNN's frontend nor its library is installed.
+    """Tell if neither cuDNN's frontend nor its library is installed.
 
     Then fusec's rules judge graphs. If only one of the two is installed, that is an error.
     """

@@ -34,7 +34,7 @@ def load_driver() -> str:
     The stand-in comes first, also on a machine with a GPU. A driver for another GPU, or without one, refuses to load
     what cuDNN compiles, so verdicts would differ from machine to machine.
 
-    Returns `stand-in` or `real`. Raises TargetError when there is neither.
+    Returns `stand-in` or `real`. Raises TargetError if there is neither.
     """
     try:
         library = stand_in()

@@ -115,6 +115,6 @@ def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
 
 
 def asks_cudnn(judge: Judge | None) -> bool:
-    """Return True if a program's verdicts are cuDNN's. None is the judge of a program that was compiled elsewhere."""
+    """Tell if a program's verdicts are cuDNN's. None is the judge of a program that was compiled elsewhere."""
     inner = judge.inner if isinstance(judge, StrictRounding) else judge
     return not isinstance(inner, (RulesJudge, NoJudge))

@@ -56,12 +56,14 @@ class Oracle(WorkerPool):
     workers, device: see `WorkerPool`
     reuse_builds: a graph is also legal if the first plan that cuDNN offers was built for other graphs that show that it
         builds: see `BuiltPlans`. That takes milliseconds instead of a compilation. Such verdicts are stored apart.
-    hand_over: `built` holds cuDNN's first plan of each graph that was asked about, with its serialized form
+    hand_over: `built` holds a plan of each graph that was asked about, with its serialized form: cuDNN's first, or the
+        one that is compiled soonest
     max_factor: a graph is also legal, without asking, if a legal one differs in size by at most this factor; 0: never.
         Such verdicts stay in memory, and `ask_again` takes one back.
     plan_filter: the plans that may be used; default: all. Verdicts with another filter are stored apart.
 
     asked: how many graphs cuDNN was asked about
+    meanwhile: is called once, before the next question that a worker answers
 
     Raises TargetError when a part is missing that correct verdicts need.
     """
@@ -81,6 +83,7 @@ class Oracle(WorkerPool):
         self._store = store if store is not None else Store()
         super().__init__(target, self._store.path.parent, workers=workers, device=device)
         self.asked = 0
+        self.meanwhile: Callable[[], None] | None = None
         self._reuse_builds = reuse_builds
         self._hand_over = hand_over
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
@@ -126,6 +129,9 @@ class Oracle(WorkerPool):
         if new and time.monotonic() < end:
             self.start(len(new))
             self._begin_proof()
+            meanwhile, self.meanwhile = self.meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
             done = itertools.count(1)
             self._learn(graphs)  # from verdicts stored on disk
             rounds = [list(new.values())]
@@ -306,7 +312,8 @@ class Oracle(WorkerPool):
             if not isinstance(answer, WorkerDeath):
                 verdict = decode(answer)
                 if "blob" in answer and isinstance(verdict, Legal):
-                    self.built[graph.key] = (verdict.plans[0], base64.b64decode(answer["blob"]))
+                    plan = next(plan for plan in verdict.plans if plan.built)
+                    self.built[graph.key] = (plan, base64.b64decode(answer["blob"]))
                 return verdict
             died.append(answer)
             if answer.closed or answer.timeout:  # closed: nobody waits for this verdict

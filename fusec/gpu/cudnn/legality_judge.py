@@ -12,9 +12,16 @@ from fusec.errors import LoweringError
 from fusec.gpu.cudnn.emit import emit
 from fusec.gpu.cudnn.engine_ids import Identity
 from fusec.gpu.cudnn.error_messages import reason_of
-from fusec.gpu.cudnn.plan_list import DECLINED, LeftOutError, build, exclude_notes, list_plans, serialized
+from fusec.gpu.cudnn.plan_list import (
+    DECLINED,
+    LeftOutError,
+    build,
+    compiles_slowly,
+    exclude_notes,
+    list_plans,
+    serialized,
+)
 from fusec.gpu.cudnn.verdict_json import encode
-from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.verdict import ONLY_TENSOR_CORES, Legal, Plan, Refused
@@ -32,7 +39,7 @@ class LegalityJudge:
 
         proven: `plans` and `engines` that were built for graphs that show that this one builds; if the first plan
             offered is one of them, none is compiled
-        hand_over: answer also with cuDNN's first plan, serialized, if it was built
+        hand_over: answer also with the plan that was built, serialized, if it is cuDNN's first or compiled at run time
         filter: the plans that may be used; default: all
         """
         plan_filter = PlanFilter.from_json(question.get("filter", {}))
@@ -71,17 +78,18 @@ class LegalityJudge:
             )
         )
         answer = encode(legal)
-        if question["hand_over"] and list(built) == list(listed.plans)[:1]:
+        (place, *_) = built
+        if question["hand_over"] and (place == next(iter(listed.plans)) or not listed.plans[place].precompiled):
             with contextlib.suppress(*DECLINED):  # cuDNN cannot serialize every plan
-                answer["blob"] = base64.b64encode(serialized(pygraph, *built)).decode()
+                answer["blob"] = base64.b64encode(serialized(pygraph, place)).decode()
         return answer
 
 
 def _proves_others(graph: CudnnGraph, plan_filter: PlanFilter) -> bool:
     """Tell if one plan that builds proves the others of its list.
 
-    It does not if a plan shows only when it is built that it uses tensor cores, which fp32 excludes, that it adds in
-    no fixed order, or how large its workspace is.
+    It does not where only a build shows if a plan is allowed: it may use tensor cores in fp32, add in no fixed order,
+    or need a large workspace.
     """
     return graph.tensor_cores and not plan_filter.needs_builds
 
@@ -98,7 +106,8 @@ def _build(
     proves_others = _proves_others(graph, plan_filter)
     built: dict[int, int] = {}
     failures: dict[int, BaseException] = {}
-    for place in sorted(plans, key=lambda place: (not plans[place].precompiled, _compiles_slowly(graph, plans[place]))):
+    slow = {place: compiles_slowly(graph, plan.engine) for place, plan in plans.items()}
+    for place in sorted(plans, key=lambda place: (not plans[place].precompiled, slow[place])):
         if built and (proves_others or not plans[place].precompiled):
             break
         try:
@@ -112,17 +121,9 @@ def _is_proven(
     graph: CudnnGraph, offered: Sequence[Plan], plans: Collection[Identity], engines: Collection[int]
 ) -> bool:
     """Tell if the plan that would be built is the first one offered, and was built for other graphs."""
-    if not offered or _compiles_slowly(graph, offered[0]):
+    if not offered or compiles_slowly(graph, offered[0].engine):
         return False
     return offered[0].engine in engines or (offered[0].engine, offered[0].knobs) in plans
-
-
-def _compiles_slowly(graph: CudnnGraph, plan: Plan) -> bool:
-    """Tell if a plan takes several times as long to compile as others of its list.
-
-    Engine 2 takes 6 to 10 s for a convolution of 8-bit integers, engine 7 takes 0.5 to 1 s (H200, cuDNN 9.19).
-    """
-    return plan.engine == 2 and any(call.compute is DType.I32 for call in graph.calls)
 
 
 def _refusal(graph: CudnnGraph, failures: Mapping[int, BaseException]) -> Refused:

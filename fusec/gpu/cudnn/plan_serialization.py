@@ -44,7 +44,7 @@ def serialize(
 
     A named plan of an engine that needs a device (DEVICE_ONLY), or of cuBLASLt, has no blob.
 
-    Raises TargetError when cuDNN does not load, builds no plan of a graph, or does not build a named plan.
+    Raises TargetError if cuDNN does not load, builds no plan of a graph, or does not build a named plan.
     """
     by_key = {graph.key: graph for graph in graphs}
     plans: dict[str, tuple[Entry, ...]] = {}
@@ -80,7 +80,7 @@ class Tries:
 
     plan_filter: the plans that may be used; default: all
 
-    Raises TargetError when cuDNN does not load.
+    Raises TargetError if cuDNN does not load.
     """
 
     def __init__(self, target: Target, plan_filter: PlanFilter | None = None):

@@ -23,7 +23,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def make_folder(path: Path) -> None:
     """Make the folder for its user alone.
 
-    Raises TargetError when it belongs to another user, is a symbolic link, or cannot be made.
+    Raises TargetError if it belongs to another user, is a symbolic link, or cannot be made.
     """
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -41,7 +41,7 @@ def library_name(stem: str, data: bytes) -> str:
 def find(folder: Path, stem: str) -> Path | None:
     """Find an undamaged library of that stem; None if there is none. Damaged ones are removed where possible.
 
-    Raises TargetError when the folder or the library belongs to another user, or others can write it.
+    Raises TargetError if the folder or the library belongs to another user, or others can write it.
     """
     if not os.path.lexists(folder):
         return None
@@ -60,7 +60,7 @@ def load(path: Path) -> ctypes.CDLL:
 
     The file is loaded by the descriptor through which it was checked, so nobody can replace it in between.
 
-    Raises TargetError when it was changed since.
+    Raises TargetError if it was changed since.
     """
     with _opened_folder(path.parent) as place, _opened(path, os.O_RDONLY, place) as file:
         if not _is_undamaged(file, path.name):
@@ -102,7 +102,7 @@ def _opened(path: Path, flags: int, folder: int | None = None) -> Generator[int]
 
 
 def _is_undamaged(file: int, name: str) -> bool:
-    """Return True if the file has the digest that its name gives."""
+    """Tell if the file has the digest that its name gives."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
         return False
     with open(file, "rb", closefd=False) as opened:

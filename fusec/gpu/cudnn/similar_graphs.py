@@ -98,8 +98,8 @@ class BuiltPlans:
     def rounds(self, graphs: Iterable[CudnnGraph]) -> list[list[CudnnGraph]]:
         """Split graphs in two rounds: the plans built for the first one spare those of the second a compilation.
 
-        Of the graphs of pointwise calls, the first round takes those with the most new kinds of calls for their build
-        time, because a build of 60 tensors takes 40 times that of one call.
+        A build of 60 tensors takes 40 times as long as that of one call. So the first round takes those graphs of
+        pointwise calls that have the most new kinds of calls for their build time.
         """
         first: dict[str, CudnnGraph] = {}
         second: dict[str, CudnnGraph] = {}

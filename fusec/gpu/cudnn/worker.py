@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusec.errors import FusecError
-from fusec.gpu.cudnn.deviceless import INSTALL, bring_up, check_nvrtc, load_nvrtc
+from fusec.gpu.cudnn.deviceless import INSTALL, bring_up, check_nvrtc, load_cudnn, load_nvrtc
 from fusec.targets.target import Target, load
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
@@ -35,6 +35,7 @@ def main(name: str, device: bool) -> int:
     target = load(name)
     try:
         nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
+        load_cudnn()
         version, answers = _answers(target, device)
     except ModuleNotFoundError as error:
         out.write(json.dumps({"failed": f"{error}: {INSTALL}; or take --target cpu"}) + "\n")
@@ -66,21 +67,5 @@ def _answers(target: Target, device: bool) -> tuple[int, dict[str, Answer]]:
         "verdict": judge.answer,
         "plan": builder.plan,
         "plans": builder.plans,
-        "kernel": _compiled,
     }
     return cudnn.backend_version(), answers
-
-
-def _compiled(question: dict[str, Any]) -> dict[str, Any]:
-    """Compile a kernel with CuPy, which stores it on disk; its launch reports a compiler error."""
-    import cupy  # only kernels need it
-
-    from fusec.gpu.nvrtc import function_of, is_here
-
-    architecture = question["architecture"]
-    try:
-        if not architecture or is_here(architecture):
-            function_of(question["kernel"], question["entry"], question["cooperative"], architecture)
-    except cupy.cuda.compiler.CompileException as error:
-        return {"failed": str(error)}
-    return {"compiled": question["entry"]}

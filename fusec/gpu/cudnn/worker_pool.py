@@ -155,7 +155,7 @@ class WorkerPool:
     def _take(self, wanted: WorkerProcess | None = None, epoch: int | None = None) -> WorkerProcess:
         """Take the worker wanted, when it is idle; else any idle one, or a new one while fewer than the limit run.
 
-        Raises EndedError when the pool is closed meanwhile, or was closed since the epoch.
+        Raises EndedError if the pool is closed meanwhile, or was closed since the epoch.
         """
         with self._changed:
             epoch = self._epoch if epoch is None else epoch
@@ -215,7 +215,7 @@ def most_workers(here: Target | None = None) -> int:
 
     here: this machine's GPU, if the workers use it
 
-    Raises TargetError when `FUSEC_WORKERS` is not a number of 1 or more.
+    Raises TargetError if `FUSEC_WORKERS` is not a number of 1 or more.
     """
     given = os.environ.get("FUSEC_WORKERS", "")
     if not given:

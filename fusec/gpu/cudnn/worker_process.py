@@ -80,7 +80,7 @@ class WorkerProcess:
     def wait_ready(self) -> None:
         """Wait until cuDNN is loaded in the worker.
 
-        Raises TargetError when it does not load, naming what is missing; EndedError when it is closed meanwhile.
+        Raises TargetError if it does not load, naming what is missing; EndedError when it is closed meanwhile.
         """
         with self._reading:
             line = self._line()

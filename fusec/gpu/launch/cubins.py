@@ -26,6 +26,11 @@ KEY_PREFIX = "kernel "  # of the name of a source, before its digest
 NO_CHOICE = Choice(NVRTC, ())
 
 
+def compilers() -> int:
+    """Return how many sources are compiled at the same time: three for four cores, because others ask cuDNN."""
+    return min(max(1, len(os.sched_getaffinity(0)) * 3 // 4), MAX_PROCESSES)
+
+
 @dataclass(frozen=True)
 class CudaSource:
     """A CUDA source with the architecture to compile it for, such as `sm_90` or `sm_90a`."""
@@ -77,6 +82,8 @@ class Cubins:
     def expect(self, sources: Iterable[CudaSource]) -> None:
         """Start to compile sources that are not known, in child processes; `get` waits for them."""
         wanted = {source.key: source for source in sources if source.key not in self._coming}
+        self._coming |= {key: future for key in wanted if (future := _AHEAD.pop(key, None)) is not None}
+        wanted = {key: source for key, source in wanted.items() if key not in self._coming}
         unknown = [source for key, source in wanted.items() if cubin_in(key, self._known(key)) is None]
         self._coming |= compiled(unknown, self._libraries)
 
@@ -101,6 +108,23 @@ class Cubins:
         found = {key: cubin for key, future in good.items() if (cubin := future.result()) is not None}
         if found:
             self._store({key: entry_of(key, cubin) for key, cubin in found.items()})
+
+
+# What is compiled before it is known which `Cubins` need it, by key of the source.
+_AHEAD: dict[str, Future[bytes | None]] = {}
+
+
+def compile_ahead(kernels: Iterable[Kernel], sm: int, libraries: Sequence[str]) -> None:
+    """Begin to compile kernels that a launcher may need later for a compute capability; its `Cubins` take them over."""
+    launches = (launch for kernel in kernels for launch in kernel.launches if _runs_on(launch, sm))
+    sources = {source.key: source for launch in launches for source in [source_of(launch, sm)]}
+    _AHEAD.update(compiled([source for key, source in sources.items() if key not in _AHEAD], libraries))
+
+
+def forget_ahead() -> None:
+    """Drop what was compiled ahead and nothing needed; what is still waiting is not compiled."""
+    while _AHEAD:
+        _AHEAD.popitem()[1].cancel()
 
 
 def compile_all(
@@ -137,7 +161,7 @@ def compiled(sources: Sequence[CudaSource], libraries: Sequence[str]) -> dict[st
     waiting: queue.SimpleQueue[CudaSource] = queue.SimpleQueue()
     for source in sources:
         waiting.put(source)
-    for _ in range(min(len(sources), len(os.sched_getaffinity(0)), MAX_PROCESSES)):
+    for _ in range(min(len(sources), compilers())):
         threading.Thread(
             target=_work, args=(waiting, futures, list(libraries)), name="fusec-nvrtc", daemon=True
         ).start()
@@ -150,6 +174,8 @@ def _work(
     """Compile what is waiting in a process. If the process dies, its source fails, and another one starts."""
     child: nvrtc_process.NvrtcChild | None = None
     for source in _rest(waiting):
+        if not futures[source.key].set_running_or_notify_cancel():
+            continue
         try:
             child = child or nvrtc_process.NvrtcChild(libraries)
             cubin = child.cubin(source.code, (*OPTIONS, f"--gpu-architecture={source.architecture}"))

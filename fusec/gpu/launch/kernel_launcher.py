@@ -6,7 +6,6 @@ CuPy caches on disk what it compiles.
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,7 @@ import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, variants_of
 from fusec.gpu.launch.cubin_function import CubinFunction
-from fusec.gpu.launch.cubins import Cubins, source_of
+from fusec.gpu.launch.cubins import Cubins, compilers, source_of
 from fusec.gpu.launch.dependent_launch import DependentFunction, driver
 from fusec.gpu.measure.random_inputs import RandomInputs, kernels_apart
 from fusec.gpu.measure.tolerance import TOLERANCE
@@ -137,7 +136,7 @@ class Launcher:
         if self._cubins is not None:
             here = [launch for _, launch in new if not launch.architecture or is_here(launch.architecture)]
             self._cubins.expect(source_of(launch, compute_capability()) for launch in here)
-        pool = ThreadPoolExecutor(min(len(new), os.cpu_count() or 1, 16), thread_name_prefix="fusec-nvrtc")
+        pool = ThreadPoolExecutor(min(len(new), compilers()), thread_name_prefix="fusec-nvrtc")
         for item in new:
             self._coming[item[1].entry] = pool.submit(_compiled, item[1], self._cubins)
         pool.shutdown(wait=False)  # the threads end when all is compiled

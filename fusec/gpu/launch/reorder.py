@@ -6,12 +6,13 @@ CuPy compiles a kernel for each number of dims, which takes a tenth of a second 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import cupy
 import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import ceil_div
-from fusec.gpu.nvrtc import function_of
+from fusec.gpu.nvrtc import module_of
 from fusec.ir import Array
 
 DIMS, BLOCK = 12, 256  # weights of `split_k` have 11 dims
@@ -42,16 +43,25 @@ def reordered(array: Array, order: tuple[int, ...]) -> Array:
     dims = [1] * (DIMS - len(shape)) + shape, [0] * (DIMS - len(shape)) + strides
     numbers = [np.uint64(number) for numbers in dims for number in numbers]
     count = array.size
-    function = function_of(source_of(array.itemsize), f"fusec_reorder{array.itemsize}")
+    function = module(array.itemsize).get_function(_entry(array.itemsize))
     function((ceil_div(count, BLOCK),), (BLOCK,), (array, flat, np.uint64(count), *numbers))
     return flat
+
+
+def module(width: int) -> Any:
+    """Return the module with the kernel for elements of so many bytes; CuPy holds what it compiled."""
+    return module_of(source_of(width))
+
+
+def _entry(width: int) -> str:
+    return f"fusec_reorder{width}"
 
 
 def source_of(width: int) -> str:
     """Return the kernel for elements of so many bytes."""
     numbers = [f"const u64 {name}{d}" for name in ("dim", "stride") for d in range(DIMS)]
     steps = [f"  at += rest % dim{d} * stride{d};\n  rest /= dim{d};" for d in reversed(range(DIMS))]
-    names = {"ENTRY": f"fusec_reorder{width}", "TYPE": WIDTHS[width], "BLOCK": str(BLOCK)}
+    names = {"ENTRY": _entry(width), "TYPE": WIDTHS[width], "BLOCK": str(BLOCK)}
     names |= {"NUMBERS": ", ".join(numbers), "STEPS": "\n".join(steps)}
     code = SOURCE
     for name, text in names.items():

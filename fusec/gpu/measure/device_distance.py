@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cupy
 import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import C_TYPES
-from fusec.gpu.nvrtc import function_of
+from fusec.gpu.nvrtc import module_of
 from fusec.ir import Array, DType
 
 TYPES = (DType.F16, DType.BF16, DType.F32, DType.F64)
@@ -33,16 +35,24 @@ def device_norms(dtype: DType, got: Array, want: Array) -> tuple[float, float]:
     """Return the L2 norms of the difference of two results, given as bytes, and of the second."""
     sums = cupy.empty(2 * GRID * BLOCK, np.float64)
     count = np.uint64(got.size // dtype.numpy.itemsize)
-    function = function_of(source_of(dtype), f"fusec_distance_{dtype.value}")
-    function((GRID,), (BLOCK,), (got, want, sums, count))
+    module(dtype).get_function(_entry(dtype))((GRID,), (BLOCK,), (got, want, sums, count))
     apart, scale = sums.get().reshape(-1, 2).sum(axis=0)
     return float(apart) ** 0.5, float(scale) ** 0.5
+
+
+def module(dtype: DType) -> Any:
+    """Return the module with the kernel for a type; CuPy holds what it compiled."""
+    return module_of(source_of(dtype))
+
+
+def _entry(dtype: DType) -> str:
+    return f"fusec_distance_{dtype.value}"
 
 
 def source_of(dtype: DType) -> str:
     """Return the kernel for results of a type."""
     names = {
-        "ENTRY": f"fusec_distance_{dtype.value}",
+        "ENTRY": _entry(dtype),
         "TYPE": C_TYPES[dtype],
         "GRID": f"{GRID}ull",
         "BLOCK": f"{BLOCK}",

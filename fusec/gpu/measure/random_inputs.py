@@ -16,7 +16,7 @@ import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.measure.device_distance import TYPES, device_norms
-from fusec.ir import Array, DType, TensorType, Value
+from fusec.ir import HALVES, Array, DType, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnTensor
 from fusec.lowering.packing import from_codes, pack, to_codes
 from fusec.lowering.simulator import extent
@@ -149,7 +149,7 @@ def _apart(dtype: DType, got: Array, want: Array) -> float:
             return plain / (scale or 1.0)
     pair = (got.get(), want.get()) if on_host else (got, want)
     numbers = (as_float64(each, dtype) for each in pair)
-    if on_host and dtype in (DType.F16, DType.BF16):  # in float32, which represents them exactly
+    if on_host and dtype in HALVES:  # in float32, which represents them exactly
         numbers = (each.view(dtype.numpy).astype(np.float32) for each in pair)
     return _distance(np if on_host else cupy, *numbers)
 

@@ -31,11 +31,16 @@ extern "C" __global__ void fusec_gate(const volatile unsigned* opened, unsigned 
 """
 
 
+def module() -> Any:
+    """Return the module with the gate's kernel; CuPy holds what it compiled."""
+    return cupy.RawModule(code=SOURCE, backend="nvrtc")
+
+
 class Gate:
     """Kernel that holds back the work queued after `shut` until `open`, or for `SHUT_US`."""
 
     def __init__(self) -> None:
-        self._kernel = cupy.RawModule(code=SOURCE, backend="nvrtc").get_function("fusec_gate")
+        self._kernel = module().get_function("fusec_gate")
         self._memory = cupy.cuda.alloc_pinned_memory(4)
         self._opened = np.frombuffer(self._memory, np.uint32, 1)
         self._opened[0] = self._number = 0

@@ -156,7 +156,7 @@ class SizePlans:
         return (None if isinstance(answer, WorkerDeath) or "blob" not in answer else answer), asked
 
     def _is_precompiled(self, graph: CudnnGraph) -> bool:
-        """Return True if the plan in use needs no compilation for another size."""
+        """Tell if the plan in use needs no compilation for another size."""
         choice = self._choices[graph.key]
         offered = {(plan.engine, plan.knobs): plan.precompiled for plan in self._oracle.plans(graph)}
         return choice.engine == BLAS or offered.get(choice.identity, False)

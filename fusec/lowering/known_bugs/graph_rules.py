@@ -52,7 +52,7 @@ class Facts:
         return frozenset(t.uid for t in self.graph.outputs)
 
     def follows_convolution(self, tensor: CudnnTensor) -> bool:
-        """Return True if a tensor is computed from the result of a convolution."""
+        """Tell if a tensor is computed from the result of a convolution."""
         found: set[int] = set()
         for call in self.graph.calls:
             if call.op in CONVOLUTIONS or not found.isdisjoint(call.inputs):

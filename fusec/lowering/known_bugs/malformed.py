@@ -59,7 +59,7 @@ def _comes_from_convolution(uid: int, makers: Mapping[int, CudnnCall]) -> bool:
 
 
 def _is_reordered(graph: CudnnGraph, uid: int, makers: Mapping[int, CudnnCall]) -> bool:
-    """Return True if a convolution's image is computed in the graph from a tensor in another memory order.
+    """Tell if a convolution's image is computed in the graph from a tensor in another memory order.
 
     On an H200, engine 4 accepted a cast from NCHW before a convolution, and its kernel never ended.
     """

@@ -122,7 +122,7 @@ def _stores_bytes_next_to_another_result(plan: PlanFacts) -> bool:
 
 
 def _has_independent_op(plan: PlanFacts) -> bool:
-    """Return True if some call neither leads to the convolution nor depends on it."""
+    """Tell if some call neither leads to the convolution nor depends on it."""
     if plan.convolution is None:
         return False
     calls = plan.graph.calls
@@ -142,7 +142,7 @@ def _has_sigmoid_gradient(plan: PlanFacts) -> bool:
 
 
 def _has_operand_with_other_strides(plan: PlanFacts) -> bool:
-    """Return True if an epilogue op reads a tensor of its result's dims, stored with other strides."""
+    """Tell if an epilogue op reads a tensor of its result's dims, stored with other strides."""
     if plan.convolution is None:
         return False
     for call in (c for c in plan.graph.calls if c.op == "pointwise"):
@@ -159,7 +159,7 @@ def _is_transposed_convolution(plan: PlanFacts) -> bool:
 
 
 def _converts_bytes(plan: PlanFacts) -> bool:
-    """Return True if an operand of the convolution is computed from numbers of 8 bits."""
+    """Tell if an operand of the convolution is computed from numbers of 8 bits."""
     if plan.convolution is None:
         return False
     computed = (t.uid for t in plan.convolution if t.virtual)
@@ -211,7 +211,7 @@ def _has_epilogue_on_dot_products(plan: PlanFacts) -> bool:
 
 
 def _has_other_activation_in_cublaslt(plan: PlanFacts) -> bool:
-    """Return True if engine 0, which calls cuBLASLt, runs another activation than the graph's.
+    """Tell if engine 0, which calls cuBLASLt, runs another activation than the graph's.
 
     It runs relu without its bounds, relu in place of leaky relu, and gelu by tanh.
     """

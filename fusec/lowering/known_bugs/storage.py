@@ -21,13 +21,13 @@ def memory_order(tensor: CudnnTensor, like: CudnnTensor | None = None) -> list[i
 
 
 def has_innermost_channels(tensor: CudnnTensor) -> bool:
-    """Return True if no wide dim has a smaller stride than the channels."""
+    """Tell if no wide dim has a smaller stride than the channels."""
     wide = wide_dims(tensor.dims)
     return 1 not in wide or all(tensor.strides[d] >= tensor.strides[1] for d in wide)
 
 
 def is_channels_last(tensor: CudnnTensor) -> bool:
-    """Return True if a tensor is stored channels last, packed or as some of the channels of a larger tensor."""
+    """Tell if a tensor is stored channels last, packed or as some of the channels of a larger tensor."""
     order = channels_last(len(tensor.dims))
     wide = [d for d in order if tensor.dims[d] != 1]
     outer = [d for d in wide if d != 1]
@@ -38,13 +38,13 @@ def is_channels_last(tensor: CudnnTensor) -> bool:
 
 
 def is_row_major_or_channels_last(tensor: CudnnTensor) -> bool:
-    """Return True if the wide dims of a tensor are in one of the two usual orders."""
+    """Tell if the wide dims of a tensor are in one of the two usual orders."""
     wide = wide_dims(tensor.dims)
     return memory_order(tensor) in (wide, [d for d in wide if d != 1] + [1] * (1 in wide))
 
 
 def is_packed(tensor: CudnnTensor) -> bool:
-    """Return True if the elements of a tensor are contiguous, in some order of dims."""
+    """Tell if the elements of a tensor are contiguous, in some order of dims."""
     step = 1
     for stride, dim in sorted((s, d) for s, d in zip(tensor.strides, tensor.dims, strict=True) if d != 1):
         if stride != step:
@@ -59,7 +59,7 @@ def row_length(tensor: CudnnTensor) -> int:
 
 
 def overlaps(tensor: CudnnTensor) -> bool:
-    """Return True if two indices may address one element, because a stride is smaller than the extent it steps over."""
+    """Tell if two indices may address one element, because a stride is smaller than the extent it steps over."""
     extent = 0
     for dim, stride in sorted(zip(tensor.dims, tensor.strides, strict=True), key=lambda pair: pair[1]):
         if dim > 1:
@@ -70,19 +70,19 @@ def overlaps(tensor: CudnnTensor) -> bool:
 
 
 def two_of_three(operand: tuple[int, ...], result: tuple[int, ...]) -> bool:
-    """Return True if an operand is broadcast along exactly two of three wide dims of a result."""
+    """Tell if an operand is broadcast along exactly two of three wide dims of a result."""
     wide = wide_dims(result)
     return len(wide) == 3 and sum(operand[axis] == 1 for axis in wide) == 2
 
 
 def fits_convolution(operand: CudnnTensor, result: CudnnTensor) -> bool:
-    """Return True if an operand is full, one element, per channel (1,C,1,1) or per pixel (N,1,H,W)."""
+    """Tell if an operand is full, one element, per channel (1,C,1,1) or per pixel (N,1,H,W)."""
     wide = wide_dims(result.dims)
     full = [axis for axis in wide if operand.dims[axis] != 1]
     return not full or full == wide or full == [1] or full == [axis for axis in wide if axis != 1]
 
 
 def is_broadcast_in_another_order(operand: CudnnTensor, result: CudnnTensor) -> bool:
-    """Return True if an operand is broadcast along a dim, and its other dims are not stored row-major."""
+    """Tell if an operand is broadcast along a dim, and its other dims are not stored row-major."""
     wide = wide_dims(operand.dims)
     return len(wide) < len(wide_dims(result.dims)) and memory_order(operand) != wide

@@ -115,7 +115,7 @@ def _with_constant(value: Value, name: str) -> tuple[Value, Literal | None]:
 
 
 def feeds_only_attention(value: Value) -> bool:
-    """Return True if a value is only viewed, once, as heads of an attention."""
+    """Tell if a value is only viewed, once, as heads of an attention."""
     while single_use(value):
         ((user, place),) = value.uses
         if isinstance(user.op, Attention):

@@ -63,7 +63,7 @@ def _view(value: Value) -> Node | None:
 def _require_view(source: Value, sizes: Shape, views: Sequence[tuple[Node, Shape]], end: Value) -> None:
     """Check that a slice of the source is read by strides through the views and what follows them.
 
-    Raises NoMatch: when a dim of the result has no stride.
+    Raises NoMatch if a dim of the result has no stride.
     """
     while single_use(end) and not isinstance(end.users[0].op, Attention):
         (user,) = end.users
@@ -95,7 +95,7 @@ def _regrouped(parts: Sequence[Part], shape: Shape) -> list[tuple[Part, ...]]:
 def _before_reshape(source: Shape, shape: Shape, starts: Shape, sizes: Shape) -> tuple[Shape, Shape]:
     """Return the slice of the reshape's operand that holds a slice of its result.
 
-    Raises NoMatch: when that is no block of the operand.
+    Raises NoMatch if that is no block of the operand.
     """
     inner, outer = common_dims(source, shape)
     names = iter(range(sum(map(len, outer))))

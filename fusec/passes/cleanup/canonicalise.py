@@ -51,7 +51,7 @@ def _divide_by_constant(graph: Graph, node: Node) -> Value | None:
 
 
 def _has_reciprocal(divisor: Literal) -> bool:
-    """Return True if multiplying by 1/c is as good as dividing.
+    """Tell if multiplying by 1/c is as good as dividing.
 
     The error is half a unit in the last place of the result with 24 bits or more; with fewer bits it must be exact.
     """

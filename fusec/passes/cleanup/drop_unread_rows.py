@@ -13,7 +13,7 @@ from fusec.ops import POINTWISE_OPS, LayerNorm, MatMul, RmsNorm, Slice
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import substitute
 
-LEAST_SHARE = 2  # of rows, at most one of so many is read
+LEAST_SHARE = 2  # at most one row of so many is read; otherwise the slice stays where it is
 
 
 class DropUnreadRows(Pass):

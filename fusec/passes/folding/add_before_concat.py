@@ -1,7 +1,7 @@
 """Add a constant to the parts of a concat, where all parts but one are constants.
 
-So the position embedding of a vision transformer is added to the class token at compile time, and to the patches by the
-kernel that copies them next to it.
+So the position embedding of a vision transformer is added to the class token at compile time. The kernel that copies
+the patches next to the token adds it to them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from fusec.passes.rewriting.value_facts import never_negative
 def _spatial_padding(node: Node) -> tuple[Value, Pad, tuple[int, ...]]:
     """Return (x, pad, spatial pads) of the Pad that only this node uses.
 
-    Raises NoMatch: when it does not pad spatial dims with a constant.
+    Raises NoMatch if it does not pad spatial dims with a constant.
     """
     padded = node.operands[0]
     pad = padded.node.op if padded.node is not None else None

@@ -120,7 +120,7 @@ def _input_axis(op: Op, x: TensorType) -> int:
 def _operands(value: Value, name: str) -> tuple[Value, ...]:
     """Return the operands of the op of that name that computes a floating-point value.
 
-    Raises NoMatch: when another op does, or the value is not used once.
+    Raises NoMatch if another op does, or the value is not used once.
     """
     if value.node is None or value.node.op.name != name or not single_use(value) or not value.type.dtype.is_float:
         raise NoMatch(f"not the result of one {name}, or used elsewhere too", value)
@@ -138,7 +138,7 @@ def _is_linear(value: Value) -> bool:
 def _scaled(graph: Graph, y: Value, f: Value, before: Node) -> Value:
     """Return y * f with the factor in the weights of the linear node that computes y.
 
-    Raises NoMatch: when no weight takes the factor.
+    Raises NoMatch if no weight takes the factor.
     """
     node = y.node
     assert node is not None
@@ -156,7 +156,7 @@ def _scaled(graph: Graph, y: Value, f: Value, before: Node) -> Value:
 def _combined(graph: Graph, compute: Any, a: Value, b: Value, before: Node) -> Value:
     """Return the constant a + b or a * b.
 
-    Raises NoMatch: when it would be larger than both, overflow, or be no float.
+    Raises NoMatch if it would be larger than both, overflow, or be no float.
     """
     if a.literal is None or b.literal is None or not a.type.dtype.is_float:
         raise NoMatch("not floating-point constants", b)

@@ -92,7 +92,7 @@ def _is_image(x: Value, groups: int) -> bool:
 
 
 def _overlap_of(window: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return True if windows overlap, as measured for ResNets; the pass `patch_embedding` handles the others."""
+    """Tell if windows overlap, as measured for ResNets; the pass `patch_embedding` handles the others."""
     return any(k > s for k, s in zip(window, strides, strict=True))
 
 

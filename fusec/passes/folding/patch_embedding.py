@@ -34,7 +34,7 @@ def _columns_channels_last(weight: Array) -> Array:
 
 
 def _is_channels_last(value: Value) -> bool:
-    """Return True if the caller gives an image channels last, so that a patch is read by whole pixels."""
+    """Tell if the caller gives an image channels last, so that a patch is read by whole pixels."""
     while made_by(value, Cast):
         value = only_operand(value)
     return value.node is None and value.type.order == channels_last(4)
@@ -92,7 +92,7 @@ def _parts(node: Node) -> tuple[Node, Value | None]:
 
 
 def _is_bias(node: Node, value: Value) -> bool:
-    """Return True if a node adds one number per channel to a value."""
+    """Tell if a node adds one number per channel to a value."""
     if node.op.name != "add" or len(set(node.operands)) != 2:
         return False
     other = next(v for v in node.operands if v is not value)

@@ -22,7 +22,7 @@ def common_dims(a: Shape, b: Shape) -> tuple[list[Shape], list[Shape]]:
 
     Dims of 1 have no part.
 
-    Raises NoMatch: when a dim of one ends inside a dim of the other that it does not divide.
+    Raises NoMatch if a dim of one ends inside a dim of the other that it does not divide.
     """
     if 0 in a or 0 in b:
         raise NoMatch("empty")
@@ -160,7 +160,7 @@ def _is_constant(value: Value) -> bool:
 
 
 def _transposed_later(value: Value) -> bool:
-    """Return True if a value is used once, by a sequence of reshapes and transposes with a transpose in it."""
+    """Tell if a value is used once, by a sequence of reshapes and transposes with a transpose in it."""
     while single_use(value):
         (user,) = value.users
         if isinstance(user.op, Transpose):
@@ -172,7 +172,7 @@ def _transposed_later(value: Value) -> bool:
 
 
 def _transposed_before(value: Value) -> bool:
-    """Return True if such a sequence computes a value that is used once."""
+    """Tell if such a sequence computes a value that is used once."""
     while single_use(value) and value.node is not None:
         if isinstance(value.node.op, Transpose):
             return True

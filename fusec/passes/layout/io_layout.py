@@ -23,7 +23,7 @@ IMAGES = (4, 5)  # of those that are images, if the caller names none
 def chosen(graph: Graph, wanted: bool | Collection[str], state: Mapping[str, str]) -> Orders:
     """List the inputs and outputs to store channels last: the named ones, or all images if True.
 
-    Raises FusecError: for a name that is no input or output, is state, or has no channels.
+    Raises FusecError for a name that is no input or output, is state, or has no channels.
     """
     types: dict[str, list[TensorType]] = {}
     for name, value in (
@@ -56,7 +56,7 @@ def names(wanted: Collection[str]) -> list[str]:
 def require_known(known: Collection[str], wanted: Collection[str]) -> None:
     """Check that each name is an input or output of the model.
 
-    Raises FusecError: for the first name that is not.
+    Raises FusecError for the first name that is not.
     """
     for name in wanted:
         if name not in known:

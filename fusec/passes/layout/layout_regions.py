@@ -161,7 +161,7 @@ class LayoutRegions:
         return copied + later, scattered, copied
 
     def _copies(self, node: Node, value: Value, type: TensorType) -> bool:
-        """Return True if the node that computes a value of the region has to copy for this order."""
+        """Tell if the node that computes a value of the region has to copy for this order."""
         if isinstance(node.op, (*FREE_VIEWS, Slice, Split)):
             source = self.type_of(node.operands[0])
             return source is not None and would_view(node, source, type, value.index) is None
@@ -173,14 +173,14 @@ class LayoutRegions:
         )
 
     def _reorders(self, node: Node, type: TensorType) -> bool:
-        """Return True if a kernel reads one order and writes another; a pad of channels reorders at no cost."""
+        """Tell if a kernel reads one order and writes another; a pad of channels reorders at no cost."""
         if not isinstance(node.op, KERNELS) or (isinstance(node.op, Pad) and adds_channels(node.op)):
             return False
         sources = [self.type_of(v) for v in tied_values(node)]
         return any(s is not None and not same_storage(type.shape, s.order, type.order) for s in sources)
 
     def _needs_copy(self, user: Node, index: int, type: TensorType) -> bool:
-        """Return True if a user in another region, of known order, has to copy a value of this order."""
+        """Tell if a user in another region, of known order, has to copy a value of this order."""
         result = self.type_of(user.results[0])
         if result is None:
             return False

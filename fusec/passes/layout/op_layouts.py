@@ -82,7 +82,7 @@ def tied_operands(node: Node) -> Iterator[int]:
 
 
 def reads_result_order(user: Node, index: int) -> bool:
-    """Return True if a cuDNN graph needs this operand in the memory order of its result."""
+    """Tell if a cuDNN graph needs this operand in the memory order of its result."""
     return isinstance(user.op, LOWERED_AS_ONE) and index in tied_operands(user)
 
 
@@ -93,7 +93,7 @@ def tied_values(node: Node) -> list[Value]:
 
 
 def may_change_order(node: Node) -> bool:
-    """Return True if a kernel's result may have another order than its operands.
+    """Tell if a kernel's result may have another order than its operands.
 
     It may if no cuDNN graph reads the result, and readers might have to copy it.
     """
@@ -103,7 +103,7 @@ def may_change_order(node: Node) -> bool:
 
 
 def reads_as_rows(user: Node, index: int, type: TensorType) -> bool:
-    """Return True if a matmul, row norm or softmax reads this operand row by row; a matmul may be transposed."""
+    """Tell if a matmul, row norm or softmax reads this operand row by row; a matmul may be transposed."""
     if index and not isinstance(user.op, (MatMul, LayerNormBackward)):
         return True
     if isinstance(user.op, MatMul) and type.rank >= 2:
@@ -114,5 +114,5 @@ def reads_as_rows(user: Node, index: int, type: TensorType) -> bool:
 
 
 def adds_channels(pad: Pad) -> bool:
-    """Return True if a pad adds channels."""
+    """Tell if a pad adds channels."""
     return len(pad.pads) > 2 and any(pad.pads[1 :: len(pad.pads) // 2])

@@ -40,7 +40,7 @@ def _transpose_down(graph: Graph, node: Node) -> Value | None:
 def _shared_perm(node: Node) -> tuple[int, ...]:
     """Return the permutation of every operand that is no constant.
 
-    Raises NoMatch: when permutations differ, or a transpose is used elsewhere too.
+    Raises NoMatch if permutations differ, or a transpose is used elsewhere too.
     """
     perms: set[tuple[int, ...]] = set()
     for v in node.operands:
@@ -112,7 +112,7 @@ def _reshape_down(graph: Graph, node: Node) -> Value | None:
 def _first_reshaped(node: Node) -> Value:
     """Return the operand of the reshape to move past.
 
-    Raises NoMatch: when there is none, or an operand that cannot be reshaped back.
+    Raises NoMatch if there is none, or an operand that cannot be reshaped back.
     """
     result = node.result.type
     for v in node.operands:

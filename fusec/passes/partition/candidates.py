@@ -223,7 +223,7 @@ class Grower:
                 return
 
     def _is_recomputation(self, i: int, inside: Collection[int]) -> bool:
-        """Return True if a member already computes the same from the same values.
+        """Tell if a member already computes the same from the same values.
 
         The rematerialise pass made such a node on purpose, for readers far away.
         """

@@ -95,7 +95,7 @@ def _groups(program: Program, min_row_bytes: int) -> list[ConcatGroup]:
 
 
 def _fits(program: Program, value: Value, whole: TensorType, axis: int, start: int, min_row_bytes: int) -> bool:
-    """Return True if a value can be part of a larger tensor, from `start` along an axis."""
+    """Tell if a value can be part of a larger tensor, from `start` along an axis."""
     type, itemsize = value.type, value.type.dtype.itemsize
     if value.node is None or value.literal is not None or value in program.graph.outputs or not type.size:
         return False

@@ -48,7 +48,7 @@ class Condensation:
         return self._merged.get(vertex, (vertex,))
 
     def stays_convex(self, inside: Collection[int], node: int) -> bool:
-        """Return True if unmerged nodes `inside`, convex so far, stay convex with `node`.
+        """Tell if unmerged nodes `inside`, convex so far, stay convex with `node`.
 
         They do if no path between them runs through a vertex outside.
         """
@@ -64,7 +64,7 @@ class Condensation:
     def _detour(
         self, start: int, inside: Collection[int], adjacent: Sequence[tuple[int, ...]], low: int, high: int
     ) -> bool:
-        """Return True if a path leaves `start`, visits vertices placed between low and high, and ends inside."""
+        """Tell if a path leaves `start`, visits vertices placed between low and high, and ends inside."""
         place, vertex = self.place, self.vertex
         seen = {vertex[a] for a in adjacent[start] if a not in inside and low < place[vertex[a]] < high}
         stack = list(seen)

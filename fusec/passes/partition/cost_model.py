@@ -91,12 +91,12 @@ def penalty(nodes: Sequence[Node], verdict: Legal | None = None) -> float:
 
 
 def is_fast(verdict: Legal) -> bool:
-    """Return True if cuDNN offers a precompiled engine other than the generic one, or was not asked."""
+    """Tell if cuDNN offers a precompiled engine other than the generic one, or was not asked."""
     return not verdict.plans or any(p.precompiled and p.engine != GENERIC_ENGINE for p in verdict.plans)
 
 
 def is_depthwise(node: Node) -> bool:
-    """Return True if a convolution has one group per channel."""
+    """Tell if a convolution has one group per channel."""
     return isinstance(node.op, (Conv, ConvTranspose)) and node.op.groups == node.operands[0].type.shape[1] > 1
 
 

@@ -177,7 +177,7 @@ def _only_user(value: Value) -> Node | None:
 
 
 def _finishes(value: Value) -> bool:
-    """Return True if nothing follows but an activation that a precompiled engine knows."""
+    """Tell if nothing follows but an activation that a precompiled engine knows."""
     user = _only_user(value)
     if user is not None and user.op.name in PRECOMPILED_ACTIVATIONS:
         value = user.result

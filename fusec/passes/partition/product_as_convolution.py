@@ -73,7 +73,7 @@ class _Images:
     def of(self, value: Value, columns: int, before: Node) -> Value:
         """Return the image of a value.
 
-        Raises NoMatch: when the value broadcasts along part of the rows.
+        Raises NoMatch if the value broadcasts along part of the rows.
         """
         if value not in self.made:
             if value.scalar() is not None and value.type.rank <= 4:

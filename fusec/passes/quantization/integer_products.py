@@ -34,7 +34,7 @@ def signed(graph: Graph, q: Value, before: Node) -> Value:
 def _signed_zero(found: Dequantised) -> float:
     """Return the zero point of the signed integers.
 
-    Raises NoMatch: when there are several.
+    Raises NoMatch if there are several.
     """
     if found.zero.number is None:
         raise NoMatch(f"{quote(found.q.name)} has several zero points", found.q)
@@ -44,7 +44,7 @@ def _signed_zero(found: Dequantised) -> float:
 def centred(graph: Graph, found: Dequantised, before: Node) -> Value:
     """Return constant integers less their zero points.
 
-    Raises NoMatch: when a difference does not fit in 8 bits.
+    Raises NoMatch if a difference does not fit in 8 bits.
     """
     literal = found.q.literal
     assert literal is not None
@@ -66,7 +66,7 @@ def _less(array: Array, offset: Array) -> Array:
 def operands(node: Node) -> tuple[Dequantised, Dequantised]:
     """Return the quantised operands of a product.
 
-    Raises NoMatch: when one is not quantised; the reason is "" if none is.
+    Raises NoMatch if one is not quantised; the reason is "" if none is.
     """
     found = [dequantised(v) for v in node.operands]
     left, right = found

@@ -48,7 +48,7 @@ def limit_integers(graph: Graph, node: Node) -> Value | None:
 def _whole(limit: float, scale: float, zero: float) -> float:
     """Return the integer whose float is a limit.
 
-    Raises NoMatch: when there is none.
+    Raises NoMatch if there is none.
     """
     if math.isinf(limit):
         return limit
@@ -91,7 +91,7 @@ def round_to_signed(graph: Graph, node: Node) -> Value | None:
 def _made(q: Value) -> list[Value]:
     """Return unsigned bytes and those from which they are moved, back to their rounding.
 
-    Raises NoMatch: when they are not rounded, or not by a whole zero point.
+    Raises NoMatch if they are not rounded, or not by a whole zero point.
     """
     made = q.node
     if made is not None and isinstance(made.op, MOVES):
@@ -196,7 +196,7 @@ def _reads(q: Value) -> int:
 def _next_step(value: Value) -> float:
     """Return the scale by which a value is rounded, after limits.
 
-    Raises NoMatch: when it is not, or used elsewhere too.
+    Raises NoMatch if it is not, or used elsewhere too.
     """
     while single_use(value):
         (user,) = value.users

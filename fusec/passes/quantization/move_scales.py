@@ -22,7 +22,7 @@ from fusec.passes.rewriting.rewriter import NoMatch, local
 def one_scale(value: Value) -> Dequantised:
     """Return a dequantised value whose scale and zero point are one number each.
 
-    Raises NoMatch: when it is none.
+    Raises NoMatch if it is none.
     """
     found = dequantised(value)
     if found is None or found.scale.number is None or found.zero.number is None:
@@ -49,7 +49,7 @@ def dequantise_after(graph: Graph, node: Node) -> Value | None:
 def moved(graph: Graph, node: Node, found: Dequantised) -> Dequantised:
     """Move elements of 8 bits as a node moves their floats.
 
-    Raises NoMatch: when the node does not keep each element with its own scale.
+    Raises NoMatch if the node does not keep each element with its own scale.
     """
     scale, zero = found.scale, found.zero
     if scale.axis is not None or zero.axis is not None:

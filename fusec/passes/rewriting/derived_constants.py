@@ -55,7 +55,7 @@ def derive(
 
 
 def overflows(type: TensorType, sources: Sequence[Literal], compute: Callable[..., Array]) -> bool:
-    """Return True if `derive` would make an infinity or NaN of finite numbers.
+    """Tell if `derive` would make an infinity or NaN of finite numbers.
 
     An infinite weight times zero is NaN, where the model's own spelling gives a number or overflows elsewhere. Large
     constants are not checked, because that would read a model's weights during compilation.

@@ -257,7 +257,7 @@ class _Attempt:
 
 
 def same_number(found: float, wanted: float, dtype: DType) -> bool:
-    """Return True if a number stored as `dtype` stands for `wanted`."""
+    """Tell if a number stored as `dtype` stands for `wanted`."""
     if found == wanted or math.isinf(wanted) or math.isinf(found):  # no number is near infinity
         return found == wanted
     return abs(found - wanted) <= max(TOLERANCE, dtype.epsilon) * abs(wanted)

@@ -106,7 +106,7 @@ def rewrite(graph: Graph, rules: Sequence[Rewriter], disable: Collection[str] = 
 def _sweep(graph: Graph, index: dict[str, list[Rewriter]], fired: dict[str, int]) -> None:
     """Apply the rules to each node once, also to nodes that rules make, and count them in `fired`.
 
-    Raises VerifyError when rules fire without end.
+    Raises VerifyError if rules fire without end.
     """
     waiting = [node for node in graph.nodes if not isinstance(node.op, Constant)]
     known, erased = set(waiting), set[Node]()

@@ -20,13 +20,13 @@ def small_constant(value: Value) -> Array | None:
 
 
 def all_equal(value: Value, number: float) -> bool:
-    """Return True if a small constant holds that number everywhere."""
+    """Tell if a small constant holds that number everywhere."""
     array = small_constant(value)
     return array is not None and bool((array == number).all())
 
 
 def never_negative(value: Value, depth: int = DEPTH) -> bool:
-    """Return True if every element is NaN or at least zero (of either sign)."""
+    """Tell if every element is NaN or at least zero (of either sign)."""
     if value.literal is not None:
         array = small_constant(value)
         return array is not None and bool((array >= 0).all())

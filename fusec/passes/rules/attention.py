@@ -232,7 +232,7 @@ def _lowest(value: Value) -> float:
 
 
 def _shows_some(mask: Value, keeps: bool) -> bool:
-    """Return True if a mask is known to leave each query some key."""
+    """Tell if a mask is known to leave each query some key."""
     array = _known(mask)
     return array is not None and bool((np.atleast_1d(array) == keeps).any(axis=-1).all())
 
@@ -266,7 +266,7 @@ def _operand(value: Value, scaled: bool) -> _Operand:
 
 
 def _repeats(node: Node) -> bool:
-    """Return True if [B, G, 1, rows, columns] is expanded along its third dim only."""
+    """Tell if [B, G, 1, rows, columns] is expanded along its third dim only."""
     source, shape = node.operands[0].type.shape, node.result.type.shape
     return len(source) == len(shape) == 5 and source[2] == 1 and (*source[:2], *source[3:]) == (*shape[:2], *shape[3:])
 

@@ -66,7 +66,7 @@ def _is_cast(node: Node, to: DType) -> bool:
 
 
 def _is_whole(value: Value) -> bool:
-    """Return True if every finite element is a whole number: rounded, and perhaps a whole number added."""
+    """Tell if every finite element is a whole number: rounded, and perhaps a whole number added."""
     node = value.node
     if node is None:
         return False

@@ -14,8 +14,8 @@ from fusec.ir import Constant, Graph, Node, Value, positions
 from fusec.ops import POINTWISE_OPS, Cast
 from fusec.passes.base import Options
 
-# Most ops cost no more than the memory traffic they save. Others (exp, tanh, erf…) use a unit of the GPU that is
-# slower than memory only in long sequences, so the number of recomputed nodes is limited.
+# Most ops cost no more than the memory traffic they save. Others (exp, tanh, erf…) use a slower unit of the GPU. Many
+# of them one after the other take longer than memory, so the number of recomputed nodes is limited.
 MAX_OPS = 4
 MIN_BYTES = 1 << 12  # below this nothing is gained
 

@@ -1,1 +1,1 @@
-"""Serve models over HTTP: front ends that speak the protocol, workers that run batches, and who watches them."""
+"""Serve models over HTTP: front ends speak the protocol, workers run batches, and a supervisor restarts them."""

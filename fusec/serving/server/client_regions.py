@@ -27,7 +27,7 @@ class ClientRegions:
 
     @property
     def registry(self) -> RegionRegistry:
-        """Return the list of regions. Raises RegionError: when the owner of the server did not allow any."""
+        """Return the list of regions. Raises RegionError if the owner of the server did not allow any."""
         if not self._allowed:
             raise RegionError("this server does not use shared memory of clients: it runs without --shared-memory")
         return self._registry
@@ -51,18 +51,18 @@ class ClientRegions:
             self._mapped.keep({region.identity for region in self._registry.regions()})
 
     def form(self, asked: InferRequest) -> bytes:
-        """Return the form of a request with its objects. Raises RegionError: when an output has no room."""
+        """Return the form of a request with its objects. Raises RegionError if an output has no room."""
         for wanted in asked.outputs:
             self._place(wanted, wanted.room)
         items = (self.registry.find(each.region).identity if each.region else "" for each in asked.inputs)
         return _form(asked.form, tuple(items))
 
     def start(self, tensor: GivenTensor) -> int:
-        """Return where an input starts in its object. Raises RegionError: when its region has no such bytes."""
+        """Return where an input starts in its object. Raises RegionError if its region has no such bytes."""
         return self.registry.find(tensor.region).start(tensor.start, tensor.nbytes)
 
     def write(self, asked: InferRequest, tensors: Mapping[str, AnswerTensor]) -> None:
-        """Write outputs to their regions. Raises RegionError: when there is no room for one."""
+        """Write outputs to their regions. Raises RegionError if there is no room for one."""
         for wanted in asked.outputs:
             data = tensors[wanted.name].data
             if (place := self._place(wanted, len(data))) is not None:

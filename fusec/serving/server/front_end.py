@@ -225,7 +225,7 @@ def _require(request: web.BaseRequest, method: str) -> None:
 
 
 def main() -> None:
-    """Serve with the options on the command line, as that front end, from the channel with that descriptor."""
+    """Run a front end. The command line has the options, its number, and the descriptor of its connections."""
     options, number, handle = ServerOptions.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     leave_alone()
     asyncio.run(FrontEnd(options, number).run(socket.socket(fileno=handle)))

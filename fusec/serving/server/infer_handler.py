@@ -69,7 +69,7 @@ class Spans:
     taken: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def take(self, nbytes: int) -> int:
-        """Take memory. Raises RefusedError: when there is none now."""
+        """Take memory. Raises RefusedError if there is none now."""
         start = self.arena.take(nbytes)
         if start is None:
             raise RefusedError(503, "the server is overloaded: the bodies of other requests take its memory")
@@ -192,7 +192,7 @@ class InferHandler:
         return min(ready, key=lambda link: link.rows)
 
     def _checked(self, request: web.BaseRequest, body: ReceivedBody | None) -> ReceivedBody:
-        """Return the body. Raises RefusedError: when there is none, or it is not complete, or a header is no number."""
+        """Return the body. Raises RefusedError if there is none, or it is not complete, or a header is no number."""
         if body is None:
             raise self._reason(request)
         given = request.headers.get(JSON_LENGTH)
@@ -228,7 +228,7 @@ class InferHandler:
 
 
 def _json_bytes(body: ReceivedBody) -> int:
-    """Return how many bytes of a body are JSON. Raises RefusedError: when it has fewer, or JSON is too long."""
+    """Return how many bytes of a body are JSON. Raises RefusedError if it has fewer, or JSON is too long."""
     given, length = body.head.json_bytes, body.length
     if given is not None and given > length:
         raise _bad_json_length(given, length)

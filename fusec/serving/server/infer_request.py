@@ -90,7 +90,7 @@ def read_request(body: memoryview, json_bytes: int, model: ServedModel) -> Infer
     """Read a request for a model.
 
     body: the JSON text, and after `json_bytes` bytes of it the binary tensors.
-    Raises BadRequestError: when it does not fit.
+    Raises BadRequestError if it does not fit.
     """
     read = _read_again if json_bytes <= _SHORT else _read
     return read(bytes(body[:json_bytes]), len(body), model)

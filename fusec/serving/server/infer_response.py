@@ -19,7 +19,7 @@ def write_answer(
 ) -> tuple[list[bytes | memoryview], int | None]:
     """Return the parts of an answer's body, and the number of bytes that are JSON; None if nothing comes after these.
 
-    Raises BadRequestError: when JSON was asked for, which has no NaN and no infinity, and an output has one.
+    Raises BadRequestError if JSON was asked for, which has no NaN and no infinity, and an output has one.
     """
     outputs: list[str] = []
     binary: list[memoryview] = []

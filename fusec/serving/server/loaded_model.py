@@ -99,7 +99,7 @@ class LoadedModel:
     def run(self, batch: PreparedBatch, outputs: Sequence[str]) -> PendingResults:
         """Run a batch; on a GPU, the results are on their way. `release` the batch once they are there.
 
-        Raises ExecutionError: when a request that runs alone does not fit the file's programs.
+        Raises ExecutionError if a request that runs alone does not fit the file's programs.
         """
         if batch.buffer is None:
             return PendingResults(self.predictor(batch.feeds.arrays, outputs))

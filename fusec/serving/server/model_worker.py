@@ -46,10 +46,12 @@ from fusec.system.threaded_copy import ThreadedCopy
 
 EXIT_BAD_MODEL, EXIT_FAILED = 3, 70
 MAX_FAILURES = 3  # failed batches one after the other, after which the process starts again
-# The thread that starts batches gets Python's lock so soon; by default it may wait longer than a batch runs.
+# Seconds until a thread gives Python's lock to another one. With Python's default, the thread that starts batches may
+# wait for the lock for longer than a batch runs.
 SWITCH_S = 0.0002
 SLOTS = 2  # batches in progress: one runs, and one is gathered or queued on the device; more would only wait there
-RECEIVE_S = 0.00025  # while a batch waits for more requests, those that came are read so often, and not one by one
+# Seconds between reads while a batch waits for more requests: reading requests together costs less than one by one.
+RECEIVE_S = 0.00025
 _log = logging.getLogger("fusec.serving")
 
 

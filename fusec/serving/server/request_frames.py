@@ -1,7 +1,7 @@
 """Send requests from a front end to a worker: what many requests have in common, and then numbers for each.
 
-Clients ask for the same model with tensors of the same shape again and again. So the common part is a text that both
-sides prepare once, and a request adds its number, its rows, and where its inputs start in the shared memory.
+Clients ask for the same model with tensors of the same shape again and again. So both sides prepare the common part
+once, as text. A request adds its number, its rows, and the places of its inputs in the shared memory.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class RequestForm:
         return any(item for *_, item in self.inputs)
 
     def text(self) -> bytes:
-        """Return it as bytes, which `form_of` reads."""
+        """Return the form as bytes, which `form_of` reads."""
         return json.dumps([self.model, self.inputs, self.outputs], separators=(",", ":")).encode()
 
 
 @functools.lru_cache(maxsize=1024)
 def form_of(text: bytes) -> RequestForm:
-    """Read what another process of this server wrote."""
+    """Read a form that another process of this server wrote."""
     model, inputs, outputs = json.loads(text)
     given = tuple((name, kind, tuple(shape), item) for name, kind, shape, item in inputs)
     return RequestForm(model, given, tuple(outputs))

@@ -75,7 +75,7 @@ class ServerOptions:
 def models_of(given: list[str]) -> dict[str, str]:
     """Read `FILE.fusec` or `NAME=FILE.fusec` as paths by name; without a name, it is that of the file.
 
-    Raises FusecError: when a name is not plain or comes twice, or a file is missing or no `.fusec` file.
+    Raises FusecError if a name is not plain or comes twice, or a file is missing or no `.fusec` file.
     """
     found: dict[str, str] = {}
     for text in given:

@@ -40,7 +40,11 @@ _log = logging.getLogger("fusec.serving")
 
 @dataclass
 class _Member:
-    """One of the processes. again_at: the time at which it is started again; deaths: one soon after the other."""
+    """One of the processes.
+
+    again_at: the time at which it is started again.
+    deaths: how often it died soon after its start, without a longer run in between.
+    """
 
     name: str
     command: list[str]
@@ -55,7 +59,7 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT. What is in progress then is still answered, within `drain_s`.
 
     announce: called with the URL once all models are ready.
-    Raises FusecError: when a package is missing, the port is taken, or a worker cannot load a model.
+    Raises FusecError if a package is missing, the port is taken, or a worker cannot load a model.
     """
     for package in ("aiohttp", "prometheus_client"):
         if importlib.util.find_spec(package) is None:

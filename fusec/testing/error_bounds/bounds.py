@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir import DType, Graph
+from fusec.ir import HALVES, DType, Graph
 from fusec.testing.case import MismatchError
 from fusec.testing.error_bounds.montecarlo import sample
 from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples, distance
@@ -95,7 +95,7 @@ class Allowances:
             index = list(self._samples).index(name)
             dtype = self._graph.outputs[index].type.dtype
             halves = {v.type.dtype for v in self._graph.values()} | {self._rounding.storage}
-            half = not halves.isdisjoint((DType.F16, DType.BF16))
+            half = not halves.isdisjoint(HALVES)
             safety = SAFETY * (REFINED_FACTOR if self._count == REFINED and not half else 1.0)
             least = SUBNORMAL if DType.F16 in halves else 0.0
             self._known[name] = _allowance(self._samples[name], self._rounding, dtype, safety, least)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir import DType, Graph, TensorType
+from fusec.ir import HALVES, DType, Graph, TensorType
 from fusec.ops import Cast, Gather
 
 Array = np.ndarray[Any, Any]
@@ -35,7 +35,7 @@ def _ties(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Arr
 
 def _wide(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
     """Draw magnitudes from 1e-3 to 1e3 (1e-2 to 30 in half precision), so that functions saturate."""
-    reach = 3.0 if dtype not in (DType.F16, DType.BF16) else 1.5
+    reach = 3.0 if dtype not in HALVES else 1.5
     return 10.0 ** rng.uniform(-reach, reach, shape) * rng.choice([-1.0, 1.0], shape)
 
 

@@ -81,7 +81,7 @@ class RandomGraph(Choices):
     # nodes ---------------------------------------------------------------------------------------
 
     def insert(self, op: Op, *operands: Value) -> Node:
-        """Add a node. Raises Unfit: when the op refuses the operands, or a result is too large."""
+        """Add a node. Raises Unfit if the op refuses the operands, or a result is too large."""
         try:
             types = op.infer(*(v.type for v in operands))
         except VerifyError as error:
@@ -138,7 +138,7 @@ class RandomGraph(Choices):
         return value
 
     def some(self, fits: Callable[[TensorType], bool] = lambda t: True) -> Value:
-        """Draw a value that fits: the focus, else most likely a recent one. Raises Unfit: when there is none."""
+        """Draw a value that fits: the focus, else most likely a recent one. Raises Unfit if there is none."""
         if self.focus is not None and fits(self.focus.type):
             return self.focus
         found = [v for v in reversed(self.values) if fits(v.type)]

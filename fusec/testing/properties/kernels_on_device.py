@@ -138,7 +138,7 @@ def _buffers(job: Job, values: Mapping[Value, Array], poison: tuple[float, int])
 def _result(buffer: Array, value: Value, poison: tuple[float, int], what: str) -> Array:
     """Take an output out of its buffer.
 
-    Raises MismatchError: when memory between or after its elements was written.
+    Raises MismatchError if memory between or after its elements was written.
     """
     elements = unpack(buffer, value.type)
     result = elements.copy()

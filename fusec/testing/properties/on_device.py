@@ -68,7 +68,7 @@ def device_agrees(graph: Graph, case: Case = CASE) -> None:
 def on_this_gpu(graph: Graph, case: Case, judge: str) -> Prepared:
     """Compile a graph for the GPU of this machine, with ties in place of NaN and infinities.
 
-    Raises TargetError: when the machine has no GPU of the case's target.
+    Raises TargetError if the machine has no GPU of the case's target.
     """
     if not device.is_present(load(case.target)):
         raise TargetError(f"this machine has no GPU that is a {case.target}")

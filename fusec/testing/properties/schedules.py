@@ -127,7 +127,7 @@ def _multi_tensor_program(graph: Graph) -> Program:
 def _is_written_only(program: Program, step: Partition, old: Value, new: Value) -> bool:
     """Tell if a step writes state of another shape, of which the update is a view; it must not read the old value.
 
-    Raises MismatchError: when it reads the old value, and does more than write rows into it.
+    Raises MismatchError if it reads the old value, and does more than write rows into it.
     """
     if new.type == old.type:
         return False

@@ -97,7 +97,7 @@ class Chunks:
     # examples --------------------------------------------------------------------------------------
 
     def run(self, index: int, count: int) -> None:
-        """Run a chunk of `count` examples. Raises StopError: when `stopping` is set."""
+        """Run a chunk of `count` examples. Raises StopError if `stopping` is set."""
         self._chunk, self._shrinks_left = index, SHRUNK_PER_CHUNK
 
         @hypothesis.seed(_seed(self.task.seed, index))

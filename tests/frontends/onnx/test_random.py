@@ -18,7 +18,7 @@ from fusec.errors import ModelError
 from fusec.ops.random import STATE_NAME
 from fusec.segments.executable import SegmentedExecutable
 
-CPU = {"target": "cpu"}
+CPU: Any = {"target": "cpu"}
 SIZE = [64, 1000]
 SIGNIFICANT = 1e-4
 

@@ -11,6 +11,7 @@ from helpers import relative_l2
 from lowering.lowers_judge import LowersJudge
 
 from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps
+from fusec.gpu.autotune.plan_search import RivalTimes
 from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
@@ -46,7 +47,7 @@ def test_the_kernel_takes_the_epilogue(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize(("graph_us", "kernel_us"), [(9.0, 5.0), (5.0, 9.0)])
 def test_the_faster_one_is_chosen(graph_us: float, kernel_us: float, rng: np.random.Generator) -> None:
-    def graphs_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+    def graphs_us(graphs: Mapping[str, CudnnGraph], rivals_us: RivalTimes) -> dict[str, float]:
         return dict.fromkeys(graphs, graph_us)
 
     def kernels_us(found: Mapping[str, Kernel]) -> dict[str, float]:
@@ -98,7 +99,7 @@ def test_two_products_of_a_gate_are_one_launch_or_two(
     fused = fuse_steps(before, FIGURES, products=True)
     (step,) = fused.steps
     assert step.signature == "packed_matmul+packed_matmul+swish+mul"
-    chosen = choose_steps(fused, TUNING, Timers(lambda graphs: {}, kernels_us))
+    chosen = choose_steps(fused, TUNING, Timers(lambda graphs, rivals_us: {}, kernels_us))
     after = apply_choices(before, chosen, FIGURES)
     together = together_us < 2 * apart_us
     assert [len(s.nodes) for s in after.steps] == ([4] if together else [1, 3])
@@ -115,7 +116,7 @@ def test_two_products_of_a_gate_are_one_launch_or_two(
 def test_a_norm_is_computed_with_its_products_where_that_is_faster(
     kernel_us: float, signatures: list[str], rng: np.random.Generator
 ) -> None:
-    def graphs_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+    def graphs_us(graphs: Mapping[str, CudnnGraph], rivals_us: RivalTimes) -> dict[str, float]:
         return {key: 1.0 if "rms" in str(graph) else 99.0 for key, graph in graphs.items()}
 
     def kernels_us(found: Mapping[str, Kernel]) -> dict[str, float]:

@@ -37,6 +37,7 @@ class Table:
     wrong: Mapping[int, float] = field(default_factory=dict[int, float])  # plan -> error
     reference: bool = True
     compiled: frozenset[int] = frozenset()
+    slow: frozenset[int] = frozenset()  # to compile
     cost_s: float = 0.0
     now: float = 0.0
     built: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -52,7 +53,7 @@ class Table:
         times = self.times[graph.tensors[0].dims[-1]]
         if not times:
             raise ExecutionError("declined")
-        offers = [Offer(i, Choice(i, ((2, i),)), i not in self.compiled) for i in range(len(times))]
+        offers = [Offer(i, Choice(i, ((2, i),)), i not in self.compiled, i in self.slow) for i in range(len(times))]
         others = [Offer(len(times) + i, Choice(BLAS, ((0, i),)), True) for i in range(len(self.library))]
         return [*offers, *others]
 
@@ -169,7 +170,7 @@ def test_plans_to_build_are_announced() -> None:
 def test_graphs_whose_first_plan_is_compiled_meanwhile_come_last() -> None:
     table = Table({1: ["no", 5.0], 2: [3.0], 3: []})
     one, two = (Offer(0, Choice(0, ((2, 0),)), precompiled) for precompiled in (False, True))
-    table.offers = lambda graph: {1: [one], 2: [two], 3: []}[graph.tensors[0].dims[-1]]  # type: ignore[method-assign]
+    table.offers = lambda graph: {1: [one], 2: [two], 3: []}[graph.tensors[0].dims[-1]]
     table.times = {1: [5.0], 2: [3.0], 3: []}
     rank_plans({str(n): graph(n) for n in (1, 2, 3)}, table, TuningOptions("none"), clock=lambda: table.now)
     assert table.built == [(2, 0), (1, 0)]

@@ -11,6 +11,7 @@ from lowering.bodies import BODIES, load
 from lowering.lowers_judge import LowersJudge
 
 from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps, precision_times
+from fusec.gpu.autotune.plan_search import RivalTimes
 from fusec.gpu.autotune.step_choices import PrecisionTimes
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition import partition
@@ -33,7 +34,7 @@ def time_us(graph: CudnnGraph, halves_us: float) -> float:
 
 @pytest.mark.parametrize(("halves_us", "spelling"), [(29.0, (IN_HALVES,)), (50.0, ())])
 def test_the_faster_form_is_chosen(halves_us: float, spelling: tuple[str, ...]) -> None:
-    def graphs_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+    def graphs_us(graphs: Mapping[str, CudnnGraph], rivals_us: RivalTimes) -> dict[str, float]:
         return {key: time_us(graph, halves_us) for key, graph in graphs.items()}
 
     before = program()
@@ -44,7 +45,7 @@ def test_the_faster_form_is_chosen(halves_us: float, spelling: tuple[str, ...]) 
 
 
 def test_a_convolution_of_integers_is_timed_in_fp16_where_everything_is() -> None:
-    def graphs_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+    def graphs_us(graphs: Mapping[str, CudnnGraph], rivals_us: RivalTimes) -> dict[str, float]:
         return {key: time_us(graph, 29.0) for key, graph in graphs.items()}
 
     for level, spelling in (("quick", ()), ("full", (IN_HALVES,))):

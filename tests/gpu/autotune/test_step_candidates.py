@@ -20,6 +20,7 @@ from fusec.gpu.autotune.step_choices import apply_choices, has_candidates, repla
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.ops import Conv
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.plans.plan_record import Part
@@ -62,7 +63,8 @@ def rewrite(
 ) -> Program:
     """Replace each step by the candidate that these times choose."""
     tuning = StepTuning(tensor_cores, launch_us, level, FIGURES)
-    return replace_steps(program, choose_steps(program, tuning, Timers(time_us, *timers), **more), FIGURES)
+    given = Timers(lambda graphs, rivals_us: time_us(graphs), *timers)
+    return replace_steps(program, choose_steps(program, tuning, given, **more), FIGURES)
 
 
 def signatures(program: Program) -> list[str]:
@@ -352,21 +354,24 @@ def excited() -> Compiled:
     return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
 
 
+BARE = (("cudnn", "conv"), ("kernel", "conv"))  # a convolution without the ops after it
+
+
 def test_a_kernel_for_several_steps_competes_with_these_steps() -> None:
     of = excited()
     want = outputs(of)
     program = fuse_steps(of.program, FIGURES, products=True)
     (step, _) = program.steps
     assert candidates(program.graph, step, "none", FIGURES) == [(step,)]
-    found = candidates(program.graph, step, "quick", FIGURES)
-    names = {tuple((p.kind.value, p.signature) for p in form) for form in found}
     chain = ("kernel", "conv+relu+conv+sigmoid")
-    assert names == {
+    expected = {
         (("kernel", step.signature),),
-        (("cudnn", "conv"), ("kernel", "bias+swish+reduce"), chain),
-        (("kernel", "conv"), ("kernel", "bias+swish+reduce"), chain),
         (("kernel", "conv+bias+swish"), ("kernel", "reduce"), chain),
     }
+    more = {(a_convolution, ("kernel", "bias+swish+reduce"), chain) for a_convolution in BARE}
+    for level, names in (("quick", expected), ("full", expected | more)):
+        found = candidates(program.graph, step, level, FIGURES)
+        assert {tuple((p.kind.value, p.signature) for p in form) for form in found} == names
     (lone,) = [p for p in next(f for f in found if len(f) == 3) if p.signature == chain[1]]
     cut = {
         tuple((p.kind.value, p.signature) for p in form) for form in candidates(program.graph, lone, "quick", FIGURES)
@@ -397,9 +402,19 @@ def test_the_fastest_candidate_of_a_kernel_for_several_steps_is_chosen() -> None
         def kernels_us(asked: Mapping[str, Kernel]) -> dict[str, float]:
             return {key: kernel_us if "depthwise" in k.name and "reduce" in k.name else 1.0 for key, k in asked.items()}
 
-        timers = Timers(lambda graphs: dict.fromkeys(graphs, 3.0), kernels_us)
+        timers = Timers(lambda graphs, rivals_us: dict.fromkeys(graphs, 3.0), kernels_us)
         tuned = choose_steps(program, StepTuning(True, 2.0, "quick", FIGURES), timers)
         return signatures(replace_steps(program, tuned, FIGURES))
 
     assert taken(1.0)[0] == "conv+bias+swish+reduce+conv+relu+conv+sigmoid"
-    assert taken(100.0)[:2] == ["conv", "bias+swish+reduce"]
+    assert taken(100.0)[:2] == ["conv+bias+swish", "reduce"]
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_pointwise_parts_run_as_kernels_unless_every_split_is_timed(level: str) -> None:
+    of = compiled(groups=4)
+    step = of.program.steps[0]
+    assert step.kind is Kind.CUDNN
+    parts = [part for form in candidates(of.program.graph, step, level, FIGURES) if len(form) > 1 for part in form]
+    pointwise = {part.kind for part in parts if not any(isinstance(node.op, Conv) for node in part.nodes)}
+    assert pointwise == ({Kind.KERNEL} if level == "quick" else {Kind.KERNEL, Kind.CUDNN})

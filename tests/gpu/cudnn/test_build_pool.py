@@ -19,7 +19,6 @@ from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.legality import PROBE, Oracle
 from fusec.gpu.cudnn.worker_process import WorkerDeath
-from fusec.gpu.kernels.codegen.kernel import Launch
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_filter import PlanFilter
@@ -42,14 +41,8 @@ class Shop:
         self.allowed = 1 << 20  # answers
         self.at_once = self.most = self.closed = 0
         self.asked: list[int] = []
-        self.kernels: list[str] = []
 
     def exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any] | WorkerDeath, Any]:
-        if "kernel" in question:
-            with self.lock:
-                self.kernels.append(question["entry"])
-                self.lock.notify_all()
-            return {"compiled": question["entry"]}, None
         engine = Choice.from_json(question["choice"]).engine
         with self.lock:
             self.asked.append(engine)
@@ -170,23 +163,6 @@ def test_few_plans_are_built_here_and_no_plan_is_built_twice() -> None:
     strict = BuildPool(shop, plan_filter=PlanFilter(deterministic=True))
     expect(strict, *range(4))
     assert strict.plan(PROBE, CHOICES[0]) == b"plan 0", "which may give other bits from run to run"
-
-
-def test_kernels_are_compiled_after_plans() -> None:
-    shop = Shop()
-    shop.allowed = 0
-    builders = BuildPool(shop)
-    expect(builders, 0, 1, 2)
-    shop.wait_until_busy(1)
-    launches = [Launch(f"k{number}", "", 1, 1, (), ()) for number in range(4)]
-    builders.expect_kernels(launches)
-    shop.let(1)
-    with shop.lock:
-        assert shop.lock.wait_for(lambda: shop.asked == [0, 1], 10) and not shop.kernels
-    shop.let(9)
-    with shop.lock:
-        assert shop.lock.wait_for(lambda: shop.kernels == ["k0", "k1", "k2", "k3"], 10)
-    assert builders.plan(PROBE, CHOICES[2]) == b"plan 2"
 
 
 @pytest.mark.cudnn

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,23 @@ def test_cudnns_number_is_what_cudnn_says() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+@pytest.mark.cudnn
+def test_cudnn_outside_of_the_interpreters_site_packages(tmp_path: Path) -> None:
+    """As with `pip install --user`, or a virtual environment that sees the system's packages."""
+    wheels = Path(str(deviceless.cudnn_library())).parents[3]
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+    environment |= {"PYTHONPATH": os.pathsep.join((str(Path.cwd()), str(wheels)))}
+    ask = "print(cudnn.backend_version())"
+    for first, works in (("import cudnn; ", False), (f"from {deviceless.__name__} import load_cudnn; ", True)):
+        program = f"{first}{'load_cudnn(); import cudnn; ' if works else ''}{ask}"
+        done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=False, env=environment)
+        assert (done.returncode == 0) is works, done.stderr
+    assert done.stdout.strip() == deviceless.cudnn_number()
+    prove = "from fusec.gpu.cudnn.legality import Oracle; from fusec.targets.target import load\n"
+    prove += "with Oracle(load('h200'), workers=1) as oracle: print(oracle.prove())"
+    done = subprocess.run([python, "-c", prove], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr

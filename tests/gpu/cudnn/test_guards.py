@@ -13,7 +13,7 @@ from fusec.lowering.known_bugs import deadly
 
 
 def replaced(graph: CudnnGraph, uid: int, **changes: object) -> CudnnGraph:
-    tensors = tuple(dataclasses.replace(t, **changes) if t.uid == uid else t for t in graph.tensors)  # type: ignore[arg-type]
+    tensors = tuple(dataclasses.replace(t, **changes) if t.uid == uid else t for t in graph.tensors)
     return dataclasses.replace(graph, tensors=tensors)
 
 

@@ -14,13 +14,17 @@ from types import SimpleNamespace
 
 import pytest
 from gpu.cudnn_graphs import conv, conv_feeding_matmul, image, matmul, matrix, pointwise
+from lowering.bodies import BODIES
+from lowering.bodies import load as load_body
 
 from fusec.errors import TargetError
 from fusec.gpu.cudnn import legality as oracle_module
 from fusec.gpu.cudnn import worker_process as process
 from fusec.gpu.cudnn.legality import PROBE, Oracle
+from fusec.gpu.cudnn.plan_list import compiles_slowly
 from fusec.gpu.cudnn.verdict_json import decode, encode
 from fusec.ir import DType
+from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
 from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import UNASKED, Legal, Plan, Refused, Verdict
@@ -196,6 +200,21 @@ def test_plans_built_to_judge_are_handed_over(tmp_path: Path) -> None:
     with Oracle(load("h200"), store=store, workers=1, hand_over=True) as oracle:
         oracle.judge(graphs)
         assert oracle.built == {}, "what is remembered is not built"
+
+
+def test_the_plan_that_is_compiled_soonest_is_handed_over(tmp_path: Path) -> None:
+    """For a convolution of 8-bit integers, cuDNN's first plan takes many times as long to compile."""
+    text = BODIES["integer conv, scale, bias, integer residual, relu, rounded"]
+    for few, many in (("2,8,9,7", "2,64,9,7"), ("2,16,9,7", "2,64,9,7"), ("16,8,3", "64,64,3"), ("1,16,1", "1,64,1")):
+        text = text.replace(few, many)
+    graph = lower(load_body(text), True).graph
+    store = Store(tmp_path / "answers.sqlite")
+    with Oracle(load("h200"), store=store, workers=1, hand_over=True) as oracle:
+        offered = legal(oracle.judge([graph])[0]).plans
+    plan, blob = oracle.built[graph.key]
+    assert plan in offered[1:] and plan.built and len(blob) > 1000
+    assert compiles_slowly(graph, offered[0].engine) and not compiles_slowly(graph, plan.engine)
+    assert not compiles_slowly(conv("bias"), offered[0].engine)
 
 
 def test_true_fp32_excludes_plans_with_tensor_cores(h200: Oracle) -> None:

@@ -101,7 +101,7 @@ def _stand_in() -> None:
 
     machine = Machine()
     install(machine, setattr)
-    sys.modules["cupy"] = machine.cupy()  # type: ignore[assignment]
+    sys.modules["cupy"] = machine.cupy()
 
 
 def work() -> None:

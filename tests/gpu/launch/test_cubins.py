@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,17 @@ import pytest
 from fusec.gpu.cudnn.deviceless import nvrtc_libraries
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.codegen.kernel import Arguments, Launch
-from fusec.gpu.launch.cubins import Cubins, CudaSource, compile_all, cubin_in, entry_of, source_of
+from fusec.gpu.launch import cubins as module
+from fusec.gpu.launch.cubins import (
+    Cubins,
+    CudaSource,
+    compile_ahead,
+    compile_all,
+    cubin_in,
+    entry_of,
+    forget_ahead,
+    source_of,
+)
 from fusec.plans.plan_record import Entry
 
 SOURCES = [
@@ -86,3 +99,43 @@ def test_kernels_are_compiled_with_the_variants_that_the_target_runs() -> None:
     assert found.keys() == {source_of(first, 90).key, source_of(second, 90).key}
     assert counts == [(1, 3), (2, 3), (3, 3)]
     assert compile_all(kernels, 80, nvrtc_libraries(), lambda *_: None).keys() == {source_of(first, 80).key}
+
+
+def test_what_is_compiled_ahead_is_taken_over_and_the_rest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, asked = threading.Event(), list[str]()
+
+    class Child:
+        """A child process that compiles when it is let."""
+
+        def __init__(self, libraries: list[str]) -> None:
+            pass
+
+        def cubin(self, code: str, options: Sequence[str]) -> bytes:
+            assert goes_on.wait(10)
+            asked.append(code.rpartition("// ")[2][0])
+            return code.encode()
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(module.nvrtc_process, "NvrtcChild", Child)
+    monkeypatch.setattr(module, "compilers", lambda: 1)
+    wanted = [launch(name, f"// {name}") for name in "abc"]
+    others = [launch(name, f"// {name}") for name in "de"]
+    newer = launch("f", "// f", "sm_100")
+    compile_ahead([Kernel("k", (each,)) for each in (*wanted[:2], *wanted[:1], *others, newer)], 90, ())
+    cubins = Cubins()
+    cubins.expect(source_of(each, 90) for each in wanted)
+    forget_ahead()
+    goes_on.set()
+    assert all(cubins.get(source_of(each, 90)) == source_of(each, 90).code.encode() for each in wanted)
+    assert sorted(asked) == ["a", "b", "c"], "each once, and none that nothing needs"
+    assert not module._AHEAD
+
+
+def test_the_cores_that_this_process_may_use_bound_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    assert module.compilers() == 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(99)))
+    assert module.compilers() == 16

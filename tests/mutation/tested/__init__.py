@@ -7,6 +7,7 @@ They lie where random graphs do not come: in what only large or 16-bit models me
 from __future__ import annotations
 
 from mutation.mutants import Mutant
+from mutation.tested.compile_time import COMPILE_TIME
 from mutation.tested.detectors import DETECTORS
 from mutation.tested.programs import PROGRAMS
 from mutation.tested.quantised import QUANTISED
@@ -14,4 +15,4 @@ from mutation.tested.quantization import QUANTIZATION
 from mutation.tested.running import RUNNING
 from mutation.tested.training import TRAINING
 
-TESTED: tuple[Mutant, ...] = (*TRAINING, *PROGRAMS, *RUNNING, *QUANTIZATION, *QUANTISED, *DETECTORS)
+TESTED: tuple[Mutant, ...] = (*TRAINING, *PROGRAMS, *RUNNING, *QUANTIZATION, *QUANTISED, *DETECTORS, *COMPILE_TIME)

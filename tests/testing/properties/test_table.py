@@ -266,7 +266,7 @@ def test_message_names_a_wrong_spelling(monkeypatch: pytest.MonkeyPatch) -> None
     graph = example()
     spellings_keep_meaning(graph, Case(judge="runtime"))
     for known in (FOR_ENGINES, REWRITES):
-        monkeypatch.setitem(known, "zero_bias", wrong)  # type: ignore[arg-type]
+        monkeypatch.setitem(known, "zero_bias", wrong)
     case = Case(judge="anchors")
     compiled = compile_once(graph, Case(disable=frozenset({"reorder_bias_first"})))
     plant(graph, case, optimised=compiled.graph, compiled=compiled)
@@ -346,7 +346,7 @@ def as_abs(builder: Any, node: Node) -> None:
 
 def test_wrong_lowering_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = example()
-    monkeypatch.setitem(lower_cudnn.LOWER, "relu", as_abs)  # type: ignore[arg-type]
+    monkeypatch.setitem(lower_cudnn.LOWER, "relu", as_abs)
     fails(lowered_as_simulated, graph, match="r differs")
     fails(executable_agrees, graph, match="the executable: r differs")
     fails(verification_agrees, graph, match="verify: lowered")

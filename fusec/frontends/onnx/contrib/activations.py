@@ -64,7 +64,7 @@ _FUSED: Mapping[str, Callable[[Parameters], tuple[str, Mapping[str, float]]]] = 
 
 
 def activated(g: Emitter, x: Value, activation: str, parameters: Parameters) -> Value:
-    """Apply the activation of a fused op; "" is none. Raises VerifyError: when fusec does not know it."""
+    """Apply the activation of a fused op; "" is none. Raises VerifyError if fusec does not know it."""
     if not activation:
         return x
     require(activation in _FUSED, f"knows no activation {activation!r}, only {', '.join(sorted(_FUSED))}")

@@ -205,7 +205,7 @@ def scan_9(
 
 
 def tensor(value: ModelValue) -> Value:
-    """Return a value that is a tensor. Raises VerifyError: when it is a sequence."""
+    """Return a value that is a tensor. Raises VerifyError if it is a sequence."""
     require(isinstance(value, Value), "a sequence where a tensor is needed")
     assert not isinstance(value, TensorList)
     return value

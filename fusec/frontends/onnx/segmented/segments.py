@@ -101,7 +101,7 @@ class Segment:
     def following(self, answers: Sequence[Answer]) -> Segment:
         """Import the next segment. answers: for each host step the arrays that it read, or the types of its results.
 
-        Raises ModelError: when the model cannot be imported with these values.
+        Raises ModelError if the model cannot be imported with these values.
         """
         return self.resume(answers)
 

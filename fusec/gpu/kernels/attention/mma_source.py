@@ -1,7 +1,7 @@
 """Generate the products of attention by single warps.
 
-Scores, weights and sums are in registers. Thread 4g + t of a warp has rows g and g + 8 of each sixteen, and there
-columns 2t and 2t + 1 of each eight.
+Scores, weights and sums are in registers. Thread 4g + t of a warp has rows g and g + 8 of each sixteen rows. In these
+rows it has columns 2t and 2t + 1 of each eight columns.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ FLOAT: Mapping[str, str] = {
     "softplus_backward": "{x} * sigmoid({y})",
     "swish_backward": "swish_gradient({x}, {y}, {beta})",
 }
-# These replace the entries of FLOAT where results are rounded to 16 bits, because the GPU's approximations are faster
-# and exact to 18 bits or more.
+# These replace the entries of FLOAT where results are rounded to 16 bits. The GPU's approximations are faster, and
+# exact to 18 bits or more.
 HALF: Mapping[str, str] = {
     "exp": "quick_exp({x})",
     "sigmoid": "quick_sigmoid({x})",

@@ -364,7 +364,7 @@ template <class T> DEVICE T swish_gradient(T dy, T x, T beta) {
   return dy * sigmoid(z) * (T(1) + z * sigmoid(-z));
 }
 
-// For results that are rounded to 16 bits. What an exponential has below the normal numbers is nothing beside one.
+// For results that are rounded to 16 bits. An exponential below the normal numbers changes no bit of 1 + exp(x).
 // Powers of two and reciprocals, to about as many digits as 16 bits have.
 #ifdef FUSEC_EMULATED
 DEVICE float quick_exp2(float x) { return exp2f(x); }

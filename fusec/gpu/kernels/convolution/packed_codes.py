@@ -64,7 +64,7 @@ class PackedCodes:
     def stored(self, tiles: int = 1, warps: int = 1) -> TensorType:
         """Return the type of the weights as they are stored: both dims are split, in the order of the threads.
 
-        tiles, warps: a warp of a block reads a share of the depth of so many tiles, and finds it in one piece.
+        tiles, warps: each of `warps` warps reads a part of the depth of `tiles` tiles. It is contiguous in memory.
         """
         columns, depth = self.type.shape
         groups = self.depth // (DEPTH * self.products)

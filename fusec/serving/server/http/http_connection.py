@@ -105,7 +105,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._body is not None or self._answering
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start."""
+        """Begin to receive from a client."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self._socket = transport, transport.get_extra_info("socket")
         self._options.all[transport] = self
@@ -131,13 +131,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._http.pause_writing()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Let the server library, and this connection, write again."""
         self._is_full = False
         self._http.resume_writing()
         self._go_on()
 
     def eof_received(self) -> bool | None:
-        """Tell the server library."""
+        """Tell the server library that the client sends no more."""
         return self._http.eof_received()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -145,7 +145,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._view[self._filled :] if self._body is None else self._body.left
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes that have arrived there."""
+        """Process bytes that have arrived in the buffer."""
         if self._dropping:
             return
         if self._body is None:
@@ -159,7 +159,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._wake_after(self._body.length - self._body.place)
 
     def expire(self, before: float) -> None:
-        """Give up a body that began before some time. Its request is refused, and the connection closes."""
+        """Give up the body if it began before this time: refuse its request, and close the connection."""
         if self._body is not None and self._body.since < before:
             self._body.late = self._dropping = True
             self._complete(self._body)
@@ -168,7 +168,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Close the connection if nothing is in progress, and nothing was since some time."""
         is_idle = not self.is_busy and (not self._of_library or self.lost_track)
         if is_idle and self._active_at < before and self._transport is not None:
-            self._transport.close()
+            self._transport.abort()  # not `close`, which waits for a client that does not read
 
     def end(self) -> None:
         """Close the connection after the answer that is in progress here, if there is one."""
@@ -198,7 +198,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _take(self) -> None:
-        """Take what is in the room: heads, and bytes of bodies."""
+        """Process what is in the buffer: heads, and bytes of bodies."""
         place = 0
         while place < self._filled and self._body is None and not self._answering and not self._is_full:
             if self._pass:

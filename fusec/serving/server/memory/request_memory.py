@@ -24,7 +24,11 @@ class RequestMemory:
     """
 
     def __init__(self, handle: int, xp: Any):
-        """Map it. handle: its descriptor, which may be closed afterwards. xp: cupy, or numpy in simulation."""
+        """Map the memory of a front end.
+
+        handle: its descriptor, which may be closed afterwards.
+        xp: cupy, or numpy in simulation.
+        """
         self.data = memoryview(mmap.mmap(handle, os.fstat(handle).st_size))
         self.page_locked = xp is not np and _page_lock(self, xp)
 

@@ -45,7 +45,7 @@ class SharedRegion:
     identity: str
 
     def start(self, offset: int, nbytes: int) -> int:
-        """Return where some bytes of the region start in the object. Raises RegionError: when it has no such bytes."""
+        """Return where some bytes of the region start in the object. Raises RegionError if it has no such bytes."""
         if offset < 0 or offset + nbytes > self.byte_size:
             raise RegionError(f"region {self.name!r} has {self.byte_size} bytes, not {nbytes} from {offset} on")
         return self.offset + offset
@@ -59,7 +59,7 @@ class RegionRegistry:
         self._known: dict[str, tuple[tuple[int, int], SharedRegion]] = {}
 
     def register(self, name: str, body: bytes) -> None:
-        """Add a region. body: JSON with `key`, `offset` and `byte_size`. Raises RegionError: when that cannot be."""
+        """Add a region. body: JSON with `key`, `offset` and `byte_size`. Raises RegionError if that cannot be."""
         path = self._path(name)
         try:
             given: Any = read_json(body)
@@ -98,14 +98,14 @@ class RegionRegistry:
         return removed
 
     def regions(self, name: str = "") -> list[SharedRegion]:
-        """Return a region, or all by name. Raises RegionError: when there is none of that name."""
+        """Return a region, or all by name. Raises RegionError if there is none of that name."""
         if name:
             return [self.find(name)]
         names = sorted(path.name.removeprefix("region-") for path in self._folder.glob("region-*"))
         return [self.find(each) for each in names]
 
     def find(self, name: str) -> SharedRegion:
-        """Return a region. Raises RegionError: when there is none of that name."""
+        """Return a region. Raises RegionError if there is none of that name."""
         path = self._path(name)
         try:
             found = path.stat()
@@ -134,7 +134,7 @@ class MappedRegions:
         self._lock = threading.Lock()
 
     def memory(self, identity: str, end: int) -> RequestMemory:
-        """Return the memory of an object. Raises RegionError: when it is gone, or has fewer bytes than `end`."""
+        """Return the memory of an object. Raises RegionError if it is gone, or has fewer bytes than `end`."""
         with self._lock:
             if (found := self._mapped.get(identity)) is None:
                 found = self._mapped[identity] = self._map(identity)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusec.ir import DType
+from fusec.ir import HALVES, DType
 from fusec.ops import Cast, LayerNorm, RmsNorm, Softmax
 from fusec.testing.generators.graph_builder import RandomGraph
 from fusec.testing.generators.motifs.attention_motifs import number_like
@@ -13,7 +13,7 @@ SIGNED = (DType.F8E4M3, DType.F8E5M2, DType.I4, DType.F4E2M1)
 def norm_between_casts(b: RandomGraph) -> None:
     """Draw a norm or softmax in 32 bits between 16-bit tensors, or a quantised and dequantised value."""
     if b.chance(50):
-        half = b.pick([DType.F16, DType.BF16])
+        half = b.pick(HALVES)
         x = b.add(Cast(half), b.float_value(2, 4))
         wide = b.add(Cast(DType.F32), x)
         parameter = b.constant(wide.type.shape[-1:], half if b.chance(60) else DType.F32)

@@ -50,7 +50,7 @@ def repeated_op(b: RandomGraph) -> None:
 
 
 def _changed(b: RandomGraph, op: Op) -> Op:
-    """Change one attribute of an op. Raises Unfit: when it has none that can change."""
+    """Change one attribute of an op. Raises Unfit if it has none that can change."""
     options: dict[str, Any] = {}
     for name, value in op.attributes.items():
         if isinstance(value, bool):

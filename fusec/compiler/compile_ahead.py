@@ -1,0 +1,105 @@
+"""Compile kernels while cuDNN's workers start: those that a program will need if cuDNN accepts what fusec proposes.
+
+On an H200 the workers are ready after a second or more. NVRTC needs as long for the kernels of a convolutional network.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from fusec.gpu.autotune.candidate_times import StepTuning, candidate_kernels, kernels_of
+from fusec.gpu.autotune.step_choices import apply_choices, before_choices
+from fusec.gpu.cudnn.deviceless import nvrtc_libraries
+from fusec.gpu.cudnn.judges import RulesJudge
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.kernels import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import variants_of
+from fusec.gpu.launch.cubins import compile_ahead
+from fusec.ir import Graph
+from fusec.passes.base import Options
+from fusec.passes.partition import Judge, partition
+from fusec.passes.partition.concat_in_place import concat_in_place
+from fusec.passes.partition.strict_rounding import StrictRounding
+from fusec.targets.target import Target
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProposedKernels:
+    """Kernels of a graph whose partition is proposed by fusec's rules alone.
+
+    state: inputs that stay on the device, with the outputs that replace them
+    level: the tuning level; with `none`, kernels have one variant
+    """
+
+    graph: Graph
+    target: Target
+    options: Options
+    state: Mapping[str, str]
+    level: str
+    _threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
+
+    def start(self) -> None:
+        """Begin to compile them, in threads. The graph may change afterwards."""
+        work = partial(_quietly, partial(self.compile, self.graph.clone()))
+        self._threads.append(threading.Thread(target=work, name="fusec-ahead", daemon=True))
+        self._threads[-1].start()
+        threading.Thread(target=_quietly, args=(self.warm_up,), name="fusec-warm-up", daemon=True).start()
+
+    def warm_up(self) -> None:
+        """Load what choosing plans needs: see `warm_up.warm_up`."""
+        from fusec.gpu.warm_up import warm_up  # needs cuDNN and CuPy
+
+        if self.level != "none":
+            warm_up(self.options.storage)
+
+    def wait(self) -> None:
+        """Wait until all are known, so that none is begun twice."""
+        for thread in self._threads:
+            thread.join()
+
+    def compile(self, graph: Graph) -> None:
+        """Partition the graph by fusec's rules, and begin to compile the kernels of all candidates."""
+        options, figures = self.options, GpuFigures.of(self.target)
+        judge: Judge = RulesJudge(options.tensor_cores)
+        judge = StrictRounding(judge) if options.as_source else judge
+        program = partition(graph, judge, self.target, None, self.state)
+        program = concat_in_place(program, judge, options)
+        if options.as_source or self.level == "none":
+            found = kernels_of(apply_choices(program, {}, figures, options.as_source), figures)
+        else:
+            program = before_choices(program, figures, options.as_source)
+            tuning = StepTuning(options.tensor_cores, self.target.launch_us, self.level, figures)
+            offered = candidate_kernels(program, tuning).values()
+            found = [variant for kernel in offered for variant in variants_of(kernel)]
+        compile_ahead(found, self.target.sm, nvrtc_libraries())
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:  # noqa: BLE001  # the compilation itself raises and reports what fails again
+        _log.debug("work ahead of cuDNN's answers failed", exc_info=True)
+
+
+@contextmanager
+def compiled_ahead(proposed: ProposedKernels, oracle: Oracle | None) -> Generator[None]:
+    """Compile proposed kernels if workers are asked about this machine's GPU during the body.
+
+    Nothing is compiled where all answers are stored, because then the kernels are on disk, too.
+    """
+    if oracle is None or not oracle.device:
+        yield
+        return
+    oracle.meanwhile = proposed.start
+    try:
+        yield
+    finally:
+        oracle.meanwhile = None
+        proposed.wait()

@@ -1,0 +1,45 @@
+"""Load and compile what choosing plans needs in any model, while the process waits for its workers."""
+
+from __future__ import annotations
+
+import cudnn
+
+from fusec.gpu.cudnn.emit import emit
+from fusec.gpu.cudnn.plan_list import modes_of
+from fusec.gpu.launch import reorder
+from fusec.gpu.measure import device_distance, timer
+from fusec.gpu.nvrtc import function_of
+from fusec.ir import DType
+from fusec.lowering.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
+from fusec.plans.plan_filter import PlanFilter
+
+# A convolution, because listing its plans loads more of cuDNN than those of other graphs.
+WINDOW = tuple((name, (size, size)) for name, size in zip(PORTS["conv_fprop"][2], (0, 0, 1, 1), strict=True))
+GRAPH = CudnnGraph(
+    (
+        CudnnTensor(1, (1, 64, 8, 8), (4096, 1, 512, 64), DType.F16),
+        CudnnTensor(2, (64, 64, 1, 1), (64, 1, 64, 64), DType.F16),
+        CudnnTensor(3, (1, 64, 8, 8), (4096, 1, 512, 64), DType.F16),
+    ),
+    (CudnnCall("conv_fprop", (1, 2), (3,), attributes=WINDOW),),
+)
+
+
+def warm_up(storage: DType) -> None:
+    """List plans of a small graph, and compile the kernels that time and compare plans and order weights.
+
+    storage: the float type of the model
+    """
+    handle = cudnn.create_handle()
+    try:
+        pygraph = emit(GRAPH, handle=handle)
+        pygraph.validate()
+        pygraph.build_operation_graph()
+        pygraph.create_execution_plans(modes_of(PlanFilter()))
+        del pygraph
+    finally:
+        cudnn.destroy_handle(handle)
+    timer.module().compile()
+    width = storage.numpy.itemsize
+    function_of(device_distance.source_of(storage), f"fusec_distance_{storage.value}")
+    function_of(reorder.source_of(width), f"fusec_reorder{width}")

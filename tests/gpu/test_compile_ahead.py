@@ -1,0 +1,115 @@
+"""Test that kernels are compiled while cuDNN's workers start, and only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gpu.kernels.emulator import needs_compiler
+from gpu.stand_in_gpu import Machine
+from gpu.test_backend import compiled
+
+from fusec.compiler.compile_ahead import ProposedKernels, compiled_ahead
+from fusec.gpu.cudnn.legality import PROBE, Oracle
+from fusec.gpu.launch import cubins
+from fusec.ir import DType
+from fusec.plans.plan_cache import PlanStore
+from fusec.plans.sqlite_cache import Store
+from fusec.plans.verdict import Legal
+from fusec.targets.target import load
+
+SOFTMAX = """graph "g" (%x: f32[64,96]) {
+  %s = softmax(%x) {axis=1}
+  %y = erf(%s)
+  return %y
+}"""
+
+
+def proposed(level: str = "quick") -> ProposedKernels:
+    of = compiled(SOFTMAX)
+    return ProposedKernels(of.program.graph, of.target, of.options, {}, level)
+
+
+@needs_compiler
+@pytest.mark.parametrize("level", ["quick", "none"])
+def test_the_kernels_of_a_program_are_compiled_once(machine: Machine, tmp_path: Path, level: str) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    ahead = proposed(level)
+    ahead.start()
+    ahead.wait()
+    begun = set(machine.compiled_elsewhere)
+    assert begun
+    backend: Any = CudnnBackend(level, store=PlanStore(tmp_path))
+    of = compiled(SOFTMAX)
+    program = backend.tune_steps(of.program, True, of.target.launch_us)
+    backend._launcher.compile(backend.steps.variants.kernels_of(program.steps, of.figures))
+    assert len(machine.compiled_elsewhere) == len(begun), "none twice, and all were known"
+    left = set(cubins._AHEAD)
+    cubins.forget_ahead()
+    assert not left if level == "none" else len(left) < len(begun)
+
+
+def test_a_failure_is_left_to_the_compilation_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusec.compiler.compile_ahead.partition", lambda *_: 1 / 0)
+    ahead = proposed()
+    ahead.start()
+    ahead.wait()
+    with pytest.raises(ZeroDivisionError):
+        ahead.compile(ahead.graph)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_nothing_is_compiled_ahead_without_questions_or_without_a_gpu(on_gpu: bool) -> None:
+    oracle: Any = SimpleNamespace(device=on_gpu, meanwhile=None)
+    ahead = proposed()
+    with compiled_ahead(ahead, oracle):
+        assert (oracle.meanwhile is not None) == on_gpu
+    assert oracle.meanwhile is None and not ahead._threads
+    with compiled_ahead(ahead, None):
+        pass
+    with pytest.raises(RuntimeError), compiled_ahead(ahead, oracle):
+        raise RuntimeError
+    assert oracle.meanwhile is None
+
+
+def test_plans_are_listed_and_small_kernels_compiled_in_advance(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec.gpu import warm_up
+
+    compiled: list[str] = []
+    monkeypatch.setattr(warm_up.timer, "module", lambda: SimpleNamespace(compile=lambda: compiled.append("fusec_gate")))
+    monkeypatch.setattr(warm_up, "function_of", lambda source, entry: compiled.append(entry))
+    listed = len(machine.modes)
+    warm_up.warm_up(DType.F16)
+    assert compiled == ["fusec_gate", "fusec_distance_f16", "fusec_reorder2"]
+    assert len(machine.modes) == listed + 1
+    compiled.clear()
+    proposed("none").warm_up()
+    assert not compiled, "nothing is timed"
+
+
+@pytest.mark.cudnn
+def test_cudnn_has_plans_of_the_graph_that_is_listed_in_advance(tmp_path: Path) -> None:
+    from fusec.gpu.warm_up import GRAPH
+
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle:
+        assert isinstance(oracle.judge([GRAPH])[0], Legal)
+
+
+def test_work_for_meanwhile_begins_with_the_first_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    oracle = Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1)
+    monkeypatch.setattr(oracle, "start", lambda count: None)
+    monkeypatch.setattr(oracle, "_begin_proof", lambda: None)
+    monkeypatch.setattr(oracle, "_ask", lambda graphs, report, end: begun.append("asked"))
+    oracle.meanwhile = lambda: begun.append("meanwhile")
+    oracle.judge([])
+    assert begun == []
+    oracle.judge([PROBE])
+    assert begun == ["meanwhile", "asked"]
+    oracle.judge([PROBE])
+    assert begun == ["meanwhile", "asked", "asked"]
