@@ -24,7 +24,6 @@ from fusec.schedule.program import inputs_of
 
 BYTES_AHEAD = 64 << 10  # of a block, under way at the same time
 MOST_AHEAD = 8  # turns
-COPIED_FIRST = True  # begin the second pass with elements that the cache still holds
 _CUDA = cuda_template(__package__, "batch_norm_streamed.cuh")
 
 
@@ -137,12 +136,12 @@ class BatchNormStreamed(BatchNormResident):
         return self._streamed_cuda("turn", TURN=turn, SLOT=slot, BODY=body)
 
     def _second_turn(self, step: str) -> str:
-        """Return the turn of a step of the second pass: what was copied most recently comes first."""
-        stay = self.resident
-        if COPIED_FIRST and stay < self.turns:
-            copied = self.turns - stay
-            return f"{step} < {copied}u ? {self.turns - 1}u - {step} : {step} - {copied}u"
-        return step if stay == self.turns else f"{step} < {stay}u ? {step} : {stay + self.turns - 1}u - {step}"
+        """Return the turn of a step of the second pass.
+
+        What is copied again comes first, the most recent turn before others: results would push it out of the cache.
+        """
+        again = self.turns - self.resident
+        return f"{step} < {again}u ? {self.turns - 1}u - {step} : {step} - {again}u" if again else step
 
     def _slot_of(self, element: Value, stored: Value | None = None) -> str:
         """Return the place of an element of turn `slot`. stored: the value that is there, if it is another."""
@@ -221,9 +220,8 @@ class BatchNormStreamed(BatchNormResident):
         self.normalise(code, "j")
         code.compute(self.step.epilogue, self.step.epilogue_outputs)
         if again:  # slots of turns that stay are not filled again
-            first = self.depth if COPIED_FIRST else self.resident + self.depth
-            end = self.turns - self.resident if COPIED_FIRST else self.turns
-            again = [f"if (ahead >= {first}u && ahead < {end}u) {{", *again, "}"]
+            end = self.turns - self.resident
+            again = [f"if (ahead >= {self.depth}u && ahead < {end}u) {{", *again, "}"]
         stream = self._streamed_cuda(
             "stream",
             BODY=self._turn(self._second_turn("step"), code.lines()),
