@@ -325,7 +325,7 @@ class Machine:
                 super().__call__(grid, block, arguments, shared_mem=shared_mem)
 
         class Module:
-            """What is loaded from a cubin, which here is the source."""
+            """Module loaded from a cubin, which here is the source."""
 
             def load(self, cubin: bytes) -> None:
                 if machine.refuses_cubins:
