@@ -158,6 +158,7 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (PackedMatMul(0), "f32[2,3] i4[5,3] f32[5,2]", "blocks of 0"),
     (PackedMatMul(2), "f32[2,3] i4[5,3] f32[5,3]", "scales f32[5,3], not [5, 2] floats"),
     (PackedMatMul(2), "f32[2,3] i4[5,3] f32[5,2] u4[5,2]", "zeros u4[5,2] for codes i4[5,3]"),
+    (MatMul(fast_sums=True), "f16[2,3] f16[3,2]", "fast sums are for f8e4m3, not f16"),
     (MatMul(), "u8[2,3] u8[3,2]", "matmul takes floats, i8, f8e4m3 or integers of 32 or 64 bits, not u8"),
     (MatMul(), "i32[2,3] i64[3,2]", "operands differ in dtype: i32, i64"),
     (MatMul(), "f32[3] f32[3,2]", "operands have shapes [3] and [3, 2]"),

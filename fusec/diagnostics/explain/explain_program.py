@@ -259,5 +259,5 @@ def one_line(body: Graph) -> str:
 def _attributes(node: Node) -> str:
     """Return the attributes, without those of a convolution with stride 1, no pads and no dilation."""
     usual = (1, 0, (), *((n,) * r for n in (0, 1) for r in range(1, 7)))
-    shown = {k: v for k, v in node.op.attributes.items() if v not in usual or not isinstance(node.op, CONVOLUTIONS)}
+    shown = {k: v for k, v in node.op.printed.items() if v not in usual or not isinstance(node.op, CONVOLUTIONS)}
     return " {" + ", ".join(f"{k}={print_attribute(v)}" for k, v in shown.items()) + "}" if shown else ""

@@ -15,7 +15,7 @@ from fusec.passes.rewriting.rewriter import NoMatch, local, made_by, single_use
 
 
 @local("add", equation="concat(x, y) + c = concat(x + c[:n], y + c[n:]) for constants x and c")
-def add_before_concat(graph: Graph, node: Node) -> Value | None:
+def add_to_each_part(graph: Graph, node: Node) -> Value | None:
     """Add parts of a constant to the operands of a concat."""
     joined, c = node.operands
     concat = made_by(joined, Concat)
@@ -49,4 +49,4 @@ class AddBeforeConcat(RulePass):
     """Add constants to the parts of a concat of which only one is computed."""
 
     name = "add_before_concat"
-    rules = (add_before_concat,)
+    rules = (add_to_each_part,)
