@@ -120,3 +120,14 @@ def test_inputs_with_different_numbers_of_rows(tmp_path: Path) -> None:
     exe.save(path)
     with pytest.raises(ExecutionError, match=r"different numbers of rows: %a 2, %b 3"):
         fusec.Predictor(path)({"a": weights(0, 2, 2), "b": weights(0, 3, 2)})
+
+
+def test_rows_of_a_file_without_source_weights_are_joined(tmp_path: Path) -> None:
+    """The proof that rows may be joined compares the weights of two sizes by their digests."""
+    w = np.random.default_rng(0).standard_normal((32, 4096)).astype(np.float32)
+    large = model([node("MatMul", ["x", "w"], ["y"])], [info("x", ["N", 32])], ["y"], {"w": w})
+    made = fusec.compile(large, target="h200", precision="fp16", shapes={"N": (1, 4)}, buckets={"N": (1, 4)})
+    made.save(tmp_path / "large.fusec")
+    predictor = fusec.Predictor(tmp_path / "large.fusec").load()
+    assert not predictor.executable.at({"x": (4, 32)}).compiled.has_sources  # type: ignore[union-attr]
+    assert predictor.sizes.refused == "" and predictor.sizes.largest == 4
