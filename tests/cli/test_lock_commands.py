@@ -81,11 +81,13 @@ def test_a_quarantined_plan_is_neither_taken_nor_let_pass(
     assert fusec(*compile).exit_code == 0
     loaded = fusec_file.load(path, "h200")
     store, cudnn = PlanStore(), cudnn_number()
-    for key, entries in loaded.plans.items():
+    plans = {key: entries for key, entries in loaded.plans.items() if not key.startswith(KEY_PREFIX)}
+    for key, entries in plans.items():
         store.quarantine(key, "h200", cudnn, *entries[0].choice.identity, "wrong numbers")
     assert fusec(*compile).exit_code == 0
-    for key, entries in fusec_file.load(path, "h200").plans.items():
-        assert loaded.plans[key][0].choice.identity not in [entry.choice.identity for entry in entries]
+    later = fusec_file.load(path, "h200").plans
+    for key, entries in plans.items():
+        assert entries[0].choice.identity not in [entry.choice.identity for entry in later[key]]
     for key, choice in lockfile.apply(lockfile.read(lock), loaded.compiled).choices.items():
         store.quarantine(key, "h200", cudnn, *choice.identity, "wrong numbers")
     result = fusec(*compile, "--locked", lock)
