@@ -212,9 +212,10 @@ def test_the_plan_that_is_compiled_soonest_is_handed_over(tmp_path: Path) -> Non
     with Oracle(load("h200"), store=store, workers=1, hand_over=True) as oracle:
         offered = legal(oracle.judge([graph])[0]).plans
     plan, blob = oracle.built[graph.key]
-    assert plan in offered[1:] and plan.built and len(blob) > 1000
-    assert compiles_slowly(graph, offered[0].engine) and not compiles_slowly(graph, plan.engine)
-    assert not compiles_slowly(conv("bias"), offered[0].engine)
+    assert plan.built and len(blob) > 1000 and not compiles_slowly(graph, plan.engine)
+    if compiles_slowly(graph, offered[0].engine):  # cuDNN 9.19; newer releases may list another plan first
+        assert plan in offered[1:]
+        assert not compiles_slowly(conv("bias"), offered[0].engine)
 
 
 def test_true_fp32_excludes_plans_with_tensor_cores(h200: Oracle) -> None:
