@@ -118,7 +118,7 @@ def test_what_the_budget_leaves_unasked_runs_unfused(
     explanation = explain(spent.compiled.program, spent.compiled.target)
     assert {decline.code for decline in explanation.left_out if decline.op == "relu"} == {"FUSEC_BUDGET"}
     (want,), (got,) = usual.run(None, {"x": x}), spent.run(None, {"x": x})
-    assert_close(got, want, 1e-2)
+    assert_close(got, want, 1e-3)
     later = driver.compile(model(), target="h200", precision="tf32", budget=0.0, simulate=True)
     assert isinstance(later, Executable)
     assert str(later.compiled.program) == str(usual.compiled.program), "0 bounds only what is timed"

@@ -20,8 +20,8 @@ def model_sample() -> list[str]:
     return [
         "## A sample of exported models",
         "",
-        f"Small configurations with random weights, exported by torch's ONNX exporter, compiled in fp32 without timing "
-        f"and run {where}; {libraries}; commit {', '.join(commits)}, {max(row['date'] for row in rows)} "
+        "Small configurations with random weights, exported by torch's ONNX exporter. They are compiled in fp32 "
+        f"without timing and run {where}; {libraries}; commit {', '.join(commits)}, {max(row['date'] for row in rows)} "
         "(`benchmarks/checks/model_sample.py`). Errors are relative L2 against torch on the CPU. A reference is the "
         "definition of an op in CuPy, for steps that no library and no kernel of fusec runs. "
         f"{right} of {len(rows)} models are right and leave nothing to references.",

@@ -1,6 +1,6 @@
 """Compile kernels while cuDNN's workers start: those that a program will need if cuDNN accepts what fusec proposes.
 
-On an H200 the workers are ready after a second or more. NVRTC needs as long for the kernels of a convolutional network.
+Until then, most cores of a machine have nothing else to do.
 """
 
 from __future__ import annotations

@@ -48,9 +48,3 @@ def _module(code: str, options: tuple[str, ...], cooperative: bool) -> Any:
 def compute_capability() -> int:
     """Return the compute capability of this GPU, such as 90."""
     return int(cupy.cuda.Device().compute_capability)
-
-
-def is_here(architecture: str) -> bool:
-    """Tell if this GPU has the instructions of an architecture; `sm_90a` means that architecture alone."""
-    own, wanted = compute_capability(), int(architecture.strip("sm_a"))
-    return own == wanted if architecture.endswith("a") else own >= wanted

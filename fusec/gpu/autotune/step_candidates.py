@@ -121,7 +121,7 @@ def _unfused(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigure
     if begin:
         # Neither cuDNN's fused depthwise engines nor its small products are timed, because the first are known to be
         # slow, and the second are mostly launch time. A convolution whose pointwise ops run in the next step writes and
-        # reads more; of the 16 blocks of EfficientNet-B0, none ran so on an H200.
+        # reads more, so that only `full` times it.
         apart = [(a, b) for a in _kernel(graph, begin[:-1], figures) for b in _kernel(graph, begin[-1:], figures)]
         first = apart if at > 2 else []
         if level == "full" or not first:
@@ -163,7 +163,7 @@ def _packed_apart(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> I
 def _as_part(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigures) -> list[Partition]:
     """List the nodes as one cuDNN step and as one kernel. Pointwise ops run as a kernel, unless every split is timed.
 
-    On an H200, the kernel was faster than cuDNN for each of the 26 pointwise parts of EfficientNet-B0.
+    A kernel of pointwise ops is bound by memory, as cuDNN's is, and cuDNN's takes long to build.
     """
     found = list(_as_one_step(graph, nodes, figures))
     return found[1:] if level != "full" and _pointwise(nodes) and len(found) > 1 else found

@@ -21,8 +21,8 @@ from fusec.plans.plan_record import NVRTC, Choice, Entry
 
 # As CuPy compiles sources, so that a kernel computes the same bits whoever compiled it.
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
-MAX_AHEAD = 12  # with 16 cores, the 363 sources of EfficientNet-B0 were ready when they were needed
-MAX_PROCESSES = 8  # on 16 cores, 8 were faster than 4 and than 16, because each loads NVRTC (H200, ResNet-50)
+MAX_AHEAD = 12  # processes while cuDNN's workers start, when most cores have nothing else to do
+MAX_PROCESSES = 8  # otherwise, because each loads NVRTC, and others build plans meanwhile
 KEY_PREFIX = "kernel "  # of the name of a source, before its digest
 NO_CHOICE = Choice(NVRTC, ())
 
@@ -117,9 +117,8 @@ _AHEAD: dict[str, Future[bytes | None]] = {}
 
 def compile_ahead(kernels: Iterable[Kernel], sm: int, libraries: Sequence[str]) -> None:
     """Begin to compile kernels that a launcher may need later for a compute capability; its `Cubins` take them over."""
-    launches = (launch for kernel in kernels for launch in kernel.launches if _runs_on(launch, sm))
-    sources = {source.key: source for launch in launches for source in [source_of(launch, sm)]}
-    _AHEAD.update(compiled([source for key, source in sources.items() if key not in _AHEAD], libraries, MAX_AHEAD))
+    new = [source for source in _sources(kernels, sm) if source.key not in _AHEAD]
+    _AHEAD.update(compiled(new, libraries, MAX_AHEAD))
 
 
 def forget_ahead() -> None:
@@ -136,21 +135,19 @@ def compile_all(
     report: receives the number of sources that are compiled, and that of all.
     Sources that are not compiled are left out, because NVRTC on the GPU's machine may compile them.
     """
-    launches = (launch for kernel in kernels for variant in variants_of(kernel) for launch in variant.launches)
-    launches = (launch for launch in launches if _runs_on(launch, sm))
-    sources = {source.key: source for launch in launches for source in [source_of(launch, sm)]}
+    sources = _sources((variant for kernel in kernels for variant in variants_of(kernel)), sm)
     found: dict[str, Entry] = {}
-    for count, (key, coming) in enumerate(compiled(list(sources.values()), libraries).items(), 1):
+    for count, (key, coming) in enumerate(compiled(sources, libraries).items(), 1):
         if coming.exception() is None and (cubin := coming.result()) is not None:
             found[key] = entry_of(key, cubin)
         report(count, len(sources))
     return found
 
 
-def _runs_on(launch: Launch, sm: int) -> bool:
-    """Return True if a compute capability has the instructions of a launch; `sm_90a` means that one alone."""
-    wanted = int(launch.architecture.strip("sm_a") or 0)
-    return sm == wanted if launch.architecture.endswith("a") else sm >= wanted
+def _sources(kernels: Iterable[Kernel], sm: int) -> list[CudaSource]:
+    """List the different sources of kernels that a compute capability has the instructions for."""
+    launches = (launch for kernel in kernels for launch in kernel.launches if launch.runs_on(sm))
+    return list({source.key: source for launch in launches for source in [source_of(launch, sm)]}.values())
 
 
 def compiled(

@@ -21,7 +21,7 @@ from fusec.gpu.launch.cubins import Cubins, compilers, source_of
 from fusec.gpu.launch.dependent_launch import DependentFunction, driver
 from fusec.gpu.measure.random_inputs import RandomInputs, kernels_apart
 from fusec.gpu.measure.tolerance import TOLERANCE
-from fusec.gpu.nvrtc import compute_capability, function_of, is_here
+from fusec.gpu.nvrtc import compute_capability, function_of
 from fusec.ir import Array, TensorType, Value
 from fusec.system.compile_timer import spent_on
 
@@ -134,8 +134,8 @@ class Launcher:
         if not new:
             return
         if self._cubins is not None:
-            here = [launch for _, launch in new if not launch.architecture or is_here(launch.architecture)]
-            self._cubins.expect(source_of(launch, compute_capability()) for launch in here)
+            sm = compute_capability()
+            self._cubins.expect(source_of(launch, sm) for _, launch in new if launch.runs_on(sm))
         pool = ThreadPoolExecutor(min(len(new), compilers(), 16), thread_name_prefix="fusec-nvrtc")
         for item in new:
             self._coming[item[1].entry] = pool.submit(_compiled, item[1], self._cubins)
@@ -213,7 +213,7 @@ def _compiled(launch: Launch, cubins: Cubins | None) -> Any:
 
     None means that the GPU lacks the instructions, or room for all blocks that must run at the same time.
     """
-    if launch.architecture and not is_here(launch.architecture):
+    if not launch.runs_on(compute_capability()):
         return None
     try:
         function = None if cubins is None else _loaded(launch, cubins)

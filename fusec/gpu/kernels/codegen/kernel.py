@@ -98,6 +98,11 @@ class Launch:
         """A text that is equal for equal launches."""
         return ":".join([self.entry, str(self.grid), *(str(value) for _, value in self.numbers)])
 
+    def runs_on(self, sm: int) -> bool:
+        """Tell if a GPU of a compute capability, such as 90, has the instructions."""
+        wanted = int(self.architecture.strip("sm_a") or 0)
+        return sm == wanted if self.architecture.endswith("a") else sm >= wanted
+
 
 def by_value(value: int, long: bool = False) -> str:
     """Return the placeholder of a number that is passed at launch, of 32 bits or 64 (`long`).
