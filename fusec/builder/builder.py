@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -49,7 +50,8 @@ class Builder:
     """
 
     def __init__(self, dtype: DType | str = "f32", name: str = "main"):
-        self.dtype = DType(dtype)
+        self._origin: tuple[str, ...] | None = None
+        self.dtype = self.dtype_of(dtype)
         self.parameters: dict[str, np.ndarray[Any, Any] | None] = {}
         self.updates: dict[str, str] = {}
         self.copies: dict[str, list[Tensor]] = {}
@@ -57,7 +59,6 @@ class Builder:
         self._graph = Graph(name)
         self._outputs: dict[str, Tensor] = {}
         self._scalars: dict[tuple[str, DType], Tensor] = {}
-        self._origin: tuple[str, ...] | None = None
         self._streams = 0
 
     @classmethod
@@ -72,7 +73,7 @@ class Builder:
 
     def input(self, name: str, shape: Sequence[int], dtype: DType | str | None = None) -> Tensor:
         """Add an input, which the caller passes with every call."""
-        return self._input(name, shape, DType(dtype) if dtype else self.dtype)
+        return self._input(name, shape, self.dtype_of(dtype) if dtype else self.dtype)
 
     def parameter(self, name: str, array: Any = None, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
         """Add a parameter: a tensor that stays on the device from call to call.
@@ -85,7 +86,7 @@ class Builder:
             shape, dtype = first.shape, DType.of(first.dtype)
         if shape is None:
             raise self.error(f"parameter {name!r} needs an array or a shape")
-        tensor = self._input(name, shape, DType(dtype) if dtype else self.dtype)
+        tensor = self._input(name, shape, self.dtype_of(dtype) if dtype else self.dtype)
         self.parameters[name] = first
         return tensor
 
@@ -95,7 +96,7 @@ class Builder:
         The network reads the copy and optimisers update the original, so no call has to cast it.
         `Executable.bind`, `update` and `backward` handle both together.
         """
-        dtype, name = DType(dtype), self._parameter(parameter)
+        dtype, name = self.dtype_of(dtype), self._parameter(parameter)
         if dtype is parameter.dtype:
             return parameter
         if not dtype.is_float or not parameter.dtype.is_float:
@@ -118,7 +119,12 @@ class Builder:
 
     def _input(self, name: str, shape: Sequence[int], dtype: DType) -> Tensor:
         try:
-            return Tensor(self, self._graph.add_input(name, TensorType(tuple(shape), dtype)))
+            sizes = tuple(operator.index(d) for d in shape)
+        except TypeError:
+            message = f"input {name!r} has the shape {shape!r}: a graph has sizes, no symbolic dims"
+            raise self.error(message) from None
+        try:
+            return Tensor(self, self._graph.add_input(name, TensorType(sizes, dtype)))
         except VerifyError as error:
             raise self.error(str(error)) from None
 
@@ -176,6 +182,8 @@ class Builder:
 
     def results(self, op: Op, *operands: Tensor) -> tuple[Tensor, ...]:
         """Add an op of the IR and return all its results."""
+        if not isinstance(op, Op):  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
+            raise self.error(f"{op!r} is no op of fusec.ops: `pointwise` takes names, such as 'relu'")
         values = [self._own(t).value for t in operands]
         origin = self._origin or (_where(),)
         try:
@@ -192,6 +200,14 @@ class Builder:
     def error(self, message: str) -> ModelError:
         """Return a ModelError that names the caller's line."""
         return ModelError(f"{(self._origin or (_where(),))[0]}: {message}")
+
+    def dtype_of(self, given: DType | str) -> DType:
+        """Return a dtype by its name in the IR."""
+        try:
+            return DType(given)
+        except ValueError:
+            names = ", ".join(dtype.value for dtype in DType)
+            raise self.error(f"{given!r} is no dtype; these are {names}") from None
 
     def _own(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
@@ -228,10 +244,17 @@ class Builder:
             self._origin = before
 
     def constant(self, array: Any, dtype: DType | str | None = None) -> Tensor:
-        """Add a constant. Without `dtype` it has the dtype of the array."""
-        payload = np.asarray(array)
+        """Add a constant. Without `dtype` it has the dtype of the array. Integers have to hold its numbers."""
+        try:
+            payload = np.asarray(array)
+        except ValueError as error:  # rows of different lengths
+            raise self.error(f"a constant that is no array: {error}") from None
         if dtype is not None:
-            payload = payload.astype(DType(dtype).numpy)
+            to = self.dtype_of(dtype)
+            if to.is_int and payload.dtype.kind in "iuf" and not to.holds(payload):
+                shown = f"{payload[()]}" if payload.ndim == 0 else f"an array of {payload.dtype}"
+                raise self.error(f"{to.value} does not hold {shown} as it is: convert it first")
+            payload = payload.astype(to.numpy)
         return Tensor(self, self._graph.constant(payload))
 
     def like(self, operand: Operand, tensor: Tensor) -> Tensor:
@@ -411,11 +434,12 @@ class Builder:
 
     def dropout(self, x: Tensor, rate: float, state: Tensor) -> Tensor:
         """Set elements to zero with probability `rate` and divide the others by 1 - rate."""
-        if not 0.0 <= rate < 1.0:
+        threshold = round(rate * 2**32) if 0.0 <= rate < 1.0 else 2**32
+        if threshold == 2**32:  # also for the next number to 1
             raise self.error(f"a dropout rate of {rate}")
         if rate == 0.0:
             return x
-        survives = self.random_bits(state, x.shape) >= self.constant(round(rate * 2**32), "u32")
+        survives = self.random_bits(state, x.shape) >= self.constant(threshold, "u32")
         return self.where(survives, x * (1.0 / (1.0 - rate)), 0.0)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
