@@ -133,7 +133,7 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "ExecutionError, in a call and while plans and kernels are timed. gpu/autotune/plan_bench.py leaves out plans "
     "whose workspace does not fit",
     "Who holds a plan, and who frees it?": "gpu/autotune/plan_selection.py holds the plans of a backend, and with it "
-    "they go: Python frees gpu/cudnn/built_plan.py, and gpu/cublaslt/algorithms.py its own descriptors",
+    "they go: Python frees gpu/cudnn/built_plan.py, and gpu/cublaslt/descriptors.py its own",
     "What is the least time of a step (roofline), and its modelled time?": "passes/partition/cost_model.py",
     "Which options does a compilation have, and where are they checked?": "execution/compile_options.py",
     "What happens to a weight?": "frontends/onnx/tensors.py reads it when it is first used, frontends/onnx/emit.py "
