@@ -151,6 +151,8 @@ class Executable(ProgramRunner):
 
     def value(self, name: str) -> np.ndarray[Any, Any]:
         """Return the value of an input of the state, on the host."""
+        if name not in self.state:
+            raise ExecutionError(f"{quote(name)} is no state; that is {', '.join(map(quote, self.state)) or 'none'}")
         if name not in self._state.buffers:
             raise ExecutionError(f"state {quote(name)} has no value: bind it")
         with self._lock, self.backend.calling():

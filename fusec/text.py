@@ -264,7 +264,7 @@ class _Parser:
             self.expect("=")
             at, given[name] = self.start, self.attribute()
             if not _fits(declared[name], given[name]):
-                self.fail(f"{name} takes {declared[name]}", at)
+                self.fail(f"{name} takes {_wanted(declared[name])}", at)
 
         if self.take("{"):
             self.listed("}", attribute)
@@ -329,11 +329,31 @@ def _fields(op_class: type[Op]) -> Any:
     return fields(cast(Any, op_class))
 
 
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text in double quotes",
+    "DType": "a dtype without quotes, such as f16",
+}
+
+
+def _wanted(declared: str) -> str:
+    """Say in words what an attribute of a declared type takes."""
+    if declared.startswith("tuple"):
+        return f"a list, each item {_WANTED[_item(declared)]}"
+    return _WANTED[declared]
+
+
+def _item(declared: str) -> str:
+    """Return the declared type of the items of a tuple."""
+    return declared.removeprefix("tuple[").split(",")[0]
+
+
 def _fits(declared: str, value: Any) -> bool:
     """Tell if a parsed value has the declared type of its attribute. A float may be written as an integer."""
     if declared.startswith("tuple"):
-        item = declared.removeprefix("tuple[").split(",")[0]
-        return isinstance(value, tuple) and all(_fits(item, v) for v in cast("tuple[Any, ...]", value))
+        return isinstance(value, tuple) and all(_fits(_item(declared), v) for v in cast("tuple[Any, ...]", value))
     if declared == "float":
         return type(value) in (int, float)
     return type(value) is {"int": int, "bool": bool, "str": str, "DType": DType}[declared]

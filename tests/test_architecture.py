@@ -134,7 +134,7 @@ SIGNATURES = (
         "cli",
         "passes/rules",
         "gpu/cublaslt/bindings.py",
-        "builder/builder.py",
+        "builder/op_methods.py",
         "training/optimizers.py",
     ),
     *("driver.py", "dynamic_shapes/executable.py", "session/inference_session.py", "testing/fuzz.py"),

@@ -304,6 +304,22 @@ def test_constants_that_do_not_fit_are_refused(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ('cast(%x) {to="f16"}', "to takes a dtype without quotes, such as f16"),
+        ("softmax(%x) {axis=0.5}", "axis takes a whole number"),
+        ("transpose(%x) {perm=0}", "perm takes a list, each item a whole number"),
+        ('reduce(%x) {kind="sum", axes=[0], keepdims=1}', "keepdims takes true or false"),
+        ("reduce(%x) {kind=1}", "kind takes a text in double quotes"),
+        ('clip(%x) {min="0", max=1.0}', "min takes a number"),
+    ],
+)
+def test_an_attribute_of_another_type(node: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse(f'graph "g" (%x: f32[2]) {{ %y = {node} return %y }}')
+
+
 def test_many_lines_are_read_quickly() -> None:
     """The time of a token does not depend on its place."""
     lines = "\n".join(f"  %y{i} = relu(%{f'y{i - 1}' if i else 'x'}) : f32[2]" for i in range(5000))

@@ -117,6 +117,23 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "for variants of a kernel; gpu/measure/tolerance.py is the bound",
     "When does tuning stop?": "`LEVELS` and the budget in gpu/autotune/plan_search.py; `SECONDS` in "
     "gpu/autotune/coordinate_descent.py for the whole model",
+    "What does `--budget` stop?": "questions to cuDNN (`within` in gpu/cudnn/judges.py): what was not asked about runs "
+    "unfused (passes/partition/cover.py). Timing, in gpu/autotune/plan_search.py: each graph still gets a plan. "
+    "gpu/backend.py bounds the search over the whole model",
+    "How often is a plan or kernel timed, and how?": "`_time_last` and `ROUNDS` in gpu/autotune/plan_search.py; "
+    "gpu/measure/timer.py measures, on data of gpu/measure/random_inputs.py",
+    "Which plans may a compilation use: engines, workspace, fixed order of sums?": "plans/plan_filter.py",
+    "Who knows that cuDNN refuses a graph, such as a depthwise convolution of 8-bit integers?": "no file: cuDNN is "
+    "asked, and plans/verdict.py records its answer. `WITHOUT` in lower_cudnn.py and `refusal` in gpu/cudnn/judges.py "
+    "hold what fusec does not ask. gpu/kernels/__init__.py finds a kernel for it",
+    "What happens when cuDNN crashes or hangs?": "it runs in a process of its own: gpu/cudnn/worker_process.py tells "
+    "how that ended, and gpu/cudnn/worker_pool.py starts another. On the GPU, gpu/autotune/plan_search.py puts a plan "
+    "that costs the process its GPU into quarantine (plans/plan_cache.py)",
+    "What happens when the GPU has no memory left?": "`out_of_memory` in gpu/launch/stream_calls.py makes it an "
+    "ExecutionError, in a call and while plans and kernels are timed. gpu/autotune/plan_bench.py leaves out plans "
+    "whose workspace does not fit",
+    "Who holds a plan, and who frees it?": "gpu/autotune/plan_selection.py holds the plans of a backend, and with it "
+    "they go: Python frees gpu/cudnn/built_plan.py, and gpu/cublaslt/descriptors.py its own",
     "What is the least time of a step (roofline), and its modelled time?": "passes/partition/cost_model.py",
     "Which options does a compilation have, and where are they checked?": "execution/compile_options.py",
     "What happens to a weight?": "frontends/onnx/tensors.py reads it when it is first used, frontends/onnx/emit.py "
@@ -156,6 +173,12 @@ QUESTIONS = {  # the answers name files below fusec/, which become links
     "(frontends/onnx/host_values.py); frontends/onnx/segmented/segments.py makes the segments, "
     "segments/executable.py runs them",
     "How does the server form batches?": "serving/server/batch_queue.py",
+    "When does the server refuse a request?": "serving/server/infer_handler.py, before it is read or queued; "
+    "serving/server/model_worker.py where it waited too long, serving/server/worker_link.py where the worker is late",
+    "Which plans and kernels of others does this machine run?": "those that plans/trusted_plans.py lists; "
+    "artifacts/read_file.py and gpu/launch/cubins.py ask it",
+    "Where does a step get its name, such as `conv+bias+relu`?": "`signature` and "
+    "`display_name` in schedule/program.py",
     "What does the fuzzer compare, and how close must results be?": "`PROPERTIES` in testing/properties/table.py; "
     "testing/error_bounds/bounds.py bounds the difference",
     "How is a failing graph made smaller?": "testing/runner/shrink.py; testing/runner/crash_shrink.py for crashes",

@@ -1,44 +1,25 @@
-"""Build a graph from Python, op by op. Errors name the line of the caller."""
+"""Build a graph from Python: inputs, parameters, constants, nodes and outputs. Errors name the line of the caller."""
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fusec.builder.tensor import MATMUL, Operand, Tensor
+from fusec.builder.op_methods import OpMethods
+from fusec.builder.tensor import Operand, Tensor
 from fusec.errors import ModelError, VerifyError
 from fusec.ir import DType, Graph, Node, Op, TensorType, Value, copy_name
-from fusec.ops import (
-    Attention,
-    AvgPool,
-    BatchNorm,
-    BatchNormTrain,
-    Concat,
-    Conv,
-    ConvTranspose,
-    Gather,
-    GroupNorm,
-    InstanceNorm,
-    LayerNorm,
-    MaxPool,
-    Pad,
-    RandomBits,
-    Resize,
-    RmsNorm,
-    Split,
-    pw,
-)
 
-Sizes = int | Sequence[int]
 _PACKAGE = str(Path(__file__).parent.parent)  # stack frames of fusec itself are not the caller's line
 
 
-class Builder:
+class Builder(OpMethods):
     """A graph under construction.
 
     The caller passes inputs with every call. Parameters are passed once (`Executable.bind`) and stay on the device.
@@ -49,7 +30,8 @@ class Builder:
     """
 
     def __init__(self, dtype: DType | str = "f32", name: str = "main"):
-        self.dtype = DType(dtype)
+        self._origin: tuple[str, ...] | None = None
+        self.dtype = self.dtype_of(dtype)
         self.parameters: dict[str, np.ndarray[Any, Any] | None] = {}
         self.updates: dict[str, str] = {}
         self.copies: dict[str, list[Tensor]] = {}
@@ -57,8 +39,6 @@ class Builder:
         self._graph = Graph(name)
         self._outputs: dict[str, Tensor] = {}
         self._scalars: dict[tuple[str, DType], Tensor] = {}
-        self._origin: tuple[str, ...] | None = None
-        self._streams = 0
 
     @classmethod
     def on(cls, graph: Graph) -> Builder:
@@ -72,7 +52,7 @@ class Builder:
 
     def input(self, name: str, shape: Sequence[int], dtype: DType | str | None = None) -> Tensor:
         """Add an input, which the caller passes with every call."""
-        return self._input(name, shape, DType(dtype) if dtype else self.dtype)
+        return self._input(name, shape, self.dtype_of(dtype) if dtype else self.dtype)
 
     def parameter(self, name: str, array: Any = None, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
         """Add a parameter: a tensor that stays on the device from call to call.
@@ -85,7 +65,7 @@ class Builder:
             shape, dtype = first.shape, DType.of(first.dtype)
         if shape is None:
             raise self.error(f"parameter {name!r} needs an array or a shape")
-        tensor = self._input(name, shape, DType(dtype) if dtype else self.dtype)
+        tensor = self._input(name, shape, self.dtype_of(dtype) if dtype else self.dtype)
         self.parameters[name] = first
         return tensor
 
@@ -95,7 +75,7 @@ class Builder:
         The network reads the copy and optimisers update the original, so no call has to cast it.
         `Executable.bind`, `update` and `backward` handle both together.
         """
-        dtype, name = DType(dtype), self._parameter(parameter)
+        dtype, name = self.dtype_of(dtype), self._parameter(parameter)
         if dtype is parameter.dtype:
             return parameter
         if not dtype.is_float or not parameter.dtype.is_float:
@@ -118,7 +98,12 @@ class Builder:
 
     def _input(self, name: str, shape: Sequence[int], dtype: DType) -> Tensor:
         try:
-            return Tensor(self, self._graph.add_input(name, TensorType(tuple(shape), dtype)))
+            sizes = tuple(operator.index(d) for d in shape)
+        except TypeError:
+            message = f"input {name!r} has the shape {shape!r}: a graph has sizes, no symbolic dims"
+            raise self.error(message) from None
+        try:
+            return Tensor(self, self._graph.add_input(name, TensorType(sizes, dtype)))
         except VerifyError as error:
             raise self.error(str(error)) from None
 
@@ -176,6 +161,8 @@ class Builder:
 
     def results(self, op: Op, *operands: Tensor) -> tuple[Tensor, ...]:
         """Add an op of the IR and return all its results."""
+        if not isinstance(op, Op):  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
+            raise self.error(f"{op!r} is no op of fusec.ops: `pointwise` takes names, such as 'relu'")
         values = [self._own(t).value for t in operands]
         origin = self._origin or (_where(),)
         try:
@@ -192,6 +179,14 @@ class Builder:
     def error(self, message: str) -> ModelError:
         """Return a ModelError that names the caller's line."""
         return ModelError(f"{(self._origin or (_where(),))[0]}: {message}")
+
+    def dtype_of(self, given: DType | str) -> DType:
+        """Return a dtype by its name in the IR."""
+        try:
+            return DType(given)
+        except ValueError:
+            names = ", ".join(dtype.value for dtype in DType)
+            raise self.error(f"{given!r} is no dtype; these are {names}") from None
 
     def _own(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
@@ -228,10 +223,17 @@ class Builder:
             self._origin = before
 
     def constant(self, array: Any, dtype: DType | str | None = None) -> Tensor:
-        """Add a constant. Without `dtype` it has the dtype of the array."""
-        payload = np.asarray(array)
+        """Add a constant. Without `dtype` it has the dtype of the array. Integers have to hold its numbers."""
+        try:
+            payload = np.asarray(array)
+        except ValueError as error:  # rows of different lengths
+            raise self.error(f"a constant that is no array: {error}") from None
         if dtype is not None:
-            payload = payload.astype(DType(dtype).numpy)
+            to = self.dtype_of(dtype)
+            if to.is_int and payload.dtype.kind in "iuf" and not to.holds(payload):
+                shown = f"{payload[()]}" if payload.ndim == 0 else f"an array of {payload.dtype}"
+                raise self.error(f"{to.value} does not hold {shown} as it is: convert it first")
+            payload = payload.astype(to.numpy)
         return Tensor(self, self._graph.constant(payload))
 
     def like(self, operand: Operand, tensor: Tensor) -> Tensor:
@@ -247,193 +249,6 @@ class Builder:
         if array.dtype != tensor.dtype.numpy:
             raise self.error(f"an array of {array.dtype} with {tensor!r}: convert it to {tensor.dtype.value} first")
         return self.constant(array)
-
-    # ops -------------------------------------------------------------------------------------------------
-
-    def pointwise(self, name: str, first: Tensor, *others: Operand, **attributes: float) -> Tensor:
-        """Add a pointwise op by its name in the IR."""
-        try:
-            op = pw(name, **attributes)
-        except (KeyError, TypeError) as error:
-            raise self.error(f"no pointwise op {name!r} with attributes {sorted(attributes)}") from error
-        typed = first  # numbers get the dtype of this tensor
-        if name == "where":  # `first` is the condition, whose dtype is not that of the result
-            typed = next((o for o in others if isinstance(o, Tensor)), None)
-            if typed is None:
-                raise self.error(f"where() of {others!r}: one of them has to be a tensor, use constant()")
-        return self.apply(op, first, *(self.like(o, typed) for o in others))
-
-    def where(self, condition: Tensor, x: Operand, y: Operand) -> Tensor:
-        """Choose x where the condition holds, else y. At least one of x and y is a tensor."""
-        return self.pointwise("where", condition, x, y)
-
-    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Multiply matrices as NumPy's `@` does: a vector gets a dim for the product, which the result lacks."""
-        if not a.rank or not b.rank:
-            raise self.error(f"a matrix product of {a!r} and {b!r}")
-        left, right = a[None] if a.rank == 1 else a, b[:, None] if b.rank == 1 else b
-        product = self.apply(MATMUL, left, right)
-        shape = list(product.shape)
-        if b.rank == 1:
-            del shape[-1]
-        if a.rank == 1:
-            del shape[-1 if b.rank == 1 else -2]
-        return product.reshape(shape)
-
-    def conv(
-        self, x: Tensor, w: Tensor, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1
-    ) -> Tensor:
-        """Convolve x[N, C, spatial…] with w[K, C/groups, window…].
-
-        padding: one number for all dims, one per dim for both ends, or all starts followed by all ends.
-        """
-        op = Conv(self._each(stride, x), self._pads(padding, x), self._each(dilation, x), groups)
-        return self.apply(op, x, w)
-
-    def conv_transpose(
-        self,
-        x: Tensor,
-        w: Tensor,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        output_padding: Sizes = 0,
-    ) -> Tensor:
-        """Convolve x[N, C, spatial…], transposed, with w[C, K/groups, window…]."""
-        pads, extra = self._pads(padding, x), self._each(output_padding, x)
-        op = ConvTranspose(self._each(stride, x), pads, self._each(dilation, x), extra, groups)
-        return self.apply(op, x, w)
-
-    def max_pool(self, x: Tensor, window: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
-        """Take the maximum of each window. The default stride is the window, so windows do not overlap."""
-        size, steps = self._each(window, x), self._each(window if stride is None else stride, x)
-        return self.apply(MaxPool(size, steps, self._pads(padding, x), self._each(1, x)), x)
-
-    def avg_pool(
-        self,
-        x: Tensor,
-        window: Sizes,
-        stride: Sizes | None = None,
-        padding: Sizes = 0,
-        count_include_pad: bool = True,
-    ) -> Tensor:
-        """Average each window. The default stride is the window, so windows do not overlap."""
-        size, steps = self._each(window, x), self._each(window if stride is None else stride, x)
-        return self.apply(AvgPool(size, steps, self._pads(padding, x), self._each(1, x), False, count_include_pad), x)
-
-    def batch_norm(
-        self, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float = 1e-5
-    ) -> Tensor:
-        """Normalise by a given mean and variance, as for inference."""
-        return self.apply(BatchNorm(epsilon), x, scale, bias, mean, variance)
-
-    def batch_norm_train(
-        self, x: Tensor, scale: Tensor, bias: Tensor, epsilon: float = 1e-5
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalise by the statistics of the batch. Returns the result, the mean, and the biased variance."""
-        y, mean, inverse = self.results(BatchNormTrain(epsilon), x, scale, bias)
-        return y, mean, 1.0 / (inverse * inverse) - epsilon
-
-    def layer_norm(
-        self, x: Tensor, scale: Tensor, bias: Tensor | None = None, axis: int = -1, epsilon: float = 1e-5
-    ) -> Tensor:
-        return self.apply(LayerNorm(axis, epsilon), x, scale, *([] if bias is None else [bias]))
-
-    def rms_norm(self, x: Tensor, scale: Tensor, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
-        return self.apply(RmsNorm(axis, epsilon), x, scale)
-
-    def group_norm(self, x: Tensor, scale: Tensor, bias: Tensor, groups: int, epsilon: float = 1e-5) -> Tensor:
-        return self.apply(GroupNorm(groups, epsilon), x, scale, bias)
-
-    def instance_norm(self, x: Tensor, scale: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
-        return self.apply(InstanceNorm(epsilon), x, scale, bias)
-
-    def attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None = None,
-        scale: float | None = None,
-        causal: bool = False,
-    ) -> Tensor:
-        """Compute softmax(scale * q @ k^T + bias) @ v for q[B, H, S, D] and k, v[B, G, T, D].
-
-        scale: D**-0.5 by default.
-        """
-        factor = q.shape[-1] ** -0.5 if scale is None else scale
-        return self.apply(Attention(factor, causal), q, k, v, *([] if bias is None else [bias]))
-
-    def concat(self, tensors: Iterable[Tensor], axis: int = 0) -> Tensor:
-        return self.apply(Concat(axis), *tensors)
-
-    def split(self, x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
-        """Split x into pieces of these sizes, or into `sizes` equal pieces if it is one number."""
-        if isinstance(sizes, int):
-            if not -x.rank <= axis < x.rank or sizes < 1 or x.shape[axis] % sizes:
-                raise self.error(f"{x!r} does not split into {sizes} along axis {axis}")
-            sizes = [x.shape[axis] // sizes] * sizes
-        return self.results(Split(axis, tuple(sizes)), x)
-
-    def take(self, x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
-        """Gather slices of x along an axis, chosen by integer indices."""
-        return self.apply(Gather(axis), x, indices)
-
-    def pad(self, x: Tensor, pads: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
-        """Pad x. `pads` has all starts followed by all ends."""
-        return self.apply(Pad(tuple(pads), mode, value), x)
-
-    def upsample(self, x: Tensor, factor: int, mode: str = "nearest") -> Tensor:
-        """Enlarge each spatial dim `factor` times: to the nearest element, or linear between the centres."""
-        scales = (1.0, 1.0, *([float(factor)] * (x.rank - 2)))
-        sizes = tuple(round(d * s) for d, s in zip(x.shape, scales, strict=True))
-        coordinates = "asymmetric" if mode == "nearest" else "half_pixel"
-        return self.apply(Resize(sizes, scales, mode, coordinates, "floor"), x)
-
-    def one_hot(self, labels: Tensor, count: int, dtype: DType | str | None = None) -> Tensor:
-        """Encode labels as one-hot: a new last dim of size `count`, 1 at the label and 0 elsewhere."""
-        numbers = self.constant(np.arange(count), labels.dtype)
-        return labels[..., None].eq(numbers).astype(dtype or self.dtype)
-
-    def random_bits(self, state: Tensor, shape: Sequence[int]) -> Tensor:
-        """Draw 32 random bits per element from a state u64[2]. Each call draws other bits from the same state."""
-        self._streams += 1
-        return self.apply(RandomBits(tuple(shape), self._streams - 1), state)
-
-    def random_uniform(self, state: Tensor, shape: Sequence[int]) -> Tensor:
-        """Draw f32 numbers in [0, 1), which are multiples of 2^-24."""
-        bits = self.random_bits(state, shape)
-        # eight bits at a time, because a graph compiled for fp16 or bf16 holds these exactly
-        parts = (bits.pointwise("shift_right", 32 - 8 * i).pointwise("bitwise_and", 255) for i in (1, 2, 3))
-        first, second, third = (part.astype("f32") * 2.0 ** (-8 * i) for i, part in enumerate(parts, 1))
-        return first + (second + third)
-
-    def dropout(self, x: Tensor, rate: float, state: Tensor) -> Tensor:
-        """Set elements to zero with probability `rate` and divide the others by 1 - rate."""
-        if not 0.0 <= rate < 1.0:
-            raise self.error(f"a dropout rate of {rate}")
-        if rate == 0.0:
-            return x
-        survives = self.random_bits(state, x.shape) >= self.constant(round(rate * 2**32), "u32")
-        return self.where(survives, x * (1.0 / (1.0 - rate)), 0.0)
-
-    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Average -log softmax at the label over the batch, for logits[..., classes] and integer labels[...]."""
-        chosen = self.one_hot(labels, logits.shape[-1], logits.dtype) * logits.log_softmax()
-        return -(chosen.sum() * (1.0 / max(labels.size, 1)))
-
-    # arguments -------------------------------------------------------------------------------------------
-
-    def _each(self, given: Sizes, x: Tensor) -> tuple[int, ...]:
-        """Return a number for each spatial dim of x."""
-        if x.rank < 3:
-            raise self.error(f"{x!r} has no spatial dims")
-        return (given,) * (x.rank - 2) if isinstance(given, int) else tuple(given)
-
-    def _pads(self, given: Sizes, x: Tensor) -> tuple[int, ...]:
-        pads = self._each(given, x)
-        return pads if len(pads) == 2 * (x.rank - 2) else pads * 2
 
 
 def _where() -> str:

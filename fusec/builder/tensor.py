@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -62,6 +62,9 @@ class Tensor:
         if not self.shape:
             raise VerifyError(f"{self!r} has no length")
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        raise self.builder.error(f"{self!r} is one tensor where several are wanted; x[0], x[1] and so on are its rows")
 
     # arithmetic --------------------------------------------------------------------------------------
 
@@ -185,7 +188,7 @@ class Tensor:
 
     def astype(self, dtype: DType | str) -> Tensor:
         """Cast to a dtype. Returns the tensor itself if it has that dtype."""
-        to = DType(dtype)
+        to = self.builder.dtype_of(dtype)
         return self if to is self.dtype else self.builder.apply(Cast(to), self)
 
     def softmax(self, axis: int = -1) -> Tensor:
@@ -241,6 +244,8 @@ class Tensor:
 
     def swapaxes(self, a: int, b: int) -> Tensor:
         order = list(range(self.rank))
+        if not all(-self.rank <= axis < self.rank for axis in (a, b)):
+            raise self.builder.error(f"axes {a} and {b} of {self!r}")
         order[a], order[b] = order[b], order[a]
         return self.transpose(order)
 
@@ -280,6 +285,8 @@ class Tensor:
 def _range_of(tensor: Tensor, item: int | slice[Any, Any, Any] | EllipsisType, dim: int) -> tuple[int, int, int]:
     """Return start, size and step of one index in a dim of size `dim`."""
     if isinstance(item, slice):
+        if item.step == 0:
+            raise tensor.builder.error(f"{item} has a step of 0")
         start, stop, step = item.indices(dim)
         size = len(range(start, stop, step))
         return (start, size, step) if size else (0, 0, 1)

@@ -11,7 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from fusec.errors import ModelError
-from fusec.frontends.padding_proof import RowPlace, crops, rows_of
+from fusec.frontends.padding_proof import crops, rows_of
+from fusec.frontends.padding_rules import RowPlace
 from fusec.ir import Constant, Graph, Node, Value, print_node, quote
 from fusec.ops import Cast, Pointwise
 

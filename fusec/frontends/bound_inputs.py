@@ -47,6 +47,8 @@ def _array(name: str, given: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
     kinds = "iuf" if dtype.is_float else "iu" if dtype.is_int else "b"
     if array.dtype.kind not in kinds and array.size:
         raise ModelError(f"the constant for input {name!r} is {given!r}, the model declares {dtype.value}")
+    if dtype.is_int and not dtype.holds(array):
+        raise ModelError(f"the constant for input {name!r} is {given!r}, which {dtype.value} does not hold")
     with np.errstate(all="ignore"):
         typed = array.astype(dtype.numpy)
     if not dtype.is_float and not np.array_equal(typed.astype(array.dtype), array):

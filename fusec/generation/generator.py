@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 import numpy as np
 
 from fusec.driver import compile
-from fusec.errors import ExecutionError, FusecError, ModelError
+from fusec.errors import ExecutionError, ModelError
 from fusec.execution.compile_options import Progress
 from fusec.execution.shape_family import ShapeFamily
 from fusec.frontends import Source
+from fusec.generation.arguments import checked_count, checked_number, padded, rows_of, sampler, stop_tokens
 from fusec.generation.decoder_graph import (
     LOGITS,
     NEXT,
@@ -115,13 +116,13 @@ class Generator:
 
         Raises ModelError if the model has no such cache, has inputs that fusec has no value for, or fails the check.
         """
-        self.stop = frozenset([stop] if isinstance(stop, int | np.integer) else stop)
+        self.stop = stop_tokens(stop)
         self._turn = 0
         if isinstance(model, Sequence) and not isinstance(model, str | bytes):
             self._programs = DecoderPrograms.of(model)
             return
-        if batch < 1 or top_k < 0 or max_length < 2:
-            raise FusecError(f"batch={batch}, max_length={max_length}, top_k={top_k}: out of range")
+        for name, number, least in (("batch", batch, 1), ("max_length", max_length, 2), ("top_k", top_k, 0)):
+            checked_number(name, number, least)
         sizes = checked_sizes(prompt_sizes, max_length)
         source = model if isinstance(model, Source) else Source(model)
         decoder = DecoderModel.of(source.with_constants(constants or {}), cache)
@@ -130,7 +131,13 @@ class Generator:
         def compiled(added: int) -> Executable:
             builder = decoder_builder(decoder, DecoderSizes(batch, max_length, added, top_k), precision)
             make = partial(compile, builder, target=target, precision=precision, tune=tune)
-            return cast("Executable", make(simulate=simulate, progress=progress, family=family))
+            try:
+                return cast("Executable", make(simulate=simulate, progress=progress, family=family))
+            except ExecutionError as error:  # of a constant, because the positions of a prompt are known
+                raise ModelError(
+                    f"{source.file}: a program for prompts of {added} tokens: {error}. "
+                    "If the model has fewer positions, give a smaller max_length"
+                ) from error
 
         self._programs = DecoderPrograms(compiled(1), sizes, compiled)
         if check and not decoder.in_place:
@@ -168,13 +175,14 @@ class Generator:
 
     def __call__(
         self,
-        prompts: Sequence[Sequence[int]] | Array,
+        prompts: Iterable[Sequence[int] | Array],
         max_new_tokens: int | None = None,
         **options: Unpack[StreamOptions],
     ) -> list[list[int]]:
         """Return the new tokens of each prompt, up to and including a stop token. See `stream` for the arguments."""
-        found: list[list[int]] = [[] for _ in prompts]
-        for tokens in self.stream(prompts, max_new_tokens, **options):
+        given = rows_of(prompts)
+        found: list[list[int]] = [[] for _ in given]
+        for tokens in self.stream(given, max_new_tokens, **options):
             for sequence, token in zip(found, tokens.tolist(), strict=True):
                 if token >= 0:
                     sequence.append(token)
@@ -182,7 +190,7 @@ class Generator:
 
     def stream(
         self,
-        prompts: Sequence[Sequence[int]] | Array,
+        prompts: Iterable[Sequence[int] | Array],
         max_new_tokens: int | None = None,
         *,
         temperature: float = 1.0,
@@ -198,15 +206,10 @@ class Generator:
 
         Raises ExecutionError for prompts that do not fit.
         """
-        given, lengths = self._padded(prompts)
+        rows = rows_of(prompts)
+        given, lengths = padded(rows, self.batch, self._programs.vocabulary)
         longest = int(lengths.max())
-        count = self.max_length - longest if max_new_tokens is None else max_new_tokens
-        if not 0 <= count <= self.max_length - longest:
-            raise ExecutionError(
-                f"{count} new tokens after a prompt of {longest}: the cache has room for {self.max_length} tokens"
-            )
-        if temperature <= 0:
-            raise ExecutionError(f"temperature is {temperature}, but must be positive; top_k=0 takes the best token")
+        count = checked_count(max_new_tokens, longest, self.max_length)
         if temperature != 1 and (choose is not None or not self._programs.top_k):
             raise ExecutionError(
                 f"temperature={temperature} is of a draw among the best top_k tokens, and this generator draws none: "
@@ -216,13 +219,13 @@ class Generator:
         if choose is not None:
             choice = _Choice((LOGITS,), choose)
         elif self._programs.top_k:
-            choice = _Choice((TOP_LOGITS, TOP_TOKENS), _sampler(temperature, np.random.default_rng(seed)))
+            choice = _Choice((TOP_LOGITS, TOP_TOKENS), sampler(temperature, seed))
         size, program = self._programs.prompt(longest)
         ids = np.zeros((self.batch, size), np.int64)
         ids[:, :longest] = given
         start = _Start(program, {PROMPT: ids}, lengths)
         steps = self._steps_ahead(start, count) if choice is None else self._steps(start, choice, count)
-        return self._shown(steps, len(prompts))
+        return self._shown(steps, len(rows))
 
     def _shown(self, steps: Iterator[Array], sequences: int) -> Iterator[Array]:
         """Yield the tokens of the prompts, -1 after a stop token, until all have one."""
@@ -264,28 +267,10 @@ class Generator:
         tokens = np.asarray(choice.select(*program.run(choice.outputs, feeds)))
         if tokens.shape != (self.batch,) or tokens.dtype.kind not in "iu":
             raise ExecutionError(f"`choose` gave {tokens.dtype}{list(tokens.shape)}, not {self.batch} tokens")
+        if tokens.min() < 0 or tokens.max() >= self._programs.vocabulary:
+            raise ExecutionError(f"`choose` gave a token outside 0..{self._programs.vocabulary - 1}: {tokens.tolist()}")
         self.decode.bind(tokens=tokens.astype(np.int64)[:, None])
         return tokens
-
-    def _padded(self, prompts: Sequence[Sequence[int]] | Array) -> tuple[Array, Array]:
-        """Return the prompts, with zeros after their ends, and their lengths; one zero is the prompt of other rows."""
-        rows = [np.asarray(prompt) for prompt in prompts]
-        if any(row.ndim == 0 for row in rows):
-            raise ExecutionError("prompts are lists of tokens, one for each sequence: write [[5, 7]] for one prompt")
-        if not 1 <= len(rows) <= self.batch:
-            raise ExecutionError(f"{len(rows)} prompts for a generator of {self.batch}")
-        for number, row in enumerate(rows):
-            if not row.size:
-                raise ExecutionError(f"prompt {number} has no tokens; a sequence needs at least one")
-            if row.ndim != 1 or row.dtype.kind not in "iu":
-                raise ExecutionError(f"prompt {number} is {row.dtype}{list(row.shape)}, not a list of tokens")
-            if row.min() < 0 or row.max() >= self._programs.vocabulary:
-                raise ExecutionError(f"prompt {number} has a token outside 0..{self._programs.vocabulary - 1}")
-        rows += [np.zeros(1, np.int64)] * (self.batch - len(rows))
-        ids = np.zeros((self.batch, max(row.size for row in rows)), np.int64)
-        for number, row in enumerate(rows):
-            ids[number, : row.size] = row
-        return ids, np.array([row.size for row in rows], np.int64)
 
     def verify(self, steps: int = 4, seed: int = 0) -> float:
         """Compare decoding over the cache with reading all tokens again, for random tokens.
@@ -294,6 +279,7 @@ class Generator:
         unless the model uses the cache in another way than fusec assumes: if it limits attention to the last keys of
         a tensor that grows, for example.
         """
+        checked_number("steps", steps, 1)
         size = self._programs.prompt_sizes[0]
         begin = max(1, size - steps)
         tokens = np.setdiff1d(np.arange(self._programs.vocabulary), list(self.stop))
@@ -324,14 +310,3 @@ class Generator:
             for s in self._programs.cache
         ]
         return GeneratorExplanation(tuple(cache), {name: each.explain() for name, each in programs.items()})
-
-
-def _sampler(temperature: float, rng: np.random.Generator) -> Callable[[Array, Array], Array]:
-    """Return a function that draws a token for each sequence from its best tokens, by softmax of their logits."""
-
-    def draw(logits: Array, tokens: Array) -> Array:
-        # the place of the largest sum of a logit and Gumbel noise is distributed by the softmax
-        noisy = logits.astype(np.float64) / temperature + rng.gumbel(size=logits.shape)
-        return np.take_along_axis(tokens, noisy.argmax(1)[:, None], 1)[:, 0]
-
-    return draw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 from fusec.errors import ExecutionError, FusecError
@@ -67,6 +68,10 @@ def checked_sizes(prompt_sizes: Sequence[int] | None, max_length: int) -> Sequen
         prompt_sizes = [min(LEAST_PROMPT, max_length)]
         while prompt_sizes[-1] < max_length:
             prompt_sizes.append(min(2 * prompt_sizes[-1], max_length))
-    if not prompt_sizes or min(prompt_sizes) < 2 or max(prompt_sizes) > max_length:
-        raise FusecError(f"prompt sizes are from 2 to max_length, {max_length}, and not {list(prompt_sizes)}")
-    return prompt_sizes
+    try:
+        sizes = [operator.index(size) for size in prompt_sizes]
+    except TypeError as error:
+        raise FusecError(f"prompt_sizes are whole numbers, such as [64, 512], not {prompt_sizes!r}") from error
+    if not sizes or min(sizes) < 2 or max(sizes) > max_length:
+        raise FusecError(f"prompt sizes are from 2 to max_length, {max_length}, and not {sizes}")
+    return sizes

@@ -70,7 +70,8 @@ def backward(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> l
     if not of.dtype.is_float:
         raise builder.error(f"the gradient of {of!r}, which is not a floating-point tensor")
     for tensor in wrt:
-        if tensor.builder is not builder or not tensor.dtype.is_float:
+        owned = isinstance(tensor, Tensor) and tensor.builder is builder  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not owned or not tensor.dtype.is_float:
             raise builder.error(f"a gradient by {tensor!r}, which is not a floating-point tensor of this graph")
     if seed is None:
         if of.size != 1:

@@ -94,6 +94,14 @@ class DType(enum.Enum):
         info = ml_dtypes.finfo(_NUMPY[self])
         return float(info.smallest_subnormal if self is DType.F16 else info.tiny)
 
+    def holds(self, numbers: np.ndarray[Any, Any]) -> bool:
+        """Tell if this type of integers holds each of these numbers as it is."""
+        if not numbers.size or numbers.dtype.kind == "b":
+            return True
+        limits = ml_dtypes.iinfo(_NUMPY[self])
+        within = int(limits.min) <= numbers.min() and numbers.max() <= int(limits.max)
+        return bool(within and np.array_equal(np.trunc(numbers), numbers))  # NaN is never within
+
     @classmethod
     def of(cls, dtype: Any) -> DType:
         """Return the DType of a NumPy dtype, or of anything that `numpy.dtype` takes.

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fusec.execution.compilation import Compiled
+from fusec.ir import DType
 from fusec.lockfile.entries import WHOLE, cudnn_steps, shapes_of, work_of
 from fusec.plans.lock_record import Lock
 from fusec.schedule.program import Kind
@@ -18,8 +19,8 @@ _OPTIONS = {"f16": "fp16", "bf16": "bf16", "f32": "fp32 or tf32"}
 def other_precision(lock: Lock, compiled: Compiled) -> str:
     """Return one line if a lock is for another precision than a program; else an empty text.
 
-    A lock does not name its precision. Its steps tell: no cuDNN step of the program is in it, and most of its types are
-    others; or the steps are in it as those of tf32, and the program is compiled for fp32, or the other way round.
+    A lock does not name its precision. Its steps tell: no cuDNN step of the program is in it, and its float type is
+    another; or the steps are in it as those of tf32, and the program is compiled for fp32, or the other way round.
     """
     target, cores = compiled.target.name, compiled.options.tensor_cores
     steps = cudnn_steps(compiled.program)
@@ -28,7 +29,10 @@ def other_precision(lock: Lock, compiled: Compiled) -> str:
     if any(lock.entry(work_of(step, compiled.graph, not cores), target) for step in steps):
         written = "fp32" if cores else "tf32"
         return _line(written, compiled.options.precision, f"--precision {written}")
-    ours = _main_float(shapes_of(step) for step in compiled.program.steps if step.kind is not Kind.VIEW)
+    kernels = (step for step in compiled.program.steps if step.kind is not Kind.VIEW)
+    ours = _main_float(map(shapes_of, kernels))
+    if (given := compiled.options.storage) is not DType.F32:  # a small program may be one step, between values in fp32
+        ours = given.value
     return _differs(_float_of(lock, target), ours, compiled.options.precision)
 
 
@@ -67,6 +71,11 @@ def _float_of(lock: Lock, target: str) -> str:
 
 
 def _main_float(shapes: Iterable[str]) -> str:
-    """Return the float type that most tensors have; empty if there is none."""
+    """Return the float type that a program computes in; empty if there is none.
+
+    A 16-bit type counts before fp32: a program in 16 bits has fp32, too, at its inputs and outputs.
+    """
     found = Counter(name for text in shapes for name in _FLOAT.findall(text))
-    return found.most_common(1)[0][0] if found else ""
+    narrow = Counter({name: count for name, count in found.items() if name in ("f16", "bf16")})
+    most = (narrow or found).most_common(1)
+    return most[0][0] if most else ""

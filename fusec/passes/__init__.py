@@ -137,15 +137,15 @@ REROUNDING = frozenset(
 )
 
 
-def rules() -> dict[str, tuple[Rewriter, ...]]:
+def rules_by_pass() -> dict[str, tuple[Rewriter, ...]]:
     """Return the rules of every pass that has some, by the pass's name; `Options.disable` takes both names."""
     return {step.name: step.rules if isinstance(step, RulePass) else () for step in PIPELINE}
 
 
 def names() -> frozenset[str]:
     """Return every name that `Options.disable` accepts."""
-    found = frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
+    found = frozenset(step.name for step in PIPELINE) | {r.name for known in rules_by_pass().values() for r in known}
     return found | {UNROUNDED, UNORDERED, CONCAT_IN_PLACE, ROUND_ACTIVATIONS}
 
 
-__all__ = ["CLEAN_UP", "EARLY_PASSES", "LATE_PASSES", "PIPELINE", "REROUNDING", "names", "rules"]
+__all__ = ["CLEAN_UP", "EARLY_PASSES", "LATE_PASSES", "PIPELINE", "REROUNDING", "names", "rules_by_pass"]

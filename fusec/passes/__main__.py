@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import sys
 
-from fusec.passes import PIPELINE, rules
+from fusec.passes import PIPELINE, rules_by_pass
 
 
 def markdown() -> str:
     """Return numbered passes, then the rules of each as equations."""
     lines = ["| | pass | what it does |", "|---|---|---|"]
     lines += [f"| {i} | `{step.name}` | {_summary(step)} |" for i, step in enumerate(PIPELINE, 1)]
-    for name, known in rules().items():
+    for name, known in rules_by_pass().items():
         if known:
             lines += ["", f"### `{name}`", ""]
             lines += [f"- `{rule.name}`: `{rule.equation}`" for rule in known]

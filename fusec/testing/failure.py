@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import fusec
+from fusec.errors import FusecError
 from fusec.ir import Constant, Graph
 from fusec.testing.case import Case, MismatchError, Property, Trust
 
@@ -92,7 +93,10 @@ def attempt(property: Property, graph: Graph, case: Case) -> Failure | None:
     except (Exception, SystemExit) as error:  # any error of a property is a finding
         if type(error).__name__ == "UnsatisfiedAssumption":  # by name, because properties also run without Hypothesis
             raise SkippedError(property.name) from error
-        return Failure(ERROR, type(error).__name__, str(error), _where(error), traceback.format_exc())
+        name = type(error).__name__
+        # fusec's own messages tell enough; that of a KeyError is the key alone
+        message = str(error) if isinstance(error, FusecError) else f"{name}: {error}"
+        return Failure(ERROR, name, message, _where(error), traceback.format_exc())
     return None
 
 

@@ -30,7 +30,7 @@ def sgd(
     keep: Tensor | None = None,
 ) -> None:
     """Update p to p - rate * v with v = momentum * v + g, as PyTorch does."""
-    for p, g in zip(parameters, gradients, strict=True):
+    for p, g in _pairs(b, parameters, gradients):
         g = g.astype(p.dtype)
         if weight_decay:
             g = g + p * weight_decay
@@ -58,11 +58,12 @@ def adam(
 
     decoupled: subtract the weight decay from the parameter, as AdamW does, not from the gradient.
     """
+    pairs = _pairs(b, parameters, gradients)
     count = b.parameter("adam.step", np.zeros((), np.float32))
     step = count + 1.0
     _update(b, count, step, keep)
     first, second = (1.0 - beta**step for beta in betas)
-    for p, g in zip(parameters, gradients, strict=True):
+    for p, g in pairs:
         g = g.astype(p.dtype)
         if weight_decay and not decoupled:
             g = g + p * weight_decay
@@ -89,6 +90,16 @@ def adamw(
 ) -> None:
     """Update parameters by Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
     adam(b, parameters, gradients, rate, betas, epsilon, weight_decay, True, keep)
+
+
+def _pairs(b: Builder, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return each parameter with its gradient. Raises ModelError if these are not as many, or of another shape."""
+    if len(parameters) != len(gradients):
+        raise b.error(f"{len(parameters)} parameters and {len(gradients)} gradients")
+    for p, g in zip(parameters, gradients, strict=True):
+        if p.shape != g.shape:
+            raise b.error(f"the gradient {g!r} has another shape than the parameter {p!r}")
+    return list(zip(parameters, gradients, strict=True))
 
 
 def _slot(b: Builder, parameter: Tensor, kind: str) -> Tensor:

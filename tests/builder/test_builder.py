@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -199,8 +200,29 @@ WRONG: dict[str, tuple[Callable[[Builder, Tensor], Any], str]] = {
     "no shape": (lambda b, x: b.parameter("p"), "parameter 'p' needs an array or a shape"),
     "no window": (lambda b, x: b.max_pool(x, 2), "has no spatial dims"),
     "scalars": (lambda b, x: x.sum() @ x, "a matrix product of"),
+    "rows": (lambda b, x: list(x), "one tensor where several are wanted"),
+    "axes": (lambda b, x: x.swapaxes(0, 7), "axes 0 and 7 of"),
+    "a step of 0": (lambda b, x: x[::0], "has a step of 0"),
+    "a dtype of NumPy": (lambda b, x: x.astype("float16"), "'float16' is no dtype; these are f64, f32, f16"),
+    "a dtype of an input": (lambda b, x: b.input("i", (2,), "float"), "'float' is no dtype"),
+    "a symbolic dim": (lambda b, x: b.input("i", ("n", 2)), "a graph has sizes, no symbolic dims"),
+    "a name in place of an op": (lambda b, x: b.apply("relu", x), "'relu' is no op of fusec.ops"),
+    "rows of a constant": (lambda b, x: b.constant([[1], [1, 2]]), "a constant that is no array"),
+    "a large byte": (lambda b, x: b.constant(300, "u8"), "u8 does not hold 300 as it is"),
+    "a negative": (lambda b, x: b.constant(-1, "u64"), "u64 does not hold -1 as it is"),
+    "NaN as an integer": (lambda b, x: b.constant(math.nan, "i32"), "i32 does not hold nan as it is"),
+    "fractions": (lambda b, x: b.constant([1.0, 1.5], "i8"), "i8 does not hold an array of float64 as it is"),
+    "a fraction": (lambda b, x: x.astype("i32") + 1.5, "i32 does not hold 1.5 as it is"),
+    "a rate next to 1": (lambda b, x: b.dropout(x, 1 - 1e-12, x), "a dropout rate of 0.99"),
     "numbers alone": (lambda b, x: b.where(x > 0, 1.0, 0.0), r"where\(\) of \(1.0, 0.0\): one of them"),
 }
+
+
+@pytest.mark.parametrize("number", [3, 3.0, True, -128])
+def test_integers_hold_whole_numbers(number: float) -> None:
+    b = Builder()
+    b.output(y=b.input("x", (1,), "i8") * number)
+    assert fusec.compile(b, target="cpu")(np.ones(1, np.int8)) == np.int8(number)
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -158,6 +158,17 @@ def test_what_stays_in_floats_has_its_reason(rng: np.random.Generator) -> None:
     assert "for other reasons" in hint.text
 
 
+def test_a_model_that_takes_bytes_is_not_quantised() -> None:
+    images = parse(
+        """graph "images" (%image: u8[2,3,8,8], %filters: f32[8,3,3,3]) {
+          %floats = cast(%image) {to=f32}
+          %y = conv(%floats, %filters) {strides=[1, 1], pads=[1, 1, 1, 1], dilations=[1, 1]}
+          return %y
+        }"""
+    )
+    assert "quantised" not in kinds(hints(compiled(images, "fp16")))
+
+
 INTEGERS = """graph "g" (%x: i8[64,64]) {
   %w = constant weight("w") : i8[64,64]
   %s = constant [0.01] : f32[]

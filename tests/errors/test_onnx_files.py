@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import onnx
 import pytest
 from frontends.onnx.models import info, one
 
+import fusec
 from examples.models import light
 from fusec.errors import ModelError
 from fusec.frontends import load
@@ -115,7 +117,10 @@ def test_names_that_are_not_utf8() -> None:
 
 
 def test_something_else_than_a_model() -> None:
-    _fails(12, "a model is a path, bytes, a ModelProto or a Graph, not int")
+    message = "a model is a path, bytes, a ModelProto or a Graph, not int"
+    _fails(12, message)
+    with pytest.raises(ModelError, match=message):  # its interface is read before it is checked
+        fusec.compile(cast("bytes", 12), shapes={"n": "1..8"})
 
 
 def test_proto_without_graph() -> None:

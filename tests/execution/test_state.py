@@ -264,6 +264,8 @@ def test_what_is_no_state_is_refused() -> None:
         exe.step(1, 2)
     b = Builder()
     b.output(y=b.parameter("p", shape=(2,)) * 2.0)
+    with pytest.raises(ExecutionError, match="%x is no state; that is %total"):
+        exe.value("x")
     with pytest.raises(ExecutionError, match="state %p has no value: bind it"):
         fusec.compile(b, target="cpu").value("p")
 

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 
 import fusec
 from fusec.errors import FusecError, ModelError
+from fusec.text import parse
 
 X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
 INT = TensorProto.INT64
@@ -78,6 +79,12 @@ def test_a_constant_that_does_not_fit(given: dict[str, Any], message: str) -> No
     with pytest.raises(ModelError) as raised:
         fusec.compile(running_sum(), target="cpu", shapes={"x": X.shape}, constants=given)
     assert message in str(raised.value)
+
+
+def test_an_unsigned_constant_is_no_negative_number() -> None:
+    graph = parse('graph "g" (%x: u64[2], %n: u64[]) { %y = add(%x, %n) return %y }')
+    with pytest.raises(ModelError, match="the constant for input 'n' is -1, which u64 does not hold"):
+        fusec.compile(graph, target="cpu", constants={"n": -1})
 
 
 def test_the_shape_of_a_constant_is_its_own() -> None:

@@ -235,16 +235,99 @@ def test_prompts_that_do_not_fit(prompts: Sequence[Any], message: str) -> None:
         generator("genai")(prompts, 1)
 
 
-@pytest.mark.parametrize("options", [{"batch": 0}, {"top_k": -1}, {"max_length": 1}])
-def test_sizes_out_of_range(options: dict[str, int]) -> None:
-    with pytest.raises(FusecError, match="out of range"):
+@pytest.mark.parametrize("prompts", [None, 5, [[[1, 2], [3]]], "text"])
+def test_prompts_that_are_no_rows_of_tokens(prompts: Any) -> None:
+    with pytest.raises(ExecutionError, match=r"prompts are lists of tokens, one for each sequence"):
+        generator("genai")(prompts, 1)
+
+
+def test_prompts_from_an_iterator() -> None:
+    assert generator("genai")(iter(PROMPTS), 3) == [tokens[:3] for tokens in by_onnxruntime(12)]
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [(-1, "not -1"), (2.5, "not 2.5"), ("3", "not '3'"), (True, "not True")],
+)
+def test_a_count_of_new_tokens_that_is_none(count: Any, message: str) -> None:
+    with pytest.raises(ExecutionError, match=f"max_new_tokens is a whole number of at least 0, {message}"):
+        generator("genai")(PROMPTS, count)
+
+
+def test_a_prompt_that_is_longer_than_the_cache() -> None:
+    with pytest.raises(ExecutionError, match="a prompt of 33 tokens: the cache has room for 32, max_length"):
+        generator("genai")([[1] * 33])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 0}, "batch is a whole number of at least 1, not 0"),
+        ({"batch": 1.5}, "batch is a whole number of at least 1, not 1.5"),
+        ({"batch": "2"}, "batch is a whole number of at least 1, not '2'"),
+        ({"top_k": -1}, "top_k is a whole number of at least 0, not -1"),
+        ({"top_k": 2.5}, "top_k is a whole number of at least 0, not 2.5"),
+        ({"max_length": 1}, "max_length is a whole number of at least 2, not 1"),
+        ({"stop": None}, "stop is the id of a token, or several ids, .* not None"),
+        ({"stop": "</s>"}, "stop is the id of a token"),
+        ({"stop": 2.0}, "stop is the id of a token"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FusecError, match=message):
         generator("genai", **options)
 
 
-@pytest.mark.parametrize("sizes", [[1, 8], [64], []])
-def test_prompt_sizes_out_of_range(sizes: list[int]) -> None:
-    with pytest.raises(FusecError, match="prompt sizes are from 2 to max_length, 32"):
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([1, 8], "prompt sizes are from 2 to max_length, 32"),
+        ([64], "prompt sizes are from 2 to max_length, 32"),
+        ([], "prompt sizes are from 2 to max_length, 32"),
+        (8, "prompt_sizes are whole numbers"),
+        ([3.5], "prompt_sizes are whole numbers"),
+    ],
+)
+def test_prompt_sizes_out_of_range(sizes: Any, message: str) -> None:
+    with pytest.raises(FusecError, match=message):
         generator("genai", prompt_sizes=sizes)
+
+
+def test_a_cache_for_more_positions_than_the_model_has() -> None:
+    made = generator("optimum", max_length=200, prompt_sizes=[16, 200])  # the model has angles for 128 positions
+    made([[1, 2, 3]], 1)
+    with pytest.raises(ModelError, match=r"prompts of 200 tokens: .* give a smaller max_length"):
+        made([[1] * 20], 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0}, "temperature is 0, but must be positive"),
+        ({"temperature": float("nan")}, "temperature is nan, but must be positive"),
+        ({"temperature": None}, "temperature is None, but must be positive"),
+        ({"seed": -1}, "seed is a whole number of at least 0"),
+        ({"seed": "a"}, "seed is a whole number of at least 0"),
+    ],
+)
+def test_options_of_a_draw_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExecutionError, match=message):
+        generator("genai", top_k=4)(PROMPTS, 1, **options)
+
+
+def test_a_tiny_temperature_takes_the_best_token() -> None:
+    assert generator("genai", top_k=4)(PROMPTS, 4, temperature=1e-320) == [t[:4] for t in by_onnxruntime(12)]
+
+
+@pytest.mark.parametrize("token", [-1, 96])
+def test_chosen_tokens_outside_the_vocabulary(token: int) -> None:
+    with pytest.raises(ExecutionError, match=r"`choose` gave a token outside 0\.\.95: \[0, 0, "):
+        generator("genai")(PROMPTS, 2, choose=lambda _: np.array([0, 0, token]))
+
+
+def test_verify_compares_at_least_one_step() -> None:
+    with pytest.raises(FusecError, match="steps is a whole number of at least 1, not 0"):
+        generator("genai").verify(steps=0)
 
 
 def test_the_explanation_tells_the_cache() -> None:

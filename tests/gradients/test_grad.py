@@ -135,6 +135,10 @@ def test_integers_have_no_gradient() -> None:
     x, n = b.input("x", (3,)), b.input("n", (3,), "i64")
     with pytest.raises(ModelError, match=r"test_grad.py:\d+: a gradient by .*not a floating-point tensor"):
         backward(x.sum(), [n])
+    with pytest.raises(ModelError, match=r"a gradient by array.*not a floating-point tensor"):
+        fusec.backward(x.sum(), [np.zeros(2)])  # pyright: ignore[reportArgumentType]  # a mistake of users
+    with pytest.raises(ModelError, match="one tensor where several are wanted"):
+        fusec.backward(x.sum(), x)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ModelError, match="which is not a floating-point tensor"):
         backward(n.sum(), [x])
 

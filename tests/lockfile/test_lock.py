@@ -160,6 +160,16 @@ def test_a_lock_holds_for_its_own_program_and_names_the_first_that_it_does_not()
         lockfile.apply(no_kernels, c, never)
 
 
+def test_a_lock_of_another_model_in_one_precision_tells_no_precision() -> None:
+    """Casts at the inputs and outputs of a small model are most of its tensors, and read or write fp32."""
+    product = """graph "g" (%x: f32[8,16], %w: f32[16,8]) { %y = matmul(%x, %w) %z = relu(%y) return %z }"""
+    lock = lockfile.make([compiled(precision="fp16")])
+    with pytest.raises(CheckError, match="has no entry"):
+        lockfile.apply(lock, compiled(precision="fp16", text=product), never)
+    with pytest.raises(CheckError, match="precision: the lock was written for fp16, the other side is tf32"):
+        lockfile.apply(lock, compiled(text=product), never)
+
+
 def test_a_plan_that_is_gone_is_refused_unless_it_builds() -> None:
     lock = lockfile.make([compiled()])
     gone = compiled(LowersJudge((Plan(1, ((2, 4),), True, 0, True),)))

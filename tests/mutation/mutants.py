@@ -384,7 +384,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "attention_mask_sides",
         "recognise_attention",
-        "passes/rules/attention.py",
+        "passes/rules/attention_mask.py",
         'total = make(pw("where"), _with_lead(make, mask, lead), *((shown, never) if keeps else (never, shown)))',
         'total = make(pw("where"), _with_lead(make, mask, lead), shown, never)',
         "a mask that hides where it is true hides the others",

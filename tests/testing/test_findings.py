@@ -210,3 +210,12 @@ def test_finding_is_saved_without_onnx_if_export_fails(tmp_path: Path) -> None:
 
     assert finding_folder._write_onnx(Odd(), tmp_path / "graph.onnx")  # type: ignore[arg-type]
     assert not (tmp_path / "graph.onnx").exists()
+
+
+def test_the_message_of_an_error_names_its_type() -> None:
+    def check(graph: Graph, case: Case) -> None:
+        raise KeyError("pads")
+
+    failure = attempt(Property("p", check), Graph("g"), Case())
+    assert failure is not None
+    assert failure.message == "KeyError: 'pads'"

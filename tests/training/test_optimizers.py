@@ -12,6 +12,7 @@ from helpers import assert_close
 import fusec
 from fusec import training
 from fusec.builder import Builder, Tensor
+from fusec.errors import ModelError
 from fusec.runtime import Executable
 
 Array = np.ndarray[Any, Any]
@@ -29,6 +30,16 @@ def run(add: Callable[[Builder, list[Tensor], list[Tensor]], None], start: Array
         exe.step(gradient)
     assert exe.in_place == len(b.updates) - 1, "all but the one an output reads are written in place"
     return exe.value("w")
+
+
+@pytest.mark.parametrize("add", [training.sgd, training.adam])
+def test_a_gradient_for_each_parameter(add: Callable[..., None]) -> None:
+    b = Builder()
+    p, g = b.parameter("p", np.zeros(3, np.float32)), b.input("g", (2,))
+    with pytest.raises(ModelError, match=r"test_optimizers\.py:\d+: 1 parameters and 0 gradients"):
+        add(b, [p], [], 0.1)
+    with pytest.raises(ModelError, match="has another shape than the parameter"):
+        add(b, [p], [g], 0.1)
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ FEW_CHANNELS = 16  # which tensor cores multiply at a time
 
 
 def float_edges(compiled: Compiled) -> tuple[FloatEdge, ...]:
-    """List what stays in floats; nothing for a model that has no integers of 4 or 8 bits."""
+    """List what stays in floats; nothing for a model that is not quantised."""
     source = compiled.source  # before the passes, where quantised operands can still be recognised
-    if not any(isinstance(n.op, Cast) and n.operands[0].type.dtype in CODES for n in source.nodes):
+    if not any(map(_is_quantised, source.nodes)):
         return ()
     graph = source.clone()
     for step in (RunInIntegers(), KeepPackedWeights()):
@@ -50,6 +50,21 @@ def float_edges(compiled: Compiled) -> tuple[FloatEdge, ...]:
             found += [*_in_halves(compiled, step, product), *_operands(compiled, step, product)]
             found += _results(compiled, step, product)
     return tuple(found)
+
+
+def _is_quantised(node: Node) -> bool:
+    """Tell if a node makes codes of 4 or 8 bits from floats, or reads constant ones.
+
+    Integers that a model takes are no sign, because they may be the bytes of an image.
+    """
+    if not isinstance(node.op, Cast):
+        return False
+    operand, result = node.operands[0], node.result
+    if operand.type.dtype not in CODES:
+        return operand.type.dtype.is_float and result.type.dtype in CODES
+    while operand.node is not None and len(operand.node.operands) == 1:  # a reshape of codes, for example
+        operand = operand.node.operands[0]
+    return operand.literal is not None
 
 
 def is_integer_product(node: Node) -> bool:

@@ -112,8 +112,7 @@ def check_model(model: ModelProto, file: str, custom_ops: CustomOps | None = Non
     custom_ops: functions that the user gave for ops.
     """
     custom_ops = custom_ops or {}
-    if not isinstance(model, ModelProto):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-        raise ModelError(f"a model is a path, bytes, a ModelProto or a Graph, not {type(model).__name__}")
+    _check_type(model)
     if bad := next((text for text in _texts(model) if not isinstance(text, str)), None):
         raise ModelError(f"{file}: is not a valid ONNX model: the name {bad!r} in it is not UTF-8")
     model = _modern(model, file)
@@ -135,6 +134,11 @@ def check_model(model: ModelProto, file: str, custom_ops: CustomOps | None = Non
     return CheckedModel(source, opsets, names, order, custom_ops)
 
 
+def _check_type(model: ModelProto) -> None:
+    if not isinstance(model, ModelProto):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise ModelError(f"a model is a path, bytes, a ModelProto or a Graph, not {type(model).__name__}")
+
+
 def _unimported(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> list[str]:
     """List domains of known ops that nodes or their bodies use but the model does not import."""
     used = {node.domain for node in all_nodes(nodes)}
@@ -146,6 +150,7 @@ Port = tuple[str, DType | None, tuple[int | str, ...] | None]  # name, dtype and
 
 def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
     """Return the declared inputs (without initializers) and outputs. Raises ModelError if one is not a tensor."""
+    _check_type(model)
     problems: list[str] = []
 
     def port(kind: str, value: ValueInfoProto) -> Port:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from fusec.ir import Constant, Graph, Literal, print_graph, print_node
-from fusec.passes import rules as pass_rules
+from fusec.passes import rules_by_pass
 from fusec.passes.base import Pass, run
 from fusec.passes.rewriting.rewriter import Rewriter, rewrite
 from fusec.testing.case import Case, MismatchError, Property
@@ -79,7 +79,7 @@ def rules_keep_meaning(graph: Graph, case: Case = CASE) -> None:
     """
     shared = prepared(graph, case)
     before = {stage.step.name: stage.before for stage in reversed(shared.stages)}
-    for name, rules in pass_rules().items():
+    for name, rules in rules_by_pass().items():
         for start in (graph, before[name]) if name in before else (graph,):
             ops = {node.op.name for node in start.nodes}
             spare: Graph | None = None  # the next rule reuses the copy if this one does not fire
@@ -109,13 +109,15 @@ def keeps_meaning(graph: Graph, transformation: Transformation | Sequence[Transf
     steps = transformation if isinstance(transformation, Sequence) else [transformation]
     for step in steps:
         name = getattr(step, "name", getattr(step, "__name__", type(step).__name__))
+        if isinstance(step, type):
+            raise TypeError(f"{step.__name__} is a class: give an instance of the pass, {step.__name__}()")
         with quiet():
             if hasattr(step, "roots"):
                 rewrite(changed, (cast(Rewriter, step),))
             elif hasattr(step, "run"):
                 run((cast(Pass, step),), changed, case.options)
-            else:
-                cast("Callable[[Graph], object]", step)(changed)
+            elif isinstance(cast("Callable[[Graph], object]", step)(changed), Graph):
+                raise TypeError(f"{name} returned a graph: a rewrite changes the graph that it gets, in place")
         changed.prune()
         changed.verify()
         own = allowed(changed, shared.feeds, meaning(case.options.storage))

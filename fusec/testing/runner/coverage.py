@@ -14,7 +14,7 @@ from typing import Any, cast
 from fusec.ir import Constant, DType, Graph, Node, Op, Value, channels_last
 from fusec.lowering.cudnn_graph import PORTS
 from fusec.ops import ALL
-from fusec.passes import PIPELINE, rules
+from fusec.passes import PIPELINE, rules_by_pass
 from fusec.passes.base import PRECISIONS
 from fusec.passes.partition.equivalent_spellings import FOR_ENGINES
 from fusec.schedule.program import Kind
@@ -161,7 +161,9 @@ def expected() -> dict[str, tuple[str, ...]]:
         "precisions": PRECISIONS,
         "disabled": ("none", "some"),
         "passes": tuple(dict.fromkeys(step.name for step in PIPELINE)),
-        "rules": tuple(dict.fromkeys(f"{step}.{rule.name}" for step, known in rules().items() for rule in known)),
+        "rules": tuple(
+            dict.fromkeys(f"{step}.{rule.name}" for step, known in rules_by_pass().items() for rule in known)
+        ),
         "steps": tuple(kind.value for kind in Kind),
         "spellings": tuple(FOR_ENGINES),
         "calls": tuple(PORTS),

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from fusec import lower_cudnn
 from fusec.ir import Graph, Node, TensorType, Value
-from fusec.passes import PIPELINE, rules
+from fusec.passes import PIPELINE, rules_by_pass
 from fusec.passes.partition import partition_graph
 from fusec.passes.rewriting import rewriter
 from fusec.schedule.program import Partition
@@ -27,7 +27,7 @@ def observe(current: Current) -> None:
 
     current: returns the coverage to count into, or None to count nothing.
     """
-    rules_of = {name: {rule.name for rule in known} for name, known in rules().items()}
+    rules_of = {name: {rule.name for rule in known} for name, known in rules_by_pass().items()}
     running: list[str] = []  # names of the passes that run, under which rules are counted
     _passes(current, running)
     _rules(current, running, rules_of)

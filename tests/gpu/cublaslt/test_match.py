@@ -32,6 +32,7 @@ from fusec.gpu.cublaslt import algorithms
 from fusec.gpu.cublaslt import bindings as cublaslt_library
 from fusec.gpu.cublaslt.algorithms import Blas, is_algorithm
 from fusec.gpu.cublaslt.bindings import BlasError, MatmulDescAttribute
+from fusec.gpu.cublaslt.descriptors import Descriptors
 from fusec.gpu.cublaslt.match import product_of
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
@@ -363,7 +364,7 @@ def test_numbers_are_those_of_the_header(library: cublaslt_library.Library) -> N
 
 def test_products_are_described_to_the_library(library: cublaslt_library.Library) -> None:
     assert library.version >= 120000
-    described = algorithms.Descriptors(library, product_of(BIAS))  # type: ignore[arg-type]
+    described = Descriptors(library, product_of(BIAS))  # type: ignore[arg-type]
     assert 0 not in (described.operation, described.a, described.b, described.c, described.d)
     with pytest.raises(BlasError, match=r"cublasLtMatmulDescSetAttribute: an unsupported value"):
         library.set_attribute("MatmulDesc", described.operation, 4711, np.uint64(0))

@@ -432,7 +432,7 @@ QUANTISED: tuple[Mutant, ...] = (
     _m(
         "fast_sums_forgotten",
         "quantised",
-        "gpu/cublaslt/algorithms.py",
+        "gpu/cublaslt/descriptors.py",
         "np.int8(1)",
         "np.int8(0)",
         "cuBLASLt is not asked for fast sums",

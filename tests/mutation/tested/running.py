@@ -487,8 +487,8 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_reduced",
         "padding",
-        "frontends/padding_proof.py",
-        '    if row.axis in axes:\n        raise _MixesError("it is reduced")\n',
+        "frontends/padding_rules.py",
+        '    if row.axis in axes:\n        raise MixesError("it is reduced")\n',
         "",
         "sums go over rows that are padding",
         "dynamic_shapes/test_padding_refused.py",
@@ -496,7 +496,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_normalised",
         "padding",
-        "frontends/padding_proof.py",
+        "frontends/padding_rules.py",
         'if row.axis >= node.op.attributes["axis"] % node.operands[0].type.rank:',
         'if row.axis > node.op.attributes["axis"] % node.operands[0].type.rank:',
         "a norm goes over rows that are padding",
@@ -505,7 +505,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_keys",
         "padding",
-        "frontends/padding_proof.py",
+        "frontends/padding_rules.py",
         "if any(other != (query if query.axis == 0 else None) for other in others):",
         "if query.axis == 0 and any(other != query for other in others):",
         "queries attend to padding",
@@ -523,8 +523,8 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_halves",
         "padding",
-        "frontends/padding_proof.py",
-        '    if row.axis == node.result.type.rank - 1:\n        raise _MixesError("its halves are exchanged")\n',
+        "frontends/padding_rules.py",
+        '    if row.axis == node.result.type.rank - 1:\n        raise MixesError("its halves are exchanged")\n',
         "",
         "padding comes between the halves of a rotation",
         "dynamic_shapes/test_padding_refused.py",
@@ -532,8 +532,8 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_gathered",
         "padding",
-        "frontends/padding_proof.py",
-        '    if row.axis == axis:\n        raise _MixesError("rows are gathered")\n',
+        "frontends/padding_rules.py",
+        '    if row.axis == axis:\n        raise MixesError("rows are gathered")\n',
         "",
         "an index from the back finds padding",
         "dynamic_shapes/test_padding_refused.py",
@@ -541,7 +541,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "padded_along",
         "padding",
-        "frontends/padding_proof.py",
+        "frontends/padding_rules.py",
         'if row.axis == node.op.attributes["axis"] % node.operands[0].type.rank:',
         'if row.axis == node.op.attributes["axis"]:',
         "a softmax along an axis counted from the back shares weight with padding",

@@ -10,7 +10,7 @@ import pytest
 from fusec.errors import VerifyError
 from fusec.ir import DType, Graph, Node, TensorType, Value
 from fusec.ops import BatchNorm, Conv, pw
-from fusec.passes import PIPELINE, rules
+from fusec.passes import PIPELINE, rules_by_pass
 from fusec.passes.base import Options, run
 from fusec.passes.rewriting.pattern import (
     Attribute,
@@ -33,7 +33,7 @@ def graph_of(body: str, inputs: str = "%x: f32[4]") -> Graph:
 
 
 def only(name: str) -> Rule:
-    (found,) = [r for known in rules().values() for r in known if r.name == name and isinstance(r, Rule)]
+    (found,) = [r for known in rules_by_pass().values() for r in known if r.name == name and isinstance(r, Rule)]
     return found
 
 

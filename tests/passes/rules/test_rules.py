@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from passes.cases import assert_same_meaning
 
+import fusec.passes.rules
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Pointwise, pw
-from fusec.passes import names, rules
+from fusec.passes import names, rules_by_pass
 from fusec.passes.rewriting.expression import Apply, TracedTensor, subterms
 from fusec.passes.rewriting.pattern import Rule, instantiate
 from fusec.passes.rewriting.rewriter import rewrite
 from fusec.reference import evaluate
 
-EQUATIONS: dict[str, Rule] = {r.name: r for known in rules().values() for r in known if isinstance(r, Rule)}
+EQUATIONS: dict[str, Rule] = {r.name: r for known in rules_by_pass().values() for r in known if isinstance(r, Rule)}
 INTEGRAL = [name for name, r in EQUATIONS.items() if r.dtypes == "any"]
 # Rules of real numbers whose last op takes integers too.
 REAL_ONLY = [
@@ -105,9 +107,9 @@ def test_rules_of_real_numbers_leave_integers_alone(name: str) -> None:
 
 def test_names_are_unique() -> None:
     assert {"gelu_x_halved", "merge_constants", "fold_batchnorm"} <= names()
-    by_name = {r.name: r for known in rules().values() for r in known}
-    assert all(r is by_name[r.name] for known in rules().values() for r in known)
-    assert not by_name.keys() & rules().keys()
+    by_name = {r.name: r for known in rules_by_pass().values() for r in known}
+    assert all(r is by_name[r.name] for known in rules_by_pass().values() for r in known)
+    assert not by_name.keys() & rules_by_pass().keys()
 
 
 def test_leaves_are_all_used() -> None:
@@ -132,3 +134,8 @@ def test_both_sides_agree_on_nan_and_infinity(name: str, rng: np.random.Generato
     infinite = np.isinf(want)
     assert np.array_equal(got[infinite], want[infinite])
     assert np.array_equal(np.isinf(got), infinite)
+
+
+def test_the_folder_of_rules_is_a_module() -> None:
+    """`import fusec.passes.rules.activation as name` reads attributes, which a function of that name would hide."""
+    assert isinstance(fusec.passes.rules, ModuleType)

@@ -227,6 +227,13 @@ def test_rules_are_tried_on_the_graph_that_their_pass_receives(monkeypatch: pyte
     assert met == ["relu"]
 
 
+def test_keeps_meaning_refuses_what_it_could_not_check() -> None:
+    with pytest.raises(TypeError, match="returned a graph: a rewrite changes the graph that it gets, in place"):
+        keeps_meaning(example(), lambda graph: graph.clone())
+    with pytest.raises(TypeError, match=r"ReorderBiasFirst is a class: give an instance of the pass"):
+        keeps_meaning(example(), ReorderBiasFirst)
+
+
 def test_keeps_meaning_takes_passes_rules_and_functions() -> None:
     def nothing(graph: Graph) -> None:
         """A function that leaves the graph as it is."""

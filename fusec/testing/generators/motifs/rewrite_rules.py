@@ -8,11 +8,11 @@ import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.ir import DType, TensorType, Value
-from fusec.passes import rules
+from fusec.passes import rules_by_pass
 from fusec.passes.rewriting.pattern import Rule, instantiate
 from fusec.testing.generators.graph_builder import MAX_ELEMENTS, RandomGraph, Unfit
 
-EQUATIONS: tuple[Rule, ...] = tuple(r for known in rules().values() for r in known if isinstance(r, Rule))
+EQUATIONS: tuple[Rule, ...] = tuple(r for known in rules_by_pass().values() for r in known if isinstance(r, Rule))
 
 
 def equation(b: RandomGraph) -> None:

@@ -12,7 +12,7 @@ from gpu.kernels.cases import FIGURES, ROUNDING, Case, build, check, on_the_devi
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import GpuFigures
-from fusec.gpu.kernels.recurrent import recurrent
+from fusec.gpu.kernels.recurrent import recurrent_plan
 from fusec.ir import DType, TensorType
 from fusec.ops import Recurrent
 from fusec.targets.target import load, names
@@ -92,8 +92,8 @@ def test_few_processors_take_a_large_batch_in_several_launches(
 def test_weights_that_registers_cannot_hold_are_read_every_step(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recurrent, "HELD_REGISTERS", 0)
-    monkeypatch.setattr(recurrent, "WARPS", 2)
+    monkeypatch.setattr(recurrent_plan, "HELD_REGISTERS", 0)
+    monkeypatch.setattr(recurrent_plan, "WARPS", 2)
     lstm, gru = Recurrent("lstm", "reverse"), Recurrent("gru", linear_before_reset=True)
     cases = [
         layer(lstm, F16, (3, 20, 70)),

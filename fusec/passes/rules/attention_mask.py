@@ -1,0 +1,110 @@
+"""Make the bias of an attention from the masks and addends of its scores, and split a causal mask off it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fusec.ir import Array, DType, Graph, Node, Op, Value
+from fusec.ops import Cast, Reshape, pw
+from fusec.passes.rewriting.derived_constants import derive
+from fusec.passes.rewriting.rewriter import NoMatch
+from fusec.passes.rewriting.value_facts import small_constant
+from fusec.passes.rules.attention_scores import Scores, Term, known_array, lowest
+
+
+class Maker:
+    """Inserts nodes before another, and can remove them again."""
+
+    def __init__(self, graph: Graph, before: Node):
+        self.graph = graph
+        self.before = before
+        self._made: list[Node] = []
+
+    def __call__(self, op: Op, *operands: Value) -> Value:
+        return self.keep(self.graph.insert(op, operands, before=self.before).result)
+
+    def number(self, value: float, dtype: DType) -> Value:
+        return self.keep(self.graph.constant(np.asarray(value, dtype.numpy), before=self.before))
+
+    def keep(self, value: Value) -> Value:
+        assert value.node is not None
+        self._made.append(value.node)
+        return value
+
+    def undo(self) -> None:
+        for node in reversed(self._made):
+            self.graph.erase(node)
+
+
+def added_bias(make: Maker, scores: Scores, lead: tuple[int, int]) -> tuple[Value | None, bool]:
+    """Add up all addends of the scores; tell if their -infinities hide scores."""
+    dtype = scores.product.result.type.dtype
+    total: Value | None = None
+    for term in scores.terms:
+        value = _with_lead(make, term, lead)
+        if value.type.dtype is not dtype:
+            value = make(Cast(dtype), value)
+        if term.factor != 1.0:
+            value = make(pw("mul"), value, make.number(term.factor, dtype))
+        total = value if total is None else make(pw("add"), total, value)
+    if scores.hidden and any(not _is_finite(term.value) for term in scores.terms):
+        raise NoMatch("masked scores, to which a value is added that may be infinite", scores.product.result)
+    for mask, keeps in scores.hidden:
+        shown, never = total if total is not None else make.number(0.0, dtype), make.number(-math.inf, dtype)
+        total = make(pw("where"), _with_lead(make, mask, lead), *((shown, never) if keeps else (never, shown)))
+    return total, bool(scores.hidden)
+
+
+def _with_lead(make: Maker, term: Term, lead: tuple[int, int]) -> Value:
+    """Reshape a value that broadcasts with the scores to broadcast with the scores of four dims."""
+    value, shape = term.value, term.value.type.shape
+    if term.lead == lead or len(shape) <= 2:
+        return value
+    own = (1,) * (len(term.lead) + 2 - len(shape)) + shape
+    if all(d == 1 for d in own[:-2]):
+        return make(Reshape(own[-2:]), value)
+    if own[:-2] == term.lead:
+        return make(Reshape((*lead, *own[-2:])), value)
+    raise NoMatch(f"a mask of shape {list(shape)} for {lead[0]} times {lead[1]} heads", value)
+
+
+def _is_finite(value: Value) -> bool:
+    array = small_constant(value)
+    return array is not None and bool(np.isfinite(array).all())
+
+
+def split_causal(make: Maker, bias: Value | None) -> tuple[Value | None, bool, bool]:
+    """Split a causal mask off a bias.
+
+    Returns the remaining mask, True if the mask was causal, and True if it leaves each query some key. A constant that
+    hides a key becomes -infinity, because that survives a smaller storage type.
+    """
+    array = None if bias is None else known_array(bias)
+    if bias is None or array is None:
+        return bias, False, False
+    least_number = lowest(bias)
+    wide = np.atleast_2d(array.astype(np.float64))
+    hidden = wide <= least_number
+    if hidden.all(axis=-1).any() or np.isnan(wide).any():
+        return bias, False, False
+    rows, columns = wide.shape[-2:]
+    later = np.arange(columns)[None, :] > np.arange(rows)[:, None]
+    if rows > 1 and hidden.any() and not wide[~hidden].any() and bool((hidden == later).all()):
+        return None, True, False
+    if bias.literal is None or np.isneginf(wide[hidden]).all():
+        return bias, False, True
+    least = _WithInfinity(least_number)
+    folded = derive(make.graph, make.before, bias.literal.type, [bias.literal], least, bias.literal)
+    return make.keep(folded), False, True
+
+
+class _WithInfinity:
+    """Replaces numbers that low by -infinity."""
+
+    def __init__(self, lowest: float):
+        self.lowest = lowest
+
+    def __call__(self, array: Array) -> Array:
+        return np.where(array.astype(np.float64) <= self.lowest, -np.inf, array).astype(array.dtype)
