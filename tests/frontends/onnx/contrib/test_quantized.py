@@ -165,6 +165,32 @@ def test_pools(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_windows_beyond_the_padding_are_those_of_onnx(seed: int) -> None:
+    """With ceil_mode, a last window may reach beyond the padded image, and ONNX divides by the elements within it.
+
+    onnxruntime does so in AveragePool. In QLinearAveragePool it divides by the whole window if pads count.
+    """
+    rng = np.random.default_rng(seed)
+    dtype, counts = _dtype(rng), seed % 2
+    x, pads = _codes(rng, dtype, 2, 3, 6, 7), [1, 0, 1, 1] if seed % 4 < 2 else [0] * 4
+    x_quant, y_quant = [_scale(rng), _point(rng, dtype)], [_scale(rng, 0.02, 0.05), _point(rng, dtype)]
+    window: dict[str, Any] = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": pads, "ceil_mode": 1}
+    window["count_include_pad"] = counts
+    operands = [x, *map(Held, (*x_quant, *y_quant))]
+    if not counts:
+        assert_steps("QLinearAveragePool", operands, **window)
+        return
+    wide = (x.astype(np.float32) - x_quant[1]) * x_quant[0]
+    (_,), (mean,) = both("AveragePool", [wide], domain="", **window)
+    limits = np.iinfo(dtype)
+    wanted = np.clip(np.rint(mean / y_quant[0]) + y_quant[1], limits.min, limits.max)
+    (ours,), (theirs,) = both("QLinearAveragePool", operands, **window)
+    assert np.abs(ours - wanted).max() <= 1
+    same = np.abs(theirs - wanted) <= 1
+    assert same[:, :, :-1].all() and not same[:, :, -1].all(), "onnxruntime counts what is beyond the last row"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_convolution_of_channels_last(seed: int) -> None:
     rng = np.random.default_rng(seed)
     dtype, last = _dtype(rng), bool(seed % 2)
