@@ -27,8 +27,8 @@ from fusec.plans.plan_record import Choice, Entry
 
 
 @dataclass(frozen=True)
-class BuiltPlans:
-    """What a `.fusec` file holds of programs apart from their steps.
+class PlansAndKernels:
+    """Hold what a `.fusec` file has of programs apart from their steps.
 
     plans: serialized plans, by target and key of the cuDNN graph, best first
     kernels: compiled kernels, by target and key of the source (`cubins.CudaSource`)
@@ -40,7 +40,7 @@ class BuiltPlans:
 
 def build_plans(
     compiled: Sequence[Compiled], report: Progress, choices: Sequence[Mapping[str, Choice]] | None = None
-) -> BuiltPlans:
+) -> PlansAndKernels:
     """Build and serialize the plans of programs, and compile their kernels.
 
     Where nothing is chosen, these are also the plans and kernels of other candidates of the steps, which a GPU times at
@@ -74,7 +74,7 @@ def build_plans(
         kernels.update({(c.target.name, key): entry for key, entry in found.items()})
     made_here = itertools.chain(*plans.values(), kernels.values())
     store.trust(*(entry.blob for entry in made_here if entry.blob is not None))
-    return BuiltPlans(plans, kernels)
+    return PlansAndKernels(plans, kernels)
 
 
 def _kernels(compiled: Compiled) -> list[Kernel]:

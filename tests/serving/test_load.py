@@ -72,7 +72,9 @@ def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
         with triton.InferenceServerClient(server.address, network_timeout=60) as client:
             while not ended.is_set():
                 start = time.perf_counter()
-                got = client.infer("small", [tensor]).as_numpy("y")
+                result = client.infer("small", [tensor])
+                got = result.as_numpy("y")
+                assert got is not None
                 times.append(time.perf_counter() - start)
                 np.testing.assert_allclose(got[0], want[row], rtol=1e-5, atol=1e-6)
 

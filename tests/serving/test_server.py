@@ -315,7 +315,7 @@ def test_nothing_is_lost_or_doubled_when_a_worker_is_killed(file: Path) -> None:
                     try:
                         result = c.infer("classifier", asked(x[row : row + 1]), request_id=str(turn))
                     except InferenceServerException as error:
-                        answers[number].append(int(error.status()))
+                        answers[number].append(int(str(error.status())))
                         time.sleep(0.02)
                         continue
                     assert result.get_response()["id"] == str(turn)

@@ -34,6 +34,7 @@ class Sums:
     rng: random.Random = field(default_factory=lambda: random.Random(2))
     recordings: list[dict[str, int]] = field(default_factory=list[dict[str, int]])
     runs: int = 0
+    now_us: float = 0.0  # of the recording that ran last
 
     def captured(self, options: Mapping[str, int]) -> Callable[[], None] | None:
         if self.refused & set(options.items()):
