@@ -207,7 +207,7 @@ def test_state_keeps_its_own_order() -> None:
 
 
 def test_the_cpu_target_keeps_the_promise() -> None:
-    net, given = fusec.compile(source(), target="cpu", channels_last=True), feeds()
+    net, given = one_program(fusec.compile(source(), target="cpu", channels_last=True)), feeds()
     assert [spec.order for spec in (*net.inputs, *net.outputs)] == [NHWC, (), NHWC, ()]
     want = evaluate(source(), given)["y"]
     for x in (given["x"], last(given["x"])):

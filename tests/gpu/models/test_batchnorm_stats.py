@@ -97,7 +97,7 @@ def test_simulated_it_is_the_same_norm(rng: np.random.Generator, monkeypatch: py
         y, mean, variance = b.batch_norm_train(b.conv(x, w, padding=1), scale, bias)
         loss = (y.relu() * x.mean()).astype("f32").sum()
         for name, gradient in zip(("dw", "ds", "db"), fusec.backward(loss, [w, scale, bias]), strict=True):
-            b.output(**{name: gradient})
+            b.output({name: gradient})
         b.output(y=y, mean=mean, variance=variance)
         return b
 

@@ -85,7 +85,7 @@ def test_constants_attributes_sizes_and_types_become_simple() -> None:
     x = graph.add_input("x", TensorType((3, 6, 9, 7), DType.BF16, (3, 1, 0, 2)))
     w = graph.constant(np.random.default_rng(1).standard_normal((6, 3, 3, 3)).astype(DType.BF16.numpy))
     y = graph.add(Conv((2, 1), (1, 0, 2, 1), (1, 2), 2), x, w)
-    graph.set_outputs([graph.add(BY_NAME["leaky_relu"](alpha=0.3), y)])
+    graph.set_outputs([graph.add(pw("leaky_relu", alpha=0.3), y)])
     small = shrink_graph(graph, contains("conv", "leaky_relu"))
     conv, relu = (n for n in small.nodes if not isinstance(n.op, Constant))
     assert conv.op == Conv((1, 1), (0, 0, 0, 0), (1, 1), conv.op.attributes["groups"])
