@@ -266,8 +266,9 @@ def test_programs_with_state_are_left_alone(machine: Machine, tmp_path: Path) ->
 
     made = compiled()
     with_state = replace(made, options=replace(made.options, state=(("x", ""),)))
-    net = Executable(with_state, CudnnBackend("quick", store=PlanStore(tmp_path)))
-    net.rehearse(net.backend.tune_whole_model)
+    backend = CudnnBackend("quick", store=PlanStore(tmp_path))
+    net = Executable(with_state, backend)
+    net.rehearse(backend.tune_whole_model)
     assert machine.captured == 0
     net.bind(x=fresh(0))
     assert len(net.run(None, {})) == 2
