@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck
+
+from fusec.dynamic_shapes.executable import DynamicExecutable
+from fusec.ir import Array, Value
+from fusec.runtime import Executable
+from fusec.segments.executable import AnyExecutable
+
+# all that a test with its own limits can do without; HealthCheck does not tell the type of its items
+HEALTH_CHECKS = cast("list[HealthCheck]", list(HealthCheck))
 
 
 def relative_l2(got: Any, want: Any) -> float:
@@ -26,6 +35,24 @@ def assert_close(got: Any, want: Any, rtol: float) -> None:
     assert got_shape == want_shape, f"shape {got_shape}, wanted {want_shape}"
     error = relative_l2(got, want)
     assert error <= rtol, f"relative L2 error {error:.3g}, allowed {rtol:.3g}"
+
+
+def one_program(executable: AnyExecutable | DynamicExecutable) -> Executable:
+    """Return what was compiled; it must be one program."""
+    assert isinstance(executable, Executable)
+    return executable
+
+
+def for_sizes(executable: AnyExecutable | DynamicExecutable) -> DynamicExecutable:
+    """Return what was compiled; it must take several sizes."""
+    assert isinstance(executable, DynamicExecutable)
+    return executable
+
+
+def literal_of(value: Value) -> Array:
+    """Return the array of a constant."""
+    assert value.literal is not None
+    return value.literal.array
 
 
 def quick(cases: Iterable[Any], some: Collection[Any]) -> list[Any]:

@@ -294,10 +294,23 @@ def test_rows_of_another_machine_keep_their_commits(tmp_path: Path) -> None:
 
 def test_the_table_of_peers_marks_models_with_channels_last_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     time = {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
-    row = {"model": "unet", "batch": 8, "times": {"fusec": time, "eager": time}, "best_peer_over_fusec": 1.0}
+    row: dict[str, Any] = {
+        "model": "unet",
+        "batch": 8,
+        "times": {"fusec": time, "eager": time},
+        "best_peer_over_fusec": 1.0,
+    }
     row |= {"limit_ms": 0.5, "cold_s": 1, "warm_s": 1, "peak_bytes": {}, "errors": {"fusec": 0.0, "eager": 0.0}}
     row["steps"] = []
-    data = {"gpu": "A", "driver": 1, "cudnn": 1, "torch": "2", "commit": "c", "date": "d", "rows": [row]}
+    data: dict[str, Any] = {
+        "gpu": "A",
+        "driver": 1,
+        "cudnn": 1,
+        "torch": "2",
+        "commit": "c",
+        "date": "d",
+        "rows": [row],
+    }
     monkeypatch.setattr(results_page, "read", lambda name: data)
     assert "†" not in "\n".join(results_page.peers())
     data["rows"].append({**row, "model": "resnet50", "inputs": "channels last"})
@@ -398,7 +411,7 @@ def test_the_onnx_suite_knows_the_types_that_only_a_gpu_refuses(
 def test_fuzzing_results_add_up_runs_and_count_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = {"seed": 1, "target": "h200", "workers": 2, "seconds": 3.0, "examples": 4, "nodes": 5}
+    data: dict[str, Any] = {"seed": 1, "target": "h200", "workers": 2, "seconds": 3.0, "examples": 4, "nodes": 5}
     data["properties"] = {"device_agrees": {"runs": 4, "skips": 1, "failures": 1, "seconds": 2.0, "ms": 500.0}}
     data |= {"findings": [{}], "doubts": [], "coverage": {"kernels": {"attention": 50, "rows": 9}}}
     (tmp_path / "first.json").write_text(json.dumps(data))
@@ -506,7 +519,7 @@ def test_the_process_of_a_case_of_shapes_prints_a_row_for_each_size(
     monkeypatch.setenv("FUSEC_DEVICE", "none")
     device._first_gpu.cache_clear()
     tiny_dynamic(tmp_path / "m.onnx")
-    arrays = {f"{name}{n}": np.full((n, 8), n, np.float32) for n in (2, 3) for name in "xy"}
+    arrays: dict[str, Any] = {f"{name}{n}": np.full((n, 8), n, np.float32) for n in (2, 3) for name in "xy"}
     np.savez(tmp_path / "m.npz", **arrays)
     options = [json.dumps(option) for option in ("none", "size", [[2], [3]], [3], 0.0)]
     new_shapes_child.main([str(tmp_path / "m.onnx"), str(tmp_path / "m.npz"), *options])

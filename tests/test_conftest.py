@@ -34,7 +34,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("bare_machine")
 def test_missing_packages_skip_the_tests_that_need_them():
-    items = [Item(), Item("cudnn"), Item("gpu")]
+    items: Any = [Item(), Item("cudnn"), Item("gpu")]
     conftest.pytest_collection_modifyitems(items)
     assert [i.skips for i in items] == [[], ["nvidia-cudnn-frontend is not installed"], ["cupy is not installed"]]
 
@@ -42,7 +42,7 @@ def test_missing_packages_skip_the_tests_that_need_them():
 @pytest.mark.usefixtures("bare_machine")
 def test_nothing_is_skipped_where_cudnn_is_required(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FUSEC_REQUIRE_CUDNN", "1")
-    item = Item("cudnn")
+    item: Any = Item("cudnn")
     conftest.pytest_collection_modifyitems([item])
     assert item.skips == []
 

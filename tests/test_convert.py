@@ -29,7 +29,8 @@ def model(tmp_path: Path) -> Path:
 def answers(model: bytes | str, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(None, feeds)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return [np.asarray(result) for result in session.run(None, feeds)]
 
 
 @pytest.mark.parametrize(("precision", "rtol"), [("fp32", 1e-5), ("fp16", 5e-3)])

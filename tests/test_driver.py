@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from frontends.onnx.models import run
-from helpers import assert_close, quick
+from helpers import assert_close, one_program, quick
 from onnx import TensorProto, helper
 
 import fusec
@@ -72,7 +72,7 @@ def model(batch: int | str = 1) -> onnx.ModelProto:
 @pytest.mark.cudnn
 @pytest.mark.parametrize(("precision", "rtol"), [("fp32", 1e-5), ("tf32", 1e-5), ("fp16", 5e-3), ("bf16", 4e-2)])
 def test_precisions(precision: str, rtol: float, rng: np.random.Generator) -> None:
-    executable = fusec.compile(model(), target="h200", precision=precision)
+    executable = one_program(fusec.compile(model(), target="h200", precision=precision))
     assert executable.device == "simulated"
     x = rng.standard_normal((1, 8, 14, 14)).astype(np.float32)
     want = evaluate(executable.compiled.source, {"x": x}, precision=fusec.DType.F64)["y"]

@@ -220,7 +220,7 @@ class Edits(RuleBasedStateMachine):
             self.graph.insert(pw(op), operands, before=before, names=["y"])
 
     @rule(data=st.data())
-    @precondition(lambda self: len(self.graph))
+    @precondition(lambda self: len(self.graph) > 0)
     def set_input(self, data: st.DataObject) -> None:
         node = data.draw(st.sampled_from(list(self.graph.nodes)))
         places = [i for i, v in enumerate(node.operands) if v.type.same_value_type(F32)]
@@ -230,7 +230,7 @@ class Edits(RuleBasedStateMachine):
             )
 
     @rule(data=st.data())
-    @precondition(lambda self: len(self.graph))
+    @precondition(lambda self: len(self.graph) > 0)
     def replace(self, data: st.DataObject) -> None:
         node = data.draw(st.sampled_from(list(self.graph.nodes)))
         candidates = self.visible(node)
@@ -676,7 +676,7 @@ def test_literals_are_loaded_once_however_many_threads_ask() -> None:
     def load(name: str, *sources: Literal) -> np.ndarray:
         loads.append(name)
         time.sleep(0.01)
-        return np.sum([np.full(3, 2.0, np.float32), *(source.array for source in sources)], axis=0, dtype=np.float32)
+        return np.asarray(sum((source.array for source in sources), np.full(3, 2.0, np.float32)))
 
     type = TensorType((3,), DType.F32)
     first = Literal(type, lambda: load("first"))

@@ -20,7 +20,9 @@ def run(model: ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarray:
     options.log_severity_level = 3  # it warns of initializers among the inputs, as IR version 3 wants them
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, inputs)[0]
+    (y,) = session.run(None, inputs)
+    assert isinstance(y, np.ndarray)
+    return y
 
 
 def test_every_light_model_of_onnx_is_known():

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import one_program
 
 import fusec
 from examples.training_models import training_step
@@ -40,7 +41,9 @@ def test_fp16_learns_what_fp32_does(name: str) -> None:
     held = first(training_step(name, 2, 32, **SIZES[name]))
     losses: dict[str, list[float]] = {}
     for dtype in ("f16", "f32"):
-        executable = fusec.compile(training_step(name, 2, 32, first=held, dtype=dtype, **SIZES[name]), target="cpu")
+        executable = one_program(
+            fusec.compile(training_step(name, 2, 32, first=held, dtype=dtype, **SIZES[name]), target="cpu")
+        )
         rng = np.random.default_rng(1)
         images, labels = rng.standard_normal((2, 3, 32, 32)), rng.integers(0, 1000, 2)
         images = images.astype(np.float16 if dtype == "f16" else np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ class LiveRows:
             output.parent.mkdir(parents=True, exist_ok=True)
         self._start, self._lock = time.perf_counter(), threading.Lock()
         self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._replaced: dict[tuple[Any, ...], Mapping[str, Any] | None] = {}
 
     def __call__(self, name: str, row: Mapping[str, Any], **figures: Any) -> None:
         """Print figures, and add them to a row.
@@ -39,6 +41,27 @@ class LiveRows:
         with self._lock:
             print(f"{time.perf_counter() - self._start:6.1f} s  {name}: {shown}", flush=True)
             if self._output and row:
-                whole = self._rows.setdefault(tuple(row[part] for part in self._key), dict(row))
-                whole |= figures
-                write_row(self._output, self._machine, self._commit, whole, self._key)
+                case = self._case(row)
+                if case not in self._rows:
+                    self._rows[case], self._replaced[case] = dict(row), self._in_file(case)
+                self._rows[case] |= figures
+                write_row(self._output, self._machine, self._commit, self._rows[case], self._key)
+
+    def give_up(self, row: Mapping[str, Any]) -> None:
+        """Put back the row that this one replaced, because not all figures could be measured; without one, it stays."""
+        with self._lock:
+            replaced = self._replaced.pop(self._case(row), None)
+            if self._output and replaced is not None:
+                write_row(self._output, self._machine, self._commit, replaced, self._key)
+
+    def _case(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row.get(part) for part in self._key)
+
+    def _in_file(self, case: tuple[Any, ...]) -> Mapping[str, Any] | None:
+        """Return the row that the file has of a case, of the same machine."""
+        if self._output is None or not self._output.exists():
+            return None
+        data = json.loads(self._output.read_text())
+        if any(data.get(name) != value for name, value in self._machine.items()):
+            return None
+        return next((row for row in data["rows"] if self._case(row) == case), None)

@@ -67,8 +67,8 @@ def make(folder: Path, target: str, pack: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     compiled = driver.build(data, target=target, precision="fp16")
-    plans = build_plans([compiled], lambda stage, done, total: None)
-    fusec_file.save(folder / FILE, [compiled], plans)
+    built = build_plans([compiled], lambda stage, done, total: None)
+    fusec_file.save(folder / FILE, [compiled], built.plans, kernels=built.kernels)
     seconds = time.perf_counter() - begin
     file = (folder / FILE).read_bytes()
     print(f"{len(file) >> 20} MB in {seconds:.1f} s")

@@ -83,7 +83,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FUSEC_CACHE"] = folder  # an empty cache
         backend = CudnnBackend(TuningOptions("quick", given.budget))
-        for row in rows(backend.times_us):
+        for row in rows(backend.plans.times_us):
             print(f"{row['penalty']}: {row['us']:.1f} us against {row['without_us']:.1f}", flush=True)
             write_row(given.output, machine, given.commit, row, KEYS["penalties.json"])
     return 0

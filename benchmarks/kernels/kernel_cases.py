@@ -71,6 +71,26 @@ def depthwise(channels: int, window: int, stride: int) -> Callable[..., Value]:
     return make
 
 
+def squeeze_excite(channels: int, window: int, stride: int, reduced: int) -> Callable[..., Sequence[Value]]:
+    """Make a depthwise convolution with swish, and the gate of its channels: squeeze and excitation."""
+
+    def product(g: Graph, x: Value, columns: int) -> Value:
+        w = g.constant(np.full((columns, x.type.shape[1], 1, 1), 1 / x.type.shape[1], np.float16))
+        return g.add(
+            pw("add"), g.add(Conv((1, 1), (0,) * 4, (1, 1)), x, w), g.constant(np.ones((columns, 1, 1), np.float16))
+        )
+
+    def make(g: Graph, x: Value) -> Sequence[Value]:
+        w = g.constant(np.full((channels, 1, window, window), 0.1, np.float16))
+        bias = g.constant(np.linspace(0, 1, channels).astype(np.float16).reshape(-1, 1, 1))
+        convolved = g.add(Conv((stride, stride), (window // 2,) * 4, (1, 1), channels), x, w)
+        y = g.add(pw("swish"), g.add(pw("add"), convolved, bias))
+        small = g.add(pw("relu"), product(g, g.add(Reduce("mean", (2, 3)), y), reduced))
+        return y, g.add(pw("sigmoid"), product(g, small, channels))
+
+    return make
+
+
 def few_filters(filters: int, channels: int, window: int) -> Callable[..., Value]:
     """Make the last convolution of a network from image to image, with bias and tanh."""
 
@@ -219,6 +239,17 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "depthwise 3x3/2, 32x96x112x112": ([nhwc(32, 96, 112, 112)], depthwise(96, 3, 2)),
     "depthwise 5x5, 32x240x28x28": ([nhwc(32, 240, 28, 28)], depthwise(240, 5, 1)),
     "depthwise 7x7, 32x96x56x56": ([nhwc(32, 96, 56, 56)], depthwise(96, 7, 1)),
+    **{
+        f"depthwise {window}x{window}{'/2' * (stride - 1)} and gate, {batch}x{channels}x{high}x{high}": (
+            [nhwc(batch, channels, high, high)],
+            squeeze_excite(channels, window, stride, reduced),
+        )
+        for batch in (1, 32)
+        for channels, high, window, stride, reduced in (
+            *((32, 112, 3, 1, 8), (240, 28, 5, 1, 10), (1152, 7, 5, 1, 48)),  # of EfficientNet-B0
+            *((72, 56, 5, 2, 24), (672, 14, 5, 2, 168)),  # of MobileNetV3
+        )
+    },
     "attention, 2x8x4096x40": ([rows(2, 8, 4096, 40)] * 3, lambda g, *x: g.add(Attention(0.158), *x)),
     "attention backward, 32x12x197x64": (
         [*[rows(32, 12, 197, 64)] * 5, rows(32, 12, 197, 1, dtype=F32)],

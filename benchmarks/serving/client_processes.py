@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.common.result_files import ROOT
 from benchmarks.serving.served_models import Case, images
-from benchmarks.serving.server_process import REGION, Clients, Server, cpu_seconds, register
+from benchmarks.serving.server_process import REGION, Clients, Server, cpu_seconds, killed_at_end, register
 
 REGION_BYTES = 64 << 20  # more than caches hold
 
@@ -93,18 +93,14 @@ def loaded(server: Server, requests: Requests, clients: Clients, rate: float = 0
     load = {"host": host, "port": int(port), "connections": clients.connections}
     load |= {"request": str(requests.file), "lengths": requests.lengths}
     load |= {"start": start, "seconds": clients.seconds, "rate": rate / clients.processes}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.serving.load_client", json.dumps({**load, "seed": seed})],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for seed in range(clients.processes)
-    ]
-    before = cpu_seconds(server.pid)
-    told = [process.communicate(timeout=clients.seconds + 120)[0] for process in processes]
-    after = cpu_seconds(server.pid)
+    processes: list[subprocess.Popen[str]] = []
+    with killed_at_end(processes):
+        for seed in range(clients.processes):
+            command = [sys.executable, "-m", "benchmarks.serving.load_client", json.dumps({**load, "seed": seed})]
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+        before = cpu_seconds(server.pid)
+        told = [process.communicate(timeout=clients.seconds + 120)[0] for process in processes]
+        after = cpu_seconds(server.pid)
     if any(process.returncode for process in processes):
         raise SystemExit("a client failed")
     reports = [json.loads(text) for text in told]

@@ -10,7 +10,6 @@ event loop: a request costs little more than the kernel's copies of its bytes.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import json
@@ -23,6 +22,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+CLOSED = "the server closed a connection"
 STATUS_AT = len("HTTP/1.1 ")
 LENGTH = b"\r\ncontent-length:"  # not the end of another header
 RECEIVE_BYTES = 256 << 10
@@ -74,8 +74,12 @@ class Connection:
 
     def push(self) -> None:
         """Send as much as the socket takes."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             self.left = self.left[self.socket.send(self.left) :]
+        except BlockingIOError:
+            pass
+        except ConnectionError as error:
+            raise SystemExit(CLOSED) from error
 
     def receive(self) -> int:
         """Read what has arrived, and return the status of the answer; 0 if it is not there yet."""
@@ -85,8 +89,10 @@ class Connection:
                 data = self.socket.recv(RECEIVE_BYTES)
             except BlockingIOError:
                 break
+            except ConnectionError as error:
+                raise SystemExit(CLOSED) from error
             if not data:
-                raise SystemExit("the server closed a connection")
+                raise SystemExit(CLOSED)
             self.held += data
         if self.length < 0:
             end = self.held.find(b"\r\n\r\n")

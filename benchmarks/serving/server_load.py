@@ -13,11 +13,13 @@ The extra `serve` must be installed.
 The case `stub` has a device that only waits, so that the server itself is measured, also without a GPU.
 
 A figure is printed as soon as it is known, and goes to the row of its case in benchmarks/results/serving.json. Cases
-that are not measured again keep their rows. `--limit` stops a run that takes too long.
+that are not measured again keep their rows. `--limit` stops a run that takes too long: with status 1, and the row of
+the case that did not fit stays as it was before.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import sys
@@ -32,7 +34,7 @@ from typing import Any
 import numpy as np
 
 import fusec
-from benchmarks.common.attempt import within
+from benchmarks.common.attempt import TooLongError, within
 from benchmarks.common.live_rows import LiveRows
 from benchmarks.common.result_files import KEYS, gpu, parser
 from benchmarks.serving.client_processes import error, loaded, quantiles, requests_of
@@ -98,25 +100,41 @@ def main() -> int:
     )
     options.add_argument("--shared-memory", action="store_true", help="images are in shared memory of the clients")
     options.add_argument("--option", action="append", default=[], help="of fusec serve, as --option=--delay-ms=1")
-    given = options.parse_args()
+    return run(options.parse_args())
+
+
+def run(given: argparse.Namespace) -> int:
+    """Measure the cases, and return the status: 1 if the limit was reached."""
     on_gpu = device.device_name() is not None
     output = None if given.cases == ["stub"] else given.output  # a stub is no result
     rows = LiveRows(output, given.commit, machine(), KEYS["serving.json"])
-    with tempfile.TemporaryDirectory() as folder, within(given.limit):
-        for name in given.cases or ["resnet50" if on_gpu else "small"]:
-            case = replace(CASES[name], batches=tuple(given.batches or CASES[name].batches))
-            start = time.perf_counter()
-            path = given.file or compiled(case, Path(folder), given.tune, given.budget)
-            rows(name, {}, compile_s=time.perf_counter() - start)
-            own = alone(case, path, given.seconds / 2)
-            for count in given.rows:
-                connections = given.connections or max(2, -(-5 * case.batches[-1] // (given.processes * count)))
-                stub_us = tuple(given.stub_us) if name == "stub" else None
-                served_as = (given.front_ends, count, stub_us, tuple(given.option), given.shared_memory)
-                clients = Clients(given.processes, connections, given.seconds, *served_as)
-                key = {"model": name, "batch": case.batches[-1], "rows": count, "shared_memory": given.shared_memory}
-                measured(case, path, clients, own, partial(rows, f"{name}, requests of {count}", key))
+    begun: tuple[str, Mapping[str, Any]] = ("", {})
+    try:
+        with tempfile.TemporaryDirectory() as folder, within(given.limit):
+            for name in given.cases or ["resnet50" if on_gpu else "small"]:
+                begun = name, {}
+                case = replace(CASES[name], batches=tuple(given.batches or CASES[name].batches))
+                start = time.perf_counter()
+                path = given.file or compiled(case, Path(folder), given.tune, given.budget)
+                rows(name, {}, compile_s=time.perf_counter() - start)
+                own = alone(case, path, given.seconds / 2)
+                for count in given.rows:
+                    key = {"model": name, "batch": case.batches[-1], "rows": count}
+                    begun = f"{name}, requests of {count}", {**key, "shared_memory": given.shared_memory}
+                    measured(case, path, clients_of(given, case, count), own, partial(rows, *begun))
+    except TooLongError as reason:
+        print(f"{begun[0]}: stopped by --limit: {reason}", flush=True)
+        rows.give_up(begun[1])
+        return 1
     return 0
+
+
+def clients_of(given: argparse.Namespace, case: Case, count: int) -> Clients:
+    """Return the load by the options for requests of so many images."""
+    connections = given.connections or max(2, -(-5 * case.batches[-1] // (given.processes * count)))
+    stub_us = tuple(given.stub_us) if case.model == "stub" else None
+    served_as = (given.front_ends, count, stub_us, tuple(given.option), given.shared_memory)
+    return Clients(given.processes, connections, given.seconds, *served_as)
 
 
 if __name__ == "__main__":

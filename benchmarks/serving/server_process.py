@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,17 +57,28 @@ def served(path: Path, clients: Clients) -> Generator[Server]:
         serve = ["benchmarks.serving.stub_device", str(path), *(str(us / 1e6) for us in clients.stub_us)]
     command = [sys.executable, "-m", *serve, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    try:
-        assert process.stdout is not None
-        yield Server(urlparse(process.stdout.readline().split()[-1]).netloc, process.pid)
-    finally:
-        process.send_signal(signal.SIGTERM)
+    with killed_at_end([process]):  # its other processes end when the first one is killed
         try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
+            assert process.stdout is not None
+            yield Server(urlparse(process.stdout.readline().split()[-1]).netloc, process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+
+
+@contextmanager
+def killed_at_end(processes: Sequence[subprocess.Popen[str]]) -> Generator[None]:
+    """Kill the processes that still run at the end of the block, also where an error or a time limit ends it."""
+    try:
+        yield
+    finally:
+        for process in processes:
             process.kill()
-        if process.stdout is not None:
-            process.stdout.close()
+        for process in processes:
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def register(address: str, key: str, nbytes: int) -> None:

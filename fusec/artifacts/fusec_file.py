@@ -37,7 +37,7 @@ from fusec.artifacts.shape_table import ShapeTable
 from fusec.errors import FusecError
 from fusec.execution.compilation import Compiled
 from fusec.gpu.cudnn.verdict_json import encode
-from fusec.gpu.launch.cubins import KEY_PREFIX
+from fusec.gpu.launch.cubins import CompiledKernels
 from fusec.ir import Constant, Graph, Literal, digest_all, print_graph
 from fusec.passes.partition.equivalent_spellings import respell
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
@@ -55,12 +55,14 @@ def save(
     plans: lockfile.Plans | None = None,
     table: ShapeTable | None = None,
     *,
+    kernels: CompiledKernels | None = None,
     sources: bool = False,
 ) -> None:
     """Write a model that is compiled for one or more targets into a file, which is complete or not written at all.
 
     table: what the file says about shapes, if `compiled` has programs for several sets of input shapes; the first
         program's shapes are the default.
+    kernels: compiled kernels; those of other targets are left out.
     sources: also store large weights that only the imported model has, such as fp32 weights of a program in fp16. No
         step reads them. Without them `verify` does not check the passes, and `fusec run --compare` is refused.
     Raises FusecError if models or options differ, a target occurs twice, or the file cannot be written.
@@ -83,7 +85,7 @@ def save(
                 _save_program(file, c, plans or {}, folder_of(number), stored)
             lock = lockfile.make(members, plans)
             file.add(folder_of(number) + lockfile.NAME, lockfile.text_of(lock).encode())
-        _save_kernels(file, {c.target.name for c in compiled}, plans or {})
+        _save_kernels(file, {c.target.name for c in compiled}, kernels or {})
         file.stream(WEIGHTS, lambda member: write(member, weights.values()))
         file.stream(SOURCE_WEIGHTS, lambda member: write(member, [rest[d] for d in rest if d not in left_out]))
         if left_out:
@@ -101,11 +103,11 @@ def save(
     _log.info("%s: written for %s, %d sets of input shapes", path, ", ".join(targets), len(shapes))
 
 
-def _save_kernels(file: container.Writer, targets: Container[str], plans: lockfile.Plans) -> None:
-    """Write the compiled kernels among the plans, each once for all programs of a target."""
-    for (target, key), entries in plans.items():
-        if key.startswith(KEY_PREFIX) and target in targets and (blob := entries[0].blob) is not None:
-            file.add(kernel_member(target, key), blob)
+def _save_kernels(file: container.Writer, targets: Container[str], kernels: CompiledKernels) -> None:
+    """Write compiled kernels, each once for all programs of a target."""
+    for (target, key), entry in kernels.items():
+        if target in targets and entry.blob is not None:
+            file.add(kernel_member(target, key), entry.blob)
 
 
 def _by_shapes(path: str | Path, compiled: Sequence[Compiled], several: bool) -> dict[str, list[Compiled]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -52,7 +52,8 @@ _log = logging.getLogger("fusec.artifacts.fusec_file")  # one name for reading a
 class Artifact:
     """Contents of a file for one target.
 
-    plans: by key of the cuDNN graph, best first; also the compiled kernels that are trusted, by the key of the source.
+    plans: by key of the cuDNN graph, best first.
+    kernels: the compiled kernels that are trusted, by key of the source (`cubins.CudaSource`).
     lock: the choices for all steps and targets.
     open_choices: nothing was chosen, so the candidates of each step compete on a GPU.
     notes: messages for the user, such as plans that must be built again.
@@ -63,6 +64,7 @@ class Artifact:
     lock: lockfile.Lock
     notes: tuple[str, ...] = ()
     open_choices: bool = False
+    kernels: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
 
 
 class _LateJudge:
@@ -144,15 +146,15 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
         notes = (
             (f"{path}: {untrusted} of its kernels were not compiled here and are compiled anew",) if untrusted else ()
         )
-        found.append(replace(read, plans={**read.plans, **kernels}, notes=(*read.notes, *notes)))
+        found.append(replace(read, kernels=kernels, notes=(*read.notes, *notes)))
     return found
 
 
-def _kernels(file: Reader, target: str, store: PlanStore) -> tuple[dict[str, tuple[Entry, ...]], int]:
+def _kernels(file: Reader, target: str, store: PlanStore) -> tuple[dict[str, Entry], int]:
     """Read the compiled kernels that this machine trusts, by key of the source, and count the others."""
     members = kernel_keys(target, file)
     blobs = {key: bytes(file.check(name)) for key, name in members.items()}
-    trusted = {key: (Entry(NO_CHOICE, blob),) for key, blob in blobs.items() if store.trusts(blob)}
+    trusted = {key: Entry(NO_CHOICE, blob) for key, blob in blobs.items() if store.trusts(blob)}
     return trusted, len(members) - len(trusted)
 
 

@@ -116,12 +116,12 @@ def _save(
     for each in compiled:
         each.require_answers(f"{path}: a compiled model")
     programs = compiled if locked is None else [each.compiled for each in locked]
-    plans = build_plans(programs, report, None if locked is None else [each.choices for each in locked])
+    built = build_plans(programs, report, None if locked is None else [each.choices for each in locked])
     if sized is None:
-        fusec_file.save(path, programs, plans, sources=sources)
+        fusec_file.save(path, programs, built.plans, kernels=built.kernels, sources=sources)
     else:
-        saved = [(each, plans) for each in programs]
-        save_shapes.save(path, saved, sized.sizing, sized.padding, sources=sources)
+        saved = [(each, built.plans) for each in programs]
+        save_shapes.save(path, saved, sized.sizing, sized.padding, kernels=built.kernels, sources=sources)
 
 
 def _print(model: str, summary: dict[str, Any], words: str, note: str) -> None:

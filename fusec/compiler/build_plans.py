@@ -5,7 +5,9 @@ Plans that are built here are trusted: this machine may read their machine code.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fusec import lockfile
@@ -18,24 +20,37 @@ from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_number, nvrtc_libraries
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.codegen.kernel import variants_of
-from fusec.gpu.launch.cubins import compile_all
+from fusec.gpu.launch.cubins import CompiledKernels, compile_all
 from fusec.plans.lock_record import Lock
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import Choice, Entry
 
 
+@dataclass(frozen=True)
+class PlansAndKernels:
+    """Hold what a `.fusec` file has of programs apart from their steps.
+
+    plans: serialized plans, by target and key of the cuDNN graph, best first
+    kernels: compiled kernels, by target and key of the source (`cubins.CudaSource`)
+    """
+
+    plans: lockfile.Plans
+    kernels: CompiledKernels
+
+
 def build_plans(
     compiled: Sequence[Compiled], report: Progress, choices: Sequence[Mapping[str, Choice]] | None = None
-) -> dict[tuple[str, str], Sequence[Entry]]:
-    """Build and serialize the plans of programs, by target and key of the cuDNN graph, and compile their kernels.
+) -> PlansAndKernels:
+    """Build and serialize the plans of programs, and compile their kernels.
 
     Where nothing is chosen, these are also the plans and kernels of other candidates of the steps, which a GPU times at
-    first load. A kernel is an entry by the key of its source (`cubins.CudaSource`).
+    first load.
 
     choices: for each program the plans of a lock, by key; None for the first plans that cuDNN offers.
     """
     store, cudnn = PlanStore(), cudnn_number()
     plans: dict[tuple[str, str], Sequence[Entry]] = {}
+    kernels: dict[tuple[str, str], Entry] = {}
     for index, c in enumerate(compiled):
         graphs = [lowered.graph for lowered in c.lowered if lowered is not None]
         own = {graph.key for graph in graphs}
@@ -56,9 +71,10 @@ def build_plans(
         found = compile_all(
             _kernels(c), c.target.sm, nvrtc_libraries(), lambda done, total: report("kernels", done, total)
         )
-        plans.update({(c.target.name, key): [entry] for key, entry in found.items()})
-    store.trust(*(entry.blob for entries in plans.values() for entry in entries if entry.blob is not None))
-    return plans
+        kernels.update({(c.target.name, key): entry for key, entry in found.items()})
+    made_here = itertools.chain(*plans.values(), kernels.values())
+    store.trust(*(entry.blob for entry in made_here if entry.blob is not None))
+    return PlansAndKernels(plans, kernels)
 
 
 def _kernels(compiled: Compiled) -> list[Kernel]:

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from fusec.gpu.autotune.candidate_times import StepTuning, candidate_kernels, kernels_of
@@ -43,14 +43,18 @@ class ProposedKernels:
     options: Options
     state: Mapping[str, str]
     level: str
-    _threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
 
-    def start(self) -> None:
-        """Begin to compile them, in threads. The graph may change afterwards."""
+    def start(self) -> threading.Thread:
+        """Begin to compile them. The graph may change afterwards.
+
+        Returns the thread that ends when all kernels are known; child processes compile them. Another thread loads what
+        choosing plans needs.
+        """
         work = partial(_quietly, partial(self.compile, self.graph.clone()))
-        self._threads.append(threading.Thread(target=work, name="fusec-ahead", daemon=True))
-        self._threads[-1].start()
+        thread = threading.Thread(target=work, name="fusec-ahead", daemon=True)
+        thread.start()
         threading.Thread(target=_quietly, args=(self.warm_up,), name="fusec-warm-up", daemon=True).start()
+        return thread
 
     def warm_up(self) -> None:
         """Load what choosing plans needs: see `warm_up.warm_up`."""
@@ -58,11 +62,6 @@ class ProposedKernels:
 
         if self.level != "none":
             warm_up(self.options.storage)
-
-    def wait(self) -> None:
-        """Wait until all are known, so that none is begun twice."""
-        for thread in self._threads:
-            thread.join()
 
     def compile(self, graph: Graph) -> None:
         """Partition the graph by fusec's rules, and begin to compile the kernels of all candidates."""
@@ -97,9 +96,11 @@ def compiled_ahead(proposed: ProposedKernels, oracle: Oracle | None) -> Generato
     if oracle is None or not oracle.device:
         yield
         return
-    oracle.meanwhile = proposed.start
+    begun: list[threading.Thread] = []
+    oracle.meanwhile = lambda: begun.append(proposed.start())
     try:
         yield
     finally:
         oracle.meanwhile = None
-        proposed.wait()
+        for thread in begun:
+            thread.join()  # so that no kernel is begun twice

@@ -81,7 +81,8 @@ def _on_gpu(artifact: fusec_file.Artifact, tune: str, weights: SharedWeights | N
     program = apply_choices(compiled.program, {}, compiled.figures, options.as_source)
     known = KnownChoices(
         {} if options.deterministic else artifact.plans,  # a file's plans were not chosen for that
-        lockfile.variants(lock, program, compiled.target, options.tensor_cores) if lock.timed else {},
+        variants=lockfile.variants(lock, program, compiled.target, options.tensor_cores) if lock.timed else {},
+        kernels=artifact.kernels,
         accept_incomplete=tune != "full",
         side_by_side=tune != "full" and lockfile.side_by_side(lock, compiled.target),
     )

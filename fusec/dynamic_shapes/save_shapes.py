@@ -13,6 +13,7 @@ from fusec.dynamic_shapes.padding import Padding
 from fusec.dynamic_shapes.sizing import Shapes, Sizing
 from fusec.errors import FusecError
 from fusec.execution.compilation import Compiled
+from fusec.gpu.launch.cubins import CompiledKernels
 from fusec.plans.plan_record import Entry
 
 MAX_PROGRAMS = 64  # in a file; for more sizes than this, programs are better compiled where they run
@@ -40,10 +41,12 @@ def save(
     sizing: Sizing,
     padding: Padding,
     *,
+    kernels: CompiledKernels | None = None,
     sources: bool = False,
 ) -> None:
     """Write programs with their plans, for one target or several; the first program's shapes are the default.
 
+    kernels: compiled kernels of all programs.
     sources: also store the weights that only the imported model has.
     Raises ModelError if input shapes that would be padded cannot be.
     """
@@ -51,7 +54,8 @@ def save(
     for _, each in programs:
         plans |= each
     compiled = [program for program, _ in programs]
-    fusec_file.save(os.fspath(path), compiled, plans, _shape_table(compiled, sizing, padding), sources=sources)
+    table = _shape_table(compiled, sizing, padding)
+    fusec_file.save(os.fspath(path), compiled, plans, table, kernels=kernels, sources=sources)
 
 
 def _shape_table(programs: Sequence[Compiled], sizing: Sizing, padding: Padding) -> ShapeTable:

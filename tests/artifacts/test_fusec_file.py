@@ -261,12 +261,12 @@ def test_damage_anywhere_is_an_error_or_does_nothing(path: Path, store: PlanStor
     places = [*range(min(ends), min(ends) + 60), *range(len(whole) - 300, len(whole), 3)]
     for place in [*places, *(draw.randrange(len(whole)) for _ in range(40))]:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :])
-        said = ""
+        loaded, said = None, ""
         try:
             loaded = fusec_file.load(path, "h200", store)
         except ModelError as error:
             said = str(error)
-        if said:
+        if loaded is None:
             assert "net.fusec" in said
         else:
             assert outputs(loaded.compiled) == want  # padding, times: parts that mean nothing
@@ -484,8 +484,8 @@ graph "linear" (%x: f32[8,256]) {
     loaded = fusec_file.load(path, "h200").compiled
     assert [str(s.body) for s in loaded.program.steps] == [str(s.body) for s in net.program.steps]
     x = np.random.default_rng(2).standard_normal((8, 256)).astype(np.float32)
-    both = [np.asarray(Executable(each, SimulatorBackend())(x)) for each in (net, loaded)]
-    assert np.array_equal(*both)
+    here, there = (np.asarray(Executable(each, SimulatorBackend())(x)) for each in (net, loaded))
+    assert np.array_equal(here, there)
 
 
 def test_a_simulated_program_derives_its_weights_at_the_first_call() -> None:

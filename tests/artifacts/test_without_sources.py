@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from cli.command import fusec
 from lowering.lowers_judge import LowersJudge
 from onnx import helper, numpy_helper
 
-from fusec.artifacts import fusec_file
+from fusec.artifacts import container, fusec_file
 from fusec.diagnostics.explain import explain
 from fusec.diagnostics.verify import verify
 from fusec.errors import ModelError
@@ -113,12 +114,12 @@ def test_what_needs_the_weights_is_refused_with_the_remedy(path: Path) -> None:
 @pytest.mark.parametrize("text", ["[]", "{", '{"d": ["f32[2]"]}', '{"d": ["f33[2]", "w"]}', '{"d": 3}'])
 def test_a_malformed_list_of_weights(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fusec_file.save(path, [linear("fp16")])
-    monkeypatch.setattr(fusec_file.container.Reader, "text", _replaced(fusec_file.container.Reader.text, text))
+    monkeypatch.setattr(container.Reader, "text", _replaced(container.Reader.text, text))
     with pytest.raises(ModelError, match=r"source\.json"):
         fusec_file.load(path, "h200")
 
 
-def _replaced(text, other: str):
+def _replaced(text: Callable[[container.Reader, str], str], other: str) -> Callable[[container.Reader, str], str]:
     return lambda self, name: other if name == "source.json" else text(self, name)
 
 

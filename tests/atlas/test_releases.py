@@ -25,7 +25,7 @@ class Pip:
         self.wanted = command[command.index("--target") + 2 :]
         if self.fails:
             return subprocess.CompletedProcess(command, 1, "", "noise\nERROR: No matching distribution\n")
-        package, _, version = self.wanted[0].partition("==")
+        package, version = self.wanted[0].split("==")
         full = version.replace(".*", ".0.7")
         (folder / f"{package.replace('-', '_')}-{full}.dist-info").mkdir()
         (folder / "nvidia" / "cudnn" / "lib").mkdir(parents=True)

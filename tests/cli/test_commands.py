@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli.command import SHAPE, fusec
-from helpers import assert_close
+from helpers import assert_close, one_program
 
 import fusec as library
 from fusec.cli.common import colour
@@ -365,7 +365,7 @@ def test_bench_marks_each_step_for_profilers(model: Path, monkeypatch: pytest.Mo
 
 
 def test_steps_run_one_by_one_and_change_nothing(model: Path, rng: np.random.Generator) -> None:
-    executable = library.compile(model, target="h200", shapes={"x": (1, 8, 8, 8)}, simulate=True)
+    executable = one_program(library.compile(model, target="h200", shapes={"x": (1, 8, 8, 8)}, simulate=True))
     with pytest.raises(library.ExecutionError, match="before the first call"):
         executable.run_steps(lambda index: contextlib.nullcontext())
     x = rng.standard_normal((1, 8, 8, 8)).astype(np.float32)

@@ -16,6 +16,7 @@ import onnx
 import pytest
 import typer
 from cli.command import SHAPE, fusec
+from jsonschema.exceptions import best_match
 from quantization.models import images, residual_net
 
 from fusec.cli import commands
@@ -127,5 +128,5 @@ def test_a_model_with_host_steps_is_explained_as_the_schema_says(tmp_path: Path)
 def check(name: str, told: Any) -> None:
     """Fail unless an output has all keys of its definition, and no other."""
     resolver = {**CLOSED, "$ref": f"#/$defs/{name.replace(' ', '%20')}"}
-    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(resolver).iter_errors(told))
+    error = best_match(jsonschema.Draft202012Validator(resolver).iter_errors(told))
     assert error is None, f"{name}: {error.json_path}: {error.message}"

@@ -11,7 +11,6 @@ from cli.command import SHAPE, fusec
 from fusec import lockfile
 from fusec.artifacts import fusec_file
 from fusec.gpu.cudnn.deviceless import cudnn_number
-from fusec.gpu.launch.cubins import KEY_PREFIX
 from fusec.plans import plan_cache
 from fusec.plans.plan_cache import PlanStore
 
@@ -48,8 +47,7 @@ def test_a_model_compiled_to_a_lock_has_its_plans(lock: Path, model: Path, tmp_p
     loaded, wanted = fusec_file.load(path, "h200"), lockfile.read(lock)
     assert loaded.plans
     kept = lockfile.apply(wanted, loaded.compiled)
-    compiled_kernels = {key for key in loaded.plans if key.startswith(KEY_PREFIX)}
-    assert kept.choices.keys() == loaded.plans.keys() - compiled_kernels
+    assert kept.choices.keys() == loaded.plans.keys()
     for key, choice in kept.choices.items():
         assert [entry.choice.identity for entry in loaded.plans[key]] == [choice.identity]
         assert all(entry.blob for entry in loaded.plans[key])
@@ -81,12 +79,11 @@ def test_a_quarantined_plan_is_neither_taken_nor_let_pass(
     assert fusec(*compile).exit_code == 0
     loaded = fusec_file.load(path, "h200")
     store, cudnn = PlanStore(), cudnn_number()
-    plans = {key: entries for key, entries in loaded.plans.items() if not key.startswith(KEY_PREFIX)}
-    for key, entries in plans.items():
+    for key, entries in loaded.plans.items():
         store.quarantine(key, "h200", cudnn, *entries[0].choice.identity, "wrong numbers")
     assert fusec(*compile).exit_code == 0
     later = fusec_file.load(path, "h200").plans
-    for key, entries in plans.items():
+    for key, entries in loaded.plans.items():
         assert entries[0].choice.identity not in [entry.choice.identity for entry in later[key]]
     for key, choice in lockfile.apply(lockfile.read(lock), loaded.compiled).choices.items():
         store.quarantine(key, "h200", cudnn, *choice.identity, "wrong numbers")

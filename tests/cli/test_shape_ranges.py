@@ -34,6 +34,7 @@ def test_a_file_for_a_range_and_its_programs(tmp_path: Path) -> None:
     assert told("verify", path, "--shape", "N=1")["ok"]
     refused = fusec("run", path, "--shape", "N=3")
     assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "'N' is a dim, which has one size or a range" in fusec("run", path, "--shape", "N=1,4").stderr
     assert "has no program for {'x': (3, 8, 8, 8)}, only for x [2, 8, 8, 8]; x [1, 8, 8, 8]" in refused.stderr
     one = tmp_path / "one.fusec"
     told("compile", path, "--shape", "N=4", "-o", one)
@@ -68,6 +69,12 @@ def test_other_commands_use_the_likely_sizes(tmp_path: Path) -> None:
     [
         (("--shape", "N=1..a"), "sizes are whole numbers joined by commas, or ranges such as 1..32"),
         (("--shape", "N=4..1"), "its sizes must be 0 or more and must not fall"),
+        (
+            ("--shape", "N=1,4"),
+            "--shape N=1,4: 'N' is a dim, which has one size or a range such as 1..32; a list is the",
+        ),
+        (("--shape", "N=1,2,4"), "--bucket takes the sizes to compile for"),
+        (("--shape", "Q=1,4"), "there is no input 'Q'; inputs: x; dims: N"),
         (("--shape", "Q=4"), "there is no input 'Q'; inputs: x; dims: N"),
         (("--shape", "Q=1..4"), "there is no input or symbolic dim 'Q'; inputs: x; dims: N"),
         (("--bucket", "N=2"), "--bucket N=2: give the range of the dim, as in --shape N=1..32"),

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from cli.command import SHAPE, fusec
-from helpers import assert_close
+from helpers import assert_close, one_program
 from lowering.lowers_judge import LowersJudge
 
 import fusec as library
@@ -132,7 +132,7 @@ def test_a_lock_is_not_kept_to_or_compared(model: Path, tmp_path: Path) -> None:
 
 def test_from_python_there_is_a_warning_and_nothing_is_claimed(model: Path, tmp_path: Path) -> None:
     with pytest.warns(CudnnNotAskedWarning, match=LABEL):
-        exe = library.compile(model, shapes={"x": (1, 8, 8, 8)})
+        exe = one_program(library.compile(model, shapes={"x": (1, 8, 8, 8)}))
     assert exe.device == "simulated" and LABEL in str(exe.explain())
     for claim in (lambda: exe.assert_fused("conv*+relu"), lambda: exe.save(tmp_path / "net.fusec"), exe.lock):
         with pytest.raises(TargetError, match=LABEL):
@@ -150,7 +150,7 @@ def test_a_dynamic_model_asks_the_rules_for_each_size(model: Path) -> None:
         net.at({"x": (1, 8, 8, 8)})
     x = np.random.default_rng(0).standard_normal((2, 8, 8, 8)).astype(np.float32)
     assert_close(net(x), evaluate(frontends.load(model, {"x": x.shape}), {"x": x})["y"], 1e-5)
-    assert not net.at({"x": x.shape}).compiled.asked
+    assert not one_program(net.at({"x": x.shape})).compiled.asked
 
 
 def test_a_gpu_that_cannot_be_used_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers import one_program
 from lowering.lowers_judge import LowersJudge
 
 import fusec
@@ -205,7 +206,7 @@ def test_a_check_leaves_state_unchanged() -> None:
     x, total = b.input("x", (4, 3)), b.parameter("total", np.full((4, 3), 2.0, np.float32))
     b.update(total, total * 0.5 + x)
     b.output(y=total * 2.0)
-    exe = fusec.compile(b, target="cpu")
+    exe = one_program(fusec.compile(b, target="cpu"))
     assert exe.verify().ok
     np.testing.assert_array_equal(exe.value("total"), np.full((4, 3), 2.0))
     y = exe.step(np.ones((4, 3), np.float32))

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from frontends.onnx.models import info, model, run
-from helpers import assert_close, quick
+from helpers import assert_close, one_program, quick
 from onnx import TensorProto, helper
 
 import fusec
@@ -103,14 +103,14 @@ def prepared(exe: fusec.Executable) -> list[Array]:
 
 def test_weights_are_held_once_and_let_go_of() -> None:
     exe = fusec.compile_dynamic(image_net(), max_shapes=2)
-    one, two = exe.at({"x": (1, 3, 8, 8)}), exe.at({"x": (2, 3, 8, 8)})
+    one, two = one_program(exe.at({"x": (1, 3, 8, 8)})), one_program(exe.at({"x": (2, 3, 8, 8)}))
     for batch, each in ((1, one), (2, two)):
         each(fresh(batch, 3, 8, 8))
     assert prepared(one)
     assert {id(a) for a in prepared(one)} == {id(a) for a in prepared(two)}
     literals = [{id(v.literal) for v in e.compiled.graph.values() if v.literal is not None} for e in (one, two)]
     assert literals[0] & literals[1]
-    apart = fusec.compile(image_net(), shapes={"x": (2, 3, 8, 8)})
+    apart = one_program(fusec.compile(image_net(), shapes={"x": (2, 3, 8, 8)}))
     apart(fresh(2, 3, 8, 8))
     assert prepared(apart)
     assert not {id(a) for a in prepared(apart)} & {id(a) for a in prepared(one)}

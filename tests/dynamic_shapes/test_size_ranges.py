@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dynamic_shapes.test_executable import fresh, image_net
 from frontends.onnx.models import info, model, run
-from helpers import assert_close
+from helpers import assert_close, one_program
 from onnx import helper
 
 import fusec
@@ -168,7 +168,7 @@ def test_one_program_only_takes_state_or_a_lock() -> None:
     proto = model(nodes, [info("x", ["N"]), info("s", ["N"])], [info("t", ["N"])])
     with pytest.raises(FusecError, match="state needs one size for each dim"):
         fusec.compile(proto, shapes={"N": "1..4"}, state={"s": "t"})
-    exe = fusec.compile(proto, shapes={"N": 4}, state={"s": "t"})
+    exe = one_program(fusec.compile(proto, shapes={"N": 4}, state={"s": "t"}))
     exe.bind(s=np.ones(4, np.float32))
     with pytest.raises(ExecutionError, match="a program with state cannot be timed on random inputs"):
         exe.bench()
@@ -191,7 +191,7 @@ def test_reports_are_about_one_program() -> None:
 
 
 def test_executables_are_timed_on_random_inputs() -> None:
-    exe = fusec.compile(image_net(), shapes={"N": 2, "H": 8})
+    exe = one_program(fusec.compile(image_net(), shapes={"N": 2, "H": 8}))
     timed = exe.bench(runs=3, seed=1)
     assert timed.device == "simulated"
     assert [step.signature for step in timed.steps] == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ from fusec.frontends import load
 from fusec.ir import DType, Graph, TensorType
 
 
-def _fails(model: object, *parts: str, **more: object) -> str:
+def _fails(model: Any, *parts: str, **more: Any) -> str:
     with pytest.raises(ModelError) as caught:
         load(model, **more)
     message = str(caught.value)

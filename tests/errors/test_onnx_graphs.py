@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,7 +18,7 @@ X = info("x", [2, 3])
 node = helper.make_node
 
 
-def _fails(proto: onnx.ModelProto, *parts: str, **more: object) -> str:
+def _fails(proto: onnx.ModelProto, *parts: str, **more: Any) -> str:
     with pytest.raises(ModelError) as caught:
         load(proto, **more)
     message = str(caught.value)
@@ -198,7 +199,7 @@ def _recurrent(op: str, gates: int, initial: Sequence[int]) -> onnx.ModelProto:
 
 
 def _without_ngram_counts() -> onnx.ModelProto:
-    counting = {"max_gram_length": 1, "min_gram_length": 1, "max_skip_count": 0, "mode": "TF"}
+    counting: dict[str, Any] = {"max_gram_length": 1, "min_gram_length": 1, "max_skip_count": 0, "mode": "TF"}
     counter = node("TfIdfVectorizer", ["x"], ["y"], name="n", ngram_indexes=[0], pool_int64s=[1], **counting)
     counter.attribute.append(onnx.AttributeProto(name="ngram_counts", type=onnx.AttributeProto.INTS))
     return model([counter], [info("x", [2, 3], TensorProto.INT64)], ["y"])
@@ -255,9 +256,7 @@ def test_refusals_of_ops(proto: onnx.ModelProto, said: str) -> None:
     assert node_name in _fails(proto, said)
 
 
-def _with_constants(
-    op: str, held: Sequence[np.ndarray | None], opset: int = 21, **attributes: object
-) -> onnx.ModelProto:
+def _with_constants(op: str, held: Sequence[np.ndarray | None], opset: int = 21, **attributes: Any) -> onnx.ModelProto:
     names = ["x", *("" if a is None else f"c{i}" for i, a in enumerate(held))]
     constants = {f"c{i}": a for i, a in enumerate(held) if a is not None}
     return model([node(op, names, ["y"], name="n", **attributes)], [info("x", [1, 1, 2, 3])], ["y"], constants, opset)

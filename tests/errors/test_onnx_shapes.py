@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import onnx
 import pytest
@@ -19,7 +20,7 @@ def _model(*shapes: Sequence[int | str | None] | None, dtype: int = TensorProto.
     return model(nodes, [info(n, s, dtype) for n, s in zip(names, shapes, strict=True)], [f"y{n}" for n in names])
 
 
-def _fails(proto: onnx.ModelProto, shapes: object, *parts: str) -> str:
+def _fails(proto: onnx.ModelProto, shapes: Any, *parts: str) -> str:
     with pytest.raises(ModelError) as caught:
         load(proto, shapes)
     message = str(caught.value)

@@ -48,8 +48,8 @@ def _windowed(op: str, **attributes: Any) -> NodeProto:
 
 def _body(result: NodeProto, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
     flags = {"go": TensorProto.BOOL, "i": INT}
-    infos = [[info(v, [] if v in flags else None, flags.get(v, 1)) for v in vs] for vs in (inputs, outputs)]
-    return helper.make_graph([result], "b", *infos)
+    read, made = ([info(v, [] if v in flags else None, flags.get(v, 1)) for v in vs] for vs in (inputs, outputs))
+    return helper.make_graph([result], "b", read, made)
 
 
 IMAGE = [1, 1, 4, 4]

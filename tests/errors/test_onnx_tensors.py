@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,7 +31,7 @@ def _external(**entries: str) -> TensorProto:
     return tensor
 
 
-def _fails(model: object, *parts: str) -> None:
+def _fails(model: Any, *parts: str) -> None:
     with pytest.raises(ModelError) as caught:
         load(model)
     for part in parts:

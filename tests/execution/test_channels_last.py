@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_close
+from helpers import assert_close, one_program
 from lowering.lowers_judge import LowersJudge
 
 import fusec
@@ -169,7 +169,7 @@ def test_an_output_is_transposed_by_the_kernel_that_computes_it() -> None:
 def test_three_dims_are_meant_only_by_name() -> None:
     model = 'graph "g" (%x: f32[2,8,6]) {\n  %y = relu(%x)\n  return %y\n}'
     assert executable(True, model).inputs[0].order == ()
-    net, x = executable(["x", "y"], model), feeds(x=(2, 8, 6))["x"]
+    net, x = one_program(executable(["x", "y"], model)), feeds(x=(2, 8, 6))["x"]
     assert net.inputs[0].order == net.outputs[0].order == (0, 2, 1)
     np.testing.assert_array_equal(net(x), np.maximum(x, 0))
 
@@ -195,7 +195,7 @@ def test_state_keeps_its_own_order() -> None:
     b.update(w, w * 0.5)
     b.output(y=y)
     given = feeds(x=(2, 8, 6, 5))["x"]
-    nets = [fusec.compile(b, target="cpu", channels_last=which) for which in (False, True)]
+    nets = [one_program(fusec.compile(b, target="cpu", channels_last=which)) for which in (False, True)]
     assert [spec.order for spec in nets[1].inputs] == [NHWC, ()]
     for _ in range(2):
         plain, turned = (net.step(x=given) for net in nets)
@@ -207,7 +207,7 @@ def test_state_keeps_its_own_order() -> None:
 
 
 def test_the_cpu_target_keeps_the_promise() -> None:
-    net, given = fusec.compile(source(), target="cpu", channels_last=True), feeds()
+    net, given = one_program(fusec.compile(source(), target="cpu", channels_last=True)), feeds()
     assert [spec.order for spec in (*net.inputs, *net.outputs)] == [NHWC, (), NHWC, ()]
     want = evaluate(source(), given)["y"]
     for x in (given["x"], last(given["x"])):
@@ -221,7 +221,7 @@ def test_a_file_keeps_it(tmp_path: Path) -> None:
     fusec_file.save(path, [made])
     read = fusec_file.load(path, "h200").compiled
     assert read.options == made.options
-    net, given = Executable(read, SimulatorBackend()), feeds()
+    net, given = one_program(Executable(read, SimulatorBackend())), feeds()
     assert net.inputs[0].order == NHWC and lies_last(net(**given)[0])
     with pytest.raises(FusecError, match="with other options"):
         fusec_file.save(path, [made, dataclasses.replace(compiled(False), target=load("a100"))])
@@ -254,7 +254,8 @@ def test_locks_tell_them_apart() -> None:
 @pytest.mark.cudnn
 def test_a_whole_compilation_and_its_plans() -> None:
     """Compiles with the public API; cuDNN has plans for a sequence without copies."""
-    nets = [fusec.compile(source(), precision="fp16", target="h200", channels_last=which) for which in (False, True)]
+    found = (fusec.compile(source(), precision="fp16", target="h200", channels_last=on) for on in (False, True))
+    nets = [one_program(each) for each in found]
     launches = [net.compiled.program.launches for net in nets]
     assert launches[1] == launches[0] - 2
     given = feeds()

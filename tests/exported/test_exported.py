@@ -47,6 +47,7 @@ def test_an_exported_model_gives_onnxruntimes_answers(name: str, asked_once: Ora
     compiled = driver.build(data, target="h200", oracle=asked_once)
     got = Executable(compiled, SimulatorBackend()).run(None, inputs)
     for array, right in zip(got, want, strict=True):
+        assert isinstance(right, np.ndarray)
         assert np.asarray(array).shape == right.shape
         assert relative_l2(np.asarray(array), right) < 1e-4
     report = verify(compiled)

@@ -12,7 +12,7 @@ from fusec import frontends
 from fusec.errors import LoweringError
 from fusec.exporters.onnx import EXPORT, to_onnx
 from fusec.ir import DType, Graph, TensorType
-from fusec.ops import BY_NAME, Cast
+from fusec.ops import BY_NAME, Cast, RandomBits, Resize
 from fusec.reference import evaluate
 
 REFUSED = "random_bits"
@@ -32,7 +32,9 @@ def test_every_op_has_an_export() -> None:
 def test_random_bits_are_refused() -> None:
     graph = Graph("g")
     state = graph.add_input("state", TensorType((2,), DType.U64))
-    graph.set_outputs([graph.add(BY_NAME[REFUSED](shape=(4,)), state)])
+    op = RandomBits((4,))
+    assert op.name == REFUSED
+    graph.set_outputs([graph.add(op, state)])
     with pytest.raises(LoweringError, match="no random bits that follow from a state"):
         to_onnx(graph)
 
@@ -98,7 +100,7 @@ def test_equal_names_are_made_distinct() -> None:
 def test_aligned_corners_are_exported_by_their_sizes() -> None:
     """A scale of 1.5 makes 4 of 3, and ONNX would put the last corner at 4.5."""
     graph = Graph("g")
-    op = BY_NAME["resize"](sizes=(4,), scales=(1.5,), mode="linear", coordinates="align_corners")
+    op = Resize(sizes=(4,), scales=(1.5,), mode="linear", coordinates="align_corners")
     graph.set_outputs([graph.add(op, graph.add_input("x", TensorType((3,), DType.F32)))], ["y"])
     feeds = {"x": np.array([1.0, 5.0, -2.0], np.float32)}
     back = evaluate(frontends.load(to_onnx(graph).SerializeToString()), feeds)
@@ -108,7 +110,7 @@ def test_aligned_corners_are_exported_by_their_sizes() -> None:
 def _resized(mode: str, sizes: tuple[int, ...], scales: tuple[float, ...]) -> Graph:
     graph = Graph("resized")
     x = graph.add_input("x", TensorType((1, 2, 3, 3), DType.F32))
-    op = BY_NAME["resize"](sizes=sizes, scales=scales, mode=mode, coordinates="half_pixel")
+    op = Resize(sizes=sizes, scales=scales, mode=mode, coordinates="half_pixel")
     graph.set_outputs([graph.add(op, x)], ["y"])
     return graph
 

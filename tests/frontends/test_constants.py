@@ -106,7 +106,7 @@ def test_the_command_line_takes_constants(tmp_path: Path) -> None:
     for value in ("1", array):
         given = (path, "--shape", "x=2,3,4", "--constant", f"axis={value}", "--target", "cpu")
         result = command("run", *given, "--compare", "onnxruntime")
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == 0, result.stderr
         assert command("explain", *given).exit_code == 0
 
 

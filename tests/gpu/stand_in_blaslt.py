@@ -36,7 +36,7 @@ class Bindings:
         self.operations: dict[int, dict[int, int]] = {}
         self.layouts: dict[int, dict[str, int]] = {}
         self.preferences: dict[int, dict[int, int]] = {}
-        self.algorithms = (66, 71, 52)
+        self.algorithms: tuple[int, ...] = (66, 71, 52)
         self.wrong: set[int] = set()
         self.failing: set[int] = set()
         self.ran: list[int] = []

@@ -108,7 +108,7 @@ class Machine:
         self.times_us: dict[int, float] = {}  # by engine; 10 where not said
         self.within_us: dict[int, float] = {}  # the same in what was captured, where that is another time
         self.within = False
-        self.engines = (7, 4, 3)
+        self.engines: tuple[int, ...] = (7, 4, 3)
         self.wrong: set[int] = set()
         self.failing: set[int] = set()
         self.unordered: set[int] = set()  # engines that are not deterministic

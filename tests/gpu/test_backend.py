@@ -17,7 +17,7 @@ from gpu.kernels.cases import FIGURES, assert_same, last
 from gpu.kernels.cases import build as build_case
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import PROCESSORS, Array, Machine, on_device
-from helpers import assert_close
+from helpers import assert_close, one_program
 from lowering.lowers_judge import LowersJudge
 
 from fusec.errors import CheckError, ExecutionError
@@ -570,7 +570,7 @@ def test_a_lock_says_whether_steps_run_side_by_side(
         return [5.0 if (run.lanes > 1) == faster else 7.0] * count
 
     monkeypatch.setattr(CudnnBackend, "time_us", time_us)
-    net = driver.compile("model")
+    net = one_program(driver.compile("model"))
     lock = net.lock()
     order = next(entry for entry in lock.entries if entry.name == "model")
     assert order.split[0].runs == ("side by side" if faster else "in order")
@@ -578,7 +578,8 @@ def test_a_lock_says_whether_steps_run_side_by_side(
     net.save(tmp_path / "model.fusec")
     if faster:
         monkeypatch.setattr(CudnnBackend, "time_us", None)
-    locked, loaded = driver.compile("model", lock=tmp_path / "fusec.lock"), driver.load(tmp_path / "model.fusec")
+    locked = one_program(driver.compile("model", lock=tmp_path / "fusec.lock"))
+    loaded = one_program(driver.load(tmp_path / "model.fusec"))
     feeds = {"x": np.exp(fresh(0))}
     want = Executable(compiled(forks), SimulatorBackend()).run(None, feeds)
     for one in (net, locked, loaded):
@@ -632,7 +633,7 @@ def test_a_locked_plan_is_used(machine: Machine, tmp_path: Path, monkeypatch: py
         for _ in range(2):
             machine.built.clear()
             machine.now_us = 0.0
-            net = driver.compile("model", lock=tmp_path / "fusec.lock")
+            net = one_program(driver.compile("model", lock=tmp_path / "fusec.lock"))
             assert isinstance(net.backend, SimulatorBackend) is False
             assert {c.engine for c in net.backend.choices().values()} == {engine}  # type: ignore[attr-defined]
         assert (machine.built, machine.now_us) == ([], 0.0), "nothing is timed, and what was built is kept"
@@ -658,7 +659,7 @@ def test_locked_choices_are_used_without_timing(
         return took
 
     monkeypatch.setattr(Launcher, "measure", measured)
-    net = driver.compile("model")
+    net = one_program(driver.compile("model"))
     steps = [(s.signature, s.kind.value) for s in net.compiled.program.steps]
     assert ("add+relu", "kernel") in steps, "the stand-in's kernels take no time"
     lock = net.lock()
@@ -668,13 +669,13 @@ def test_locked_choices_are_used_without_timing(
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "elsewhere"))
     monkeypatch.setattr(Launcher, "measure", None)  # nobody asks
     machine.now_us = 0.0
-    again = driver.compile("model", lock=tmp_path / "fusec.lock")
+    again = one_program(driver.compile("model", lock=tmp_path / "fusec.lock"))
     assert [(s.signature, s.kind.value) for s in again.compiled.program.steps] == steps
     assert machine.now_us == 0.0
     assert again.lock().entries == lock.entries
     again.save(tmp_path / "model.fusec")
     assert driver.load_artifact(tmp_path / "model.fusec").lock.entries == lock.entries
-    loaded = driver.load(tmp_path / "model.fusec")
+    loaded = one_program(driver.load(tmp_path / "model.fusec"))
     x = np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
     want = Executable(compiled(text), SimulatorBackend()).run(None, {"x": x})
     for one in (net, again, loaded):
@@ -772,7 +773,7 @@ def test_workers_end_with_the_model_unless_they_are_shared(
     crew = Workers()
     _at_hand(tmp_path, monkeypatch, TEXT)
     monkeypatch.setattr(choose_judge, "Oracle", lambda *_, **__: crew)
-    net = driver.compile(parse(TEXT), tune="none", oracle=crew if shared else None)  # type: ignore[arg-type]  # a stand-in
+    net = one_program(driver.compile(parse(TEXT), tune="none", oracle=crew if shared else None))  # type: ignore[arg-type]  # a stand-in
     for thread in [t for t in threading.enumerate() if t.name == "fusec-end-builders"]:
         thread.join()
     assert crew.closed == ([] if shared else ["fusec-end-builders"])

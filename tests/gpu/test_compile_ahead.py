@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from gpu.test_backend import compiled
 from fusec.compiler.compile_ahead import ProposedKernels, compiled_ahead
 from fusec.gpu.cudnn.legality import PROBE, Oracle
 from fusec.gpu.launch import cubins
-from fusec.ir import DType
+from fusec.ir import DType, Graph
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import Legal
@@ -38,8 +39,7 @@ def test_the_kernels_of_a_program_are_compiled_once(machine: Machine, tmp_path: 
     from fusec.gpu.backend import CudnnBackend
 
     ahead = proposed(level)
-    ahead.start()
-    ahead.wait()
+    ahead.start().join()
     begun = set(machine.compiled_elsewhere)
     assert begun
     backend: Any = CudnnBackend(level, store=PlanStore(tmp_path))
@@ -55,24 +55,45 @@ def test_the_kernels_of_a_program_are_compiled_once(machine: Machine, tmp_path: 
 def test_a_failure_is_left_to_the_compilation_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusec.compiler.compile_ahead.partition", lambda *_: 1 / 0)
     ahead = proposed()
-    ahead.start()
-    ahead.wait()
+    ahead.start().join()
     with pytest.raises(ZeroDivisionError):
         ahead.compile(ahead.graph)
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_nothing_is_compiled_ahead_without_questions_or_without_a_gpu(on_gpu: bool) -> None:
+def test_nothing_is_compiled_ahead_without_questions_or_without_a_gpu(
+    on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(ProposedKernels, "start", lambda self: begun.append("started"))
     oracle: Any = SimpleNamespace(device=on_gpu, meanwhile=None)
     ahead = proposed()
     with compiled_ahead(ahead, oracle):
         assert (oracle.meanwhile is not None) == on_gpu
-    assert oracle.meanwhile is None and not ahead._threads
+    assert oracle.meanwhile is None and not begun
     with compiled_ahead(ahead, None):
         pass
     with pytest.raises(RuntimeError), compiled_ahead(ahead, oracle):
         raise RuntimeError
     assert oracle.meanwhile is None
+
+
+def test_all_kernels_are_known_when_the_answers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread is still partitioning when cuDNN has answered."""
+    answered, known = threading.Event(), threading.Event()
+
+    def compile(self: ProposedKernels, graph: Graph) -> None:
+        assert answered.wait(10)
+        known.set()
+
+    monkeypatch.setattr(ProposedKernels, "compile", compile)
+    monkeypatch.setattr(ProposedKernels, "warm_up", lambda self: None)
+    oracle: Any = SimpleNamespace(device=True, meanwhile=None)
+    with compiled_ahead(proposed(), oracle):
+        oracle.meanwhile()
+        assert not known.is_set()
+        answered.set()
+    assert known.is_set()
 
 
 def test_plans_are_listed_and_small_kernels_compiled_in_advance(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.autotune.dense_block import dense_block
-from helpers import assert_close
+from helpers import assert_close, one_program
 from lowering.bodies import BODIES, load
 
 import fusec
@@ -147,7 +147,7 @@ def test_arrays_on_the_device_stay_there(rng: np.random.Generator) -> None:
 def test_held_inputs_are_unchanged_after_replays(rng: np.random.Generator) -> None:
     import cupy
 
-    executable = fusec.compile(net(), tune="none")
+    executable = one_program(fusec.compile(net(), tune="none"))
     executable.hold_inputs()
     x = cupy.asarray(rng.standard_normal((2, 8, 16, 16)).astype(np.float32))
     want = executable(x)
@@ -163,7 +163,7 @@ def test_held_inputs_are_unchanged_after_replays(rng: np.random.Generator) -> No
 @pytest.mark.parametrize("tune", ["none", "quick"])
 def test_a_dense_block_without_copies(rng: np.random.Generator, precision: str, tune: str) -> None:
     source = dense_block(seed=int(rng.integers(1 << 30)))
-    executable = fusec.compile(source, precision=precision, tune=tune)
+    executable = one_program(fusec.compile(source, precision=precision, tune=tune))
     steps = [s for s in executable.compiled.program.steps if s.nodes[-1].op.name == "concat"]
     ways = {"none": {"view"}, "quick": {"view", "kernel"}}[tune]  # timed, whichever is faster
     assert len(steps) == 3 and {step.kind.value for step in steps} <= ways
@@ -187,7 +187,7 @@ def test_steps_side_by_side(rng: np.random.Generator, tmp_path: Path) -> None:
     stem = convolved(x, 64, 3)
     towers = [convolved(convolved(stem, 64, 1), 64, side) for side in (1, 3, 3, 5)]
     graph.set_outputs([convolved(graph.add(Concat(1), *towers), 32, 1)], ["y"])
-    executable = fusec.compile(graph, precision="fp16", tune="quick")
+    executable = one_program(fusec.compile(graph, precision="fp16", tune="quick"))
     for _ in range(20):
         array = rng.standard_normal((1, 32, 14, 14)).astype(np.float32)
         assert_close(executable(array), evaluate(graph, {"x": array})["y"], 5e-3)
@@ -196,7 +196,7 @@ def test_steps_side_by_side(rng: np.random.Generator, tmp_path: Path) -> None:
     assert other_us is not None, "both ways were timed"
     assert lanes in (1, 2, 3, 4)
     lockfile.write(tmp_path / "fusec.lock", executable.lock())
-    locked = fusec.compile(graph, precision="fp16", lock=tmp_path / "fusec.lock")
+    locked = one_program(fusec.compile(graph, precision="fp16", lock=tmp_path / "fusec.lock"))
     for _ in range(3):
         assert_close(locked(array), evaluate(graph, {"x": array})["y"], 5e-3)
     assert (locked.recorded[0], locked.recorded[1]) == (lanes, None)
@@ -205,7 +205,7 @@ def test_steps_side_by_side(rng: np.random.Generator, tmp_path: Path) -> None:
 def test_calls_from_several_streams_and_threads(rng: np.random.Generator) -> None:
     import cupy
 
-    executable = fusec.compile(net(), tune="none")
+    executable = one_program(fusec.compile(net(), tune="none"))
     x = rng.standard_normal((2, 8, 16, 16)).astype(np.float32)
     want = {sign: executable(sign * x) for sign in (1, -1)}
     device = {sign: cupy.asarray(sign * x) for sign in (1, -1)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from fusec import driver
 from fusec.artifacts import fusec_file
 from fusec.execution.compilation import Compiled
 from fusec.gpu.kernels.codegen.kernel import variants_of
-from fusec.gpu.launch.cubins import entry_of, source_of
+from fusec.gpu.launch.cubins import NO_CHOICE, entry_of, source_of
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -59,12 +61,12 @@ def plans(of: Compiled, graphs: Any, time_us: float | None = None) -> dict[tuple
     return {(of.target.name, key): entries for key in graphs}
 
 
-def kernel_entries(of: Compiled) -> dict[tuple[str, str], list[Entry]]:
+def kernel_entries(of: Compiled) -> dict[tuple[str, str], Entry]:
     """Return entries for the kernels that may run, as the stand-in for the GPU loads them."""
     variants = [variant for kernel in of.candidate_kernels.values() for variant in variants_of(kernel)]
     sources = [source_of(launch, TARGET.sm) for variant in variants for launch in variant.launches]
     assert len(sources) > 1
-    return {(of.target.name, s.key): [entry_of(s.key, s.code.encode())] for s in sources}
+    return {(of.target.name, s.key): entry_of(s.key, s.code.encode()) for s in sources}
 
 
 def own_keys(of: Compiled) -> list[str]:
@@ -83,8 +85,10 @@ def saved(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Stopwatch, "median_us", lambda self, run, footprint_bytes: KERNEL_US)
     monkeypatch.setattr(StepSelector, "_sequence_us", lambda self, asked, *_: [10 * KERNEL_US] * len(asked))
 
-    def save(of: Compiled, given: dict[tuple[str, str], list[Entry]]) -> Path:
-        fusec_file.save(tmp_path / "model.fusec", [of], given)
+    def save(
+        of: Compiled, given: dict[tuple[str, str], list[Entry]], kernels: dict[tuple[str, str], Entry] | None = None
+    ) -> Path:
+        fusec_file.save(tmp_path / "model.fusec", [of], given, kernels=kernels)
         return tmp_path / "model.fusec"
 
     return save
@@ -167,7 +171,7 @@ def test_nothing_is_compiled_that_is_trusted_or_was_compiled_before(
 ) -> None:
     of = compiled()
     kernels = kernel_entries(of)
-    path = saved(of, {**plans(of, of.candidate_graphs), **kernels})
+    path = saved(of, plans(of, of.candidate_graphs), kernels)
     machine.times_us = dict.fromkeys(machine.engines, 10 * KERNEL_US)
     if trusted:
         assert fusec_file.trust(path) == len(kernels)
@@ -191,12 +195,27 @@ def test_nothing_is_compiled_that_is_trusted_or_was_compiled_before(
 
 
 @needs_compiler
+def test_a_deterministic_program_also_runs_the_compiled_kernels_of_its_file(
+    machine: Machine, saved: Callable[..., Path]
+) -> None:
+    """The plans of a file may give other bits from run to run; its kernels do not."""
+    of = compiled()
+    of = replace(of, options=replace(of.options, deterministic=True))
+    path = saved(of, {}, kernel_entries(of))
+    fusec_file.trust(path)
+    machine.times_us = dict.fromkeys(machine.engines, 10 * KERNEL_US)
+    driver.load(path)
+    assert machine.loaded and not machine.compiled_elsewhere
+
+
+@needs_compiler
 def test_a_cubin_is_used_for_its_own_source_only(machine: Machine, saved: Callable[..., Path]) -> None:
     """A file may give trusted bytes another name, which must not make another kernel run."""
     of = compiled()
     kernels = kernel_entries(of)
     names, entries = list(kernels), list(kernels.values())
-    path = saved(of, {**plans(of, of.candidate_graphs), **dict(zip(names, [*entries[1:], entries[0]], strict=True))})
+    others = dict(zip(names, [*entries[1:], entries[0]], strict=True))
+    path = saved(of, plans(of, of.candidate_graphs), others)
     fusec_file.trust(path)
     machine.times_us = dict.fromkeys(machine.engines, 10 * KERNEL_US)
     driver.load(path)
@@ -209,7 +228,7 @@ def test_a_cubin_that_the_driver_refuses_is_compiled_with_a_warning(
     machine: Machine, saved: Callable[..., Path]
 ) -> None:
     of = compiled()
-    path = saved(of, {**plans(of, of.candidate_graphs), **kernel_entries(of)})
+    path = saved(of, plans(of, of.candidate_graphs), kernel_entries(of))
     fusec_file.trust(path)
     machine.refuses_cubins = True
     machine.times_us = dict.fromkeys(machine.engines, 10 * KERNEL_US)
@@ -217,6 +236,21 @@ def test_a_cubin_that_the_driver_refuses_is_compiled_with_a_warning(
         net = driver.load(path)
     assert kinds(net) == {Kind.KERNEL}
     assert [code for code in machine.compiled if "fusec_nothing" not in code]
+
+
+def test_a_file_tells_plans_from_compiled_kernels(saved: Callable[..., Path]) -> None:
+    """Their keys are of different kinds: one of a cuDNN graph, one of a CUDA source."""
+    of = compiled()
+    given = plans(of, of.candidate_graphs)
+    kernels = {**kernel_entries(of), ("l4", "kernel 1"): Entry(NO_CHOICE, b"of another target")}
+    path = saved(of, given, kernels)
+    assert driver.load_artifact(path).kernels == {}, "none is trusted"
+    fusec_file.trust(path)
+    read = driver.load_artifact(path)
+    assert read.plans.keys() == of.candidate_graphs.keys()
+    assert {(TARGET.name, key): entry for key, entry in read.kernels.items()} == kernel_entries(of)
+    digests = [name for name in zipfile.ZipFile(path).namelist() if name.startswith(f"{TARGET.name}/kernels/")]
+    assert all(re.fullmatch(r"h200/kernels/[0-9a-f]{64}", name) for name in digests), "as earlier versions named them"
 
 
 def test_plans_of_candidates_are_trusted_like_others(saved: Callable[..., Path]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from unittest import SkipTest
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from helpers import HEALTH_CHECKS
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from fusec import gradients
@@ -22,7 +23,7 @@ from fusec.testing.case import Case, MismatchError
 from fusec.testing.properties.finite_differences import gradients as gradients_agree
 
 EXAMPLES = 12
-QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=HEALTH_CHECKS, database=None)
 
 
 def test_every_op_has_a_rule_or_a_reason() -> None:
@@ -49,7 +50,7 @@ def test_rules_agree_with_finite_differences(name: str) -> None:
 
 
 @contextmanager
-def scaled(name: str, place: int) -> Iterator[None]:
+def scaled(name: str, place: int) -> Generator[None]:
     """Make a rule one of whose gradients is a thousandth too large."""
     right = RULES[name]
 

@@ -25,7 +25,7 @@ class Foreign:
         return 1, 0
 
     def __dlpack__(self, **options: Any) -> Any:
-        capsule = self._raw.__dlpack__(**({"max_version": (1, 1)} if self._versioned else {}))
+        capsule = self._raw.__dlpack__(max_version=(1, 1) if self._versioned else None)
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
         pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
         at = pointer(capsule, b"dltensor_versioned" if self._versioned else b"dltensor")

@@ -15,7 +15,7 @@ from fusec.ir import DType, Graph, TensorType
 from fusec.lower_cudnn import LOWER, WITHOUT, Lowered, lower
 from fusec.lowering.packing import pack, unpack
 from fusec.lowering.simulator import extent, simulate
-from fusec.ops import ALL, CLASSES, Conv, MatMul, Pointwise
+from fusec.ops import ALL, CLASSES, Conv, MatMul, Pointwise, pw
 from fusec.passes.partition.equivalent_spellings import IN_HALVES, faster_spellings
 from fusec.reference import evaluate
 from fusec.text import parse
@@ -445,7 +445,7 @@ def test_the_gradient_of_leaky_relu_is_a_choice() -> None:
     """cuDNN's mode gives 0 or NaN for an operand near the largest number."""
     graph = Graph("g")
     dy, x = (graph.add_input(key, TensorType((2, 2), DType.F32)) for key in ("dy", "x"))
-    graph.set_outputs([graph.add(CLASSES["leaky_relu_backward"](alpha=0.5), dy, x)])
+    graph.set_outputs([graph.add(pw("leaky_relu_backward", alpha=0.5), dy, x)])
     made = lower(graph)
     assert [c.mode for c in made.graph.calls] == ["mul", "cmp_gt", "binary_select"]
     feeds = {"dy": np.full((2, 2), 4.0, np.float32), "x": np.array([[1.0, -1.0], [3e38, np.nan]], np.float32)}

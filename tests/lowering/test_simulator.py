@@ -43,7 +43,7 @@ def scalar(uid: int, value: float, rank: int = 3) -> CudnnTensor:
     return CudnnTensor(uid, (1,) * rank, (1,) * rank, F32, value=value)
 
 
-def call(op: str, inputs: Sequence[int], output: int, mode: str = "", **attributes: Attribute) -> CudnnCall:
+def call(op: str, inputs: Sequence[int], output: int, mode: str = "", /, **attributes: Attribute) -> CudnnCall:
     return CudnnCall(op, tuple(inputs), (output,), mode, tuple(attributes.items()))
 
 
@@ -444,7 +444,7 @@ def test_attention_gives_zeros_to_a_query_without_keys() -> None:
     bias[..., 2, 1:] = -np.inf
     heads, mask = (1, 2, 3, 8), (1, 1, 3, 3)
     tensors = (*(tensor(uid, heads, F16) for uid in (1, 2, 3)), tensor(4, mask, F16), tensor(5, heads, F16))
-    attributes = {"attn_scale": 0.5, "use_causal_mask": False}
+    attributes: dict[str, Any] = {"attn_scale": 0.5, "use_causal_mask": False}
     (y,) = run(CudnnGraph(tensors, (call("sdpa", (1, 2, 3, 4), 5, **attributes),)), q, k, v, bias)
     assert not y[:, :, 1].any()
     assert_close(y[:, :, 2], v[:, :, 0], 1e-3)

@@ -765,7 +765,7 @@ def filter_gradient(x: Array, dy: Array, op: ConvWgrad) -> Array:
     n, groups = x.ndim - 2, op.groups
     parts: list[Array] = []
     for image, loss in zip(np.split(x, groups, 1), np.split(dy, groups, 1), strict=True):
-        attributes = {"strides": op.dilations, "dilations": op.strides, "pads": op.pads}
+        attributes: dict[str, Any] = {"strides": op.dilations, "dilations": op.strides, "pads": op.pads}
         (found,) = run("Conv", [image.swapaxes(0, 1), loss.swapaxes(0, 1)], **attributes)
         parts.append(found[(slice(None), slice(None), *(slice(0, k) for k in op.window))].swapaxes(0, 1))
     assert n == len(op.window)

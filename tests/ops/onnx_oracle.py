@@ -23,7 +23,7 @@ def _session(op_type: str, dtypes: tuple[str, ...], results: int, attributes: tu
     opset = OLDER.get(op_type, OPSET)
     names = [f"in{i}" if dtype else "" for i, dtype in enumerate(dtypes)]
     outputs = [f"out{i}" for i in range(results)]
-    given = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes}
+    given: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes}
     node = helper.make_node(op_type, names, outputs, **given)
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), None)

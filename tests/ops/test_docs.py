@@ -11,7 +11,7 @@ import pytest
 from fusec.ir import DType
 from fusec.ops import ALL, Reduce
 from fusec.ops.__main__ import markdown
-from fusec.ops.reduction import _KINDS  # pyright: ignore[reportPrivateUsage]  the list the docs repeat
+from fusec.ops.reduction import _KINDS  # the list the docs repeat
 from fusec.text import parse
 
 DOC = Path(__file__).parents[2] / "docs" / "ir.md"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def test_resize_in_other_ranks(coordinates: str, mode: str, dims: int, rng: np.r
     x = rng.standard_normal((1, 2, *(3, 4, 2)[:dims])).astype(np.float32)
     scales = (1.0, 1.0, *(2.0,) * dims)
     sizes = tuple(int(d * s) for d, s in zip(x.shape, scales, strict=True))
-    attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}
+    attributes: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": coordinates}
     (want,) = run("Resize", [x, None, np.array(scales, np.float32)], **attributes)
     (got,) = Resize(sizes, scales, mode, coordinates).reference(np, x)
     assert_close(got, want, 2e-6)
@@ -124,7 +125,7 @@ def test_pad(shape: tuple[int, ...], mode: str, data: st.DataObject) -> None:
     pads = tuple(data.draw(st.integers(0, m)) for m in most)
     x = filled(shape)
     op = Pad(pads, mode, 2.5 if mode == "constant" else 0.0)
-    (want,) = run("Pad", [x, np.array(pads, np.int64), np.float32(2.5).reshape(())], mode=mode)
+    (want,) = run("Pad", [x, np.array(pads, np.int64), np.array(2.5, np.float32)], mode=mode)
     assert op.infer(type_of(x)) == (type_of(want),)
     np.testing.assert_array_equal(op.reference(np, x)[0], want)
 

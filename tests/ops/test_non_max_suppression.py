@@ -59,7 +59,8 @@ def test_rows_are_those_of_onnxruntime(rng: np.random.Generator, centred: bool, 
         feeds = {"boxes": boxes, "scores": scores, "most": np.array([most])}
         feeds |= {"iou": np.array([iou], np.float32)} if thresholds > 0 else {}
         feeds |= {"least": np.array([least], np.float32)} if thresholds > 1 else {}
-        (want,) = ort.run(None, feeds)
+        (result,) = ort.run(None, feeds)
+        want = np.asarray(result)
         op = NonMaxSuppression(most, iou if thresholds > 0 else 0.0, least if thresholds > 1 else -math.inf, centred)
         rows, count = op.reference(np, boxes, scores)
         np.testing.assert_array_equal(rows[: int(count)], want)

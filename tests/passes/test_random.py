@@ -101,7 +101,7 @@ def _draw(graph: Graph, x: Value, values: list[Value], rng: np.random.Generator)
             scale, mean, var = (graph.constant(rng.uniform(0.5, 1.5, channels)) for _ in range(3))
             return BatchNorm(), [scale, mean, mean, var]
         case 13:
-            pool = rng.choice([MaxPool, AvgPool])
+            pool = (MaxPool, AvgPool)[rng.integers(2)]
             pads = tuple(int(p) for p in rng.integers(0, 2, 4))
             return pool((2, 2), (1, 1), pads, (1, 1), bool(rng.random() < 0.3)), []
         case 14:

@@ -25,10 +25,10 @@ def model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
-def normal(seed: int, *shape: int) -> np.ndarray:
+def normal(seed: int, first: int, *rest: int) -> np.ndarray:
     """Normal numbers, scaled so that a layer keeps the scale of its input."""
-    fan = int(np.prod(shape[1:])) if len(shape) > 2 else shape[0]
-    return (np.random.default_rng(seed).standard_normal(shape) / np.sqrt(fan)).astype(np.float32)
+    fan = int(np.prod(rest)) if len(rest) > 1 else first
+    return (np.random.default_rng(seed).standard_normal((first, *rest)) / np.sqrt(fan)).astype(np.float32)
 
 
 def residual_net(batch: int | str = "N", channels: int = 16) -> ModelProto:

@@ -25,7 +25,7 @@ def test_codes_are_those_of_quantize_linear(format: NumberFormat, type: int) -> 
     """Also beyond the range, and at ties, which go to the even code."""
     x = np.random.default_rng(0).standard_normal(4000).astype(np.float32) * 40
     x = np.concatenate([x, np.arange(-20, 20, dtype=np.float32) / 2, [1e6, -1e6]]).astype(np.float32)
-    scale = np.float32(0.25)
+    scale = 0.25
     node = helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"])
     graph = helper.make_graph(
         [node],
@@ -36,7 +36,7 @@ def test_codes_are_those_of_quantize_linear(format: NumberFormat, type: int) -> 
     )
     standard = ReferenceEvaluator(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)]))
     (want,) = standard.run(None, {"x": x})
-    got = format.codes(x, np.asarray(scale))
+    got = format.codes(x, np.asarray(scale, np.float32))
     assert np.array_equal(got.astype(np.float32), np.asarray(want).astype(np.float32))
 
 
@@ -110,7 +110,7 @@ def test_entropy_is_the_smallest_divergence_by_its_definition() -> None:
 
     def divergence(bins: int) -> float:
         codes = [
-            int(INT8.codes(np.float32(i + 0.5)[None], INT8.scale(float(bins), np.dtype(np.float32)))[0])
+            int(INT8.codes(np.array([i + 0.5], np.float32), INT8.scale(float(bins), np.dtype(np.float32)))[0])
             for i in range(bins)
         ]
         p = histogram.counts[:bins].astype(float)

@@ -131,7 +131,8 @@ def block(shortcut: str, reads: int = 1) -> ModelProto:
     ]
     nodes += [helper.make_node("Relu", ["b"], [f"more{i}"], f"more{i}") for i in range(reads - 1)]
     weights = {f"w{i}": normal(i, 16, 16, 1, 1) for i in (1, 2, 3)} | {"k": np.float32(0.5)}
-    outputs = {"s": [1, 16, 4, 4]} | {f"more{i}": [1, 16, 4, 4] for i in range(reads - 1)}
+    shape: list[int | str] = [1, 16, 4, 4]
+    outputs = {"s": shape} | {f"more{i}": shape for i in range(reads - 1)}
     return model(nodes, {"x": [1, 16, 4, 4]}, outputs, weights)
 
 

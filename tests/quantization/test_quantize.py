@@ -35,7 +35,7 @@ def in_onnxruntime(proto: ModelProto, feeds: dict[str, np.ndarray], as_written: 
     if as_written:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)
+    return [np.asarray(result) for result in session.run(None, feeds)]
 
 
 def in_fusec(proto: ModelProto, feeds: dict[str, np.ndarray]) -> list[Any]:

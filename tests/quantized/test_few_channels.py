@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import one_program
 from quantized.models import Layers, run_onnxruntime
 
 import fusec
@@ -21,13 +22,13 @@ def test_channels_are_padded(channels: int, filters: int, rounds: bool, rng: np.
     g = Layers()
     zero = np.zeros(filters, np.int8)
     weight = rng.integers(-64, 64, (filters, channels, 3, 3)).astype(np.int8)
-    x = g.rounded("x", np.float32(0.03), np.int8(0))
+    x = g.rounded("x", np.array(0.03, np.float32), np.array(0, np.int8))
     bias = g.constant(rng.standard_normal(filters).astype(np.float32))
     y = g.op("Conv", x, g.weights(weight, np.full(filters, 0.01, np.float32), zero), bias, pads=[1] * 4, name="sums")
-    y = g.rounded(y, np.float32(0.1), np.int8(0), name="y") if rounds else g.op("Relu", y, name="y")
+    y = g.rounded(y, np.array(0.1, np.float32), np.array(0, np.int8), name="y") if rounds else g.op("Relu", y, name="y")
     model = g.model({"x": (2, channels, 16, 16)}, y)
     feeds = {"x": (4 * rng.standard_normal((2, channels, 16, 16))).astype(np.float32)}
-    net = fusec.compile(model, target="h200", precision="fp16", simulate=True)
+    net = one_program(fusec.compile(model, target="h200", precision="fp16", simulate=True))
     (step,) = (s for s in net.compiled.program.steps if any(isinstance(n.op, Conv) for n in s.nodes))
     assert step.kind is Kind.CUDNN and step.nodes[0].operands[0].type.dtype is DType.I8
     got, want = np.asarray(net.run(None, feeds)[0]), run_onnxruntime(model, feeds)

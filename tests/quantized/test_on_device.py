@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gpu.plan_check import random_buffers
-from helpers import relative_l2
+from helpers import one_program, relative_l2
 from lowering.bodies import BODIES, load
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.quantization import QuantFormat, QuantType
@@ -108,12 +108,12 @@ def test_a_first_convolution_over_images_in_rows_is_timed_as_a_kernel(rng: np.ra
     g, x = Layers(), rng.standard_normal((32, 3, 224, 224)).astype(np.float32)
     w, b = (g.constant(rng.standard_normal(shape).astype(np.float32) / 12) for shape in ((64, 3, 7, 7), (64,)))
     y = g.op("Relu", g.op("Conv", "x", w, b, kernel_shape=[7, 7], strides=[2, 2], pads=[3] * 4))
-    y = g.rounded(y, np.float32(0.03), np.int8(0))
+    y = g.rounded(y, np.array(0.03, np.float32), np.array(0, np.int8))
     q = g.weights(
         rng.integers(-64, 64, (64, 64, 3, 3)).astype(np.int8), np.full(64, 0.01, np.float32), np.zeros(64, np.int8)
     )
     g.op("Conv", y, q, kernel_shape=[3, 3], pads=[1] * 4, name="y")
-    net = fusec.compile(g.model({"x": x.shape}, "y"), precision="fp16")
+    net = one_program(fusec.compile(g.model({"x": x.shape}, "y"), precision="fp16"))
     assert net.verify().ok, str(net.verify())
     first = next(step for step in net.compiled.program.steps if any(n.op.name == "conv" for n in step.nodes))
     print(first.kind, first.signature, net.compiled.tuned.precisions.values(), net.explain().reasons(), sep="\n")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import relative_l2
+from helpers import one_program, relative_l2
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.quantization import QuantType
 from quantized.models import DynamicLayers, dynamic_convolution, dynamic_products
@@ -26,7 +26,7 @@ def test_integer_products_with_scales_of_run_time(
 ) -> None:
     """In fp16 too the sums of integers, which exceed its range, are not rounded before their scale."""
     layers = draw(tmp_path, kind, per_channel)
-    net = fusec.compile(layers.model, target="h200", precision="fp16", simulate=True)
+    net = one_program(fusec.compile(layers.model, target="h200", precision="fp16", simulate=True))
     products = [n for n in net.compiled.graph.nodes if isinstance(n.op, (Conv, MatMul))]
     assert products and {n.operands[0].type.dtype for n in products} == {DType.I8}
     (got,) = net.run(None, layers.feeds)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers import quick, relative_l2
+from helpers import one_program, quick, relative_l2
 from onnxruntime.quantization import QuantFormat
 from quantized.models import IMAGE, quantised_cnn, run_onnxruntime, small_cnn
 
@@ -35,7 +36,7 @@ def products(nodes: tuple[Node, ...]) -> list[Node]:
 def test_a_quantised_cnn_runs_in_integers(title: str, tmp_path: Path, rng: np.random.Generator) -> None:
     symmetric, per_channel, unsigned = VARIANTS[title]
     path = quantised_cnn(tmp_path, symmetric, per_channel, unsigned)
-    net = fusec.compile(path, target="h200", precision="fp32", simulate=True, rounding="source")
+    net = one_program(fusec.compile(path, target="h200", precision="fp32", simulate=True, rounding="source"))
     program = net.compiled.program
     anchored = [step for step in program.steps if products(step.nodes)]
     assert len(anchored) == 5
@@ -53,8 +54,8 @@ def test_a_quantised_cnn_runs_in_integers(title: str, tmp_path: Path, rng: np.ra
 def test_the_quantised_cnn_takes_few_more_steps_than_the_float_one(tmp_path: Path, rng: np.random.Generator) -> None:
     """It rounds its input, the mean and the result; the residual block is one step, as in floats."""
     path = quantised_cnn(tmp_path, True, True)
-    float_net = fusec.compile(small_cnn(), target="h200", precision="fp16", simulate=True)
-    net = fusec.compile(path, target="h200", precision="fp16", simulate=True)
+    float_net = one_program(fusec.compile(small_cnn(), target="h200", precision="fp16", simulate=True))
+    net = one_program(fusec.compile(path, target="h200", precision="fp16", simulate=True))
     extra = net.compiled.program.launches - float_net.compiled.program.launches
     assert extra <= 4
     net.assert_fused("conv+cast+mul+bias+clip+add*round+clip+cast")
@@ -68,7 +69,8 @@ def test_integer_operators_run_as_their_qdq_form_does(title: str, tmp_path: Path
     """QLinearConv, QLinearAdd, QGemm and the others make the steps that Q/DQ nodes around float ops make."""
     symmetric, per_channel, unsigned = VARIANTS[title]
     paths = [quantised_cnn(tmp_path, symmetric, per_channel, unsigned, form) for form in QuantFormat]
-    nets = [fusec.compile(path, target="h200", precision="fp16", simulate=True, rounding="source") for path in paths]
+    options: dict[str, Any] = {"target": "h200", "precision": "fp16", "simulate": True, "rounding": "source"}
+    nets = [one_program(fusec.compile(path, **options)) for path in paths]
     assert len({net.compiled.program.launches for net in nets}) == 1
     for net in nets:
         found = [node for step in net.compiled.program.steps for node in products(step.nodes)]

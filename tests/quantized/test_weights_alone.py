@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.emulator import Emulator, needs_compiler
-from helpers import relative_l2
+from helpers import one_program, relative_l2
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import fusec
@@ -167,7 +167,7 @@ def test_weights_of_few_rows_stay_packed(
     make: Callable[[np.random.Generator], Model], precision: str, rng: np.random.Generator
 ) -> None:
     model = make(rng)
-    net = fusec.compile(model.proto, target="h200", precision=precision, simulate=True)
+    net = one_program(fusec.compile(model.proto, target="h200", precision=precision, simulate=True))
     assert packed_step(net) is not None
     feeds = model.feeds(rng)
     want = feeds["x"].astype(np.float64) @ model.weight
@@ -191,7 +191,7 @@ def test_others_are_dequantised_at_compile_time(
     """A call runs the product alone: scales that were repeated for each weight would be too large to fold."""
     model = make(rng)
     given: dict[str, Any] = {"target": "h200", "precision": "fp16", **options}
-    net = fusec.compile(model.proto, **given, simulate=True)
+    net = one_program(fusec.compile(model.proto, **given, simulate=True))
     assert [step.signature for step in net.compiled.program.steps] == ["matmul"], why
     feeds = model.feeds(rng)
     got = np.asarray(net.run(None, feeds)[0])
@@ -201,19 +201,21 @@ def test_others_are_dequantised_at_compile_time(
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_scales_of_fp32_are_not_rounded(precision: str, rng: np.random.Generator) -> None:
     """Rounded to 16 bits, one scale would move 32 weights, and small ones would lose all digits."""
-    net = fusec.compile(dequantised(rng, floats=np.float32).proto, target="h200", precision=precision, simulate=True)
+    net = one_program(
+        fusec.compile(dequantised(rng, floats=np.float32).proto, target="h200", precision=precision, simulate=True)
+    )
     products = [n for s in net.compiled.program.steps for n in s.nodes if isinstance(n.op, PackedMatMul)]
     assert [node.operands[2].type.dtype for node in products] == [DType.F32]
 
 
 def test_the_numpy_target_dequantises_once(rng: np.random.Generator) -> None:
-    net = fusec.compile(n_bits(rng).proto, target="cpu", precision="fp16")
+    net = one_program(fusec.compile(n_bits(rng).proto, target="cpu", precision="fp16"))
     assert packed_step(net) is None
 
 
 def test_a_file_holds_the_model_and_its_program_reads_packed_weights(tmp_path: Path, rng: np.random.Generator) -> None:
     model = dequantised(rng, zeros=True)
-    net = fusec.compile(model.proto, target="h200", precision="fp16", simulate=True)
+    net = one_program(fusec.compile(model.proto, target="h200", precision="fp16", simulate=True))
     net.save(tmp_path / "model.fusec")
     back = fusec.load(tmp_path / "model.fusec", simulate=True)
     assert str(back.compiled.program) == str(net.compiled.program)
@@ -228,7 +230,8 @@ def test_a_file_holds_the_model_and_its_program_reads_packed_weights(tmp_path: P
 
 
 def test_other_weights_give_the_same_kernel_and_other_results(rng: np.random.Generator) -> None:
-    nets = [fusec.compile(n_bits(rng).proto, target="h200", precision="fp16", simulate=True) for _ in range(2)]
+    both = (fusec.compile(n_bits(rng).proto, target="h200", precision="fp16", simulate=True) for _ in range(2))
+    nets = [one_program(each) for each in both]
     found = [kernels.find(s.nodes, s.outputs, net.compiled.figures) for net in nets for s in net.compiled.program.steps]
     assert len({kernel.key for kernel in found if kernel is not None}) == 1
     x = rng.standard_normal((2, 256)).astype(np.float16)
@@ -265,16 +268,20 @@ def test_the_ridge_of_all_targets_is_beyond_the_rows() -> None:
 def test_explain_tells_why_weights_do_not_stay_packed(
     options: dict[str, Any], why: str, rng: np.random.Generator
 ) -> None:
-    given = {"target": "h200", "precision": "fp16"} | {k: v for k, v in options.items() if isinstance(v, str)}
+    given: dict[str, Any] = {"target": "h200", "precision": "fp16"} | {
+        k: v for k, v in options.items() if isinstance(v, str)
+    }
     model = dequantised(rng, **{k: v for k, v in options.items() if k not in given})
-    edges = float_edges(fusec.compile(model.proto, **given, simulate=True).compiled)
+    edges = float_edges(one_program(fusec.compile(model.proto, **given, simulate=True)).compiled)
     assert [edge.reason for edge in edges] == (
         [f"its weights alone are quantised, and do not stay packed: {why}"] if why else []
     )
 
 
 def test_explain_tells_if_floats_were_faster(rng: np.random.Generator) -> None:
-    compiled = fusec.compile(dequantised(rng).proto, target="h200", precision="fp16", simulate=True).compiled
+    compiled = one_program(
+        fusec.compile(dequantised(rng).proto, target="h200", precision="fp16", simulate=True)
+    ).compiled
     (step,) = compiled.program.steps
     choice = (Part(len(step.nodes), "cudnn", (UNPACKED,)),)
     program = apply_choices(compiled.program, {step_key(compiled.program.graph, step): choice}, compiled.figures)
@@ -283,7 +290,7 @@ def test_explain_tells_if_floats_were_faster(rng: np.random.Generator) -> None:
 
 
 def test_explain_counts_packed_bytes(rng: np.random.Generator) -> None:
-    net = fusec.compile(dequantised(rng).proto, target="h200", precision="fp16", simulate=True)
+    net = one_program(fusec.compile(dequantised(rng).proto, target="h200", precision="fp16", simulate=True))
     (step,) = net.explain().steps
     assert step.read_bytes == 256 * 2 + 256 * 96 // 2 + 8 * 96 * 4
 
@@ -302,7 +309,7 @@ def test_kernels_of_a_quantised_model_compute_it(form: str, rng: np.random.Gener
     quantised = fusec.quantize(_model(nodes, tensors, (2, 256), TensorProto.FLOAT), {}, format=form).model
     x = rng.standard_normal((2, 256)).astype(np.float32)
     (want,) = fusec.compile(quantised, target="cpu").run(None, {"x": x})
-    compiled = fusec.compile(quantised, target="h200", precision="fp16", simulate=True).compiled
+    compiled = one_program(fusec.compile(quantised, target="h200", precision="fp16", simulate=True)).compiled
     program = fuse_steps(compiled.program, compiled.figures)
     assert [step.signature for step in program.steps] == ["cast", "packed_matmul+relu", "packed_matmul+bias+cast"]
     held = {v: v.literal.array for v in program.graph.values() if v.literal is not None}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from helpers import assert_close  # noqa: F401 - asserts that tests/ is importable
 from report.programs import INPUT, executable, measured_program, program
 
 from fusec.lockfile import versions

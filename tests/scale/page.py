@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from helpers import one_program
 from scale.conftest import TEXT
 
 import fusec
@@ -18,7 +19,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "scale.md"
 
 def run_examples(title: str) -> dict[str, Any]:
     """Run all examples of a section in the current folder, and return the names that they leave."""
-    fusec.save("model.fusec", [fusec.compile(parse(TEXT), target="cpu").compiled], {})
+    fusec.save("model.fusec", [one_program(fusec.compile(parse(TEXT), target="cpu")).compiled], {})
     Path("in").mkdir()
     batches = np.random.default_rng(0).standard_normal((5, 4, 6)).astype(np.float32)
     names: dict[str, Any] = {"__name__": "__main__", "batches": batches, "x": batches[0], "np": np}

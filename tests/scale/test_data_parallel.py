@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_close
+from helpers import assert_close, one_program
 
 import fusec
 from examples.toy_framework import train_parallel
@@ -68,7 +68,7 @@ def test_workers_compute_what_one_does(target: str, workers: int, overlap: bool,
     options: dict[str, Any] = {"target": target, "simulate": target != "cpu"}
     xs = rng.standard_normal((5, 8, 3, 6, 6)).astype(np.float32)
     ts = rng.standard_normal((5, 8, 5)).astype(np.float32)
-    whole = fusec.compile(network(8), **options)
+    whole = one_program(fusec.compile(network(8), **options))
     wanted = [float(whole.step(x=x, t=t, rate=RATE)[0]) for x, t in zip(xs, ts, strict=True)]
     part = 8 // workers
 
@@ -174,7 +174,7 @@ def test_arguments_are_checked() -> None:
     with pytest.raises(ExecutionError, match="%x is no state"):
         step.bind(x=np.zeros(3))
     with pytest.raises(ExecutionError, match="only the steps of a program with state run in order"):
-        fusec.compile(b, target="cpu").after_steps({})
+        one_program(fusec.compile(b, target="cpu")).after_steps({})
     with pytest.raises(ExecutionError, match=r"state %v is f32\[8,5\], and the memory float32\[3\]"):
         step.programs[0].place_state({"v": np.zeros(3, np.float32)})
 

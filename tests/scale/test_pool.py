@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import assert_close
+from helpers import assert_close, one_program
 from scale.faulty_worker import HANGS, KILLS, KILLS_ONCE, SLOW
 from scale.page import run_examples
 
@@ -57,6 +57,7 @@ def test_results_come_in_order_and_batches_are_taken_as_there_is_room(
     with fusec.pool(model, devices=TWO) as pool:
         assert pool.devices == TWO
         assert repr(pool) == "<fusec.DevicePool of 2 workers on cpu, cpu>"
+        number = -1
         for number, result in enumerate(pool.map(source())):
             assert_close(result, meaning(batches[number]), 1e-6)
             assert taken <= number + 1 + 12, "it ran ahead of its consumer"
@@ -153,7 +154,7 @@ def test_models_that_cannot_be_loaded(tmp_path: Path, model: Path) -> None:
 def test_a_compiled_file_and_types_that_numpy_lacks(tmp_path: Path, rng: np.random.Generator) -> None:
     path = tmp_path / "two.fusec"
     text = 'graph "g" (%x: bf16[8,16], %n: i64[3]) {\n %y = relu(%x)\n %m = neg(%n)\n return %y, %m\n}'
-    fusec.save(str(path), [fusec.compile(parse(text), target="cpu").compiled], {})
+    fusec.save(str(path), [one_program(fusec.compile(parse(text), target="cpu")).compiled], {})
     x = rng.standard_normal((8, 16)).astype(ml_dtypes.bfloat16)
     with fusec.pool(path, devices=["cpu"]) as pool:
         y, m = pool(x, np.arange(3))

@@ -158,17 +158,17 @@ TOWERS = """graph "g" (%x: f32[1024]) {
 
 def test_memory_for_steps_side_by_side_holds_none_of_them_back() -> None:
     of = kernels_only(parse(TOWERS))
-    plans = {wide: plan_memory(of, side_by_side=wide) for wide in (False, True)}
+    plans = {which: plan_memory(of, side_by_side=which) for which in (False, True)}
     assert plans[False].nbytes < plans[True].nbytes <= 2 * plans[False].nbytes
-    found = {wide: waits(of, plan) for wide, plan in plans.items()}
-    assert found[True] is not None and found[False] is not None
-    assert (max(lanes(found[False])), max(lanes(found[True]))) == (0, 2)
+    narrow, wide = (waits(of, plans[which]) for which in (False, True))
+    assert narrow is not None and wide is not None
+    assert (max(lanes(narrow)), max(lanes(wide))) == (0, 2)
     names = [step.outputs[0].name for step in of.steps]
     needs = {"b": "a", "c": "b", "d": "a", "e": "d", "f": "a", "g": "f", "h": "ce", "i": "hg"}
     behind: dict[str, set[str]] = {"a": set()}
     for name in names[1:]:
         behind[name] = set(needs[name]).union(*(behind[n] for n in needs[name]))
-    for name, waited in zip(names, found[True], strict=True):
+    for name, waited in zip(names, wide, strict=True):
         assert {names[i] for i in waited or ()} <= behind[name], "for what it needs at first or second hand alone"
 
 

@@ -66,10 +66,10 @@ def test_display_name() -> None:
     x = graph.add_input("x", TensorType((1, 8), DType.F32))
     vector = graph.constant(np.ones(8, np.float32))
     number = graph.constant(np.float32(1))
-    assert display_name(graph.add(pw("add"), x, vector).node) == "bias"  # one row or many
-    assert display_name(graph.add(pw("add"), x, number).node) == "add"
-    assert display_name(graph.add(pw("add"), x, x).node) == "add"
-    assert display_name(graph.add(pw("mul"), x, vector).node) == "mul"
+    assert display_name(graph.insert(pw("add"), [x, vector])) == "bias"  # one row or many
+    assert display_name(graph.insert(pw("add"), [x, number])) == "add"
+    assert display_name(graph.insert(pw("add"), [x, x])) == "add"
+    assert display_name(graph.insert(pw("mul"), [x, vector])) == "mul"
 
 
 def test_verify_rejects() -> None:

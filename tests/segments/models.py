@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +16,7 @@ Arrays = Mapping[str, np.ndarray]
 RNG = np.random.default_rng(7)
 
 
-def n(text: str, **attributes: object) -> onnx.NodeProto:
+def n(text: str, **attributes: Any) -> onnx.NodeProto:
     """Make a node of `Op operands -> results`; `_` is an operand that is left out."""
     operands, _, results = text.partition(" -> ")
     op, *names = operands.split()
@@ -31,7 +32,7 @@ class Case:
     steps: tuple[str, ...]
 
 
-def _of(nodes: list[onnx.NodeProto], *inputs: onnx.ValueInfoProto, **more: object) -> onnx.ModelProto:
+def _of(nodes: list[onnx.NodeProto], *inputs: onnx.ValueInfoProto, **more: Any) -> onnx.ModelProto:
     outputs = more.pop("outputs", ["y"])
     held = more.pop("held", {})
     return model(nodes, list(inputs), [info(o, None, d) for o, d in _typed(outputs)], held, **more)
@@ -49,10 +50,10 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def positive(nodes: list[onnx.NodeProto], **more: object) -> onnx.ModelProto:
+def positive(nodes: list[onnx.NodeProto], **more: Any) -> onnx.ModelProto:
     """Make a model that first computes p, where x is positive."""
     first = [n("Neg x -> m"), n("Less m zero -> p")]
-    held = {"zero": np.array(0, np.float32), **more.pop("held", {})}  # type: ignore[dict-item]
+    held = {"zero": np.array(0, np.float32), **more.pop("held", {})}
     return _of([*first, *nodes], info("x", [4, 5]), held=held, **more)
 
 
@@ -115,17 +116,17 @@ def unique_twice() -> Case:
     return Case(positive(nodes), X, ("Unique", "Unique"))
 
 
-def count_of(op: str, operands: str, before: tuple[onnx.NodeProto, ...] = (), **more: object) -> Case:
+def count_of(op: str, operands: str, before: tuple[onnx.NodeProto, ...] = (), **more: Any) -> Case:
     """Make a model in which the op has an operand `k` of one element, made of the number of positive elements."""
     nodes = [
         n("Cast p -> i", to=INT),
         n("ReduceSum i -> count", keepdims=0),
         n("Reshape count flat -> k"),
         *before,
-        n(f"{op} {operands} -> z", **more.pop("attributes", {})),  # type: ignore[arg-type]
+        n(f"{op} {operands} -> z", **more.pop("attributes", {})),
         n("Mul z z -> y"),
     ]
-    held = {"flat": ints(1), **more.pop("held", {})}  # type: ignore[dict-item]
+    held = {"flat": ints(1), **more.pop("held", {})}
     return Case(positive(nodes, held=held, **more), X, (op,))
 
 

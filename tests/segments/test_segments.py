@@ -208,7 +208,8 @@ def test_what_a_model_with_host_steps_lacks(tmp_path: Path) -> None:
     for call in (lambda: executable.save(tmp_path / "x.fusec"), executable.lock, executable.bind):
         with pytest.raises(FusecError, match=f"^<ModelProto>: .*{cut}"):
             call()
-    for options in ({"state": {"x": ""}}, {"lock": tmp_path / "fusec.lock"}):
+    one_program_alone: tuple[dict[str, Any], ...] = ({"state": {"x": ""}}, {"lock": tmp_path / "fusec.lock"})
+    for options in one_program_alone:
         with pytest.raises(ModelError, match=f"needs one program, and the model {cut}"):
             fusec.compile(case.proto, target="cpu", **options)
     assert not list(tmp_path.iterdir())

@@ -30,7 +30,7 @@ def classifier() -> onnx.ModelProto:
         node("MatMul", ["v", "fc"], ["logits"]),
         node("ArgMax", ["logits"], ["label"], axis=1, keepdims=0),
     ]
-    held = {"scale": np.float32(1 / 128), "w": weights(1, 8, 3, 3, 3), "fc": weights(2, 8, 5)}
+    held = {"scale": np.array(1 / 128, np.float32), "w": weights(1, 8, 3, 3, 3), "fc": weights(2, 8, 5)}
     outputs = [info("logits", ["N", 5]), info("label", ["N"], TensorProto.INT64)]
     return model(nodes, [info("image", ["N", 3, 8, 8], TensorProto.UINT8)], outputs, held)
 

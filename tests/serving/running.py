@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,7 @@ class Running:
 
 
 @contextmanager
-def serving(*arguments: object) -> Iterator[Running]:
+def serving(*arguments: object) -> Generator[Running]:
     folder = tempfile.mkdtemp()  # tmp_path is too long for sockets
     process = subprocess.Popen(
         [sys.executable, "-m", "fusec", "serve", *map(str, arguments), "--port", "0"],
@@ -71,8 +71,8 @@ def serving(*arguments: object) -> Iterator[Running]:
         text=True,
         env={**os.environ, "FUSEC_DEVICE": "none", "OMP_NUM_THREADS": "1", "TMPDIR": folder},
     )
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert " on http://" in line, line
         yield Running(urlparse(line.split()[-1]).netloc, process, Path(folder))

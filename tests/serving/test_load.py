@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import sys
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,12 @@ from serving.running import Running, serving
 import fusec
 from benchmarks.common.live_rows import LiveRows
 from benchmarks.common.result_files import KEYS
+from benchmarks.serving import client_processes
 from benchmarks.serving import server_load as benchmark
+from benchmarks.serving.client_processes import Measured, Requests
 from benchmarks.serving.executable_rate import alone, seconds_of
 from benchmarks.serving.served_models import CASES, Case, compiled, images, network
-from benchmarks.serving.server_process import Clients
+from benchmarks.serving.server_process import Clients, Server
 from fusec.dynamic_shapes.batch_proof import require_batches
 from fusec.frontends import Source
 
@@ -67,7 +72,9 @@ def test_a_loaded_server_is_as_fast_as_the_executable(file: Path) -> None:
         with triton.InferenceServerClient(server.address, network_timeout=60) as client:
             while not ended.is_set():
                 start = time.perf_counter()
-                got = client.infer("small", [tensor]).as_numpy("y")
+                result = client.infer("small", [tensor])
+                got = result.as_numpy("y")
+                assert got is not None
                 times.append(time.perf_counter() - start)
                 np.testing.assert_allclose(got[0], want[row], rtol=1e-5, atol=1e-6)
 
@@ -129,3 +136,64 @@ def test_resnet50_takes_bytes_and_any_batch() -> None:
     assert [str(v.type) for v in graphs[1].inputs] == ["u8[2,3,224,224]"]
     assert [str(v.type) for v in graphs[1].outputs] == ["f32[2,1000]"]
     require_batches(graphs)
+
+
+@pytest.mark.slow
+def test_a_limit_ends_the_benchmark_without_traces(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The limit comes while clients load the server, whose case has a row of an earlier run."""
+    output = tmp_path / "serving.json"
+    earlier = {"model": "small", "batch": BATCH, "rows": 1, "shared_memory": False, "images_s": 7.0, "load_p99_ms": 1.0}
+    earlier |= {"date": "2026-01-01", "commit": "earlier"}
+    output.write_text(json.dumps({"cpu": "x", "rows": [earlier]}))
+    turns: list[float] = []
+
+    def loaded(server: Server, requests: Requests, clients: Clients, rate: float = 0.0) -> Measured:
+        turns.append(rate)
+        if rate:
+            clients = replace(clients, seconds=600.0)
+            signal.setitimer(signal.ITIMER_REAL, 3.0)  # the clients have started by then
+        return client_processes.loaded(server, requests, clients, rate)
+
+    monkeypatch.setattr(benchmark, "loaded", loaded)
+    monkeypatch.setattr(benchmark, "machine", lambda: {"cpu": "x"})
+    monkeypatch.setattr(benchmark, "CASES", {"small": CASE})
+    options = ["--file", file, "--rows", 1, 2, "--seconds", 3, "--processes", 2, "--front-ends", 1, "--limit", 900]
+    command = ["server_load", "small", *map(str, options), "--output", str(output), "--commit", "new"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert benchmark.main() == 1
+    out, err = capfd.readouterr()
+    assert out.splitlines()[-1] == "small, requests of 1: stopped by --limit: not ready after 900 s"
+    assert "Traceback" not in out + err
+    assert len(turns) == 2
+    assert json.loads(output.read_text())["rows"] == [earlier]
+    running = " ".join(task.read_text() for task in Path("/proc/self/task").glob("*/children")).split()
+    commands = [Path(f"/proc/{process}/cmdline").read_bytes().decode() for process in running]
+    assert not [command for command in commands if "load_client" in command or "serve" in command]
+
+
+def test_a_row_that_is_given_up_is_as_before(tmp_path: Path) -> None:
+    output = tmp_path / "serving.json"
+    key = {"model": "small", "batch": 1, "rows": 1, "shared_memory": False}
+
+    def rows_of(commit: str) -> LiveRows:
+        return LiveRows(output, commit, {"cpu": "x"}, KEYS["serving.json"])
+
+    first = rows_of("first")
+    first("small", key, images_s=1.0)
+    first("small", key, load_p99_ms=1.0)
+    before = json.loads(output.read_text())
+    second = rows_of("second")
+    second("small", key, images_s=2.0)
+    second("small", {**key, "rows": 2}, images_s=3.0)
+    second.give_up(key)
+    second.give_up({**key, "rows": 2})
+    second.give_up({})
+    after = json.loads(output.read_text())
+    assert after["rows"][0] == before["rows"][0]
+    assert after["rows"][1]["images_s"] == 3.0, "there was none before"
+    other = LiveRows(output, "third", {"cpu": "y"}, KEYS["serving.json"])
+    other("small", key, images_s=4.0)
+    other.give_up(key)
+    assert [row["images_s"] for row in json.loads(output.read_text())["rows"]] == [4.0], "of another machine"

@@ -46,3 +46,21 @@ def test_answers_are_read_whole(rate: float, tmp_path: Path) -> None:
     for when, took, waited, _ in client.answers:
         assert start <= when - took
         assert took - waited >= 2 * PAUSE_S
+
+
+def test_a_server_that_ends_is_one_line(tmp_path: Path) -> None:
+    """The client sends a request of which the server has read nothing when it ends."""
+    file = tmp_path / "requests"
+    file.write_bytes(bytes(1 << 24))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        client = Client(Load(host, port, str(file), [1 << 24], 1, time.monotonic(), 60.0))
+        connection, _ = server.accept()
+        ended = threading.Timer(0.2, connection.close)
+        ended.start()
+        with pytest.raises(SystemExit, match="the server closed a connection"):
+            client.run()
+        ended.join()
+        for each in client.by_handle.values():
+            each.socket.close()
+        client.poll.close()

@@ -38,10 +38,11 @@ def answered(model: Any, size: int, times: int) -> list[dict[str, Any]]:
     """Let batches fail, and return the answers of their requests."""
     told: list[bytes] = []
     sender: Any = types.SimpleNamespace(send=told.extend)
+    feeds: dict[str, Any] = {}
     worker = ModelWorker(ServerOptions(models={}), 0)
     for number in range(times):
         request = QueuedRequest(sender, number, model, RequestForm("m", (), ("y",)), (), (), 1)
-        worker._run(FormedBatch(BatchGroup("m", ()), [request], size, [0.0]), PreparedBatch({}, None))
+        worker._run(FormedBatch(BatchGroup("m", ()), [request], size, [0.0]), PreparedBatch(feeds, None))
     return [json.loads(message[12:]) for message in told]
 
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def server(file: Path) -> Iterator[Running]:
 
 
 @contextmanager
-def made(nbytes: int, key: str = "") -> Iterator[tuple[Any, str]]:
+def made(nbytes: int, key: str = "") -> Generator[tuple[Any, str]]:
     """Make a shared-memory object, and yield its handle and key."""
     key = key or f"fusec-test-{os.getpid()}-{next(NUMBERS)}"
     handle = shm.create_shared_memory_region("mine", key, nbytes)
@@ -87,7 +87,9 @@ def test_inputs_and_outputs_are_in_regions(client: Any, server: Running, rows: i
             np.testing.assert_array_equal(result.as_numpy("label"), label)
             got = shm.get_contents_as_numpy(handle, np.float32, [rows, 5], offset=64 + x.nbytes)
             assert_close(np.array(got), logits, 1e-5)
-            given = result.get_output("logits")["parameters"]
+            output = result.get_output("logits")
+            assert output is not None
+            given = output["parameters"]
             assert given == {
                 "shared_memory_region": "mine",
                 "shared_memory_byte_size": logits.nbytes,

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from frontends.onnx.models import info, model
-from helpers import assert_close
+from helpers import assert_close, one_program
 from onnx import TensorProto, helper
 
 import fusec
@@ -62,7 +62,7 @@ def test_each_level_leaves_out_its_passes(kind: Any) -> None:
         own = onnxruntime.GraphOptimizationLevel if kind is onnxruntime.SessionOptions else ort.GraphOptimizationLevel
         made = options(kind, graph_optimization_level=getattr(own, level.name))
         session = ort.InferenceSession(net(2), made)
-        program = session.executable.at(session.executable.shapes[0])
+        program = one_program(session.executable.at(session.executable.shapes[0]))
         assert set(program.compiled.options.disabled_names) == disabled(level)
         assert_close(session.run(None, {"x": image()})[0], peer(net(2), x=image()), 1e-5)
         found.append(disabled(level))
@@ -75,13 +75,13 @@ def test_all_levels_keep_the_precision() -> None:
     made = options(ort.SessionOptions, graph_optimization_level=ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     session = ort.InferenceSession(net(2), made, precision="fp16")
     assert_close(session.run(None, {"x": image()})[0], peer(net(2), x=image()), 3e-3)
-    assert session.executable.at(session.executable.shapes[0]).compiled.options.precision == "fp16"
+    assert one_program(session.executable.at(session.executable.shapes[0])).compiled.options.precision == "fp16"
 
 
 @pytest.mark.parametrize("kind", [ort.SessionOptions, onnxruntime.SessionOptions])
 def test_deterministic_compute(kind: Any) -> None:
     session = ort.InferenceSession(net(2), options(kind, use_deterministic_compute=True))
-    assert session.executable.at(session.executable.shapes[0]).compiled.options.deterministic
+    assert one_program(session.executable.at(session.executable.shapes[0])).compiled.options.deterministic
 
 
 @pytest.mark.parametrize("kind", [ort.SessionOptions, onnxruntime.SessionOptions])
@@ -159,7 +159,7 @@ def test_profile_of_steps(tmp_path: Path) -> None:
     path = session.end_profiling()
     events = json.loads(Path(path).read_text())
     steps = [event for event in events if event["cat"] == "Node"]
-    program = session.executable.at({"x": (1, 3, 8, 8)})
+    program = one_program(session.executable.at({"x": (1, 3, 8, 8)}))
     assert [e["args"]["op_name"] for e in steps[: program.compiled.program.launches]] == [
         step.signature for step in program.compiled.program.steps if step.kind.value != "view"
     ]
@@ -267,7 +267,7 @@ def test_providers_choose_the_device_and_the_precision() -> None:
     for asked, want in (({"use_tf32": 1}, "tf32"), ({"trt_fp16_enable": True}, "fp16"), ({"use_tf32": "0"}, "fp32")):
         with pytest.warns(UserWarning, match="this machine has no such GPU"):
             session.set_providers([(GPU, asked)])
-        assert session.executable.at(session.executable.shapes[0]).compiled.options.precision == want
+        assert one_program(session.executable.at(session.executable.shapes[0])).compiled.options.precision == want
         assert_close(session.run(None, {"x": image()})[0], peer(net(), x=image()), 2e-3)
     with pytest.raises(FusecError, match="device 0, not on device 1"):
         ort.InferenceSession(net(), providers=[GPU], provider_options=[{"device_id": 1}])

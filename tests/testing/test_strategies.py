@@ -7,7 +7,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from helpers import HEALTH_CHECKS
+from hypothesis import Phase, find, given, seed, settings
 from hypothesis import strategies as st
 
 from fusec.ir import Constant, DType, Graph, TensorType
@@ -28,7 +29,7 @@ from fusec.testing.generators.uniform_provider import register
 from fusec.testing.strategies import cases, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
 
 QUIET = settings(
-    backend=register(), database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    backend=register(), database=None, deadline=None, suppress_health_check=HEALTH_CHECKS, phases=[Phase.generate]
 )
 
 
@@ -172,7 +173,7 @@ def test_every_motif_can_be_built() -> None:
 
 @pytest.mark.slow
 def test_strategies_shrink_to_the_simplest_example() -> None:
-    smallest = settings(database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    smallest = settings(database=None, derandomize=True, suppress_health_check=HEALTH_CHECKS)
     assert find(dtypes(), lambda d: True, settings=smallest) is DType.F32
     assert find(shapes(2, 2), lambda s: True, settings=smallest) == (2, 2)
     assert find(orders(3), lambda o: True, settings=smallest) == ()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_close
+from helpers import assert_close, one_program
 
 import fusec
 from fusec.errors import ExecutionError, FusecError, ModelError
@@ -160,7 +160,7 @@ def test_options_are_those_of_compile_dynamic() -> None:
 
 def test_modes_say_how_plans_are_tuned() -> None:
     graph = torch.fx.symbolic_trace(lambda x: (torch.relu(x),))
-    made = torch_backend.backend(graph, [torch.zeros(2)], mode="max-autotune", options={"target": "l4"})
+    made: Any = torch_backend.backend(graph, [torch.zeros(2)], mode="max-autotune", options={"target": "l4"})
     assert made.options == {"tune": "full", "target": "l4"}
     f = torch.compile(lambda x: torch.relu(x) + 1, backend=torch_backend.backend, mode="reduce-overhead")
     close(f(torch.ones(3)), torch.full((3,), 2.0))
@@ -202,7 +202,7 @@ def test_an_exported_program_is_called_as_the_model_was() -> None:
         close(got["rest"][0], want["rest"][0])
         assert got["rest"][1] is None
     assert len(exe.executable.shapes) == 2
-    assert exe.executable.at(exe.executable.shapes[0]).compiled.target.name == "l4"
+    assert one_program(exe.executable.at(exe.executable.shapes[0])).compiled.target.name == "l4"
     with pytest.raises(ExecutionError, match=r"was exported for 2.0, which is part of it"):
         exe({"a": torch.randn(3, 4)}, 3.0, more=torch.randn(6))
     with pytest.raises(
@@ -258,7 +258,7 @@ def test_memory_on_the_device_is_borrowed_as_the_type_it_has(monkeypatch: pytest
 
 
 def test_tensors_on_a_gpu_do_not_go_to_the_simulator() -> None:
-    program = types.SimpleNamespace(device="simulated", inputs=[types.SimpleNamespace(name="x")])
+    program: Any = types.SimpleNamespace(device="simulated", inputs=[types.SimpleNamespace(name="x")])
     with pytest.raises(ExecutionError, match="its inputs must be on the CPU"):
         tensors.lent(types.SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), program)
     with pytest.raises(ExecutionError, match="a tensor is on cuda:1, fusec runs on cuda:0"):
@@ -360,7 +360,7 @@ def test_exported_programs_keep_the_memory_format_of_the_export() -> None:
                 y, _ = exe(given)
                 assert y.is_contiguous(memory_format=memory_format)
                 close(y, want)
-        (program,) = [exe.executable.at(s) for s in exe.executable.shapes]
+        (program,) = [one_program(exe.executable.at(s)) for s in exe.executable.shapes]
         assert program.inputs[0].order == program.outputs[0].order == order
     turned = fusec.from_torch(torch.export.export(net, (x,)), channels_last=True)
     assert turned(x)[0].is_contiguous(memory_format=torch.channels_last)

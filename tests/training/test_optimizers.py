@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_close
+from helpers import assert_close, one_program
 
 import fusec
 from fusec import training
@@ -25,7 +25,7 @@ def run(add: Callable[[Builder, list[Tensor], list[Tensor]], None], start: Array
     w, g = b.parameter("w", start), b.input("g", start.shape)
     add(b, [w], [g])
     b.output(moved=w * 1.0)
-    exe = fusec.compile(b, target="cpu")
+    exe = one_program(fusec.compile(b, target="cpu"))
     for gradient in gradients:
         exe.step(gradient)
     assert exe.in_place == len(b.updates) - 1, "all but the one an output reads are written in place"
@@ -83,7 +83,7 @@ def scaled(growth: int = 2) -> Executable:
     gradients, finite = training.scaled_backward(loss, [w], growth, start=1024.0)
     training.sgd(b, [w], gradients, 1.0, keep=finite)
     b.output(g=gradients[0])
-    return fusec.compile(b, target="cpu")
+    return one_program(fusec.compile(b, target="cpu"))
 
 
 def test_small_gradients_survive_fp16() -> None:
@@ -120,7 +120,7 @@ def test_a_gradient_that_overflows_as_it_is_narrowed_is_not_finite() -> None:
     gradients, finite = training.scaled_backward((w.astype("f32") * x).sum(), [w], start=1024.0)
     training.sgd(b, [w], gradients, 1.0, keep=finite)
     b.output(finite=finite)
-    exe = fusec.compile(b, target="cpu")
+    exe = one_program(fusec.compile(b, target="cpu"))
     assert not exe.step(np.full(4, 100.0, np.float32))
     assert (exe.value("w") == 1.0).all()
     assert exe.step(np.full(4, 0.5, np.float32))
@@ -137,7 +137,7 @@ def test_adam_counts_applied_steps_only(drawn: tuple[Array, list[Array]], keeps:
         w, g, keep = b.parameter("w", start), b.input("g", start.shape), b.input("keep", (), "bool")
         training.adam(b, [w], [g], RATE, keep=keep)
         b.output(kept=~keep)
-        exe = fusec.compile(b, target="cpu")
+        exe = one_program(fusec.compile(b, target="cpu"))
         for gradient in skipped:
             exe.step(gradient, np.array(not keeps))
         exe.step(gradients[1], np.array(True))
@@ -157,7 +157,7 @@ def test_a_network_learns() -> None:
     loss = b.cross_entropy((x @ weights[0]).relu() @ weights[1], labels)
     training.adam(b, weights, fusec.backward(loss, weights), 0.1)
     b.output(loss=loss)
-    exe = fusec.compile(b, target="cpu")
+    exe = one_program(fusec.compile(b, target="cpu"))
     corners = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]], np.float32)
     losses = [float(exe.step(corners, np.array([0, 1, 1, 0]))) for _ in range(100)]
     assert losses[-1] < 0.05 < losses[0]

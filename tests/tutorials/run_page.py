@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +78,7 @@ def _commands(text: str) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def _running(command: str, wanted: str, where: str) -> Iterator[None]:
+def _running(command: str, wanted: str, where: str) -> Generator[None]:
     """Run a command in a process of its own, which must end without an error when it is asked to.
 
     wanted: its first lines, for which this waits.

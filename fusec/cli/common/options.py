@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -125,6 +125,19 @@ def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
                 f"--shape {name}={text}: sizes are whole numbers joined by commas, or ranges such as 1..32"
             ) from None
     return shapes
+
+
+def require_ranges(shapes: Mapping[str, Sequence[int | str]], dims: Collection[str]) -> None:
+    """Raise FusecError if a list is given for a symbolic dim, because it may mean a range or these sizes alone.
+
+    dims: the names of the symbolic dims that are not names of inputs.
+    """
+    for name in (name for name, sizes in shapes.items() if name in dims and len(sizes) > 1):
+        text = ",".join(map(str, shapes[name]))
+        raise FusecError(
+            f"--shape {name}={text}: {name!r} is a dim, which has one size or a range such as 1..32; a list is the "
+            "shape of an input, and --bucket takes the sizes to compile for"
+        )
 
 
 def buckets_of(texts: Sequence[str]) -> dict[str, list[int]]:

@@ -117,13 +117,14 @@ class Request:
 
     def sizing(self) -> tuple[str | Source, Sizing | None]:
         """Return the model, and the sizes of --shape; None if it gives one shape for each input."""
-        from fusec.dynamic_shapes.size_ranges import read_sizes
+        from fusec.dynamic_shapes.size_ranges import read_sizes, symbols_of
         from fusec.frontends import Source
 
         bound, given = self.bound(), cli_options.shapes_of(self.shape or ())
         if not given:
             return bound, None
         source = Source(bound) if isinstance(bound, str) else bound
+        cli_options.require_ranges(given, symbols_of(source) - {spec.name for spec in source.interface[0]})
         return source, read_sizes(source, given)
 
     def _sized(self) -> tuple[str | Source, Mapping[str, Sequence[int]]]:
@@ -133,11 +134,16 @@ class Request:
         return model, sizing.likely or sizing.known_shapes
 
     def _require_several_shapes(self) -> None:
-        """Raise FusecError if a shape is given for a file that has one program."""
+        """Raise FusecError if a shape is given for a file that has one program, or a list for a dim."""
         from fusec.artifacts import fusec_file
 
-        if self.shape and fusec_file.table(self.model) is None:
+        if not self.shape:
+            return
+        table = fusec_file.table(self.model)
+        if table is None:
             raise self._too_late("--shape")
+        inputs = {each.name for each in table.inputs}
+        cli_options.require_ranges(cli_options.shapes_of(self.shape), table.ranges.keys() - inputs)
 
     def program(self, target: str, report: output.Report) -> Executable:
         """Compile or load the model as `executable`. Raises FusecError for a model with host steps."""

@@ -55,12 +55,14 @@ class KnownChoices:
     plans: plans of cuDNN graphs, by key, the best first. With level `none` they come first. With another level a plan
         that was timed is used where this machine has none. Plans that were not timed compete with each other alone.
     variants: for the key of a kernel, the key of the variant to run
+    kernels: compiled kernels that are trusted, by key of the source (`cubins.CudaSource`)
     accept_incomplete: a stored choice is used even if not every plan was timed
     side_by_side: run steps on several streams without timing that
     """
 
     plans: Suggested = field(default_factory=dict[str, Sequence[Entry]])
     variants: Mapping[str, str] = field(default_factory=dict[str, str])
+    kernels: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
     accept_incomplete: bool = False
     side_by_side: bool = False
 
@@ -75,6 +77,7 @@ class TuningCache:
         self.level = level
         self._accept_incomplete = known.accept_incomplete
         self._suggested = known.plans
+        self._known_kernels = known.kernels
 
     @property
     def names_cublaslt(self) -> bool:
@@ -236,9 +239,8 @@ class TuningCache:
 
     def cubin(self, key: str) -> Entry | None:
         """Return the compiled kernel that a file or the cache has for a key of `cubins.CudaSource`."""
-        suggested = next(iter(self._suggested.get(key, ())), None)
-        has_blob = suggested is not None and suggested.blob is not None
-        return suggested if has_blob else self.plan_store.get(self.environment.key(key, "none"))
+        known = self._known_kernels.get(key)
+        return known if known is not None else self.plan_store.get(self.environment.key(key, "none"))
 
     def store_cubins(self, entries: Mapping[str, Entry]) -> None:
         """Store compiled kernels, by key; they are trusted."""

@@ -128,7 +128,8 @@ class BuildPool:
 
     def _give_up(self, reason: str) -> None:
         with self._changed:
-            self._limit, self._failed = 0, reason
+            if self._limit:  # else another thread gave up before, and the user is warned once
+                self._limit, self._failed = 0, reason
             self._waiting.clear()
 
     def _next(self) -> tuple[Order, CudnnGraph] | None:

@@ -26,6 +26,8 @@ MAX_PROCESSES = 8  # otherwise, because each loads NVRTC, and others build plans
 KEY_PREFIX = "kernel "  # of the name of a source, before its digest
 NO_CHOICE = Choice(NVRTC, ())
 
+CompiledKernels = Mapping[tuple[str, str], Entry]  # by target and key of the source
+
 
 def compilers() -> int:
     """Return how many sources are compiled at the same time, at most: three for four cores; others ask cuDNN."""

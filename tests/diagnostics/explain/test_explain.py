@@ -219,8 +219,11 @@ def test_spellings_are_described_in_words() -> None:
     assert "reassociated" in str(found)
 
 
-STEP = {"index", "kind", "ops", "values", "nodes", "engine", "plans", "precompiled", "spelling"}
-STEP |= {"virtual_bytes", "read_bytes", "written_bytes"}
+STEP = {"index", "kind", "ops", "values", "nodes", "engine", "plans", "precompiled", "spelling"} | {
+    "virtual_bytes",
+    "read_bytes",
+    "written_bytes",
+}
 DECLINE = {"op", "ops", "stage", "code", "message", "ours", "places", "cause"}
 CAUSE = {"ops", "graph", "stage", "code", "message", "accepted", "questions"}
 ACCEPTED = {"change", "ops", "graph", "plans", "precompiled", "whole"}
@@ -305,6 +308,7 @@ def test_with_the_real_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert accepted is not None
     assert accepted.whole
     bodies = [change.body for change in variants(refused.body) if change.words == accepted.change]
+    assert compiled.judge is not None
     before, after = compiled.judge.judge([refused.body, *bodies])
     assert isinstance(before, Refused)
     assert isinstance(after, Legal)

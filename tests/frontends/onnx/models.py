@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -22,7 +23,7 @@ def model(
     outputs: Sequence[ValueInfoProto | str],
     initializers: dict[str, np.ndarray] | None = None,
     opset: int = 21,
-    **more: object,
+    **more: Any,
 ) -> ModelProto:
     """An unchecked model; outputs may be given by name alone."""
     listed = [onnx.ValueInfoProto(name=o) if isinstance(o, str) else o for o in outputs]
@@ -31,7 +32,7 @@ def model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10, **more)
 
 
-def one(op: str, *shapes: Sequence[int], opset: int = 21, outputs: int = 1, **attributes: object) -> ModelProto:
+def one(op: str, *shapes: Sequence[int], opset: int = 21, outputs: int = 1, **attributes: Any) -> ModelProto:
     """A model of one node named 'n' with f32 operands x0, x1, … as graph inputs."""
     names = [f"x{i}" for i in range(len(shapes))]
     results = [f"y{i}" for i in range(outputs)]
@@ -46,4 +47,6 @@ def run(proto: ModelProto, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, arrays)
+    results = session.run(None, arrays)
+    assert all(isinstance(result, np.ndarray) for result in results)
+    return cast("list[np.ndarray]", results)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -38,7 +40,7 @@ def _agrees(proto: onnx.ModelProto, **feeds: np.ndarray) -> list[str]:
 
 @pytest.mark.parametrize(("condition", "op"), [(True, "relu"), (False, "neg")])
 def test_a_known_condition_chooses_its_branch(condition: bool, op: str) -> None:
-    branches = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Neg", "b")}
+    branches: dict[str, Any] = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Neg", "b")}
     proto = model([node("If", ["c"], ["y"], **branches)], [X], [info("y", None)], {"c": np.array(condition)}, opset=16)
     assert _agrees(proto, x=X_VALUE) == [op]
 
@@ -58,7 +60,7 @@ def test_a_function_called_in_a_branch_is_inlined() -> None:
     double = helper.make_function("me", "Double", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])],
                                   [helper.make_opsetid("", 16)])  # fmt: skip
     call = helper.make_graph([node("Double", ["x"], ["d"], domain="me")], "then", [], [info("d", None)])
-    branches = {"then_branch": call, "else_branch": _branch("Neg", "b")}
+    branches: dict[str, Any] = {"then_branch": call, "else_branch": _branch("Neg", "b")}
     proto = model([node("If", ["c"], ["y"], **branches)], [X], [info("y", None)], {"c": np.array(True)}, opset=16,
                   functions=[double])  # fmt: skip
     proto.opset_import.add(domain="me", version=1)
@@ -146,7 +148,7 @@ def test_sequences_are_resolved() -> None:
 
 
 def test_control_flow_that_depends_on_inputs_is_refused_by_name() -> None:
-    branches = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Size", "b")}
+    branches: dict[str, Any] = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Size", "b")}
     c = info("c", [], TensorProto.BOOL)
     refused = {
         "the condition must be known": [node("If", ["c"], ["y"], name="n", **branches)],
@@ -166,7 +168,7 @@ def test_control_flow_that_depends_on_inputs_is_refused_by_name() -> None:
 
 def test_a_refusal_in_a_body_names_all_outer_nodes() -> None:
     body = helper.make_graph([node("StringNormalizer", ["x"], ["a"], name="inner")], "b", [], [info("a", None)])
-    branches = {"then_branch": body, "else_branch": _branch("Neg", "b")}
+    branches: dict[str, Any] = {"then_branch": body, "else_branch": _branch("Neg", "b")}
     proto = model([node("If", ["c"], ["y"], name="outer", **branches)], [X], ["y"], {"c": np.array(True)})
     with pytest.raises(ModelError, match=r"node 'outer' \(If\): in its body: op StringNormalizer .*: node 'inner'"):
         load(proto)
@@ -197,7 +199,7 @@ def test_ops_with_a_function_body_are_imported_by_it() -> None:
     assert "where" not in ops  # the guard against rows that see nothing: with this mask there are none
 
 
-def _on_condition(branches: dict[str, onnx.GraphProto]) -> onnx.ModelProto:
+def _on_condition(branches: dict[str, Any]) -> onnx.ModelProto:
     """Make a model whose If has a condition that it computes from x."""
     nodes = [
         node("ReduceSum", ["x"], ["sum"], keepdims=0),
@@ -221,7 +223,10 @@ def test_branches_with_a_result_in_common_select_nothing() -> None:
 
 @pytest.mark.parametrize("start", [-2.5, 2.5])
 def test_a_computed_condition_within_a_loop(start: float) -> None:
-    branches = {"then_branch": _named("Add", ["v", "x"], "a"), "else_branch": _named("Sub", ["v", "x"], "b")}
+    branches: dict[str, Any] = {
+        "then_branch": _named("Add", ["v", "x"], "a"),
+        "else_branch": _named("Sub", ["v", "x"], "b"),
+    }
     nodes = [
         node("ReduceSum", ["v"], ["sum"], keepdims=0),
         node("Less", ["sum", "limit"], ["c"]),

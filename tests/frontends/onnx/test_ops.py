@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from frontends.onnx.cases import CASES as PLAIN
 from frontends.onnx.cases import Case
@@ -19,6 +18,7 @@ from helpers import assert_close
 from onnx import defs, helper
 from onnx.reference import ReferenceEvaluator
 from onnx_suite.suite import suite_ops
+from onnxruntime.capi import onnxruntime_pybind11_state
 
 from fusec.frontends import load
 from fusec.frontends.onnx.ops.convolution import ConvAttributes, conv
@@ -29,8 +29,8 @@ from fusec.reference import evaluate
 
 CASES = [*PLAIN, *MORE]
 _LACKING = (
-    onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented,
-    onnxruntime.capi.onnxruntime_pybind11_state.Fail,
+    onnxruntime_pybind11_state.NotImplemented,
+    onnxruntime_pybind11_state.Fail,
 )
 
 

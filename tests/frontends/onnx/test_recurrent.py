@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from frontends.onnx.models import info, model, run
-from helpers import assert_close
+from helpers import assert_close, one_program
 from onnx import TensorProto, helper
 
 import fusec
@@ -102,7 +102,7 @@ def test_a_long_sequence_is_a_few_steps_and_right_in_simulation() -> None:
     x = rng.standard_normal((400, 4, 16)).astype(np.float32)
     with warnings.catch_warnings():  # where cuDNN is not installed, fusec's rules alone say what fuses
         warnings.simplefilter("ignore", CudnnNotAskedWarning)
-        exe = fusec.compile(proto.SerializeToString(), target="h200", simulate=True)
+        exe = one_program(fusec.compile(proto.SerializeToString(), target="h200", simulate=True))
     assert len(exe.compiled.program.steps) <= 10
     (want,) = run(proto, {"x": x})
     assert_close(exe(x), want, 1e-5)

@@ -85,7 +85,7 @@ def test_the_only_place_of_one_pixel_is_that_of_the_reference(image: tuple[int, 
     with np.errstate(divide="ignore"):
         (want,) = ReferenceEvaluator(proto).run(None, {"theta": theta})
     (got,) = compiled(proto).run(None, {"theta": theta})
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got, np.asarray(want), rtol=1e-5, atol=1e-5)
 
 
 def test_a_grid_of_no_image_gives_none() -> None:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from frontends.onnx.models import info, model, run
 from google.protobuf.message import DecodeError
-from helpers import assert_close
+from helpers import assert_close, literal_of
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from fusec.errors import ModelError
@@ -50,6 +50,7 @@ def whole(message: bytes, files: TensorFiles) -> ModelProto:
         if place is not None:
             del tensor.external_data[-3:]
             tensor.ClearField("data_location")
+            assert files.own is not None
             tensor.raw_data = files.own.read(place.offset, place.offset + place.length)
     return proto
 
@@ -121,7 +122,7 @@ def test_an_unset_location_that_is_written_out() -> None:
     tensor.data_location = TensorProto.DEFAULT
     data = large(tensor)
     assert split(MemoryRanges(data))[1]
-    np.testing.assert_array_equal(load(data).outputs[0].literal.array, numbers)
+    np.testing.assert_array_equal(literal_of(load(data).outputs[0]), numbers)
 
 
 def _twice(tensor: TensorProto) -> None:
@@ -178,7 +179,7 @@ def test_the_last_of_two_values_counts_as_in_protobuf() -> None:
     header = model([], [], ["w"])
     header.ClearField("graph")
     data = header.SerializeToString() + _field(7, graph)
-    np.testing.assert_array_equal(load(data).outputs[0].literal.array, second)
+    np.testing.assert_array_equal(literal_of(load(data).outputs[0]), second)
 
 
 def test_a_graph_in_two_parts() -> None:
@@ -231,7 +232,7 @@ def test_copies_of_a_model_keep_its_weights(weights: list[np.ndarray]) -> None:
     assert [t for t in made.graph.initializer if t.name == "w1"] == [proto.graph.initializer[1]]
     renamed = source.edited(lambda copy: setattr(copy.graph, "name", "renamed"))
     assert renamed.load().name == "renamed"
-    np.testing.assert_array_equal(renamed.load().value("w1").literal.array, weights[1])
+    np.testing.assert_array_equal(literal_of(renamed.load().value("w1")), weights[1])
     ones = np.ones((2, SIDE), np.float32)
     bound = source.with_constants({"v0": ones}).load()
     assert_close(evaluate(bound, {})["y"], ones @ weights[0] @ weights[1] @ weights[2] + 1, 1e-5)
@@ -243,16 +244,16 @@ def test_a_file_may_be_removed_or_replaced_but_not_changed(weights: list[np.ndar
     before = load(path)
     (tmp_path / "new.onnx").write_bytes(products(weights[::-1]).SerializeToString())
     (tmp_path / "new.onnx").replace(path)
-    np.testing.assert_array_equal(before.value("w0").literal.array, weights[0])
+    np.testing.assert_array_equal(literal_of(before.value("w0")), weights[0])
     after = load(path)
     path.write_bytes(b"\0" * path.stat().st_size)
     with pytest.raises(ModelError, match=r"m\.onnx: a weight cannot be read: was changed after it was opened"):
-        _ = after.value("w0").literal.array
+        _ = literal_of(after.value("w0"))
     path.write_bytes(b"")
     with pytest.raises(ModelError, match="was changed after it was opened"):
-        _ = after.value("w1").literal.array
+        _ = literal_of(after.value("w1"))
     path.unlink()
-    np.testing.assert_array_equal(before.value("w2").literal.array, weights[2])
+    np.testing.assert_array_equal(literal_of(before.value("w2")), weights[2])
 
 
 def test_truncated_files(weights: list[np.ndarray], tmp_path: Path) -> None:

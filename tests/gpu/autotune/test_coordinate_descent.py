@@ -34,6 +34,7 @@ class Sums:
     rng: random.Random = field(default_factory=lambda: random.Random(2))
     recordings: list[dict[str, int]] = field(default_factory=list[dict[str, int]])
     runs: int = 0
+    now_us: float = 0.0  # of the recording that ran last
 
     def captured(self, options: Mapping[str, int]) -> Callable[[], None] | None:
         if self.refused & set(options.items()):
@@ -265,8 +266,9 @@ def test_programs_with_state_are_left_alone(machine: Machine, tmp_path: Path) ->
 
     made = compiled()
     with_state = replace(made, options=replace(made.options, state=(("x", ""),)))
-    net = Executable(with_state, CudnnBackend("quick", store=PlanStore(tmp_path)))
-    net.rehearse(net.backend.tune_whole_model)
+    backend = CudnnBackend("quick", store=PlanStore(tmp_path))
+    net = Executable(with_state, backend)
+    net.rehearse(backend.tune_whole_model)
     assert machine.captured == 0
     net.bind(x=fresh(0))
     assert len(net.run(None, {})) == 2

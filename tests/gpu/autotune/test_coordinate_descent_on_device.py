@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import assert_close
+from helpers import assert_close, one_program
 
 import fusec
 from fusec.ir import DType, Graph
@@ -96,7 +96,7 @@ def test_options_chosen_within_the_model_compute_the_same(
     (want,) = evaluate(graph, feeds, precision=DType.F64).values()
     found: list[dict[str, tuple[object, ...]]] = []
     for _ in range(2):  # what was found is known the second time
-        exe = fusec.compile(graph, precision="fp16", tune=tune)
+        exe = one_program(fusec.compile(graph, precision="fp16", tune=tune))
         for _ in range(3):  # step by step, recorded, replayed
             assert_close(np.asarray(exe(**feeds)).astype(np.float64), want, 5e-3)
         backend = exe.backend

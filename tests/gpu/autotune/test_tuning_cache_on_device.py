@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_close
+from helpers import assert_close, one_program
 from lowering.bodies import BODIES, load
 
 from fusec.lower_cudnn import lower
@@ -77,13 +77,13 @@ def test_locked_choices_are_used_without_timing_on_the_device(
 
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "first"))
     x = rng.standard_normal((2, 8, 16, 16)).astype(np.float32)
-    tuned = fusec.compile(net(), precision="fp16", tune="quick")
+    tuned = one_program(fusec.compile(net(), precision="fp16", tune="quick"))
     want = tuned(x)
     lockfile.write(tmp_path / "fusec.lock", tuned.lock())
     tuned.save(tmp_path / "model.fusec")
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "second"))
     monkeypatch.setattr(Stopwatch, "us", None)  # nothing is timed
-    locked = fusec.compile(net(), precision="fp16", lock=tmp_path / "fusec.lock")
+    locked = one_program(fusec.compile(net(), precision="fp16", lock=tmp_path / "fusec.lock"))
     steps = [[(s.signature, s.kind, s.spelling) for s in e.compiled.program.steps] for e in (tuned, locked)]
     assert steps[0] == steps[1]
     chosen = [{key: choice.identity for key, choice in e.backend.choices().items()} for e in (tuned, locked)]

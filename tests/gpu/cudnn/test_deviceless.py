@@ -31,12 +31,11 @@ def test_the_stand_in_reports_no_device_and_accepts_what_is_never_launched(tmp_p
 
 
 @pytest.mark.cudnn
-def test_processes_that_build_the_stand_in_at_the_same_time_end_with_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+def test_processes_that_build_the_stand_in_at_the_same_time_end_with_one(tmp_path: Path) -> None:
+    # only these processes have this folder: a worker that a thread of an earlier test starts would build there, too
+    environment = {**os.environ, "FUSEC_CACHE": str(tmp_path)}
     started = [
-        subprocess.Popen([sys.executable, "-c", BUILD], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
+        subprocess.Popen([sys.executable, "-c", BUILD], stdout=subprocess.PIPE, text=True, env=environment)
         for _ in range(3)
     ]
     built = {process.communicate()[0].strip() for process in started}

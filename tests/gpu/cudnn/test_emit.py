@@ -36,8 +36,14 @@ TAGS = {
     "batchnorm_backward": ("DBN", ("DY", "X", "SCALE", "MEAN", "INV_VARIANCE")),
 }
 ACTIVATIONS = ("elu", "gelu", "gelu_approx_tanh", "relu", "sigmoid", "softplus", "swish", "tanh")
-MODES = {"bias": "ADD", "scale": "MUL", "leaky_relu": "RELU_FWD", "leaky_relu_backward": "RELU_BWD"}
-MODES |= {a: f"{a.upper()}_FWD" for a in ACTIVATIONS} | {f"{a}_backward": f"{a.upper()}_BWD" for a in ACTIVATIONS}
+MODES = {
+    "bias": "ADD",
+    "scale": "MUL",
+    "leaky_relu": "RELU_FWD",
+    "leaky_relu_backward": "RELU_BWD",
+    **{a: f"{a.upper()}_FWD" for a in ACTIVATIONS},
+    **{f"{a}_backward": f"{a.upper()}_BWD" for a in ACTIVATIONS},
+}
 
 
 def frontend_json(graph: CudnnGraph) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpu.cudnn_graphs import conv
@@ -48,9 +49,9 @@ def mute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "mute_worker"
 
 
-def started(action: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+def started(action: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
     """A thread that waits for a worker by now, and what it will have got."""
-    got: list[object] = []
+    got: list[Any] = []
 
     def run() -> None:
         try:

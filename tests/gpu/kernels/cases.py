@@ -63,16 +63,19 @@ class Case:
         """
         known, sizes = self.evaluated(arrays), list[np.ndarray | float]()
         for value in self.outputs:
-            op = value.node.op if value.node is not None else None
-            if isinstance(op, Reduce) and op.kind in ("sum", "mean") and value.type.dtype.is_float:
-                operand = np.abs(known[value.node.operands[0]].astype(np.float64))
+            node = value.node
+            op = node.op if node is not None else None
+            if node is None:
+                sizes.append(0.0)
+            elif isinstance(op, Reduce) and op.kind in ("sum", "mean") and value.type.dtype.is_float:
+                operand = np.abs(known[node.operands[0]].astype(np.float64))
                 (size,) = op.reference(np, operand)
                 sizes.append(size)
-            elif isinstance(op, BatchNormBackward) and value is not value.node.results[0]:  # of scale and bias
-                dy, x, scale, mean, inverse = (known[v].astype(np.float64) for v in value.node.operands[:5])
+            elif isinstance(op, BatchNormBackward) and value is not node.results[0]:  # of scale and bias
+                dy, x, scale, mean, inverse = (known[v].astype(np.float64) for v in node.operands[:5])
                 centre = mean.reshape(-1, *(1,) * (x.ndim - 2))
                 sums = BatchNormBackward().reference(np, np.abs(dy), centre + np.abs(x - centre), scale, mean, inverse)
-                sizes.append(sums[value.node.results.index(value)])
+                sizes.append(sums[node.results.index(value)])
             else:
                 sizes.append(0.0)
         return sizes

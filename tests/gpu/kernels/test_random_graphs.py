@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from gpu.kernels.cases import FIGURES, ROUNDING
 from gpu.kernels.emulator import Emulator, needs_compiler
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from helpers import HEALTH_CHECKS
+from hypothesis import Phase, given, seed, settings
 from lowering.lowers_judge import LowersJudge
 
 from fusec.gpu import kernels
@@ -38,7 +39,7 @@ def drawn(strategy: Any) -> list[Graph]:
     """The same graphs each time: they are compiled once."""
     found: list[Graph] = []
 
-    checks = list(HealthCheck)
+    checks = HEALTH_CHECKS
 
     @seed(3)
     @settings(max_examples=COUNT, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=checks)

@@ -22,8 +22,12 @@ from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.gpu.kernels.codegen.kernel import CLUSTERS, Launch, prelude
 from fusec.targets.target import DEFAULT, load, names
 
-SIZES = {"bool": 1, "i8": 1, "u8": 1, "f16": 2, "bf16": 2, "i16": 2, "u16": 2, "float": 4, "double": 8}
-SIZES |= {"i32": 4, "u32": 4, "i64": 8, "u64": 8}
+SIZES = {"bool": 1, "i8": 1, "u8": 1, "f16": 2, "bf16": 2, "i16": 2, "u16": 2, "float": 4, "double": 8} | {
+    "i32": 4,
+    "u32": 4,
+    "i64": 8,
+    "u64": 8,
+}
 DECLARATION = re.compile(r"^\s*(?:alignas\(16\) )?__shared__ (?:Pack<(\w+), (\d+)>|(\w+)) (.*);", re.MULTILINE)
 PRELUDE_BYTES = 4  # of its functions: one number
 CLUSTER_BLOCKS, BLOCK_THREADS = 8, 1024  # that every GPU with clusters, and every GPU, can start (CUDA C++ guide)

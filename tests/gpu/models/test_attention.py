@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import assert_close, quick
+from helpers import assert_close, one_program, quick
 
 import fusec
 from fusec.gpu.cudnn.judges import CudnnJudge
@@ -89,13 +89,13 @@ def check_masked(exe: fusec.Executable, rng: np.random.Generator) -> None:
 
 @pytest.mark.cudnn
 def test_a_guarded_mask_runs_as_one_attention(rng: np.random.Generator) -> None:
-    check_masked(fusec.compile(MASKED, target="h200", precision="fp16"), rng)
+    check_masked(one_program(fusec.compile(MASKED, target="h200", precision="fp16")), rng)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tune", ["none", "quick", "full"])
 def test_a_guarded_mask_on_a_gpu(tune: str, rng: np.random.Generator) -> None:
-    check_masked(fusec.compile(MASKED, precision="fp16", tune=tune), rng)
+    check_masked(one_program(fusec.compile(MASKED, precision="fp16", tune=tune)), rng)
 
 
 def compare(graph: Graph, exe: fusec.Executable, rng: np.random.Generator) -> None:
@@ -107,7 +107,7 @@ def compare(graph: Graph, exe: fusec.Executable, rng: np.random.Generator) -> No
 @pytest.mark.cudnn
 @pytest.mark.parametrize("name", BODIES)
 def test_the_program_simulated_is_right(name: str, rng: np.random.Generator) -> None:
-    exe = fusec.compile(BODIES[name], target="h200")
+    exe = one_program(fusec.compile(BODIES[name], target="h200"))
     assert [s.signature for s in exe.compiled.program.steps if s.kind.value == "cudnn"][-1:] == ["attention"]
     compare(BODIES[name], exe, rng)
 
@@ -115,7 +115,7 @@ def test_the_program_simulated_is_right(name: str, rng: np.random.Generator) -> 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", BODIES)
 def test_the_program_on_a_gpu_is_right(name: str, rng: np.random.Generator) -> None:
-    compare(BODIES[name], fusec.compile(BODIES[name], tune="quick"), rng)
+    compare(BODIES[name], one_program(fusec.compile(BODIES[name], tune="quick")), rng)
 
 
 def sequences_first(rng: np.random.Generator, batch: int, rows: int, heads: int, features: int) -> Graph:
@@ -156,7 +156,7 @@ def sequences_first(rng: np.random.Generator, batch: int, rows: int, heads: int,
 @pytest.mark.cudnn
 def test_sequences_first_take_no_copies(rng: np.random.Generator) -> None:
     graph = sequences_first(rng, 3, 9, 4, 8)
-    exe = fusec.compile(graph, target="h200", precision="fp16")
+    exe = one_program(fusec.compile(graph, target="h200", precision="fp16"))
     launched = [(s.kind.value, s.signature) for s in exe.compiled.program.steps if s.kind.value != "view"]
     assert launched == [("cudnn", "matmul+bias"), ("cudnn", "attention"), ("cudnn", "matmul+bias+add")]
     compare(graph, exe, rng)
@@ -165,4 +165,4 @@ def test_sequences_first_take_no_copies(rng: np.random.Generator) -> None:
 @pytest.mark.gpu
 def test_sequences_first_on_a_gpu(rng: np.random.Generator) -> None:
     graph = sequences_first(rng, 4, 197, 12, 64)
-    compare(graph, fusec.compile(graph, tune="quick", precision="fp16"), rng)
+    compare(graph, one_program(fusec.compile(graph, tune="quick", precision="fp16")), rng)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES
-from helpers import assert_close
+from helpers import assert_close, one_program
 from lowering.lowers_judge import LowersJudge
 
 import fusec
@@ -97,13 +97,13 @@ def test_simulated_it_is_the_same_norm(rng: np.random.Generator, monkeypatch: py
         y, mean, variance = b.batch_norm_train(b.conv(x, w, padding=1), scale, bias)
         loss = (y.relu() * x.mean()).astype("f32").sum()
         for name, gradient in zip(("dw", "ds", "db"), fusec.backward(loss, [w, scale, bias]), strict=True):
-            b.output(**{name: gradient})
+            b.output({name: gradient})
         b.output(y=y, mean=mean, variance=variance)
         return b
 
-    split = fusec.compile(step(), target="h200")
+    split = one_program(fusec.compile(step(), target="h200"))
     assert any(s.signature == "conv+channel_sums" for s in split.compiled.program.steps)
-    whole = fusec.compile(step(), target="h200", disable=["split_batchnorm_stats"])
+    whole = one_program(fusec.compile(step(), target="h200", disable=["split_batchnorm_stats"]))
     assert not any("sums" in s.signature for s in whole.compiled.program.steps)
     feeds = {"x": (rng.standard_normal((4, 64, 8, 8)) + 1.0).astype(np.float16)}
     for got, want in zip(split.run(None, feeds), whole.run(None, feeds), strict=True):
@@ -135,7 +135,7 @@ def test_what_the_device_gives(
     y, mean, variance = b.batch_norm_train(b.conv(x, w, padding=window // 2), scale, bias)
     b.output(y=y.relu(), mean=mean, variance=variance)
     image = rng.standard_normal((16, inputs, side, side)) + deviations
-    found = fusec.compile(b, tune="none")
+    found = one_program(fusec.compile(b, tune="none"))
     signatures = [step.signature for step in found.compiled.program.steps]
     assert any("channel_sums" in s and "conv" in s for s in signatures), signatures
     plain = fusec.compile(b, tune="none", disable=["split_batchnorm_stats"])

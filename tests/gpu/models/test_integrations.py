@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from frontends.onnx.models import info, model
 from gpu.stand_in_gpu import Array, Machine, on_device
+from helpers import one_program
 from lowering.lowers_judge import LowersJudge
 from onnx import helper
 
@@ -72,7 +73,7 @@ def test_sizes_have_weights_and_kernels_in_common(machine: Machine, monkeypatch:
         results = exe.run(None, {"x": on_device(x)})
         assert all(isinstance(array, Array) for array in results)
         check(results, x)
-    one, two = (exe.at({"x": (batch, 32)}) for batch in (1, 2))
+    one, two = (one_program(exe.at({"x": (batch, 32)})) for batch in (1, 2))
     assert one._constants.arrays
     assert {id(a) for a in one._constants.arrays.values()} == {id(a) for a in two._constants.arrays.values()}
     assert one.compiled.judge is two.compiled.judge

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gpu.models.test_state_on_stand_in import UPDATES
-from helpers import assert_close
+from helpers import assert_close, one_program
 
 import fusec
 from fusec.builder import Builder
@@ -23,10 +23,11 @@ def test_new_state_is_made_of_the_old(what: str, rng: np.random.Generator) -> No
     for old, new in zip(held.values(), UPDATES[what](held["a"], held["b"], x), strict=True):
         b.update(old, new)
     b.output(y=x[0] * 2.0)
-    here, there = fusec.compile(b, tune="none"), fusec.compile(b, target="cpu")
+    here, there = one_program(fusec.compile(b, tune="none")), one_program(fusec.compile(b, target="cpu"))
     for _ in range(3):
         array = rng.standard_normal((SIZE, SIZE)).astype(np.float32)
-        here.step(array), there.step(array)
+        here.step(array)
+        there.step(array)
     for name in start:
         assert_close(here.value(name), there.value(name), 1e-4)
     assert here.in_place > 0 or what != "by itself alone"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
-from helpers import assert_close
+from helpers import assert_close, one_program
 
 import fusec
 from fusec import driver
@@ -51,10 +51,11 @@ def test_new_state_is_made_of_the_old(
     compiled = driver.build(b.graph(), target="h200", state=state, oracle=asked_once)
     here = Executable(compiled, CudnnBackend("none", store=PlanStore(tmp_path)))
     here.bind(**start)
-    there = fusec.compile(b, target="cpu")
+    there = one_program(fusec.compile(b, target="cpu"))
     for _ in range(3):
         array = rng.standard_normal((SIZE, SIZE)).astype(np.float32)
-        here.step(array), there.step(array)
+        here.step(array)
+        there.step(array)
     for name in start:
         assert_close(here.value(name), there.value(name), 1e-4)
     assert here.in_place == PLACED[what]
@@ -74,9 +75,10 @@ def test_a_count_beside_numbers_of_another_shape(machine: Machine, tmp_path: Pat
     compiled = driver.build(b.graph(), target="h200", state=state, oracle=asked_once)
     here = Executable(compiled, CudnnBackend("none", store=PlanStore(tmp_path)))
     here.bind(**{name: array for name, array in b.parameters.items() if array is not None})
-    there = fusec.compile(b, target="cpu")
+    there = one_program(fusec.compile(b, target="cpu"))
     for _ in range(3):
         feeds = {"g0": np.float32(0.5), "g1": np.full(1, 0.25, np.float32), "x": np.ones(4, np.float32)}
-        here.step(**feeds), there.step(**feeds)
+        here.step(**feeds)
+        there.step(**feeds)
     for name in b.parameters:
         assert_close(here.value(name), there.value(name), 1e-5)

@@ -11,6 +11,7 @@ import pytest
 from gpu.kernels.emulator import needs_compiler
 from gpu.models.test_integrations import check, fresh, net
 from gpu.stand_in_gpu import Machine
+from helpers import one_program
 
 import fusec
 from fusec.gpu.cudnn.legality import Oracle
@@ -105,8 +106,8 @@ def test_workers_build_the_plans_of_the_next_size_without_asking_cudnn(
         assert oracle.judged == []
         assert machine.emitted == [], "no plan is looked for here"
         assert len(oracle.questions) == len(machine.revived) > 0
-        program = exe.at({"x": (batch, 32)})
-        first = exe.at({"x": (4, 32)})
+        program = one_program(exe.at({"x": (batch, 32)}))
+        first = one_program(exe.at({"x": (4, 32)}))
         assert [s.signature for s in program.compiled.program.steps] == [
             s.signature for s in first.compiled.program.steps
         ]
@@ -147,14 +148,14 @@ def test_choices_are_transferred_to_near_sizes(machine: Machine, workers: list[W
     exe = fusec.compile_dynamic(net(), tune="quick")
     run(exe, 4)
     (oracle,) = workers
-    first = exe.at({"x": (4, 32)})
+    first = one_program(exe.at({"x": (4, 32)}))
     assert {c.engine for c in first.backend.choices().values()} == {4}  # type: ignore[attr-defined]  # a GPU's
     assert oracle.started == 1
     for batch in (6, 16):
         oracle.questions.clear()
         machine.emitted.clear()
         run(exe, batch)
-        program = exe.at({"x": (batch, 32)})
+        program = one_program(exe.at({"x": (batch, 32)}))
         assert machine.emitted == [], "nothing is timed"
         assert oracle.questions
         assert {c.engine for c in program.backend.choices().values()} == {4}  # type: ignore[attr-defined]

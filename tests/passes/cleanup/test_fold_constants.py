@@ -115,7 +115,7 @@ def test_a_negative_variance_is_not_folded(var: list[float]) -> None:
     graph = Graph("g")
     x = graph.add_input("x", TensorType((1, 2, 4), DType.F32))
     one = graph.constant(np.ones(2, np.float32))
-    graph.set_outputs([graph.add(BatchNorm(), x, one, one, one, graph.constant(np.float32(var)))], ["y"])
+    graph.set_outputs([graph.add(BatchNorm(), x, one, one, one, graph.constant(np.array(var, np.float32)))], ["y"])
     run([FoldBatchNorm()], graph)
     assert any(isinstance(n.op, BatchNorm) for n in graph.nodes)
 

@@ -49,7 +49,9 @@ def show(program: Program) -> str:
 
 def cases(path: Path) -> list[tuple[str, str, str]]:
     parts = re.split(r"^== ", path.read_text(), flags=re.MULTILINE)
-    return [tuple(re.match(r"(.*)\n([\s\S]*?)^=>\n?([\s\S]*)", p, re.MULTILINE).groups()) for p in parts[1:]]
+    found = [re.match(r"(.*)\n([\s\S]*?)^=>\n?([\s\S]*)", part, re.MULTILINE) for part in parts[1:]]
+    assert None not in found
+    return [(match[1], match[2], match[3]) for match in found if match is not None]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

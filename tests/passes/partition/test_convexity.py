@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import networkx as nx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from passes.partition.graphs import random_graphs
@@ -13,7 +16,7 @@ from fusec.passes.partition import convexity
 from fusec.passes.partition.convexity import Condensation, Wiring
 
 
-def quotient(wiring: Wiring, vertex: list[int]) -> nx.DiGraph:
+def quotient(wiring: Wiring, vertex: list[int]) -> nx.DiGraph[int]:
     """The condensation, from scratch."""
     result = nx.DiGraph()
     result.add_nodes_from(vertex)
@@ -23,7 +26,7 @@ def quotient(wiring: Wiring, vertex: list[int]) -> nx.DiGraph:
 
 
 @given(random_graphs(), st.randoms(use_true_random=False))
-def test_stays_convex_is_acyclicity_of_the_condensation(graph: Graph, random) -> None:
+def test_stays_convex_is_acyclicity_of_the_condensation(graph: Graph, random: Any) -> None:
     wiring = Wiring(graph)
     state = Condensation(wiring)
     for _ in range(4):
@@ -57,7 +60,7 @@ def test_a_path_through_a_merged_vertex_counts() -> None:
     assert not state.stays_convex({1}, 2)  # d -> {c, a} -> b
 
 
-def test_a_search_that_is_too_long_answers_not_convex(monkeypatch) -> None:
+def test_a_search_that_is_too_long_answers_not_convex(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph()
     v = x = graph.add_input("x", TensorType((4,), DType.F32))
     a = graph.add(pw("exp"), x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers import quick
@@ -34,7 +35,7 @@ def kind(verdict: Verdict) -> str:
 
 
 @pytest.mark.parametrize("path", quick(FILES, [f for f in FILES if f.stem != "residual"]), ids=lambda p: p.stem)
-def test_the_rules_agree_with_cudnn(path, judge: CudnnJudge) -> None:
+def test_the_rules_agree_with_cudnn(path: Path, judge: CudnnJudge) -> None:
     measured = Measured()
     for title, text, _ in cases(path):
         if not title.endswith("]"):

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from helpers import HEALTH_CHECKS
+from hypothesis import given, settings
 
 from fusec.ir import DType, Graph, TensorType
 from fusec.passes.base import Options, run
@@ -20,7 +21,7 @@ from fusec.testing.strategies import cases, graphs
 from fusec.text import parse
 
 Array = np.ndarray[Any, Any]
-RANDOM = settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
+RANDOM = settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=HEALTH_CHECKS)
 
 
 def graph_of(body: str, inputs: str = "%x: f32[4,6]", **weights: Array) -> Graph:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.emulator import functions, needs_compiler
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from helpers import HEALTH_CHECKS
+from hypothesis import Phase, given, seed, settings
 
 from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.kernels import FAMILIES, Kernel
@@ -107,7 +108,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Emulated], Emulated]:
 def drawn(count: int) -> list[tuple[Graph, Case]]:
     """Draw graphs as the fuzzer does, the same ones each time."""
     found: list[tuple[Graph, Case]] = []
-    phases, checks = [Phase.generate], list(HealthCheck)
+    phases, checks = [Phase.generate], HEALTH_CHECKS
 
     @seed(5)
     @settings(

@@ -13,7 +13,8 @@ from unittest import SkipTest
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from helpers import HEALTH_CHECKS
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusec import ir, lower_cudnn
@@ -102,7 +103,7 @@ def test_properties_hold_for_a_convolution_with_epilogue(checked: Property, judg
     checked.check(example(), Case(judge=judge, precision=precision))
 
 
-@settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
+@settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=HEALTH_CHECKS)
 @given(graphs(), cases(), st.sampled_from(OFFLINE))
 def test_properties_hold_for_random_graphs(graph: Graph, case: Case, checked: Property) -> None:
     text = str(graph)
@@ -553,7 +554,7 @@ def test_gpu_properties_raise_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.gpu
-@settings(max_examples=15, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
+@settings(max_examples=15, deadline=None, database=None, derandomize=True, suppress_health_check=HEALTH_CHECKS)
 @given(graphs(), cases())
 def test_a_gpu_agrees_on_random_graphs(graph: Graph, case: Case) -> None:
     on_device.device_agrees(graph, case)

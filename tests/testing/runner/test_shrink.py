@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from helpers import HEALTH_CHECKS
+from hypothesis import given, settings
 
 from fusec.ir import Constant, DType, Graph, TensorType, channels_last
 from fusec.ops import BY_NAME, Conv, MaxPool, Reduce, Split, Transpose, pw
@@ -84,7 +85,7 @@ def test_constants_attributes_sizes_and_types_become_simple() -> None:
     x = graph.add_input("x", TensorType((3, 6, 9, 7), DType.BF16, (3, 1, 0, 2)))
     w = graph.constant(np.random.default_rng(1).standard_normal((6, 3, 3, 3)).astype(DType.BF16.numpy))
     y = graph.add(Conv((2, 1), (1, 0, 2, 1), (1, 2), 2), x, w)
-    graph.set_outputs([graph.add(BY_NAME["leaky_relu"](alpha=0.3), y)])
+    graph.set_outputs([graph.add(pw("leaky_relu", alpha=0.3), y)])
     small = shrink_graph(graph, contains("conv", "leaky_relu"))
     conv, relu = (n for n in small.nodes if not isinstance(n.op, Constant))
     assert conv.op == Conv((1, 1), (0, 0, 0, 0), (1, 1), conv.op.attributes["groups"])
@@ -144,7 +145,7 @@ def test_graph_stays_if_no_smaller_one_fails() -> None:
     assert kept is graph
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=25, deadline=None, suppress_health_check=HEALTH_CHECKS, derandomize=True)
 @given(graphs())
 def test_every_candidate_is_a_valid_graph(graph: Graph) -> None:
     before = digest(graph)
@@ -155,7 +156,7 @@ def test_every_candidate_is_a_valid_graph(graph: Graph) -> None:
     assert digest(graph) == before
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=15, deadline=None, suppress_health_check=HEALTH_CHECKS, derandomize=True)
 @given(graphs())
 def test_any_op_of_a_random_graph_can_be_isolated(graph: Graph) -> None:
     """The op stays alone, with nothing that it does not need."""

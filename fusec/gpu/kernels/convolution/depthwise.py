@@ -95,8 +95,8 @@ def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value], figures
     tiles = [
         DepthwiseTile(half, strip, blocks=MANY),
         DepthwiseTile(half, 2 * strip, blocks=MANY),
-        DepthwiseTile(vector, 7, blocks=few),
-        DepthwiseTile(vector, 2, blocks=few),
+        DepthwiseTile(vector // 4, 7, held=True, blocks=few),
+        DepthwiseTile(half, 7, blocks=few),
         DepthwiseTile(half, 2, blocks=MANY),
         DepthwiseTile(half, 4, held=True, blocks=few),
         DepthwiseTile(half, 2, rows=2, held=True, blocks=few),

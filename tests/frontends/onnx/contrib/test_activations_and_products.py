@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from frontends.onnx.contrib.models import Held, assert_floats, imported, one
@@ -64,7 +66,7 @@ def test_fused_matmul(seed: int) -> None:
     turned_a, turned_b = (bool(v) for v in rng.integers(0, 2, 2))
     a = _floats(rng, *batch, *((k, m) if turned_a else (m, k)))
     b = _floats(rng, *batch, *((n, k) if turned_b else (k, n)))
-    given = {"transA": int(turned_a), "transB": int(turned_b), "alpha": float(rng.uniform(0.5, 2))}
+    given: dict[str, Any] = {"transA": int(turned_a), "transB": int(turned_b), "alpha": float(rng.uniform(0.5, 2))}
     assert_floats("FusedMatMul", [a, b], **given)
     assert_floats("TransposeMatMul", [a, b], **given)
     if batch:  # the rows come before the batch
@@ -96,7 +98,7 @@ def test_fused_gemm(activation: str) -> None:
     rng = np.random.default_rng(len(activation))
     m, k, n = _shape(rng, 3)
     a, b, c = _floats(rng, k, m), _floats(rng, n, k), _floats(rng, n)
-    more = {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 1.5}
+    more: dict[str, Any] = {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 1.5}
     assert_floats("FusedGemm", [a, b, c], activation=activation, rtol=1e-5, **more, **ACTIVATIONS[activation])
     assert_floats("FusedGemm", [a.T.copy(), b.T.copy()], activation="Relu")
 
@@ -123,7 +125,7 @@ def test_fused_conv(activation: str) -> None:
     rng = np.random.default_rng(len(activation))
     x, w, b = _floats(rng, 2, 4, 7, 6), _floats(rng, 6, 2, 3, 3), _floats(rng, 6)
     z = _floats(rng, 2, 6, 4, 3)
-    more = {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 2}
+    more: dict[str, Any] = {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 2}
     if activation:
         more |= {"activation": activation}
     if CONV_ACTIVATIONS[activation]:

@@ -48,7 +48,7 @@ def test_attention(seed: int, unidirectional: int) -> None:
     b, s, h, d = _sizes(rng)
     features = 4 * int(rng.integers(1, 6))
     x, w, bias = _floats(rng, b, s, features), _floats(rng, features, 3 * h * d) / 4, _floats(rng, 3 * h * d)
-    given = {"num_heads": h, "unidirectional": unidirectional}
+    given: dict[str, Any] = {"num_heads": h, "unidirectional": unidirectional}
     assert_floats("Attention", [x, Held(w), Held(bias)], rtol=RTOL, **given)
     assert_floats("Attention", [x, Held(w), Held(bias)], rtol=RTOL, scale=0.2, **given)
     for mask in _masks(rng, b, s, s).values():
@@ -119,7 +119,7 @@ def test_multi_head_attention(seed: int) -> None:
     b, s, h, d = _sizes(rng)
     t, e = int(rng.integers(1, 8)), 8 * int(rng.integers(1, 4))
     q, k, v = _floats(rng, b, s, h * d), _floats(rng, b, t, h * d), _floats(rng, b, t, h * e)
-    given = {"num_heads": h}
+    given: dict[str, Any] = {"num_heads": h}
     assert_floats("MultiHeadAttention", [q, k, v], rtol=RTOL, **given)
     bias = _floats(rng, 2 * h * d + h * e)
     assert_floats("MultiHeadAttention", [q, k, v, bias], rtol=RTOL, scale=0.3, **given)
@@ -184,7 +184,7 @@ def test_rotary_embedding(seed: int, interleaved: int) -> None:
         for x in (_floats(rng, b, s, h * d), _floats(rng, b, h, s, d)):
             assert_floats("RotaryEmbedding", [x, ids, *caches], interleaved=interleaved)
     part = _angles(rng, 20, d // 4)
-    given = {"rotary_embedding_dim": d // 2, "num_heads": h, "interleaved": interleaved}
+    given: dict[str, Any] = {"rotary_embedding_dim": d // 2, "num_heads": h, "interleaved": interleaved}
     assert_floats("RotaryEmbedding", [_floats(rng, b, s, h * d), each, *map(Held, part)], **given)
 
 
@@ -293,7 +293,7 @@ def test_norms_of_queries_and_keys() -> None:
     q, k, v = _floats(rng, b, s, h * d), _floats(rng, b, s, g * d), _floats(rng, b, s, g * d)
     norms, outputs = [_floats(rng, d), _floats(rng, d)], ("y0", "y1", "y2")
     rest = [None, None, _i32(4, 4), Held(np.array(5, np.int32)), *map(Held, _angles(rng, 8, d // 2))]
-    given = {"num_heads": h, "kv_num_heads": g, "do_rotary": 1}
+    given: dict[str, Any] = {"num_heads": h, "kv_num_heads": g, "do_rotary": 1}
     before = [_normed(x, w, 1e-3) for x, w in zip((q, k), norms, strict=True)]
     _, wanted = both("GroupQueryAttention", [*before, v, *rest], outputs, **given)
     proto, feeds = one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +17,7 @@ import fusec
 node = helper.make_node
 
 
-def _own(op: str, inputs: list[str], outputs: list[str], **given: object) -> onnx.NodeProto:
+def _own(op: str, inputs: list[str], outputs: list[str], **given: Any) -> onnx.NodeProto:
     return node(op, inputs, outputs, domain="com.microsoft", **given)
 
 
@@ -50,7 +51,7 @@ def decoder_layer(rng: np.random.Generator, length: int, past: int) -> tuple[onn
         _own("QuickGelu", ["u"], ["y"]),
     ]
     shapes = {"x": (2, length, width), "past_k": (2, groups, past, d), "past_v": (2, groups, past, d)}
-    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    feeds: dict[str, np.ndarray] = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
     feeds["lengths"] = np.full(2, past + length - 1, np.int32)
     inputs = [info(n, a.shape, helper.np_dtype_to_tensor_dtype(a.dtype)) for n, a in feeds.items()]
     proto = model(nodes, inputs, ["y", "r", "k", "v"], held)
@@ -100,7 +101,7 @@ def test_a_network_that_onnxruntime_quantised(form: QuantFormat, tmp_path: Path)
     images = [rng.standard_normal((2, 4, 9, 9)).astype(np.float32) for _ in range(4)]
     source, target = tmp_path / "float.onnx", tmp_path / "quantised.onnx"
     onnx.save(proto, source)
-    types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+    types: dict[str, Any] = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
     quantize_static(source, target, _Images(images), quant_format=form, **types)
     quantised = onnx.load(target)
     if form is QuantFormat.QOperator:

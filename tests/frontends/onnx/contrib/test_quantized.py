@@ -54,7 +54,7 @@ def test_quantise_and_dequantise(dtype: Any, seed: int) -> None:
     for scale_shape in ((), (shape[axis],)):
         scale = rng.uniform(step, 2 * step, scale_shape).astype(np.float32)
         zero = rng.integers(int(limits.min) // 2, int(limits.max) // 2, scale_shape).astype(dtype)
-        given = {"axis": axis} if scale_shape else {}
+        given: dict[str, Any] = {"axis": axis} if scale_shape else {}
         x = (rng.standard_normal(shape) * 2).astype(np.float32)
         (ours,), (theirs,) = both("QuantizeLinear", [x, Held(scale), Held(zero)], **given)
         np.testing.assert_array_equal(ours, theirs)
@@ -156,12 +156,43 @@ def test_pools(seed: int) -> None:
     quant = [_scale(rng), _point(rng, dtype), _scale(rng, 0.005, 0.02), _point(rng, dtype)]
     held = [Held(v) for v in quant]
     assert_steps("QLinearGlobalAveragePool", [x, *held], channels_last=int(last))
-    window = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1], "count_include_pad": int(seed % 4 < 2)}
+    window: dict[str, Any] = {
+        "kernel_shape": [3, 2],
+        "strides": [2, 1],
+        "pads": [1, 0, 1, 1],
+        "count_include_pad": int(seed % 4 < 2),
+    }
     assert_steps("QLinearAveragePool", [x, *held], channels_last=int(last), **window)
     assert_steps("QLinearAveragePool", [x, *held], channels_last=int(last), kernel_shape=[2, 2], auto_pad="SAME_UPPER")
     if last:
         (ours,), (theirs,) = both("NhwcMaxPool", [x], kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1])
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_windows_beyond_the_padding_are_those_of_onnx(seed: int) -> None:
+    """With ceil_mode, a last window may reach beyond the padded image, and ONNX divides by the elements within it.
+
+    onnxruntime does so in AveragePool. In QLinearAveragePool it divides by the whole window if pads count.
+    """
+    rng = np.random.default_rng(seed)
+    dtype, counts = _dtype(rng), seed % 2
+    x, pads = _codes(rng, dtype, 2, 3, 6, 7), [1, 0, 1, 1] if seed % 4 < 2 else [0] * 4
+    x_quant, y_quant = [_scale(rng), _point(rng, dtype)], [_scale(rng, 0.02, 0.05), _point(rng, dtype)]
+    window: dict[str, Any] = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": pads, "ceil_mode": 1}
+    window["count_include_pad"] = counts
+    operands = [x, *map(Held, (*x_quant, *y_quant))]
+    if not counts:
+        assert_steps("QLinearAveragePool", operands, **window)
+        return
+    wide = (x.astype(np.float32) - x_quant[1]) * x_quant[0]
+    (_,), (mean,) = both("AveragePool", [wide], domain="", **window)
+    limits = np.iinfo(dtype)
+    wanted = np.clip(np.rint(mean / y_quant[0]) + y_quant[1], limits.min, limits.max)
+    (ours,), (theirs,) = both("QLinearAveragePool", operands, **window)
+    assert np.abs(ours - wanted).max() <= 1
+    same = np.abs(theirs - wanted) <= 1
+    assert same[:, :, :-1].all() and not same[:, :, -1].all(), "onnxruntime counts what is beyond the last row"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -174,7 +205,7 @@ def test_convolution_of_channels_last(seed: int) -> None:
     w_zero = np.zeros(w_scale.shape, np.int8)
     bias = rng.integers(-3000, 3000, 6).astype(np.int32)
     constants = [_scale(rng), _point(rng, dtype), w, w_scale, w_zero, _scale(rng, 0.05, 0.1), _point(rng, dtype), bias]
-    more = {"group": 2, "strides": [2, 1], "pads": [1, 1, 1, 1], "channels_last": int(last)}
+    more: dict[str, Any] = {"group": 2, "strides": [2, 1], "pads": [1, 1, 1, 1], "channels_last": int(last)}
     assert_steps("QLinearConv", [x, *(Held(np.asarray(v)) for v in constants)], **more)
 
 
@@ -198,7 +229,7 @@ def test_qgemm(seed: int) -> None:
     alpha = float(rng.choice([1.0, 0.7]))
     constants = [_scale(rng), _point(rng, a_type), b, b_scale, b_zero]
     held = [Held(np.asarray(v)) for v in constants]
-    more = {"transA": turned_a, "transB": turned_b, "alpha": alpha}
+    more: dict[str, Any] = {"transA": turned_a, "transB": turned_b, "alpha": alpha}
     assert_floats("QGemm", [a, *held], **more)
     assert_floats("QGemm", [a, *held, Held(c)], **more)
     assert_steps("QGemm", [a, *held, Held(c), Held(np.array(0.3, np.float32)), Held(_point(rng, a_type))], **more)
@@ -278,7 +309,7 @@ def test_matmul_n_bits(bits: int, seed: int) -> None:
     scales = rng.uniform(0.01, 0.1, (n, blocks)).astype(np.float32)
     points = rng.integers(0, 1 << bits, (n, blocks), dtype=np.uint8)
     bias = rng.standard_normal(n).astype(np.float32)
-    given = {"K": k, "N": n, "block_size": block, "bits": bits}
+    given: dict[str, Any] = {"K": k, "N": n, "block_size": block, "bits": bits}
     b, flat = Held(_packed(codes, bits)), Held(scales.reshape(-1))
     zero = Held(_packed(points, bits).reshape(-1))
     assert_floats("MatMulNBits", [a, b, flat], rtol=2e-5, **given)
@@ -297,7 +328,7 @@ def test_matmul_n_bits_of_halves(bits: int) -> None:
     codes = rng.integers(0, 1 << bits, (24, 3, 32), dtype=np.uint8)
     scales = Held(rng.uniform(0.01, 0.1, 72).astype(np.float16))
     a = rng.standard_normal((5, 96)).astype(np.float16)
-    given = {"K": 96, "N": 24, "block_size": 32, "bits": bits}
+    given: dict[str, Any] = {"K": 96, "N": 24, "block_size": 32, "bits": bits}
     assert_floats("MatMulNBits", [a, Held(_packed(codes, bits)), scales], rtol=2e-3, **given)
 
 
@@ -338,6 +369,6 @@ def test_gather_block_quantized(bits: int, seed: int) -> None:
     scales = Held(rng.uniform(0.01, 0.1, (rows, blocks)).astype(np.float32))
     points = Held(_packed(rng.integers(0, 1 << bits, (rows, blocks), dtype=np.uint8), bits))
     indices = rng.integers(0, rows, _shape(rng, 2)).astype(np.int64)
-    given = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 1}
+    given: dict[str, Any] = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 1}
     for operands in ([scales], [scales, points]):
         assert_floats("GatherBlockQuantized", [Held(_packed(codes, bits)), indices, *operands], **given)

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state
 
 from fusec.frontends.onnx.tables import CONTRIB, MICROSOFT, function_of
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 @cache
 def _schemas() -> dict[tuple[str, str], Any]:
-    listed = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
+    listed = onnxruntime_pybind11_state.get_all_operator_schema()
     return {(s.domain, s.name): s for s in listed if (s.domain, s.name) in CONTRIB}
 
 

@@ -10,6 +10,7 @@ from gpu.kernels.cases import FIGURES, Case, awkward, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
+from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean
 from fusec.ir import DType, Graph, Value
 from fusec.ops import Conv, MatMul, Reduce, pw
 
@@ -114,6 +115,16 @@ def gate_cases() -> list[Case]:
 @pytest.mark.parametrize("cases", [chains, with_means, whole])
 def test_all_ways_give_the_same(cases: Any, rng: np.random.Generator) -> None:
     check(cases(), rng, every=True)
+
+
+def test_a_strip_of_few_channels_competes_with_its_filters_in_registers() -> None:
+    """It is the fastest for the first gated block of MobileNetV3, whose image is large and whose window is 5x5."""
+    nodes = with_means()[2].nodes
+    tiles = [source.tile for source in depthwise_with_mean(nodes, [nodes[-2].result], FIGURES)]
+    assert [(tile.vector, tile.strip) for tile in tiles if tile.held and tile.strip > 4] == []
+    nodes = with_means()[8].nodes
+    tiles = [source.tile for source in depthwise_with_mean(nodes, [nodes[-2].result], FIGURES)]
+    assert [(tile.vector, tile.strip) for tile in tiles if tile.held and tile.strip > 4] == [(2, 7)]
 
 
 def test_what_begins_and_is_such_work() -> None:

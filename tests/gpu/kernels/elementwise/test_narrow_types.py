@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from gpu.kernels.cases import Case, build, check, rows
@@ -147,8 +149,7 @@ def cases() -> list[Case]:
 
 @needs_compiler
 @pytest.mark.parametrize("of", [narrow_casts, narrow_moves, requantised])
-def test_kernels_of_narrow_types(of: object, rng: np.random.Generator) -> None:
-    assert callable(of)
+def test_kernels_of_narrow_types(of: Callable[[], list[Case]], rng: np.random.Generator) -> None:
     with np.errstate(all="ignore"):
         check(of(), rng)
 

@@ -108,7 +108,7 @@ def test_a_number_that_is_none_spoils_its_own_channel_alone(rng: np.random.Gener
     x = next(v for v in arrays if v.type.rank == 4)
     arrays[x][1, 3, 20, 20], arrays[x][0, 5, 0, 0] = np.nan, np.inf
     (got,) = Emulator([case.kernel]).run(case.kernel, arrays, case.outputs)
-    spoilt = np.isnan(got.astype(np.float32)).all(axis=(2, 3))
+    spoilt = np.asarray(np.isnan(got.astype(np.float32)).all(axis=(2, 3)))
     assert spoilt.sum() == 2 and spoilt[1, 3] and spoilt[0, 5] and np.isnan(got.astype(np.float32)).sum() == 2 * 1600
 
 

@@ -30,7 +30,11 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
         shape = (int(rng.integers(0, 3)), int(rng.choice([1, 3, 8, 16, 20])), *map(int, rng.integers(1, 8, n)))
         attributes: Any = (window, strides, pads, dilations, bool(rng.integers(2)))
         dtype = rng.choice(np.array([F32, F16, BF16, DType.I32, DType.I8], dtype=object))
-        op = MaxPool(*attributes) if rng.integers(2) or dtype.is_int else AvgPool(*attributes, bool(rng.integers(2)))
+        op = (
+            MaxPool(*attributes)
+            if rng.integers(2) or dtype.is_int
+            else AvgPool(*attributes, count_include_pad=bool(rng.integers(2)))
+        )
         kind = last if rng.integers(3) else rows
         extra = bool(rng.integers(2)) and not dtype.is_int
 

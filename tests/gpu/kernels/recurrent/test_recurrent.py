@@ -44,7 +44,7 @@ def layer(op: Recurrent, dtype: DType, sizes: tuple[int, int, int], more: str = 
 def recurrent_cases() -> list[Case]:
     """All cells and directions, sizes that fill no tile, several blocks and groups of sequences, and one step."""
     slopes = ("hard_sigmoid", "leaky_relu", "softsign")
-    lbr = {"linear_before_reset": True}
+    lbr: dict[str, Any] = {"linear_before_reset": True}
     return [
         layer(Recurrent("lstm"), F16, (5, 3, 32)),
         layer(Recurrent("lstm"), F32, (5, 3, 20), "l"),
