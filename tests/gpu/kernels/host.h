@@ -70,7 +70,7 @@ template <class... Words> static void store_words(void *p, Words... words) {
   memcpy(p, all, sizeof(all));
 }
 
-enum { STACK = 1 << 16, MOST = 8192, MEETS = -9 };
+enum { STACK = 1 << 16, MOST = 8192, MEETS = -9, POLLS = -10 };
 static jmp_buf scheduler, fibers[MOST];  // where each goes on: swapcontext would ask the kernel for a signal mask
 static bool begun[MOST];                 // whether a fiber has a stack, and waits for a barrier or its next body
 static char *stacks;
@@ -90,6 +90,8 @@ static void barrier(int line) {
   blockIdx.x = own;
 }
 #define __syncthreads() barrier(__LINE__)
+// A warp looks again for what other warps of its block do.
+static void poll() { barrier(POLLS); }
 template <class T> static T __shfl_xor_sync(unsigned mask, T x, int lane) {
   unsigned self = threadIdx.x;
   memcpy(&slots[self], &x, sizeof(T));
@@ -218,6 +220,13 @@ static bool apart(const int *own, unsigned from, unsigned to) {
   return false;
 }
 
+// Tell if a thread of a block waits at a line, or with `is` false, if one does not.
+static bool has(const int *own, unsigned block, int line, bool is) {
+  for (unsigned t = 0; t < block; ++t)
+    if ((own[t] == line) == is) return true;
+  return false;
+}
+
 // Denormals are zeros, as in kernels that CuPy compiles: it passes -ftz=true to NVRTC.
 struct FlushDenormals {
 #ifdef __SSE2__
@@ -257,11 +266,17 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
       going = 0;
       for (unsigned b = 0; b < together && !problem; ++b) {
         int *own = at + b * block;
-        while (own[0] != -1 && !problem) {
+        for (unsigned rounds = 0; has(own, block, -1, false) && !problem; ++rounds) {
+          bool polls = has(own, block, POLLS, true);  // then the other warps wait for those that poll, or have ended
           for (unsigned t = 0; t < block && !problem; t += 32) {
+            if (polls && own[t] != POLLS) continue;
             do run_warp(b, t);
-            while (own[t] < -1 && own[t] != MEETS && !apart(own, t, t + 32));  // it waits for none but its own threads
+            while (own[t] < -1 && own[t] != MEETS && own[t] != POLLS && !apart(own, t, t + 32));  // for its own threads only
             if (apart(own, t, t + 32)) problem = "threads of a warp wait at different barriers";
+          }
+          if (has(own, block, POLLS, true)) {
+            if (rounds == 1u << 20) problem = "warps wait for each other forever";
+            continue;
           }
           if (!problem && apart(own, 0, block)) problem = "threads of a block wait at different barriers";
           if (own[0] == MEETS) break;

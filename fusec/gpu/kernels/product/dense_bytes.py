@@ -1,0 +1,144 @@
+"""Generate products of many rows of 8-bit integers, which tensor cores bound, with their epilogue.
+
+A block has 128 rows and up to 256 columns. Four warps copy both operands into stages of shared memory, and eight
+multiply (wgmma), each four with half the rows. Sums are in registers, where the epilogue takes them. So copies of the
+next tile go on meanwhile. A multiprocessor has one block, which handles one tile after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import resources
+
+from fusec.gpu.kernels.codegen import wgmma
+from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, ByteCode
+from fusec.gpu.kernels.codegen.cuda_template import cuda_template
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, Launch, by_value, ceil_div, with_variants
+from fusec.gpu.kernels.codegen.pointwise_code import Space, can_generate
+from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
+from fusec.ir import DType, Node, Value
+from fusec.ops import Conv, MatMul
+from fusec.schedule.program import inputs_of
+
+ROWS, PART, OWN, GROUP = 128, 128, 16, 64  # of a tile, of its depth; a thread's neighbours, of so many columns
+THREADS = 384
+STAGES = {256: 4, 192: 5, 128: 6}  # by columns of a tile
+MIN_ROWS = 64  # a bound of what is tried; tuning times the kernel on each GPU
+_CUDA = cuda_template(__package__, "dense_bytes.cuh")
+_RING = resources.files(__package__).joinpath("stage_ring.cuh").read_text(encoding="utf-8")
+
+
+def dense_bytes(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+    """Return the kernel of such a product with pointwise ops after it; None for other steps."""
+    products = [node for node in nodes if isinstance(node.op, (Conv, MatMul))]
+    if len(products) != 1 or not figures.has(wgmma.ARCHITECTURE):
+        return None
+    if not all(can_generate(node) or node is products[0] for node in nodes):
+        return None
+    step = match_product(nodes, products[0])
+    if step is None or not _fits(step, outputs):
+        return None
+    name = "+".join(node.op.name for node in nodes)
+    sources = [DenseSource(step, outputs, figures, columns) for columns in STAGES if step.columns % columns == 0]
+    return with_variants(Kernel(name, (source.launch(),)) for source in sources)
+
+
+def _fits(step: ProductStep, outputs: Sequence[Value]) -> bool:
+    """Tell if rows are contiguous, and of whole parts, in all that the step reads and writes."""
+    if step.x.dtype is not DType.I8 or step.prologue or any(v not in step.results for v in outputs):
+        return False
+    if step.rows < MIN_ROWS or step.depth % PART or step.columns % GROUP or any(size != 1 for size in step.steps):
+        return False
+    if max(step.x.size, step.y.size, step.weights.size) >= 1 << 31:
+        return False
+    types = [v.type for v in (*inputs_of(step.epilogue), *outputs) if v is not step.product.result]
+    return step.is_linear([step.x]) and step.is_linear([*types, step.y], step.y)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseSource:
+    """The launch of a product.
+
+    columns: of a tile.
+    """
+
+    step: ProductStep
+    outputs: Sequence[Value]
+    figures: GpuFigures
+    columns: int
+
+    @property
+    def across(self) -> int:
+        """Tiles that share rows."""
+        return self.step.columns // self.columns
+
+    @property
+    def tiles(self) -> int:
+        return ceil_div(self.step.rows, ROWS) * self.across
+
+    @cached_property
+    def stage_bytes(self) -> int:
+        return (ROWS + self.columns) * PART
+
+    def launch(self) -> Launch:
+        """Return the launch: one block for each multiprocessor, or for each tile where these are fewer."""
+        step, arguments, stages = self.step, Arguments(), STAGES[self.columns]
+        grid = min(self.figures.processors, self.tiles)
+        type = step.weights
+        cuda = _CUDA.bind(
+            ROWS=by_value(step.rows),
+            BLOCKS=by_value(grid),
+            ACROSS=self.across,
+            COLUMNS=self.columns,
+            DEPTH=step.depth,
+            PARTS=step.depth // PART,
+            STAGES=stages,
+            STAGE_BYTES=self.stage_bytes,
+            IMAGE=arguments.read(step.product.operands[0]),
+            WEIGHTS=arguments.read(step.product.operands[1], type),
+            PRODUCT=f"ENTRY_{self.columns}_of_bytes",
+        )
+        codes = [[self._epilogue(f"row{half}", group, arguments) for half in (0, 1)] for group in self._groups]
+        lines = cuda(
+            "kernel",
+            BEGIN=arguments.begin(),
+            COPY=cuda("copy"),
+            MULTIPLY=cuda(
+                "multiply",
+                GROUPS=[
+                    line
+                    for group, code in enumerate(codes)
+                    for line in cuda(
+                        "group", COLUMN=f"column{group}", GROUP=group, STORE_ROW0=code[0], STORE_ROW1=code[1]
+                    )
+                ],
+            ),
+        )
+        preamble = [_RING, *wgmma.product_of_bytes(self.columns)]
+        launch = arguments.launch("dense_bytes", lines, grid, THREADS, preamble=preamble, resident=1)
+        return replace(
+            launch,
+            resident_bytes=stages * (self.stage_bytes + 16) + 1024,
+            architecture=wgmma.ARCHITECTURE,
+            dependent=True,
+        )
+
+    @property
+    def _groups(self) -> range:
+        """The groups of a tile's columns, of which a thread has OWN neighbours each."""
+        return range(self.columns // GROUP)
+
+    def _epilogue(self, row: str, group: int, arguments: Arguments) -> list[str]:
+        """Return the code that finishes and stores a thread's neighbours in a row."""
+        step = self.step
+        names = tuple(
+            f"column{group}" if d == step.along else row if d == step.row_dims[-1] else None for d in range(step.y.rank)
+        )
+        code = ByteCode(Space(step.y.shape, names, step.along, OWN), arguments, f"{row}_{group}_")
+        total = f"sums[{group * 8} + j / 2][{int(row[-1]) * 2} + j % 2]"
+        code.define_bounded(step.product.result, total, float(step.depth * BYTE_PRODUCT))
+        code.compute(step.epilogue, self.outputs)
+        return code.lines()
