@@ -275,7 +275,7 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
             if (apart(own, t, t + 32)) problem = "threads of a warp wait at different barriers";
           }
           if (has(own, block, POLLS, true)) {
-            if (rounds == 1u << 20) problem = "warps wait for each other forever";
+            if (rounds == 1u << 16) problem = "warps wait for each other forever";
             continue;
           }
           if (!problem && apart(own, 0, block)) problem = "threads of a block wait at different barriers";

@@ -87,6 +87,28 @@ def test_all_variants_compute_the_product(rng: np.random.Generator) -> None:
     check(cases, rng, every=True)
 
 
+def test_launches_wait_for_the_rows_before_they_copy() -> None:
+    for case in dense_cases():
+        assert case.kernel is not None
+        for launch in (case.kernel.launches[0], *(other.launches[0] for other in case.kernel.others)):
+            before, _, after = launch.source.partition("wait_for_launches();")
+            assert launch.dependent and "copy_ahead" not in before and "copy_ahead" in after
+
+
+@needs_compiler
+def test_gelu_of_large_and_small_numbers(rng: np.random.Generator) -> None:
+    """Far from zero it is the number or zero, and near it within half a step of the exact one."""
+    bias = np.linspace(-400.0, 400.0, 128).astype(np.float32)
+
+    def make(g: Graph, x: Value) -> Value:
+        sums = g.add(MatMul(), x, g.constant(np.eye(128, dtype=np.int8)))
+        y = g.add(pw("mul"), g.add(Cast(F32), sums), g.constant(np.float32(0.03)))
+        y = g.add(pw("gelu"), g.add(pw("add"), y, g.constant(bias)))
+        return rounded(g, g.add(pw("mul"), y, g.constant(np.float32(0.3))))
+
+    check([replace(build("gelu", [rows(I8, 64, 128)], make, bytes_drawn), near=True)], rng)
+
+
 def test_columns_of_a_tile_divide_those_of_the_product() -> None:
     kernels = [matrix(512, 640, columns, "sums").kernel for columns in (768, 384, 192, 64)]
     found = [kernel and 1 + len(kernel.others) for kernel in kernels]
