@@ -11,7 +11,6 @@ FRAGMENT(kernel) {
     }
     phases_are_set();
   }
-  BEGIN
   __syncthreads();
   const u32 rows = ROWS, blocks = BLOCKS, down = (rows + 127u) / 128u, tiles = down * ACROSSu;
   u32 stage = 0, phase = 0;
@@ -23,11 +22,23 @@ FRAGMENT(kernel) {
 }
 
 // Four warps copy octets of 16 bytes. The columns of a block are in the order in which a thread gets 16 neighbours of a
-// result, two from each product of eight columns.
+// result, two from each product of eight columns. Weights for the first stages do not wait for the launches before.
 FRAGMENT(copy) {
   keep_registers<56>();
   const u32 own = threadIdx.x % 128u, octet = own % 8u, first = own / 8u;
   const u32 own_column = first % 8u / 2u * 16u + first / 8u * 2u + first % 2u;
+  const u32 place = first * 128u + (octet ^ first % 8u) * 16u;
+  {
+    const i8* from_columns = WEIGHTS + ((u64)(blockIdx.x / down * COLUMNSu + own_column) * DEPTH + octet * 16u);
+    #pragma unroll 1
+    for (u32 part = 0; part < EARLYu; ++part) {
+      u8* to = ring + (part * STAGE_BYTESu + place);
+      COPY_COLUMNS
+      from_columns += 128;
+    }
+  }
+  BEGIN
+  u32 early = EARLY;
   #pragma unroll 1
   for (u32 tile = blockIdx.x; tile < tiles; tile += blocks) {
     const u32 row = tile % down * 128u + first, column = tile / down * COLUMNSu + own_column;
@@ -36,15 +47,17 @@ FRAGMENT(copy) {
     #pragma unroll 1
     for (u32 part = 0; part < PARTSu; ++part) {
       wait_for_phase(empty + stage, phase ^ 1u);
-      u8* to = ring + (stage * STAGE_BYTESu + first * 128u + (octet ^ first % 8u) * 16u);
+      u8* to = ring + (stage * STAGE_BYTESu + place);
       #pragma unroll
       for (u32 i = 0; i < 8u; ++i) {
         const bool is_there = row + i * 16u < rows;
         copy_or_zeros_ahead(to + i * 2048u, is_there ? from_rows + i * (16u * DEPTH) : IMAGE, is_there);
       }
-      #pragma unroll
-      for (u32 i = 0; i < COLUMNS / 16; ++i)
-        copy_ahead<16>(to + (16384u + i * 2048u), from_columns + (i / 4u * 64u + i % 4u * 4u) * DEPTH);
+      if (early) {
+        --early;
+      } else {
+        COPY_COLUMNS
+      }
       arrive_with_copies(full + stage);
       from_rows += 128, from_columns += 128;
       if (++stage == STAGESu) stage = 0, phase ^= 1u;
@@ -54,7 +67,14 @@ FRAGMENT(copy) {
   wait_for_copies<0>();
 }
 
+FRAGMENT(copy_columns) {
+  #pragma unroll
+  for (u32 i = 0; i < COLUMNS / 16; ++i)
+    copy_ahead<16>(to + (16384u + i * 2048u), from_columns + (i / 4u * 64u + i % 4u * 4u) * DEPTH);
+}
+
 FRAGMENT(multiply) {
+  BEGIN
   take_registers<224>();
   const u32 lane = threadIdx.x % 32u, half = threadIdx.x / 128u, q = lane % 4u;
   const u32 own_row = half * 64u + threadIdx.x / 32u % 4u * 16u + lane / 4u;

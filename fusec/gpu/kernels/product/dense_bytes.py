@@ -102,21 +102,13 @@ class DenseSource:
             PRODUCT=f"ENTRY_{self.columns}_of_bytes",
         )
         codes = [[self._epilogue(f"row{half}", group, arguments) for half in (0, 1)] for group in self._groups]
-        lines = cuda(
-            "kernel",
-            BEGIN=arguments.begin(),
-            COPY=cuda("copy"),
-            MULTIPLY=cuda(
-                "multiply",
-                GROUPS=[
-                    line
-                    for group, code in enumerate(codes)
-                    for line in cuda(
-                        "group", COLUMN=f"column{group}", GROUP=group, STORE_ROW0=code[0], STORE_ROW1=code[1]
-                    )
-                ],
-            ),
+        cuda = cuda.bind(
+            BEGIN=arguments.begin(), EARLY=min(stages, step.depth // PART), COPY_COLUMNS=cuda("copy_columns")
         )
+        groups: list[str] = []
+        for group, (row0, row1) in enumerate(codes):
+            groups += cuda("group", COLUMN=f"column{group}", GROUP=group, STORE_ROW0=row0, STORE_ROW1=row1)
+        lines = cuda("kernel", COPY=cuda("copy"), MULTIPLY=cuda("multiply", GROUPS=groups))
         preamble = [_RING, *wgmma.product_of_bytes(self.columns)]
         launch = arguments.launch("dense_bytes", lines, grid, THREADS, preamble=preamble, resident=1)
         return replace(

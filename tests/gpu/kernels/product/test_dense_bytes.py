@@ -87,12 +87,13 @@ def test_all_variants_compute_the_product(rng: np.random.Generator) -> None:
     check(cases, rng, every=True)
 
 
-def test_launches_wait_for_the_rows_before_they_copy() -> None:
+def test_weights_are_copied_before_the_wait_and_rows_after_it() -> None:
     for case in dense_cases():
         assert case.kernel is not None
         for launch in (case.kernel.launches[0], *(other.launches[0] for other in case.kernel.others)):
             before, _, after = launch.source.partition("wait_for_launches();")
-            assert launch.dependent and "copy_ahead" not in before and "copy_ahead" in after
+            assert launch.dependent and "copy_ahead" in before and "copy_or_zeros_ahead" not in before
+            assert "copy_or_zeros_ahead" in after and launch.source.count("wait_for_launches();") == 2
 
 
 @needs_compiler
