@@ -58,7 +58,7 @@ static const char *unexpected;  // what a peer should not have sent
 #define ALIGNED(p, n) (misaligned |= (size_t)(p) % (n) != 0)
 static unsigned together;  // blocks that are there at once: all that meet, or a cluster
 static char *resident;        // what each of these keeps
-static size_t resident_bytes;
+static size_t resident_bytes;  // from one block's to the next one's, so that all are aligned in the same way
 // An instruction for global memory, which a GPU refuses for the address of shared memory; here for that of what blocks keep.
 #define GLOBAL(p) \
   (unexpected = (char *)(p) >= resident && (char *)(p) < resident + resident_bytes * together \
@@ -92,6 +92,11 @@ static void barrier(int line) {
 #define __syncthreads() barrier(__LINE__)
 // A warp looks again for what other warps of its block do.
 static void poll() { barrier(POLLS); }
+static unsigned long long progress;  // counts what warps did that others look for
+// The same place in what another block of the cluster keeps.
+static void *of_block(void *p, unsigned rank) {
+  return (char *)p + (long long)resident_bytes * ((int)rank - (int)(blockIdx.x - first_block));
+}
 template <class T> static T __shfl_xor_sync(unsigned mask, T x, int lane) {
   unsigned self = threadIdx.x;
   memcpy(&slots[self], &x, sizeof(T));
@@ -247,8 +252,9 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
   if (grid % together) return "a cluster without all its blocks";
   if ((size_t)together * block > MOST) return "too many threads at once";
   if (waits && !stacks) stacks = (char *)malloc((size_t)STACK * MOST);
-  resident_bytes = (kept_bytes + 15) / 16 * 16;
-  resident = (char *)aligned_alloc(16, resident_bytes * together + 16);
+  const size_t used_bytes = (kept_bytes + 15) / 16 * 16;
+  resident_bytes = (kept_bytes + 1023) / 1024 * 1024;
+  resident = (char *)aligned_alloc(1024, resident_bytes * together + 1024);
   memset(resident, 0xA5, resident_bytes * together + 16);
   const char *problem = 0;
   for (first_block = 0; first_block < grid && !problem; first_block += together) {
@@ -262,32 +268,42 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
       copies[t].clear();
       products[t].clear();
     }
+    unsigned idle = 0;  // sweeps in which nobody did what others look for
     for (int going = 1; going && !problem;) {
       going = 0;
+      const unsigned long long then = progress;
+      bool polls = has(at, together * block, POLLS, true);
       for (unsigned b = 0; b < together && !problem; ++b) {
         int *own = at + b * block;
-        for (unsigned rounds = 0; has(own, block, -1, false) && !problem; ++rounds) {
-          bool polls = has(own, block, POLLS, true);  // then the other warps wait for those that poll, or have ended
+        if (polls && own[0] == MEETS && !apart(own, 0, block)) {  // other blocks are not there yet
+          going = 1;
+          continue;
+        }
+        while (has(own, block, -1, false) && !problem) {
+          const unsigned long long before = progress;
+          bool polled = has(own, block, POLLS, true);  // then the other warps wait for those that poll, or have ended
           for (unsigned t = 0; t < block && !problem; t += 32) {
-            if (polls && own[t] != POLLS) continue;
+            if (polled && own[t] != POLLS) continue;
             do run_warp(b, t);
             while (own[t] < -1 && own[t] != MEETS && own[t] != POLLS && !apart(own, t, t + 32));  // for its own threads only
             if (apart(own, t, t + 32)) problem = "threads of a warp wait at different barriers";
           }
           if (has(own, block, POLLS, true)) {
-            if (rounds == 1u << 16) problem = "warps wait for each other forever";
+            if (progress == before && polled) break;  // the other blocks go on
             continue;
           }
           if (!problem && apart(own, 0, block)) problem = "threads of a block wait at different barriers";
           if (own[0] == MEETS) break;
         }
-        going |= own[0] != -1;
+        going |= has(own, block, -1, false);
       }
+      idle = progress == then ? idle + 1 : 0;
+      if (polls && idle > 16 && !problem) problem = "warps wait for each other forever";
     }
   }
   if (problem) memset(begun, 0, sizeof(begun));  // some wait amid a body for good
   for (size_t i = 0; i < 16; ++i)
-    if ((unsigned char)resident[resident_bytes * together + i] != 0xA5) problem = "written behind what a block keeps";
+    if ((unsigned char)resident[resident_bytes * (together - 1) + used_bytes + i] != 0xA5) problem = "written behind what a block keeps";
   free(resident);
   if (!problem) problem = unexpected;
   return problem ? problem : misaligned ? "a wide access at an address it does not divide" : 0;

@@ -78,8 +78,8 @@ def product_of_tiles(kind: str, columns: int) -> list[str]:
 def product_of_bytes(columns: int) -> list[str]:
     """Generate the function ENTRY_<columns>_of_bytes: d[64][columns] (+)= a[64][32] b[columns][32], of 8-bit integers.
 
-    a and b are rows of 128 bytes in shared memory, whose octets are exchanged (stage_ring.cuh). `step` is the number of
-    the 32 bytes of each row that are multiplied.
+    a has rows of 128 bytes in shared memory whose octets are exchanged, and b lies by octets (stage_ring.cuh). `step` is
+    the number of the 32 bytes of each row and column that are multiplied.
     """
     count = columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))
@@ -92,7 +92,8 @@ def product_of_bytes(columns: int) -> list[str]:
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; "',
         f'    "wgmma.mma_async.sync.aligned.m64n{columns}k32.s32.s8.s8 {{{sums}}}, %{count}, %{count + 1}, p; }}"',
         f"    : {_written(count, 'r')}",
-        '    : "l"(rows_of_bytes(a, step)), "l"(rows_of_bytes(b, step)), "r"(onto));',
+        f'    : "l"(rows_of_bytes(a, step)), "l"(group_tiles(b + step * {32 * columns}u, {16 * columns}u, 128u)), '
+        '"r"(onto));',
         "#endif",
         "}",
     ]

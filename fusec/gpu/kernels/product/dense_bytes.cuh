@@ -6,60 +6,59 @@ FRAGMENT(kernel) {
   u64 *full = (u64*)(ring + STAGES * STAGE_BYTES), *empty = full + STAGES;
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < STAGESu; ++s) {
-      phases_of(full + s, 128u);
-      phases_of(empty + s, 8u);
+      phases_of(full + s, 129u);
+      phases_of(empty + s, 8u * CLUSTERu);
     }
     phases_are_set();
   }
-  __syncthreads();
-  const u32 rows = ROWS, blocks = BLOCKS, down = (rows + 127u) / 128u, tiles = down * ACROSSu;
+  blocks_meet<CLUSTER>();
+  const u32 rows = ROWS, blocks = BLOCKS, down = (rows + 128u * CLUSTER - 1u) / (128u * CLUSTER), tiles = down * ACROSSu;
+  const u32 rank = blockIdx.x % CLUSTERu;
   u32 stage = 0, phase = 0;
   if (threadIdx.x >= 256u) {
     COPY
   } else {
     MULTIPLY
   }
+  LEAVE
 }
 
-// Four warps copy octets of 16 bytes. The columns of a block are in the order in which a thread gets 16 neighbours of a
-// result, two from each product of eight columns. Weights for the first stages do not wait for the launches before.
+// Four warps copy octets of 16 bytes of the rows, and one thread the columns, of which each block of a cluster sends its
+// part to all. Weights for the first stages do not wait for the launches before.
 FRAGMENT(copy) {
   keep_registers<56>();
   const u32 own = threadIdx.x % 128u, octet = own % 8u, first = own / 8u;
-  const u32 own_column = first % 8u / 2u * 16u + first / 8u * 2u + first % 2u;
   const u32 place = first * 128u + (octet ^ first % 8u) * 16u;
-  {
-    const i8* from_columns = WEIGHTS + ((u64)(blockIdx.x / down * COLUMNSu + own_column) * DEPTH + octet * 16u);
+  u32 early = 0;
+  if (own == 0) {
+    const i8* columns = WEIGHTS + (u64)(blockIdx.x / CLUSTERu / down) * (PARTS * COLUMN_BYTES);
     #pragma unroll 1
     for (u32 part = 0; part < EARLYu; ++part) {
-      u8* to = ring + (part * STAGE_BYTESu + place);
+      const u32 stage = part;
       COPY_COLUMNS
-      from_columns += 128;
     }
   }
   BEGIN
-  u32 early = EARLY;
   #pragma unroll 1
-  for (u32 tile = blockIdx.x; tile < tiles; tile += blocks) {
-    const u32 row = tile % down * 128u + first, column = tile / down * COLUMNSu + own_column;
-    const i8* from_rows = IMAGE + ((u64)row * DEPTH + octet * 16u);
-    const i8* from_columns = WEIGHTS + ((u64)column * DEPTH + octet * 16u);
+  for (u32 tile = blockIdx.x / CLUSTERu; tile < tiles; tile += blocks) {
+    const u32 row = (tile % down * CLUSTERu + rank) * 128u + first;
+    const i8* from = IMAGE + ((u64)row * DEPTH + octet * 16u);
+    const i8* columns = WEIGHTS + (u64)(tile / down) * (PARTS * COLUMN_BYTES);
     #pragma unroll 1
     for (u32 part = 0; part < PARTSu; ++part) {
       wait_for_phase(empty + stage, phase ^ 1u);
+      if (early < EARLYu) ++early;
+      else if (own == 0) {
+        COPY_COLUMNS
+      }
       u8* to = ring + (stage * STAGE_BYTESu + place);
       #pragma unroll
       for (u32 i = 0; i < 8u; ++i) {
         const bool is_there = row + i * 16u < rows;
-        copy_or_zeros_ahead(to + i * 2048u, is_there ? from_rows + i * (16u * DEPTH) : IMAGE, is_there);
-      }
-      if (early) {
-        --early;
-      } else {
-        COPY_COLUMNS
+        copy_or_zeros_ahead(to + i * 2048u, is_there ? from + i * (16u * DEPTH) : IMAGE, is_there);
       }
       arrive_with_copies(full + stage);
-      from_rows += 128, from_columns += 128;
+      from += 128;
       if (++stage == STAGESu) stage = 0, phase ^= 1u;
     }
   }
@@ -68,19 +67,20 @@ FRAGMENT(copy) {
 }
 
 FRAGMENT(copy_columns) {
-  #pragma unroll
-  for (u32 i = 0; i < COLUMNS / 16; ++i)
-    copy_ahead<16>(to + (16384u + i * 2048u), from_columns + (i / 4u * 64u + i % 4u * 4u) * DEPTH);
+  arrive_and_expect(full + stage, COLUMN_BYTESu);
+  const u32 part_place = rank * (COLUMN_BYTES / CLUSTER);
+  copy_to_all<CLUSTER>(ring + (stage * STAGE_BYTESu + 16384u + part_place), columns + part * COLUMN_BYTESu + part_place,
+                       COLUMN_BYTES / CLUSTER, full + stage);
 }
 
 FRAGMENT(multiply) {
   BEGIN
   take_registers<224>();
-  const u32 lane = threadIdx.x % 32u, half = threadIdx.x / 128u, q = lane % 4u;
-  const u32 own_row = half * 64u + threadIdx.x / 32u % 4u * 16u + lane / 4u;
+  const u32 half = threadIdx.x / 128u, q = threadIdx.x % 4u;
+  const u32 own_row = half * 64u + threadIdx.x / 32u % 4u * 16u + threadIdx.x % 32u / 4u;
   i32 sums[COLUMNS / 8][4];
   #pragma unroll 1
-  for (u32 tile = blockIdx.x; tile < tiles; tile += blocks) {
+  for (u32 tile = blockIdx.x / CLUSTERu; tile < tiles; tile += blocks) {
     u64* used = empty;
     #pragma unroll 1
     for (u32 part = 0; part < PARTSu; ++part) {
@@ -93,20 +93,19 @@ FRAGMENT(multiply) {
       group_ends();
       if (part) {
         wait_for_groups<1>();
-        __syncwarp();
-        if (lane == 0) arrive(used);
+        arrive_at_all<CLUSTER>(used);
       }
       used = empty + stage;
       if (++stage == STAGESu) stage = 0, phase ^= 1u;
     }
     wait_for_groups<0>();
-    __syncwarp();
-    if (lane == 0) arrive(used);
+    arrive_at_all<CLUSTER>(used);
     #pragma unroll
     for (u32 n = 0; n < COLUMNS / 8; ++n)
       #pragma unroll
       for (u32 e = 0; e < 4u; ++e) pin(sums[n][e]);
-    const u32 row0 = tile % down * 128u + own_row, row1 = row0 + 8u, column = tile / down * COLUMNSu + q * 16u;
+    const u32 row0 = (tile % down * CLUSTERu + rank) * 128u + own_row, row1 = row0 + 8u;
+    const u32 column = tile / down * COLUMNSu + q * 16u;
     GROUPS
   }
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib import resources
 
 from fusec.gpu.kernels.codegen import wgmma
@@ -19,12 +18,13 @@ from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, Launch, by_value, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import Space, can_generate
 from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
-from fusec.ir import DType, Node, Value
+from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import Conv, MatMul
 from fusec.schedule.program import inputs_of
 
 ROWS, PART, OWN, GROUP = 128, 128, 16, 64  # of a tile, of its depth; a thread's neighbours, of so many columns
 THREADS = 384
+CLUSTERS = (2, 1)
 STAGES = {256: 4, 192: 5, 128: 6}  # by columns of a tile
 MIN_ROWS = 64  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
@@ -42,7 +42,8 @@ def dense_bytes(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFig
     if step is None or not _fits(step, outputs):
         return None
     name = "+".join(node.op.name for node in nodes)
-    sources = [DenseSource(step, outputs, figures, columns) for columns in STAGES if step.columns % columns == 0]
+    tiles = [columns for columns in STAGES if step.columns % columns == 0]
+    sources = [DenseSource(step, outputs, figures, columns, cluster) for columns in tiles for cluster in CLUSTERS]
     return with_variants(Kernel(name, (source.launch(),)) for source in sources)
 
 
@@ -63,12 +64,14 @@ class DenseSource:
     """The launch of a product.
 
     columns: of a tile.
+    cluster: blocks with different rows that send each other columns.
     """
 
     step: ProductStep
     outputs: Sequence[Value]
     figures: GpuFigures
     columns: int
+    cluster: int
 
     @property
     def across(self) -> int:
@@ -77,40 +80,62 @@ class DenseSource:
 
     @property
     def tiles(self) -> int:
-        return ceil_div(self.step.rows, ROWS) * self.across
+        """Tiles of a cluster."""
+        return ceil_div(self.step.rows, ROWS * self.cluster) * self.across
 
-    @cached_property
+    @property
     def stage_bytes(self) -> int:
         return (ROWS + self.columns) * PART
+
+    @property
+    def weights(self) -> TensorType:
+        """The weights by tiles and parts, and each of these by octets, then columns in the order of sums of a thread.
+
+        A thread has two neighbours from each of eight products of eight columns.
+        """
+        step, w = self.step, self.step.product.operands[1].type
+        columns = (self.across, self.columns // GROUP, 4, 8, 2)
+        depth = (step.depth // PART, PART // OWN, OWN)
+        if isinstance(step.product.op, Conv):
+            return TensorType((*columns, *depth), w.dtype, (0, 5, 6, 1, 3, 2, 4, 7))
+        return TensorType((*depth, *columns), w.dtype, (3, 0, 1, 4, 6, 5, 7, 2))
 
     def launch(self) -> Launch:
         """Return the launch: one block for each multiprocessor, or for each tile where these are fewer."""
         step, arguments, stages = self.step, Arguments(), STAGES[self.columns]
-        grid = min(self.figures.processors, self.tiles)
-        type = step.weights
+        blocks = min(self.figures.processors // self.cluster, self.tiles)
         cuda = _CUDA.bind(
             ROWS=by_value(step.rows),
-            BLOCKS=by_value(grid),
+            BLOCKS=by_value(blocks),
+            CLUSTER=self.cluster,
             ACROSS=self.across,
             COLUMNS=self.columns,
+            COLUMN_BYTES=self.columns * PART,
             DEPTH=step.depth,
             PARTS=step.depth // PART,
+            EARLY=min(stages, step.depth // PART),
             STAGES=stages,
             STAGE_BYTES=self.stage_bytes,
             IMAGE=arguments.read(step.product.operands[0]),
-            WEIGHTS=arguments.read(step.product.operands[1], type),
+            WEIGHTS=arguments.read(step.product.operands[1], self.weights),
             PRODUCT=f"ENTRY_{self.columns}_of_bytes",
         )
         codes = [[self._epilogue(f"row{half}", group, arguments) for half in (0, 1)] for group in self._groups]
-        cuda = cuda.bind(
-            BEGIN=arguments.begin(), EARLY=min(stages, step.depth // PART), COPY_COLUMNS=cuda("copy_columns")
-        )
+        cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"))
         groups: list[str] = []
         for group, (row0, row1) in enumerate(codes):
             groups += cuda("group", COLUMN=f"column{group}", GROUP=group, STORE_ROW0=row0, STORE_ROW1=row1)
-        lines = cuda("kernel", COPY=cuda("copy"), MULTIPLY=cuda("multiply", GROUPS=groups))
-        preamble = [_RING, *wgmma.product_of_bytes(self.columns)]
-        launch = arguments.launch("dense_bytes", lines, grid, THREADS, preamble=preamble, resident=1)
+        leave = [f"blocks_meet<{self.cluster}>();"] if self.cluster > 1 else []
+        lines = cuda("kernel", COPY=cuda("copy"), MULTIPLY=cuda("multiply", GROUPS=groups), LEAVE=leave)
+        launch = arguments.launch(
+            "dense_bytes",
+            lines,
+            blocks * self.cluster,
+            THREADS,
+            preamble=[_RING, *wgmma.product_of_bytes(self.columns)],
+            resident=1,
+            cluster=self.cluster,
+        )
         return replace(
             launch,
             resident_bytes=stages * (self.stage_bytes + 16) + 1024,

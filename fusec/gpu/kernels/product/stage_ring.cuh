@@ -1,34 +1,53 @@
 // Stages of shared memory that some warps fill and others multiply by (Hopper). A stage has two barriers: `full` counts
-// the threads whose copies have arrived, and `empty` the warps that have multiplied. Phase 0 of a barrier is the first.
-// Operands are rows of 128 bytes, in which octet i of 16 bytes is at place i ^ (row % 8): no eight neighbours share a bank.
+// threads whose copies have arrived, and bytes, and `empty` the warps that have multiplied, of all blocks of a cluster.
+// Phase 0 of a barrier is the first. Rows of 128 bytes have octet i of 16 bytes at place i ^ (row % 8), so no eight
+// neighbours share a bank. Columns lie by octets: octet i of all columns, then octet i + 1.
 #ifndef STAGE_RING
 #define STAGE_RING
 #ifdef FUSEC_EMULATED
-struct Phases { u16 wanted, left; u32 number; };
-DEVICE void phases_of(u64* gate, u32 arrivals) { *(Phases*)gate = Phases{(u16)arrivals, (u16)arrivals, 0u}; }
+struct Phases { u8 wanted, left; u16 number; i32 bytes; };
+DEVICE void phases_of(u64* gate, u32 arrivals) { *(Phases*)gate = Phases{(u8)arrivals, (u8)arrivals, 0, 0}; }
 DEVICE void phases_are_set() {}
-DEVICE void arrive(u64* gate) {
+DEVICE void change(u64* gate, u32 arrivals, i32 bytes) {
   Phases* phases = (Phases*)gate;
-  if (--phases->left == 0) phases->left = phases->wanted, ++phases->number;
+  phases->left -= arrivals, phases->bytes += bytes;
+  if (!phases->left && !phases->bytes) phases->left = phases->wanted, ++phases->number;
+  ++progress;
 }
 DEVICE void wait_for_phase(u64* gate, u32 phase) { while (((Phases*)gate)->number % 2u == phase) poll(); }
 DEVICE void arrive_with_copies(u64* gate) {
   copied();
   wait_for_copies<0>();
-  arrive(gate);
+  change(gate, 1u, 0);
+}
+DEVICE void arrive_and_expect(u64* gate, u32 bytes) { change(gate, 1u, (i32)bytes); }
+template <int BLOCKS> DEVICE void copy_to_all(void* to, const void* from, u32 bytes, u64* gate) {
+  ALIGNED(to, 16), ALIGNED(from, 16);
+  for (u32 block = 0; block < BLOCKS; ++block) {
+    memcpy(of_block(to, block), from, bytes);
+    change((u64*)of_block(gate, block), 0u, -(i32)bytes);
+  }
+}
+template <int BLOCKS> DEVICE void arrive_at_all(u64* gate) {
+  __syncwarp();
+  if (threadIdx.x % 32u < BLOCKS) change((u64*)of_block(gate, threadIdx.x % 32u), 1u, 0);
+}
+template <int BLOCKS> DEVICE void blocks_meet() {
+  if constexpr (BLOCKS > 1) cluster_is_there();
+  else __syncthreads();
 }
 template <int COUNT> DEVICE void keep_registers() {}
 template <int COUNT> DEVICE void take_registers() {}
-DEVICE i32 byte_of(const u8* rows, u32 row, u32 k) { return (i8)rows[row * 128u + ((k / 16u ^ row % 8u) * 16u | k % 16u)]; }
 template <int N> DEVICE void group_product_of_bytes(i32 (&d)[N][4], const u8* a, const u8* b, u32 step, u32 onto) {
   i32 (*sums)[4] = d;
   group_does([=] {
     const u32 g = threadIdx.x / 32u % 4u * 16u + threadIdx.x % 32u / 4u, q = threadIdx.x % 4u * 2u;
     for (u32 n = 0; n < N; ++n)
       for (u32 e = 0; e < 4u; ++e) {
+        const u32 row = g + e / 2u * 8u, column = n * 8u + q + e % 2u;
         i32 sum = onto ? sums[n][e] : 0;
         for (u32 k = step * 32u; k < step * 32u + 32u; ++k)
-          sum += byte_of(a, g + e / 2u * 8u, k) * byte_of(b, n * 8u + q + e % 2u, k);
+          sum += (i8)a[row * 128u + ((k / 16u ^ row % 8u) * 16u | k % 16u)] * (i8)b[(k / 16u * N * 8u + column) * 16u + k % 16u];
         sums[n][e] = sum;
       }
   });
@@ -38,9 +57,6 @@ DEVICE void phases_of(u64* gate, u32 arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_place(gate)), "r"(arrivals) : "memory");
 }
 DEVICE void phases_are_set() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-DEVICE void arrive(u64* gate) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_place(gate)) : "memory");
-}
 DEVICE void wait_for_phase(u64* gate, u32 phase) {
   asm volatile(
       "{ .reg .pred over; AGAIN: mbarrier.try_wait.parity.shared.b64 over, [%0], %1; @!over bra AGAIN; }"
@@ -49,6 +65,40 @@ DEVICE void wait_for_phase(u64* gate, u32 phase) {
 // Arrive when all copies of this thread so far are in shared memory.
 DEVICE void arrive_with_copies(u64* gate) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_place(gate)) : "memory");
+}
+DEVICE void arrive_and_expect(u64* gate, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_place(gate)), "r"(bytes) : "memory");
+}
+// Copy contiguous bytes to the same place in all blocks of a cluster; the barrier of each counts them.
+template <int BLOCKS> DEVICE void copy_to_all(void* to, const void* from, u32 bytes, u64* gate) {
+  const u32 place = shared_place(to), door = shared_place(gate);
+  if constexpr (BLOCKS > 1)
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+        ::"r"(place), "l"(from), "r"(bytes), "r"(door), "h"((u16)((1 << BLOCKS) - 1)) : "memory");
+  else
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(place), "l"(from), "r"(bytes), "r"(door) : "memory");
+}
+// A warp arrives at a barrier in all blocks of a cluster.
+template <int BLOCKS> DEVICE void arrive_at_all(u64* gate) {
+  __syncwarp();
+  const u32 lane = threadIdx.x % 32u, place = shared_place(gate);
+  if (lane >= BLOCKS) return;
+  if constexpr (BLOCKS > 1)
+    asm volatile(
+        "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(place), "r"(lane) : "memory");
+  else
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(place) : "memory");
+}
+// Wait until all threads of all blocks of a cluster are here.
+template <int BLOCKS> DEVICE void blocks_meet() {
+  __syncwarp();
+  if constexpr (BLOCKS > 1)
+    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  else
+    __syncthreads();
 }
 // Warps that copy keep few registers, so that those that multiply get more. Four warps ask together.
 template <int COUNT> DEVICE void keep_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
