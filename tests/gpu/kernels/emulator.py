@@ -22,7 +22,13 @@ from fusec.lowering.packing import code_bytes, from_codes, pack, to_codes, unpac
 
 OPTIONS = ("-O0", "-std=c++17", "-shared", "-fPIC", "-w", "-fno-strict-aliasing")  # compiling takes longest
 GUARD = 64  # bytes after each buffer that must stay as they are
-WAITS = ("reduce_threads", "__syncthreads", "__syncwarp", "any_of_warp", "blocks_meet")  # in a kernel whose threads wait
+WAITS = (
+    "reduce_threads",
+    "__syncthreads",
+    "__syncwarp",
+    "any_of_warp",
+    "blocks_meet",
+)  # in a kernel whose threads wait
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")

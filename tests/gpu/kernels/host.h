@@ -93,10 +93,6 @@ static void barrier(int line) {
 // A warp looks again for what other warps of its block do.
 static void poll() { barrier(POLLS); }
 static unsigned long long progress;  // counts what warps did that others look for
-// The same place in what another block of the cluster keeps.
-static void *of_block(void *p, unsigned rank) {
-  return (char *)p + (long long)resident_bytes * ((int)rank - (int)(blockIdx.x - first_block));
-}
 template <class T> static T __shfl_xor_sync(unsigned mask, T x, int lane) {
   unsigned self = threadIdx.x;
   memcpy(&slots[self], &x, sizeof(T));

@@ -540,10 +540,19 @@ QUANTISED: tuple[Mutant, ...] = (
     _m(
         "neighbours_of_another_thread",
         "quantised",
-        "gpu/kernels/product/dense_bytes.cuh",
-        "first % 8u / 2u * 16u + first / 8u * 2u + first % 2u",
-        "first % 8u / 2u * 2u + first / 8u * 8u + first % 2u",
+        "gpu/kernels/product/dense_bytes.py",
+        "(3, 0, 1, 4, 6, 5, 7, 2)",
+        "(3, 0, 1, 4, 5, 6, 7, 2)",
         "columns are not in the order in which a thread stores its results",
+        "gpu/kernels/product/test_dense_bytes.py",
+    ),
+    _m(
+        "stage_freed_by_one_block",
+        "quantised",
+        "gpu/kernels/product/dense_bytes.cuh",
+        "phases_of(empty + s, 8u * CLUSTERu);",
+        "phases_of(empty + s, 8u);",
+        "a block sends columns to another one that still multiplies by those before",
         "gpu/kernels/product/test_dense_bytes.py",
     ),
     _m(

@@ -78,8 +78,8 @@ def product_of_tiles(kind: str, columns: int) -> list[str]:
 def product_of_bytes(columns: int) -> list[str]:
     """Generate the function ENTRY_<columns>_of_bytes: d[64][columns] (+)= a[64][32] b[columns][32], of 8-bit integers.
 
-    a has rows of 128 bytes in shared memory whose octets are exchanged, and b lies by octets (stage_ring.cuh). `step` is
-    the number of the 32 bytes of each row and column that are multiplied.
+    a has rows of 128 bytes in shared memory whose octets are exchanged, and b is stored by octets (stage_ring.cuh).
+    `step` is the number of the 32 bytes of each row and column that are multiplied.
     """
     count = columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))

@@ -28,7 +28,7 @@ CLUSTERS = (2, 1)
 STAGES = {256: 4, 192: 5, 128: 6}  # by columns of a tile
 MIN_ROWS = 64  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
-_RING = resources.files(__package__).joinpath("stage_ring.cuh").read_text(encoding="utf-8")
+_RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
 
 
 def dense_bytes(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:

@@ -1,7 +1,7 @@
 // Stages of shared memory that some warps fill and others multiply by (Hopper). A stage has two barriers: `full` counts
 // threads whose copies have arrived, and bytes, and `empty` the warps that have multiplied, of all blocks of a cluster.
 // Phase 0 of a barrier is the first. Rows of 128 bytes have octet i of 16 bytes at place i ^ (row % 8), so no eight
-// neighbours share a bank. Columns lie by octets: octet i of all columns, then octet i + 1.
+// neighbours share a bank. Columns are stored by octets: octet i of all columns, then octet i + 1.
 #ifndef STAGE_RING
 #define STAGE_RING
 #ifdef FUSEC_EMULATED
@@ -24,13 +24,13 @@ DEVICE void arrive_and_expect(u64* gate, u32 bytes) { change(gate, 1u, (i32)byte
 template <int BLOCKS> DEVICE void copy_to_all(void* to, const void* from, u32 bytes, u64* gate) {
   ALIGNED(to, 16), ALIGNED(from, 16);
   for (u32 block = 0; block < BLOCKS; ++block) {
-    memcpy(of_block(to, block), from, bytes);
-    change((u64*)of_block(gate, block), 0u, -(i32)bytes);
+    memcpy(of_peer((u8*)to, block), from, bytes);
+    change(of_peer(gate, block), 0u, -(i32)bytes);
   }
 }
 template <int BLOCKS> DEVICE void arrive_at_all(u64* gate) {
   __syncwarp();
-  if (threadIdx.x % 32u < BLOCKS) change((u64*)of_block(gate, threadIdx.x % 32u), 1u, 0);
+  if (threadIdx.x % 32u < BLOCKS) change(of_peer(gate, threadIdx.x % 32u), 1u, 0);
 }
 template <int BLOCKS> DEVICE void blocks_meet() {
   if constexpr (BLOCKS > 1) cluster_is_there();
