@@ -22,13 +22,6 @@ from fusec.lowering.packing import code_bytes, from_codes, pack, to_codes, unpac
 
 OPTIONS = ("-O0", "-std=c++17", "-shared", "-fPIC", "-w", "-fno-strict-aliasing")  # compiling takes longest
 GUARD = 64  # bytes after each buffer that must stay as they are
-WAITS = (
-    "reduce_threads",
-    "__syncthreads",
-    "__syncwarp",
-    "any_of_warp",
-    "blocks_meet",
-)  # in a kernel whose threads wait
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -137,7 +130,7 @@ def functions(code: str) -> dict[str, Function]:
     def bound(entry: str, body: str) -> Callable[[Launch, Sequence[int]], None]:
         function = getattr(library, f"run_{entry}")
         function.restype = ctypes.c_char_p
-        waits = int(any(word in body for word in WAITS))
+        waits = int(any(word in body for word in ("reduce_threads", "__syncthreads", "__syncwarp", "any_of_warp")))
 
         def run(launch: Launch, pointers: Sequence[int]) -> None:
             kept, addresses = ctypes.c_size_t(launch.resident_bytes), (ctypes.c_void_p * len(pointers))(*pointers)

@@ -7,31 +7,29 @@ FRAGMENT(kernel) {
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < STAGESu; ++s) {
       phases_of(full + s, 129u);
-      phases_of(empty + s, 8u * CLUSTERu);
+      phases_of(empty + s, READERSu);
     }
     phases_are_set();
   }
-  blocks_meet<CLUSTER>();
-  const u32 rows = ROWS, blocks = BLOCKS, down = (rows + 128u * CLUSTER - 1u) / (128u * CLUSTER), tiles = down * ACROSSu;
-  const u32 rank = blockIdx.x % CLUSTERu;
+  __syncthreads();
+  const u32 rows = ROWS, blocks = BLOCKS, down = (rows + 127u) / 128u, tiles = down * ACROSSu;
   u32 stage = 0, phase = 0;
   if (threadIdx.x >= 256u) {
     COPY
   } else {
     MULTIPLY
   }
-  LEAVE
 }
 
-// Four warps copy octets of 16 bytes of the rows, and one thread the columns, of which each block of a cluster sends its
-// part to all. Weights for the first stages do not wait for the launches before.
+// Four warps copy octets of 16 bytes of the rows, and one thread the columns. Weights for the first stages do not wait for
+// the launches before.
 FRAGMENT(copy) {
   keep_registers<56>();
   const u32 own = threadIdx.x % 128u, octet = own % 8u, first = own / 8u;
   const u32 place = first * 128u + (octet ^ first % 8u) * 16u;
   u32 early = 0;
   if (own == 0) {
-    const i8* columns = WEIGHTS + (u64)(blockIdx.x / CLUSTERu / down) * (PARTS * COLUMN_BYTES);
+    const i8* columns = WEIGHTS + (u64)(blockIdx.x / down) * (PARTS * COLUMN_BYTES);
     #pragma unroll 1
     for (u32 part = 0; part < EARLYu; ++part) {
       const u32 stage = part;
@@ -40,8 +38,8 @@ FRAGMENT(copy) {
   }
   BEGIN
   #pragma unroll 1
-  for (u32 tile = blockIdx.x / CLUSTERu; tile < tiles; tile += blocks) {
-    const u32 row = (tile % down * CLUSTERu + rank) * 128u + first;
+  for (u32 tile = blockIdx.x; tile < tiles; tile += blocks) {
+    const u32 row = tile % down * 128u + first;
     const i8* from = IMAGE + ((u64)row * DEPTH + octet * 16u);
     const i8* columns = WEIGHTS + (u64)(tile / down) * (PARTS * COLUMN_BYTES);
     #pragma unroll 1
@@ -68,19 +66,22 @@ FRAGMENT(copy) {
 
 FRAGMENT(copy_columns) {
   arrive_and_expect(full + stage, COLUMN_BYTESu);
-  const u32 part_place = rank * (COLUMN_BYTES / CLUSTER);
-  copy_to_all<CLUSTER>(ring + (stage * STAGE_BYTESu + 16384u + part_place), columns + part * COLUMN_BYTESu + part_place,
-                       COLUMN_BYTES / CLUSTER, full + stage);
+  copy_bytes_ahead(ring + (stage * STAGE_BYTESu + 16384u), columns + part * COLUMN_BYTESu, COLUMN_BYTESu, full + stage);
 }
 
+// Four warps have BANDS of 64 rows of a tile. With two they have all rows, and the other four have the next tile.
 FRAGMENT(multiply) {
   BEGIN
   take_registers<224>();
-  const u32 half = threadIdx.x / 128u, q = threadIdx.x % 4u;
-  const u32 own_row = half * 64u + threadIdx.x / 32u % 4u * 16u + threadIdx.x % 32u / 4u;
-  i32 sums[COLUMNS / 8][4];
+  const u32 half = threadIdx.x / 128u, q = threadIdx.x % 4u, lane = threadIdx.x % 32u;
+  const u32 band = BANDS == 2 ? 0u : half, other = BANDS == 2 ? half : 0u;
+  const u32 own_row = band * 64u + threadIdx.x / 32u % 4u * 16u + lane / 4u;
+  i32 sums[BANDS][COLUMNS / 8][4];
+  if (other) {
+    SKIP_A_TILE
+  }
   #pragma unroll 1
-  for (u32 tile = blockIdx.x / CLUSTERu; tile < tiles; tile += blocks) {
+  for (u32 tile = blockIdx.x + other * blocks; tile < tiles; tile += BANDSu * blocks) {
     u64* used = empty;
     #pragma unroll 1
     for (u32 part = 0; part < PARTSu; ++part) {
@@ -89,33 +90,45 @@ FRAGMENT(multiply) {
       const u8* from = ring + stage * STAGE_BYTESu;
       group_begins();
       #pragma unroll
-      for (u32 step = 0; step < 4u; ++step) PRODUCT(sums, from + half * 8192u, from + 16384u, step, part | step);
+      for (u32 step = 0; step < 4u; ++step)
+        #pragma unroll
+        for (u32 b = 0; b < BANDS; ++b) PRODUCT(sums[b], from + (band + b) * 8192u, from + 16384u, step, part | step);
       group_ends();
       if (part) {
         wait_for_groups<1>();
-        arrive_at_all<CLUSTER>(used);
+        __syncwarp();
+        if (lane == 0) arrive(used);
       }
       used = empty + stage;
       if (++stage == STAGESu) stage = 0, phase ^= 1u;
     }
     wait_for_groups<0>();
-    arrive_at_all<CLUSTER>(used);
+    __syncwarp();
+    if (lane == 0) arrive(used);
+    if (BANDS == 2) {
+      SKIP_A_TILE
+    }
     #pragma unroll
-    for (u32 n = 0; n < COLUMNS / 8; ++n)
+    for (u32 b = 0; b < BANDS; ++b)
       #pragma unroll
-      for (u32 e = 0; e < 4u; ++e) pin(sums[n][e]);
-    const u32 row0 = (tile % down * CLUSTERu + rank) * 128u + own_row, row1 = row0 + 8u;
-    const u32 column = tile / down * COLUMNSu + q * 16u;
-    GROUPS
+      for (u32 n = 0; n < COLUMNS / 8; ++n)
+        #pragma unroll
+        for (u32 e = 0; e < 4u; ++e) pin(sums[b][n][e]);
+    const u32 column = tile / down * COLUMNSu + q * OWNu;
+    STORES
   }
 }
 
-FRAGMENT(group) {
+// Go on to the stage of the tile after the next one.
+FRAGMENT(skip_a_tile) {
+  stage += PARTS % STAGESu, phase ^= PARTS / STAGESu % 2u;
+  if (stage >= STAGESu) stage -= STAGESu, phase ^= 1u;
+}
+
+FRAGMENT(store) {
   {
-    const u32 COLUMN = column + GROUP * 64u;
-    if (row0 < rows)
-    STORE_ROW0
-    if (row1 < rows)
-    STORE_ROW1
+    const u32 ROW = tile % down * 128u + own_row + ROW_PLACEu, COLUMN = column + COLUMN_PLACEu;
+    if (ROW < rows)
+    EPILOGUE
   }
 }

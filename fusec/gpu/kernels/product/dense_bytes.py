@@ -1,19 +1,20 @@
 """Generate products of many rows of 8-bit integers, which tensor cores bound, with their epilogue.
 
-A block has 128 rows and up to 256 columns. Four warps copy both operands into stages of shared memory, and eight
-multiply (wgmma), each four with half the rows. Sums are in registers, where the epilogue takes them. So copies of the
-next tile go on meanwhile. A multiprocessor has one block, which handles one tile after the other.
+A block has tiles of 128 rows. Four warps copy operands into stages of shared memory, and two groups of four warps
+multiply (wgmma). Either both share a tile of 192 columns, each with half the rows, or each has every other tile of 128
+columns. Then one group runs the epilogue, where its sums are, while the other multiplies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, ByteCode
-from fusec.gpu.kernels.codegen.cuda_template import cuda_template
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, Launch, by_value, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import Space, can_generate
@@ -22,10 +23,11 @@ from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import Conv, MatMul
 from fusec.schedule.program import inputs_of
 
-ROWS, PART, OWN, GROUP = 128, 128, 16, 64  # of a tile, of its depth; a thread's neighbours, of so many columns
+ROWS, PART, OCTET = 128, 128, 16  # of a tile, of its depth in a stage, bytes that a thread copies
+LANES = 4  # threads that share a row of a warp's product
 THREADS = 384
-CLUSTERS = (2, 1)
-STAGES = {256: 4, 192: 5, 128: 6}  # by columns of a tile
+BANDS = {128: 2, 192: 1}  # of 64 rows, of four warps, by columns of a tile
+STAGES = {128: 6, 192: 5}
 MIN_ROWS = 64  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
 _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
@@ -43,7 +45,7 @@ def dense_bytes(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFig
         return None
     name = "+".join(node.op.name for node in nodes)
     tiles = [columns for columns in STAGES if step.columns % columns == 0]
-    sources = [DenseSource(step, outputs, figures, columns, cluster) for columns in tiles for cluster in CLUSTERS]
+    sources = [DenseSource(step, outputs, figures, columns) for columns in tiles]
     return with_variants(Kernel(name, (source.launch(),)) for source in sources)
 
 
@@ -51,7 +53,7 @@ def _fits(step: ProductStep, outputs: Sequence[Value]) -> bool:
     """Tell if rows are contiguous, and of whole parts, in all that the step reads and writes."""
     if step.x.dtype is not DType.I8 or step.prologue or any(v not in step.results for v in outputs):
         return False
-    if step.rows < MIN_ROWS or step.depth % PART or step.columns % GROUP or any(size != 1 for size in step.steps):
+    if step.rows < MIN_ROWS or step.depth % PART or any(size != 1 for size in step.steps):
         return False
     if max(step.x.size, step.y.size, step.weights.size) >= 1 << 31:
         return False
@@ -64,14 +66,17 @@ class DenseSource:
     """The launch of a product.
 
     columns: of a tile.
-    cluster: blocks with different rows that send each other columns.
     """
 
     step: ProductStep
     outputs: Sequence[Value]
     figures: GpuFigures
     columns: int
-    cluster: int
+
+    @property
+    def own(self) -> int:
+        """Neighbours of a result that a thread stores: 16 bytes, so that four threads fill sectors of the cache."""
+        return 16 if all(value.type.dtype.itemsize == 1 for value in self.outputs) else 8
 
     @property
     def across(self) -> int:
@@ -80,22 +85,17 @@ class DenseSource:
 
     @property
     def tiles(self) -> int:
-        """Tiles of a cluster."""
-        return ceil_div(self.step.rows, ROWS * self.cluster) * self.across
-
-    @property
-    def stage_bytes(self) -> int:
-        return (ROWS + self.columns) * PART
+        return ceil_div(self.step.rows, ROWS) * self.across
 
     @property
     def weights(self) -> TensorType:
         """The weights by tiles and parts, and each of these by octets, then columns in the order of sums of a thread.
 
-        A thread has two neighbours from each of eight products of eight columns.
+        A thread has two neighbours from each product of eight columns.
         """
         step, w = self.step, self.step.product.operands[1].type
-        columns = (self.across, self.columns // GROUP, 4, 8, 2)
-        depth = (step.depth // PART, PART // OWN, OWN)
+        columns = (self.across, self.columns // (LANES * self.own), LANES, self.own // 2, 2)
+        depth = (step.depth // PART, PART // OCTET, OCTET)
         if isinstance(step.product.op, Conv):
             return TensorType((*columns, *depth), w.dtype, (0, 5, 6, 1, 3, 2, 4, 7))
         return TensorType((*depth, *columns), w.dtype, (3, 0, 1, 4, 6, 5, 7, 2))
@@ -103,59 +103,52 @@ class DenseSource:
     def launch(self) -> Launch:
         """Return the launch: one block for each multiprocessor, or for each tile where these are fewer."""
         step, arguments, stages = self.step, Arguments(), STAGES[self.columns]
-        blocks = min(self.figures.processors // self.cluster, self.tiles)
+        blocks, stage_bytes = min(self.figures.processors, self.tiles), (ROWS + self.columns) * PART
         cuda = _CUDA.bind(
             ROWS=by_value(step.rows),
             BLOCKS=by_value(blocks),
-            CLUSTER=self.cluster,
+            READERS=8 // BANDS[self.columns],
+            BANDS=BANDS[self.columns],
             ACROSS=self.across,
             COLUMNS=self.columns,
             COLUMN_BYTES=self.columns * PART,
+            OWN=self.own,
             DEPTH=step.depth,
             PARTS=step.depth // PART,
             EARLY=min(stages, step.depth // PART),
             STAGES=stages,
-            STAGE_BYTES=self.stage_bytes,
+            STAGE_BYTES=stage_bytes,
             IMAGE=arguments.read(step.product.operands[0]),
             WEIGHTS=arguments.read(step.product.operands[1], self.weights),
             PRODUCT=f"ENTRY_{self.columns}_of_bytes",
         )
-        codes = [[self._epilogue(f"row{half}", group, arguments) for half in (0, 1)] for group in self._groups]
-        cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"))
-        groups: list[str] = []
-        for group, (row0, row1) in enumerate(codes):
-            groups += cuda("group", COLUMN=f"column{group}", GROUP=group, STORE_ROW0=row0, STORE_ROW1=row1)
-        leave = [f"blocks_meet<{self.cluster}>();"] if self.cluster > 1 else []
-        lines = cuda("kernel", COPY=cuda("copy"), MULTIPLY=cuda("multiply", GROUPS=groups), LEAVE=leave)
-        launch = arguments.launch(
-            "dense_bytes",
-            lines,
-            blocks * self.cluster,
-            THREADS,
-            preamble=[_RING, *wgmma.product_of_bytes(self.columns)],
-            resident=1,
-            cluster=self.cluster,
-        )
-        return replace(
-            launch,
-            resident_bytes=stages * (self.stage_bytes + 16) + 1024,
-            architecture=wgmma.ARCHITECTURE,
-            dependent=True,
-        )
+        stores = list(self._stores(cuda, arguments))
+        cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"), SKIP_A_TILE=cuda("skip_a_tile"))
+        lines = cuda("kernel", COPY=cuda("copy"), MULTIPLY=cuda("multiply", STORES=stores))
+        preamble = [_RING, *wgmma.product_of_bytes(self.columns)]
+        launch = arguments.launch("dense_bytes", lines, blocks, THREADS, preamble=preamble, resident=1)
+        nbytes = stages * (stage_bytes + 16) + 1024
+        return replace(launch, resident_bytes=nbytes, architecture=wgmma.ARCHITECTURE, dependent=True)
 
-    @property
-    def _groups(self) -> range:
-        """The groups of a tile's columns, of which a thread has OWN neighbours each."""
-        return range(self.columns // GROUP)
+    def _stores(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
+        """Finish and store a thread's neighbours, those of each row and group of columns."""
+        groups = range(self.columns // (LANES * self.own))
+        for band, group, half in itertools.product(range(BANDS[self.columns]), groups, (0, 1)):
+            row, column = f"row{band}_{group}_{half}", f"column{band}_{group}_{half}"
+            sums = f"sums[{band}][{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
+            yield from cuda(
+                "store",
+                ROW=row,
+                ROW_PLACE=band * 64 + half * 8,
+                COLUMN=column,
+                COLUMN_PLACE=group * LANES * self.own,
+                EPILOGUE=self._epilogue(row, column, sums, arguments),
+            )
 
-    def _epilogue(self, row: str, group: int, arguments: Arguments) -> list[str]:
-        """Return the code that finishes and stores a thread's neighbours in a row."""
-        step = self.step
-        names = tuple(
-            f"column{group}" if d == step.along else row if d == step.row_dims[-1] else None for d in range(step.y.rank)
-        )
-        code = ByteCode(Space(step.y.shape, names, step.along, OWN), arguments, f"{row}_{group}_")
-        total = f"sums[{group * 8} + j / 2][{int(row[-1]) * 2} + j % 2]"
-        code.define_bounded(step.product.result, total, float(step.depth * BYTE_PRODUCT))
+    def _epilogue(self, row: str, column: str, sums: str, arguments: Arguments) -> list[str]:
+        step, last = self.step, self.step.row_dims[-1]
+        names = tuple(column if d == step.along else row if d == last else None for d in range(step.y.rank))
+        code = ByteCode(Space(step.y.shape, names, step.along, self.own), arguments, f"y_{row}_")
+        code.define_bounded(step.product.result, sums, float(step.depth * BYTE_PRODUCT))
         code.compute(step.epilogue, self.outputs)
         return code.lines()

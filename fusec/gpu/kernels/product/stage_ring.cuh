@@ -1,5 +1,5 @@
 // Stages of shared memory that some warps fill and others multiply by (Hopper). A stage has two barriers: `full` counts
-// threads whose copies have arrived, and bytes, and `empty` the warps that have multiplied, of all blocks of a cluster.
+// threads whose copies have arrived, and bytes, and `empty` the warps that have multiplied.
 // Phase 0 of a barrier is the first. Rows of 128 bytes have octet i of 16 bytes at place i ^ (row % 8), so no eight
 // neighbours share a bank. Columns are stored by octets: octet i of all columns, then octet i + 1.
 #ifndef STAGE_RING
@@ -21,21 +21,12 @@ DEVICE void arrive_with_copies(u64* gate) {
   change(gate, 1u, 0);
 }
 DEVICE void arrive_and_expect(u64* gate, u32 bytes) { change(gate, 1u, (i32)bytes); }
-template <int BLOCKS> DEVICE void copy_to_all(void* to, const void* from, u32 bytes, u64* gate) {
+DEVICE void copy_bytes_ahead(void* to, const void* from, u32 bytes, u64* gate) {
   ALIGNED(to, 16), ALIGNED(from, 16);
-  for (u32 block = 0; block < BLOCKS; ++block) {
-    memcpy(of_peer((u8*)to, block), from, bytes);
-    change(of_peer(gate, block), 0u, -(i32)bytes);
-  }
+  memcpy(to, from, bytes);
+  change(gate, 0u, -(i32)bytes);
 }
-template <int BLOCKS> DEVICE void arrive_at_all(u64* gate) {
-  __syncwarp();
-  if (threadIdx.x % 32u < BLOCKS) change(of_peer(gate, threadIdx.x % 32u), 1u, 0);
-}
-template <int BLOCKS> DEVICE void blocks_meet() {
-  if constexpr (BLOCKS > 1) cluster_is_there();
-  else __syncthreads();
-}
+DEVICE void arrive(u64* gate) { change(gate, 1u, 0); }
 template <int COUNT> DEVICE void keep_registers() {}
 template <int COUNT> DEVICE void take_registers() {}
 template <int N> DEVICE void group_product_of_bytes(i32 (&d)[N][4], const u8* a, const u8* b, u32 step, u32 onto) {
@@ -69,36 +60,13 @@ DEVICE void arrive_with_copies(u64* gate) {
 DEVICE void arrive_and_expect(u64* gate, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_place(gate)), "r"(bytes) : "memory");
 }
-// Copy contiguous bytes to the same place in all blocks of a cluster; the barrier of each counts them.
-template <int BLOCKS> DEVICE void copy_to_all(void* to, const void* from, u32 bytes, u64* gate) {
-  const u32 place = shared_place(to), door = shared_place(gate);
-  if constexpr (BLOCKS > 1)
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-        ::"r"(place), "l"(from), "r"(bytes), "r"(door), "h"((u16)((1 << BLOCKS) - 1)) : "memory");
-  else
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(place), "l"(from), "r"(bytes), "r"(door) : "memory");
+// Copy contiguous bytes, which the barrier counts.
+DEVICE void copy_bytes_ahead(void* to, const void* from, u32 bytes, u64* gate) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(shared_place(to)), "l"(from), "r"(bytes), "r"(shared_place(gate)) : "memory");
 }
-// A warp arrives at a barrier in all blocks of a cluster.
-template <int BLOCKS> DEVICE void arrive_at_all(u64* gate) {
-  __syncwarp();
-  const u32 lane = threadIdx.x % 32u, place = shared_place(gate);
-  if (lane >= BLOCKS) return;
-  if constexpr (BLOCKS > 1)
-    asm volatile(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(place), "r"(lane) : "memory");
-  else
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(place) : "memory");
-}
-// Wait until all threads of all blocks of a cluster are here.
-template <int BLOCKS> DEVICE void blocks_meet() {
-  __syncwarp();
-  if constexpr (BLOCKS > 1)
-    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  else
-    __syncthreads();
+DEVICE void arrive(u64* gate) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_place(gate)) : "memory");
 }
 // Warps that copy keep few registers, so that those that multiply get more. Four warps ask together.
 template <int COUNT> DEVICE void keep_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
