@@ -90,9 +90,14 @@ class ProductStep:
         """The dims that number the rows."""
         return [d for d in range(self.y.rank) if d != self.along]
 
+    @property
+    def inner(self) -> int:
+        """The last of these dims that has several places, or the last one."""
+        return next((d for d in reversed(self.row_dims) if self.y.shape[d] != 1), self.row_dims[-1])
+
     def is_linear(self, types: Sequence[TensorType], y: TensorType | None = None) -> bool:
         """Tell if the number of a row is enough to find it in tensors, or in what broadcasts to `y` along rows."""
-        along, (*_, inner) = self.along, self.row_dims
+        along, inner = self.along, self.inner
         for type in types:
             full = type if y is None else y
             if y is not None and all(stride_along(type, y.rank, d) == 0 for d in range(y.rank) if d != along):

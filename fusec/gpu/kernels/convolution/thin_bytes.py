@@ -185,7 +185,7 @@ class BytesSource:
             if d == step.along:
                 names.append(index)
             elif linear:
-                names.append(row if d == self.step.row_dims[-1] else None)
+                names.append(row if d == step.inner else None)
             else:
                 names.append(f"({row}_{d} * {steps[d]}u)" if steps and steps[d] != 1 else f"{row}_{d}")
         return Space((step.x if steps else step.y).shape, tuple(names), step.along, self.own)

@@ -28,7 +28,7 @@ LANES = 4  # threads that share a row of a warp's product
 THREADS = 384
 BANDS = {128: 2, 192: 1}  # of 64 rows, of four warps, by columns of a tile
 STAGES = {128: 6, 192: 5}
-MIN_ROWS = 64  # a bound of what is tried; tuning times the kernel on each GPU
+MIN_ROWS = 16  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
 _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
 
@@ -146,8 +146,8 @@ class DenseSource:
             )
 
     def _epilogue(self, row: str, column: str, sums: str, arguments: Arguments) -> list[str]:
-        step, last = self.step, self.step.row_dims[-1]
-        names = tuple(column if d == step.along else row if d == last else None for d in range(step.y.rank))
+        step, inner = self.step, self.step.inner
+        names = tuple(column if d == step.along else row if d == inner else None for d in range(step.y.rank))
         code = ByteCode(Space(step.y.shape, names, step.along, self.own), arguments, f"y_{row}_")
         code.define_bounded(step.product.result, sums, float(step.depth * BYTE_PRODUCT))
         code.compute(step.epilogue, self.outputs)

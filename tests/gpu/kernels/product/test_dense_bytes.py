@@ -54,6 +54,15 @@ def matrix(n: int, depth: int, columns: int, end: str) -> Case:
     return replace(case, near=end == "gelu", figures=FEW)
 
 
+def single(n: int, depth: int, columns: int) -> Case:
+    """Rows of two dims of which the second has one place."""
+
+    def make(g: Graph, x: Value, z: Value) -> Value:
+        return g.add(pw("add"), g.add(Cast(F16), scaled(g, x, columns)), z)
+
+    return build(f"single {n}", [rows(I8, n, 1, depth), rows(F16, n, 1, columns)], make, bytes_drawn)
+
+
 def convolution(image: tuple[int, int, int, int], filters: int) -> Case:
     rng = np.random.default_rng(filters)
 
@@ -83,6 +92,7 @@ def test_all_variants_compute_the_product(rng: np.random.Generator) -> None:
         matrix(150, 768, 192, "residual"),
         matrix(64, 640, 384, "gelu"),
         convolution((2, 640, 9, 8), 128),
+        single(20, 640, 128),
     ]
     check(cases, rng, every=True)
 
@@ -121,7 +131,7 @@ def test_columns_of_a_tile_divide_those_of_the_product() -> None:
     ("why", "case"),
     [
         ("a depth of no whole parts", matrix(512, 704, 256, "sums")),
-        ("few rows", matrix(31, 640, 256, "sums")),
+        ("few rows", matrix(7, 640, 256, "sums")),
         ("another GPU", replace(matrix(512, 640, 256, "sums"), figures=replace(FIGURES, sm=100))),
     ],
 )
