@@ -547,15 +547,6 @@ QUANTISED: tuple[Mutant, ...] = (
         "gpu/kernels/product/test_dense_bytes.py",
     ),
     _m(
-        "tile_of_the_other_warps",
-        "quantised",
-        "gpu/kernels/product/dense_bytes.cuh",
-        "    if (BANDS == 2) {\n      SKIP_A_TILE\n    }\n",
-        "",
-        "after its tile a group of warps multiplies the operands of the other group",
-        "gpu/kernels/product/test_dense_bytes.py",
-    ),
-    _m(
         "product_before_the_wait",
         "quantised",
         "gpu/kernels/product/dense_bytes.py",

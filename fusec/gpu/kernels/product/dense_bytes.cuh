@@ -7,7 +7,7 @@ FRAGMENT(kernel) {
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < STAGESu; ++s) {
       phases_of(full + s, 129u);
-      phases_of(empty + s, READERSu);
+      phases_of(empty + s, 8u);
     }
     phases_are_set();
   }
@@ -69,19 +69,14 @@ FRAGMENT(copy_columns) {
   copy_bytes_ahead(ring + (stage * STAGE_BYTESu + 16384u), columns + part * COLUMN_BYTESu, COLUMN_BYTESu, full + stage);
 }
 
-// Four warps have BANDS of 64 rows of a tile. With two they have all rows, and the other four have the next tile.
 FRAGMENT(multiply) {
   BEGIN
   take_registers<224>();
   const u32 half = threadIdx.x / 128u, q = threadIdx.x % 4u, lane = threadIdx.x % 32u;
-  const u32 band = BANDS == 2 ? 0u : half, other = BANDS == 2 ? half : 0u;
-  const u32 own_row = band * 64u + threadIdx.x / 32u % 4u * 16u + lane / 4u;
-  i32 sums[BANDS][COLUMNS / 8][4];
-  if (other) {
-    SKIP_A_TILE
-  }
+  const u32 own_row = half * 64u + threadIdx.x / 32u % 4u * 16u + lane / 4u;
+  i32 sums[COLUMNS / 8][4];
   #pragma unroll 1
-  for (u32 tile = blockIdx.x + other * blocks; tile < tiles; tile += BANDSu * blocks) {
+  for (u32 tile = blockIdx.x; tile < tiles; tile += blocks) {
     u64* used = empty;
     #pragma unroll 1
     for (u32 part = 0; part < PARTSu; ++part) {
@@ -90,9 +85,7 @@ FRAGMENT(multiply) {
       const u8* from = ring + stage * STAGE_BYTESu;
       group_begins();
       #pragma unroll
-      for (u32 step = 0; step < 4u; ++step)
-        #pragma unroll
-        for (u32 b = 0; b < BANDS; ++b) PRODUCT(sums[b], from + (band + b) * 8192u, from + 16384u, step, part | step);
+      for (u32 step = 0; step < 4u; ++step) PRODUCT(sums, from + half * 8192u, from + 16384u, step, part | step);
       group_ends();
       if (part) {
         wait_for_groups<1>();
@@ -105,24 +98,13 @@ FRAGMENT(multiply) {
     wait_for_groups<0>();
     __syncwarp();
     if (lane == 0) arrive(used);
-    if (BANDS == 2) {
-      SKIP_A_TILE
-    }
     #pragma unroll
-    for (u32 b = 0; b < BANDS; ++b)
+    for (u32 n = 0; n < COLUMNS / 8; ++n)
       #pragma unroll
-      for (u32 n = 0; n < COLUMNS / 8; ++n)
-        #pragma unroll
-        for (u32 e = 0; e < 4u; ++e) pin(sums[b][n][e]);
+      for (u32 e = 0; e < 4u; ++e) pin(sums[n][e]);
     const u32 column = tile / down * COLUMNSu + q * OWNu;
     STORES
   }
-}
-
-// Go on to the stage of the tile after the next one.
-FRAGMENT(skip_a_tile) {
-  stage += PARTS % STAGESu, phase ^= PARTS / STAGESu % 2u;
-  if (stage >= STAGESu) stage -= STAGESu, phase ^= 1u;
 }
 
 FRAGMENT(store) {

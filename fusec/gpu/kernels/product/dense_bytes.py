@@ -1,8 +1,8 @@
 """Generate products of many rows of 8-bit integers, which tensor cores bound, with their epilogue.
 
-A block has tiles of 128 rows. Four warps copy operands into stages of shared memory, and two groups of four warps
-multiply (wgmma). Either both share a tile of 192 columns, each with half the rows, or each has every other tile of 128
-columns. Then one group runs the epilogue, where its sums are, while the other multiplies.
+A block has tiles of 128 rows. Four warps copy operands into stages of shared memory, and eight multiply (wgmma), each
+four with half the rows. Sums are in registers, where the epilogue takes them. So copies of the next tile go on
+meanwhile.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fusec.schedule.program import inputs_of
 ROWS, PART, OCTET = 128, 128, 16  # of a tile, of its depth in a stage, bytes that a thread copies
 LANES = 4  # threads that share a row of a warp's product
 THREADS = 384
-BANDS = {128: 2, 192: 1}  # of 64 rows, of four warps, by columns of a tile
-STAGES = {128: 6, 192: 5}
+STAGES = {256: 4, 192: 5, 128: 6}  # by columns of a tile
+WIDE = (256, 192)  # with either, products of BERT-base and ViT-B/16 took less time on an H200 than with 128
 MIN_ROWS = 16  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
 _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def dense_bytes(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFig
         return None
     name = "+".join(node.op.name for node in nodes)
     tiles = [columns for columns in STAGES if step.columns % columns == 0]
-    sources = [DenseSource(step, outputs, figures, columns) for columns in tiles]
+    sources = [DenseSource(step, outputs, figures, columns) for columns in [n for n in tiles if n in WIDE] or tiles]
     return with_variants(Kernel(name, (source.launch(),)) for source in sources)
 
 
@@ -107,8 +107,6 @@ class DenseSource:
         cuda = _CUDA.bind(
             ROWS=by_value(step.rows),
             BLOCKS=by_value(blocks),
-            READERS=8 // BANDS[self.columns],
-            BANDS=BANDS[self.columns],
             ACROSS=self.across,
             COLUMNS=self.columns,
             COLUMN_BYTES=self.columns * PART,
@@ -123,7 +121,7 @@ class DenseSource:
             PRODUCT=f"ENTRY_{self.columns}_of_bytes",
         )
         stores = list(self._stores(cuda, arguments))
-        cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"), SKIP_A_TILE=cuda("skip_a_tile"))
+        cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"))
         lines = cuda("kernel", COPY=cuda("copy"), MULTIPLY=cuda("multiply", STORES=stores))
         preamble = [_RING, *wgmma.product_of_bytes(self.columns)]
         launch = arguments.launch("dense_bytes", lines, blocks, THREADS, preamble=preamble, resident=1)
@@ -133,13 +131,13 @@ class DenseSource:
     def _stores(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
         """Finish and store a thread's neighbours, those of each row and group of columns."""
         groups = range(self.columns // (LANES * self.own))
-        for band, group, half in itertools.product(range(BANDS[self.columns]), groups, (0, 1)):
-            row, column = f"row{band}_{group}_{half}", f"column{band}_{group}_{half}"
-            sums = f"sums[{band}][{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
+        for group, half in itertools.product(groups, (0, 1)):
+            row, column = f"row{group}_{half}", f"column{group}_{half}"
+            sums = f"sums[{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
             yield from cuda(
                 "store",
                 ROW=row,
-                ROW_PLACE=band * 64 + half * 8,
+                ROW_PLACE=half * 8,
                 COLUMN=column,
                 COLUMN_PLACE=group * LANES * self.own,
                 EPILOGUE=self._epilogue(row, column, sums, arguments),
