@@ -91,7 +91,7 @@ def test_all_variants_compute_the_product(rng: np.random.Generator) -> None:
         matrix(75, 640, 256, "sums"),
         matrix(150, 768, 192, "residual"),
         matrix(64, 640, 384, "gelu"),
-        convolution((2, 640, 9, 8), 128),
+        convolution((2, 768, 9, 8), 128),  # as many parts as stages
         single(20, 640, 128),
     ]
     check(cases, rng, every=True)
