@@ -188,6 +188,19 @@ def gated_products(columns: int) -> Callable[..., Value]:
     return make
 
 
+def product_of_bytes(depth: int, columns: int) -> Callable[..., Any]:
+    """Multiply int8 by weights; with a scale and a bias of each column, gelu, and rounding to int8."""
+
+    def make(g: Graph, x: Value) -> Value:
+        rng = np.random.default_rng(0)
+        sums = g.add(MatMul(), x, g.constant(rng.integers(-128, 128, (depth, columns), np.int8)))
+        y = g.add(pw("mul"), g.add(Cast(F32), sums), g.constant(rng.random(columns, np.float32) / np.float32(2e5)))
+        y = g.add(pw("gelu"), g.add(pw("add"), y, g.constant(rng.standard_normal(columns).astype(np.float32))))
+        return rounded(g, g.add(pw("mul"), y, g.constant(np.float32(30.0))))
+
+    return make
+
+
 def rounded(g: Graph, y: Value) -> Value:
     """Round to bytes."""
     return g.add(Cast(I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
@@ -329,6 +342,7 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "4-bit product, 1x4096 to 14336": ([rows(1, 4096)], packed_product(DType.I4, 4096, 14336)),
     "4-bit product, 1x4096 to 1024": ([rows(1, 4096)], packed_product(DType.I4, 4096, 1024)),
     "4-bit product, 16x4096 to 14336": ([rows(16, 4096)], packed_product(DType.I4, 4096, 14336)),
+    "product of int8, 4096x768 to 3072": ([rows(4096, 768, dtype=I8)], product_of_bytes(768, 3072)),
     "8-bit product, 1x4096 to 14336": ([rows(1, 4096)], packed_product(DType.I8, 4096, 14336)),
     "int8 1x1 to 256, residual, 32x64x56x56": (
         [bytes_last(32, 64, 56, 56), bytes_last(32, 256, 56, 56)],

@@ -25,6 +25,7 @@ from fusec.gpu.kernels.convolution import (
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
+from fusec.gpu.kernels.product import dense_bytes
 from fusec.gpu.kernels.recurrent import linear_scan, recurrent
 from fusec.gpu.kernels.selection import non_max_suppression, top_k
 from fusec.ir import DType, Node, Value
@@ -46,6 +47,7 @@ FAMILIES: tuple[Family, ...] = (
     squeeze_excite.squeeze_excite,
     split_k.split_k,  # before thin products, because its variants include theirs
     thin_product.thin_product,
+    dense_bytes.dense_bytes,  # after thin products, which memory bounds
     few_rows.few_rows,
     few_channels.few_channels,  # before gathers, because one would run the pad to four channels alone
     few_filters.few_filters,

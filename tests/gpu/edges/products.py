@@ -77,6 +77,15 @@ def integer_matmuls() -> Iterator[Row]:
     yield row("matmul weights i8", "matmul", [left, right], added(MatMul()), labels=names, constants=(1,))
 
 
+def dense_bytes() -> Iterator[Row]:
+    """Every byte times every other one, and sums of the largest products, by a product of many rows."""
+    values = edges(DType.I8)
+    left, right = np.ones((64, 128), np.int8), np.ones((128, 128), np.int8)
+    left[:, 1], right[1] = np.resize(values, 64), np.resize(np.repeat(values, 8), 128)
+    left[-1], right[:, -1] = -128, -128
+    yield row("matmul dense i8", "matmul", [left, right], added(MatMul()), labels=np.array(""), constants=(1,))
+
+
 def packed_matmuls() -> Iterator[Row]:
     """Every value times a weight of each sign, and times one of zero."""
     for dtype in HALVES:

@@ -16,6 +16,7 @@ PARTS = (
     pointwise.epilogues,
     products.matmuls,
     products.integer_matmuls,
+    products.dense_bytes,
     products.packed_matmuls,
     products.few_rows,
     products.convolutions,

@@ -58,7 +58,7 @@ static const char *unexpected;  // what a peer should not have sent
 #define ALIGNED(p, n) (misaligned |= (size_t)(p) % (n) != 0)
 static unsigned together;  // blocks that are there at once: all that meet, or a cluster
 static char *resident;        // what each of these keeps
-static size_t resident_bytes;
+static size_t resident_bytes;  // from one block's to the next one's, so that all are aligned in the same way
 // An instruction for global memory, which a GPU refuses for the address of shared memory; here for that of what blocks keep.
 #define GLOBAL(p) \
   (unexpected = (char *)(p) >= resident && (char *)(p) < resident + resident_bytes * together \
@@ -70,7 +70,7 @@ template <class... Words> static void store_words(void *p, Words... words) {
   memcpy(p, all, sizeof(all));
 }
 
-enum { STACK = 1 << 16, MOST = 8192, MEETS = -9 };
+enum { STACK = 1 << 16, MOST = 8192, MEETS = -9, POLLS = -10 };
 static jmp_buf scheduler, fibers[MOST];  // where each goes on: swapcontext would ask the kernel for a signal mask
 static bool begun[MOST];                 // whether a fiber has a stack, and waits for a barrier or its next body
 static char *stacks;
@@ -90,6 +90,9 @@ static void barrier(int line) {
   blockIdx.x = own;
 }
 #define __syncthreads() barrier(__LINE__)
+// A warp looks again for what other warps of its block do.
+static void poll() { barrier(POLLS); }
+static unsigned long long progress;  // counts what warps did that others look for
 template <class T> static T __shfl_xor_sync(unsigned mask, T x, int lane) {
   unsigned self = threadIdx.x;
   memcpy(&slots[self], &x, sizeof(T));
@@ -218,6 +221,13 @@ static bool apart(const int *own, unsigned from, unsigned to) {
   return false;
 }
 
+// Tell if a thread of a block waits at a line, or with `is` false, if one does not.
+static bool has(const int *own, unsigned block, int line, bool is) {
+  for (unsigned t = 0; t < block; ++t)
+    if ((own[t] == line) == is) return true;
+  return false;
+}
+
 // Denormals are zeros, as in kernels that CuPy compiles: it passes -ftz=true to NVRTC.
 struct FlushDenormals {
 #ifdef __SSE2__
@@ -238,8 +248,9 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
   if (grid % together) return "a cluster without all its blocks";
   if ((size_t)together * block > MOST) return "too many threads at once";
   if (waits && !stacks) stacks = (char *)malloc((size_t)STACK * MOST);
-  resident_bytes = (kept_bytes + 15) / 16 * 16;
-  resident = (char *)aligned_alloc(16, resident_bytes * together + 16);
+  const size_t used_bytes = (kept_bytes + 15) / 16 * 16;
+  resident_bytes = (kept_bytes + 1023) / 1024 * 1024;
+  resident = (char *)aligned_alloc(1024, resident_bytes * together + 1024);
   memset(resident, 0xA5, resident_bytes * together + 16);
   const char *problem = 0;
   for (first_block = 0; first_block < grid && !problem; first_block += together) {
@@ -253,26 +264,42 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
       copies[t].clear();
       products[t].clear();
     }
+    unsigned idle = 0;  // sweeps in which nobody did what others look for
     for (int going = 1; going && !problem;) {
       going = 0;
+      const unsigned long long then = progress;
+      bool polls = has(at, together * block, POLLS, true);
       for (unsigned b = 0; b < together && !problem; ++b) {
         int *own = at + b * block;
-        while (own[0] != -1 && !problem) {
+        if (polls && own[0] == MEETS && !apart(own, 0, block)) {  // other blocks are not there yet
+          going = 1;
+          continue;
+        }
+        while (has(own, block, -1, false) && !problem) {
+          const unsigned long long before = progress;
+          bool polled = has(own, block, POLLS, true);  // then the other warps wait for those that poll, or have ended
           for (unsigned t = 0; t < block && !problem; t += 32) {
+            if (polled && own[t] != POLLS) continue;
             do run_warp(b, t);
-            while (own[t] < -1 && own[t] != MEETS && !apart(own, t, t + 32));  // it waits for none but its own threads
+            while (own[t] < -1 && own[t] != MEETS && own[t] != POLLS && !apart(own, t, t + 32));  // for its own threads only
             if (apart(own, t, t + 32)) problem = "threads of a warp wait at different barriers";
+          }
+          if (has(own, block, POLLS, true)) {
+            if (progress == before && polled) break;  // the other blocks go on
+            continue;
           }
           if (!problem && apart(own, 0, block)) problem = "threads of a block wait at different barriers";
           if (own[0] == MEETS) break;
         }
-        going |= own[0] != -1;
+        going |= has(own, block, -1, false);
       }
+      idle = progress == then ? idle + 1 : 0;
+      if (polls && idle > 16 && !problem) problem = "warps wait for each other forever";
     }
   }
   if (problem) memset(begun, 0, sizeof(begun));  // some wait amid a body for good
   for (size_t i = 0; i < 16; ++i)
-    if ((unsigned char)resident[resident_bytes * together + i] != 0xA5) problem = "written behind what a block keeps";
+    if ((unsigned char)resident[resident_bytes * (together - 1) + used_bytes + i] != 0xA5) problem = "written behind what a block keeps";
   free(resident);
   if (!problem) problem = unexpected;
   return problem ? problem : misaligned ? "a wide access at an address it does not divide" : 0;

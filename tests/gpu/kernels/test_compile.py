@@ -37,6 +37,7 @@ from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surro
 from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
 from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
+from gpu.kernels.product.test_dense_bytes import dense_cases
 from gpu.kernels.recurrent.test_linear_scan import scan_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
 from gpu.kernels.selection.test_non_max_suppression import random_cases as suppression_cases
@@ -80,6 +81,7 @@ def shaped_cases() -> list[Case]:
         *depthwise_cases(),
         *gate_cases(),
         *thin_cases(),
+        *dense_cases(),
         *few_channels_cases(),
         *few_filters_cases(),
         *wide_cases(),

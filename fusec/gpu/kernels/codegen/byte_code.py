@@ -121,6 +121,8 @@ class ByteCode(PointwiseCode):
             if operand.type.dtype is DType.I32 and self.bound(operand) <= SMALL:
                 return f"small_to_f32({self.get(operand)})"
             return self._bytes_read(operand) if operand.type.dtype is DType.I8 else None
+        if node.op.name == "gelu" and is_rounded(result):
+            return f"gelu_for_bytes({self.get(operand)})"
         if node.op.name == "relu" and operand.type.dtype in _FLOATS:
             return f"larger({self.get(operand)}, 0.0f)"
         if node.op.name == "clip" and operand.type.dtype in _FLOATS and isinstance(node.op, Pointwise):
@@ -155,6 +157,19 @@ class ByteCode(PointwiseCode):
             self.integers[result] = self.bytes[result] = self.integers[operand]
 
 
+def is_rounded(value: Value) -> bool:
+    """Return True for fp32 that is only scaled and then rounded to integers."""
+    while value.type.dtype is DType.F32 and len(value.users) == 1 and value not in value.node.graph.outputs:
+        user = value.users[0]
+        if user.op.name == "round":
+            return True
+        others_are_constant = all(v is value or v.literal is not None for v in user.operands)
+        if user.op.name not in ("mul", "div", "add") or not others_are_constant:
+            return False
+        value = user.results[0]
+    return False
+
+
 def _limits(op: Pointwise) -> tuple[float, float]:
     return float(op.attributes["min"]), float(op.attributes["max"])
 
@@ -170,6 +185,7 @@ _BOUNDS: dict[str, Callable[[Node, Sequence[float]], float]] = {
     "sub": lambda node, bounds: bounds[0] + bounds[1],
     "mul": lambda node, bounds: bounds[0] * bounds[1],
     "relu": lambda node, bounds: bounds[0],
+    "gelu": lambda node, bounds: bounds[0],
     "clip": _clipped,
     "round": lambda node, bounds: bounds[0] + 1.0,
 }

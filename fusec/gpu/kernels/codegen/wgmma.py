@@ -75,6 +75,30 @@ def product_of_tiles(kind: str, columns: int) -> list[str]:
     ]
 
 
-def _written(count: int) -> str:
+def product_of_bytes(columns: int) -> list[str]:
+    """Generate the function ENTRY_<columns>_of_bytes: d[64][columns] (+)= a[64][32] b[columns][32], of 8-bit integers.
+
+    a has rows of 128 bytes in shared memory whose octets are exchanged, and b is stored by octets (stage_ring.cuh).
+    `step` is the number of the 32 bytes of each row and column that are multiplied.
+    """
+    count = columns // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    head = f"DEVICE void ENTRY_{columns}_of_bytes(i32 (&d)[{columns // 8}][4], const u8* a, const u8* b, "
+    return [
+        f"{head}u32 step, u32 onto) {{",
+        "#ifdef FUSEC_EMULATED",
+        f"  group_product_of_bytes<{columns // 8}>(d, a, b, step, onto);",
+        "#else",
+        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; "',
+        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k32.s32.s8.s8 {{{sums}}}, %{count}, %{count + 1}, p; }}"',
+        f"    : {_written(count, 'r')}",
+        f'    : "l"(rows_of_bytes(a, step)), "l"(group_tiles(b + step * {32 * columns}u, {16 * columns}u, 128u)), '
+        '"r"(onto));',
+        "#endif",
+        "}",
+    ]
+
+
+def _written(count: int, register: str = "f") -> str:
     """Return the operands of an instruction that adds to `count` sums of a thread."""
-    return ", ".join(f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count))
+    return ", ".join(f'"+{register}"(d[{i // 4}][{i % 4}])' for i in range(count))

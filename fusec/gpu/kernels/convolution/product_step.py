@@ -85,6 +85,32 @@ class ProductStep:
         w = self.product.operands[1].type
         return w.with_order((*range(w.rank - 2), w.rank - 1, w.rank - 2)) if self.along != 1 or w.rank == 2 else w
 
+    @property
+    def row_dims(self) -> list[int]:
+        """The dims that number the rows."""
+        return [d for d in range(self.y.rank) if d != self.along]
+
+    @property
+    def inner(self) -> int:
+        """The last of these dims that has several places, or the last one."""
+        return next((d for d in reversed(self.row_dims) if self.y.shape[d] != 1), self.row_dims[-1])
+
+    def is_linear(self, types: Sequence[TensorType], y: TensorType | None = None) -> bool:
+        """Tell if the number of a row is enough to find it in tensors, or in what broadcasts to `y` along rows."""
+        along, inner = self.along, self.inner
+        for type in types:
+            full = type if y is None else y
+            if y is not None and all(stride_along(type, y.rank, d) == 0 for d in range(y.rank) if d != along):
+                continue
+            if type.shape != full.shape or type.strides[along] != 1 or type.shape[inner] == 1:
+                return False
+            size = type.shape[along]
+            for d in reversed(self.row_dims):
+                if type.shape[d] != 1 and type.strides[d] != size:
+                    return False
+                size *= type.shape[d]
+        return True
+
     def fits(self, figures: GpuFigures) -> bool:
         """Tell if rows are moved by packs, and memory rather than arithmetic bounds the product."""
         k, n = self.depth, self.columns

@@ -11,9 +11,9 @@ from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, SMALL, START, Byte
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Launch, ceil_div
-from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index, stride_along, strides_from
+from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index, strides_from
 from fusec.gpu.kernels.convolution.product_step import ProductStep
-from fusec.ir import DType, TensorType, Value
+from fusec.ir import DType, Value
 from fusec.schedule.program import inputs_of
 
 ROWS, WARPS = 16, BLOCK // 32
@@ -125,7 +125,7 @@ class BytesSource:
     def _rows_read(self, cuda: CudaTemplate, image: str) -> Iterator[str]:
         """Load a thread's part of two rows of the first operand."""
         step, value = self.step, self.step.product.operands[0]
-        linear = all(size == 1 for size in step.steps) and self._is_linear([value.type])
+        linear = all(size == 1 for size in step.steps) and step.is_linear([value.type])
         space = self._space("row", "k", linear, step.steps)
         for n in range(2):
             yield from cuda(
@@ -172,29 +172,10 @@ class BytesSource:
     @cached_property
     def is_linear(self) -> bool:
         """Tell if the number of a row is enough to find it in all that the epilogue reads and writes."""
-        return self._is_linear([v.type for v in (*inputs_of(self.step.epilogue), *self.outputs)], self.step.y)
-
-    def _is_linear(self, types: Sequence[TensorType], y: TensorType | None = None) -> bool:
-        along, (*_, inner) = self.step.along, self._row_dims
-        for type in types:
-            full = type if y is None else y
-            if y is not None and all(stride_along(type, y.rank, d) == 0 for d in range(y.rank) if d != along):
-                continue
-            if type.shape != full.shape or type.strides[along] != 1 or type.shape[inner] == 1:
-                return False
-            size = type.shape[along]
-            for d in reversed(self._row_dims):
-                if type.shape[d] != 1 and type.strides[d] != size:
-                    return False
-                size *= type.shape[d]
-        return True
-
-    @property
-    def _row_dims(self) -> list[int]:
-        return [d for d in range(self.step.y.rank) if d != self.step.along]
+        return self.step.is_linear([v.type for v in (*inputs_of(self.step.epilogue), *self.outputs)], self.step.y)
 
     def _split(self, row: str) -> list[str]:
-        return split_index(row, [(f"{row}_{d}", self.step.y.shape[d]) for d in self._row_dims])
+        return split_index(row, [(f"{row}_{d}", self.step.y.shape[d]) for d in self.step.row_dims])
 
     def _space(self, row: str, index: str, linear: bool, steps: Sequence[int] = ()) -> Space:
         """Return the space of a thread's neighbours in a row: of the result, or with `steps` of the first operand."""
@@ -204,7 +185,7 @@ class BytesSource:
             if d == step.along:
                 names.append(index)
             elif linear:
-                names.append(row if d == self._row_dims[-1] else None)
+                names.append(row if d == step.inner else None)
             else:
                 names.append(f"({row}_{d} * {steps[d]}u)" if steps and steps[d] != 1 else f"{row}_{d}")
         return Space((step.x if steps else step.y).shape, tuple(names), step.along, self.own)

@@ -176,6 +176,15 @@ def thin_product(b: RandomGraph) -> None:
         epilogue(b, y, 2)
 
 
+def dense_bytes(b: RandomGraph) -> None:
+    """Draw a product of 64 to 128 rows of 8-bit integers, with pointwise ops after it."""
+    b.dtype = _half(b)
+    rows = b.pick([(64,), (2, 50), (128,)])
+    y = b.add(MatMul(), b.input(TensorType((*rows, 128), DType.I8)), b.constant((128, 128), DType.I8))
+    y = b.pointwise("mul", b.add(Cast(DType.F32), y), b.constant((), DType.F32, "positive"))
+    b.add(Cast(b.dtype), epilogue(b, y, 2))
+
+
 def few_channels(b: RandomGraph) -> None:
     """Draw a convolution of an image of four channels, of which the last can be padding."""
     b.dtype = _half(b)
@@ -378,6 +387,7 @@ KERNELS: Mapping[str, Draw] = {
             squeeze_excite,
             split_k,
             thin_product,
+            dense_bytes,
             few_rows,
             few_channels,
             few_filters,

@@ -1,0 +1,1 @@
+"""Generate products of matrices whose operands some warps copy while others multiply."""
