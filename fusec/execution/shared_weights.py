@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable
 
-from fusec.ir import Array, Constant, Graph, Literal, TensorType
+from fusec.ir import Array, Constant, Graph, Literal, TensorType, digest_all
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -31,15 +31,15 @@ class SharedWeights:
 
         A constant that was derived in the same way from the same data is recognised by its key, without being loaded.
         """
-        for node in graph.nodes:
-            if isinstance(node.op, Constant):
-                literal = node.op.literal
-                held = self._by_key.get((literal.key, literal.label))
-                if held is None:
-                    held = self._literals.setdefault((literal.digest, literal.label), literal)
-                    self._by_key[literal.key, literal.label] = held
-                if held is not literal:
-                    graph.set_op(node, Constant(held))
+        constants = [(node, node.op.literal) for node in graph.nodes if isinstance(node.op, Constant)]
+        digest_all(literal for _, literal in constants if (literal.key, literal.label) not in self._by_key)
+        for node, literal in constants:
+            held = self._by_key.get((literal.key, literal.label))
+            if held is None:
+                held = self._literals.setdefault((literal.digest, literal.label), literal)
+                self._by_key[literal.key, literal.label] = held
+            if held is not literal:
+                graph.set_op(node, Constant(held))
 
     def is_prepared(self, literal: Literal, order: Layout) -> bool:
         """Tell if a program has a literal in a layout on the device, by its key and without loading it."""

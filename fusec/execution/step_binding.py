@@ -11,7 +11,7 @@ import numpy as np
 from fusec.errors import ExecutionError
 from fusec.execution.backend import Backend
 from fusec.execution.shared_weights import Layout, SharedWeights, layout
-from fusec.ir import Array, Literal, Node, TensorType, Value
+from fusec.ir import Array, DType, Literal, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
 from fusec.lowering.packing import pack, stored_dtype, to_codes, unpack
 from fusec.ops import Concat, Scatter
@@ -44,7 +44,8 @@ class Constants:
 
             def packed() -> Array:
                 if stored_dtype(self._xp, type.dtype) != type.dtype.numpy:
-                    return self._xp.asarray(to_codes(pack(np, literal.array, type), type.dtype))
+                    codes = to_codes(pack(np, literal.array, type), type.dtype)
+                    return self._pack(codes, TensorType(codes.shape, DType.U8))
                 return self._pack(literal.array, type)
 
             array = packed() if self._shared is None else self._shared.prepared(literal, layout(type), packed)

@@ -18,7 +18,7 @@ from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.measure.device_distance import TYPES, device_norms
 from fusec.ir import HALVES, Array, DType, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnTensor
-from fusec.lowering.packing import from_codes, pack, to_codes
+from fusec.lowering.packing import code_bytes, from_codes, pack, to_codes
 from fusec.lowering.simulator import extent
 from fusec.ops import Cast
 
@@ -66,6 +66,14 @@ def _numbers(dtype: DType, gain: int = 0, below: int = 9) -> np.ndarray[Any, Any
     else:
         drawn = (rng.standard_normal(PERIOD, np.float32) * np.float32(2.0**-gain)).astype(dtype.numpy)
     return np.concatenate([drawn, drawn]).view(np.uint8)
+
+
+@cache
+def _codes(dtype: DType) -> np.ndarray[Any, Any]:
+    """Draw PERIOD bytes of numbers from 0 to 2 of a narrow type, twice in a row. Elements below 8 bits share bytes."""
+    drawn = np.random.default_rng(7).integers(0, 3, PERIOD * 8 // dtype.bits).astype(np.float32)
+    codes = to_codes(Cast(dtype).reference(np, drawn)[0], dtype)
+    return np.concatenate([codes, codes])
 
 
 def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]) -> float:
@@ -120,10 +128,9 @@ def kernels_apart(got: Mapping[Value, Array], want: Mapping[Value, Array]) -> fl
 def random_array(type: TensorType) -> Array:
     """Draw the flat buffer of a value: normal numbers, zeros and ones, or small integers of 8 bits."""
     size = max(type.span, 1)
-    if type.dtype.is_narrow and type.dtype is not DType.I8:
-        drawn = np.random.default_rng(7).integers(0, 3, size).astype(np.float32)
-        return cupy.asarray(to_codes(Cast(type.dtype).reference(np, drawn)[0], type.dtype))
     start = int(_STARTS.integers(PERIOD))  # arrays differ
+    if type.dtype.is_narrow and type.dtype is not DType.I8:
+        return _repeated(_codes(type.dtype), 1, start, code_bytes(size, type.dtype))
     raw = _repeated(_numbers(type.dtype, below=2), type.dtype.numpy.itemsize, start, size)
     return raw.view(np.uint16 if type.dtype is DType.BF16 else type.dtype.numpy)
 
