@@ -393,7 +393,7 @@ class Machine:
 
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
-    from fusec.gpu import backend, device_arrays, host_buffers, nvrtc, warm_up
+    from fusec.gpu import backend, device_arrays, frontend_plans, host_buffers, nvrtc, warm_up
     from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
@@ -417,7 +417,8 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     patch(cubins, "compiled", machine.compile_elsewhere)
     patch(launch, "driver", lambda: None)  # launches run one after the other
     patch(timer, "Gate", Gate)
-    patch(plan_bench, "emit", machine.emit)
+    patch(frontend_plans, "cudnn", cudnn)
+    patch(frontend_plans, "emit", machine.emit)
     patch(plan_bench, "revive", machine.revive)
     patch(backend.CudnnBackend, "xp", cupy)
     patch(algorithms, "version", lambda: "")
