@@ -27,6 +27,6 @@ def each_part(act: Callable[[int], None], starts: Sequence[int], nbytes: int) ->
         for start in starts:
             quietly(start)
         return
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS)) as pool:
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _THREADS)) as pool:
         for _ in pool.map(quietly, starts):
             pass

@@ -397,7 +397,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
-    from fusec.gpu.launch import cubin_function, cubins, cuda_graph, reorder, stream_calls, workspace
+    from fusec.gpu.launch import cubin_function, cubins, cuda_graph, device_constants, reorder, stream_calls, workspace
     from fusec.gpu.launch import kernel_launcher as launch
     from fusec.gpu.measure import device_distance, random_inputs, timer
 
@@ -405,7 +405,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     patch(Array, "machine", machine)
     for module in (stream_calls, cuda_graph, device_arrays, host_buffers, launch, lone_matmul, random_inputs, timer):
         patch(module, "cupy", cupy)
-    for module in (nvrtc, device_distance, reorder):
+    for module in (nvrtc, device_distance, device_constants, reorder):
         patch(module, "cupy", cupy)
     for module in (backend, plan_bench, tuning_environment, workspace):
         patch(module, "cupy", cupy)

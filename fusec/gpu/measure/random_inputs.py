@@ -85,16 +85,20 @@ def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]
 
 
 class RandomInputs:
-    """Memory for the variants of a kernel: random inputs, drawn once, and the kernel's constants."""
+    """Memory for the variants of a kernel: random inputs, drawn once, and the kernel's constants.
 
-    def __init__(self) -> None:
+    packed: copies a constant to the device in the layout of a type; default: packs it on the host
+    """
+
+    def __init__(self, packed: Callable[[np.ndarray[Any, Any], TensorType], Array] | None = None) -> None:
+        self._packed = packed or _constant
         self._held: dict[tuple[Value, TensorType], Array] = {}
 
     def memory(self, value: Value, type: TensorType) -> Array:
         """Return the flat buffer of a value; constants are stored in the layout of the type."""
         if (value, type) not in self._held:
             literal = value.literal
-            self._held[value, type] = random_array(type) if literal is None else _constant(literal.array, type)
+            self._held[value, type] = random_array(type) if literal is None else self._packed(literal.array, type)
         return self._held[value, type]
 
     def results(self, kernel: Kernel, run: Callable[[], None]) -> dict[Value, Array]:
