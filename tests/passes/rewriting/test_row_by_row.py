@@ -69,11 +69,11 @@ def test_dequantised_weights_take_no_memory_in_between(
     assert {shape[0] for shape in parts} == {3, 1}, "three rows at a time, and the last one"
 
 
-@pytest.mark.parametrize("shape", [(6, 6), (6,), (1, 6), (1,), ()])
+@pytest.mark.parametrize("shape", [(12, 12), (12,), (1, 12), (1,), ()])
 def test_operands_are_broadcast_as_a_whole(shape: tuple[int, ...], rng: np.random.Generator) -> None:
     """Neither a vector as long as there are rows nor a single row has rows of its own."""
     literal, want = folded(
-        [rng.standard_normal((6, 6)).astype(np.float32), rng.standard_normal(shape).astype(np.float32)],
+        [rng.standard_normal((12, 12)).astype(np.float32), rng.standard_normal(shape).astype(np.float32)],
         [(pw("mul"), [0, 1]), (pw("exp"), [2])],
     )
     np.testing.assert_array_equal(literal.array, want)
