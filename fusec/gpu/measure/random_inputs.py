@@ -39,14 +39,17 @@ def random_data(tensor: CudnnTensor) -> Array:
 
 
 def _repeated(numbers: np.ndarray[Any, Any], width: int, start: int, size: int) -> Array:
-    """Copy `size` numbers of `width` bytes to the device, from place `start` on, again and again; return the bytes."""
+    """Copy `size` numbers of `width` bytes to the device, from place `start` on, and repeat them; return the bytes."""
     some = cupy.asarray(numbers[width * start : width * (start + min(size, PERIOD))])
     if size <= PERIOD:
         return some
     data = cupy.empty(width * size, cupy.uint8)
-    for place in range(0, width * size, some.size):
-        part = data[place : place + some.size]
-        part[...] = some[: part.size]
+    data[: some.size] = some
+    done = some.size
+    while done < data.size:  # few copies, because each waits for other threads that load weights
+        part = data[done : 2 * done]
+        part[...] = data[: part.size]
+        done += part.size
     return data
 
 
