@@ -44,7 +44,9 @@ def start_workers(
     oracle: Oracle | None = None,
     family: ShapeFamily | None = None,
 ) -> CudnnWorkers:
-    """Return the caller's workers, or new ones; none if a shape family has its own, or cuDNN is not installed.
+    """Return the workers of the caller or of a shape family, or new ones; none if cuDNN is not installed.
+
+    A family that transfers plans has its own way to use workers, and kernels for all shapes exist in this process only.
 
     on_gpu: the GPU of the target is there, and will run the program.
     oracle: the workers of the caller.
@@ -55,12 +57,16 @@ def start_workers(
         if oracle.target != target:
             raise FusecError(f"the oracle asks about {oracle.target.name}, not about {target.name}")
         return CudnnWorkers(oracle, borrowed=True)
-    if family is not None or deviceless.is_absent():
+    if deviceless.is_absent() or (family is not None and (family.transfers or family.share_kernels)):
         return CudnnWorkers()
+    if family is not None and family.workers is not None:
+        return CudnnWorkers(family.workers)
     # On a GPU the plans that are built to judge graphs are the plans to run.
     oracle = Oracle(target, device=on_gpu, hand_over=on_gpu, reuse_builds=not on_gpu, plan_filter=plan_filter)
     if on_gpu:  # where plans are built in them later, too
         oracle.start_if_new()
+    if family is not None:
+        family.workers = oracle
     return CudnnWorkers(oracle)
 
 

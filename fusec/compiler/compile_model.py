@@ -33,6 +33,7 @@ from fusec.passes.base import FASTEST, ROUND_ACTIVATIONS
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.segments.executable import AnyExecutable
 from fusec.system import compile_timer
+from fusec.system.garbage import seldom_collected
 from fusec.targets.target import CPU
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ class Shared:
 
 
 def _timed(function: Callable[P, E]) -> Callable[P, E]:
-    """Record compile time by stage on the returned Executable."""
+    """Record compile time by stage on the returned Executable. Meanwhile garbage is collected more seldom."""
 
     @functools.wraps(function)
     def timed(*args: P.args, **kwargs: P.kwargs) -> E:
-        with compile_timer.opened("the rest") as spent:
+        with seldom_collected(), compile_timer.opened("the rest") as spent:
             executable = function(*args, **kwargs)
         executable.spent = spent
         return executable

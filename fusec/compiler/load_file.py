@@ -18,6 +18,7 @@ from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.gpu.cudnn.deviceless import load_cudnn
 from fusec.runtime import Executable
+from fusec.system.garbage import seldom_collected
 
 
 def load(
@@ -27,9 +28,10 @@ def load(
 
     Parameters as in `fusec.dynamic_shapes.saved_shapes.load`.
     """
-    with nullcontext() if simulate else device.woken(target):
-        artifact = load_artifact(path, target, simulate)
-    return executable_of(artifact, tune, simulate)
+    with seldom_collected():
+        with nullcontext() if simulate else device.woken(target):
+            artifact = load_artifact(path, target, simulate)
+        return executable_of(artifact, tune, simulate)
 
 
 def executable_of(

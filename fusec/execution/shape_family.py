@@ -36,6 +36,7 @@ class ShapeFamily:
 
     weights: constants, each stored once.
     judge: decides what fuses; the first program sets it.
+    workers: ask cuDNN and build plans, where plans are not transferred; the first program sets them.
     share_kernels: use kernels that cuDNN compiles once for all shapes.
     first_plans: take cuDNN's first plan of each graph. The workers return the plans that they build as an answer.
     transfers: reuse plans and choices of one input shape for another.
@@ -44,6 +45,7 @@ class ShapeFamily:
 
     weights: SharedWeights = field(default_factory=SharedWeights)
     judge: Judge | None = None
+    workers: Oracle | None = None
     share_kernels: bool = False
     first_plans: bool = False
     transfers: bool = False

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
-
-import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.execution.backend import Backend
 from fusec.execution.shared_weights import Layout, SharedWeights, layout
 from fusec.ir import Array, Literal, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
-from fusec.lowering.packing import pack, stored_dtype, to_codes, unpack
+from fusec.lowering.packing import pack, stored_dtype, unpack
 from fusec.ops import Concat, Scatter
 from fusec.reference import evaluate_node
 from fusec.schedule.aliasing import view_offset
@@ -41,15 +40,13 @@ class Constants:
         key = (id(literal), layout(type))
         array = self.arrays.get(key)
         if array is None:
-
-            def packed() -> Array:
-                if stored_dtype(self._xp, type.dtype) != type.dtype.numpy:
-                    return self._xp.asarray(to_codes(pack(np, literal.array, type), type.dtype))
-                return self._pack(literal.array, type)
-
-            array = packed() if self._shared is None else self._shared.prepared(literal, layout(type), packed)
+            make = partial(self._packed, literal, type)
+            array = make() if self._shared is None else self._shared.prepared(literal, layout(type), make)
             self.arrays[key] = array
         return array
+
+    def _packed(self, literal: Literal, type: TensorType) -> Array:
+        return self._pack(literal.array, type)
 
     @property
     def nbytes(self) -> int:

@@ -180,7 +180,11 @@ class CudnnBackend:
             self.run_once(inputs, runs)
 
         self.descent = trial.descend(seconds, rehearse)
-        return [] if self.descent is None else trial.adopt(self.descent.options)
+        if self.descent is None:
+            return []
+        changed = trial.adopt(self.descent.options)
+        self._launcher.store_cubins(each for each in found if isinstance(each, kernels.Kernel))
+        return changed
 
     def run_once(self, inputs: Sequence[tuple[Array, TensorType]], runs: Sequence[Callable[[], None]]) -> None:
         """Run steps one by one, as in a first call, over random inputs, whose memory is given."""

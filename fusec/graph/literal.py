@@ -152,5 +152,5 @@ def digest_all(literals: Iterable[Literal]) -> None:
 
 def _on_all_cores(act: Callable[[Literal], T], literals: Iterable[Literal]) -> list[T]:
     wanted = sorted(dict.fromkeys(literals), key=lambda literal: -literal.type.nbytes)
-    with ThreadPoolExecutor(max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
+    with ThreadPoolExecutor(max(1, min(len(wanted), len(os.sched_getaffinity(0))))) as pool:
         return list(pool.map(act, wanted))

@@ -73,6 +73,11 @@ def plan_memory(
     return MemoryPlan(at, height, bound, tuple(lives))
 
 
+def live_bytes(program: Program) -> int:
+    """Return the most memory that is alive during one step, without a search for places."""
+    return _live_bytes(_lives(program, located(program)), len(program.steps))
+
+
 _ORDERS: tuple[Callable[[Life], tuple[int, ...]], ...] = (
     lambda life: (-life.nbytes, life.first),
     lambda life: (-life.nbytes * (life.last - life.first + 1), life.first),

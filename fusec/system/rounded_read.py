@@ -26,7 +26,7 @@ def read_rounded(data: ByteRanges, offset: int, count: int, own: np.dtype[Any], 
     """
     made = np.empty(count, dtype)
     each = PART_BYTES // own.itemsize
-    threads = min(os.cpu_count() or 1, MOST_THREADS) if count * own.itemsize >= PARALLEL_BYTES else 1
+    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS) if count * own.itemsize >= PARALLEL_BYTES else 1
 
     def every(first: int) -> None:
         room = np.empty(min(each, count), own)

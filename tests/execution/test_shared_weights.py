@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 
 from fusec.execution.shared_weights import SharedWeights, layout
 from fusec.execution.step_binding import Constants
-from fusec.ir import DType, Literal, TensorType
+from fusec.ir import Constant, DType, Graph, Literal, TensorType
 
 
 def test_an_array_is_prepared_once_for_each_memory_order() -> None:
@@ -39,3 +41,49 @@ def test_dims_in_pieces_are_another_array() -> None:
     np.testing.assert_array_equal(turned, array.reshape(4, 2, 3).transpose(1, 0, 2).reshape(-1))
     np.testing.assert_array_equal(tiles, array.reshape(2, 2, 6).transpose(1, 0, 2).reshape(-1))
     assert len(constants.arrays) == 3
+
+
+def test_derived_constants_are_shared_by_key_without_being_loaded() -> None:
+    """Those that are derived from something else than shared constants are compared by content."""
+    loaded: list[str] = []
+
+    def program(source: Literal, hidden: Literal) -> tuple[Graph, list[Literal]]:
+        graph = Graph()
+
+        def derived(name: str, key: Hashable, factor: float) -> Literal:
+            def load() -> np.ndarray[Any, Any]:
+                loaded.append(name)
+                return source.array * np.float32(factor)
+
+            return Literal(source.type, load, name, key)
+
+        type = source.type
+        literals = [
+            source,
+            derived("twice", ("twice", type, source.key), 2),
+            derived("four times", ("twice", type, ("twice", type, source.key)), 4),
+            derived("unknown", ("hidden", type, ("also", hidden.key)), 3),
+        ]
+        for literal in literals:
+            graph.add(Constant(literal), name=literal.label)
+        return graph, literals
+
+    weights, array = SharedWeights(), np.arange(6, dtype=np.float32)
+    held: list[list[Literal]] = []
+    for _ in range(2):
+        source = Literal.of(array, "w")
+        first = Graph()
+        node = first.add(Constant(source), name="w").node
+        weights.share(first)
+        assert node is not None
+        assert isinstance(node.op, Constant)
+        graph, literals = program(node.op.literal, Literal.of(array, "hidden"))
+        weights.share(graph)
+        held.append([n.op.literal for n in graph.nodes if isinstance(n.op, Constant)])
+        held[-1] += [source, *literals]
+    assert all(one is other for one, other in zip(held[0][:4], held[1][:4], strict=True))
+    assert loaded == ["unknown", "unknown"]
+    place = layout(TensorType((6,), DType.F32))
+    twice = weights.prepared(held[0][1], place, lambda: 2 * array)
+    assert weights.prepared(held[1][1], place, lambda: 2 * array) is twice
+    assert loaded == ["unknown", "unknown"]

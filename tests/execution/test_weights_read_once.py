@@ -19,6 +19,7 @@ from fusec.passes.partition import partition
 from fusec.plans.verdict import Plan
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.system.byte_ranges import MemoryRanges
+from fusec.system.rounded_read import PART_BYTES
 from fusec.targets.target import load as load_target
 
 
@@ -91,3 +92,28 @@ def test_of_a_chain_of_derived_weights_the_last_is_kept(
     assert held
     assert all(literal._array is None for literal in held), "only the filters are kept"
     assert np.array_equal(held[0].array, weight.T.astype(held[0].array.dtype)), "it can be asked for later"
+
+
+def test_a_transposed_weight_is_rounded_as_it_is_read(reads: list[int], rng: np.random.Generator) -> None:
+    """Its numbers are never in memory in fp32, which for a large weight takes longer than to read them."""
+    weight = rng.standard_normal((1024, 768)).astype(np.float32)
+    net = compiled(model([helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)], [8, 768], weight), "fp16")
+    executable, x = Executable(net, SimulatorBackend()), rng.standard_normal((8, 768)).astype(np.float32)
+    got = executable(x)
+    assert len(reads) == -(-weight.nbytes // PART_BYTES) > 1
+    assert max(reads) <= PART_BYTES
+    want = x.astype(np.float16).astype(np.float64) @ weight.T.astype(np.float16).astype(np.float64)
+    assert np.linalg.norm(got - want) <= 1e-3 * np.linalg.norm(want)
+    (held,) = (v.literal for v in net.graph.values() if v.literal is not None and v.literal.type.rank == 2)
+    assert held.array.flags.c_contiguous
+    assert np.array_equal(held.array, weight.T.astype(np.float16))
+
+
+def test_a_transposed_weight_beyond_the_range_becomes_the_largest_number(rng: np.random.Generator) -> None:
+    weight = rng.standard_normal((256, 192)).astype(np.float32)
+    weight[5, 7] = -1e20
+    net = compiled(model([helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)], [8, 192], weight), "fp16")
+    (held,) = (v.literal for v in net.graph.values() if v.literal is not None and v.literal.type.rank == 2)
+    with pytest.warns(UserWarning, match="1 of 49152 elements are out of f16's range"):
+        array = held.array
+    assert array[7, 5] == np.finfo(np.float16).min

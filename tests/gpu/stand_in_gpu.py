@@ -393,11 +393,11 @@ class Machine:
 
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
-    from fusec.gpu import backend, device_arrays, host_buffers, nvrtc, warm_up
+    from fusec.gpu import backend, device_arrays, frontend_plans, host_buffers, nvrtc, warm_up
     from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
-    from fusec.gpu.launch import cubin_function, cubins, cuda_graph, reorder, stream_calls, workspace
+    from fusec.gpu.launch import cubin_function, cubins, cuda_graph, device_constants, reorder, stream_calls, workspace
     from fusec.gpu.launch import kernel_launcher as launch
     from fusec.gpu.measure import device_distance, random_inputs, timer
 
@@ -405,7 +405,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     patch(Array, "machine", machine)
     for module in (stream_calls, cuda_graph, device_arrays, host_buffers, launch, lone_matmul, random_inputs, timer):
         patch(module, "cupy", cupy)
-    for module in (nvrtc, device_distance, reorder):
+    for module in (nvrtc, device_distance, device_constants, reorder):
         patch(module, "cupy", cupy)
     for module in (backend, plan_bench, tuning_environment, workspace):
         patch(module, "cupy", cupy)
@@ -417,7 +417,8 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     patch(cubins, "compiled", machine.compile_elsewhere)
     patch(launch, "driver", lambda: None)  # launches run one after the other
     patch(timer, "Gate", Gate)
-    patch(plan_bench, "emit", machine.emit)
+    patch(frontend_plans, "cudnn", cudnn)
+    patch(frontend_plans, "emit", machine.emit)
     patch(plan_bench, "revive", machine.revive)
     patch(backend.CudnnBackend, "xp", cupy)
     patch(algorithms, "version", lambda: "")

@@ -22,8 +22,11 @@ from lowering.lowers_judge import LowersJudge
 
 from fusec.errors import CheckError, ExecutionError
 from fusec.execution.compilation import Compiled
+from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.autotune.tuning_cache import KnownChoices
+from fusec.gpu.cudnn.judges import CudnnJudge
 from fusec.ir import DType, TensorType
+from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import pack, unpack
 from fusec.ops import BatchNormTrain, Concat, Conv, pw
 from fusec.passes import PIPELINE
@@ -33,6 +36,7 @@ from fusec.passes.partition.concat_in_place import concat_in_place
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Entry
+from fusec.plans.verdict import Plan
 from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.schedule.program import Kind
@@ -750,7 +754,7 @@ def test_a_program_with_only_nondeterministic_plans_is_an_error(machine: Machine
 class Workers:
     """An oracle whose processes many models share; it says who ended them."""
 
-    target, workers = load("h200"), 1
+    target, workers, plan_filter = load("h200"), 1, PlanFilter()
 
     def __init__(self) -> None:
         self.built: dict[str, Any] = {}
@@ -758,6 +762,12 @@ class Workers:
 
     def start_if_new(self) -> None:
         pass
+
+    def plans(self, graph: CudnnGraph) -> tuple[Plan, ...]:
+        return ()
+
+    def assumed_from(self, graph: CudnnGraph) -> CudnnGraph | None:
+        return None
 
     def close(self) -> None:
         self.closed.append(threading.current_thread().name)
@@ -778,3 +788,25 @@ def test_workers_end_with_the_model_unless_they_are_shared(
         thread.join()
     assert crew.closed == ([] if shared else ["fusec-end-builders"])
     check(net, 0)
+
+
+@pytest.mark.parametrize("own", [{}, {"transfers": True}, {"share_kernels": True}], ids=["", "transfers", "kernels"])
+def test_programs_that_share_weights_share_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, bool]
+) -> None:
+    """Unless plans of other shapes or kernels of this process take the place of what workers build."""
+    from fusec.compiler import choose_judge
+
+    made: list[Workers] = []
+    monkeypatch.setattr(choose_judge, "Oracle", lambda *_, **__: made.append(Workers()) or made[-1])
+    family, plans = ShapeFamily(**own), PlanFilter()
+    found = [choose_judge.start_workers(load("h200"), True, plans, family=family) for _ in range(2)]
+    if own:
+        assert [each.oracle for each in found] == [None, None]
+        return
+    assert len(made) == 1
+    assert all(each.oracle is made[0] and each.builders(plans) is not None for each in found)
+    judge = choose_judge.choose_judge(load("h200"), Options(), found[0].oracle, family)
+    assert isinstance(judge, CudnnJudge)
+    assert judge.oracle is made[0]
+    assert choose_judge.choose_judge(load("h200"), Options(), found[1].oracle, family) is judge

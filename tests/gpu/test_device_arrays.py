@@ -15,7 +15,8 @@ pytest.importorskip("cudnn")
 @pytest.mark.parametrize("copied", ["large", "small", "transposed"])
 def test_arrays_of_the_host_come_to_the_device_as_they_are(machine: Machine, dtype: type, copied: str) -> None:
     """Large ones are copied directly, because CuPy would allocate as much pinned memory."""
-    from fusec.gpu.device_arrays import LARGE_BYTES, DeviceArrays
+    from fusec.gpu.device_arrays import DeviceArrays
+    from fusec.gpu.launch.device_constants import LARGE_BYTES
 
     rows = LARGE_BYTES // 64 if copied != "small" else 4
     array = np.random.default_rng(0).standard_normal((rows, 64)).astype(dtype)

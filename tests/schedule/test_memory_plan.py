@@ -12,7 +12,7 @@ from test_runtime import executable
 
 from fusec.ir import DType, Graph, TensorType
 from fusec.ops import pw
-from fusec.schedule.memory_plan import ALIGNMENT_BYTES, Life, _live_bytes, _place, plan_memory
+from fusec.schedule.memory_plan import ALIGNMENT_BYTES, Life, _live_bytes, _place, live_bytes, plan_memory
 
 LIVES = st.lists(st.tuples(st.integers(0, 5000), st.integers(-1, 20), st.integers(0, 6)), min_size=1, max_size=30)
 
@@ -64,8 +64,9 @@ def test_a_chain_needs_two_slots() -> None:
     graph.set_outputs([x], ["y"])
     from fusec.text import parse
 
-    plan = executable(str(parse(str(graph)))).memory
-    assert plan.nbytes == plan.live_bytes == 2 * 4 * 1024 * 1024
+    net = executable(str(parse(str(graph))))
+    assert net.memory.nbytes == net.memory.live_bytes == 2 * 4 * 1024 * 1024
+    assert live_bytes(net.compiled.program) == net.memory.live_bytes
 
 
 @pytest.mark.parametrize("seed", range(3))

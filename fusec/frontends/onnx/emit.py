@@ -6,7 +6,7 @@ All shapes are concrete, so computations of shapes become constants here.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -196,10 +196,13 @@ class Emitter:
         scalar = element.reshape(())
         return self.computed(type, lambda: np.broadcast_to(scalar, type.shape))
 
-    def computed(self, type: TensorType, load: Callable[[], Array]) -> Value:
-        """Make a constant that is computed at its first read. Its size is checked before it takes memory."""
+    def computed(self, type: TensorType, load: Callable[[], Array], key: Hashable | None = None) -> Value:
+        """Make a constant that is computed at its first read. Its size is checked before it takes memory.
+
+        key: equal for constants that are computed in the same way from the same data; default: a unique key
+        """
         require_constant(type)
-        return self.literal(Literal(type, load))
+        return self.literal(Literal(type, load, key=key))
 
     def indexed(self, shape: Sequence[int], values: Callable[[Array], Any], dtype: DType = DType.I64) -> Value:
         """Make a constant whose elements are `values` of their row-major indices from 0 on."""

@@ -15,9 +15,9 @@ from fusec.gpu.autotune.ranked_plans import Offer
 from fusec.gpu.cublaslt.algorithms import Blas, BlasPlan, is_algorithm
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.built_plan import BuiltPlan, revive
-from fusec.gpu.cudnn.emit import emit
-from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, identity_of
-from fusec.gpu.cudnn.plan_list import DECLINED, compiles_slowly, exclude_notes, modes_of
+from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES
+from fusec.gpu.cudnn.plan_list import DECLINED, compiles_slowly
+from fusec.gpu.frontend_plans import FrontendPlans
 from fusec.gpu.measure.random_inputs import distance, poison, random_data
 from fusec.gpu.measure.timer import Stopwatch, device_failure
 from fusec.ir import Array
@@ -80,8 +80,7 @@ class GpuPlanBench:
         self._quarantine = quarantine or Quarantine()
         self._footprint_bytes = footprint_bytes
         self._graph: CudnnGraph | None = None
-        self._pygraphs: dict[str, Any] = {}  # by graph key; an offer's place is an index into the plans of this object
-        self._named: dict[str, Any] = {}  # by graph key; with the plans that `named` created
+        self._frontend = FrontendPlans(context.handle, context.kernel_cache, context.plan_filter, context.build_pool)
         self._data: dict[int, Array] = {}
         self._reference: dict[CudnnTensor, Array] | None = None
 
@@ -91,11 +90,9 @@ class GpuPlanBench:
 
         Raises ExecutionError if there is none.
         """
-        note, pygraph = cudnn.behavior_note.RUNTIME_COMPILATION, self._asked(graph)
         offers: list[Offer] = []
         wrong = "it offers no plan"
-        for place in range(pygraph.get_execution_plan_count()):
-            choice = Choice(*identity_of(pygraph, place))
+        for place, (choice, precompiled) in enumerate(self._frontend.plans(graph)):
             reason = (
                 wrong_plan(graph, choice.engine, dict(choice.knobs))
                 or self._context.plan_filter.reason(choice.engine)
@@ -104,7 +101,6 @@ class GpuPlanBench:
             if reason is not None or choice.engine >= PYTHON_ENGINES:
                 wrong = reason or wrong
                 continue
-            precompiled = note not in pygraph.get_behavior_notes_for_plan_at_index(place)
             offers.append(Offer(place, choice, precompiled, compiles_slowly(graph, choice.engine)))
         others = [] if self._blas is None else self._blas.offers(graph)
         reason = self._context.plan_filter.reason
@@ -121,11 +117,7 @@ class GpuPlanBench:
 
         Plans that cuDNN refuses or the filter leaves out are not among them.
         """
-        note, offers = cudnn.behavior_note.RUNTIME_COMPILATION, list[Offer]()
-        try:
-            pygraph = self._operation_graph(graph, None)
-        except ExecutionError:
-            return ()
+        offers: list[Offer] = []
         for choice in choices:
             if choice.engine == BLAS:
                 offers.append(Offer(0, choice, True))
@@ -133,14 +125,12 @@ class GpuPlanBench:
                 wrong_plan(graph, choice.engine, dict(choice.knobs)) or self._context.plan_filter.reason(choice.engine)
             ):
                 try:
-                    pygraph.create_execution_plan(choice.engine, {cudnn.knob_type(k): v for k, v in choice.knobs})
+                    _, place = self._frontend.create(graph, choice)
+                except ExecutionError:  # cuDNN declines the graph
+                    return ()
                 except DECLINED:  # also where the frontend does not know a knob of cuDNN
                     continue
-                place = pygraph.get_execution_plan_count() - 1
-                notes = pygraph.get_behavior_notes_for_plan_at_index(place)
-                offers.append(Offer(place, choice, note not in notes, named=True))
-        exclude_notes(pygraph, graph, self._context.plan_filter.deterministic)
-        self._named[graph.key] = pygraph
+                offers.append(Offer(place, choice, self._frontend.is_precompiled(graph, place)))
         return offers
 
     def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
@@ -158,20 +148,22 @@ class GpuPlanBench:
         )
         if blob is not None:
             return self.revive(graph, blob)
-        pygraph = self._named[graph.key] if offer.named else self._asked(graph)
+        pygraph, place = self._frontend.find(graph, offer.choice)
         try:
-            pygraph.build_plan_at_index(offer.place)
+            pygraph.build_plan_at_index(place)
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
             raise ExecutionError(str(error)) from error
-        workspace_bytes = int(pygraph.get_workspace_size_plan_at_index(offer.place))
+        workspace_bytes = int(pygraph.get_workspace_size_plan_at_index(place))
         self._require_workspace(workspace_bytes)
-        return BuiltPlan(pygraph, offer.place, workspace_bytes, _scalars(graph))
+        return BuiltPlan(pygraph, place, workspace_bytes, _scalars(graph))
 
     def _require_workspace(self, workspace_bytes: int) -> None:
         """Raise ExecutionError for a workspace that exceeds the caller's limit, or the free memory."""
         limit = self._context.plan_filter.workspace_limit
         if limit is not None and workspace_bytes > limit:
             raise ExecutionError(f"a workspace of {workspace_bytes} bytes, workspace_limit is {limit}")
+        if not workspace_bytes:
+            return  # asking for the free memory takes long while other processes create contexts
         free, _ = cupy.cuda.runtime.memGetInfo()
         free += cupy.get_default_memory_pool().free_bytes()
         if workspace_bytes > max(free - SPARE_BYTES, 0):
@@ -236,40 +228,6 @@ class GpuPlanBench:
             self._data = {t.uid: random_data(t) for t in (*graph.inputs, *graph.outputs)}
         self._graph = graph
 
-    def _asked(self, graph: CudnnGraph) -> Any:
-        """Return the frontend graph with cuDNN's list of plans."""
-        if graph.key not in self._pygraphs:
-            self._pygraphs[graph.key] = self._planned(graph)
-        return self._pygraphs[graph.key]
-
-    def _planned(self, graph: CudnnGraph) -> Any:
-        pygraph = self._plan(graph, None)
-        if self._context.kernel_cache is None or _has_precompiled(pygraph):
-            return pygraph
-        try:
-            return self._plan(graph, self._context.kernel_cache)
-        except ExecutionError:  # cuDNN 9.19 has no engine for pointwise graphs of all sizes
-            return pygraph
-
-    def _operation_graph(self, graph: CudnnGraph, kernel_cache: Any) -> Any:
-        """Return the frontend graph with its operation graph built."""
-        pygraph = emit(graph, handle=self._handle, kernels=kernel_cache)
-        try:
-            pygraph.validate()
-            pygraph.build_operation_graph()
-        except DECLINED as error:
-            raise ExecutionError(f"cuDNN declines on this GPU\n{graph}\n{error}") from error
-        return pygraph
-
-    def _plan(self, graph: CudnnGraph, kernel_cache: Any) -> Any:
-        pygraph = self._operation_graph(graph, kernel_cache)
-        try:
-            pygraph.create_execution_plans(modes_of(self._context.plan_filter))
-        except DECLINED as error:
-            raise ExecutionError(f"cuDNN declines on this GPU\n{graph}\n{error}") from error
-        exclude_notes(pygraph, graph, self._context.plan_filter.deterministic)
-        return pygraph
-
     def _bound(self, plan: AnyPlan, data: dict[int, Array]) -> tuple[dict[int, int], Array | None]:
         with self._stream:
             scratch = cupy.empty(plan.workspace_bytes, cupy.uint8) if plan.workspace_bytes else None
@@ -308,12 +266,6 @@ class GpuPlanBench:
 
 def _scalars(graph: CudnnGraph) -> dict[int, np.ndarray[Any, Any]]:
     return {t.uid: np.full(1, t.value, t.dtype.numpy) for t in graph.tensors if t.value is not None}
-
-
-def _has_precompiled(pygraph: Any) -> bool:
-    note = cudnn.behavior_note.RUNTIME_COMPILATION
-    count = pygraph.get_execution_plan_count()
-    return any(note not in pygraph.get_behavior_notes_for_plan_at_index(place) for place in range(count))
 
 
 def multiplications(graph: CudnnGraph) -> float:

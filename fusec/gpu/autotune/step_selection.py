@@ -44,7 +44,7 @@ from fusec.ir import Graph
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition.concat_in_place import ConcatGroup
 from fusec.plans.plan_record import Part
-from fusec.schedule.memory_plan import plan_memory
+from fusec.schedule.memory_plan import live_bytes
 from fusec.schedule.program import Partition, Program
 from fusec.system.compile_timer import spent_on
 
@@ -194,9 +194,9 @@ class StepSelector:
 
 
 def _footprint_bytes(program: Program) -> int:
-    """Count the bytes that a program touches: its values and its constants."""
+    """Count the bytes that a program touches: its values, about as many as are alive together, and its constants."""
     constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
-    return plan_memory(program).nbytes + constants
+    return live_bytes(program) + constants
 
 
 def _competing(graphs: Mapping[str, CudnnGraph], tuning: StepTuning) -> dict[str, CudnnGraph]:

@@ -29,11 +29,16 @@ class Workers(Protocol):
     """Worker processes that build plans: an `Oracle` for this machine's GPU."""
 
     built: dict[str, tuple[Plan, bytes]]
+    plan_filter: PlanFilter
 
     @property
     def workers(self) -> int: ...
 
     def exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any] | WorkerDeath, Any]: ...
+
+    def plans(self, graph: CudnnGraph) -> tuple[Plan, ...]: ...
+
+    def assumed_from(self, graph: CudnnGraph) -> CudnnGraph | None: ...
 
     def close(self) -> None: ...
 
@@ -90,6 +95,15 @@ class BuildPool:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def offered(self, graph: CudnnGraph) -> tuple[Plan, ...]:
+        """Return the plans that cuDNN offered a worker for a graph, in its order; none if other plans may be used here.
+
+        Of a graph for which cuDNN was not asked, because of a similar one, none is known.
+        """
+        workers = self._workers
+        only_built = not graph.tensor_cores or not (self._plan_filter.is_default and workers.plan_filter.is_default)
+        return () if only_built or workers.assumed_from(graph) is not None else workers.plans(graph)
 
     def close(self) -> None:
         """Drop what is waiting, and end the workers if `ends` is set. Later announcements start new ones."""

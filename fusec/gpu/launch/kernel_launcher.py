@@ -19,6 +19,7 @@ from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, variants_of
 from fusec.gpu.launch.cubin_function import CubinFunction
 from fusec.gpu.launch.cubins import Cubins, compilers, source_of
 from fusec.gpu.launch.dependent_launch import DependentFunction, driver
+from fusec.gpu.launch.device_constants import DeviceConstants
 from fusec.gpu.measure.random_inputs import RandomInputs, kernels_apart
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.gpu.nvrtc import compute_capability, function_of
@@ -66,7 +67,7 @@ class Launcher:
         A variant whose results differ from the others is not used, with a warning. The time is infinite if no variant
         runs.
         """
-        every, samples = variants_of(kernel), RandomInputs()
+        every, samples = variants_of(kernel), RandomInputs(DeviceConstants())
         times = [time_us(self.bind(each, samples.memory)) if self.runs(each) else math.inf for each in every]
         self._times_us[kernel.key] = times
         live = sorted((i for i, took in enumerate(times) if took < math.inf), key=times.__getitem__)
@@ -89,7 +90,7 @@ class Launcher:
 
     def agree(self, one: Kernel, other: Kernel, samples: RandomInputs | None = None) -> bool:
         """Return True if two kernels compute the same from random data, into memory that was poisoned before."""
-        samples = samples or RandomInputs()
+        samples = samples or RandomInputs(DeviceConstants())
         results = [samples.results(each, self.bind(each, samples.memory)) for each in (one, other)]
         return kernels_apart(*results) <= TOLERANCE
 

@@ -30,6 +30,23 @@ STEPS
 """
 
 
+# Writes bytes that several elements share, the first in the low bits.
+CODES = """
+extern "C" __global__ void __launch_bounds__(256) ENTRY(const u8* __restrict__ from, u8* __restrict__ to, \
+const u64 count, NUMBERS) {
+  u64 first = ((u64)blockIdx.x * BLOCK + threadIdx.x) * EACH;
+  if (first >= count) return;
+  u32 made = 0;
+  for (u32 i = 0; i < EACH && first + i < count; ++i) {
+    u64 rest = first + i, at = 0;
+STEPS
+    made |= (from[at] & LOW) << (BITS * i);
+  }
+  to[first / EACH] = (u8)made;
+}
+"""
+
+
 def can_reorder(array: Array) -> bool:
     """Return True for an array on the device that `reordered` takes: contiguous, of few dims and a usual width."""
     return array.itemsize in WIDTHS and 0 < array.ndim <= DIMS and bool(array.flags.c_contiguous) and array.size > 0
@@ -38,14 +55,28 @@ def can_reorder(array: Array) -> bool:
 def reordered(array: Array, order: tuple[int, ...]) -> Array:
     """Return a flat buffer with the array's elements in an order of its dims."""
     flat = cupy.empty(array.nbytes, np.uint8).view(array.dtype)
+    function = module(array.itemsize).get_function(_entry(array.itemsize))
+    function((ceil_div(array.size, BLOCK),), (BLOCK,), (array, flat, np.uint64(array.size), *_numbers(array, order)))
+    return flat
+
+
+def reordered_codes(array: Array, order: tuple[int, ...], bits: int) -> Array:
+    """Return the bytes that elements of fewer than 8 bits share, in an order of the array's dims.
+
+    array: contiguous bytes, one for each element, of at most DIMS dims
+    """
+    flat = cupy.empty(ceil_div(array.size * bits, 8), np.uint8)
+    function = module_of(source_of_codes(bits)).get_function(_codes_entry(bits))
+    function((ceil_div(flat.size, BLOCK),), (BLOCK,), (array, flat, np.uint64(array.size), *_numbers(array, order)))
+    return flat
+
+
+def _numbers(array: Array, order: tuple[int, ...]) -> list[Any]:
+    """Return the dims in their new order, and their strides in elements, both filled up to DIMS."""
     shape = [array.shape[d] for d in order]
     strides = [math.prod(array.shape[d + 1 :]) for d in order]
     dims = [1] * (DIMS - len(shape)) + shape, [0] * (DIMS - len(shape)) + strides
-    numbers = [np.uint64(number) for numbers in dims for number in numbers]
-    count = array.size
-    function = module(array.itemsize).get_function(_entry(array.itemsize))
-    function((ceil_div(count, BLOCK),), (BLOCK,), (array, flat, np.uint64(count), *numbers))
-    return flat
+    return [np.uint64(number) for numbers in dims for number in numbers]
 
 
 def module(width: int) -> Any:
@@ -57,13 +88,25 @@ def _entry(width: int) -> str:
     return f"fusec_reorder{width}"
 
 
+def _codes_entry(bits: int) -> str:
+    return f"fusec_reorder_codes{bits}"
+
+
 def source_of(width: int) -> str:
     """Return the kernel for elements of so many bytes."""
+    return _source(SOURCE, {"ENTRY": _entry(width), "TYPE": WIDTHS[width]})
+
+
+def source_of_codes(bits: int) -> str:
+    """Return the kernel for elements of so many bits, which share bytes."""
+    numbers = {"EACH": str(8 // bits), "LOW": f"{(1 << bits) - 1}u", "BITS": str(bits)}
+    return _source(CODES, {"ENTRY": _codes_entry(bits), **numbers})
+
+
+def _source(code: str, names: dict[str, str]) -> str:
     numbers = [f"const u64 {name}{d}" for name in ("dim", "stride") for d in range(DIMS)]
     steps = [f"  at += rest % dim{d} * stride{d};\n  rest /= dim{d};" for d in reversed(range(DIMS))]
-    names = {"ENTRY": _entry(width), "TYPE": WIDTHS[width], "BLOCK": str(BLOCK)}
-    names |= {"NUMBERS": ", ".join(numbers), "STEPS": "\n".join(steps)}
-    code = SOURCE
+    names |= {"BLOCK": str(BLOCK), "NUMBERS": ", ".join(numbers), "STEPS": "\n".join(steps)}
     for name, text in names.items():
         code = code.replace(name, text)
     return code

@@ -18,7 +18,7 @@ from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.measure.device_distance import TYPES, device_norms
 from fusec.ir import HALVES, Array, DType, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnTensor
-from fusec.lowering.packing import from_codes, pack, to_codes
+from fusec.lowering.packing import code_bytes, from_codes, pack, to_codes
 from fusec.lowering.simulator import extent
 from fusec.ops import Cast
 
@@ -39,14 +39,17 @@ def random_data(tensor: CudnnTensor) -> Array:
 
 
 def _repeated(numbers: np.ndarray[Any, Any], width: int, start: int, size: int) -> Array:
-    """Copy `size` numbers of `width` bytes to the device, from place `start` on, again and again; return the bytes."""
+    """Copy `size` numbers of `width` bytes to the device, from place `start` on, and repeat them; return the bytes."""
     some = cupy.asarray(numbers[width * start : width * (start + min(size, PERIOD))])
     if size <= PERIOD:
         return some
     data = cupy.empty(width * size, cupy.uint8)
-    for place in range(0, width * size, some.size):
-        part = data[place : place + some.size]
-        part[...] = some[: part.size]
+    data[: some.size] = some
+    done = some.size
+    while done < data.size:  # few copies, because each waits for other threads that load weights
+        part = data[done : 2 * done]
+        part[...] = data[: part.size]
+        done += part.size
     return data
 
 
@@ -68,6 +71,14 @@ def _numbers(dtype: DType, gain: int = 0, below: int = 9) -> np.ndarray[Any, Any
     return np.concatenate([drawn, drawn]).view(np.uint8)
 
 
+@cache
+def _codes(dtype: DType) -> np.ndarray[Any, Any]:
+    """Draw PERIOD bytes of numbers from 0 to 2 of a narrow type, twice in a row. Elements below 8 bits share bytes."""
+    drawn = np.random.default_rng(7).integers(0, 3, PERIOD * 8 // dtype.bits).astype(np.float32)
+    codes = to_codes(Cast(dtype).reference(np, drawn)[0], dtype)
+    return np.concatenate([codes, codes])
+
+
 def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]) -> float:
     """Return the largest relative L2 distance of results, given as bytes.
 
@@ -77,16 +88,20 @@ def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]
 
 
 class RandomInputs:
-    """Memory for the variants of a kernel: random inputs, drawn once, and the kernel's constants."""
+    """Memory for the variants of a kernel: random inputs, drawn once, and the kernel's constants.
 
-    def __init__(self) -> None:
+    packed: copies a constant to the device in the layout of a type; default: packs it on the host
+    """
+
+    def __init__(self, packed: Callable[[np.ndarray[Any, Any], TensorType], Array] | None = None) -> None:
+        self._packed = packed or _constant
         self._held: dict[tuple[Value, TensorType], Array] = {}
 
     def memory(self, value: Value, type: TensorType) -> Array:
         """Return the flat buffer of a value; constants are stored in the layout of the type."""
         if (value, type) not in self._held:
             literal = value.literal
-            self._held[value, type] = random_array(type) if literal is None else _constant(literal.array, type)
+            self._held[value, type] = random_array(type) if literal is None else self._packed(literal.array, type)
         return self._held[value, type]
 
     def results(self, kernel: Kernel, run: Callable[[], None]) -> dict[Value, Array]:
@@ -120,10 +135,9 @@ def kernels_apart(got: Mapping[Value, Array], want: Mapping[Value, Array]) -> fl
 def random_array(type: TensorType) -> Array:
     """Draw the flat buffer of a value: normal numbers, zeros and ones, or small integers of 8 bits."""
     size = max(type.span, 1)
-    if type.dtype.is_narrow and type.dtype is not DType.I8:
-        drawn = np.random.default_rng(7).integers(0, 3, size).astype(np.float32)
-        return cupy.asarray(to_codes(Cast(type.dtype).reference(np, drawn)[0], type.dtype))
     start = int(_STARTS.integers(PERIOD))  # arrays differ
+    if type.dtype.is_narrow and type.dtype is not DType.I8:
+        return _repeated(_codes(type.dtype), 1, start, code_bytes(size, type.dtype))
     raw = _repeated(_numbers(type.dtype, below=2), type.dtype.numpy.itemsize, start, size)
     return raw.view(np.uint16 if type.dtype is DType.BF16 else type.dtype.numpy)
 

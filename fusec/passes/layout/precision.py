@@ -234,7 +234,7 @@ class _Narrow(Literal):
         storage = self.type.dtype
         rounded = self._wide.rounded(storage.numpy)
         if rounded is not None and not _has_infinities(rounded, storage):
-            return rounded
+            return convert(rounded, storage.numpy)  # which may be transposed
         wide = self._wide.operand()
         with np.errstate(over="ignore"):
             narrow = convert(wide, storage.numpy)

@@ -199,12 +199,8 @@ def _arranged(array: Array, views: tuple[Op, ...], offset: int, name: str) -> Ar
     array = np.ascontiguousarray(array.T)
     if not offset:
         return array
-    dtype = DType(name)
-    return (
-        array.view(np.int8) ^ np.int8(-128)
-        if dtype is DType.I8
-        else (array.astype(np.int8) - offset).astype(dtype.numpy)
-    )
+    codes = array.view(np.uint8) ^ np.uint8(offset)  # subtracts half the range, as the highest bit becomes the sign
+    return codes.view(DType(name).numpy)
 
 
 def _same(array: Array) -> Array:

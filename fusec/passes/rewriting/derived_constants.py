@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from fusec.ir import Array, Constant, Graph, Literal, Node, Op, TensorType, Value
+from fusec.ops import Reshape, Transpose
+from fusec.passes.rewriting.row_by_row import in_parts, is_row_by_row, rows_of
 from fusec.passes.rewriting.row_major import row_major
+from fusec.system.threaded_parts import PARALLEL_BYTES
 
 EAGER_BYTES = 1 << 16  # shapes, scalars and per-channel vectors: cheaper computed than remembered
 
@@ -26,6 +29,17 @@ class Derived(Literal):
 
     def _operand(self) -> Array:
         return self._compute.rounded()
+
+    def rounded(self, dtype: np.dtype[Any]) -> Array | None:
+        """Return the data in another type, each number rounded once as it is read; see `Literal.rounded`.
+
+        A transpose or reshape of what is read so is a view of it, in another memory order.
+        """
+        return self._compute.moved(dtype) if self._array is None else None
+
+    def rows(self, start: int, end: int) -> Array | None:
+        """Compute some rows alone; None if that is not possible, or all rows are in memory."""
+        return self._compute.rows(start, end) if self._array is None else None
 
 
 def derive(
@@ -102,9 +116,39 @@ class _Once:
         with np.errstate(all="ignore"):
             return self._computed().astype(self.type.dtype.numpy, copy=False).reshape(self.type.shape)
 
-    def _computed(self) -> Array:
+    def rows(self, start: int, end: int) -> Array | None:
+        """Compute some rows of the result; None if they depend on other rows, or the sources were dropped."""
+        sources = self.sources  # which another thread may drop
+        op = self._row_by_row(sources)
+        if op is None:
+            return None
         with np.errstate(all="ignore"):
-            return np.asarray(self.compute(*(s.array for s in self.sources)))
+            return rows_of(op, self.type, sources, start, end)
+
+    def moved(self, dtype: np.dtype[Any]) -> Array | None:
+        """Return the result in another type if it has the elements of a source that can be read so; None otherwise."""
+        sources, op = self.sources, self._op
+        if not sources or not isinstance(op, (Reshape, Transpose)):
+            return None
+        read = sources[0].rounded(dtype)
+        return None if read is None else op.reference(np, read)[0]
+
+    @property
+    def _op(self) -> Op | None:
+        return getattr(self.compute, "op", None)
+
+    def _row_by_row(self, sources: Sequence[Literal]) -> Op | None:
+        """Return the op that computes the result, if it does so row by row."""
+        op = self._op
+        return op if op is not None and sources and is_row_by_row(op, self.type, [s.type for s in sources]) else None
+
+    def _computed(self) -> Array:
+        sources = self.sources
+        op = self._row_by_row(sources) if self.type.nbytes >= PARALLEL_BYTES else None
+        if op is not None:
+            return in_parts(lambda start, end: rows_of(op, self.type, sources, start, end), self.type)
+        with np.errstate(all="ignore"):
+            return np.asarray(self.compute(*(s.array for s in sources)))
 
 
 def folded(graph: Graph, value: Value, before: Node) -> Value | None:

@@ -6,18 +6,14 @@ the lines stay in the processor's cache until they are used up: twice as fast fo
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from fusec.ir import Array
+from fusec.system.threaded_parts import PARALLEL_BYTES, each_part
 
 BLOCKED_BYTES = 1 << 20  # smaller matrices fit into the cache
-PARALLEL_BYTES = 1 << 25  # starting threads for less takes longer than it saves
-_THREADS = 8  # for one array, because several arrays are converted at the same time
 _BLOCK = 128  # rows and columns of a block
 _RUN = 1 << 18  # elements that a thread converts at a time
 
@@ -36,7 +32,7 @@ def row_major(array: Array, dtype: np.dtype[Any]) -> Array:
             columns = slice(column, column + _BLOCK)
             made[rows, columns] = matrix[rows, columns]
 
-    _run(copy, range(0, matrix.shape[0], _BLOCK), matrix.nbytes)
+    each_part(copy, range(0, matrix.shape[0], _BLOCK), matrix.nbytes)
     return made.reshape(array.shape)
 
 
@@ -52,21 +48,5 @@ def converted(array: Array, dtype: np.dtype[Any]) -> Array:
     def copy(start: int) -> None:
         target[start : start + _RUN] = source[start : start + _RUN]
 
-    _run(copy, range(0, target.size, _RUN), array.nbytes)
+    each_part(copy, range(0, target.size, _RUN), array.nbytes)
     return made.transpose(np.argsort(outermost_first))
-
-
-def _run(copy: Callable[[int], None], starts: Sequence[int], nbytes: int) -> None:
-    """Copy the parts that begin at `starts`, on several cores if they are large together."""
-
-    def quietly(start: int) -> None:
-        with np.errstate(all="ignore"):  # each thread has its own settings
-            copy(start)
-
-    if nbytes < PARALLEL_BYTES:
-        for start in starts:
-            quietly(start)
-        return
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS)) as pool:
-        for _ in pool.map(quietly, starts):
-            pass

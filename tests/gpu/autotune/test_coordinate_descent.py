@@ -247,6 +247,11 @@ def test_a_kernel_that_is_faster_within_the_model_is_stored_if_it_computes_the_s
     x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
     want = np.exp(x) / np.exp(x).sum(1, keepdims=True)
     np.testing.assert_allclose(net(x), want, rtol=1e-4)
+    machine.compiled_elsewhere.clear()
+    again = build(tmp_path, text=SOFTMAX).backend
+    again.steps.variants.times_us({kernel.key: kernel}, 0)
+    again._launcher.compile([again._launcher.fastest(kernel)])
+    assert machine.compiled_elsewhere == [], "the next process finds what was compiled for the variant"
 
 
 def test_without_tuning_or_time_nothing_is_tried(machine: Machine, tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import base64
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu.cudnn.read_back import workspace_bytes
 from gpu.cudnn_graphs import conv
-from gpu.stand_in_gpu import Machine
+from gpu.stand_in_gpu import Machine, Pygraph
 from gpu.test_backend import check, compiled
 
 from fusec.errors import ExecutionError, TargetError
@@ -37,6 +38,8 @@ class Shop:
     def __init__(self, workers: int = 1, **special: Callable[[], dict[str, Any] | WorkerDeath]):
         self.workers, self.special = workers, special
         self.built: dict[str, tuple[Plan, bytes]] = {}
+        self.plan_filter, self.offered = PlanFilter(), tuple[Plan, ...]()
+        self.similar: CudnnGraph | None = None
         self.lock = threading.Condition()
         self.allowed = 1 << 20  # answers
         self.passing: set[int] = set()  # engines that answer in any case
@@ -56,6 +59,12 @@ class Shop:
         if f"e{engine}" in self.special:
             return self.special[f"e{engine}"](), None
         return {"choice": question["choice"], "blob": base64.b64encode(b"plan %d" % engine).decode()}, None
+
+    def plans(self, graph: CudnnGraph) -> tuple[Plan, ...]:
+        return self.offered
+
+    def assumed_from(self, graph: CudnnGraph) -> CudnnGraph | None:
+        return self.similar
 
     def close(self) -> None:
         with self.lock:
@@ -230,3 +239,41 @@ def test_the_backend_reads_what_another_process_built(machine: Machine, tmp_path
     again = build()
     assert machine.revived == [4] and machine.built == [], "it is kept"
     check(again, 0)
+
+
+@pytest.mark.parametrize("created", [True, False])
+def test_plans_that_a_worker_listed_are_created_by_name(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, created: bool
+) -> None:
+    """To list them again takes longer. A plan that cuDNN does not create by name is still found in its list."""
+    from fusec.gpu.backend import CudnnBackend
+
+    if not created:
+        monkeypatch.setattr(Pygraph, "create_execution_plan", _declined)
+    machine.times_us = {7: 30.0, 4: 5.0, 3: 20.0}
+    shop = Shop()
+    shop.offered = tuple(Plan(engine, ((2, place),), True) for place, engine in enumerate(machine.engines))
+    net = Executable(compiled(), CudnnBackend("quick", store=PlanStore(tmp_path), build_pool=BuildPool(shop)))
+    assert {choice.engine for choice in net.backend.choices().values()} == {4}
+    assert set(machine.built) == {7, 4, 3}
+    assert bool(machine.modes) is not created
+    check(net, 0)
+
+
+def _declined(*_: Any) -> None:
+    raise RuntimeError("no such plan")
+
+
+def test_plans_of_a_worker_are_used_only_where_they_are_all() -> None:
+    """With a filter, or without tensor cores, a worker's list has only the plans that it built."""
+    plan = Plan(3, (), True)
+    for pool_filter, workers_filter, graph, similar, wanted in (
+        (PlanFilter(), PlanFilter(), PROBE, None, (plan,)),
+        (PlanFilter(deterministic=True), PlanFilter(), PROBE, None, ()),
+        (PlanFilter(), PlanFilter(deterministic=True), PROBE, None, ()),
+        (PlanFilter(), PlanFilter(), replace(PROBE, tensor_cores=False), None, ()),
+        (PlanFilter(), PlanFilter(), PROBE, PROBE, ()),
+    ):
+        shop = Shop()
+        shop.offered, shop.plan_filter, shop.similar = (plan,), workers_filter, similar
+        assert BuildPool(shop, plan_filter=pool_filter).offered(graph) == wanted

@@ -150,7 +150,7 @@ def test_sources_compile(architecture: int) -> None:
     compiler = nvrtc()
     everywhere = [launch for launch in launches() if not launch.architecture.endswith("a")]
     runs = [each for each in everywhere if int(each.architecture.strip("sm_") or 0) <= architecture]
-    from fusec.gpu.launch.reorder import WIDTHS
+    from fusec.gpu.launch.reorder import WIDTHS, source_of_codes
     from fusec.gpu.launch.reorder import source_of as reorder_of
     from fusec.gpu.measure.device_distance import TYPES
     from fusec.gpu.measure.device_distance import source_of as distance_of
@@ -159,7 +159,7 @@ def test_sources_compile(architecture: int) -> None:
     some = one_of_each(runs, ARCHITECTURES.index(architecture), not reads_as_the_one_before(architecture))
     assert not any("__CUDA_ARCH__" in launch.source for launch in launches())
     fast = ["--Ofast-compile=max"] if compiler.getVersion() >= (12, 9) else []
-    small = [*map(distance_of, TYPES), *map(reorder_of, WIDTHS)]
+    small = [*map(distance_of, TYPES), *map(reorder_of, WIDTHS), *map(source_of_codes, (2, 4))]
     _compile(compiler, [SOURCE, *small, *(launch.source for launch in some)], f"sm_{architecture}", *fast)
     own = [launch for launch in launches() if launch.architecture.rstrip("a") == f"sm_{architecture}"]
     for only in {launch.architecture for launch in own}:

@@ -8,7 +8,7 @@ from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine, on_device
 
 from fusec.ir import DType, TensorType
-from fusec.lowering.packing import pack
+from fusec.lowering.packing import pack, to_codes
 
 pytest.importorskip("cupy")
 pytest.importorskip("cudnn")
@@ -58,3 +58,43 @@ def test_weights_whose_dims_are_split_are_packed_as_on_the_host(machine: Machine
     assert array.size == type.size
     np.testing.assert_array_equal(DeviceArrays().packed(array, type).get(), pack(np, array, type))
     assert machine.launched
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_narrow], ids=lambda dtype: dtype.value)
+@pytest.mark.parametrize(
+    ("shape", "split", "order"),
+    [
+        ((8, 12), (8, 12), ()),
+        ((8, 12), (8, 12), (1, 0)),
+        ((7, 3), (7, 3), (1, 0)),  # its last byte is not full
+        ((16, 24), (2, 2, 2, 2, 3, 1, 2, 2, 2), (0, 4, 8, 1, 3, 7, 6, 5, 2)),
+        ((5,), (5,), (0,)),
+        ((), (), ()),
+        ((0, 4), (0, 4), (1, 0)),
+    ],
+)
+def test_narrow_weights_are_packed_as_on_the_host(
+    machine: Machine, dtype: DType, shape: tuple[int, ...], split: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    from fusec.gpu.device_arrays import DeviceArrays
+
+    codes = np.random.default_rng(0).integers(0, 1 << dtype.bits, shape).astype(np.uint8)
+    array, type = np.asarray(codes).view(dtype.numpy), TensorType(split, dtype, order)
+    got = DeviceArrays().packed(array, type).get()
+    np.testing.assert_array_equal(got.view(np.uint8), to_codes(pack(np, array, type), dtype))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [DType.I4, DType.F16])
+def test_a_constant_is_copied_once_for_all_orders(machine: Machine, dtype: DType) -> None:
+    from fusec.gpu.launch.device_constants import LARGE_BYTES, DeviceConstants
+
+    rows = LARGE_BYTES // 512
+    array = np.random.default_rng(0).integers(0, 8, (rows, 512)).astype(np.int8).astype(dtype.numpy)
+    constants = DeviceConstants()
+    for type in (TensorType((rows, 512), dtype, (1, 0)), TensorType((rows, 8, 64), dtype, (1, 0, 2))):
+        want = pack(np, array, type)
+        want = to_codes(want, dtype) if dtype.is_narrow else want
+        np.testing.assert_array_equal(constants(array, type).get(), want)
+    assert len(machine.copied) == 1

@@ -9,12 +9,32 @@ import pytest
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine, on_device
 
-from fusec.ir import DType
+from fusec.ir import DType, TensorType
 from fusec.lowering.cudnn_graph import CudnnTensor
+from fusec.lowering.packing import code_bytes, from_codes
 from fusec.lowering.simulator import extent
 
 pytest.importorskip("cupy")
 pytest.importorskip("cudnn")
+
+
+@pytest.mark.parametrize(
+    "dtype", [dtype for dtype in DType if dtype.is_narrow and dtype is not DType.F8E8M0], ids=lambda dtype: dtype.value
+)
+@pytest.mark.parametrize("count", [1, 7, 300_001])
+def test_narrow_types_are_drawn_once_and_repeated(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, dtype: DType, count: int
+) -> None:
+    """Drawing each of the millions of 4-bit weights of a product took seconds."""
+    from fusec.gpu.measure import random_inputs
+
+    first = random_inputs.random_array(TensorType((count,), dtype)).get()
+    assert first.dtype == np.uint8 and first.size == code_bytes(count, dtype)
+    numbers = from_codes(np.asarray(first), count, dtype).astype(np.float32)
+    assert set(np.unique(numbers)) <= {-2.0, 0.0, 1.0, 2.0}  # -2 has the bits of 2 in i2
+    assert count < 100 or len(np.unique(numbers)) >= 2
+    monkeypatch.setattr(random_inputs.np.random, "default_rng", None)
+    assert random_inputs.random_array(TensorType((count,), dtype)).size == first.size
 
 
 def tensor(dtype: DType, *dims: int, uid: int = 1) -> CudnnTensor:
@@ -26,7 +46,7 @@ def tensor(dtype: DType, *dims: int, uid: int = 1) -> CudnnTensor:
 def test_random_data_fills_a_tensor_of_any_type(machine: Machine, dtype: DType) -> None:
     from fusec.gpu.measure.random_inputs import PERIOD, as_float64, random_data
 
-    for dims in ((2, 3, 5), (1, 1, 2 * PERIOD + 5)):
+    for dims in ((2, 3, 5), (1, 1, 5 * PERIOD + 5)):
         wanted = tensor(dtype, *dims)
         data = random_data(wanted)
         assert data.dtype == np.uint8 and data.size == extent(wanted) * dtype.numpy.itemsize
@@ -34,7 +54,7 @@ def test_random_data_fills_a_tensor_of_any_type(machine: Machine, dtype: DType) 
         assert np.isfinite(numbers).all()
         if dtype.is_float and numbers.size > PERIOD:
             assert abs(numbers.mean()) < 0.01 and abs(numbers.std() - 1.0) < 0.01
-            np.testing.assert_array_equal(numbers[:5], numbers[PERIOD : PERIOD + 5])
+            np.testing.assert_array_equal(numbers[PERIOD:], numbers[:-PERIOD])
         other = random_data(tensor(dtype, *dims, uid=2))
         assert (other.get() != data.get()).any(), "operands of one graph are no copies of each other"
 

@@ -66,6 +66,7 @@ class Workers(Oracle):
 
 @pytest.fixture
 def workers(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Workers]:
+    from fusec.compiler import choose_judge
     from fusec.execution import shape_family
     from fusec.gpu import device
     from fusec.gpu.launch import cupy_arrays
@@ -78,6 +79,7 @@ def workers(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     monkeypatch.setattr(cupy_arrays, "cupy", machine.cupy())
     monkeypatch.setattr(shape_family, "Oracle", oracle)
+    monkeypatch.setattr(choose_judge, "Oracle", oracle)
     monkeypatch.setattr(device, "_first_gpu", lambda: ("NVIDIA H200", 90))
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
     return made

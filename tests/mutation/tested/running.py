@@ -854,4 +854,13 @@ RUNNING: tuple[Mutant, ...] = (
         "the last column of a transposed weight is not set where it begins a block",
         "passes/rewriting/test_row_major.py",
     ),
+    _m(
+        "rows_of_a_vector",
+        "constants",
+        "passes/rewriting/row_by_row.py",
+        "if source.type.rank == rank and ",
+        "if source.type.rank and ",
+        "a vector as long as there are rows is read row by row, although it broadcasts as a whole",
+        "passes/rewriting/test_row_by_row.py",
+    ),
 )

@@ -11,6 +11,7 @@ import pytest
 
 from fusec.passes.rewriting import row_major as module
 from fusec.passes.rewriting.row_major import converted, row_major
+from fusec.system import threaded_parts
 
 TYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 
@@ -22,6 +23,7 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "_RUN", 1000)
     if request.param == "parallel":
         monkeypatch.setattr(module, "PARALLEL_BYTES", 1)
+        monkeypatch.setattr(threaded_parts, "PARALLEL_BYTES", 1)
 
 
 def arrays(rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:

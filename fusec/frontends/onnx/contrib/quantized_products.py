@@ -11,6 +11,7 @@ from fusec.frontends.onnx.movement.gather_scatter import spread
 from fusec.frontends.onnx.ops.matmul import matmul
 from fusec.frontends.onnx.ops.quantize import dequantize, matmul_integer, product_scale, quantize, rounded
 from fusec.ir import Array, DType, TensorType, Value
+from fusec.lowering.packing import from_codes
 from fusec.ops import Gather, Reduce, Transpose, pw
 from fusec.ops.spec import normalize_axis, require
 
@@ -178,10 +179,9 @@ def unpacked(g: Emitter, packed: Value, bits: int) -> Value:
         type = TensorType(shape, _CODES[bits])
 
         def load() -> Array:
-            parts = [literal.array >> (bits * i) & ((1 << bits) - 1) for i in range(each)]
-            return np.stack(parts, axis=-1).reshape(shape).astype(type.dtype.numpy)
+            return from_codes(literal.array.reshape(-1), type.size, type.dtype).reshape(shape)
 
-        return g.computed(type, load)
+        return g.computed(type, load, ("unpacked", type, literal.key))
     wide = g.reshape(packed, (*packed.type.shape, 1))
     shifts = g.constant(np.arange(0, 8, bits, dtype=np.uint8))
     parts = g(pw("shift_right"), spread(g, wide, (*packed.type.shape, each)), shifts)

@@ -11,8 +11,10 @@ from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.kernels.codegen.kernel import computed_in
 from fusec.ir import DType, Graph, TensorType, Value
+from fusec.lowering import packing
 from fusec.lowering.packing import code_bytes, from_codes, to_codes
 from fusec.ops import Cast, Concat, Expand, Gather, Pad, Reshape, Slice, Split, Transpose
+from fusec.system import threaded_parts
 
 NARROW = [dtype for dtype in DType if dtype.is_narrow]
 WIDE = (DType.F64, DType.F32, DType.F16, DType.BF16, DType.I64, DType.I32, DType.I8, DType.U8, DType.BOOL)
@@ -163,6 +165,26 @@ def test_codes_of_a_gpu_stand_for_the_same_numbers(dtype: DType, count: int) -> 
     assert raw.size == code_bytes(count, dtype) == -(-count * dtype.bits // 8)
     back = from_codes(raw, count, dtype)
     np.testing.assert_array_equal(back.view(np.uint8), flat.view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [d for d in NARROW if d.bits < 8], ids=lambda d: d.value)
+def test_many_codes_are_converted_in_parts(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = every_code(dtype, (1001,))
+    whole = to_codes(want, dtype)
+    monkeypatch.setattr(packing, "_RUN", 32)
+    monkeypatch.setattr(threaded_parts, "PARALLEL_BYTES", 1)
+    np.testing.assert_array_equal(to_codes(want, dtype), whole)
+    np.testing.assert_array_equal(from_codes(whole, want.size, dtype).view(np.uint8), want.view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [DType.I4, DType.I2])
+def test_bytes_of_negative_numbers_are_those_of_numpy(dtype: DType) -> None:
+    """`from_codes` leaves the high bits zero, as casts do, so that equal numbers have equal bytes."""
+    low = 1 << (dtype.bits - 1)
+    cast = np.arange(-low, low, dtype=np.int8).astype(dtype.numpy)
+    codes = np.concatenate([np.arange(low, 2 * low), np.arange(low)]).astype(np.uint8)
+    np.testing.assert_array_equal(cast.view(np.uint8), codes)
+    np.testing.assert_array_equal(codes.view(dtype.numpy).astype(np.int8), cast.astype(np.int8))
 
 
 def test_the_first_of_two_numbers_is_in_the_low_bits() -> None:
