@@ -324,7 +324,7 @@ QUANTISED: tuple[Mutant, ...] = (
     _m(
         "tiles_of_one_block_mixed",
         "quantised",
-        "gpu/kernels/convolution/few_channels.cuh",
+        "gpu/kernels/convolution/few_channels/warp_products.cuh",
         "    __syncthreads();\n  }\n}",
         "  }\n}",
         "a block loads its next tile while some threads still read the last one",
