@@ -197,22 +197,24 @@ def test_a_result_is_rounded_to_integers(rng: np.random.Generator, image: Tensor
     check([case], rng)
 
 
-@needs_compiler
-@pytest.mark.parametrize("epilogue", ["", "relu", "quantise"])
-@pytest.mark.parametrize("dtype", [F16, BF16], ids=lambda dtype: dtype.value)
-def test_a_pool_follows(rng: np.random.Generator, epilogue: str, dtype: DType) -> None:
-    """Its windows cross the parts of a tile, its tiles and the ends of the image."""
+def pooled_cases(dtype: DType = F16, epilogue: str = "relu") -> list[Case]:
+    """Windows of the pool cross the parts of a tile, its tiles and the ends of the image."""
     one, odd = Conv((2, 1), (1,) * 4, (1, 1)), Conv((1, 2), (1, 1, 2, 2), (2, 1))
     stem, shifted = Conv((2, 2), (3,) * 4, (1, 1)), replace(POOL, pads=(0, 1, 1, 0))
     given = [
         ("1 stem", rows(F32, 2, 3, 70, 76), stem, (7, 7), True, POOL),
-        ("3 odd", last(dtype, 1, 4, 31, 45), odd, (2, 4), False, shifted),
         ("1 thin", rows(dtype, 1, 4, 9, 40), one, (3, 3), True, POOL),
+        ("3 odd", last(dtype, 1, 4, 31, 45), odd, (2, 4), False, shifted),
     ]
-    cases = [convolved(name, x, op, size, 64, dtype, fixed, epilogue, pool) for name, x, op, size, fixed, pool in given]
-    if epilogue == "quantise":
-        cases = [case for case in cases if case.name != "3 odd"]
-    check(cases, rng)
+    fit = given[: 2 if epilogue == "quantise" else 3]  # other sums would round to other integers
+    return [convolved(name, x, op, size, 64, dtype, fixed, epilogue, pool) for name, x, op, size, fixed, pool in fit]
+
+
+@needs_compiler
+@pytest.mark.parametrize("epilogue", ["", "relu", "quantise"])
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=lambda dtype: dtype.value)
+def test_a_pool_follows(rng: np.random.Generator, epilogue: str, dtype: DType) -> None:
+    check(pooled_cases(dtype, epilogue), rng)
 
 
 @needs_compiler

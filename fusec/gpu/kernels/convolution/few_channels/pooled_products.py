@@ -145,7 +145,7 @@ def pooled_products(step: FewChannels, pool: Node, after: Sequence[Node]) -> Ker
         return None
     if (op.window, op.strides, op.dilations) != ((3, 3), (2, 2), (1, 1)) or max(op.pads[:2]) > 1:
         return None
-    if not all(never_decreases(node) for node in step.rest) or not pool.result.type.size:
+    if not all(never_decreases(node) for node in step.rest) or not step.stores(2, after) or not pool.result.type.size:
         return None
     source = _PooledProducts(ImageTile(step, 2, PARTS), pool, after)
     room = (step.figures.shared_bytes + RESERVED) // RESIDENT - RESERVED

@@ -57,9 +57,12 @@ class FewChannels:
         nodes = (*self.prologue, self.conv, *self.rest)
         return "+".join("few_channels" if node is self.conv else node.op.name for node in nodes)
 
-    def stores(self, own: int) -> bool:
-        """Tell if one store can move `own` results of a thread, or if they are stored one by one."""
-        values = (*self.outputs, *(v for node in self.rest for v in node.operands))
+    def stores(self, own: int, after: Sequence[Node] = ()) -> bool:
+        """Tell if one store can move `own` results of a thread, or if they are stored one by one.
+
+        after: the nodes after a pool
+        """
+        values = (*self.outputs, *(v for node in (*self.rest, *after) for v in node.operands))
         types = [v.type for v in values if v.type.size != 1]
         return all(
             stride_along(t, 4, 1) != 1 or all(stride_along(t, 4, d) % own == 0 for d in (0, 2, 3)) for t in types
