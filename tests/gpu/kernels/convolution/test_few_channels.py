@@ -35,7 +35,7 @@ def convolved(
 ) -> Case:
     """A convolution; before it what makes an image of three channels one of four, after it a bias and relu.
 
-    epilogue: `quantise` also rounds to int8.
+    epilogue: `quantise` also rounds to int8; `negative` is a factor alone.
     pool: what follows.
     """
     taps = (filters, 4, *window)
@@ -56,6 +56,8 @@ def convolved(
         bias = np.linspace(-1, 1, filters).astype(dtype.numpy).reshape(1, -1, 1, 1)
         if epilogue == "quantise":
             y = quantised(g, y, g.constant(bias.astype(np.float32)))
+        elif epilogue == "negative":
+            y = g.add(pw("mul"), y, g.constant(-np.ones((1, filters, 1, 1), dtype.numpy)))
         elif epilogue:
             y = g.add(pw(epilogue), g.add(pw("add"), y, g.constant(bias)))
         y = g.add(pool, y) if pool is not None else y
@@ -237,8 +239,9 @@ def test_nan_is_the_largest_of_its_windows_only(rng: np.random.Generator) -> Non
         (64, replace(POOL, window=(2, 2), pads=(0,) * 4), "relu"),
         (64, replace(POOL, strides=(1, 1)), "relu"),
         (64, POOL, "abs"),
+        (64, POOL, "negative"),
     ],
-    ids=["filters", "window", "strides", "decreases"],
+    ids=["filters", "window", "strides", "decreases", "factor"],
 )
 def test_other_pools_are_left_alone(filters: int, pool: MaxPool, epilogue: str) -> None:
     stem = Conv((2, 2), (3,) * 4, (1, 1))
