@@ -88,7 +88,11 @@ DEVICE void meet(u32* door, u32 blocks) {
 DEVICE void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 DEVICE void pin(double& x) { asm volatile("" : "+d"(x)::"memory"); }
 DEVICE void pin(i32& x) { asm volatile("" : "+r"(x)::"memory"); }
+DEVICE void pin(u32& x) { asm volatile("" : "+r"(x)::"memory"); }
+DEVICE void pin(f16& x) { asm volatile("" : "+h"(x.bits)::"memory"); }
+DEVICE void pin(bf16& x) { asm volatile("" : "+h"(x.bits)::"memory"); }
 #endif
+template <class T> DEVICE void pin(T& x) {}
 
 #ifdef FUSEC_EMULATED
 DEVICE float quick_exp(float x) { return exp(x); }
@@ -733,6 +737,11 @@ template <class T> DEVICE Pair pair_of(u32 word) {
   T low, high;
   low.bits = (u16)word, high.bits = (u16)(word >> 16);
   return {wide(low), wide(high)};
+}
+// Three contiguous numbers of 16 bits, and a zero, from the two words that contain them. is_odd: they begin within a word.
+template <class T> DEVICE Pack<T, 4> pixel_of_words(u32 low, u32 high, bool is_odd) {
+  const Pack<u32, 2> both = {{is_odd ? low >> 16 | high << 16 : low, is_odd ? high >> 16 : high & 0xffffu}};
+  return *reinterpret_cast<const Pack<T, 4>*>(&both);
 }
 // The larger of two numbers of 16 bits, and of two more. NaN wins.
 template <class T> DEVICE u32 larger_pair(u32 x, u32 y) {

@@ -180,11 +180,15 @@ def test_others_are_left_alone(case: Case) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("figures", [FIGURES, AMPERE], ids=["hopper", "ampere"])
 @pytest.mark.parametrize(("across", "words"), [(36, True), (35, False)])
-def test_pixels_of_three_are_read_by_words(rng: np.random.Generator, across: int, words: bool) -> None:
+def test_pixels_of_three_are_read_by_words(
+    rng: np.random.Generator, across: int, words: bool, figures: GpuFigures
+) -> None:
     """If they are contiguous; an odd number of them would end within a word."""
     x = last(F16, 1, 3, 13, across)
-    case = convolved("1 words", x, Conv((2, 1), (3, 2, 1, 3), (1, 1)), (7, 5), 32)
+    case = convolved("1 words", x, Conv((1, 2), (3, 2, 1, 3), (1, 1)), (6, 5), 32)
+    case = replace(case, figures=figures)
     assert case.kernel is not None
     assert ("const u32* words" in case.kernel.launches[0].source) == words
     check([case], rng)
@@ -201,7 +205,7 @@ def test_a_result_is_rounded_to_integers(rng: np.random.Generator, image: Tensor
 
 def pooled_cases(dtype: DType = F16, epilogue: str = "relu") -> list[Case]:
     """Windows of the pool cross the parts of a tile, its tiles and the ends of the image."""
-    one, odd = Conv((2, 1), (1,) * 4, (1, 1)), Conv((1, 2), (1, 1, 2, 2), (2, 1))
+    one, odd = Conv((1, 2), (1,) * 4, (1, 1)), Conv((1, 2), (1, 1, 2, 2), (2, 1))
     stem, shifted = Conv((2, 2), (3,) * 4, (1, 1)), replace(POOL, pads=(0, 1, 1, 0))
     given = [
         ("1 stem", rows(F32, 2, 3, 70, 76), stem, (7, 7), True, POOL),

@@ -6,12 +6,15 @@ FRAGMENT(kernel) {
   RESIDENT(filters);
   u8* const images = filters + FILTER_BYTES;
   const u32 warp = threadIdx.x / 32u, eighth = threadIdx.x % 32u / 4u, fourth = threadIdx.x % 4u;
+  RAW loaded[TURNS][2][RAW_COUNT];
   {
     const u32 block = blockIdx.x;
     u8* const image = images;
-    LOAD_IMAGE
+    LOAD_FIRST
+    REQUEST
+    LOAD_FILTERS
+    DELIVER
   }
-  LOAD_FILTERS
   seen_by_groups();
   __syncthreads();
   const u32 tiles = TILES, blocks = BLOCKS;
@@ -19,17 +22,21 @@ FRAGMENT(kernel) {
   #pragma unroll 1
   for (u32 now = blockIdx.x; now < tiles; now += blocks, half ^= 1u) {
     const u8* const own = images + half * IMAGE_BYTES;
+    const u32 block = now + blocks;
+    u8* const image = images + (half ^ 1u) * IMAGE_BYTES;
     float acc[OCTETS][FILTER_OCTETS][4];
     group_begins();
     PRODUCTS
     group_ends();
-    if (now + blocks < tiles) {
-      const u32 block = now + blocks;
-      u8* const image = images + (half ^ 1u) * IMAGE_BYTES;
-      LOAD_IMAGE
+    if (block < tiles) {
+      LOAD_FIRST
+      REQUEST
+    }
+    wait_for_groups<0>();
+    if (block < tiles) {
+      DELIVER
     }
     seen_by_groups();
-    wait_for_groups<0>();
     __syncthreads();
     STORE_RESULTS
   }
@@ -57,8 +64,7 @@ FRAGMENT(load_filters) {
 }
 
 FRAGMENT(store_results) {
-  const u32 block = now;
-  BLOCK_COORDINATES
+  OWN_COORDINATES
   #pragma unroll
   for (u32 o = 0; o < OCTETSu; ++o) {
     #pragma unroll

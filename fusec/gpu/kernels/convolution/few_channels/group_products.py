@@ -16,15 +16,18 @@ from fusec.gpu.kernels.codegen.pointwise_code import split_index
 from fusec.gpu.kernels.convolution.few_channels.image_tile import (
     OCTET,
     PAIR,
+    REGISTERS,
     RESERVED,
     THREADS,
     ImageTile,
+    Place,
     can_share_windows,
 )
 from fusec.gpu.kernels.convolution.few_channels.step import FewChannels
 
 SUMS = 64  # of a thread, at most
-RESIDENT = 4  # blocks of a multiprocessor, at most, because a thread needs about 128 registers
+TURNS = 4  # pairs of pixels that a thread loads before it stores them, at most
+WORKING = 48  # registers of a thread, without its sums
 _CUDA = cuda_template(__package__, "group_products.cuh")
 
 
@@ -53,9 +56,10 @@ class _GroupProducts:
 
     @property
     def resident(self) -> int:
-        """Blocks of a multiprocessor."""
-        most = (self.step.figures.shared_bytes + RESERVED) // (self.shared_bytes + RESERVED)
-        return max(1, min(RESIDENT, most))
+        """Blocks of a multiprocessor, because of registers and shared memory."""
+        sums = self.tile.columns * self.step.filters // 2
+        by_memory = (self.step.figures.shared_bytes + RESERVED) // (self.shared_bytes + RESERVED)
+        return max(1, min(REGISTERS // (THREADS * (WORKING + sums)), by_memory))
 
     def kernel(self) -> Kernel:
         """Return the kernel."""
@@ -63,7 +67,7 @@ class _GroupProducts:
         count, _, high, across = step.conv.result.type.shape
         down, right = ceil_div(high, OCTET), ceil_div(across, OCTET * tile.columns)
         grid = min(count * down * right, step.figures.processors * self.resident)
-        coordinates = split_index("block", [("c0", count), ("down", down), ("right", right)])
+        dims = [("c0", count), ("down", down), ("right", right)]
         cuda = _CUDA.bind(
             TYPE=C_TYPES[step.conv.operands[0].type.dtype],
             THREADS=THREADS,
@@ -71,7 +75,8 @@ class _GroupProducts:
             OWN=self.own,
             PART_FILTERS=4 * self.own,
         )
-        load_image = tile.load(arguments, coordinates, f"(int)down * {OCTET}", f"(int)right * {OCTET * tile.columns}")
+        place = Place(split_index("block", dims), f"(int)down * {OCTET}", f"(int)right * {OCTET * tile.columns}")
+        *first, (request, deliver) = (tile.load(arguments, place, section) for section in tile.sections(TURNS))
         filters = cuda.bind(
             PAIRS=tile.count,
             ROW_PAIRS=tile.pairs,
@@ -82,7 +87,7 @@ class _GroupProducts:
         load_filters = step.load_filters(filters, arguments)
         store_results = cuda(
             "store_results",
-            BLOCK_COORDINATES=coordinates,
+            OWN_COORDINATES=split_index("now", dims),
             ROWS_FIT=c_bool(high % OCTET == 0),
             COLUMNS_FIT=c_bool(across % (OCTET * tile.columns) == 0),
             RESULT_ROWS=high,
@@ -97,7 +102,12 @@ class _GroupProducts:
             FILTER_BYTES=self.filter_bytes,
             IMAGE_BYTES=tile.nbytes,
             FILTER_OCTETS=step.filters // OCTET,
-            LOAD_IMAGE=load_image,
+            RAW=step.raw[0],
+            TURNS=max(map(len, tile.sections(TURNS))),
+            RAW_COUNT=step.raw[1],
+            LOAD_FIRST=[line for each in first for part in each for line in part],
+            REQUEST=request,
+            DELIVER=deliver,
             LOAD_FILTERS=load_filters,
             PRODUCTS=list(self._products()),
             STORE_RESULTS=store_results,

@@ -7,16 +7,37 @@ FRAGMENT(load_pixel) {
 // Load a pixel of three contiguous numbers by two words.
 FRAGMENT(load_words) {
   const u32 first = AT;
-  Pack<u32, 2> both;
   const u32* words = reinterpret_cast<const u32*>(IMAGE) + first / 2u;
-  const u32 low = words[0], high = words[1];
-  both.v[0] = first % 2u ? low >> 16 | high << 16 : low;
-  both.v[1] = first % 2u ? high >> 16 : high & 0xffffu;
-  pixel = *reinterpret_cast<const Pack<TYPE, 4>*>(&both);
+  pixel = pixel_of_words<TYPE>(words[0], words[1], first % 2u);
 }
 
 FRAGMENT(load_channels) {
   #pragma unroll
   for (u32 c1 = 0; c1 < CHANNELSu; ++c1)
   PROLOGUE
+}
+
+// The same in two parts. What is loaded is used later, and stays in `raw` until then.
+FRAGMENT(request_pixel) {
+  const Pack<u32, 2> words = load_pack<u32, 2>(reinterpret_cast<const u32*>(IMAGE + (AT)));
+  raw[0] = words.v[0], raw[1] = words.v[1];
+}
+
+FRAGMENT(deliver_pixel) {
+  const Pack<u32, 2> words = {{raw[0], raw[1]}};
+  pixel = *reinterpret_cast<const Pack<TYPE, 4>*>(&words);
+}
+
+FRAGMENT(request_words) {
+  const u32* words = reinterpret_cast<const u32*>(IMAGE) + (AT) / 2u;
+  raw[0] = words[0], raw[1] = words[1];
+}
+
+FRAGMENT(deliver_words) {
+  pixel = pixel_of_words<TYPE>(raw[0], raw[1], (AT) % 2u);
+}
+
+FRAGMENT(request_channels) {
+  #pragma unroll
+  for (u32 c1 = 0; c1 < CHANNELSu; ++c1) raw[c1] = IMAGE[AT];
 }

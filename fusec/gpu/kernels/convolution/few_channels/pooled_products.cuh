@@ -1,14 +1,19 @@
 // Convolution of four channels and a max pool by products of warpgroups (Hopper): pooled_products.py explains it and fills
 // in the names in capitals.
 
-// While the first products of a tile are under way, the block loads the image of its next tile.
+// While products of a tile are under way, the block loads the image of its next tile.
 FRAGMENT(kernel) {
   RESIDENT(images);
   const u32 warp = threadIdx.x / 32u, eighth = threadIdx.x % 32u / 4u, fourth = threadIdx.x % 4u;
+  RAW loaded[TURNS][2][RAW_COUNT];
   {
     const u32 block = blockIdx.x;
     u8* const image = images;
-    LOAD_IMAGE
+    LOAD_FIRST
+    REQUEST
+    DELIVER
+    REQUEST_LAST
+    DELIVER_LAST
   }
   LOAD_FILTERS
   seen_by_groups();
@@ -18,6 +23,8 @@ FRAGMENT(kernel) {
   #pragma unroll 1
   for (u32 now = blockIdx.x; now < tiles; now += blocks, half ^= 1u) {
     const u8* const own = images + half * IMAGE_BYTES;
+    const u32 block = now + blocks;
+    u8* const image = images + (half ^ 1u) * IMAGE_BYTES;
     u32 carry[OCTETS][2];
     #pragma unroll
     for (u32 part = 0; part < 2u; ++part) {
@@ -25,14 +32,24 @@ FRAGMENT(kernel) {
       group_begins();
       PRODUCTS
       group_ends();
-      if (part == 0 && now + blocks < tiles) {
-        const u32 block = now + blocks;
-        u8* const image = images + (half ^ 1u) * IMAGE_BYTES;
-        LOAD_IMAGE
+      if (part == 0 && block < tiles) {
+        LOAD_FIRST
+        REQUEST
       }
-      if (part == 0) seen_by_groups();
+      if (part == 1u && block < tiles) {
+        REQUEST_LAST
+      }
       wait_for_groups<0>();
-      if (part == 1u) __syncthreads();
+      if (part == 0 && block < tiles) {
+        DELIVER
+      }
+      if (part == 1u) {
+        if (block < tiles) {
+          DELIVER_LAST
+        }
+        seen_by_groups();
+        __syncthreads();
+      }
       POOL
     }
   }
@@ -60,8 +77,7 @@ FRAGMENT(load_filters) {
 // A tile begins with the first row and column of a window of the pool. The two last rows of the first part belong to a
 // window that ends in the second part.
 FRAGMENT(pool) {
-  const u32 block = now;
-  BLOCK_COORDINATES
+  OWN_COORDINATES
   const int top = TOP + (int)part * 8, left = LEFT;
   u32 words[OCTETS][2][8];
   #pragma unroll

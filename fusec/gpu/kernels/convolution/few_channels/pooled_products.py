@@ -21,6 +21,7 @@ from fusec.gpu.kernels.convolution.few_channels.image_tile import (
     RESERVED,
     THREADS,
     ImageTile,
+    Place,
     can_share_windows,
 )
 from fusec.gpu.kernels.convolution.few_channels.step import FewChannels
@@ -31,6 +32,7 @@ FILTERS = 64  # rows of a product
 PARTS = 2  # of a tile, one above the other
 ROWS = PARTS * OCTET // 2 - 1  # of the pool's results, which a tile has; a window has three rows
 RESIDENT = 3  # blocks of a multiprocessor, because a thread needs about 168 registers
+TURNS = 3  # pairs of pixels that a thread loads before it stores them, at most
 LOWEST = {DType.F16: 0xFC00FC00, DType.BF16: 0xFF80FF80}  # two infinities
 _CUDA = cuda_template(__package__, "pooled_products.cuh")
 
@@ -62,17 +64,19 @@ class _PooledProducts:
         count, _, high, across = self.pool.result.type.shape
         down, right = ceil_div(high, ROWS), ceil_div(across, self.columns)
         grid = min(count * down * right, step.figures.processors * RESIDENT)
-        coordinates = split_index("block", [("c0", count), ("down", down), ("right", right)])
+        dims = [("c0", count), ("down", down), ("right", right)]
         top = f"(int)down * {2 * ROWS} - {self.op.pads[0]}"
         left = f"(int)right * {2 * self.columns} - {self.op.pads[1]}"
         kind = C_TYPES[step.conv.operands[0].type.dtype]
         cuda = _CUDA.bind(TYPE=kind, OCTETS=tile.columns)
-        load_image = tile.load(arguments, coordinates, top, left)
+        place = Place(split_index("block", dims), top, left)
+        loads = [tile.load(arguments, place, section) for section in tile.sections(TURNS)]
+        *first, (request, deliver), (request_last, deliver_last) = loads if len(loads) > 1 else [*loads, ([], [])]
         steps = {"STEPS": tile.count // 2, "ROW_PAIRS": tile.pairs, "WINDOW_COLUMNS": step.window[1]}
         load_filters = step.load_filters(cuda.bind(**steps), arguments)
         pool = cuda(
             "pool",
-            BLOCK_COORDINATES=coordinates,
+            OWN_COORDINATES=split_index("now", dims),
             TOP=top,
             LEFT=left,
             HIGH=step.conv.result.type.shape[2],
@@ -88,7 +92,14 @@ class _PooledProducts:
             TILES=by_value(count * down * right),
             BLOCKS=by_value(grid),
             IMAGE_BYTES=tile.nbytes,
-            LOAD_IMAGE=load_image,
+            RAW=step.raw[0],
+            TURNS=max(map(len, tile.sections(TURNS))),
+            RAW_COUNT=step.raw[1],
+            LOAD_FIRST=[line for each in first for part in each for line in part],
+            REQUEST=request,
+            DELIVER=deliver,
+            REQUEST_LAST=request_last,
+            DELIVER_LAST=deliver_last,
             LOAD_FILTERS=load_filters,
             PRODUCTS=list(self._products()),
             POOL=pool,

@@ -11,10 +11,11 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_t
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, stride_along
-from fusec.ir import Node, TensorType, Value, channels_last
+from fusec.ir import Node, Value, channels_last
 from fusec.ops import Conv, Pad
 
 CHANNELS = 4  # those of the image, and zeros
+_NAMES = ("c0", "c1", "(u32)row", "(u32)column")
 _CUDA = cuda_template(__package__, "pixel.cuh")
 
 
@@ -86,23 +87,50 @@ class FewChannels:
 
     def load_pixel(self, arguments: Arguments) -> list[str]:
         """Return the code that loads the pixel at a row and column of the image."""
-        cuda = _CUDA.bind(TYPE=C_TYPES[self.conv.operands[0].type.dtype])
-        source, names = self.source, ("c0", None, "(u32)row", "(u32)column")
-        if self._in_words if self.prologue else _is_packed(source.type):
-            at = Space(source.type.shape, names).offset(source.type)
-            return cuda("load_words" if self.prologue else "load_pixel", IMAGE=arguments.read(source), AT=at)
-        code = PointwiseCode(Space(source.type.shape, ("c0", "c1", *names[2:])), arguments, "p")
-        if not self.prologue:
-            code.get(source)
-            code.body.append(f"pixel.v[c1] = {code.as_stored(source)};")
+        if self._in_words or self._is_packed:
+            at = self._first.offset(self.source.type)
+            return self._cuda(
+                "load_words" if self._in_words else "load_pixel", IMAGE=arguments.read(self.source), AT=at
+            )
+        return self._channels(PointwiseCode(Space(self.source.type.shape, _NAMES), arguments, "p"))
+
+    @property
+    def raw(self) -> tuple[str, int]:
+        """The C type and number of what `request_pixel` loads."""
+        if self._in_words or self._is_packed:
+            return "u32", 2
+        return C_TYPES[self.source.type.dtype], self.source.type.shape[1]
+
+    def request_pixel(self, arguments: Arguments) -> list[str]:
+        """Return the code that loads what is stored of the pixel at a row and column into `raw`."""
+        image, type = arguments.read(self.source), self.source.type
+        if self._in_words or self._is_packed:
+            fragment = "request_words" if self._in_words else "request_pixel"
+            return self._cuda(fragment, IMAGE=image, AT=self._first.offset(type))
+        at = Space(type.shape, _NAMES).offset(type)
+        return self._cuda("request_channels", CHANNELS=type.shape[1], IMAGE=image, AT=at)
+
+    def deliver_pixel(self, arguments: Arguments) -> list[str]:
+        """Return the code that computes a pixel from `raw`."""
+        if self._in_words or self._is_packed:
+            fragment = "deliver_words" if self._in_words else "deliver_pixel"
+            return self._cuda(fragment, AT=self._first.offset(self.source.type))
+        space = Space(self.source.type.shape, _NAMES)
+        code = PointwiseCode(space, arguments, "p", known={self.source: "wide(raw[c1])"})
+        code.narrowed[self.source] = "raw[c1]"
+        return self._channels(code)
+
+    def _channels(self, code: PointwiseCode) -> list[str]:
+        """Return the code that computes the channels of a pixel one by one."""
+        last = self.source
         for node in self.prologue:
             if isinstance(node.op, Pad):
-                value = node.operands[0]
-                code.get(value)
-                code.body.append(f"pixel.v[c1] = {code.as_stored(value)};")
+                last = node.operands[0]
                 break
             code.apply(node)
-        return cuda("load_channels", CHANNELS=source.type.shape[1], PROLOGUE=code.lines())
+        code.get(last)
+        code.body.append(f"pixel.v[c1] = {code.as_stored(last)};")
+        return self._cuda("load_channels", CHANNELS=self.source.type.shape[1], PROLOGUE=code.lines())
 
     def epilogue(self, arguments: Arguments, own: int, result: str) -> list[str]:
         """Return the code of the epilogue of `own` neighbouring results of a thread.
@@ -122,11 +150,27 @@ class FewChannels:
         The last word must end where the image does.
         """
         type, kind = self.source.type, self.conv.operands[0].type.dtype
-        if not isinstance(self.prologue[0].op, Pad) or type.dtype is not kind or type.within or type.size % 2:
+        if (
+            not self.prologue
+            or not isinstance(self.prologue[0].op, Pad)
+            or type.dtype is not kind
+            or type.within
+            or type.size % 2
+        ):
             return False
         return type.shape[1] == 3 and type.order == channels_last(4)
 
+    @property
+    def _is_packed(self) -> bool:
+        """Tell if one load moves the channels of a pixel."""
+        strides = self.source.type.strides
+        return not self.prologue and strides[1] == 1 and all(strides[d] % CHANNELS == 0 for d in (0, 2, 3))
 
-def _is_packed(type: TensorType) -> bool:
-    """Tell if one load moves the channels of a pixel."""
-    return type.strides[1] == 1 and all(type.strides[d] % CHANNELS == 0 for d in (0, 2, 3))
+    @property
+    def _first(self) -> Space:
+        """The first channel of the pixel."""
+        return Space(self.source.type.shape, (_NAMES[0], None, *_NAMES[2:]))
+
+    @property
+    def _cuda(self) -> CudaTemplate:
+        return _CUDA.bind(TYPE=C_TYPES[self.conv.operands[0].type.dtype])
