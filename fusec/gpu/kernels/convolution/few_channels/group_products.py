@@ -20,7 +20,7 @@ from fusec.gpu.kernels.convolution.few_channels.image_tile import (
     RESERVED,
     THREADS,
     ImageTile,
-    Place,
+    TilePlace,
     can_share_windows,
 )
 from fusec.gpu.kernels.convolution.few_channels.step import FewChannels
@@ -75,7 +75,7 @@ class _GroupProducts:
             OWN=self.own,
             PART_FILTERS=4 * self.own,
         )
-        place = Place(split_index("block", dims), f"(int)down * {OCTET}", f"(int)right * {OCTET * tile.columns}")
+        place = TilePlace(split_index("block", dims), f"(int)down * {OCTET}", f"(int)right * {OCTET * tile.columns}")
         *first, (request, deliver) = (tile.load(arguments, place, section) for section in tile.sections(TURNS))
         filters = cuda.bind(
             PAIRS=tile.count,

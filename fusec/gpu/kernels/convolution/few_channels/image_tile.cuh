@@ -1,8 +1,11 @@
 // The image of a tile in shared memory: image_tile.py explains it and fills in the names in capitals.
 
-// Each place of a row holds two pixels. Loads are not conditional, so that all are issued together.
+// Each place of a row holds two pixels. Loads are not conditional, so that all are issued together. Without a pin of the
+// thread's number, the compiler computes places before the loop and holds them in registers.
 FRAGMENT(request) {
   {
+    u32 thread = threadIdx.x;
+    pin(thread);
     BLOCK_COORDINATES
     const int top = TOP, left = LEFT;
     #pragma unroll
@@ -22,6 +25,8 @@ FRAGMENT(request) {
 // By pins the compiler neither loads later nor converts earlier, which would wait for the loads.
 FRAGMENT(deliver) {
   {
+    u32 thread = threadIdx.x;
+    pin(thread);
     BLOCK_COORDINATES
     const int top = TOP, left = LEFT;
     #pragma unroll
@@ -38,7 +43,7 @@ FRAGMENT(deliver) {
         DELIVER_PIXEL
         for (int j = 0; j < 4; ++j) both.v[p * 4 + j] = is_inside ? pixel.v[j] : TYPE();
       }
-      const u32 i = threadIdx.x + (FIRST + turn) * THREADSu < PAIRSu ? threadIdx.x + (FIRST + turn) * THREADSu : LASTu;
+      const u32 i = thread + (FIRST + turn) * THREADSu < PAIRSu ? thread + (FIRST + turn) * THREADSu : LASTu;
       u8* const place = image + i / PLACESu * PITCHu + i % PLACESu * 16u;
       *reinterpret_cast<Pack<TYPE, 8>*>(place) = both;
       // Without a tap the pixel is zero, because infinity times zero would be NaN.
@@ -49,7 +54,7 @@ FRAGMENT(deliver) {
 }
 
 FRAGMENT(at_pixel) {
-  const u32 at = threadIdx.x + (FIRST + turn) * THREADSu < PAIRSu ? threadIdx.x + (FIRST + turn) * THREADSu : LASTu;
+  const u32 at = thread + (FIRST + turn) * THREADSu < PAIRSu ? thread + (FIRST + turn) * THREADSu : LASTu;
   const int image_row = top + (int)(at / PLACESu), image_column = left + (int)(at % PLACESu) * STRIDE_COLUMNS + p;
   const bool is_inside = (u32)image_row < IMAGE_ROWSu && (u32)image_column < IMAGE_COLUMNSu;
   const int row = is_inside ? image_row : 0, column = is_inside ? image_column : 0;

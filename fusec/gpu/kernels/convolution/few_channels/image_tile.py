@@ -89,7 +89,7 @@ class ImageTile:
         ends = [self.turns * i // count for i in range(count + 1)]
         return [range(*pair) for pair in pairwise(ends)]
 
-    def load(self, arguments: Arguments, tile: Place, section: range) -> tuple[list[str], list[str]]:
+    def load(self, arguments: Arguments, tile: TilePlace, section: range) -> tuple[list[str], list[str]]:
         """Return the code that loads a section of a tile's image into `loaded`, and the code that stores it in `image`.
 
         The number of the tile is `block`.
@@ -121,7 +121,7 @@ class ImageTile:
 
 
 @dataclass(frozen=True)
-class Place:
+class TilePlace:
     """The place of a tile among the results, as C.
 
     coordinates: statements that split the number `block` into coordinates of the tile.

@@ -21,7 +21,7 @@ from fusec.gpu.kernels.convolution.few_channels.image_tile import (
     RESERVED,
     THREADS,
     ImageTile,
-    Place,
+    TilePlace,
     can_share_windows,
 )
 from fusec.gpu.kernels.convolution.few_channels.step import FewChannels
@@ -69,7 +69,7 @@ class _PooledProducts:
         left = f"(int)right * {2 * self.columns} - {self.op.pads[1]}"
         kind = C_TYPES[step.conv.operands[0].type.dtype]
         cuda = _CUDA.bind(TYPE=kind, OCTETS=tile.columns)
-        place = Place(split_index("block", dims), top, left)
+        place = TilePlace(split_index("block", dims), top, left)
         loads = [tile.load(arguments, place, section) for section in tile.sections(TURNS)]
         *first, (request, deliver), (request_last, deliver_last) = loads if len(loads) > 1 else [*loads, ([], [])]
         steps = {"STEPS": tile.count // 2, "ROW_PAIRS": tile.pairs, "WINDOW_COLUMNS": step.window[1]}
