@@ -203,6 +203,26 @@ def test_a_result_is_rounded_to_integers(rng: np.random.Generator, image: Tensor
     check([case], rng)
 
 
+def grouped_cases() -> list[Case]:
+    """Windows that are two pixels apart, which products of warpgroups share; filters in one to eight parts."""
+    given = [
+        ("1 stem", rows(F32, 1, 3, 37, 70), Conv((2, 2), (3,) * 4, (1, 1)), (7, 7), 64),
+        ("1 words", last(F16, 2, 3, 20, 34), Conv((2, 2), (1,) * 4, (1, 1)), (3, 3), 32),
+        ("3 packed", last(BF16, 1, 4, 19, 33), Conv((1, 2), (2, 1, 0, 3), (2, 1)), (2, 6), 48),
+        ("1 many", rows(BF16, 1, 3, 18, 21), Conv((3, 2), (0, 2, 1, 1), (1, 1)), (4, 4), 128),
+        ("2 parts", last(F32, 1, 3, 21, 29), Conv((2, 2), (2,) * 4, (1, 1)), (6, 5), 96),
+    ]
+    dtypes = [F16, F16, BF16, BF16, F16]
+    return [convolved(*each, dtype) for each, dtype in zip(given, dtypes, strict=True)]
+
+
+@needs_compiler
+def test_products_of_warpgroups_share_windows(rng: np.random.Generator) -> None:
+    cases = grouped_cases()
+    assert all(case.kernel and case.kernel.launches[0].architecture == "sm_90a" for case in cases)
+    check(cases, rng)
+
+
 def pooled_cases(dtype: DType = F16, epilogue: str = "relu") -> list[Case]:
     """Windows of the pool cross the parts of a tile, its tiles and the ends of the image."""
     one, odd = Conv((1, 2), (1,) * 4, (1, 1)), Conv((1, 2), (1, 1, 2, 2), (2, 1))
