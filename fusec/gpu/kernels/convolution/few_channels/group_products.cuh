@@ -31,12 +31,10 @@ FRAGMENT(kernel) {
     if (block < tiles) {
       LOAD_FIRST
       REQUEST
-    }
-    wait_for_groups<0>();
-    if (block < tiles) {
       DELIVER
     }
     seen_by_groups();
+    wait_for_groups<0>();
     __syncthreads();
     STORE_RESULTS
   }

@@ -22,7 +22,7 @@ FRAGMENT(request) {
   }
 }
 
-// By pins the compiler neither loads later nor converts earlier, which would wait for the loads.
+// By pins the compiler neither loads later nor converts earlier. A conversion waits for the loads.
 FRAGMENT(deliver) {
   {
     u32 thread = threadIdx.x;
