@@ -29,7 +29,7 @@ def files_of(family: str) -> list[Path]:
     found, shared = [MODULES[family]], KERNELS / "codegen"
     for path in found:  # grows
         text = path.read_text()
-        modules = re.findall(r"^from (fusec\.gpu\.kernels\.\w+\.\w+) import", text, re.MULTILINE)
+        modules = re.findall(r"^from (fusec\.gpu\.kernels\.\w+(?:\.\w+)+) import", text, re.MULTILINE)
         named = [ROOT / (module.replace(".", "/") + ".py") for module in modules]
         named += [path.parent / name for name in re.findall(r'"(\w+\.cuh)"', text)]
         others = set(MODULES.values())

@@ -13,7 +13,6 @@ from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.kernels.convolution import (
     depthwise,
-    few_channels,
     few_filters,
     few_rows,
     integer_product,
@@ -22,6 +21,7 @@ from fusec.gpu.kernels.convolution import (
     squeeze_excite,
     thin_product,
 )
+from fusec.gpu.kernels.convolution.few_channels import few_channels
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align

@@ -202,3 +202,24 @@ def test_kernels_of_convolutions_run_the_ops_around_them() -> None:
     assert {step.kind for step in joined.program.steps} == {Kind.KERNEL}
     for got, right in zip(outputs(joined), outputs(of), strict=True):
         np.testing.assert_allclose(got, right, rtol=2e-2, atol=2e-2)
+
+
+def test_the_kernel_of_a_first_convolution_finds_the_largest_of_windows() -> None:
+    """As in ResNet, whose second convolution reads the pool's result alone."""
+    of = compiled(
+        """graph "g" (%x: f32[1,3,48,48], %w: f16[64,4,7,7]{0,2,3,1}, %v: f16[64,64,1,1]{0,2,3,1}) {
+  %h = cast(%x) {to=f16}
+  %p = pad(%h) {pads=[0, 0, 0, 0, 0, 1, 0, 0]} : f16[1,4,48,48]{0,2,3,1}
+  %c = conv(%p, %w) {strides=[2, 2], pads=[3, 3, 3, 3], dilations=[1, 1]} : f16[1,64,24,24]{0,2,3,1}
+  %r = relu(%c)
+  %q = max_pool(%r) {window=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], dilations=[1, 1]} : f16[1,64,12,12]{0,2,3,1}
+  %y = conv(%q, %v) {strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1]} : f16[1,64,12,12]{0,2,3,1}
+  return %y
+}"""
+    )
+    first = next(step for step in of.program.steps if any(node.op.name == "conv" for node in step.nodes))
+    chosen = {step_key(of.graph, first): (Part(len(first.nodes), "kernel"),)}
+    joined = replace(of, program=apply_choices(of.program, chosen, FIGURES))
+    assert signatures(joined.program) == ["cast+pad+conv+relu+max_pool", "conv"]
+    for got, right in zip(outputs(joined), outputs(of), strict=True):
+        np.testing.assert_allclose(got, right, rtol=2e-2, atol=2e-2)

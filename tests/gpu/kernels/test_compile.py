@@ -14,6 +14,8 @@ from gpu.kernels.attention.test_rotary import cases as rotary_cases
 from gpu.kernels.attention.test_write_rows import cases as row_write_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
 from gpu.kernels.convolution.test_depthwise import random_cases as depthwise_cases
+from gpu.kernels.convolution.test_few_channels import grouped_cases as few_channels_grouped
+from gpu.kernels.convolution.test_few_channels import pooled_cases as few_channels_pooled
 from gpu.kernels.convolution.test_few_channels import random_cases as few_channels_cases
 from gpu.kernels.convolution.test_few_filters import random_cases as few_filters_cases
 from gpu.kernels.convolution.test_few_filters import wide_cases
@@ -83,6 +85,8 @@ def shaped_cases() -> list[Case]:
         *thin_cases(),
         *dense_cases(),
         *few_channels_cases(),
+        *few_channels_grouped(),
+        *few_channels_pooled(),
         *few_filters_cases(),
         *wide_cases(),
         *few_pixels_cases(),

@@ -15,12 +15,13 @@ from gpu.kernels.emulator import needs_compiler
 from gpu.kernels.norm import test_instance_norm, test_row_reduction
 from gpu.kernels.pooling import test_pool_forward
 
-from fusec.ir import TensorType
+from fusec.ir import DType, TensorType
 from fusec.passes.partition.concat_in_place import ALIGNMENT_BYTES
 
 FAMILIES: dict[str, Callable[[], list[Case]]] = {
     "depthwise": test_depthwise.random_cases,
     "few channels": test_few_channels.random_cases,
+    "few channels, pooled": lambda: [*test_few_channels.pooled_cases(), *test_few_channels.pooled_cases(DType.BF16)],
     "few filters": test_few_filters.random_cases,
     "few pixels": test_split_k.few_cases,
     "instance norms": test_instance_norm.cases,

@@ -88,7 +88,11 @@ DEVICE void meet(u32* door, u32 blocks) {
 DEVICE void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 DEVICE void pin(double& x) { asm volatile("" : "+d"(x)::"memory"); }
 DEVICE void pin(i32& x) { asm volatile("" : "+r"(x)::"memory"); }
+DEVICE void pin(u32& x) { asm volatile("" : "+r"(x)::"memory"); }
+DEVICE void pin(f16& x) { asm volatile("" : "+h"(x.bits)::"memory"); }
+DEVICE void pin(bf16& x) { asm volatile("" : "+h"(x.bits)::"memory"); }
 #endif
+template <class T> DEVICE void pin(T& x) {}
 
 #ifdef FUSEC_EMULATED
 DEVICE float quick_exp(float x) { return exp(x); }
@@ -671,14 +675,15 @@ DEVICE void group_product(float (&d)[N][4], const u32 (&a)[4], const void* b, u3
     multiply_tiles<T, N, TURNED>(sums, words, (const u8*)b, lead, stride, onto);
   });
 }
-// The same where a is in shared memory, too, as tiles that hold its rows. Tiles are 128 bytes apart along rows and columns.
-template <class T, int N>
+// The same where a is in shared memory, too, as tiles that hold its rows. Tiles are STRIDE bytes apart along rows, and 128
+// along columns.
+template <class T, int N, int STRIDE>
 DEVICE void group_product_of_tiles(float (&d)[N][4], const void* a, u32 a_lead, const void* b, u32 b_lead, int onto) {
   float (*sums)[4] = d;
   group_does([=] {
     u32 words[4];
     for (u32 i = 0; i < 4u; ++i) {
-      const u8* tile = (const u8*)a + i / 2u * a_lead + (threadIdx.x / 32u % 4u * 2u + i % 2u) * 128u;
+      const u8* tile = (const u8*)a + i / 2u * a_lead + (threadIdx.x / 32u % 4u * 2u + i % 2u) * STRIDE;
       ALIGNED(tile, 16);
       words[i] = ((const u32*)tile)[threadIdx.x % 32u];
     }
@@ -745,6 +750,32 @@ template <class T> DEVICE Pair pair_of(u32 word) {
   T low, high;
   low.bits = (u16)word, high.bits = (u16)(word >> 16);
   return {wide(low), wide(high)};
+}
+// Three contiguous numbers of 16 bits, and a zero, from the two words that contain them. is_odd: they begin within a word.
+template <class T> DEVICE Pack<T, 4> pixel_of_words(u32 low, u32 high, bool is_odd) {
+  const Pack<u32, 2> both = {{is_odd ? low >> 16 | high << 16 : low, is_odd ? high >> 16 : high & 0xffffu}};
+  return *reinterpret_cast<const Pack<T, 4>*>(&both);
+}
+// The larger of two numbers of 16 bits, and of two more. NaN wins.
+template <class T> DEVICE u32 larger_pair(u32 x, u32 y) {
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
+  u32 z;
+  if constexpr (T::is_brain) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  else asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+#else
+  const Pair a = pair_of<T>(x), b = pair_of<T>(y);
+  return word_of<T>(nmax(a.low, b.low), nmax(a.high, b.high));
+#endif
+}
+// The word of another thread of the warp.
+DEVICE u32 word_from(u32 word, u32 lane) {
+#ifdef FUSEC_EMULATED
+  const u32 mine[6] = {word};
+  return words_of_warp(mine)[lane * 6u];
+#else
+  return __shfl_sync(0xffffffffu, word, lane);
+#endif
 }
 
 // Load here and not later, too: 4, 8 or 16 bytes.

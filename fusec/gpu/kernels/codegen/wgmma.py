@@ -51,11 +51,12 @@ def product(kind: str, columns: int, by_rows: bool = False) -> list[str]:
     ]
 
 
-def product_of_tiles(kind: str, columns: int) -> list[str]:
+def product_of_tiles(kind: str, columns: int, stride: int = 128) -> list[str]:
     """Generate the function ENTRY_<columns>_of_tiles: d[64][columns] (+)= a[64][16] b[16][columns].
 
     a and b are stored in shared memory as tiles of 8 x 8, a with its rows and b with its columns. The tiles of both
-    are `lead` bytes apart along the depth, and 128 bytes apart along the rows of a and the columns of b.
+    are `lead` bytes apart along the depth. Tiles of a are `stride` bytes apart along its rows, and those of b 128 bytes
+    along its columns.
     """
     count = columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))
@@ -63,13 +64,13 @@ def product_of_tiles(kind: str, columns: int) -> list[str]:
     return [
         f"{head}const void* b, u32 b_lead, int onto) {{",
         "#ifdef FUSEC_EMULATED",
-        f"  group_product_of_tiles<{kind}, {columns // 8}>(d, a, a_lead, b, b_lead, onto);",
+        f"  group_product_of_tiles<{kind}, {columns // 8}, {stride}>(d, a, a_lead, b, b_lead, onto);",
         "#else",
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; "',
         f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "',
         f'    "{{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"',
         f"    : {_written(count)}",
-        '    : "l"(group_tiles(a, a_lead, 128u)), "l"(group_tiles(b, b_lead, 128u)), "r"(onto));',
+        f'    : "l"(group_tiles(a, a_lead, {stride}u)), "l"(group_tiles(b, b_lead, 128u)), "r"(onto));',
         "#endif",
         "}",
     ]

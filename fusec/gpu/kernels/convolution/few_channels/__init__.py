@@ -1,0 +1,1 @@
+"""Generate convolution of images of up to four channels."""

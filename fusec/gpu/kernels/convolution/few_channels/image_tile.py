@@ -1,0 +1,139 @@
+"""Lay an image out in shared memory such that products of warpgroups, which Hopper has, read overlapping windows.
+
+Two neighbouring pixels of four channels are 16 bytes, a row of the tiles that such a product reads from shared memory.
+Results of a row begin 16 bytes apart if their windows begin two pixels apart. Thus products read overlapping windows
+from one copy of the image. A product computes 8 x 8 results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, ceil_div
+from fusec.gpu.kernels.convolution.few_channels.step import FewChannels
+
+OCTET = 8  # rows, and columns, of the results of a product
+PAIR = 16  # bytes of two pixels
+STRIDE = 2  # pixels from one window to the next
+THREADS = 128
+REGISTERS = 65536  # of a multiprocessor
+RESERVED = 1024  # bytes of shared memory of a block that the driver uses
+_CUDA = cuda_template(__package__, "image_tile.cuh")
+
+
+@dataclass(frozen=True)
+class ImageTile:
+    """A step, and the tile of results that a block computes, in octets."""
+
+    step: FewChannels
+    columns: int
+    rows: int = 1
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of taps of a row of the window."""
+        return ceil_div(self.step.window[1], 2)
+
+    @property
+    def is_odd(self) -> bool:
+        """Tell if the last tap of a row has no second one."""
+        return self.step.window[1] % 2 == 1
+
+    @property
+    def count(self) -> int:
+        """Pairs of taps of the window."""
+        return self.step.window[0] * self.pairs
+
+    @property
+    def places(self) -> int:
+        """Pairs of pixels in a row of the image."""
+        return OCTET * self.columns + self.pairs - 1
+
+    @property
+    def pitch(self) -> int:
+        """Bytes of a row of the image; if taps are odd, each pair is followed by one with its first pixel alone."""
+        return self.places * PAIR * (2 if self.is_odd else 1)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from the image of one row of results to that of the next."""
+        return self.step.op.strides[0] * self.pitch
+
+    @property
+    def high(self) -> int:
+        """Rows of the image."""
+        rows, (window, _) = OCTET * self.rows, self.step.window
+        return (rows - 1) * self.step.op.strides[0] + (window - 1) * self.step.op.dilations[0] + 1
+
+    @property
+    def nbytes(self) -> int:
+        """Shared memory of the image."""
+        return self.high * self.pitch
+
+    def place(self, pair: int) -> int:
+        """Return the place of a pair of taps in the image, in bytes."""
+        row, at = divmod(pair, self.pairs)
+        is_alone = self.is_odd and at == self.pairs - 1
+        return row * self.step.op.dilations[0] * self.pitch + (at + is_alone * self.places) * PAIR
+
+    @property
+    def turns(self) -> int:
+        """Pairs of pixels that a thread loads."""
+        return ceil_div(self.high * self.places, THREADS)
+
+    def sections(self, most: int) -> list[range]:
+        """Split the pairs that a thread loads into sections of about equal size, of at most so many each."""
+        count = ceil_div(self.turns, most)
+        ends = [self.turns * i // count for i in range(count + 1)]
+        return [range(*pair) for pair in pairwise(ends)]
+
+    def load(self, arguments: Arguments, tile: TilePlace, section: range) -> tuple[list[str], list[str]]:
+        """Return the code that loads a section of a tile's image into `loaded`, and the code that stores it in `image`.
+
+        The number of the tile is `block`.
+        """
+        _, _, rows, columns = self.step.conv.operands[0].type.shape
+        raw, count = self.step.raw
+        cuda = _CUDA.bind(
+            TYPE=C_TYPES[self.step.conv.operands[0].type.dtype],
+            THREADS=THREADS,
+            BLOCK_COORDINATES=tile.coordinates,
+            TOP=f"({tile.top}) * {self.step.op.strides[0]} - {self.step.op.pads[0]}",
+            LEFT=f"({tile.left}) * {STRIDE} - {self.step.op.pads[1]}",
+            RAW=raw,
+            COUNT=count,
+            FIRST=section.start,
+            TURNS=len(section),
+            PAIRS=self.high * self.places,
+            LAST=self.high * self.places - 1,
+            PLACES=self.places,
+            PITCH=self.pitch,
+            STRIDE_COLUMNS=STRIDE,
+            IMAGE_ROWS=rows,
+            IMAGE_COLUMNS=columns,
+            IS_ODD=c_bool(self.is_odd),
+        )
+        at = cuda("at_pixel")
+        request = cuda("request", AT_PIXEL=at, REQUEST_PIXEL=self.step.request_pixel(arguments))
+        return request, cuda("deliver", AT_PIXEL=at, DELIVER_PIXEL=self.step.deliver_pixel(arguments))
+
+
+@dataclass(frozen=True)
+class TilePlace:
+    """The place of a tile among the results, as C.
+
+    coordinates: statements that split the number `block` into coordinates of the tile.
+    top, left: the tile's first row and column of results.
+    """
+
+    coordinates: list[str]
+    top: str
+    left: str
+
+
+def can_share_windows(step: FewChannels) -> bool:
+    """Tell if products can read overlapping windows, two pairs of taps at a time."""
+    pairs = step.window[0] * ceil_div(step.window[1], 2)
+    return step.op.strides[1] == STRIDE and step.op.dilations[1] == 1 and pairs % 2 == 0
