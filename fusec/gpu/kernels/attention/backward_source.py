@@ -101,6 +101,9 @@ class AttentionBackwardSource:
         return _CUDA.bind(
             TYPE=C_TYPES[self.step.views[0].dtype],
             THREADS=self.threads,
+            TURNS=ceil_div(self.rows[0] * OCTET, self.threads),
+            GROUPS_HAVE_KEYS=c_bool(self.threads // 128 == ceil_div(keys, GROUP)),
+            GROUPS_HAVE_QUERIES=c_bool(self.threads // 128 == ceil_div(queries, GROUP)),
             OCTETS=octets,
             QUERIES=queries,
             QUERY_COUNT=self.counts[0],
@@ -138,9 +141,9 @@ class AttentionBackwardSource:
             COPY_LOSSES=self._copy("losses", memory["dy"], 0),
             COPY_VALUES=self._copy("values", memory["v"], 3),
             COPY_KEYS=self._copy("keys", memory["k"], 2),
-            MEANS=self._cuda(
-                "means",
-                TURNS=ceil_div(self.rows[0] * OCTET, self.threads),
+            MEANS=self._cuda("means"),
+            LOAD_RESULTS=self._cuda(
+                "load_results",
                 RESULTS=memory["y"],
                 RESULT_STRIDE=self.step.views[4].strides[2],
                 LOGARITHMS=memory["sums"],
@@ -150,7 +153,7 @@ class AttentionBackwardSource:
                 "visit_queries",
                 SCORE=self._cuda("score"),
                 SLOPE=self._cuda("slope"),
-                WAIT=self._cuda("wait"),
+                PIN_SUMS=self._cuda("pin_sums"),
             ),
             VISIT_KEYS=self._cuda("visit_keys"),
             STORE_OF_VALUES=self._store("of_values", 2, arguments),
