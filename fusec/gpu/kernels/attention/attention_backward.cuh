@@ -1,7 +1,7 @@
 // Gradients of attention: backward_source.py explains them and fills in the names in capitals.
 
 FRAGMENT(kernel) {
-  const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u, g = lane / 4u, t = lane % 4u;
+  const u32 lane = threadIdx.x % 32u, warp = number_of_warp(), g = lane / 4u, t = lane % 4u;
   const u32 first = warp / 4u * 64u, own = first + warp % 4u * 16u;  // rows of the warpgroup, and of the warp
   RESIDENT(memory);
   TYPE *changes = (TYPE*)memory, *queries = changes + CHANGES_SIZE, *losses = queries + QUERIES_SIZE;
@@ -218,16 +218,16 @@ FRAGMENT(pin_sums) {
 FRAGMENT(score) {
   #pragma unroll
   for (u32 o = 0; o < OCTETSu; o += 2u)
-    ENTRY_32_of_tiles(scores, keys + (o * KEY_OCTETu + first * 8u), 2u * KEY_OCTETu,
-                      queries + (o * QUERY_OCTETu + from * 8u), 2u * QUERY_OCTETu, o > 0u);
+    ENTRY_32_of_tiles(scores, keys + first * 8u, o * KEY_OCTETu * 2u, 2u * KEY_OCTETu, queries,
+                      (o * QUERY_OCTETu + from * 8u) * 2u, 2u * QUERY_OCTETu, o > 0u);
 }
 
 // Issue the products of values by the gradients of 32 results.
 FRAGMENT(slope) {
   #pragma unroll
   for (u32 o = 0; o < OCTETSu; o += 2u)
-    ENTRY_32_of_tiles(slopes, values + (o * KEY_OCTETu + first * 8u), 2u * KEY_OCTETu,
-                      losses + (o * QUERY_OCTETu + from * 8u), 2u * QUERY_OCTETu, o > 0u);
+    ENTRY_32_of_tiles(slopes, values + first * 8u, o * KEY_OCTETu * 2u, 2u * KEY_OCTETu, losses,
+                      (o * QUERY_OCTETu + from * 8u) * 2u, 2u * QUERY_OCTETu, o > 0u);
 }
 
 // Let a warpgroup's queries visit all keys: multiply the gradients of scores, transposed, by keys.
