@@ -60,11 +60,12 @@ def product_of_tiles(kind: str, columns: int) -> list[str]:
     """
     count = columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))
-    head = f"DEVICE void ENTRY_{columns}_of_tiles(float (&d)[{columns // 8}][4], const void* a, u32 a_from, u32 a_lead, "
+    head = f"DEVICE void ENTRY_{columns}_of_tiles(float (&d)[{columns // 8}][4], const void* a, u32 a_from, "
+    places = "(const u8*)a + a_from, a_lead, (const u8*)b + b_from, b_lead"
     return [
-        f"{head}const void* b, u32 b_from, u32 b_lead, int onto) {{",
+        f"{head}u32 a_lead, const void* b, u32 b_from, u32 b_lead, int onto) {{",
         "#ifdef FUSEC_EMULATED",
-        f"  group_product_of_tiles<{kind}, {columns // 8}>(d, (const u8*)a + a_from, a_lead, (const u8*)b + b_from, b_lead, onto);",
+        f"  group_product_of_tiles<{kind}, {columns // 8}>(d, {places}, onto);",
         "#else",
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; "',
         f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "',
