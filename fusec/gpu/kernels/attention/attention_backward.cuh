@@ -140,80 +140,88 @@ FRAGMENT(means) {
 FRAGMENT(visit_queries) {
   PIN_SUMS
   #pragma unroll 1
-  for (u32 from = 0; from < QUERIESu; from += 32u) {
-    float scores[4][4], slopes[4][4], weights[4][4];
-    group_begins();
-    SCORE
-    group_ends();
-    SLOPE
-    group_ends();
-    wait_for_groups<1>();
-    #pragma unroll
-    for (int n = 0; n < 4; ++n)
-      #pragma unroll
-      for (int e = 0; e < 4; ++e) pin(scores[n][e]);
-    #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const Pack<float, 2> offset = load_pack<float, 2>(offsets + (from + n * 8u + 2u * t));
-      #pragma unroll
-      for (int e = 0; e < 4; ++e) weights[n][e] = quick_exp2(fmaf(scores[n][e], SCALE, -offset.v[e % 2]));
-    }
-    if (!QUERIES_FIT && from + 32u > QUERY_COUNTu) {
-      #pragma unroll
-      for (int n = 0; n < 4; ++n)
-        #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (from + n * 8u + 2u * t + e % 2 >= QUERY_COUNTu) weights[n][e] = 0.0f;
-    }
-    u32 power[4][2], change[4][2];
-    #pragma unroll
-    for (int n = 0; n < 4; ++n)
-      #pragma unroll
-      for (int h = 0; h < 2; ++h) power[n][h] = word_of<TYPE>(weights[n][2 * h + 0], weights[n][2 * h + 1]);
-    wait_for_groups<0>();
-    #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const Pack<float, 2> mean = load_pack<float, 2>(along + (from + n * 8u + 2u * t));
-      #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        pin(slopes[n][e]);
-        slopes[n][e] = weights[n][e] * (slopes[n][e] - mean.v[e % 2]);
-      }
-    }
-    if (!QUERIES_FIT && from + 32u > QUERY_COUNTu) {
-      #pragma unroll
-      for (int n = 0; n < 4; ++n)
-        #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (from + n * 8u + 2u * t + e % 2 >= QUERY_COUNTu) slopes[n][e] = 0.0f;
-    }
-    if (!KEYS_FIT && own + 16u > KEY_COUNTu) {  // the weight of a score of zero may be infinite
-      #pragma unroll
-      for (int n = 0; n < 4; ++n)
-        #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (own + e / 2 * 8u + g >= KEY_COUNTu) slopes[n][e] = 0.0f;
-    }
-    #pragma unroll
-    for (int n = 0; n < 4; ++n)
-      #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        change[n][h] = word_of<TYPE>(slopes[n][2 * h + 0], slopes[n][2 * h + 1]);
-        if (own < KEYSu)
-          *(u32*)(changes + ((from / 8u + n) * CHANGE_OCTETu + (own + h * 8u + g) * 8u + 2u * t)) = change[n][h];
-      }
-    group_begins();
-    #pragma unroll
-    for (u32 n = 0; n < 4u; n += 2u) {
-      const u32 words[4] = {power[n][0], power[n][1], power[n + 1][0], power[n + 1][1]};
-      ENTRY_COLUMNS_by_rows(of_values, words, losses, (from + n * 8u) * 16u, 128u, 2u * QUERY_OCTETu, 1);
-      const u32 more[4] = {change[n][0], change[n][1], change[n + 1][0], change[n + 1][1]};
-      ENTRY_COLUMNS_by_rows(of_keys, more, queries, (from + n * 8u) * 16u, 128u, 2u * QUERY_OCTETu, 1);
-    }
-    group_ends();
-    wait_for_groups<0>();
-    PIN_SUMS
+  for (u32 from = 0; from + 32u <= QUERIESu; from += 32u) {
+    VISIT
   }
+  {
+    const u32 from = QUERIESu / 32u * 32u;
+    VISIT_REST
+  }
+}
+
+FRAGMENT(visit) {
+  float scores[PART_OCTETS][4], slopes[PART_OCTETS][4], weights[PART_OCTETS][4];
+  group_begins();
+  SCORE
+  group_ends();
+  SLOPE
+  group_ends();
+  wait_for_groups<1>();
+  #pragma unroll
+  for (int n = 0; n < PART_OCTETS; ++n)
+    #pragma unroll
+    for (int e = 0; e < 4; ++e) pin(scores[n][e]);
+  #pragma unroll
+  for (int n = 0; n < PART_OCTETS; ++n) {
+    const Pack<float, 2> offset = load_pack<float, 2>(offsets + (from + n * 8u + 2u * t));
+    #pragma unroll
+    for (int e = 0; e < 4; ++e) weights[n][e] = quick_exp2(fmaf(scores[n][e], SCALE, -offset.v[e % 2]));
+  }
+  if (!QUERIES_FIT && from + PARTu > QUERY_COUNTu) {
+    #pragma unroll
+    for (int n = 0; n < PART_OCTETS; ++n)
+      #pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (from + n * 8u + 2u * t + e % 2 >= QUERY_COUNTu) weights[n][e] = 0.0f;
+  }
+  u32 power[PART_OCTETS][2], change[PART_OCTETS][2];
+  #pragma unroll
+  for (int n = 0; n < PART_OCTETS; ++n)
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) power[n][h] = word_of<TYPE>(weights[n][2 * h + 0], weights[n][2 * h + 1]);
+  wait_for_groups<0>();
+  #pragma unroll
+  for (int n = 0; n < PART_OCTETS; ++n) {
+    const Pack<float, 2> mean = load_pack<float, 2>(along + (from + n * 8u + 2u * t));
+    #pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      pin(slopes[n][e]);
+      slopes[n][e] = weights[n][e] * (slopes[n][e] - mean.v[e % 2]);
+    }
+  }
+  if (!QUERIES_FIT && from + PARTu > QUERY_COUNTu) {
+    #pragma unroll
+    for (int n = 0; n < PART_OCTETS; ++n)
+      #pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (from + n * 8u + 2u * t + e % 2 >= QUERY_COUNTu) slopes[n][e] = 0.0f;
+  }
+  if (!KEYS_FIT && own + 16u > KEY_COUNTu) {  // the weight of a score of zero may be infinite
+    #pragma unroll
+    for (int n = 0; n < PART_OCTETS; ++n)
+      #pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (own + e / 2 * 8u + g >= KEY_COUNTu) slopes[n][e] = 0.0f;
+  }
+  #pragma unroll
+  for (int n = 0; n < PART_OCTETS; ++n)
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      change[n][h] = word_of<TYPE>(slopes[n][2 * h + 0], slopes[n][2 * h + 1]);
+      if (own < KEYSu)
+        *(u32*)(changes + ((from / 8u + n) * CHANGE_OCTETu + (own + h * 8u + g) * 8u + 2u * t)) = change[n][h];
+    }
+  group_begins();
+  #pragma unroll
+  for (u32 n = 0; n < PART_OCTETSu; n += 2u) {
+    const u32 words[4] = {power[n][0], power[n][1], power[n + 1][0], power[n + 1][1]};
+    ENTRY_COLUMNS_by_rows(of_values, words, losses, (from + n * 8u) * 16u, 128u, 2u * QUERY_OCTETu, 1);
+    const u32 more[4] = {change[n][0], change[n][1], change[n + 1][0], change[n + 1][1]};
+    ENTRY_COLUMNS_by_rows(of_keys, more, queries, (from + n * 8u) * 16u, 128u, 2u * QUERY_OCTETu, 1);
+  }
+  group_ends();
+  wait_for_groups<0>();
+  PIN_SUMS
 }
 
 // Keep the compiler from moving what it does with sums over the products that add to them.
@@ -227,19 +235,19 @@ FRAGMENT(pin_sums) {
     }
 }
 
-// Issue the products of keys by 32 queries.
+// Issue the products of keys by some queries.
 FRAGMENT(score) {
   #pragma unroll
   for (u32 o = 0; o < OCTETSu; o += 2u)
-    ENTRY_32_of_tiles(scores, keys + first * 8u, o * KEY_OCTETu * 2u, 2u * KEY_OCTETu, queries,
+    ENTRY_PART_of_tiles(scores, keys + first * 8u, o * KEY_OCTETu * 2u, 2u * KEY_OCTETu, queries,
                       (o * QUERY_OCTETu + from * 8u) * 2u, 2u * QUERY_OCTETu, o > 0u);
 }
 
-// Issue the products of values by the gradients of 32 results.
+// Issue the products of values by the gradients of some results.
 FRAGMENT(slope) {
   #pragma unroll
   for (u32 o = 0; o < OCTETSu; o += 2u)
-    ENTRY_32_of_tiles(slopes, values + first * 8u, o * KEY_OCTETu * 2u, 2u * KEY_OCTETu, losses,
+    ENTRY_PART_of_tiles(slopes, values + first * 8u, o * KEY_OCTETu * 2u, 2u * KEY_OCTETu, losses,
                       (o * QUERY_OCTETu + from * 8u) * 2u, 2u * QUERY_OCTETu, o > 0u);
 }
 

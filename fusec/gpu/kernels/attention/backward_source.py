@@ -60,8 +60,8 @@ class AttentionBackwardSource:
     @property
     def rows(self) -> tuple[int, int]:
         """Queries and keys in shared memory, with the zeros after them."""
-        (queries, keys), tile = self.counts, 2 * OCTET
-        return ceil_div(queries, VISITED) * VISITED, ceil_div(keys, tile) * tile
+        queries, keys = (ceil_div(count, 2 * OCTET) * 2 * OCTET for count in self.counts)
+        return queries, keys
 
     @property
     def octets(self) -> int:
@@ -153,8 +153,8 @@ class AttentionBackwardSource:
             ),
             VISIT_QUERIES=self._cuda(
                 "visit_queries",
-                SCORE=self._cuda("score"),
-                SLOPE=self._cuda("slope"),
+                VISIT=self._visit(VISITED),
+                VISIT_REST=self._visit(self.rows[0] % VISITED),
                 PIN_SUMS=self._cuda("pin_sums"),
             ),
             VISIT_KEYS=self._cuda("visit_keys"),
@@ -164,10 +164,19 @@ class AttentionBackwardSource:
         )
         lines = [line.replace("ENTRY_COLUMNS", f"ENTRY_{columns}") for line in lines]
         kind = C_TYPES[self.step.views[0].dtype]
-        preamble = [*wgmma.product_of_tiles(kind, VISITED), *wgmma.product(kind, columns, by_rows=True)]
+        products = [wgmma.product_of_tiles(kind, part) for part in (VISITED, VISITED // 2)]
+        preamble = [*products[0], *products[1], *wgmma.product(kind, columns, by_rows=True)]
         launch = arguments.launch("attention_backward", lines, grid, self.threads, preamble=preamble, resident=1)
         launch = replace(launch, resident_bytes=self.shared_bytes, architecture=wgmma.ARCHITECTURE)
         return Kernel("attention_backward", (launch,))
+
+    def _visit(self, part: int) -> list[str]:
+        """Return the code in which keys visit so many queries."""
+        if not part:
+            return []
+        cuda = self._cuda.bind(PART_OCTETS=part // OCTET, PART=part)
+        lines = cuda("visit", SCORE=cuda("score"), SLOPE=cuda("slope"), PIN_SUMS=cuda("pin_sums"))
+        return [line.replace("ENTRY_PART", f"ENTRY_{part}") for line in lines]
 
     def _copy(self, name: str, memory: str, operand: int) -> list[str]:
         of_keys = operand in (2, 3)
