@@ -7,7 +7,7 @@ FRAGMENT(kernel) {
   TYPE *changes = (TYPE*)memory, *queries = changes + CHANGES_SIZE, *losses = queries + QUERIES_SIZE;
   TYPE *keys = losses + QUERIES_SIZE, *values = keys + KEYS_SIZE;
   float *offsets = (float*)(values + KEYS_SIZE), *along = offsets + QUERIES;
-  Pack<u32, 4> results[TURNS][SHARES];
+  Pack<u32, 4> results[TURNS];
   float logarithms[TURNS];
   {
     const u32 next = blockIdx.x;
@@ -67,18 +67,14 @@ FRAGMENT(kernel) {
   }
 }
 
-// Begin to copy rows, as tiles of 8 x 8; past the end, store zeros. A warp has eight rows, and each eight threads store a
-// tile, so that they access all banks of shared memory.
+// Begin to copy rows, as tiles of 8 x 8; past the end, store zeros.
 FRAGMENT(copy) {
   #pragma unroll
-  for (u32 unit = warp; unit < UNITSu; unit += WARPSu) {
-    const u32 row = unit * 8u + lane % 8u;
-    #pragma unroll
-    for (u32 octet = lane / 8u; octet < OCTETSu; octet += 4u) {
-      TYPE* to = SHARED + (octet * OCTET_SIZEu + row * 8u);
-      if (ROWS_FIT || row < COUNTu) copy_ahead<16>(to, MEMORY + (row * STRIDEu + octet * 8u));
-      else *(Pack<u32, 4>*)to = Pack<u32, 4>{{0u, 0u, 0u, 0u}};
-    }
+  for (u32 piece = threadIdx.x; piece < PIECESu; piece += THREADSu) {
+    const u32 row = piece / OCTETSu, octet = piece % OCTETSu;
+    TYPE* to = SHARED + (octet * OCTET_SIZEu + row * 8u);
+    if (ROWS_FIT || row < COUNTu) copy_ahead<16>(to, MEMORY + (row * STRIDEu + octet * 8u));
+    else *(Pack<u32, 4>*)to = Pack<u32, 4>{{0u, 0u, 0u, 0u}};
   }
 }
 
@@ -86,46 +82,37 @@ FRAGMENT(copy) {
 FRAGMENT(load_results) {
   #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
-    const u32 row = (warp + i * WARPSu) * 8u + lane % 8u;
-    const bool is_query = is_there && row < QUERY_COUNTu;
-    logarithms[i] = is_query ? LOGARITHMS[row * LOGARITHM_STRIDEu] : 0.0f;
-    #pragma unroll
-    for (int j = 0; j < SHARES; ++j) {
-      const u32 octet = lane / 8u + j * 4u;
-      results[i][j] = Pack<u32, 4>{{0u, 0u, 0u, 0u}};
-      if (is_query && octet < OCTETSu)
-        results[i][j] = load_now<u32, 4>((const u32*)(RESULTS + (row * RESULT_STRIDEu + octet * 8u)));
+    const u32 row = (threadIdx.x + i * THREADSu) / 8u, octet = threadIdx.x % 8u;
+    results[i] = Pack<u32, 4>{{0u, 0u, 0u, 0u}};
+    logarithms[i] = 0.0f;
+    if (is_there && row < QUERY_COUNTu) {
+      if (octet < OCTETSu) results[i] = load_now<u32, 4>((const u32*)(RESULTS + (row * RESULT_STRIDEu + octet * 8u)));
+      logarithms[i] = LOGARITHMS[row * LOGARITHM_STRIDEu];
     }
   }
 }
 
-// Compute the offset of a query's exponents, and the product of its result and its gradient, of which a thread reads
-// what it has copied itself. Keys may still be copied.
+// Compute the offset of a query's exponents, and the product of its result and its gradient. Keys may still be copied.
 FRAGMENT(means) {
   wait_for_copies<1>();
+  if (OCTETSu != 8u) __syncthreads();  // with eight octets, a thread reads what it has copied itself
   #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
-    const u32 unit = warp + i * WARPSu, row = unit * 8u + lane % 8u;
-    if (unit < QUERIESu / 8u) {
-      float total = 0.0f;
+    const u32 row = (threadIdx.x + i * THREADSu) / 8u, octet = threadIdx.x % 8u;
+    float total = 0.0f;
+    if (row < QUERY_COUNTu && octet < OCTETSu) {
+      const Pack<u32, 4> words = load_pack<u32, 4>((const u32*)(losses + (octet * QUERY_OCTETu + row * 8u)));
       #pragma unroll
-      for (int j = 0; j < SHARES; ++j) {
-        const u32 octet = lane / 8u + j * 4u;
-        if (octet < OCTETSu) {
-          const Pack<u32, 4> words = load_pack<u32, 4>((const u32*)(losses + (octet * QUERY_OCTETu + row * 8u)));
-          #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            const Pair loss = pair_of<TYPE>(words.v[k]), result = pair_of<TYPE>(results[i][j].v[k]);
-            total = fmaf(loss.low, result.low, fmaf(loss.high, result.high, total));
-          }
-        }
+      for (int j = 0; j < 4; ++j) {
+        const Pair loss = pair_of<TYPE>(words.v[j]), result = pair_of<TYPE>(results[i].v[j]);
+        total = fmaf(loss.low, result.low, fmaf(loss.high, result.high, total));
       }
-      total += __shfl_xor_sync(0xffffffffu, total, 8);
-      total += __shfl_xor_sync(0xffffffffu, total, 16);
-      if (lane < 8u) {
-        along[row] = total;
-        offsets[row] = logarithms[i] * LOG2_E;
-      }
+    }
+    #pragma unroll
+    for (int apart = 1; apart < 8; apart *= 2) total += __shfl_xor_sync(0xffffffffu, total, apart);
+    if (octet == 0u && row < QUERIESu) {
+      along[row] = total;
+      offsets[row] = logarithms[i] * LOG2_E;
     }
   }
   wait_for_copies<0>();
@@ -285,7 +272,7 @@ FRAGMENT(store) {
     __syncwarp();
     #pragma unroll
     for (u32 piece = lane; piece < 16u * OCTETS; piece += 32u) {
-      const u32 row = piece / 8u / OCTETSu * 8u + piece % 8u, octet = piece / 8u % OCTETSu;
+      const u32 row = piece / OCTETSu, octet = piece % OCTETSu;
       if (own + row < COUNTu)
         store_pack<u32, 4>((u32*)(RESULT + ((own + row) * RESULT_ROWu + octet * 8u)),
                            load_pack<u32, 4>((const u32*)(STAGE + (octet * STAGE_OCTETu + row * 8u))));

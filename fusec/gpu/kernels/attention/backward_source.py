@@ -74,7 +74,7 @@ class AttentionBackwardSource:
 
         An octet of the latter has eight queries, and later stages gradients of queries.
         """
-        queries, keys = (rows * OCTET for rows in self.rows)
+        queries, keys = ((rows + wgmma.offset(self.octets)) * OCTET for rows in self.rows)
         return queries, keys, max(self.rows[1], (self.octets + 1) * OCTET) * OCTET
 
     @property
@@ -101,9 +101,7 @@ class AttentionBackwardSource:
         return _CUDA.bind(
             TYPE=C_TYPES[self.step.views[0].dtype],
             THREADS=self.threads,
-            WARPS=self.threads // 32,
-            TURNS=ceil_div(self.rows[0] // OCTET, self.threads // 32),
-            SHARES=ceil_div(octets, 4),
+            TURNS=ceil_div(self.rows[0] * OCTET, self.threads),
             GROUPS_HAVE_KEYS=c_bool(self.threads // 128 == ceil_div(keys, GROUP)),
             GROUPS_HAVE_QUERIES=c_bool(self.threads // 128 == ceil_div(queries, GROUP)),
             OCTETS=octets,
@@ -187,7 +185,7 @@ class AttentionBackwardSource:
             MEMORY=memory,
             STRIDE=self.step.views[operand].strides[2],
             OCTET_SIZE=self.octet_sizes[of_keys],
-            UNITS=rows // OCTET,
+            PIECES=rows * self.octets,
             COUNT=count,
             ROWS_FIT=c_bool(rows == count),
         )
