@@ -58,9 +58,8 @@ class StepLaunches:
         kernel = self.kernel(step)
         if kernel is None or not self.launcher.runs(kernel):
             return self._bind_product(step, memory)
-        run = self.launcher.bind(kernel, memory)
-        blocks_meet = any(launch.cooperative for launch in self.launcher.fastest(kernel).launches)
-        return StepLaunch(run, shared=self.launcher.shared(kernel), blocks_meet=blocks_meet, is_kernel=True)
+        shares_scratch = self.launcher.fastest(kernel).scratch_bytes > 0
+        return StepLaunch(self.launcher.bind(kernel, memory), shares_scratch=shares_scratch, is_kernel=True)
 
     def _bind_product(self, step: Partition, memory: Memory) -> StepLaunch | None:
         """Bind a product that cuDNN refuses, to run by cuBLASLt; None if that has no algorithm with right results."""

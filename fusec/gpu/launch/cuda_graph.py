@@ -13,7 +13,6 @@ import cupy
 
 from fusec.errors import ExecutionError
 from fusec.gpu.launch.stream_calls import Replay, Streams
-from fusec.ir import Array
 from fusec.schedule.dependencies import Waits, lanes
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
@@ -25,14 +24,14 @@ class StepLaunch:
     """Function that launches a step over bound memory.
 
     workspace_bytes: size of cuDNN's workspace, of which each stream has its own
-    shared: scratch memory and counters (at zero) that all kernels of fusec use; each stream has its own
+    shares_scratch: it uses the one scratch buffer of fusec's kernels
     blocks_meet: its blocks wait for each other, so that two such steps at the same time could wait for ever
     is_kernel: `run` takes arrays to use in place of bound ones, by address
     """
 
     run: Callable[..., None]
     workspace_bytes: int = 0
-    shared: tuple[Array, ...] = ()
+    shares_scratch: bool = False
     blocks_meet: bool = False
     is_kernel: bool = False
 
@@ -94,8 +93,8 @@ def _captured(
 
 
 def one_after_another(launches: Sequence[StepLaunch], waits: Waits) -> Waits:
-    """Let steps whose blocks wait for each other wait for such steps before them."""
-    apart = [i for i, run in enumerate(launches) if run.blocks_meet]
+    """Let steps that share scratch memory, or whose blocks meet, wait for those before them."""
+    apart = [i for i, run in enumerate(launches) if run.shares_scratch or run.blocks_meet]
     return tuple(
         w if w is None or i not in apart else tuple(sorted({*w, *(s for s in apart if s < i)}))
         for i, w in enumerate(waits)
@@ -159,10 +158,6 @@ def side_by_side(
     for run, lane in zip(runs, lanes, strict=True):
         workspace_bytes[lane] = max(workspace_bytes[lane], run.workspace_bytes)
     workspaces = [None, *(cupy.empty(nbytes, cupy.uint8) for nbytes in workspace_bytes[1:])]
-    shared: list[dict[int, Array]] = [{} for _ in range(count)]  # by lane: what takes the place of shared memory
-    for run, lane in zip(runs, lanes, strict=True):
-        if lane > 0:
-            shared[lane] |= {a.data.ptr: cupy.zeros_like(a) for a in run.shared if a.data.ptr not in shared[lane]}
     lane_streams = [streams.own, *others]
     waited = [[-1] * count for _ in range(count)]  # by lane: the last run of each lane that it has waited for
     waited_after: dict[int, list[int]] = {}  # by run: what its lane had waited for after it
@@ -182,7 +177,7 @@ def side_by_side(
                         lane_streams[lane].wait_event(events[before])
                         waited[lane] = [max(a, b) for a, b in zip(waited[lane], waited_after[before], strict=True)]
                 with on_lane(lane_streams[lane], workspaces[lane]):
-                    run.run(shared[lane]) if run.shared and lane > 0 else run()
+                    run()
                 waited[lane][lane] = index
                 waited_after[index], events[index] = list(waited[lane]), _recorded(lane_streams[lane])
             for stream in others:
@@ -192,7 +187,7 @@ def side_by_side(
     except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
         return str(error) or type(error).__name__
     graph.upload(streams.own)
-    return Replay(streams, [graph], count, (workspaces, shared))
+    return Replay(streams, [graph], count, workspaces)
 
 
 def _recorded(stream: Any) -> Any:

@@ -200,12 +200,6 @@ class Launcher:
 
         return run
 
-    def shared(self, kernel: Kernel) -> tuple[Array, ...]:
-        """Return the memory that a kernel, which was bound last, shares with other kernels: scratch, and counters."""
-        types = [a.type for each in self.fastest(kernel).launches for a in each.arguments if a.value is None]
-        used = ((self._scratch, any(t is None for t in types)), (self._counters, any(t is not None for t in types)))
-        return tuple(array for array, is_used in used if is_used and array is not None)
-
     def _zero_counters(self, count: int) -> Array:
         """Return the barrier counters; each launch leaves them at zero for the next one."""
         if self._counters is None or self._counters.size < count:
