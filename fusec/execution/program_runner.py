@@ -19,7 +19,7 @@ from fusec.ir import Array, Literal, TensorType, Value, load_all
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import code_bytes, stored_dtype, unpack, zeros
 from fusec.schedule.dependencies import lanes, waits
-from fusec.schedule.memory_plan import MemoryPlan, plan_memory, with_places
+from fusec.schedule.memory_plan import MemoryPlan, plan_memory
 from fusec.schedule.program import Kind, Partition, inputs_of
 from fusec.system.compile_timer import spent_on
 from fusec.system.unpicklable import Unpicklable
@@ -101,7 +101,7 @@ class ProgramRunner(Unpicklable):
                 self._shared = [self._constants(binding.literal, binding.type) for binding in bindings]
 
     def _plan_memory(self) -> MemoryPlan:
-        program, elsewhere = self.compiled.program, self._state.homes
+        program, elsewhere = self.compiled.program, self._state.stored
         held = program.graph.inputs if self._holds_inputs else ()
         memory = plan_memory(program, elsewhere, held=held)
         if self.backend.side_by_side and not elsewhere:
@@ -130,10 +130,10 @@ class ProgramRunner(Unpicklable):
     def after_steps(self, actions: Mapping[int, Callable[[], None]]) -> None:
         """Call functions after steps, by number, from now on. What they queue on the device is captured with the steps.
 
-        Only for programs with state. Their steps then run in order.
+        Only for programs with state, whose steps run in order.
         """
         if not self.state:
-            raise ExecutionError("only a program with state can call functions after its steps")
+            raise ExecutionError("only the steps of a program with state run in order")
         with self._lock:
             self._after = dict(actions)
             self._forget_memory()
@@ -242,20 +242,9 @@ class ProgramRunner(Unpicklable):
         self._replay()
 
     def _captured(self) -> Captured:
-        program = self.compiled.program
-        if not self._state.updates:
-            return self.backend.capture(self._launches, waits(program, self.memory), self._first_inputs())
-        launches = [*self._launches, self._replace_state]
-        waiting = waits(program, with_places(self.memory, program, self._state.homes))
-        if waiting is None or self._after or not self.backend.side_by_side or max(lanes(waiting), default=0) < 1:
-            return self.backend.capture(launches)
-        try:
-            with self._state.unchanged():  # because the steps may be timed in both orders
-                return self.backend.capture(launches, waiting)
-        except MemoryError as error:
-            replay = self.backend.capture(launches)
-            replay.declined = f"no memory to time steps side by side: {error}"
-            return replay
+        if self._state.updates:
+            return self.backend.capture([*self._launches, self._replace_state])
+        return self.backend.capture(self._launches, waits(self.compiled.program, self.memory), self._first_inputs())
 
     def _first_inputs(self) -> tuple[int, dict[int, Array]] | None:
         """Return the number of the first step, and the memory of the inputs that only it reads, by place.

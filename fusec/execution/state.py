@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,19 +52,9 @@ class DeviceState:
                 raise ExecutionError(f"state {quote(name)} has no value: bind it first")
 
     @property
-    def homes(self) -> dict[Value, Value]:
-        """Return the values that need no place in the arena, each with the input of the state whose memory it has."""
-        return {value: value for value in self.values.values()} | self.donated
-
-    @contextmanager
-    def unchanged(self) -> Generator[None]:
-        """Run steps, and restore the state after them. Raises MemoryError if the device has no room for a copy."""
-        saved = {old.name: self.buffers[old.name].copy() for old in self.updates}
-        try:
-            yield
-        finally:
-            for name, array in saved.items():
-                self.buffers[name][...] = array
+    def stored(self) -> set[Value]:
+        """Return the values that need no place in the arena, because their memory is that of the state."""
+        return {*self.values.values(), *self.donated}
 
     def allocate(self) -> dict[Value, Array]:
         """Return the memory of those values, and allocate memory for outputs that return a replaced value."""

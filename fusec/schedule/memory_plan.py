@@ -73,24 +73,6 @@ def plan_memory(
     return MemoryPlan(at, height, bound, tuple(lives))
 
 
-def with_places(plan: MemoryPlan, program: Program, homes: Mapping[Value, Value]) -> MemoryPlan:
-    """Give values that are stored elsewhere, and views of them, places after the arena, as if it were larger.
-
-    The result tells only which steps access the same memory.
-    homes: for each value that is stored elsewhere, the value whose memory it has.
-    """
-    at, end = dict(plan.offsets), _aligned(plan.nbytes)
-    for home in homes.values():
-        if home not in at:
-            at[home] = end
-            end += _aligned(home.type.nbytes)
-    at |= {value: at[home] for value, home in homes.items()}
-    for value, (source, start) in located(program).items():
-        if source in at:
-            at.setdefault(value, at[source] + start)
-    return replace(plan, offsets=at, nbytes=end)
-
-
 _ORDERS: tuple[Callable[[Life], tuple[int, ...]], ...] = (
     lambda life: (-life.nbytes, life.first),
     lambda life: (-life.nbytes * (life.last - life.first + 1), life.first),

@@ -16,15 +16,13 @@ from fusec import training
 from fusec.builder import Builder
 from fusec.errors import ExecutionError, FusecError
 from fusec.execution.compilation import Compiled
-from fusec.execution.state import DeviceState
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.ops import Rotary, Scatter
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
 from fusec.runtime import Executable, SimulatorBackend
-from fusec.schedule.dependencies import lanes, waits
-from fusec.schedule.memory_plan import plan_memory, with_places
+from fusec.schedule.memory_plan import plan_memory
 from fusec.targets.target import load
 
 Array = np.ndarray[Any, Any]
@@ -48,11 +46,11 @@ def compiled(request: pytest.FixtureRequest) -> Any:
     return lambda b: fusec.compile(b, target="cpu")
 
 
-def _simulated(b: Builder, backend: SimulatorBackend | None = None) -> Executable:
+def _simulated(b: Builder) -> Executable:
     graph, target, judge = b.graph(), load("h200"), LowersJudge()
     options = Options("tf32", state=tuple((n, b.updates.get(n, "")) for n in b.parameters))
     program = partition(run(PIPELINE, graph.clone(), options), judge, target)
-    exe = Executable(Compiled(graph, program, target, options, judge), backend or SimulatorBackend())
+    exe = Executable(Compiled(graph, program, target, options, judge), SimulatorBackend())
     exe.bind(**{n: a for n, a in b.parameters.items() if a is not None})
     return exe
 
@@ -187,90 +185,6 @@ def test_state_is_stored_outside_the_arena() -> None:
     exe = fusec.compile(accumulator(), target="cpu")
     assert not any(v.name == "total" for v in exe.memory.offsets)
     assert exe.memory.nbytes < plan_memory(exe.compiled.program).nbytes
-
-
-def towers() -> Builder:
-    """Four layers of the same input, trained with momentum: their gradients do not wait for each other."""
-    b, rng = Builder(), np.random.default_rng(3)
-    x = b.input("x", (8, 16))
-    held = [b.parameter(name, rng.standard_normal((16, 16)).astype(np.float32) / 4) for name in "stuv"]
-    a, c, d, e = ((x @ weight).tanh() for weight in held)
-    loss = (a * c).mean() + (d * e).mean()
-    training.sgd(b, held, fusec.backward(loss, held), 0.5, momentum=0.9)
-    b.output(loss=loss)
-    return b
-
-
-class TimedBackend(SimulatorBackend):
-    """Runs steps when they are captured with waits, as timing both orders does, and notes what each waits for."""
-
-    side_by_side = True
-    waits: Any = None
-    runs = 0
-
-    def capture(self, runs: Any, waits: Any = None, ahead: Any = None) -> Any:
-        for each in () if waits is None else runs:
-            each()
-        self.waits, self.runs = waits, len(runs)
-        return super().capture(runs, waits, ahead)
-
-
-def test_timing_steps_side_by_side_leaves_the_state(rng: np.random.Generator) -> None:
-    backend = TimedBackend()
-    timed, plain = _simulated(towers(), backend), _simulated(towers())
-    for _ in range(4):
-        x = rng.standard_normal((8, 16)).astype(np.float32)
-        assert timed.step(x) == plain.step(x)
-    assert backend.waits is not None and max(lanes(backend.waits)) > 0
-    assert backend.runs == len(backend.waits) + 1, "the state is replaced after all steps"
-    for name in plain.state:
-        np.testing.assert_array_equal(timed.value(name), plain.value(name), name)
-
-
-def test_without_room_for_a_copy_of_the_state_steps_run_in_order(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = TimedBackend()
-    timed = _simulated(towers(), backend)
-
-    def full(self: DeviceState) -> Any:
-        raise MemoryError("out of memory")
-
-    monkeypatch.setattr(DeviceState, "unchanged", full)
-    for _ in range(2):
-        timed.step(rng.standard_normal((8, 16)).astype(np.float32))
-    assert backend.waits is None
-    assert "no memory to time steps side by side" in timed.recorded[2]
-
-
-def test_functions_after_steps_keep_the_steps_in_order(rng: np.random.Generator) -> None:
-    backend = TimedBackend()
-    timed = _simulated(towers(), backend)
-    timed.after_steps({0: lambda: None})
-    for _ in range(2):
-        timed.step(rng.standard_normal((8, 16)).astype(np.float32))
-    assert backend.runs and backend.waits is None
-
-
-def test_steps_that_replace_state_wait_for_those_that_read_it(rng: np.random.Generator) -> None:
-    """Steps in any order that the waits allow give the same state as in order."""
-    mixed, plain = _simulated(towers()), _simulated(towers())
-    program = mixed.compiled.program
-    for _ in range(8):
-        x = rng.standard_normal((8, 16)).astype(np.float32)
-        plain.step(x)
-        found = waits(program, with_places(mixed.memory, program, mixed._state.homes))
-        assert found is not None
-        mixed.input_buffers["x"][...] = x
-        left = [i for i, before in enumerate(found) if before is not None]
-        while left:
-            ready = [i for i in left if not set(found[i] or ()) & set(left)]
-            index = int(rng.choice(ready))
-            mixed._launches[index]()
-            left.remove(index)
-        mixed._replace_state()
-        for name in plain.state:
-            np.testing.assert_array_equal(mixed.value(name), plain.value(name), name)
 
 
 def test_executables_share_state(compiled: Any, rng: np.random.Generator) -> None:

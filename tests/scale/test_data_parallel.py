@@ -173,7 +173,7 @@ def test_arguments_are_checked() -> None:
         step.step(y=np.zeros(3))
     with pytest.raises(ExecutionError, match="%x is no state"):
         step.bind(x=np.zeros(3))
-    with pytest.raises(ExecutionError, match="only a program with state can call functions after its steps"):
+    with pytest.raises(ExecutionError, match="only the steps of a program with state run in order"):
         fusec.compile(b, target="cpu").after_steps({})
     with pytest.raises(ExecutionError, match=r"state %v is f32\[8,5\], and the memory float32\[3\]"):
         step.programs[0].place_state({"v": np.zeros(3, np.float32)})

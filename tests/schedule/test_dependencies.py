@@ -11,9 +11,8 @@ from lowering.lowers_judge import LowersJudge
 from fusec.passes.base import Options
 from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.concat_in_place import concat_in_place
-from fusec.schedule.buffer_donation import in_place
 from fusec.schedule.dependencies import lanes, waits
-from fusec.schedule.memory_plan import plan_memory, with_places
+from fusec.schedule.memory_plan import plan_memory
 from fusec.schedule.program import Kind, Program
 from fusec.targets.target import load
 from fusec.text import parse
@@ -200,24 +199,3 @@ def test_the_branches_of_a_residual_block_run_side_by_side() -> None:
     assert found is not None
     lane = {step.outputs[0].name: place for step, place in zip(of.steps, lanes(found), strict=True)}
     assert lane["d"] != lane["a"]
-
-
-def test_a_step_that_replaces_state_waits_for_those_that_read_it() -> None:
-    of = kernels_only(
-        parse(
-            """graph "g" (%w: f32[64], %x: f32[64]) {
-              %y = tanh(%w)
-              %z = reshape(%w) {shape=[8,8]}
-              %a = sqrt(%z)
-              %n = exp(%x)
-              return %y, %a, %n
-            }"""
-        )
-    )
-    values = {v.name: v for v in of.graph.values()}
-    state, new = values["w"], values["n"]
-    assert in_place(of, {state: new}) == {new: state}
-    plan = with_places(plan_memory(of, {state, new}), of, {state: state, new: state})
-    found, names = waits(of, plan), [step.outputs[0].name for step in of.steps]
-    assert found is not None
-    assert {names[i] for i in found[names.index("n")] or ()} == {"y", "a"}

@@ -34,7 +34,7 @@ class StepCapture:
         """Capture steps as CUDA graphs, as far as they can be captured.
 
         waits: the steps that each step waits for; with it the program is also captured on several streams, and the
-            faster of the two is used. Runs beyond these steps come after all of them.
+            faster of the two is used
         ahead: a kernel that is launched before the graphs, and the inputs that it alone reads
         """
         first = runs[ahead[0]] if ahead is not None else None

@@ -111,17 +111,14 @@ def or_side_by_side(
 ) -> Replay:
     """Capture the steps on several streams, and return the faster of that and `ordered`.
 
-    waits: for each step, the earlier ones that it waits for; any further runs come after all steps.
     time_us: times a run; without it several streams are used where they can be
     """
     if not ordered.at_once:
         return ordered
-    if any(w is not None and not isinstance(run, StepLaunch) for w, run in zip(waits, runs, strict=False)):
+    if any(w is not None and not isinstance(run, StepLaunch) for w, run in zip(waits, runs, strict=True)):
         return ordered
     launches = [run if isinstance(run, StepLaunch) else StepLaunch(run) for run in runs]
-    waits = one_after_another(launches[: len(waits)], waits)
-    for _ in launches[len(waits) :]:
-        waits = (*waits, tuple(i for i, before in enumerate(waits) if before is not None))
+    waits = one_after_another(launches, waits)
     placed = lanes(waits)
     if max(placed, default=0) < 1:
         return ordered

@@ -49,8 +49,6 @@ def test_steps_agree_with_numpy(rng: np.random.Generator) -> None:
     for name in ("w", "scale", "head", "w.momentum"):
         assert_close(here.value(name), there.value(name), 1e-3)
     np.testing.assert_array_equal(here.value("random"), there.value("random"))
-    _, other_us, declined, _ = here.recorded
-    assert other_us is not None and not declined, "steps in order and side by side were timed, and left the state"
 
 
 def blocks() -> Builder:
