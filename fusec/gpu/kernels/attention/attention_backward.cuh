@@ -5,7 +5,7 @@ FRAGMENT(kernel) {
   const u32 first = warp / 4u * 64u, own = first + warp % 4u * 16u;  // rows of the warpgroup, and of the warp
   RESIDENT(memory);
   TYPE *changes = (TYPE*)memory, *queries = changes + CHANGES_SIZE, *losses = queries + QUERIES_SIZE;
-  TYPE *keys = losses + QUERIES_SIZE, *values = keys + KEYS_SIZE;
+  TYPE *keys = losses + QUERIES_SIZE, *next_values = keys + KEYS_SIZE, *values = next_values + SPARE_SIZE;
   float *offsets = (float*)(values + KEYS_SIZE), *along = offsets + QUERIES;
   Pack<u32, 4> results[TURNS];
   float logarithms[TURNS];
@@ -26,6 +26,10 @@ FRAGMENT(kernel) {
     const u32 next = block + BLOCKSu;
     const bool is_there = next < HEADSu;
     HEAD_OF_BLOCK
+    TYPE* const free_values = values;
+    values = next_values;
+    next_values = free_values;
+    u32 copied_parts = 0u;
     MEANS
     float of_keys[OCTETS][4], of_values[OCTETS][4];
     #pragma unroll
@@ -43,10 +47,11 @@ FRAGMENT(kernel) {
     }
     STORE_OF_VALUES
     STORE_OF_KEYS
-    __syncthreads();
-    if (is_there) {
+    if (!HAS_SPARE) __syncthreads();
+    #pragma unroll 1
+    for (; is_there && copied_parts < PARTSu; ++copied_parts) {
       HEAD_OF_NEXT
-      COPY_VALUES
+      COPY_PART
     }
     copied();
     {
@@ -75,6 +80,19 @@ FRAGMENT(copy) {
     TYPE* to = SHARED + (octet * OCTET_SIZEu + row * 8u);
     if (ROWS_FIT || row < COUNTu) copy_ahead<16>(to, MEMORY + (row * STRIDEu + octet * 8u));
     else *(Pack<u32, 4>*)to = Pack<u32, 4>{{0u, 0u, 0u, 0u}};
+  }
+}
+
+// Copy a part of the values of the next head. Copies that wait for memory would hold up their threads, so that there is
+// one before each visit. What they leave follows the last one.
+FRAGMENT(copy_part) {
+  {
+    const u32 piece = threadIdx.x + copied_parts * THREADSu, row = piece / OCTETSu, octet = piece % OCTETSu;
+    TYPE* to = SHARED + (octet * OCTET_SIZEu + row * 8u);
+    if (piece < PIECESu) {
+      if (ROWS_FIT || row < COUNTu) copy_ahead<16>(to, MEMORY + (row * STRIDEu + octet * 8u));
+      else *(Pack<u32, 4>*)to = Pack<u32, 4>{{0u, 0u, 0u, 0u}};
+    }
   }
 }
 
@@ -128,6 +146,11 @@ FRAGMENT(visit_queries) {
   PIN_SUMS
   #pragma unroll 1
   for (u32 from = 0; from + 32u <= QUERIESu; from += 32u) {
+    if (HAS_SPARE && is_there && copied_parts < PARTSu) {
+      HEAD_OF_NEXT
+      COPY_PART
+      ++copied_parts;
+    }
     VISIT
   }
   {

@@ -4,7 +4,7 @@ cuDNN's engines add the gradients of queries in fp32 in device memory, which tak
 a warpgroup has 64 keys and visits all queries. It adds the gradients of keys and values in registers, and stores those
 of scores in shared memory. Then a warpgroup has 64 queries, and multiplies these by all keys. The order of sums is
 fixed, so that every run gives the same bits. A block handles several heads, one after the other, and copies the next
-head meanwhile.
+head meanwhile: its values while this head's keys visit queries, if there is room, and the rest later.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ class AttentionBackwardSource:
     """The launch of a step, whose blocks handle one head after the other.
 
     processors: multiprocessors of the GPU, each of which has one block.
+    has_spare: the values of the next head have memory of their own, so that they are copied while a head is multiplied.
     """
 
     step: AttentionGradients
     processors: int
+    has_spare: bool
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -87,7 +89,7 @@ class AttentionBackwardSource:
     def shared_bytes(self) -> int:
         """Bytes of all rows of a head, of the gradients of its scores, and of two numbers for each query."""
         queries, keys, changes = self.sizes
-        return 2 * (2 * queries + 2 * keys + changes) + 8 * self.rows[0] + SLACK_BYTES
+        return 2 * (2 * queries + (2 + self.has_spare) * keys + changes) + 8 * self.rows[0] + SLACK_BYTES
 
     @property
     def threads(self) -> int:
@@ -115,6 +117,8 @@ class AttentionBackwardSource:
             KEYS_FIT=c_bool(keys == self.counts[1]),
             KEY_OCTET=key_octet,
             KEYS_SIZE=keys_size,
+            HAS_SPARE=c_bool(self.has_spare),
+            SPARE_SIZE=keys_size * self.has_spare,
             KEY_TILES=keys // (2 * OCTET),
             CHANGE_OCTET=change_octet,
             CHANGES_SIZE=changes_size,
@@ -131,6 +135,7 @@ class AttentionBackwardSource:
         read = zip(names, self.step.read, self.step.views, strict=True)
         memory = {name: of_head(arguments.read(value), view) for name, value, view in read}
         columns = self.octets * OCTET
+        copy_part = self._copy("next_values", memory["v"], 3, "copy_part")
         lines = self._cuda.bind(COLUMNS=columns)(
             "kernel",
             HEADS=batch * heads,
@@ -139,8 +144,10 @@ class AttentionBackwardSource:
             HEAD_OF_NEXT=split_index("next", [("image", batch), ("head", heads)]),
             COPY_QUERIES=self._copy("queries", memory["q"], 1),
             COPY_LOSSES=self._copy("losses", memory["dy"], 0),
-            COPY_VALUES=self._copy("values", memory["v"], 3),
+            COPY_VALUES=self._copy("next_values", memory["v"], 3),
             COPY_KEYS=self._copy("keys", memory["k"], 2),
+            PARTS=ceil_div(self.rows[1] * self.octets, self.threads),
+            COPY_PART=copy_part,
             MEANS=self._cuda("means"),
             LOAD_RESULTS=self._cuda(
                 "load_results",
@@ -151,6 +158,9 @@ class AttentionBackwardSource:
             ),
             VISIT_QUERIES=self._cuda(
                 "visit_queries",
+                PARTS=ceil_div(self.rows[1] * self.octets, self.threads),
+                HEAD_OF_NEXT=split_index("next", [("image", batch), ("head", heads)]),
+                COPY_PART=copy_part,
                 VISIT=self._visit(VISITED),
                 VISIT_REST=self._visit(self.rows[0] % VISITED),
                 PIN_SUMS=self._cuda("pin_sums"),
@@ -176,11 +186,11 @@ class AttentionBackwardSource:
         lines = cuda("visit", SCORE=cuda("score"), SLOPE=cuda("slope"), PIN_SUMS=cuda("pin_sums"))
         return [line.replace("ENTRY_PART", f"ENTRY_{part}") for line in lines]
 
-    def _copy(self, name: str, memory: str, operand: int) -> list[str]:
+    def _copy(self, name: str, memory: str, operand: int, fragment: str = "copy") -> list[str]:
         of_keys = operand in (2, 3)
         rows, count = self.rows[of_keys], self.counts[of_keys]
         return self._cuda(
-            "copy",
+            fragment,
             SHARED=name,
             MEMORY=memory,
             STRIDE=self.step.views[operand].strides[2],
