@@ -170,6 +170,16 @@ def test_sources_compile(architecture: int) -> None:
         _compile(compiler, [launch.source for launch in own if launch.architecture == only][::3], only)
 
 
+@pytest.mark.cudnn
+def test_products_of_warpgroups_do_not_wait_for_each_other() -> None:
+    """ptxas makes each product wait for the one before where it cannot prove that registers are free."""
+    some = [kernel_of(*case, load("h200"))[0] for name, case in CASES.items() if "ttention" in name]
+    ways = [way for kernel in some if kernel is not None for way in (kernel, *kernel.others)]
+    own = [launch for way in ways for launch in way.launches if launch.architecture == "sm_90a"]
+    assert {launch.entry.rpartition("_")[0] for launch in own} == {"attention", "attention_backward"}
+    _compile(nvrtc(), list({launch.entry: launch.source for launch in own}.values()), "sm_90a")
+
+
 @pytest.mark.slow
 @pytest.mark.cudnn
 def test_sources_compile_as_for_a_gpu() -> None:
@@ -182,6 +192,7 @@ def _compile(compiler: Any, some: list[str], architecture: str, *options: str) -
         compiler.compileProgram(program, ("--std=c++17", f"--gpu-architecture={architecture}", *options))
     except compiler.NVRTCError:
         pytest.fail(compiler.getProgramLog(program)[:4000])
+    assert "instructions are serialized" not in compiler.getProgramLog(program), "products of warpgroups wait"
 
 
 @pytest.mark.gpu

@@ -22,8 +22,8 @@ def attention_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures:
     found = match_attention_backward(nodes, outputs)
     if found is None or not figures.has(wgmma.ARCHITECTURE):
         return None
-    made = AttentionBackwardSource(found, figures.processors)
-    return made.kernel() if made.shared_bytes <= figures.dynamic_bytes else None
+    sources = (AttentionBackwardSource(found, figures.processors, has_spare) for has_spare in (True, False))
+    return next((each.kernel() for each in sources if each.shared_bytes <= figures.dynamic_bytes), None)
 
 
 def match_attention_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> AttentionGradients | None:

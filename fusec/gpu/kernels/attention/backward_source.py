@@ -4,7 +4,7 @@ cuDNN's engines add the gradients of queries in fp32 in device memory, which tak
 a warpgroup has 64 keys and visits all queries. It adds the gradients of keys and values in registers, and stores those
 of scores in shared memory. Then a warpgroup has 64 queries, and multiplies these by all keys. The order of sums is
 fixed, so that every run gives the same bits. A block handles several heads, one after the other, and copies the next
-head meanwhile.
+head meanwhile: its values while this head's keys visit queries, if there is room, and the rest later.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ class AttentionBackwardSource:
     """The launch of a step, whose blocks handle one head after the other.
 
     processors: multiprocessors of the GPU, each of which has one block.
+    has_spare: the values of the next head have memory of their own, so that they are copied while a head is multiplied.
     """
 
     step: AttentionGradients
     processors: int
+    has_spare: bool
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -60,8 +62,8 @@ class AttentionBackwardSource:
     @property
     def rows(self) -> tuple[int, int]:
         """Queries and keys in shared memory, with the zeros after them."""
-        (queries, keys), tile = self.counts, 2 * OCTET
-        return ceil_div(queries, VISITED) * VISITED, ceil_div(keys, tile) * tile
+        queries, keys = (ceil_div(count, 2 * OCTET) * 2 * OCTET for count in self.counts)
+        return queries, keys
 
     @property
     def octets(self) -> int:
@@ -87,7 +89,7 @@ class AttentionBackwardSource:
     def shared_bytes(self) -> int:
         """Bytes of all rows of a head, of the gradients of its scores, and of two numbers for each query."""
         queries, keys, changes = self.sizes
-        return 2 * (2 * queries + 2 * keys + changes) + 8 * self.rows[0] + SLACK_BYTES
+        return 2 * (2 * queries + (2 + self.has_spare) * keys + changes) + 8 * self.rows[0] + SLACK_BYTES
 
     @property
     def threads(self) -> int:
@@ -101,6 +103,9 @@ class AttentionBackwardSource:
         return _CUDA.bind(
             TYPE=C_TYPES[self.step.views[0].dtype],
             THREADS=self.threads,
+            TURNS=ceil_div(self.rows[0] * OCTET, self.threads),
+            GROUPS_HAVE_KEYS=c_bool(self.threads // 128 == ceil_div(keys, GROUP)),
+            GROUPS_HAVE_QUERIES=c_bool(self.threads // 128 == ceil_div(queries, GROUP)),
             OCTETS=octets,
             QUERIES=queries,
             QUERY_COUNT=self.counts[0],
@@ -112,6 +117,8 @@ class AttentionBackwardSource:
             KEYS_FIT=c_bool(keys == self.counts[1]),
             KEY_OCTET=key_octet,
             KEYS_SIZE=keys_size,
+            HAS_SPARE=c_bool(self.has_spare),
+            SPARE_SIZE=keys_size * self.has_spare,
             KEY_TILES=keys // (2 * OCTET),
             CHANGE_OCTET=change_octet,
             CHANGES_SIZE=changes_size,
@@ -128,6 +135,7 @@ class AttentionBackwardSource:
         read = zip(names, self.step.read, self.step.views, strict=True)
         memory = {name: of_head(arguments.read(value), view) for name, value, view in read}
         columns = self.octets * OCTET
+        copy_part = self._copy("next_values", memory["v"], 3, "copy_part")
         lines = self._cuda.bind(COLUMNS=columns)(
             "kernel",
             HEADS=batch * heads,
@@ -136,11 +144,13 @@ class AttentionBackwardSource:
             HEAD_OF_NEXT=split_index("next", [("image", batch), ("head", heads)]),
             COPY_QUERIES=self._copy("queries", memory["q"], 1),
             COPY_LOSSES=self._copy("losses", memory["dy"], 0),
-            COPY_VALUES=self._copy("values", memory["v"], 3),
+            COPY_VALUES=self._copy("next_values", memory["v"], 3),
             COPY_KEYS=self._copy("keys", memory["k"], 2),
-            MEANS=self._cuda(
-                "means",
-                TURNS=ceil_div(self.rows[0] * OCTET, self.threads),
+            PARTS=ceil_div(self.rows[1] * self.octets, self.threads),
+            COPY_PART=copy_part,
+            MEANS=self._cuda("means"),
+            LOAD_RESULTS=self._cuda(
+                "load_results",
                 RESULTS=memory["y"],
                 RESULT_STRIDE=self.step.views[4].strides[2],
                 LOGARITHMS=memory["sums"],
@@ -148,9 +158,12 @@ class AttentionBackwardSource:
             ),
             VISIT_QUERIES=self._cuda(
                 "visit_queries",
-                SCORE=self._cuda("score"),
-                SLOPE=self._cuda("slope"),
-                WAIT=self._cuda("wait"),
+                PARTS=ceil_div(self.rows[1] * self.octets, self.threads),
+                HEAD_OF_NEXT=split_index("next", [("image", batch), ("head", heads)]),
+                COPY_PART=copy_part,
+                VISIT=self._visit(VISITED),
+                VISIT_REST=self._visit(self.rows[0] % VISITED),
+                PIN_SUMS=self._cuda("pin_sums"),
             ),
             VISIT_KEYS=self._cuda("visit_keys"),
             STORE_OF_VALUES=self._store("of_values", 2, arguments),
@@ -159,16 +172,25 @@ class AttentionBackwardSource:
         )
         lines = [line.replace("ENTRY_COLUMNS", f"ENTRY_{columns}") for line in lines]
         kind = C_TYPES[self.step.views[0].dtype]
-        preamble = [*wgmma.product_of_tiles(kind, VISITED), *wgmma.product(kind, columns, by_rows=True)]
+        products = [wgmma.product_of_tiles(kind, part) for part in (VISITED, VISITED // 2)]
+        preamble = [*products[0], *products[1], *wgmma.product(kind, columns, by_rows=True)]
         launch = arguments.launch("attention_backward", lines, grid, self.threads, preamble=preamble, resident=1)
         launch = replace(launch, resident_bytes=self.shared_bytes, architecture=wgmma.ARCHITECTURE)
         return Kernel("attention_backward", (launch,))
 
-    def _copy(self, name: str, memory: str, operand: int) -> list[str]:
+    def _visit(self, part: int) -> list[str]:
+        """Return the code in which keys visit so many queries."""
+        if not part:
+            return []
+        cuda = self._cuda.bind(PART_OCTETS=part // OCTET, PART=part)
+        lines = cuda("visit", SCORE=cuda("score"), SLOPE=cuda("slope"), PIN_SUMS=cuda("pin_sums"))
+        return [line.replace("ENTRY_PART", f"ENTRY_{part}") for line in lines]
+
+    def _copy(self, name: str, memory: str, operand: int, fragment: str = "copy") -> list[str]:
         of_keys = operand in (2, 3)
         rows, count = self.rows[of_keys], self.counts[of_keys]
         return self._cuda(
-            "copy",
+            fragment,
             SHARED=name,
             MEMORY=memory,
             STRIDE=self.step.views[operand].strides[2],

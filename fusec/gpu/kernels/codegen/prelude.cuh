@@ -647,7 +647,10 @@ template <class T> DEVICE void multiply_half_tile(float (&d)[4], u32 a0, u32 a1,
 // Asynchronous products of a warpgroup, which has four warps (Hopper). Each warp has its rows of a and its sums in
 // registers. b is in shared memory, as tiles of 8 x 8. `group_begins` waits until registers are written, and
 // `group_ends` ends a group of products. `wait_for_groups<LEFT>` waits for all groups but the last LEFT.
+// `number_of_warp` comes from one lane, so that the compiler knows that it is the same in all lanes. It then computes
+// the addresses of products once for a warp.
 #if defined(FUSEC_EMULATED)
+DEVICE u32 number_of_warp() { return threadIdx.x / 32u; }
 DEVICE void group_begins() {}
 DEVICE void seen_by_groups() {}
 // A tile holds columns of b one after the other; if TURNED, rows. Tiles are `lead` bytes apart along the depth, and
@@ -691,6 +694,7 @@ DEVICE void group_product_of_tiles(float (&d)[N][4], const void* a, u32 a_lead, 
   });
 }
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+DEVICE u32 number_of_warp() { return __shfl_sync(0xffffffffu, threadIdx.x / 32u, 0); }
 DEVICE void group_begins() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void group_ends() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> DEVICE void wait_for_groups() {

@@ -56,21 +56,24 @@ def product_of_tiles(kind: str, columns: int, stride: int = 128) -> list[str]:
 
     a and b are stored in shared memory as tiles of 8 x 8, a with its rows and b with its columns. The tiles of both
     are `lead` bytes apart along the depth. Tiles of a are `stride` bytes apart along its rows, and those of b 128 bytes
-    along its columns.
+    along its columns. They begin `from` bytes after the pointers: with pointers that no loop changes, an address takes
+    one instruction.
     """
     count = columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))
-    head = f"DEVICE void ENTRY_{columns}_of_tiles(float (&d)[{columns // 8}][4], const void* a, u32 a_lead, "
+    head = f"DEVICE void ENTRY_{columns}_of_tiles(float (&d)[{columns // 8}][4], const void* a, u32 a_from, "
+    places = "(const u8*)a + a_from, a_lead, (const u8*)b + b_from, b_lead"
     return [
-        f"{head}const void* b, u32 b_lead, int onto) {{",
+        f"{head}u32 a_lead, const void* b, u32 b_from, u32 b_lead, int onto) {{",
         "#ifdef FUSEC_EMULATED",
-        f"  group_product_of_tiles<{kind}, {columns // 8}, {stride}>(d, a, a_lead, b, b_lead, onto);",
+        f"  group_product_of_tiles<{kind}, {columns // 8}, {stride}>(d, {places}, onto);",
         "#else",
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; "',
         f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "',
         f'    "{{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"',
         f"    : {_written(count)}",
-        f'    : "l"(group_tiles(a, a_lead, {stride}u)), "l"(group_tiles(b, b_lead, 128u)), "r"(onto));',
+        f'    : "l"(group_tiles(a, a_lead, {stride}u) + (a_from >> 4)), '
+        '"l"(group_tiles(b, b_lead, 128u) + (b_from >> 4)), "r"(onto));',
         "#endif",
         "}",
     ]

@@ -91,6 +91,7 @@ def backward_cases() -> list[Case]:
         gradients(F16, (1, 1, 1), (5, 50), (64, 64), AttentionBackward(-0.1)),
         gradients(F16, (1, 1, 1), (1, 3), (16, 16)),
         gradients(F16, (1, 1, 1), (197, 197), (64, 64), AttentionBackward(0.125)),
+        gradients(F16, (1, 1, 1), (220, 210), (64, 64), AttentionBackward(0.125)),  # no room for the next values
         gradients(F16, (1, 1, 1), (64, 2), (16, 16), AttentionBackward(0.4, ordered=True)),
         gradients(F16, (35, 4, 4), (32, 16), (16, 16)),  # more heads than blocks
         gradients(F16, (1, 1, 1), (130, 256), (16, 16)),

@@ -123,10 +123,9 @@ class _GroupProducts:
         for pair in range(0, self.tile.count, 2):
             first, second = self.tile.place(pair), self.tile.place(pair + 1)
             for octet in range(self.tile.columns):
-                image = f"own + {first + octet * OCTET * PAIR}, {second - first}u"
-                yield (
-                    f"ENTRY_{count}_of_tiles(acc[{octet}], {image}, filters + {pair * lead}, {lead}u, {int(pair > 0)});"
-                )
+                image = f"own + {first + octet * OCTET * PAIR}, 0u, {second - first}u"
+                filters = f"filters + {pair * lead}, 0u, {lead}u"
+                yield f"ENTRY_{count}_of_tiles(acc[{octet}], {image}, {filters}, {int(pair > 0)});"
 
 
 def group_products(step: FewChannels) -> Kernel | None:
