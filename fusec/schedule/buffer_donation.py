@@ -55,7 +55,7 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
         step = program.steps[index]
         by_element = all(root.get(v) is not old for v in step.inputs) and _by_element(step, old, new)
         if last.get(old, -1) < index or (by_element and whole[new] is new) or _writes_rows(step, old, whole[new], root):
-            found[whole[new]] = old
+            found[whole[new] if whole[new] in made else new] = old
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels.attention import attention_backward, attention_forward, rotary, write_rows
+from fusec.gpu.kernels.attention import attention_backward, attention_forward, cached_attention, rotary, write_rows
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.kernels.convolution import (
@@ -54,6 +54,7 @@ FAMILIES: tuple[Family, ...] = (
     roi_align.roi_align,
     integer_product.integer_product,
     packed_product.packed_product,
+    cached_attention.cached_attention,
     rotary.rotary,
     write_rows.write_rows,
     all_finite.all_finite,
