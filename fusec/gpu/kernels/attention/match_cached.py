@@ -150,6 +150,13 @@ def writing_nodes(nodes: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(node for node in nodes if node in found)
 
 
+def parts_of_cached(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node, ...], tuple[Node, ...]]:
+    """Return the nodes that write rows, the views of their results, and the attention, which can run one by one."""
+    writing = writing_nodes(nodes)
+    attention = tuple(node for node in nodes if isinstance(node.op, Attention))
+    return writing, tuple(node for node in nodes if node not in (*writing, *attention)), attention
+
+
 def begins_cached_attention(nodes: Sequence[Node]) -> bool:
     """Tell if steps that begin with these nodes may become such an attention: writes, views and one attention."""
     writing = writing_nodes(nodes)
