@@ -9,6 +9,7 @@ FRAGMENT(kernel) {
   const u32 part = blockIdx.x % PARTSu, sequence = blockIdx.x / PARTSu, group = sequence % GROUPSu, image = sequence / GROUPSu;
   const u32 start = part * SHAREu, own = start + SHAREu < KEYSu ? SHAREu : KEYSu - start;
   const u32 first_row = sequence * KEYSu + start;
+  BEGIN_CLUSTER
   __shared__ u32 count, news[NEW], places[NEW];
   __shared__ float most[WARPS][HEADS], totals[WARPS][HEADS];
   if (threadIdx.x == 0) count = 0u;
@@ -216,48 +217,94 @@ FRAGMENT(store_part) {
   SCRATCH[(blockIdx.x * SHARERSu + own_head) * FEATURESu + feature] = sums[h][e];
 }
 
-// The last block of a sequence to finish adds up the sums of all parts, in order. A record has the largest score and the
-// sum of weights of each head.
-FRAGMENT(add_parts) {
-  float* records = SCRATCH + BLOCKS * SHARERSu * FEATURESu;
+FRAGMENT(store_staged) {
+  staged[own_head * FEATURESu + feature] = sums[h][e];
+}
+
+// The largest score of each head in this block, and the sum of its weights.
+FRAGMENT(record) {
   for (u32 head = threadIdx.x; head < SHARERSu; head += THREADSu) {
     float largest = -INFINITE, total = 0.0f;
     for (int w = 0; w < WARPS; ++w) largest = nmax(largest, most[w][head]), total += totals[w][head];
-    records[(blockIdx.x * SHARERSu + head) * 2u] = largest;
-    records[(blockIdx.x * SHARERSu + head) * 2u + 1u] = total;
+    Pack<float, 2> record{{largest, total}};
+    *(Pack<float, 2>*)(RECORDS + head * 2u) = record;
   }
+}
+
+// The last block of a sequence to finish adds up the sums of all parts.
+FRAGMENT(add_parts) {
+  float* records = SCRATCH + BLOCKS * SHARERSu * FEATURESu;
+  RECORD
   if (!last_of(DOORS + sequence * DOOR, PARTSu)) return;
-  for (u32 i = threadIdx.x; i < SHARERSu * FEATURESu / 4u; i += THREADSu) {
+  for (u32 i = threadIdx.x; i < RESULTSu / 4u; i += THREADSu) {
     const u32 own_head = i / (FEATURESu / 4u), feature = i % (FEATURESu / 4u) * 4u;
-    float largest = -INFINITE, total = 0.0f, sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    #pragma unroll 1
-    for (u32 p = 0; p < PARTSu; p += BATCHu) {
-      Pack<float, 2> record[BATCH];
-      Pack<float, 4> part_sum[BATCH];
-      #pragma unroll
-      for (u32 j = 0; j < BATCHu; ++j) {
-        const bool is_there = PARTS % BATCH == 0 || p + j < PARTSu;
-        const u32 at = (sequence * PARTSu + (is_there ? p + j : 0u)) * SHARERSu + own_head;
-        record[j] = across((const Pack<float, 2>*)(records + at * 2u));
-        part_sum[j] = across((const Pack<float, 4>*)(SCRATCH + (at * FEATURESu + feature)));
-        if (!is_there) record[j] = Pack<float, 2>{{-INFINITE, 0.0f}}, part_sum[j] = Pack<float, 4>{{0.0f, 0.0f, 0.0f, 0.0f}};
-      }
-      float next = largest;
-      #pragma unroll
-      for (u32 j = 0; j < BATCHu; ++j) next = nmax(next, record[j].v[0]);
-      const float shrink = largest == -INFINITE ? 0.0f : quick_exp2(largest - next);
-      total *= shrink;
-      for (int e = 0; e < 4; ++e) sum[e] *= shrink;
-      #pragma unroll
-      for (u32 j = 0; j < BATCHu; ++j) {
-        const float factor = record[j].v[0] == -INFINITE ? 0.0f : quick_exp2(record[j].v[0] - next);
-        total += factor * record[j].v[1];
-        for (int e = 0; e < 4; ++e) sum[e] += factor * part_sum[j].v[e];
-      }
-      largest = next;
-    }
-    Pack<TYPE, 4> y;
-    for (int e = 0; e < 4; ++e) y.v[e] = narrow<TYPE>(sum[e] / total);
-    store_pack<TYPE, 4>(ATTENDED + (image * Y_IMAGEu + (group * SHARERSu + own_head) * Y_HEADu + feature), y);
+    ADD_UP
   }
+}
+
+FRAGMENT(load_part) {
+  const u32 at = (sequence * PARTSu + from) * SHARERSu + own_head;
+  record[j] = across((const Pack<float, 2>*)(records + at * 2u));
+  part_sum[j] = across((const Pack<float, 4>*)(SCRATCH + (at * FEATURESu + feature)));
+}
+
+// The blocks of a sequence are a cluster. Each adds up a share of the results, which all send to it.
+FRAGMENT(begin_cluster) {
+  float *staged = (float*)keys, *box = (float*)(memory + BOX_AT);
+  u64* door = (u64*)(memory + DOOR_AT);
+  cluster_begins(door, PARTSu * SENTu * 4u);
+}
+
+FRAGMENT(merge_in_cluster) {
+  RECORD
+  __syncthreads();
+  cluster_is_there();
+  for (u32 i = threadIdx.x * 4u; i < RESULTSu; i += THREADSu * 4u)
+    send(box + (part * BOX_SIZEu + i % EACHu), *(const Pack<float, 4>*)(staged + i), door, i / EACHu);
+  for (u32 i = threadIdx.x; i < SHARERSu * PARTSu; i += THREADSu)
+    send(box + (part * BOX_SIZEu + EACHu + i % SHARERSu * 2u),
+         *(const Pack<float, 2>*)(staged + (RESULTSu + i % SHARERSu * 2u)), door, i / SHARERSu);
+  wait_for_peers(door);
+  for (u32 i = threadIdx.x; i < EACHu / 4u; i += THREADSu) {
+    const u32 result = part * EACHu + i * 4u, own_head = result / FEATURESu, feature = result % FEATURESu;
+    ADD_UP
+  }
+}
+
+FRAGMENT(load_sent) {
+  record[j] = *(const Pack<float, 2>*)(box + (from * BOX_SIZEu + EACHu + own_head * 2u));
+  part_sum[j] = *(const Pack<float, 4>*)(box + (from * BOX_SIZEu + i * 4u));
+}
+
+// Add up neighbours of a result, relative to the largest score so far.
+FRAGMENT(add_up) {
+  float largest = -INFINITE, total = 0.0f, sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  #pragma unroll 1
+  for (u32 p = 0; p < PARTSu; p += BATCHu) {
+    Pack<float, 2> record[BATCH];
+    Pack<float, 4> part_sum[BATCH];
+    #pragma unroll
+    for (u32 j = 0; j < BATCHu; ++j) {
+      const bool is_there = PARTS % BATCH == 0 || p + j < PARTSu;
+      const u32 from = is_there ? p + j : 0u;
+      LOAD_PART
+      if (!is_there) record[j] = Pack<float, 2>{{-INFINITE, 0.0f}}, part_sum[j] = Pack<float, 4>{{0.0f, 0.0f, 0.0f, 0.0f}};
+    }
+    float next = largest;
+    #pragma unroll
+    for (u32 j = 0; j < BATCHu; ++j) next = nmax(next, record[j].v[0]);
+    const float shrink = largest == -INFINITE ? 0.0f : quick_exp2(largest - next);
+    total *= shrink;
+    for (int e = 0; e < 4; ++e) sum[e] *= shrink;
+    #pragma unroll
+    for (u32 j = 0; j < BATCHu; ++j) {
+      const float factor = record[j].v[0] == -INFINITE ? 0.0f : quick_exp2(record[j].v[0] - next);
+      total += factor * record[j].v[1];
+      for (int e = 0; e < 4; ++e) sum[e] += factor * part_sum[j].v[e];
+    }
+    largest = next;
+  }
+  Pack<TYPE, 4> y;
+  for (int e = 0; e < 4; ++e) y.v[e] = narrow<TYPE>(sum[e] / total);
+  store_pack<TYPE, 4>(ATTENDED + (image * Y_IMAGEu + (group * SHARERSu + own_head) * Y_HEADu + feature), y);
 }

@@ -17,12 +17,22 @@ from fusec.gpu.kernels.attention.rotary import neighbours, rotate
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import View
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, Launch, ceil_div, with_variants
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, CLUSTERS, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, split_index, stride_along
 from fusec.ir import Node, TensorType, Value
 from fusec.schedule.row_writes import RowWrite
 
-TILINGS = ((4, 128), (4, 64), (8, 128), (8, 256), (4, 256))  # warps and keys of a block
+# Warps and keys of a block, and whether the blocks of a sequence are a cluster.
+TILINGS = (
+    (4, 128, False),
+    (4, 64, False),
+    (8, 128, False),
+    (8, 256, False),
+    (4, 128, True),
+    (4, 256, True),
+    (8, 256, True),
+)
+MOST_TOGETHER = 8  # blocks of a cluster, which every GPU with clusters can start
 OCTET = 8  # heads in a product, and elements of a pack
 TILE = 16  # keys, or features, in a product
 BATCH = 8  # parts whose sums a thread adds up at a time
@@ -36,7 +46,7 @@ def cached_attention(nodes: Sequence[Node], outputs: Sequence[Value], figures: G
     if found is None:
         return None
     sources = [CachedAttentionSource(found, *tiling) for tiling in TILINGS]
-    fit = [source for source in sources if source.shared_bytes <= figures.dynamic_bytes]
+    fit = [each for each in sources if each.shared_bytes <= figures.dynamic_bytes and each.may_cluster(figures)]
     return with_variants(source.kernel() for source in sorted(fit, key=lambda s: s.blocks < figures.processors // 2))
 
 
@@ -45,11 +55,30 @@ class CachedAttentionSource:
     """The launch of an attention.
 
     warps, share: of a block, and its keys.
+    clusters: the blocks of a sequence are a cluster; else the last one to finish adds up the parts.
     """
 
     step: CachedAttention
     warps: int
     share: int
+    clusters: bool
+
+    def may_cluster(self, figures: GpuFigures) -> bool:
+        """Tell if the GPU can start such clusters, and each of their blocks has a share of the results."""
+        if not self.clusters:
+            return True
+        fits = 1 < self.parts <= MOST_TOGETHER and self.results % (4 * self.parts) == 0
+        return fits and figures.has(CLUSTERS)
+
+    @property
+    def results(self) -> int:
+        """The results of a sequence."""
+        return self.step.sharers * self.step.features
+
+    @property
+    def box_size(self) -> int:
+        """The numbers from what one block of a cluster sends to what the next one sends, in whole packs."""
+        return self.results // self.parts + ceil_div(2 * self.step.sharers, 4) * 4
 
     @property
     def pitch(self) -> int:
@@ -63,6 +92,11 @@ class CachedAttentionSource:
 
     @property
     def shared_bytes(self) -> int:
+        return self.own_bytes + (16 + 4 * self.parts * self.box_size if self.clusters else 0)
+
+    @property
+    def own_bytes(self) -> int:
+        """The shared memory of rows, and of weights."""
         rows = 2 * self.share + self.heads + 2
         return 2 * (rows * self.pitch + self.heads * (self.share + OCTET))
 
@@ -104,6 +138,7 @@ class CachedAttentionSource:
             PARTS=self.parts,
             BATCH=min(self.parts, BATCH),
             BLOCKS=self.blocks,
+            RESULTS=self.results,
             TILES=self.share // (TILE * self.warps),
             WARPS=self.warps,
             THREADS=threads,
@@ -117,9 +152,6 @@ class CachedAttentionSource:
             ATTENDED=arguments.write(step.attention.result),
         )
         copies = self._copies(cuda, arguments)
-        several = self.parts > 1
-        if several:
-            cuda = cuda.bind(SCRATCH=arguments.scratch(), DOORS=arguments.doors(step.sequences))
         holes = {
             "INDICES": arguments.read(step.indices),
             "BIAS": self._bias(arguments),
@@ -127,26 +159,53 @@ class CachedAttentionSource:
             "NEW_KEY": self._new_row(cuda, arguments, step.writes[0]),
             "NEW_VALUE": self._new_row(cuda, arguments, step.writes[1]),
             **self._stores(cuda, arguments),
+            **self._merge(cuda, arguments),
         }
         lines = cuda(
             "kernel",
             COPY_EARLY=copies if step.is_constant else [],
             BEGIN=arguments.begin(),  # after all pointers are named
             COPY_LATE=[] if step.is_constant else copies,
-            STORE=cuda("store_part" if several else "store_result"),
-            ADD_PARTS=cuda("add_parts") if several else [],
             **holes,
         )
-        return self._kernel(arguments.launch("cached_attention", lines, self.blocks, threads, resident=self.resident))
+        cluster = self.parts if self.clusters else 1
+        return self._kernel(
+            arguments.launch(
+                "cached_attention", lines, self.blocks, threads, resident=self.resident, cluster=cluster
+            )
+        )
 
     @property
     def resident(self) -> int:
         return MAX_THREADS // (32 * self.warps)
 
     def _kernel(self, launch: Launch) -> Kernel:
-        scratch = 4 * self.blocks * self.step.sharers * (self.step.features + 2) if self.parts > 1 else 0
+        shares = self.parts > 1 and not self.clusters
+        scratch = 4 * self.blocks * self.step.sharers * (self.step.features + 2) if shares else 0
         name = "+".join(node.op.name for node in self.step.nodes)
-        return Kernel(name, (replace(launch, resident_bytes=self.shared_bytes, dependent=True),), scratch)
+        architecture = CLUSTERS if self.clusters else ""
+        launch = replace(launch, resident_bytes=self.shared_bytes, dependent=True, architecture=architecture)
+        return Kernel(name, (launch,), scratch)
+
+    def _merge(self, cuda: CudaTemplate, arguments: Arguments) -> dict[str, list[str]]:
+        """Store the sums of a block, and add up those of a sequence."""
+        if self.parts == 1:
+            return {"BEGIN_CLUSTER": [], "STORE": cuda("store_result"), "ADD_PARTS": []}
+        if self.clusters:
+            cuda = cuda.bind(
+                BOX_AT=self.own_bytes + 16,
+                DOOR_AT=self.own_bytes,
+                BOX_SIZE=self.box_size,
+                SENT=self.results // self.parts + 2 * self.step.sharers,
+                EACH=self.results // self.parts,
+            )
+            record = cuda("record", RECORDS=f"(staged + {self.results}u)")
+            merge = cuda("merge_in_cluster", RECORD=record, ADD_UP=cuda("add_up", LOAD_PART=cuda("load_sent")))
+            return {"BEGIN_CLUSTER": cuda("begin_cluster"), "STORE": cuda("store_staged"), "ADD_PARTS": merge}
+        cuda = cuda.bind(SCRATCH=arguments.scratch(), DOORS=arguments.doors(self.step.sequences))
+        record = cuda("record", RECORDS=f"(records + blockIdx.x * {2 * self.step.sharers}u)")
+        add = cuda("add_parts", RECORD=record, ADD_UP=cuda("add_up", LOAD_PART=cuda("load_part")))
+        return {"BEGIN_CLUSTER": [], "STORE": cuda("store_part"), "ADD_PARTS": add}
 
     def _copies(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
         """Request the block's rows of keys, then of values."""
