@@ -16,6 +16,7 @@ from fusec.gpu.kernels.codegen.cuda_template import indented
 from fusec.ir import HALVES, DType, TensorType, Value
 
 BLOCK = 256
+EARLY = True
 VECTOR_BYTES = 16  # of one load or store; the memory plan aligns every value to it
 MAX_VECTOR = 8  # elements
 CLUSTERS = "sm_90"  # the first architecture that has thread block clusters
@@ -204,6 +205,17 @@ class Arguments:
         ]
         renewed = (f"{name} = from_here({name});" for name in pointers)
         return ["wait_for_launches();", "next_may_begin();", *renewed]
+
+    def small_launch(
+        self, name: str, lines: Sequence[str], grid: int, processors: int, *, preamble: Sequence[str] = ()
+    ) -> Launch:
+        """Return the launch of a kernel with this body, dependent if each multiprocessor has one block at most.
+
+        Such a kernel takes about as long as a launch, so the next one should begin meanwhile.
+        """
+        dependent = EARLY and grid <= processors
+        lines = [*self.begin(), *lines] if dependent else lines
+        return replace(self.launch(name, lines, grid, preamble=preamble), dependent=dependent)
 
     def launch(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.codegen.copies_ahead import CopiesAhead
+from fusec.gpu.kernels.codegen import kernel
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Launch, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.loops import loop, loop_with_copies, thread_setup
@@ -77,15 +78,17 @@ class RowSource:
         plan, lines = self.plan, self._chunk()
         return self.arguments.launch(f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.plan.block)
 
-    def one_launch(self) -> Launch:
+    def one_launch(self, early: bool) -> Launch:
         """Return a reduction by chunks in one launch: the last block of each number merges its chunks."""
         plan, lines = self.plan, self._chunk()
         door = f"{self.arguments.doors(plan.blocks)} + blockIdx.x % {plan.blocks}u * DOOR"
         lines.append(f"if (!last_of({door}, {plan.chunks}u)) return;")
         lines += ["{", *self._merge_chunks(one_launch=True), *self._write_reduction(), "}"]
         name = f"{self.anchor.op.name}_once"
-        launch = self.arguments.launch(name, lines, plan.blocks * plan.chunks, plan.block)
-        return replace(launch, resident_bytes=self.copied_bytes)
+        grid = plan.blocks * plan.chunks
+        lines = [*self.arguments.begin(), *lines] if early and kernel.EARLY else lines
+        launch = self.arguments.launch(name, lines, grid, plan.block)
+        return replace(launch, resident_bytes=self.copied_bytes, dependent=early and kernel.EARLY)
 
     def _chunk(self) -> list[str]:
         plan = self.plan
