@@ -190,7 +190,9 @@ def _is_supported(node: Node) -> bool:
         return False
     if q.dtype not in HALVES or v.shape[3] != q.shape[3] or q.shape[3] % TILE or q.shape[3] > MAX_FEATURES:
         return False
-    packed = y.strides[3] == 1 and all(s % PACK == 0 for s, size in zip(y.strides[:3], y.shape, strict=False) if size > 1)
+    packed = y.strides[3] == 1 and all(
+        s % PACK == 0 for s, size in zip(y.strides[:3], y.shape, strict=False) if size > 1
+    )
     return packed and y.span < MAX_ELEMENTS and k.size < MAX_ELEMENTS and q.shape[1] // k.shape[1] <= MAX_SHARERS
 
 

@@ -92,7 +92,11 @@ def _kernel(step: RowStep, figures: GpuFigures, variant: ReductionVariant) -> Ke
         return None if variant.depth else Kernel(step.name, (RowSource(step, plan).launch(),))
     plan = _split(plan, most)
     source = RowSource(step, plan, depth=variant.depth)
-    launches = (source.one_launch(plan.blocks * plan.chunks <= figures.processors),) if in_one_launch else (RowSource(step, plan).partial(), source.merged())
+    launches = (
+        (source.one_launch(plan.blocks * plan.chunks <= figures.processors),)
+        if in_one_launch
+        else (RowSource(step, plan).partial(), source.merged())
+    )
     fits = 0 < source.copied_bytes <= figures.dynamic_bytes and figures.sm >= ASYNCHRONOUS
     return Kernel(step.name, launches, _scratch_bytes(step, plan)) if fits or not variant.depth else None
 

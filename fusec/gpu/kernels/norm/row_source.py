@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusec.gpu.kernels.codegen.copies_ahead import CopiesAhead
 from fusec.gpu.kernels.codegen import kernel
+from fusec.gpu.kernels.codegen.copies_ahead import CopiesAhead
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Launch, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.loops import loop, loop_with_copies, thread_setup
