@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gpu.kernels.attention.test_attention_backward import backward_cases
 from gpu.kernels.attention.test_attention_forward import attention_cases
+from gpu.kernels.attention.test_cached_attention import cached_cases
 from gpu.kernels.attention.test_rotary import cases as rotary_cases
 from gpu.kernels.attention.test_write_rows import cases as row_write_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
@@ -73,6 +74,7 @@ def shaped_cases() -> list[Case]:
         *surrounded(),
         *attention_cases(),
         *backward_cases(),
+        *cached_cases(),
         *channel_cases(),
         *surrounded_channels(),
         *norm_backward_cases(),

@@ -1,9 +1,9 @@
 """Generate attention of one query over a cache, with the rows that the same step writes into the cache.
 
-A decode step writes the keys and values of a token into its cache, often after rotary embeddings. Then it attends to all
-of the cache. Each block has a part of the keys of one sequence. It requests them while the launch before it still runs,
-because earlier calls wrote them. Then it embeds its queries, puts new rows in their places, and multiplies on tensor
-cores. The blocks of a sequence add up their parts in a cluster, or the last one to finish does.
+A decode step writes the keys and values of a token into its cache, often after rotary embeddings. Then it attends to
+all of the cache. Each block has a part of the keys of one sequence. It requests them while the launch before it still
+runs, because earlier calls wrote them. Then it embeds its queries, puts new rows in their places, and multiplies on
+tensor cores. The blocks of a sequence add up their parts in a cluster, or the last one to finish does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recognise attention of one query over a cache that the same step writes rows into.
 
-Decoders of all kinds have this form: rows of keys and values are scattered into tensors of [sequences * keys, features],
-and attention reads views of the results.
+Decoders of all kinds have this form: rows of keys and values are scattered into tensors of
+[sequences * keys, features], and attention reads views of the results.
 """
 
 from __future__ import annotations
@@ -119,21 +119,18 @@ def match_cached_attention(nodes: Sequence[Node], outputs: Sequence[Value]) -> C
     if any(value.node in nodes for write in writes for value in write.reads):
         return None
     moving = [*views, *(node for node in writing if isinstance(node.op, VIEW_OPS))]
-    cached = [_cached(value, writes, moving) for value in (k, v)]
-    query = source(q, moving)
-    if None in cached or cached[0] is cached[1] or query is None or not _has_packs(*query):
+    keys, values, query = _cached(k, writes, moving), _cached(v, writes, moving), source(q, moving)
+    if keys is None or values is None or keys is values or query is None or not _has_packs(*query):
         return None
-    if query[0].node in nodes and (query[0].node is None or not isinstance(query[0].node.op, Rotary)):
+    if query[0].node is not None and query[0].node in nodes and not isinstance(query[0].node.op, Rotary):
         return None
-    pair = (cached[0], cached[1])
-    assert pair[0] is not None and pair[1] is not None
-    written = [[o for o in outputs if _cached(o, [write], moving) is not None] for write in pair]
+    written = [[o for o in outputs if _cached(o, [write], moving) is not None] for write in (keys, values)]
     if any(len(each) > 1 for each in written) or len(outputs) != 1 + sum(map(len, written)):
         return None
     if attention.result not in outputs:
         return None
-    stored = tuple(each[0] if each else None for each in written)
-    return CachedAttention(tuple(nodes), attention, pair, (stored[0], stored[1]), *query)
+    stored = [each[0] if each else None for each in written]
+    return CachedAttention(tuple(nodes), attention, (keys, values), (stored[0], stored[1]), *query)
 
 
 def writing_nodes(nodes: Sequence[Node]) -> tuple[Node, ...]:

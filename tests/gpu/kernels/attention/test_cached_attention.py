@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, assert_same, build, check, rows
+from gpu.kernels.cases import FIGURES, Case, assert_same, build, check, each_way, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
-from fusec.gpu.kernels.codegen.kernel import variants_of
+from fusec.gpu.kernels import Kernel, find
 from fusec.ir import DType, Graph, TensorType, Value
-from fusec.ops import Attention, Reshape, Rotary, Scatter, Slice
+from fusec.ops import Attention, Reshape, Rotary, Scatter, Slice, pw
+from fusec.schedule.program import outputs_of
 
 F16, BF16, I64 = DType.F16, DType.BF16, DType.I64
 Heads = tuple[int, int, int]  # images, heads of queries, heads of keys
@@ -93,4 +94,109 @@ def cached_cases() -> list[Case]:
 
 @needs_compiler
 def test_all_variants_compute_attention_and_the_cache(rng: np.random.Generator) -> None:
-    check(cached_cases(), rng, every=True)
+    cases = cached_cases()
+    check(cases, rng, every=True)
+    assert any(launch.cluster > 1 for case in cases for way in ways(case) for launch in way.launches)
+
+
+def ways(case: Case) -> list[Kernel]:
+    assert case.kernel is not None
+    return each_way(case.kernel)
+
+
+@needs_compiler
+def test_it_writes_new_rows_alone_where_it_writes_over_the_operand(rng: np.random.Generator) -> None:
+    """The rows that stay are poisoned in the reference's operand, so a copy of them would be seen."""
+    case = rotated(F16, (1, 8, 2), 300, 128)
+    arrays = case.arrays(rng)
+    over = dict(zip(case.outputs, case.graph.inputs[4:6], strict=False))
+    assert [v.type.size for v in over] == [v.type.size for v in over.values()]
+    for way in ways(case):
+        got = Emulator([way]).run(way, arrays, case.outputs, over)
+        assert_same(case, got, case.reference(arrays))
+
+
+@needs_compiler
+def test_a_row_without_a_place_is_not_written(rng: np.random.Generator) -> None:
+    case = apart(F16, (1, 4, 2), 130, 32)
+    arrays = case.arrays(rng)
+    old, at = case.graph.inputs[2], case.graph.inputs[4]
+    arrays[at] = np.array([260, -261])
+    for way in ways(case):
+        keys, *_ = Emulator([way]).run(way, arrays, case.outputs)
+        np.testing.assert_array_equal(keys, arrays[old])
+
+
+@needs_compiler
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_odd_numbers_give_what_the_op_defines(number: float, rng: np.random.Generator) -> None:
+    """In the bias, in a key and in a value that no query sees, and in the new rows."""
+    case = rotated(F16, (1, 4, 2), 280, 32)
+    for place in range(len(case.graph.inputs)):
+        arrays = case.arrays(rng)
+        array = arrays[case.graph.inputs[place]]
+        if array.dtype.kind == "f":
+            array.reshape(-1)[rng.integers(array.size)] = number
+            with np.errstate(all="ignore"):
+                want = case.reference(arrays)
+            assert_same(case, Emulator([ways(case)[0]]).run(ways(case)[0], arrays, case.outputs), want)
+
+
+@needs_compiler
+def test_without_any_key_the_result_is_not_a_number(rng: np.random.Generator) -> None:
+    case = rotated(F16, (1, 4, 2), 280, 32)
+    arrays = case.arrays(rng)
+    arrays[case.graph.inputs[-1]][...] = -np.inf
+    for way in ways(case):
+        *_, attended = Emulator([way]).run(way, arrays, case.outputs)
+        assert np.isnan(attended.astype(np.float32)).all()
+
+
+def before_the_wait(kernel: Kernel) -> str:
+    (launch,) = kernel.launches
+    assert launch.dependent
+    return launch.source.partition("wait_for_launches();")[0]
+
+
+def decode_step(computes: bool, old_is_computed: bool = False) -> Kernel | None:
+    """The kernel of a step whose queries a node before computes, or whose cache does."""
+    case = rotated(F16, (1, 4, 2), 64, 32)
+    graph, (x, *_) = case.graph, case.graph.inputs
+    old = case.graph.inputs[4]
+    for value, wanted in ((x, computes), (old, old_is_computed)):
+        if wanted:
+            uses = list(value.uses)
+            made = graph.add(pw("neg"), value, before=next(iter(graph.nodes)))
+            for node, index in uses:
+                graph.set_input(node, index, made)
+    nodes = tuple(node for node in case.nodes if node.op.name != "neg")
+    return find(nodes, outputs_of(nodes), FIGURES)
+
+
+def test_the_cache_is_requested_before_the_wait_if_an_earlier_call_wrote_it() -> None:
+    for computes, old_is_computed, early in ((True, False, True), (False, False, False), (True, True, False)):
+        kernel = decode_step(computes, old_is_computed)
+        assert kernel is not None
+        assert ("copy_or_zeros_ahead(" in before_the_wait(kernel)) == early, (computes, old_is_computed)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        rotated(DType.F32, (1, 4, 2), 64, 32),
+        rotated(F16, (1, 4, 2), 64, 24),
+        rotated(F16, (1, 4, 2), 64, 272),
+        rotated(F16, (1, 4, 2), 64, 32, Attention(0.5, guarded=True)),
+        rotated(F16, (1, 4, 2), 64, 32, Attention(0.5, causal=True)),
+        rotated(F16, (1, 33, 1), 64, 32),
+    ],
+    ids=lambda case: case.name,
+)
+def test_other_attention_has_no_such_kernel(case: Case) -> None:
+    assert case.kernel is None
+
+
+def test_the_first_variant_fills_the_gpu() -> None:
+    grids = [launch.grid for way in ways(rotated(F16, (1, 32, 8), 2048, 128)) for launch in way.launches]
+    assert grids[0] == 128
+    assert 64 in grids
