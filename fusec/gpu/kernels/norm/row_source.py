@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusec.gpu.kernels.codegen import kernel
 from fusec.gpu.kernels.codegen.copies_ahead import CopiesAhead
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Launch, ceil_div, compute_type
@@ -27,6 +26,7 @@ class RowSource:
         threads share the registers of a multiprocessor. 0 if elements are kept as numbers.
     members: numbers of the plan that are combined to one: the channels of a group, if the plan is by channels.
     depth: turns whose elements are copied to shared memory ahead of their use; 0 if they are loaded.
+    processors: of the GPU; a launch with no more blocks is dependent.
     """
 
     step: RowStep
@@ -34,6 +34,7 @@ class RowSource:
     packed_threads: int = 0
     members: int = 1
     depth: int = 0
+    processors: int = 0
 
     def __post_init__(self) -> None:
         self.arguments = Arguments()
@@ -63,12 +64,10 @@ class RowSource:
         lines += self._write_reduction() if isinstance(self.op, Reduce) else self._write()
         resident = self.packed_threads // self.plan.block
         # before a product of bytes, which copies its weights meanwhile
-        dependent = any(value.type.dtype in BYTES for value in self.step.epilogue_outputs)
-        lines = [*self.arguments.begin(), *lines] if dependent else lines
+        is_rounded = any(value.type.dtype in BYTES for value in self.step.epilogue_outputs)
         plan, name = self.plan, self.anchor.op.name
-        return replace(
-            self.arguments.launch(name, lines, plan.blocks, plan.block, resident=resident), dependent=dependent
-        )
+        most = plan.blocks if is_rounded else self.processors
+        return self.arguments.small_launch(name, lines, plan.blocks, most, plan.block, resident=resident)
 
     def partial(self) -> Launch:
         """Return the launch that stores the result of each chunk in scratch memory.
@@ -76,19 +75,18 @@ class RowSource:
         Of moments, that is the mean of the chunk and the squares around it.
         """
         plan, lines = self.plan, self._chunk()
-        return self.arguments.launch(f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.plan.block)
+        name, grid = f"{self.anchor.op.name}_part", plan.blocks * plan.chunks
+        return self.arguments.small_launch(name, lines, grid, self.processors, plan.block)
 
-    def one_launch(self, early: bool) -> Launch:
+    def one_launch(self) -> Launch:
         """Return a reduction by chunks in one launch: the last block of each number merges its chunks."""
         plan, lines = self.plan, self._chunk()
         door = f"{self.arguments.doors(plan.blocks)} + blockIdx.x % {plan.blocks}u * DOOR"
         lines.append(f"if (!last_of({door}, {plan.chunks}u)) return;")
         lines += ["{", *self._merge_chunks(one_launch=True), *self._write_reduction(), "}"]
         name = f"{self.anchor.op.name}_once"
-        grid = plan.blocks * plan.chunks
-        lines = [*self.arguments.begin(), *lines] if early and kernel.EARLY else lines
-        launch = self.arguments.launch(name, lines, grid, plan.block)
-        return replace(launch, resident_bytes=self.copied_bytes, dependent=early and kernel.EARLY)
+        launch = self.arguments.small_launch(name, lines, plan.blocks * plan.chunks, self.processors, plan.block)
+        return replace(launch, resident_bytes=self.copied_bytes)
 
     def _chunk(self) -> list[str]:
         plan = self.plan
@@ -106,11 +104,10 @@ class RowSource:
         """
         plan, lines = self.plan, self._merge_groups() if self.members > 1 else self._merge_chunks()
         if isinstance(self.op, Reduce):
-            return self.arguments.launch(
-                self.anchor.op.name, [*lines, *self._write_reduction()], plan.blocks, self.plan.block
-            )
-        lines += self._write()
-        return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.plan.block)
+            lines, grid = [*lines, *self._write_reduction()], plan.blocks
+        else:
+            lines, grid = [*lines, *self._write()], plan.blocks * plan.chunks
+        return self.arguments.small_launch(self.anchor.op.name, lines, grid, self.processors, plan.block)
 
     def _merge_chunks(self, one_launch: bool = False) -> list[str]:
         self.cached, self.prologue_outputs = False, ()
