@@ -69,7 +69,8 @@ def _whole(value: Value) -> Value:
 def _writes_rows(step: Partition, old: Value, new: Value, root: Mapping[Value, Value]) -> bool:
     """Tell if a step only writes rows into the old value: no element that stays is read, and no new row depends on it.
 
-    `Steps` and the kernels of such writes then copy nothing but these rows. Later nodes of the step may read the result.
+    `Steps` and the kernels of such writes then copy nothing but these rows. Later nodes of the step may read the
+    result.
     """
     scatter = new.node
     if scatter is None or not isinstance(scatter.op, Scatter) or scatter.op.reduction != "none":

@@ -130,7 +130,7 @@ RUNNING: tuple[Mutant, ...] = (
         "tuple(node for part in parts_of_cached(nodes) for node in part)",
         "tuple(nodes)",
         "attention would run before the views of its cache, where writes are a step of their own",
-        "gpu/autotune/test_cached_candidates.py",
+        "gpu/kernels/attention/test_cached_candidates.py",
     ),
     _m(
         "writes_that_wait_for_each_other",

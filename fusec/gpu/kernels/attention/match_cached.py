@@ -51,7 +51,7 @@ class CachedAttention:
 
     @property
     def bias(self) -> Value | None:
-        """What is added to scores."""
+        """The tensor that is added to scores."""
         return self.attention.operands[3] if len(self.attention.operands) > 3 else None
 
     @property
