@@ -26,7 +26,6 @@ from fusec.ir import Array, TensorType, Value
 from fusec.system.compile_timer import spent_on
 
 VOTERS = 2  # variants of a kernel that the fastest is compared with, until one agrees
-CARVE_OUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 MIN_COUNTERS = 1 << 14  # barrier counters, so that the memory is seldom allocated again
 NUMBERS = {"u32": np.uint32, "u64": np.uint64}
 Memory = Callable[[Value, TensorType], Array]  # returns a value's flat buffer, constants in the layout of the type
@@ -248,9 +247,6 @@ def _has_room(function: Any, launch: Launch) -> bool:
         return False
     function.max_dynamic_shared_size_bytes = launch.resident_bytes
     cupy.cuda.runtime.memGetInfo()  # creates a CUDA context in a thread that did not load the module itself
-    if launch.dependent and CARVE_OUT:
-        # A multiprocessor runs blocks of two kernels at the same time only if both want the same share of its memory.
-        cupy.cuda.driver.funcSetAttribute(function.kernel.ptr, CARVE_OUT, 100)
     each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
         function.kernel.ptr, launch.block, launch.resident_bytes
     )

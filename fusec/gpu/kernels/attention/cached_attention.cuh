@@ -58,7 +58,9 @@ FRAGMENT(kernel) {
   __syncthreads();
   for (u32 n = warp; n < count; n += WARPSu) {
     const u32 row = news[n], place = places[n];
-    for (u32 i = lane; i < PACKSu; i += 32u) {
+    bool is_last = true;  // of the rows with this place
+    for (u32 m = 0; m < count; ++m) is_last &= places[m] != place || news[m] <= row;
+    for (u32 i = lane; is_last && i < PACKSu; i += 32u) {
       const u32 column = i * VECTORu;
       TYPE *const key = keys + (place * PITCHu + column), *const value = values + (place * PITCHu + column);
       if (row == sequence) {

@@ -11,13 +11,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import Any
 
 from fusec.gpu.kernels.codegen.cuda_template import indented
 from fusec.ir import HALVES, DType, TensorType, Value
 
 BLOCK = 256
-EARLY = True
 VECTOR_BYTES = 16  # of one load or store; the memory plan aligns every value to it
 MAX_VECTOR = 8  # elements
 CLUSTERS = "sm_90"  # the first architecture that has thread block clusters
@@ -199,26 +197,13 @@ class Arguments:
         Pointers to computed values are new from there on, so that the compiler moves no load through them to an earlier
         place. All of them have to be named before.
         """
-        pairs = zip(self.names.items(), self.parameters, strict=True)
         pointers = [
             name
-            for ((value, type, _), name), c_type in pairs
-            if c_type.startswith("const ") and (type is None or (value is not None and value.literal is None))
+            for (value, _, written), name in self.names.items()
+            if value is not None and value.literal is None and not written
         ]
         renewed = (f"{name} = from_here({name});" for name in pointers)
         return ["wait_for_launches();", "next_may_begin();", *renewed]
-
-    def small_launch(
-        self, name: str, lines: Sequence[str], grid: int, processors: int, block: int = BLOCK, **more: Any
-    ) -> Launch:
-        """Return the launch of a kernel with this body, dependent if each multiprocessor has one block at most.
-
-        Such a kernel takes about as long as a launch, so the next one should begin meanwhile.
-        more: see `launch`.
-        """
-        dependent = EARLY and grid <= processors
-        lines = [*self.begin(), *lines] if dependent else lines
-        return replace(self.launch(name, lines, grid, block, **more), dependent=dependent)
 
     def launch(
         self,

@@ -300,15 +300,6 @@ DEVICE void wait_for_launches() {}
 DEVICE void next_may_begin() {}
 #endif
 
-// Bring memory to the L2 cache without a register or a wait (Hopper and later): a multiple of 16 bytes, so aligned.
-#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
-DEVICE void bring_to_cache(const void* p, u32 nbytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(nbytes) : "memory");
-}
-#else
-DEVICE void bring_to_cache(const void* p, u32 nbytes) {}
-#endif
-
 // Hide from the compiler what a pointer points to, so that no load through it moves before this place.
 template <class T> DEVICE const T* from_here(const T* p) {
 #ifndef FUSEC_EMULATED

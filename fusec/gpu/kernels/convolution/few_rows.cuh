@@ -4,7 +4,6 @@ FRAGMENT(kernel) {
   u32 weights[VECTORS][PACKS][4];
   u32 group = blockIdx.x;
   LOAD_FIRST
-  FETCH_NEXT
   BEGIN
   LOAD_ROWS
   __shared__ float sums[2][WARPS][SIZE];
@@ -53,12 +52,6 @@ FRAGMENT(load) {
     const u32 pack = p * THREADSu + threadIdx.x;
     LOAD_COLUMNS
   }
-}
-
-// Request the weights of the block's next groups for the L2 cache, too, while it waits.
-FRAGMENT(fetch) {
-  if (threadIdx.x < AHEADu && group + (threadIdx.x + 1u) * BLOCKSu < WHOLE_GROUPSu)
-    bring_to_cache(POINTER + (u64)(group + (threadIdx.x + 1u) * BLOCKSu) * (WIDTHu * DEPTHu), WIDTHu * DEPTHu * 2u);
 }
 
 FRAGMENT(load_column) {

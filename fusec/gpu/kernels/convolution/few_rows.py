@@ -26,7 +26,6 @@ OTHER_REGISTERS = 40  # of a thread, about
 REGISTERS = 1 << 16  # of a multiprocessor, on every GPU since Kepler
 MAX_WASTE = 1.25  # threads and packs for each pack of a row
 MAX_VARIANTS = 6
-AHEAD = 1  # groups of columns that a block requests for the L2 cache before it waits
 _CUDA = cuda_template(__package__, "few_rows.cuh")
 
 
@@ -164,7 +163,6 @@ class FewRowsSource:
         lines = cuda(
             "kernel",
             LOAD_FIRST=loads,
-            FETCH_NEXT=self._fetches(cuda, arguments),
             BEGIN=begin,
             LOAD_ROWS=load_rows,
             MULTIPLY=cuda("multiply"),
@@ -192,17 +190,6 @@ class FewRowsSource:
             pointer = arguments.read(product.operands[1], stored)
             lines += cuda("load_column", COLUMN=column, FIRST=number * self.width, POINTER=pointer)
         return cuda("load", LOAD_COLUMNS=lines)
-
-    def _fetches(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
-        """Bring weights of the next groups to the L2 cache."""
-        lines: list[str] = []
-        for product in self.step.products:
-            type = product.operands[1].type
-            stored = type.with_order((*range(type.rank - 2), type.rank - 1, type.rank - 2))
-            pointer = arguments.read(product.operands[1], stored)
-            whole = self.step.y.shape[-1] // self.width
-            lines += cuda("fetch", POINTER=pointer, AHEAD=AHEAD, WHOLE_GROUPS=whole) if AHEAD else []
-        return lines
 
     def _store(self, arguments: Arguments) -> list[str]:
         """Apply the epilogue to a result of each product, and store it. Only what is stored is rounded, as in cuDNN."""

@@ -109,9 +109,7 @@ def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
     code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, "w", {y: "taken[j]"})
     code.compute(epilogue, outputs)
     lines += code.lines()
-    grid = ceil_div(total, BLOCK)
-    launch = arguments.small_launch(anchor.op.name, lines, grid, figures.processors, preamble=sample.preamble)
-    return Kernel(name, (launch,))
+    return Kernel(name, (arguments.launch(anchor.op.name, lines, ceil_div(total, BLOCK), preamble=sample.preamble),))
 
 
 def _load_elements(

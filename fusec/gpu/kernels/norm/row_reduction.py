@@ -59,9 +59,7 @@ def row_reduction(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
         return None
     found = (_kernel(step, figures, variant) for variant in VARIANTS)
     variants = [kernel for kernel in found if kernel is not None]
-    plain = RowSource(
-        step, plan_rows(step.op, step.x.type, step.moved, VARIANTS[0].shape, figures), processors=figures.processors
-    )
+    plain = RowSource(step, plan_rows(step.op, step.x.type, step.moved, VARIANTS[0].shape, figures))
     if plain.may_be_packed and len(variants[0].launches) == 1:
         packed = replace(plain, packed_threads=figures.processor_threads * 3 // 4)
         variants.append(Kernel(step.name, (packed.launch(),)))
@@ -91,11 +89,10 @@ def _kernel(step: RowStep, figures: GpuFigures, variant: ReductionVariant) -> Ke
     most = _most_chunks(plan, figures)
     in_one_launch = variant.in_one_launch and isinstance(step.op, Reduce)
     if not step.formula.merge or plan.blocks >= few or most < 2:
-        source = RowSource(step, plan, processors=figures.processors)
-        return None if variant.depth else Kernel(step.name, (source.launch(),))
+        return None if variant.depth else Kernel(step.name, (RowSource(step, plan).launch(),))
     plan = _split(plan, most)
-    source = RowSource(step, plan, depth=variant.depth, processors=figures.processors)
-    launches = (source.one_launch(),) if in_one_launch else (replace(source).partial(), source.merged())
+    source = RowSource(step, plan, depth=variant.depth)
+    launches = (source.one_launch(),) if in_one_launch else (RowSource(step, plan).partial(), source.merged())
     fits = 0 < source.copied_bytes <= figures.dynamic_bytes and figures.sm >= ASYNCHRONOUS
     return Kernel(step.name, launches, _scratch_bytes(step, plan)) if fits or not variant.depth else None
 
@@ -111,7 +108,7 @@ def _by_channels(step: RowStep, op: GroupNorm, shape: RowShape, figures: GpuFigu
     if plan.row or plan.along != 1 or most < 1 or op.groups == channels or step.formula.merge != "moments":
         return None
     plan = _split(plan, most)
-    source = RowSource(step, plan, members=channels // op.groups, processors=figures.processors)
+    source = RowSource(step, plan, members=channels // op.groups)
     return Kernel(step.name, (source.partial(), source.merged()), _scratch_bytes(step, plan))
 
 

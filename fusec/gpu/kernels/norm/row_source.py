@@ -26,7 +26,6 @@ class RowSource:
         threads share the registers of a multiprocessor. 0 if elements are kept as numbers.
     members: numbers of the plan that are combined to one: the channels of a group, if the plan is by channels.
     depth: turns whose elements are copied to shared memory ahead of their use; 0 if they are loaded.
-    processors: of the GPU; a launch with no more blocks is dependent.
     """
 
     step: RowStep
@@ -34,7 +33,6 @@ class RowSource:
     packed_threads: int = 0
     members: int = 1
     depth: int = 0
-    processors: int = 0
 
     def __post_init__(self) -> None:
         self.arguments = Arguments()
@@ -64,10 +62,12 @@ class RowSource:
         lines += self._write_reduction() if isinstance(self.op, Reduce) else self._write()
         resident = self.packed_threads // self.plan.block
         # before a product of bytes, which copies its weights meanwhile
-        is_rounded = any(value.type.dtype in BYTES for value in self.step.epilogue_outputs)
+        dependent = any(value.type.dtype in BYTES for value in self.step.epilogue_outputs)
+        lines = [*self.arguments.begin(), *lines] if dependent else lines
         plan, name = self.plan, self.anchor.op.name
-        most = plan.blocks if is_rounded else self.processors
-        return self.arguments.small_launch(name, lines, plan.blocks, most, plan.block, resident=resident)
+        return replace(
+            self.arguments.launch(name, lines, plan.blocks, plan.block, resident=resident), dependent=dependent
+        )
 
     def partial(self) -> Launch:
         """Return the launch that stores the result of each chunk in scratch memory.
@@ -75,8 +75,7 @@ class RowSource:
         Of moments, that is the mean of the chunk and the squares around it.
         """
         plan, lines = self.plan, self._chunk()
-        name, grid = f"{self.anchor.op.name}_part", plan.blocks * plan.chunks
-        return self.arguments.small_launch(name, lines, grid, self.processors, plan.block)
+        return self.arguments.launch(f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.plan.block)
 
     def one_launch(self) -> Launch:
         """Return a reduction by chunks in one launch: the last block of each number merges its chunks."""
@@ -85,7 +84,7 @@ class RowSource:
         lines.append(f"if (!last_of({door}, {plan.chunks}u)) return;")
         lines += ["{", *self._merge_chunks(one_launch=True), *self._write_reduction(), "}"]
         name = f"{self.anchor.op.name}_once"
-        launch = self.arguments.small_launch(name, lines, plan.blocks * plan.chunks, self.processors, plan.block)
+        launch = self.arguments.launch(name, lines, plan.blocks * plan.chunks, plan.block)
         return replace(launch, resident_bytes=self.copied_bytes)
 
     def _chunk(self) -> list[str]:
@@ -104,10 +103,11 @@ class RowSource:
         """
         plan, lines = self.plan, self._merge_groups() if self.members > 1 else self._merge_chunks()
         if isinstance(self.op, Reduce):
-            lines, grid = [*lines, *self._write_reduction()], plan.blocks
-        else:
-            lines, grid = [*lines, *self._write()], plan.blocks * plan.chunks
-        return self.arguments.small_launch(self.anchor.op.name, lines, grid, self.processors, plan.block)
+            return self.arguments.launch(
+                self.anchor.op.name, [*lines, *self._write_reduction()], plan.blocks, self.plan.block
+            )
+        lines += self._write()
+        return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.plan.block)
 
     def _merge_chunks(self, one_launch: bool = False) -> list[str]:
         self.cached, self.prologue_outputs = False, ()

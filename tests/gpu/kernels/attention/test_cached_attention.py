@@ -129,6 +129,17 @@ def test_a_row_without_a_place_is_not_written(rng: np.random.Generator) -> None:
 
 
 @needs_compiler
+def test_the_last_of_several_rows_with_one_place_is_written(rng: np.random.Generator) -> None:
+    """Tuning draws such indices, and compares variants."""
+    case = apart(F16, (2, 8, 4), 130, 32)
+    arrays = case.arrays(rng)
+    arrays[case.graph.inputs[4]] = np.array([1, 0, 1, 0, 0, 1, 2, 3])
+    for way in ways(case):
+        got = Emulator([way]).run(way, arrays, case.outputs)
+        assert_same(case, got, case.reference(arrays))
+
+
+@needs_compiler
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_odd_numbers_give_what_the_op_defines(number: float, rng: np.random.Generator) -> None:
     """In the bias, in a key and in a value that no query sees, and in the new rows."""
