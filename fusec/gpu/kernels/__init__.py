@@ -26,7 +26,7 @@ from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
 from fusec.gpu.kernels.recurrent import linear_scan, recurrent
-from fusec.gpu.kernels.selection import non_max_suppression, top_k
+from fusec.gpu.kernels.selection import arg_max, non_max_suppression, top_k
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast
 
@@ -37,6 +37,7 @@ FAMILIES: tuple[Family, ...] = (
     multi_tensor.multi_tensor,  # before pointwise, because that writes a piece of source for each tensor
     pointwise.pointwise,
     instance_norm.instance_norm,  # before row reductions, because its variants include theirs
+    arg_max.arg_max,
     row_reduction.row_reduction,  # before pools, because a pool over all of an image is a reduction
     batch_norm.batch_norm,
     layer_norm_backward.layer_norm_backward,

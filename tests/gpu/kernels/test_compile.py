@@ -40,6 +40,7 @@ from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_
 from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
 from gpu.kernels.recurrent.test_linear_scan import scan_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
+from gpu.kernels.selection.test_arg_max import arg_max_cases
 from gpu.kernels.selection.test_non_max_suppression import random_cases as suppression_cases
 from gpu.kernels.selection.test_top_k import random_cases as top_k_cases
 from helpers import quick
@@ -69,6 +70,7 @@ def shaped_cases() -> list[Case]:
         *region_cases(),
         *suppression_cases(),
         *top_k_cases(),
+        *arg_max_cases(),
         *reductions(),
         *normed(),
         *surrounded(),

@@ -277,6 +277,17 @@ def cached_attention(b: RandomGraph) -> None:
     b.add(Attention(b.pick([0.25, 0.125]), hides=b.chance(30)), q, *views, *bias)
 
 
+def arg_max(b: RandomGraph) -> None:
+    """Draw the place of the largest element of long rows."""
+    rows, size = b.pick([1, 3]), b.pick([1024, 2050, 5000])
+    x = b.input(TensorType((rows, size), b.pick([DType.F16, DType.F32, DType.BF16])))
+    is_largest = b.add(pw("cmp_ge"), x, b.add(Reduce("max", (1,), True), x))
+    places, last = (b.graph.constant(np.asarray(v, np.int32)) for v in (np.arange(size)[None], size - 1))
+    least = b.add(Reduce("min", (1,), b.chance(50)), b.add(pw("where"), is_largest, places, last))
+    if b.chance(50):
+        b.add(Cast(DType.I64), least)
+
+
 def pointwise(b: RandomGraph) -> None:
     """Draw a sequence of pointwise ops."""
     with b.focused(b.input(TensorType(b.shape(1, 4), b.dtype))):
@@ -407,6 +418,7 @@ KERNELS: Mapping[str, Draw] = {
             rotary,
             write_rows,
             cached_attention,
+            arg_max,
             all_finite,
             non_max_suppression,
             top_k,
