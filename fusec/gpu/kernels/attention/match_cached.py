@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, View, source
 from fusec.ir import HALVES, Node, TensorType, Value
 from fusec.ops import Attention, Rotary, Scatter
+from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import outputs_of
 from fusec.schedule.row_writes import RowWrite, match_row_writes
 
@@ -214,7 +215,7 @@ def _has_packs(value: Value, view: View) -> bool:
 
 
 def _root(value: Value) -> Value:
-    """Return the value of which this is a view."""
-    while value.node is not None and isinstance(value.node.op, VIEW_OPS):
+    """Return the value in whose memory this is, so that no launch copies it."""
+    while value.node is not None and is_view(value.node):
         value = value.node.operands[0]
     return value

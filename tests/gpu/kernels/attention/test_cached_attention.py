@@ -10,8 +10,8 @@ from gpu.kernels.cases import FIGURES, Case, assert_same, build, check, each_way
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import Kernel, find
-from fusec.ir import DType, Graph, TensorType, Value
-from fusec.ops import Attention, Reshape, Rotary, Scatter, Slice, pw
+from fusec.ir import DType, Graph, Op, TensorType, Value
+from fusec.ops import Attention, Reshape, Rotary, Scatter, Slice, Transpose, pw
 from fusec.schedule.program import outputs_of
 
 F16, BF16, I64 = DType.F16, DType.BF16, DType.I64
@@ -175,26 +175,40 @@ def before_the_wait(kernel: Kernel) -> str:
     return launch.source.partition("wait_for_launches();")[0]
 
 
-def decode_step(computes: bool, old_is_computed: bool = False) -> Kernel | None:
-    """The kernel of a step whose queries a node before computes, or whose cache does."""
+def decode_step(computes: bool, cache: Op | None = None, shape: tuple[int, ...] = (128, 32)) -> Kernel | None:
+    """The kernel of a step whose queries a node before computes, and whose cache is an op of an input of this shape."""
     case = rotated(F16, (1, 4, 2), 64, 32)
-    graph, (x, *_) = case.graph, case.graph.inputs
-    old = case.graph.inputs[4]
-    for value, wanted in ((x, computes), (old, old_is_computed)):
-        if wanted:
-            uses = list(value.uses)
-            made = graph.add(pw("neg"), value, before=next(iter(graph.nodes)))
-            for node, index in uses:
-                graph.set_input(node, index, made)
-    nodes = tuple(node for node in case.nodes if node.op.name != "neg")
+    graph, first = case.graph, next(iter(case.graph.nodes))
+    x, old = case.graph.inputs[0], case.graph.inputs[4]
+    before = [(x, x, pw("neg"))] if computes else []
+    before += [(old, graph.add_input("cache", TensorType(shape, F16)), cache)] if cache is not None else []
+    nodes = set(case.nodes)
+    for value, source, op in before:
+        uses = list(value.uses)
+        made = graph.add(op, source, before=first)
+        for node, index in uses:
+            graph.set_input(node, index, made)
+    nodes = tuple(node for node in graph.nodes if node in nodes)
     return find(nodes, outputs_of(nodes), FIGURES)
 
 
-def test_the_cache_is_requested_before_the_wait_if_an_earlier_call_wrote_it() -> None:
-    for computes, old_is_computed, early in ((True, False, True), (False, False, False), (True, True, False)):
-        kernel = decode_step(computes, old_is_computed)
-        assert kernel is not None
-        assert ("copy_or_zeros_ahead(" in before_the_wait(kernel)) == early, (computes, old_is_computed)
+@pytest.mark.parametrize(
+    ("is_early", "step"),
+    [
+        (True, lambda: decode_step(True)),
+        (True, lambda: decode_step(True, Reshape((128, 32)), (1, 2, 64, 32))),
+        (False, lambda: decode_step(False)),
+        (False, lambda: decode_step(True, pw("neg"))),
+        (False, lambda: decode_step(True, Transpose((1, 0)), (32, 128))),
+    ],
+    ids=["input", "view", "queries given", "computed", "copied"],
+)
+def test_the_cache_is_requested_before_the_wait_if_an_earlier_call_wrote_it(
+    is_early: bool, step: Callable[[], Kernel | None]
+) -> None:
+    kernel = step()
+    assert kernel is not None
+    assert ("copy_or_zeros_ahead(" in before_the_wait(kernel)) == is_early
 
 
 @pytest.mark.parametrize(
