@@ -19,6 +19,7 @@ MOST_TOGETHER = 8  # blocks of a cluster, which every GPU with clusters can star
 OCTET = 8  # heads in a product, and elements of a pack
 TILE = 16  # keys, or features, in a product
 BATCH = 8  # parts whose sums a thread adds up at a time
+ALONE_BYTES = 1 << 17  # of shared memory; with less, blocks would run next to others, which took longer on an H200
 MAX_THREADS = 1024  # of a multiprocessor: at most 64 registers each, so that other launches have room next to it
 _CUDA = cuda_template(__package__, "cached_attention.cuh")
 
@@ -36,12 +37,10 @@ class CachedAttentionSource:
     share: int
     clusters: bool
 
-    def may_cluster(self, figures: GpuFigures) -> bool:
-        """Tell if the GPU can start such clusters, and each of their blocks has a share of the results."""
-        if not self.clusters:
-            return True
-        fits = 1 < self.parts <= MOST_TOGETHER and self.results % (4 * self.parts) == 0
-        return fits and figures.has(CLUSTERS)
+    @property
+    def may_cluster(self) -> bool:
+        """Tell if such clusters can start, and each of their blocks has a share of the results."""
+        return not self.clusters or (self.parts <= MOST_TOGETHER and self.results % (4 * self.parts) == 0)
 
     @property
     def results(self) -> int:
@@ -90,7 +89,7 @@ class CachedAttentionSource:
             found = math.gcd(found, start, neighbours(node, View.of(node.operands[0].type), ()))
         return found
 
-    def kernel(self) -> Kernel:
+    def kernel(self, figures: GpuFigures) -> Kernel:
         step, arguments, threads = self.step, Arguments(), 32 * self.warps
         y, vector = step.attention.result.type, self.vector
         kind = C_TYPES[y.dtype]
@@ -142,9 +141,11 @@ class CachedAttentionSource:
             **holes,
         )
         cluster = self.parts if self.clusters else 1
-        return self._kernel(
-            arguments.launch("cached_attention", lines, self.blocks, threads, resident=self.resident, cluster=cluster)
+        launch = arguments.launch(
+            "cached_attention", lines, self.blocks, threads, resident=self.resident, cluster=cluster
         )
+        least = min(ALONE_BYTES, figures.dynamic_bytes) if self.clusters else 0
+        return self._kernel(replace(launch, resident_bytes=max(self.shared_bytes, least)))
 
     @property
     def resident(self) -> int:
@@ -155,7 +156,7 @@ class CachedAttentionSource:
         scratch = 4 * self.blocks * self.step.sharers * (self.step.features + 2) if shares else 0
         name = "+".join(node.op.name for node in self.step.nodes)
         architecture = CLUSTERS if self.clusters else ""
-        launch = replace(launch, resident_bytes=self.shared_bytes, dependent=True, architecture=architecture)
+        launch = replace(launch, dependent=True, architecture=architecture)
         return Kernel(name, (launch,), scratch)
 
     def _merge(self, cuda: CudaTemplate, arguments: Arguments) -> dict[str, list[str]]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES, Case, assert_same, build, check, each_way, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
-from fusec.gpu.kernels import Kernel, find
+from fusec.gpu.kernels import GpuFigures, Kernel, find
 from fusec.ir import DType, Graph, Op, TensorType, Value
 from fusec.ops import Attention, Reshape, Rotary, Scatter, Slice, Transpose, pw
 from fusec.schedule.program import outputs_of
+from fusec.targets.target import load
 
 F16, BF16, I64 = DType.F16, DType.BF16, DType.I64
+A100 = GpuFigures.of(load("a100"))
 Heads = tuple[int, int, int]  # images, heads of queries, heads of keys
 
 
@@ -88,10 +91,15 @@ def apart(dtype: DType, heads: Heads, keys: int, features: int) -> Case:
 
 
 def cached_cases() -> list[Case]:
+    """Cases for a GPU with clusters, and for one without."""
+    return [*hopper_cases(), *(replace(case, figures=A100) for case in hopper_cases())]
+
+
+def hopper_cases() -> list[Case]:
     return [
         rotated(F16, (1, 8, 2), 300, 128),
         rotated(BF16, (2, 4, 4), 70, 64),
-        rotated(F16, (2, 9, 1), 1030, 32, Attention(0.25, hides=True)),
+        rotated(F16, (2, 9, 1), 1020, 32, Attention(0.25, hides=True)),
         rotated(F16, (1, 2, 2), 33, 16, bias=False),
         apart(F16, (2, 4, 2), 130, 64),
         apart(BF16, (1, 3, 1), 257, 48),
@@ -107,7 +115,8 @@ def test_all_variants_compute_attention_and_the_cache(rng: np.random.Generator) 
 
 def ways(case: Case) -> list[Kernel]:
     assert case.kernel is not None
-    return each_way(case.kernel)
+    other = replace(case, figures=A100).kernel
+    return [*each_way(case.kernel), *([] if other is None or case.figures is A100 else each_way(other))]
 
 
 @needs_compiler
@@ -228,6 +237,13 @@ def test_other_attention_has_no_such_kernel(case: Case) -> None:
 
 
 def test_the_first_variant_fills_the_gpu() -> None:
-    grids = [launch.grid for way in ways(rotated(F16, (1, 32, 8), 2048, 128)) for launch in way.launches]
-    assert grids[0] == 128
-    assert 64 in grids
+    """Clusters have as many blocks as every GPU can start. Their shared memory leaves no room for other blocks."""
+    case = rotated(F16, (1, 32, 8), 2048, 128)
+    assert case.kernel is not None
+    launches = [launch for way in each_way(case.kernel) for launch in way.launches]
+    assert {(launch.grid, launch.cluster) for launch in launches} == {(64, 8)}
+    (small,) = ways(rotated(F16, (1, 4, 2), 64, 32))[0].launches
+    assert min(launch.resident_bytes for launch in [*launches, small]) >= 1 << 17
+    others = [launch for way in ways(replace(case, figures=A100)) for launch in way.launches]
+    assert others[0].grid == 128 and {launch.cluster for launch in others} == {1}
+    assert rotated(F16, (1, 32, 8), 2304, 128).kernel is None
