@@ -55,7 +55,7 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
         step = program.steps[index]
         by_element = all(root.get(v) is not old for v in step.inputs) and _by_element(step, old, new)
         if last.get(old, -1) < index or (by_element and whole[new] is new) or _writes_rows(step, old, whole[new], root):
-            found[whole[new]] = old
+            found[whole[new] if whole[new] in made else new] = old
     return found
 
 
@@ -69,7 +69,8 @@ def _whole(value: Value) -> Value:
 def _writes_rows(step: Partition, old: Value, new: Value, root: Mapping[Value, Value]) -> bool:
     """Tell if a step only writes rows into the old value: no element that stays is read, and no new row depends on it.
 
-    `Steps` and the kernel of such writes then copy nothing but these rows.
+    `Steps` and the kernels of such writes then copy nothing but these rows. Later nodes of the step may read the
+    result.
     """
     scatter = new.node
     if scatter is None or not isinstance(scatter.op, Scatter) or scatter.op.reduction != "none":

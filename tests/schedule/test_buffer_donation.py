@@ -49,6 +49,16 @@ CASES: dict[str, tuple[str, str, str]] = {
     "members of which each reads what the other replaces": ("%n = sub(%a, %b)\n  %m = sub(%b, %a)", "n+m", ""),
     "a member reads what another replaces": ("%n = sub(%a, %x)\n  %m = sub(%b, %a)", "n+m", "b"),
     "rows are written": (f"{FLAT}  {ROWS}  {SCATTER}  %n = reshape(%s) {{shape=[4,4]}}", "v i u s n", "a"),
+    "rows are written, and the step reads the result": (
+        f"{FLAT}  {ROWS}  {SCATTER}  %n = reshape(%s) {{shape=[4,4]}}\n  %y = exp(%n)",
+        "v i u s+n+y",
+        "a",
+    ),
+    "rows are written, and the step reads the old value": (
+        f"{FLAT}  {ROWS}  {SCATTER}  %n = reshape(%s) {{shape=[4,4]}}\n  %y = add(%n, %a)",
+        "v i u s+n+y",
+        "",
+    ),
     "rows are added": (
         f"{FLAT}  {ROWS}  {SCATTER.replace('none', 'add')}  %n = reshape(%s) {{shape=[4,4]}}",
         "v i u s n",

@@ -40,6 +40,8 @@ def bind_candidate(
 
     runs: list[Callable[[], None]] = []
     for step in candidate:
+        if step.kind is Kind.VIEW:
+            continue
         if step.kind is Kind.KERNEL:
             kernel = kernels.find(step.nodes, outputs_of(step.nodes), figures)
             assert kernel is not None, f"no kernel for {step.signature}"

@@ -15,6 +15,7 @@ from fusec.gpu.autotune.step_choices import (
     StepChoice,
     has_candidates,
     kernel_of,
+    part_of_step,
     replace_steps,
     step_key,
 )
@@ -95,7 +96,7 @@ def choose_steps(
             chosen[key] = (Part(len(step.nodes), "ops"),)
         else:
             candidate = offered[costs.index(least_us)][0] if offered else (step,)
-            chosen[key] = tuple(Part(len(each.nodes), each.kind.value, each.spelling) for each in candidate)
+            chosen[key] = tuple(map(part_of_step, candidate))
     return chosen
 
 
@@ -115,7 +116,7 @@ def candidate_kernels(program: Program, tuning: StepTuning) -> dict[str, Kernel]
     every = [each for offers in offered.values() for _, code in offers for each in code if isinstance(each, Kernel)]
     for runs in ("cudnn", "kernel"):  # kernels of other steps are fused with their neighbours, if a kernel runs these
         chosen = {
-            key: tuple(Part(len(each.nodes), each.kind.value, each.spelling) for each in candidate)
+            key: tuple(map(part_of_step, candidate))
             for key, offers in offered.items()
             for candidate, _ in offers
             if all(step.kind.value == runs for step in candidate)
@@ -243,6 +244,8 @@ def runnables(candidate: Candidate, tensor_cores: bool, figures: GpuFigures) -> 
     """Return the cuDNN graph or kernel of each step of a candidate; None if one step has neither."""
     found: list[Runnable] = []
     for step in candidate:
+        if step.kind is Kind.VIEW:
+            continue
         try:
             is_kernel = step.kind is Kind.KERNEL
             code = kernel_of(step.nodes, figures) if is_kernel else lower(step.body, tensor_cores).graph

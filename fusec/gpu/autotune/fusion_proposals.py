@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.gpu.kernels import GpuFigures
+from fusec.gpu.kernels.attention.match_cached import begins_cached_attention, is_cached_attention
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise
@@ -27,7 +28,10 @@ def is_joint_work(nodes: Sequence[Node]) -> bool:
     - pointwise ops and then a product
     - a norm of few rows and products of its result
     - a norm or attention and the rounding of its result
+    - writes into a cache, and attention that reads it
     """
+    if is_cached_attention(nodes):
+        return True
     if begins_few_rows(nodes):
         return any(isinstance(node.op, ROW_PRODUCTS) for node in nodes)
     if is_rounded(nodes):
@@ -66,7 +70,7 @@ def is_rounded(nodes: Sequence[Node]) -> bool:
 def may_begin(nodes: Sequence[Node], figures: GpuFigures) -> bool:
     """Tell if a group of steps that begins with these nodes may become such a kernel."""
     first = nodes[0]
-    if begins_few_rows(nodes):
+    if begins_few_rows(nodes) or begins_cached_attention(nodes):
         return True
     if any(isinstance(node.op, ROUNDED) for node in nodes):
         return rounded_at(nodes) is not None

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from fusec.gpu.autotune.fusion_proposals import is_rounded, rounded_at
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
 from fusec.gpu.kernels import GpuFigures
+from fusec.gpu.kernels.attention.match_cached import is_cached_attention, parts_of_cached
 from fusec.gpu.kernels.convolution.row_norm import begins_few_rows
 from fusec.ir import Graph, Node
 from fusec.ops import PRODUCTS, ChannelSums, Conv, MatMul, PackedMatMul, Pointwise, Reduce
@@ -18,7 +19,7 @@ from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.partition.cost_model import flops, is_depthwise, is_fast
 from fusec.passes.partition.equivalent_spellings import IN_HALVES, UNPACKED, faster_spellings, spelled, spellings
 from fusec.schedule.aliasing import is_view
-from fusec.schedule.program import Kind, Partition, body_of
+from fusec.schedule.program import Kind, Partition, alone, body_of
 
 SLOW_FLOPS = 1 << 27  # of a product; above it, a kernel without tensor cores is not timed
 _SCALES = ("cast", "mul")  # ops that scale the sums of a product of 8-bit numbers
@@ -94,10 +95,13 @@ def _two_products(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> I
 def _unfused(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigures) -> Iterator[Candidate]:
     """Yield sequences of smaller steps for a kernel that runs several steps.
 
-    Such a kernel runs one of five: pointwise ops and a product; a norm of few rows and products of its result; a norm
-    (or attention) and the rounding of its result; a depthwise convolution with a mean and perhaps more products; a
-    sequence of small products.
+    Such a kernel runs one of six: pointwise ops and a product; a norm of few rows and products of its result; a norm
+    (or attention) and the rounding of its result; writes into a cache and attention that reads it; a depthwise
+    convolution with a mean and perhaps more products; a sequence of small products.
     """
+    if is_cached_attention(nodes):
+        yield from _cached_apart(graph, nodes, level, figures)
+        return
     if begins_few_rows(nodes):
         is_packed = any(isinstance(node.op, PackedMatMul) for node in nodes)
         for rest in _kernel(graph, nodes[1:], figures) if is_packed else [next(_spelled(graph, nodes[1:]))]:
@@ -142,6 +146,14 @@ def _unfused(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigure
             ]
         found = [(*steps, *more) for steps in found for more in options]
     yield from found
+
+
+def _cached_apart(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigures) -> Iterator[Candidate]:
+    """Yield writes into a cache as a kernel, and the attention that reads it as each of its own candidates."""
+    writing, views, attention = parts_of_cached(nodes)
+    for first in _kernel(graph, writing, figures):
+        for rest in candidates(graph, next(_spelled(graph, attention)), level, figures):
+            yield (first, *(alone(graph, node) for node in views), *rest)
 
 
 def _unpacked(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Candidate]:

@@ -9,6 +9,7 @@ from fusec.gpu import kernels
 from fusec.gpu.autotune import fusion_proposals
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import GpuFigures, Kernel
+from fusec.gpu.kernels.attention.match_cached import is_cached_attention, parts_of_cached
 from fusec.ir import Graph, Node
 from fusec.ops import POINTWISE_OPS, PRODUCTS, PackedMatMul
 from fusec.passes.partition.equivalent_spellings import spelled
@@ -118,7 +119,7 @@ def steps_of_choice(graph: Graph, step: Partition, choice: StepChoice, figures: 
     if len(choice) == 1 and (choice[0].runs, choice[0].spelling) == (step.kind.value, step.spelling):
         yield step
         return
-    start, ordered = 0, products_first(step.nodes)
+    start, ordered = 0, in_parts(step.nodes)
     for place, part in enumerate(choice, 1):
         end = start + part.nodes if part.nodes else len(step.nodes)
         nodes = step.nodes if end - start == len(step.nodes) else ordered[start:end]
@@ -148,6 +149,19 @@ def _steps_of_part(graph: Graph, nodes: tuple[Node, ...], part: Part, figures: G
             raise ValueError(f"spelling {name} does not apply to {names}")
         body = changed
     yield Partition(nodes, Kind.CUDNN, body, part.spelling)
+
+
+def part_of_step(step: Partition) -> Part:
+    """Return a step of a candidate as data. A view is an op that runs by itself."""
+    runs = "ops" if step.kind is Kind.VIEW else step.kind.value
+    return Part(len(step.nodes), runs, step.spelling)
+
+
+def in_parts(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Order the nodes of a step so that those of each part of its candidates are neighbours."""
+    if is_cached_attention(nodes):
+        return tuple(node for part in parts_of_cached(nodes) for node in part)
+    return products_first(nodes)
 
 
 def products_first(nodes: Sequence[Node]) -> tuple[Node, ...]:

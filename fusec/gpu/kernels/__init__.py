@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels.attention import attention_backward, attention_forward, rotary, write_rows
+from fusec.gpu.kernels.attention import attention_backward, attention_forward, cached_attention, rotary, write_rows
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.kernels.convolution import (
@@ -27,7 +27,7 @@ from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backwar
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
 from fusec.gpu.kernels.product import dense_bytes
 from fusec.gpu.kernels.recurrent import linear_scan, recurrent
-from fusec.gpu.kernels.selection import non_max_suppression, top_k
+from fusec.gpu.kernels.selection import arg_max, non_max_suppression, top_k
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast
 
@@ -38,6 +38,7 @@ FAMILIES: tuple[Family, ...] = (
     multi_tensor.multi_tensor,  # before pointwise, because that writes a piece of source for each tensor
     pointwise.pointwise,
     instance_norm.instance_norm,  # before row reductions, because its variants include theirs
+    arg_max.arg_max,
     row_reduction.row_reduction,  # before pools, because a pool over all of an image is a reduction
     batch_norm.batch_norm,
     layer_norm_backward.layer_norm_backward,
@@ -56,6 +57,7 @@ FAMILIES: tuple[Family, ...] = (
     roi_align.roi_align,
     integer_product.integer_product,
     packed_product.packed_product,
+    cached_attention.cached_attention,
     rotary.rotary,
     write_rows.write_rows,
     all_finite.all_finite,

@@ -1,7 +1,8 @@
 """Recompute cheap values instead of storing them for the backward half of a training step.
 
 Such a value is read long after it was computed, and pointwise ops can recompute it from values that are stored anyway.
-The pass runs only where there is state, that is in training, because an inference graph has no such gap.
+The pass runs only where there is state, as in training, because other graphs have no such gap. Decode steps have state,
+too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fusec.ir import Constant, Graph, Node, Value, positions
-from fusec.ops import POINTWISE_OPS, Cast
+from fusec.ops import POINTWISE_OPS, Attention, Cast
 from fusec.passes.base import Options
 
 # Most ops cost no more than the memory traffic they save. Others (exp, tanh, erf…) use a slower unit of the GPU. Many
@@ -61,11 +62,16 @@ def _read_late(graph: Graph, place: Mapping[Node, int], far: int) -> dict[Value,
         for value in node.results if not isinstance(node.op, Constant) else ():
             if isinstance(node.op, Cast) and node.operands[0] in graph.inputs:
                 continue  # one kernel casts all parameters, once
-            uses = [(user, i) for user, i in value.uses if user is not graph.return_node]
+            uses = [(user, i) for user, i in value.uses if user is not graph.return_node and not _is_bias(user, i)]
             uses = [(user, i) for user, i in uses if place[user] - place[node] >= far]
             if uses:
                 found[value] = sorted(uses, key=lambda use: place[use[0]])
     return found
+
+
+def _is_bias(node: Node, index: int) -> bool:
+    """Tell if an operand is the bias of an attention, which reads it from memory: to recompute it takes a launch."""
+    return isinstance(node.op, Attention) and index == 3
 
 
 def _cheap(value: Value) -> bool:

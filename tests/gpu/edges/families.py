@@ -10,7 +10,7 @@ from gpu.edges.numbers import Array, edges, name, plain
 from gpu.edges.row import FLOATS, HALVES, Row, row
 
 from fusec.ir import DType, Value, channels_last
-from fusec.ops import Conv, MatMul, PackedMatMul, Reshape, RmsNorm, Rotary, Scatter, Slice, pw
+from fusec.ops import Attention, Cast, Conv, MatMul, PackedMatMul, Reduce, Reshape, RmsNorm, Rotary, Scatter, Slice, pw
 
 NHWC = channels_last(4)
 ONE = Conv((1, 1), (0,) * 4, (1, 1))
@@ -23,7 +23,9 @@ def families() -> Iterator[Row]:
         yield _list(dtype)
         yield _gate(dtype)
         yield _writes(dtype)
+        yield _arg_max(dtype)
     for dtype in HALVES:
+        yield _cached(dtype)
         yield from _products(dtype)
         yield from _normed(dtype)
 
@@ -68,6 +70,38 @@ def _writes(dtype: DType) -> Row:
 
     arrays = [x, values.reshape(1, 1, 1, 16).copy(), np.ones((1, 1, 1, 16), dtype.numpy), _numbers(dtype, 9, 16), at]
     return row(f"rotary+scatter {dtype.value}", "scatter", arrays, make, labels=np.array(""), kernel_only=True)
+
+
+def _arg_max(dtype: DType) -> Row:
+    """The place of the largest number of long rows, with an edge value in each."""
+    x = np.resize(_numbers(dtype, 1024), (16, 1024)).copy()
+    x[:, 700] = edges(dtype)
+
+    def make(g: Any, x: Value, places: Value, last: Value) -> Value:
+        is_largest = g.add(pw("cmp_ge"), x, g.add(Reduce("max", (1,), True), x))
+        return g.add(Cast(DType.I64), g.add(Reduce("min", (1,), False), g.add(pw("where"), is_largest, places, last)))
+
+    arrays = [x, np.arange(1024, dtype=np.int32)[None], np.array(1023, np.int32)]
+    labels = np.array([name(v, dtype) for v in edges(dtype)], object)
+    title = f"place of the largest {dtype.value}"
+    return row(title, "reduce", arrays, make, constants=(1, 2), labels=labels, kernel_only=True)
+
+
+def _cached(dtype: DType) -> Row:
+    """Every value in a row that is written into a cache, and is the only one that queries see."""
+
+    def make(g: Any, q: Value, keys: Value, values: Value, at: Value, k: Value, v: Value, mask: Value) -> list[Value]:
+        cache = [
+            g.add(Reshape((1, 1, 40, 16)), g.add(Scatter(), old, at, new)) for old, new in ((keys, k), (values, v))
+        ]
+        return [*cache, g.add(Attention(0.25), q, *cache, mask)]
+
+    hidden = np.full((1, 1, 1, 40), -np.inf, dtype.numpy)
+    hidden[..., 33] = 0.0
+    q, old, new = _numbers(dtype, 1, 2, 1, 16), _numbers(dtype, 40, 16), _numbers(dtype, 1, 16)
+    arrays = [q, old, old.copy(), np.array([33], np.int64), new, edges(dtype).reshape(1, 16).copy(), hidden]
+    title = f"cached attention {dtype.value}"
+    return row(title, "attention", arrays, make, labels=np.array(""), kernel_only=True)
 
 
 def _normed(dtype: DType) -> Iterator[Row]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gpu.kernels.attention.test_attention_backward import backward_cases
 from gpu.kernels.attention.test_attention_forward import attention_cases
+from gpu.kernels.attention.test_cached_attention import cached_cases
 from gpu.kernels.attention.test_rotary import cases as rotary_cases
 from gpu.kernels.attention.test_write_rows import cases as row_write_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
@@ -42,6 +43,7 @@ from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
 from gpu.kernels.product.test_dense_bytes import dense_cases
 from gpu.kernels.recurrent.test_linear_scan import scan_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
+from gpu.kernels.selection.test_arg_max import arg_max_cases
 from gpu.kernels.selection.test_non_max_suppression import random_cases as suppression_cases
 from gpu.kernels.selection.test_top_k import random_cases as top_k_cases
 from helpers import quick
@@ -71,11 +73,13 @@ def shaped_cases() -> list[Case]:
         *region_cases(),
         *suppression_cases(),
         *top_k_cases(),
+        *arg_max_cases(),
         *reductions(),
         *normed(),
         *surrounded(),
         *attention_cases(),
         *backward_cases(),
+        *cached_cases(),
         *channel_cases(),
         *surrounded_channels(),
         *norm_backward_cases(),

@@ -212,14 +212,18 @@ enum { DOOR = 32 };  // distance of barrier counters, in numbers of 32 bits, so 
 // Read what another block wrote before a barrier of blocks. A load from this block's own cache could be old.
 template <class T> DEVICE T across(const T* p) { return *(const volatile T*)p; }
 
-DEVICE Pack<float, 8> across(const Pack<float, 8>* p) {
-  Pack<float, 8> x;
+template <int N> DEVICE Pack<float, N> across(const Pack<float, N>* p) {
+  Pack<float, N> x;
 #ifdef FUSEC_EMULATED
   x = *p;
 #else
-  for (int i = 0; i < 8; i += 4)
-    asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.v[i]), "=f"(x.v[i + 1]), "=f"(x.v[i + 2]), "=f"(x.v[i + 3]) : "l"(p->v + i) : "memory");
+  if constexpr (N == 2) {
+    asm volatile("ld.volatile.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.v[0]), "=f"(x.v[1]) : "l"(p->v) : "memory");
+  } else {
+    for (int i = 0; i < N; i += 4)
+      asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(x.v[i]), "=f"(x.v[i + 1]), "=f"(x.v[i + 2]), "=f"(x.v[i + 3]) : "l"(p->v + i) : "memory");
+  }
 #endif
   return x;
 }

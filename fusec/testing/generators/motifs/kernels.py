@@ -268,6 +268,35 @@ def write_rows(b: RandomGraph) -> None:
         b.add(Scatter(), b.input(TensorType((places, features), b.dtype)), indices, new)
 
 
+def cached_attention(b: RandomGraph) -> None:
+    """Draw attention of one query over a cache into which the same step writes a row of each sequence."""
+    batch, groups, sharers, features = b.pick([1, 2]), b.pick([1, 2]), b.pick([4, 1, 3]), b.pick([16, 64, 32])
+    keys, dtype, rows = b.pick([9, 64, 130]), _half(b), batch * groups
+    at = np.array([i * keys + b.below(keys) for i in range(rows)], DType.I64.numpy)
+    indices, shape = b.graph.constant(at), (batch, groups * sharers, 1, features)
+    q, k, v = (b.input(TensorType(s, dtype)) for s in (shape, (batch, groups, 1, features), (rows, features)))
+    if b.chance(70):
+        angles = [b.fresh(TensorType((1, 1, 1, features), dtype)) for _ in range(2)]
+        q, k = (b.add(Rotary(), x, *angles) for x in (q, k))
+    new = [b.add(Reshape((rows, features)), k), v]
+    caches = [b.input(TensorType((rows * keys, features), dtype)) for _ in range(2)]
+    written = [b.add(Scatter(), cache, indices, each) for cache, each in zip(caches, new, strict=True)]
+    views = [b.add(Reshape((batch, groups, keys, features)), each) for each in written]
+    bias = [b.input(TensorType((b.pick([1, batch]), 1, 1, keys), dtype))] if b.chance(70) else []
+    b.add(Attention(b.pick([0.25, 0.125]), hides=b.chance(30)), q, *views, *bias)
+
+
+def arg_max(b: RandomGraph) -> None:
+    """Draw the place of the largest element of long rows."""
+    rows, size = b.pick([1, 3]), b.pick([1024, 2050, 5000])
+    x = b.input(TensorType((rows, size), b.pick([DType.F16, DType.F32, DType.BF16])))
+    is_largest = b.add(pw("cmp_ge"), x, b.add(Reduce("max", (1,), True), x))
+    places, last = (b.graph.constant(np.asarray(v, np.int32)) for v in (np.arange(size)[None], size - 1))
+    least = b.add(Reduce("min", (1,), b.chance(50)), b.add(pw("where"), is_largest, places, last))
+    if b.chance(50):
+        b.add(Cast(DType.I64), least)
+
+
 def pointwise(b: RandomGraph) -> None:
     """Draw a sequence of pointwise ops."""
     with b.focused(b.input(TensorType(b.shape(1, 4), b.dtype))):
@@ -398,6 +427,8 @@ KERNELS: Mapping[str, Draw] = {
             packed_product,
             rotary,
             write_rows,
+            cached_attention,
+            arg_max,
             all_finite,
             non_max_suppression,
             top_k,

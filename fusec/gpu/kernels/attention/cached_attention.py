@@ -1,0 +1,36 @@
+"""Generate attention of one query over a cache, with the rows that the same step writes into the cache.
+
+A decode step writes the keys and values of a token into its cache, often after rotary embeddings. Then it attends to
+all of the cache. Each block has a part of the keys of one sequence. It requests them while the launch before it still
+runs, because earlier calls wrote them. Then it embeds its queries, puts new rows in their places, and multiplies on
+tensor cores. The blocks of a sequence add up their parts in a cluster, or the last one to finish does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.gpu.kernels.attention.cached_source import CachedAttentionSource
+from fusec.gpu.kernels.attention.match_cached import match_cached_attention
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import CLUSTERS, Kernel, with_variants
+from fusec.ir import Node, Value
+
+# Warps and keys of a block, and whether the blocks of a sequence are a cluster.
+CLUSTERED = ((8, 256, True), (4, 256, True))
+PLAIN = ((4, 128, False), (4, 64, False), (8, 128, False))
+
+
+def cached_attention(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+    """Return the kernel of such an attention; None for other steps, and for caches of too many clusters.
+
+    Where launches are dependent, parts that the last block adds up are not offered: a decode step took 1.19 times as
+    long with them on an H200.
+    """
+    found = match_cached_attention(nodes, outputs)
+    if found is None:
+        return None
+    tilings = CLUSTERED if figures.has(CLUSTERS) else PLAIN
+    sources = [CachedAttentionSource(found, *tiling) for tiling in tilings]
+    fit = [each for each in sources if each.shared_bytes <= figures.dynamic_bytes and each.may_cluster]
+    return with_variants(source.kernel(figures) for source in fit)
