@@ -353,6 +353,8 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         [bytes_last(32, 128, 28, 28), bytes_last(32, 512, 28, 28)],
         quantised(512, 128),
     ),
+    "int8 conv 3x3, 256x64x56x56": ([bytes_last(256, 64, 56, 56)], quantised(64, 64, 3)),
+    "conv 3x3, 256x64x56x56": ([nhwc(256, 64, 56, 56)], convolution(64, 64, 3)),
     "int8 depthwise 3x3, 32x144x56x56": ([bytes_last(32, 144, 56, 56)], quantised(144, 1, 3)),
     "grid sample, 8x64x128x128": (
         [rows(8, 64, 128, 128), rows(8, 128, 128, 2)],

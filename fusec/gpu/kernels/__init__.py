@@ -17,6 +17,7 @@ from fusec.gpu.kernels.convolution import (
     few_rows,
     integer_product,
     packed_product,
+    resident_filters,
     split_k,
     squeeze_excite,
     thin_product,
@@ -49,6 +50,7 @@ FAMILIES: tuple[Family, ...] = (
     split_k.split_k,  # before thin products, because its variants include theirs
     thin_product.thin_product,
     dense_bytes.dense_bytes,  # after thin products, which memory bounds
+    resident_filters.resident_filters,
     few_rows.few_rows,
     few_channels.few_channels,  # before gathers, because one would run the pad to four channels alone
     few_filters.few_filters,

@@ -156,6 +156,9 @@ def _windows(dtype: DType) -> Iterator[Row]:
     weights = np.resize(plain(16 * 9 * 16, dtype), (16, 16, 3, 3))
     known: Any = {"constants": (1,), "orders": {0: NHWC}, "labels": labels}
     yield row(f"conv 3x3 {dtype.value}", "conv", [spots, weights], added(Conv(*WIDE)), **known)
+    if dtype is not F32:  # filters in shared memory
+        many = [spots, np.resize(plain(64 * 16 * 9, dtype), (64, 16, 3, 3))]
+        yield row(f"conv 3x3 of 64 filters {dtype.value}", "conv", many, added(Conv(*WIDE)), **known)
     few = [np.ascontiguousarray(spots[:, 3:6]), np.ascontiguousarray(weights[:, :3])]
     yield row(f"conv few channels {dtype.value}", "conv", few, added(Conv(*WIDE)), **known)
     pair = [spots, np.ascontiguousarray(weights[:2])]

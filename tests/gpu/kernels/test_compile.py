@@ -23,6 +23,7 @@ from gpu.kernels.convolution.test_few_filters import wide_cases
 from gpu.kernels.convolution.test_few_rows import few_rows_cases
 from gpu.kernels.convolution.test_integer_product import integer_cases
 from gpu.kernels.convolution.test_packed_product import packed_cases
+from gpu.kernels.convolution.test_resident_filters import resident_cases
 from gpu.kernels.convolution.test_split_k import few_cases as few_pixels_cases
 from gpu.kernels.convolution.test_squeeze_excite import gate_cases
 from gpu.kernels.convolution.test_thin_product import thin_cases
@@ -94,6 +95,7 @@ def shaped_cases() -> list[Case]:
         *few_filters_cases(),
         *wide_cases(),
         *few_pixels_cases(),
+        *resident_cases(),
         *instance_cases(),
         *group_norm_cases(),
         *move_cases(),

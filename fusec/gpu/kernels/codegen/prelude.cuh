@@ -648,6 +648,8 @@ template <class T> DEVICE void multiply_half_tile(float (&d)[4], u32 a0, u32 a1,
 }
 #endif
 
+// The place in swizzled memory, whose rows have WIDE bytes, of what would be at `place` without.
+template <int WIDE> DEVICE u32 swizzled(u32 place) { return place ^ (place >> 7) % (WIDE / 16u) * 16u; }
 // Asynchronous products of a warpgroup, which has four warps (Hopper). Each warp has its rows of a and its sums in
 // registers. b is in shared memory, as tiles of 8 x 8. `group_begins` waits until registers are written, and
 // `group_ends` ends a group of products. `wait_for_groups<LEFT>` waits for all groups but the last LEFT.
@@ -697,8 +699,40 @@ DEVICE void group_product_of_tiles(float (&d)[N][4], const void* a, u32 a_lead, 
     multiply_tiles<T, N, false>(sums, words, (const u8*)b, b_lead, 128u, onto);
   });
 }
+DEVICE u8* next_kilobyte(u8* p) { return p; }
+// Rows of WIDE bytes in swizzled memory, from place `at` on.
+template <int WIDE> struct SwizzledRows { const u8* memory; u32 at; };
+template <int WIDE> DEVICE SwizzledRows<WIDE> rows_at(const void* memory) { return {(const u8*)memory, 0u}; }
+template <int WIDE> DEVICE SwizzledRows<WIDE> later(SwizzledRows<WIDE> rows, u32 octets) {
+  return {rows.memory, rows.at + octets * 16u};
+}
+template <int WIDE> DEVICE u32 word_of_row(SwizzledRows<WIDE> rows, u32 row, u32 octet, u32 word) {
+  return ((const u32*)(rows.memory + swizzled<WIDE>(rows.at + row * WIDE + octet * 16u)))[word];
+}
+template <class T, int N, int WIDE, class S>
+DEVICE void group_product_of_rows(S (&d)[N][4], SwizzledRows<WIDE> a, SwizzledRows<WIDE> b, int onto) {
+  S (*sums)[4] = d;
+  group_does([=] {
+    const u32 warp = threadIdx.x / 32u % 4u, g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u;
+    u32 words[4];
+    for (u32 i = 0; i < 4u; ++i) words[i] = word_of_row(a, warp * 16u + i % 2u * 8u + g, i / 2u, t);
+    for (int n = 0; n < N; ++n) {
+      for (int e = 0; e < 4 && !onto; ++e) sums[n][e] = S(0);
+      const u32 low = word_of_row(b, n * 8u + g, 0u, t), high = word_of_row(b, n * 8u + g, 1u, t);
+      multiply_tile<T>(sums[n], words[0], words[1], words[2], words[3], low, high);
+    }
+  });
+}
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
 DEVICE u32 number_of_warp() { return __shfl_sync(0xffffffffu, threadIdx.x / 32u, 0); }
+// The next place in shared memory that 1024 divides.
+DEVICE u8* next_kilobyte(u8* p) { return p + (0u - (u32)__cvta_generic_to_shared(p)) % 1024u; }
+// Rows of WIDE bytes in swizzled memory: the low half of a descriptor. `later` adds octets of bytes, 16 each.
+template <int WIDE> struct SwizzledRows { u32 first; };
+template <int WIDE> DEVICE SwizzledRows<WIDE> rows_at(const void* memory) {
+  return {((u32)__cvta_generic_to_shared(memory) >> 4) | 1u << 16};
+}
+template <int WIDE> DEVICE SwizzledRows<WIDE> later(SwizzledRows<WIDE> rows, u32 octets) { return {rows.first + octets}; }
 DEVICE void group_begins() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void group_ends() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> DEVICE void wait_for_groups() {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 ARCHITECTURE = "sm_90a"
+SWIZZLES = {128: 1, 64: 2, 32: 3}  # modes of a descriptor, by the bytes of a row
 
 
 @cache
@@ -98,6 +99,37 @@ def product_of_bytes(columns: int) -> list[str]:
         f"    : {_written(count, 'r')}",
         f'    : "l"(rows_of_bytes(a, step)), "l"(group_tiles(b + step * {32 * columns}u, {16 * columns}u, 128u)), '
         '"r"(onto));',
+        "#endif",
+        "}",
+    ]
+
+
+def product_of_rows(kind: str, columns: int, wide: int) -> list[str]:
+    """Generate the function ENTRY_<columns>_of_rows: d[64][columns] (+)= a[64][depth] b[depth][columns].
+
+    a, with its rows, and b, with its columns, are rows of `wide` bytes in shared memory, one after the other. They may
+    begin at any row, because the hardware swizzles addresses (`swizzled` in prelude.cuh). Kernels store them in the
+    same way, from a multiple of 1024 bytes on.
+
+    kind: of a and b; the depth is 32 of `i8`, whose sums are i32, and 16 of others.
+    wide: 32, 64 or 128.
+    """
+    count, is_bytes = columns // 2, kind == "i8"
+    sums = ", ".join(f"%{i}" for i in range(count))
+    shape = f"m64n{columns}k32.s32.s8.s8" if is_bytes else f"m64n{columns}k16.f32.{kind}.{kind}"
+    head = f"DEVICE void ENTRY_{columns}_of_rows({'i32' if is_bytes else 'float'} (&d)[{columns // 8}][4], "
+    high = SWIZZLES[wide] << 30 | 8 * wide >> 4  # eight rows are contiguous
+    return [
+        f"{head}SwizzledRows<{wide}> a, SwizzledRows<{wide}> b, int onto) {{",
+        "#ifdef FUSEC_EMULATED",
+        f"  group_product_of_rows<{kind}, {columns // 8}>(d, a, b, onto);",
+        "#else",
+        f'  asm volatile("{{ .reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %{count + 3}, 0; "',
+        f'    "mov.b64 a, {{%{count}, %{count + 2}}}; mov.b64 b, {{%{count + 1}, %{count + 2}}}; "',
+        f'    "wgmma.mma_async.sync.aligned.{shape} "',
+        f'    "{{{sums}}}, a, b, p{"" if is_bytes else ", 1, 1, 0, 0"}; }}"',
+        f"    : {_written(count, 'r' if is_bytes else 'f')}",
+        f'    : "r"(a.first), "r"(b.first), "r"({high}u), "r"(onto));',
         "#endif",
         "}",
     ]

@@ -201,6 +201,18 @@ def few_filters(b: RandomGraph) -> None:
     epilogue(b, _convolved(b, x, b.pick([3, 1, 4, 8]), stride=1), 3)
 
 
+def resident_filters(b: RandomGraph) -> None:
+    """Draw a convolution of 3 x 3 of at least 256 pixels with few channels, or of integers, with ops after it."""
+    b.dtype = _half(b)
+    dtype, channels = (DType.I8, 32) if b.chance(50) else (b.dtype, b.pick([16, 48]))
+    x = b.input(TensorType((1, channels, 16, b.pick([16, 17])), dtype, channels_last(4)))
+    y = b.add(Conv((1, 1), (1,) * 4, (1, 1), 1), x, b.constant((64, channels, 3, 3), dtype))
+    if dtype is DType.I8:
+        y = b.pointwise("mul", b.add(Cast(DType.F32), y), b.constant((), DType.F32, "positive"))
+        y = b.add(Cast(b.dtype), y)
+    epilogue(b, y, 2)
+
+
 def few_rows(b: RandomGraph) -> None:
     """Draw one or two products of at most four rows with constant weights, with pointwise ops after them."""
     b.dtype = _half(b)
@@ -417,6 +429,7 @@ KERNELS: Mapping[str, Draw] = {
             split_k,
             thin_product,
             dense_bytes,
+            resident_filters,
             few_rows,
             few_channels,
             few_filters,

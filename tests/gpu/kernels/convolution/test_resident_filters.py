@@ -1,0 +1,98 @@
+"""Kernels of convolutions whose filters stay in shared memory against the reference, through the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gpu.kernels.cases import FIGURES, Case, build, check, last, normal
+from gpu.kernels.convolution.test_thin_product import bytes_drawn, constant, rounded, scalar
+from gpu.kernels.emulator import needs_compiler
+
+from fusec.gpu.kernels.convolution.resident_filters import resident_filters
+from fusec.ir import DType, Graph, TensorType, Value
+from fusec.ops import Cast, Conv, pw
+
+F16, BF16, F32, I8 = DType.F16, DType.BF16, DType.F32, DType.I8
+SAME = Conv((1, 1), (1, 1, 1, 1), (1, 1))
+FEW = replace(FIGURES, processors=3)  # a few blocks with several steps each, of a small image
+
+
+def convolution(dtype: DType, image: tuple[int, int, int, int], filters: int, residual: bool = False) -> Case:
+    """With bias, perhaps a residual, and relu."""
+    n, k, height, width = image
+
+    def make(g: Graph, x: Value, *more: Value) -> Value:
+        y = g.add(pw("add"), g.add(SAME, x, constant(g, dtype, filters, k, 3, 3)), constant(g, dtype, filters, 1, 1))
+        return g.add(pw("relu"), g.add(pw("add"), y, more[0]) if residual else y)
+
+    types = [last(dtype, *image)] + [last(dtype, n, filters, height, width)] * residual
+    return replace(build(f"{dtype.value} 3x3 {image} {filters} {residual}", types, make, normal), figures=FEW)
+
+
+def quantised(image: tuple[int, int, int, int], filters: int, residual: bool = False) -> Case:
+    """With a scale and a bias of each filter, perhaps a residual of bytes, and relu; rounded to bytes."""
+    n, k, height, width = image
+    rng = np.random.default_rng(filters)
+
+    def make(g: Graph, x: Value, *more: Value) -> Value:
+        w = g.constant(bytes_drawn(rng, TensorType((filters, k, 3, 3), I8)))
+        scale = g.constant(rng.uniform(0.5, 2.0, (filters, 1, 1)).astype(np.float32) / (200 * k**0.5))
+        y = g.add(pw("mul"), g.add(Cast(F32), g.add(SAME, x, w)), scale)
+        y = g.add(pw("add"), y, constant(g, F32, filters, 1, 1))
+        if residual:
+            y = g.add(pw("add"), y, g.add(pw("mul"), g.add(Cast(F32), more[0]), scalar(g, 0.37)))
+        return rounded(g, g.add(pw("relu"), y))
+
+    types = [last(I8, *image)] + [last(I8, n, filters, height, width)] * residual
+    made = build(f"i8 3x3 {image} {filters} {residual}", types, make, bytes_drawn, exact=True)
+    return replace(made, figures=FEW)
+
+
+def resident_cases() -> list[Case]:
+    return [
+        convolution(F16, (5, 64, 20, 19), 64),
+        convolution(BF16, (3, 48, 23, 17), 128, residual=True),
+        quantised((1, 32, 16, 20), 64),
+        quantised((10, 128, 15, 14), 128, residual=True),
+    ]
+
+
+@needs_compiler
+def test_all_variants_compute_the_same(rng: np.random.Generator) -> None:
+    check(resident_cases(), rng, every=True)
+
+
+def convolved(op: Conv, filters: int = 64, channels: int = 64, relu_before: bool = False) -> Case:
+    """A convolution by itself, or with a relu before it."""
+
+    def make(g: Graph, x: Value) -> Value:
+        x = g.add(pw("relu"), x) if relu_before else x
+        return g.add(op, x, constant(g, F16, filters, channels, 3, 3))
+
+    return build("convolution", [last(F16, 2, channels, 60, 60)], make)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        convolved(Conv((2, 2), (1,) * 4, (1, 1))),
+        convolved(Conv((1, 1), (0,) * 4, (1, 1))),
+        convolved(Conv((1, 1), (1,) * 4, (2, 2))),
+        convolved(SAME, filters=96),
+        convolved(SAME, channels=72),
+        convolved(SAME, channels=512),
+        convolved(SAME, relu_before=True),
+    ],
+    ids=["strides", "no pads", "dilation", "filters", "channels", "too many channels", "prologue"],
+)
+def test_other_convolutions_have_no_kernel(case: Case) -> None:
+    assert resident_filters(case.nodes, case.outputs, FIGURES) is None
+
+
+def test_the_kernel_is_for_hopper() -> None:
+    case = convolved(SAME)
+    assert resident_filters(case.nodes, case.outputs, FIGURES) is not None
+    assert resident_filters(case.nodes, case.outputs, replace(FIGURES, sm=80)) is None
+    assert resident_filters(case.nodes, case.outputs, replace(FIGURES, sm=100)) is None
