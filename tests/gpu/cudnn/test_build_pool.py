@@ -253,8 +253,9 @@ def test_plans_that_a_worker_listed_are_created_by_name(
     machine.times_us = {7: 30.0, 4: 5.0, 3: 20.0}
     shop = Shop()
     shop.offered = tuple(Plan(engine, ((2, place),), True) for place, engine in enumerate(machine.engines))
-    net = Executable(compiled(), CudnnBackend("quick", store=PlanStore(tmp_path), build_pool=BuildPool(shop)))
-    assert {choice.engine for choice in net.backend.choices().values()} == {4}
+    backend = CudnnBackend("quick", store=PlanStore(tmp_path), build_pool=BuildPool(shop))
+    net = Executable(compiled(), backend)
+    assert {choice.engine for choice in backend.choices().values()} == {4}
     assert set(machine.built) == {7, 4, 3}
     assert bool(machine.modes) is not created
     check(net, 0)

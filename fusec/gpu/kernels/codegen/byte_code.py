@@ -159,7 +159,7 @@ class ByteCode(PointwiseCode):
 
 def is_rounded(value: Value) -> bool:
     """Return True for fp32 that is only scaled and then rounded to integers."""
-    while value.type.dtype is DType.F32 and len(value.users) == 1 and value not in value.node.graph.outputs:
+    while value.type.dtype is DType.F32 and len(value.users) == 1 and value not in value.graph.outputs:
         user = value.users[0]
         if user.op.name == "round":
             return True

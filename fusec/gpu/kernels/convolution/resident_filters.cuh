@@ -32,7 +32,6 @@ FRAGMENT(kernel) {
       MULTIPLY
       group_ends();
     }
-    // The fence in it waits for all copies that are under way, so the next copies begin after it.
     ARRIVE_NEXT
     {
       const u32 part = step + AHEADu;
