@@ -125,10 +125,11 @@ def test_fuzzing_is_spread(client: Client, tmp_path: Path) -> None:
     report = json.loads(result.stdout)
     assert report["examples"] == 50
     assert report["workers"] == 2
-    (finding,) = report["findings"]
-    assert finding["count"] > 1
-    assert (Path(finding["folder"]) / "graph.txt").exists()
-    assert Path(finding["folder"]).parent == tmp_path / "found"
+    findings = report["findings"]  # of one fault, in one or two forms
+    assert sum(finding["count"] for finding in findings) > 1
+    for finding in findings:
+        assert (Path(finding["folder"]) / "graph.txt").exists()
+        assert Path(finding["folder"]).parent == tmp_path / "found"
     refused = fusec_command("fuzz", "--dask", address, "--workers", 2)
     assert refused.exit_code == 2
     assert "--dask runs as many processes" in refused.stderr
