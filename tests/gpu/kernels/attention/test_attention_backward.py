@@ -63,7 +63,7 @@ def packed(dtype: DType, length: int, heads: int, features: int) -> Case:
             for part in g.insert(Split(-1, (width,) * 3), [x]).results
         ]
         dy, y = (g.add(Transpose((0, 2, 1, 3)), v) for v in (dy, y))
-        made = g.insert(AttentionBackward(0.5), [dy, *parts, y, sums]).results
+        made = g.insert(AttentionBackward(0.25), [dy, *parts, y, sums]).results  # steeper ones overflow fp16
         return [g.add(Reshape((2, length, width)), g.add(Transpose((0, 2, 1, 3)), v)) for v in made]
 
     result = rows(dtype, 2, length, heads, features)
@@ -100,7 +100,7 @@ def backward_cases() -> list[Case]:
         packed(F16, 20, 2, 32),
         packed(F16, 70, 3, 16),
     ]
-    return [replace(case, draw=drawn) for case in found]
+    return [replace(case, draw=drawn, within=WITHIN) for case in found]
 
 
 def low_scores() -> list[Case]:
