@@ -19,7 +19,7 @@ MOST_TOGETHER = 8  # blocks of a cluster, which every GPU with clusters can star
 OCTET = 8  # heads in a product, and elements of a pack
 TILE = 16  # keys, or features, in a product
 BATCH = 8  # parts whose sums a thread adds up at a time
-ALONE_BYTES = 1 << 17  # of shared memory; with less, blocks would run next to others, which took longer on an H200
+ALONE_BYTES = 1 << 17  # of shared memory: more than half of a multiprocessor's, so that each has one block
 MAX_THREADS = 1024  # of a multiprocessor: at most 64 registers each, so that other launches have room next to it
 _CUDA = cuda_template(__package__, "cached_attention.cuh")
 

@@ -26,11 +26,7 @@ from fusec.schedule.program import inputs_of
 WINDOW, TAPS = (3, 3), 9
 FILTERS = 64  # of a block
 GROUP = 64  # positions of a warpgroup
-GROUPS = (
-    4,
-    3,
-    2,
-)  # warpgroups of a block, of the variants; on an H200 the first that fits is the fastest of many pixels
+GROUPS = (4, 3, 2)  # warpgroups of a block, of the variants
 MIN_PIXELS = 256  # a bound of what is tried; tuning times the kernel
 OCTET_BYTES = 16  # of one copy
 DTYPES = {*((dtype, dtype) for dtype in HALVES), (DType.I8, DType.I32)}  # of an image, and of a sum

@@ -27,7 +27,7 @@ ROWS, PART, OCTET = 128, 128, 16  # of a tile, of its depth in a stage, bytes th
 LANES = 4  # threads that share a row of a warp's product
 THREADS = 384
 STAGES = {256: 4, 192: 5, 128: 6}  # by columns of a tile
-WIDE = (256, 192)  # with either, products of BERT-base and ViT-B/16 took less time on an H200 than with 128
+WIDE = (256, 192)  # read rows less often than 128, which is for columns that neither divides
 MIN_ROWS = 16  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
 _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
