@@ -574,6 +574,15 @@ QUANTISED: tuple[Mutant, ...] = (
         "gpu/kernels/product/test_dense_bytes.py",
     ),
     _m(
+        "tile_before_its_turn",
+        "quantised",
+        "gpu/kernels/product/dense_bytes.cuh",
+        "      wait_for_phase(turns + other, turn);\n",
+        "",
+        "warps take operands of the other group's tile, because a stage has the same phase again",
+        "gpu/kernels/product/test_dense_bytes.py",
+    ),
+    _m(
         "phase_of_the_first_turn",
         "quantised",
         "gpu/kernels/product/dense_bytes.cuh",

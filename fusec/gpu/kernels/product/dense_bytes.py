@@ -1,8 +1,9 @@
 """Generate products of many rows of 8-bit integers, which tensor cores bound, with their epilogue.
 
-A block has tiles of 128 rows. Four warps copy operands into stages of shared memory, and eight multiply (wgmma), each
-four with half the rows. Sums are in registers, where the epilogue takes them. So copies of the next tile go on
-meanwhile.
+A block has tiles of 128 rows. Four warps copy operands into stages of shared memory, and two groups of four warps
+multiply (wgmma). Sums are in registers, where the epilogue takes them, so copies of the next tile go on meanwhile.
+Either both groups share a tile, each with half the rows, or they alternate: one group multiplies its tile while the
+other one runs the epilogue of the tile before.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ LANES = 4  # threads that share a row of a warp's product
 THREADS = 384
 STAGES = {256: 4, 192: 5, 128: 6}  # by columns of a tile
 WIDE = (256, 192)  # read rows less often than 128, which is for columns that neither divides
+ALTERNATING = (192, 128)  # columns of a tile whose sums fit into the registers of one group
 MIN_ROWS = 16  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
 _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
@@ -46,6 +48,8 @@ def dense_bytes(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFig
     name = "+".join(node.op.name for node in nodes)
     tiles = [columns for columns in STAGES if step.columns % columns == 0]
     sources = [DenseSource(step, outputs, figures, columns) for columns in [n for n in tiles if n in WIDE] or tiles]
+    alone = [DenseSource(step, outputs, figures, columns, True) for columns in tiles if columns in ALTERNATING]
+    sources += [source for source in alone if source.tiles > figures.processors]
     return with_variants(Kernel(name, (source.launch(),)) for source in sources)
 
 
@@ -66,12 +70,19 @@ class DenseSource:
     """The launch of a product.
 
     columns: of a tile.
+    alternates: each group of warps has a tile for itself, and multiplies while the other one stores.
     """
 
     step: ProductStep
     outputs: Sequence[Value]
     figures: GpuFigures
     columns: int
+    alternates: bool = False
+
+    @property
+    def bands(self) -> int:
+        """64 rows each, which a group of warps has of a tile."""
+        return 2 if self.alternates else 1
 
     @property
     def own(self) -> int:
@@ -107,6 +118,8 @@ class DenseSource:
         cuda = _CUDA.bind(
             ROWS=by_value(step.rows),
             BLOCKS=by_value(blocks),
+            BANDS=self.bands,
+            READERS=8 // self.bands,
             ACROSS=self.across,
             COLUMNS=self.columns,
             COLUMN_BYTES=self.columns * PART,
@@ -121,23 +134,23 @@ class DenseSource:
             PRODUCT=f"ENTRY_{self.columns}_of_bytes",
         )
         stores = list(self._stores(cuda, arguments))
-        cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"))
+        cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"), SKIP_A_TILE=cuda("skip_a_tile"))
         lines = cuda("kernel", COPY=cuda("copy"), MULTIPLY=cuda("multiply", STORES=stores))
         preamble = [_RING, *wgmma.product_of_bytes(self.columns)]
         launch = arguments.launch("dense_bytes", lines, blocks, THREADS, preamble=preamble, resident=1)
-        nbytes = stages * (stage_bytes + 16) + 1024
+        nbytes = stages * (stage_bytes + 16) + 16 + 1024
         return replace(launch, resident_bytes=nbytes, architecture=wgmma.ARCHITECTURE, dependent=True)
 
     def _stores(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
         """Finish and store a thread's neighbours, those of each row and group of columns."""
         groups = range(self.columns // (LANES * self.own))
-        for group, half in itertools.product(groups, (0, 1)):
-            row, column = f"row{group}_{half}", f"column{group}_{half}"
-            sums = f"sums[{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
+        for band, group, half in itertools.product(range(self.bands), groups, (0, 1)):
+            row, column = f"row{band}_{group}_{half}", f"column{band}_{group}_{half}"
+            sums = f"sums[{band}][{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
             yield from cuda(
                 "store",
                 ROW=row,
-                ROW_PLACE=half * 8,
+                ROW_PLACE=band * 64 + half * 8,
                 COLUMN=column,
                 COLUMN_PLACE=group * LANES * self.own,
                 EPILOGUE=self._epilogue(row, column, sums, arguments),

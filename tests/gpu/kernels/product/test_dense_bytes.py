@@ -91,7 +91,7 @@ def test_all_variants_compute_the_product(rng: np.random.Generator) -> None:
         matrix(75, 640, 256, "sums"),
         matrix(150, 768, 192, "residual"),
         matrix(64, 640, 384, "gelu"),
-        convolution((2, 768, 9, 8), 128),  # as many parts as stages
+        convolution((5, 768, 9, 8), 128),  # as many parts as stages, and three tiles
         single(20, 640, 128),
     ]
     check(cases, rng, every=True)
@@ -123,8 +123,16 @@ def test_gelu_of_large_and_small_numbers(rng: np.random.Generator) -> None:
 def test_columns_of_a_tile_divide_those_of_the_product() -> None:
     kernels = [matrix(512, 640, columns, "sums").kernel for columns in (768, 256, 128, 64)]
     found = [kernel and 1 + len(kernel.others) for kernel in kernels]
-    assert found == [2, 1, 1, 1]
+    assert found == [4, 2, 2, 1]
     assert kernels[-1] is not None and kernels[-1].launches[0].entry.startswith("integer_product")
+
+
+@pytest.mark.parametrize(("processors", "variants"), [(31, 4), (32, 3), (48, 2)])
+def test_groups_of_warps_alternate_where_a_block_has_several_tiles(processors: int, variants: int) -> None:
+    """The product has 32 tiles of 192 columns, and 48 of 128."""
+    case = replace(matrix(512, 640, 768, "sums"), figures=replace(FIGURES, processors=processors))
+    assert case.kernel is not None
+    assert 1 + len(case.kernel.others) == variants
 
 
 @pytest.mark.parametrize(
