@@ -9,14 +9,13 @@ FRAGMENT(kernel) {
       phases_of(full + s, 129u);
       phases_of(empty + s, READERSu);
     }
-    phases_of(turns, 4u);
-    phases_of(turns + 1, 4u);
+    for (u32 group = 0; group < 2u; ++group) phases_of(turns + group, 4u);
     phases_are_set();
   }
   __syncthreads();
-  const u32 rows = ROWS, blocks = BLOCKS, down = (rows + 127u) / 128u, tiles = down * ACROSSu;
+  const u32 rows = ROWS, blocks = BLOCKS, down = (rows + LAST_ROWu) / TILE_ROWSu, tiles = down * ACROSSu;
   u32 stage = 0, phase = 0;
-  if (threadIdx.x >= 256u) {
+  if (threadIdx.x >= MULTIPLYINGu) {
     COPY
   } else {
     MULTIPLY
@@ -26,7 +25,7 @@ FRAGMENT(kernel) {
 // Four warps copy octets of 16 bytes of the rows, and one thread the columns. Weights for the first stages do not wait for
 // the launches before.
 FRAGMENT(copy) {
-  keep_registers<24>();
+  keep_registers<FEW>();
   const u32 own = threadIdx.x % 128u, octet = own % 8u, first = own / 8u;
   const u32 place = first * 128u + (octet ^ first % 8u) * 16u;
   u32 early = 0;
@@ -41,7 +40,7 @@ FRAGMENT(copy) {
   BEGIN
   #pragma unroll 1
   for (u32 tile = blockIdx.x; tile < tiles; tile += blocks) {
-    const u32 row = tile % down * 128u + first;
+    const u32 row = tile % down * TILE_ROWSu + first;
     const i8* from = IMAGE + ((u64)row * DEPTH + octet * 16u);
     const i8* columns = WEIGHTS + (u64)(tile / down) * (PARTS * COLUMN_BYTES);
     #pragma unroll 1
@@ -53,7 +52,7 @@ FRAGMENT(copy) {
       }
       u8* to = ring + (stage * STAGE_BYTESu + place);
       #pragma unroll
-      for (u32 i = 0; i < 8u; ++i) {
+      for (u32 i = 0; i < TURNSu; ++i) {
         const bool is_there = row + i * 16u < rows;
         copy_or_zeros_ahead(to + i * 2048u, is_there ? from + i * (16u * DEPTH) : IMAGE, is_there);
       }
@@ -68,16 +67,16 @@ FRAGMENT(copy) {
 
 FRAGMENT(copy_columns) {
   arrive_and_expect(full + stage, COLUMN_BYTESu);
-  copy_bytes_ahead(ring + (stage * STAGE_BYTESu + 16384u), columns + part * COLUMN_BYTESu, COLUMN_BYTESu, full + stage);
+  copy_bytes_ahead(ring + (stage * STAGE_BYTESu + ROW_BYTESu), columns + part * COLUMN_BYTESu, COLUMN_BYTESu, full + stage);
 }
 
 // Four warps have BANDS of 64 rows of a tile. With two they have all rows, and the other four warps have the next tile. Then
 // they multiply in turns: a stage's phase tells the fills of one tile from those of the next, but not of the one after it.
 FRAGMENT(multiply) {
   BEGIN
-  take_registers<240>();
-  const u32 half = threadIdx.x / 128u, q = threadIdx.x % 4u, lane = threadIdx.x % 32u;
-  const u32 band = BANDS == 2 ? 0u : half, other = BANDS == 2 ? half : 0u;
+  take_registers<MANY>();
+  const u32 group = threadIdx.x / 128u, q = threadIdx.x % 4u, lane = threadIdx.x % 32u;
+  const u32 band = BANDS == 2 ? 0u : group, other = BANDS == 2 ? group : 0u;
   const u32 own_row = band * 64u + threadIdx.x / 32u % 4u * 16u + lane / 4u;
   i32 sums[BANDS][COLUMNS / 8][4];
   u32 turn = other ^ 1u;
@@ -100,7 +99,7 @@ FRAGMENT(multiply) {
       #pragma unroll
       for (u32 step = 0; step < 4u; ++step)
         #pragma unroll
-        for (u32 b = 0; b < BANDS; ++b) PRODUCT(sums[b], from + (band + b) * 8192u, from + 16384u, step, part | step);
+        for (u32 b = 0; b < BANDS; ++b) PRODUCT(sums[b], from + (band + b) * 8192u, from + ROW_BYTESu, step, part | step);
       group_ends();
       if (part) {
         wait_for_groups<1>();
@@ -137,7 +136,7 @@ FRAGMENT(skip_a_tile) {
 
 FRAGMENT(store) {
   {
-    const u32 ROW = tile % down * 128u + own_row + ROW_PLACEu, COLUMN = column + COLUMN_PLACEu;
+    const u32 ROW = tile % down * TILE_ROWSu + own_row + ROW_PLACEu, COLUMN = column + COLUMN_PLACEu;
     if (ROW < rows)
     EPILOGUE
   }

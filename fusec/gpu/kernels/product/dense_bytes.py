@@ -1,9 +1,9 @@
 """Generate products of many rows of 8-bit integers, which tensor cores bound, with their epilogue.
 
-A block has tiles of 128 rows. Four warps copy operands into stages of shared memory, and two groups of four warps
-multiply (wgmma). Sums are in registers, where the epilogue takes them, so copies of the next tile go on meanwhile.
-Either both groups share a tile, each with half the rows, or they alternate: one group multiplies its tile while the
-other one runs the epilogue of the tile before.
+Four warps copy operands into stages of shared memory, and groups of four warps multiply (wgmma). Sums are in
+registers, where the epilogue takes them, so copies of the next tile go on meanwhile. Groups share a tile, each with 64
+rows. Or two groups alternate: one multiplies its tile of 128 rows while the other one runs the epilogue of the tile
+before.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, Launch, by_value, ceil_div, with_variants
+from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, Launch, by_value, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import Space, can_generate
 from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
+from fusec.gpu.kernels.product.dense_tiles import PART, Tiles, tiles_of
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import Conv, MatMul
 from fusec.schedule.program import inputs_of
 
-ROWS, PART, OCTET = 128, 128, 16  # of a tile, of its depth in a stage, bytes that a thread copies
+OCTET = 16  # bytes that a thread copies
 LANES = 4  # threads that share a row of a warp's product
-THREADS = 384
-STAGES = {256: 4, 192: 5, 128: 6}  # by columns of a tile
-WIDE = (256, 192)  # read rows less often than 128, which is for columns that neither divides
-ALTERNATING = (192, 128)  # columns of a tile whose sums fit into the registers of one group
+GROUP = 128  # threads that multiply together
+BAND = 64  # rows of such a product
 MIN_ROWS = 16  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
 _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
@@ -46,10 +45,7 @@ def dense_bytes(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFig
     if step is None or not _fits(step, outputs):
         return None
     name = "+".join(node.op.name for node in nodes)
-    tiles = [columns for columns in STAGES if step.columns % columns == 0]
-    sources = [DenseSource(step, outputs, figures, columns) for columns in [n for n in tiles if n in WIDE] or tiles]
-    alone = [DenseSource(step, outputs, figures, columns, True) for columns in tiles if columns in ALTERNATING]
-    sources += [source for source in alone if source.tiles > figures.processors]
+    sources = (DenseSource(step, outputs, figures, tiles) for tiles in tiles_of(step.rows, step.columns, figures))
     return with_variants(Kernel(name, (source.launch(),)) for source in sources)
 
 
@@ -67,22 +63,17 @@ def _fits(step: ProductStep, outputs: Sequence[Value]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class DenseSource:
-    """The launch of a product.
-
-    columns: of a tile.
-    alternates: each group of warps has a tile for itself, and multiplies while the other one stores.
-    """
+    """The launch of a product."""
 
     step: ProductStep
     outputs: Sequence[Value]
     figures: GpuFigures
-    columns: int
-    alternates: bool = False
+    tiles: Tiles
 
     @property
     def bands(self) -> int:
         """64 rows each, which a group of warps has of a tile."""
-        return 2 if self.alternates else 1
+        return self.tiles.rows // BAND if self.tiles.alternate else 1
 
     @property
     def own(self) -> int:
@@ -92,11 +83,7 @@ class DenseSource:
     @property
     def across(self) -> int:
         """Tiles that share rows."""
-        return self.step.columns // self.columns
-
-    @property
-    def tiles(self) -> int:
-        return ceil_div(self.step.rows, ROWS) * self.across
+        return self.step.columns // self.tiles.columns
 
     @property
     def weights(self) -> TensorType:
@@ -105,52 +92,60 @@ class DenseSource:
         A thread has two neighbours from each product of eight columns.
         """
         step, w = self.step, self.step.product.operands[1].type
-        columns = (self.across, self.columns // (LANES * self.own), LANES, self.own // 2, 2)
+        columns = (self.across, self.tiles.columns // (LANES * self.own), LANES, self.own // 2, 2)
         depth = (step.depth // PART, PART // OCTET, OCTET)
         if isinstance(step.product.op, Conv):
             return TensorType((*columns, *depth), w.dtype, (0, 5, 6, 1, 3, 2, 4, 7))
         return TensorType((*depth, *columns), w.dtype, (3, 0, 1, 4, 6, 5, 7, 2))
 
     def launch(self) -> Launch:
-        """Return the launch: one block for each multiprocessor, or for each tile where these are fewer."""
-        step, arguments, stages = self.step, Arguments(), STAGES[self.columns]
-        blocks, stage_bytes = min(self.figures.processors, self.tiles), (ROWS + self.columns) * PART
+        """Return the launch, whose blocks all run at the same time and share the tiles."""
+        step, tiles, arguments = self.step, self.tiles, Arguments()
+        blocks, few_and_many = tiles.blocks(step.rows, step.columns, self.figures), tiles.registers
         cuda = _CUDA.bind(
             ROWS=by_value(step.rows),
             BLOCKS=by_value(blocks),
+            TILE_ROWS=tiles.rows,
+            LAST_ROW=tiles.rows - 1,
+            ROW_BYTES=tiles.rows * PART,
+            TURNS=tiles.rows * PART // OCTET // GROUP,
+            MULTIPLYING=tiles.groups * GROUP,
+            FEW=few_and_many[0],
+            MANY=few_and_many[1],
             BANDS=self.bands,
-            READERS=8 // self.bands,
+            READERS=4 if tiles.alternate else 4 * tiles.groups,
             ACROSS=self.across,
-            COLUMNS=self.columns,
-            COLUMN_BYTES=self.columns * PART,
+            COLUMNS=tiles.columns,
+            COLUMN_BYTES=tiles.columns * PART,
             OWN=self.own,
             DEPTH=step.depth,
             PARTS=step.depth // PART,
-            EARLY=min(stages, step.depth // PART),
-            STAGES=stages,
-            STAGE_BYTES=stage_bytes,
+            EARLY=min(tiles.stages, step.depth // PART),
+            STAGES=tiles.stages,
+            STAGE_BYTES=tiles.stage_bytes,
             IMAGE=arguments.read(step.product.operands[0]),
             WEIGHTS=arguments.read(step.product.operands[1], self.weights),
-            PRODUCT=f"ENTRY_{self.columns}_of_bytes",
+            PRODUCT=f"ENTRY_{tiles.columns}_of_bytes",
         )
         stores = list(self._stores(cuda, arguments))
         cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"), SKIP_A_TILE=cuda("skip_a_tile"))
         lines = cuda("kernel", COPY=cuda("copy"), MULTIPLY=cuda("multiply", STORES=stores))
-        preamble = [_RING, *wgmma.product_of_bytes(self.columns)]
-        launch = arguments.launch("dense_bytes", lines, blocks, THREADS, preamble=preamble, resident=1)
-        nbytes = stages * (stage_bytes + 16) + 16 + 1024
+        preamble = [_RING, *wgmma.product_of_bytes(tiles.columns)]
+        threads = (tiles.groups + 1) * GROUP
+        launch = arguments.launch("dense_bytes", lines, blocks, threads, preamble=preamble, resident=1)
+        nbytes = tiles.stages * (tiles.stage_bytes + 16) + 16 + 1024
         return replace(launch, resident_bytes=nbytes, architecture=wgmma.ARCHITECTURE, dependent=True)
 
     def _stores(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
         """Finish and store a thread's neighbours, those of each row and group of columns."""
-        groups = range(self.columns // (LANES * self.own))
+        groups = range(self.tiles.columns // (LANES * self.own))
         for band, group, half in itertools.product(range(self.bands), groups, (0, 1)):
             row, column = f"row{band}_{group}_{half}", f"column{band}_{group}_{half}"
             sums = f"sums[{band}][{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
             yield from cuda(
                 "store",
                 ROW=row,
-                ROW_PLACE=band * 64 + half * 8,
+                ROW_PLACE=band * BAND + half * 8,
                 COLUMN=column,
                 COLUMN_PLACE=group * LANES * self.own,
                 EPILOGUE=self._epilogue(row, column, sums, arguments),

@@ -1,0 +1,64 @@
+"""Choose tiles of products of many rows of 8-bit integers: which results of a product a block computes together.
+
+All blocks run at the same time, so the one with most tiles decides how long a product takes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import ceil_div
+
+PART = 128  # bytes of a row in a stage
+MORE_WORK = 1.25  # of a block than with the best tiles, up to which other tiles are tried
+
+
+class Tiles(NamedTuple):
+    """The tiles of a product.
+
+    stages: operands of so many parts of the depth fit into shared memory.
+    groups: groups of warps that multiply.
+    alternate: each group has a tile for itself.
+    """
+
+    rows: int
+    columns: int
+    stages: int
+    groups: int = 2
+    alternate: bool = False
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a thread that copies, and of one that multiplies. Together they are all that there are."""
+        return (24, 240) if self.groups == 2 else (56, 152)
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.rows + self.columns) * PART
+
+    def blocks(self, rows: int, columns: int, figures: GpuFigures) -> int:
+        """Return the number of blocks: one for each multiprocessor, or for each tile where these are fewer."""
+        return min(figures.processors, self.number(rows, columns))
+
+    def number(self, rows: int, columns: int) -> int:
+        return ceil_div(rows, self.rows) * (columns // self.columns)
+
+    def work(self, rows: int, columns: int, figures: GpuFigures) -> int:
+        """Return the results that the busiest block computes."""
+        return ceil_div(self.number(rows, columns), figures.processors) * self.rows * self.columns
+
+
+SHARED = (Tiles(128, 256, 4), Tiles(128, 192, 5), Tiles(192, 192, 4, 3))  # the first is the default
+NARROW = Tiles(128, 128, 6)  # reads rows more often, and is for columns that the others do not divide
+ALTERNATE = (Tiles(128, 192, 5, alternate=True), Tiles(128, 128, 6, alternate=True))
+
+
+def tiles_of(rows: int, columns: int, figures: GpuFigures) -> list[Tiles]:
+    """Return the tiles to try: those of which no block computes many more results than with the best ones."""
+    shared = [tiles for tiles in SHARED if columns % tiles.columns == 0]
+    shared = shared or [NARROW] * (columns % NARROW.columns == 0)
+    alternate = [tiles for tiles in ALTERNATE if columns % tiles.columns == 0]
+    several = [tiles for tiles in alternate if tiles.number(rows, columns) > figures.processors]
+    least = min((tiles.work(rows, columns, figures) for tiles in shared + several), default=0)
+    return [tiles for tiles in shared + several if tiles.work(rows, columns, figures) <= MORE_WORK * least]
