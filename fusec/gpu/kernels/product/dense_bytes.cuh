@@ -134,10 +134,13 @@ FRAGMENT(skip_a_tile) {
   if (stage >= STAGESu) stage -= STAGESu, phase ^= 1u;
 }
 
-FRAGMENT(store) {
-  {
-    const u32 ROW = tile % down * TILE_ROWSu + own_row + ROW_PLACEu, COLUMN = column + COLUMN_PLACEu;
-    if (ROW < rows)
-    EPILOGUE
-  }
+// After the last row a thread loads that row again, and stores nothing. No branch keeps loads from being issued early.
+FRAGMENT(own_row) {
+  const u32 WANTED = tile % down * TILE_ROWSu + own_row + PLACEu;
+  const bool IS_THERE = WANTED < rows;
+  const u32 ROW = IS_THERE ? WANTED : rows - 1u;
+}
+
+FRAGMENT(own_column) {
+  const u32 COLUMN = column + PLACEu;
 }

@@ -20,15 +20,16 @@ from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, Launch, by_value, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import Space, can_generate
 from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
-from fusec.gpu.kernels.product.dense_tiles import PART, Tiles, tiles_of
+from fusec.gpu.kernels.product.dense_tiles import PART, THREADS, Tiles, tiles_of
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import Conv, MatMul
 from fusec.schedule.program import inputs_of
 
 OCTET = 16  # bytes that a thread copies
 LANES = 4  # threads that share a row of a warp's product
-GROUP = 128  # threads that multiply together
+
 BAND = 64  # rows of such a product
+REGISTERS_AHEAD = 7  # for each neighbour: two scales, biases and residuals, and their addresses
 MIN_ROWS = 16  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
 _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
@@ -77,8 +78,9 @@ class DenseSource:
 
     @property
     def own(self) -> int:
-        """Neighbours of a result that a thread stores: 16 bytes, so that four threads fill sectors of the cache."""
-        return 16 if all(value.type.dtype.itemsize == 1 for value in self.outputs) else 8
+        """Neighbours of a result that a thread stores: 16 bytes if registers suffice, so that threads fill sectors."""
+        short = all(value.type.dtype.itemsize == 1 for value in self.outputs)
+        return 16 if short and self.tiles.free_registers >= 16 * REGISTERS_AHEAD else 8
 
     @property
     def across(self) -> int:
@@ -108,8 +110,8 @@ class DenseSource:
             TILE_ROWS=tiles.rows,
             LAST_ROW=tiles.rows - 1,
             ROW_BYTES=tiles.rows * PART,
-            TURNS=tiles.rows * PART // OCTET // GROUP,
-            MULTIPLYING=tiles.groups * GROUP,
+            TURNS=tiles.rows * PART // OCTET // THREADS,
+            MULTIPLYING=tiles.groups * THREADS,
             FEW=few_and_many[0],
             MANY=few_and_many[1],
             BANDS=self.bands,
@@ -131,30 +133,36 @@ class DenseSource:
         cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"), SKIP_A_TILE=cuda("skip_a_tile"))
         lines = cuda("kernel", COPY=cuda("copy"), MULTIPLY=cuda("multiply", STORES=stores))
         preamble = [_RING, *wgmma.product_of_bytes(tiles.columns)]
-        threads = (tiles.groups + 1) * GROUP
+        threads = (tiles.groups + 1) * THREADS
         launch = arguments.launch("dense_bytes", lines, blocks, threads, preamble=preamble, resident=1)
         nbytes = tiles.stages * (tiles.stage_bytes + 16) + 16 + 1024
         return replace(launch, resident_bytes=nbytes, architecture=wgmma.ARCHITECTURE, dependent=True)
 
     def _stores(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
-        """Finish and store a thread's neighbours, those of each row and group of columns."""
-        groups = range(self.tiles.columns // (LANES * self.own))
-        for band, group, half in itertools.product(range(self.bands), groups, (0, 1)):
-            row, column = f"row{band}_{group}_{half}", f"column{band}_{group}_{half}"
-            sums = f"sums[{band}][{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
-            yield from cuda(
-                "store",
-                ROW=row,
-                ROW_PLACE=band * BAND + half * 8,
-                COLUMN=column,
-                COLUMN_PLACE=group * LANES * self.own,
-                EPILOGUE=self._epilogue(row, column, sums, arguments),
-            )
+        """Finish and store the results of a thread by neighbours. Loads are issued before others are computed."""
+        rows = list(itertools.product(range(self.bands), (0, 1)))
+        for band, half in rows:
+            row = f"row{band}_{half}"
+            names = {"ROW": row, "WANTED": f"{row}_wanted", "IS_THERE": f"{row}_is_there"}
+            yield from cuda("own_row", PLACE=band * BAND + half * 8, **names)
+        pieces: list[tuple[list[str], list[str]]] = []
+        for group in range(self.tiles.columns // (LANES * self.own)):
+            yield from cuda("own_column", COLUMN=f"column{group}", PLACE=group * LANES * self.own)
+            for band, half in rows:
+                sums = f"sums[{band}][{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
+                code = self._epilogue(f"row{band}_{half}", f"column{group}", sums, arguments)
+                pieces.append((code.loads(), code.after_loads(f"row{band}_{half}_is_there")))
+        loads, others = zip(*pieces, strict=True)
+        ahead = len(rows) if self.tiles.free_registers >= REGISTERS_AHEAD * self.own else 0
+        yield from itertools.chain(*loads[:ahead])
+        for later, lines in itertools.zip_longest(loads[ahead:], others, fillvalue=()):
+            yield from later
+            yield from lines
 
-    def _epilogue(self, row: str, column: str, sums: str, arguments: Arguments) -> list[str]:
+    def _epilogue(self, row: str, column: str, sums: str, arguments: Arguments) -> ByteCode:
         step, inner = self.step, self.step.inner
         names = tuple(column if d == step.along else row if d == inner else None for d in range(step.y.rank))
-        code = ByteCode(Space(step.y.shape, names, step.along, self.own), arguments, f"y_{row}_")
+        code = ByteCode(Space(step.y.shape, names, step.along, self.own), arguments, f"y_{row}_{column}_")
         code.define_bounded(step.product.result, sums, float(step.depth * BYTE_PRODUCT))
         code.compute(step.epilogue, self.outputs)
-        return code.lines()
+        return code

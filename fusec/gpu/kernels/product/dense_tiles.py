@@ -11,6 +11,7 @@ from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import ceil_div
 
 PART = 128  # bytes of a row in a stage
+THREADS = 128  # of a group
 MORE_WORK = 1.25  # of a block than with the best tiles, up to which other tiles are tried
 
 
@@ -32,6 +33,12 @@ class Tiles(NamedTuple):
     def registers(self) -> tuple[int, int]:
         """Registers of a thread that copies, and of one that multiplies. Together they are all that there are."""
         return (24, 240) if self.groups == 2 else (56, 152)
+
+    @property
+    def free_registers(self) -> int:
+        """Registers of a thread that multiplies, without its sums."""
+        sharing = THREADS if self.alternate else THREADS * self.groups
+        return self.registers[1] - self.rows * self.columns // sharing
 
     @property
     def stage_bytes(self) -> int:
