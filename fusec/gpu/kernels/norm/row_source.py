@@ -12,7 +12,6 @@ from fusec.gpu.kernels.codegen.loops import loop, loop_with_copies, thread_setup
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, PointwiseCode, Space
 from fusec.gpu.kernels.codegen.row_plan import CACHED, RowPlan
 from fusec.gpu.kernels.norm.row_step import RowStep
-from fusec.ir import Value
 from fusec.ops import Reduce
 
 WARP = 32
@@ -47,8 +46,6 @@ class RowSource:
         plan = self.plan
         self.space = Space(self.x.type.shape, tuple(names), plan.along, plan.vector)
         self._cuda = _CUDA.bind(KIND=self.kind, WIDTH=plan.width, CHUNKS=plan.chunks, THREADS=plan.threads, WARP=WARP)
-        self.parameters: dict[str, str] = {}  # those that are loaded before the passes, by letter in the formula
-        self.scalars: dict[Value, str] = {}  # those of the epilogue that are loaded before the passes
         self.copied_bytes = 0  # of shared memory, once the first pass is generated
         again = len(self.formula.passes) > 1 or not isinstance(self.op, Reduce)
         self.cached = again and plan.turns * plan.vector <= CACHED
@@ -61,13 +58,12 @@ class RowSource:
 
     def launch(self) -> Launch:
         """Return the launch that does everything."""
-        setup = [*self._setup(), *self._load_parameters()]
-        lines = self._passes()
+        lines = [*self._setup(), *self._passes()]
         lines += self._write_reduction() if isinstance(self.op, Reduce) else self._write()
         resident = self.packed_threads // self.plan.block
         # before a product of bytes, which copies its weights meanwhile
         dependent = any(value.type.dtype in BYTES for value in self.step.epilogue_outputs)
-        lines = [*setup, *(self.arguments.begin() if dependent else ()), *lines]
+        lines = [*self.arguments.begin(), *lines] if dependent else lines
         plan, name = self.plan, self.anchor.op.name
         return replace(
             self.arguments.launch(name, lines, plan.blocks, plan.block, resident=resident), dependent=dependent
@@ -254,35 +250,15 @@ class RowSource:
     def _write(self) -> list[str]:
         """Run the last pass of a softmax or norm, which stores its results."""
         if self.cached:
-            code = PointwiseCode(self.space, self.arguments, "w", dict(self.scalars))
+            code = PointwiseCode(self.space, self.arguments, "w")
             code.body.append(f"const {self.kind} e = {self._cached_element};")
         else:
             code = self._load([], first=False)
         text = self._substitute(self.formula.result)
         for place, (letter, type) in enumerate(zip("sb", self.formula.parameters, strict=False)):
-            known = self.parameters.get(letter) or code.get(self.anchor.operands[1 + place], type)
-            text = text.replace(f"#{letter}", known)
+            text = text.replace(f"#{letter}", code.get(self.anchor.operands[1 + place], type))
         code.define(self.y, text)
         return ["if (live) {", *self._loop(self._apply_epilogue(code).lines()), "}"]
-
-    def _load_parameters(self) -> list[str]:
-        """Load constants of a norm of rows before its passes, and before earlier launches end."""
-        given = [*zip("sb", self.anchor.operands[1:], self.formula.parameters, strict=False)]
-        if not (self.cached and self.plan.row and given):
-            return []
-        if not all(v.literal is not None and v.type.dtype in HALVES and self.space.is_pack(t) for _, v, t in given):
-            return []
-        declared, loads = list[str](), list[str]()
-        for letter, value, type in given:
-            pack, name = f"{C_TYPES[type.dtype]}, {self.plan.vector}", f"parameter_{letter}"
-            declared.append(f"Pack<{pack}> {name}[{self.plan.turns}];")
-            at = f"{self.arguments.read(value)} + ({self.space.offset(type)})"
-            loads.append(f"{name}[turn] = load_pack_here<{pack}>({at});")
-            self.parameters[letter] = f"wide({name}[turn].v[j])"
-        code = PointwiseCode(self.space, self.arguments, "p")
-        operands = [v for node in self.step.epilogue for v in node.operands]
-        self.scalars = {v: code.get(v) for v in operands if v.literal is not None and v.type.size == 1}
-        return [*declared, *code.head, *self._loop(loads)]
 
     def _substitute(self, text: str) -> str:
         """Replace placeholders by the results of the passes."""

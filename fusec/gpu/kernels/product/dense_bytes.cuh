@@ -3,13 +3,12 @@
 FRAGMENT(kernel) {
   RESIDENT(memory);
   u8* const ring = (u8*)((u64)memory + 1023ull & ~1023ull);
-  u64 *full = (u64*)(ring + STAGES * STAGE_BYTES), *empty = full + STAGES, *turns = empty + STAGES;
+  u64 *full = (u64*)(ring + STAGES * STAGE_BYTES), *empty = full + STAGES;
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < STAGESu; ++s) {
       phases_of(full + s, 129u);
       phases_of(empty + s, READERSu);
     }
-    for (u32 group = 0; group < 2u; ++group) phases_of(turns + group, 4u);
     phases_are_set();
   }
   __syncthreads();
@@ -70,26 +69,15 @@ FRAGMENT(copy_columns) {
   copy_bytes_ahead(ring + (stage * STAGE_BYTESu + ROW_BYTESu), columns + part * COLUMN_BYTESu, COLUMN_BYTESu, full + stage);
 }
 
-// Four warps have BANDS of 64 rows of a tile. With two they have all rows, and the other four warps have the next tile. Then
-// they multiply in turns: a stage's phase tells the fills of one tile from those of the next, but not of the one after it.
 FRAGMENT(multiply) {
   BEGIN
   take_registers<MANY>();
   const u32 group = threadIdx.x / 128u, q = threadIdx.x % 4u, lane = threadIdx.x % 32u;
-  const u32 band = BANDS == 2 ? 0u : group, other = BANDS == 2 ? group : 0u;
-  const u32 own_row = band * 64u + threadIdx.x / 32u % 4u * 16u + lane / 4u;
-  i32 sums[BANDS][COLUMNS / 8][4];
-  u32 turn = other ^ 1u;
-  if (other) {
-    SKIP_A_TILE
-  }
+  const u32 own_row = group * 64u + threadIdx.x / 32u % 4u * 16u + lane / 4u;
+  i32 sums[COLUMNS / 8][4];
   #pragma unroll 1
-  for (u32 tile = blockIdx.x + other * blocks; tile < tiles; tile += BANDSu * blocks) {
+  for (u32 tile = blockIdx.x; tile < tiles; tile += blocks) {
     u64* used = empty;
-    if (BANDS == 2) {
-      wait_for_phase(turns + other, turn);
-      turn ^= 1u;
-    }
     #pragma unroll 1
     for (u32 part = 0; part < PARTSu; ++part) {
       wait_for_phase(full + stage, phase);
@@ -97,9 +85,7 @@ FRAGMENT(multiply) {
       const u8* from = ring + stage * STAGE_BYTESu;
       group_begins();
       #pragma unroll
-      for (u32 step = 0; step < 4u; ++step)
-        #pragma unroll
-        for (u32 b = 0; b < BANDS; ++b) PRODUCT(sums[b], from + (band + b) * 8192u, from + ROW_BYTESu, step, part | step);
+      for (u32 step = 0; step < 4u; ++step) PRODUCT(sums, from + group * 8192u, from + ROW_BYTESu, step, part | step);
       group_ends();
       if (part) {
         wait_for_groups<1>();
@@ -109,29 +95,16 @@ FRAGMENT(multiply) {
       used = empty + stage;
       if (++stage == STAGESu) stage = 0, phase ^= 1u;
     }
-    if (BANDS == 2) {
-      __syncwarp();
-      if (lane == 0) arrive(turns + (other ^ 1u));
-      SKIP_A_TILE
-    }
     wait_for_groups<0>();
     __syncwarp();
     if (lane == 0) arrive(used);
     #pragma unroll
-    for (u32 b = 0; b < BANDS; ++b)
+    for (u32 n = 0; n < COLUMNS / 8; ++n)
       #pragma unroll
-      for (u32 n = 0; n < COLUMNS / 8; ++n)
-        #pragma unroll
-        for (u32 e = 0; e < 4u; ++e) pin(sums[b][n][e]);
+      for (u32 e = 0; e < 4u; ++e) pin(sums[n][e]);
     const u32 column = tile / down * COLUMNSu + q * OWNu;
     STORES
   }
-}
-
-// Go on to the stage of the tile after the next one.
-FRAGMENT(skip_a_tile) {
-  stage += PARTS % STAGESu, phase ^= PARTS / STAGESu % 2u;
-  if (stage >= STAGESu) stage -= STAGESu, phase ^= 1u;
 }
 
 // After the last row a thread loads that row again, and stores nothing. No branch keeps loads from being issued early.

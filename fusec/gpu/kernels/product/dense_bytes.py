@@ -1,9 +1,7 @@
 """Generate products of many rows of 8-bit integers, which tensor cores bound, with their epilogue.
 
-Four warps copy operands into stages of shared memory, and groups of four warps multiply (wgmma). Sums are in
-registers, where the epilogue takes them, so copies of the next tile go on meanwhile. Groups share a tile, each with 64
-rows. Or two groups alternate: one multiplies its tile of 128 rows while the other one runs the epilogue of the tile
-before.
+Four warps copy operands into stages of shared memory, and groups of four warps multiply (wgmma), each with 64 rows of a
+tile. Sums are in registers, where the epilogue takes them. So copies of the next tile go on meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from fusec.schedule.program import inputs_of
 OCTET = 16  # bytes that a thread copies
 LANES = 4  # threads that share a row of a warp's product
 
-BAND = 64  # rows of such a product
 REGISTERS_AHEAD = 7  # for each neighbour: two scales, biases and residuals, and their addresses
 MIN_ROWS = 16  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
@@ -72,11 +69,6 @@ class DenseSource:
     tiles: Tiles
 
     @property
-    def bands(self) -> int:
-        """64 rows each, which a group of warps has of a tile."""
-        return self.tiles.rows // BAND if self.tiles.alternate else 1
-
-    @property
     def own(self) -> int:
         """Neighbours of a result that a thread stores: 16 bytes if registers suffice, so that threads fill sectors."""
         short = all(value.type.dtype.itemsize == 1 for value in self.outputs)
@@ -114,8 +106,7 @@ class DenseSource:
             MULTIPLYING=tiles.groups * THREADS,
             FEW=few_and_many[0],
             MANY=few_and_many[1],
-            BANDS=self.bands,
-            READERS=4 if tiles.alternate else 4 * tiles.groups,
+            READERS=4 * tiles.groups,
             ACROSS=self.across,
             COLUMNS=tiles.columns,
             COLUMN_BYTES=tiles.columns * PART,
@@ -130,30 +121,28 @@ class DenseSource:
             PRODUCT=f"ENTRY_{tiles.columns}_of_bytes",
         )
         stores = list(self._stores(cuda, arguments))
-        cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"), SKIP_A_TILE=cuda("skip_a_tile"))
+        cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"))
         lines = cuda("kernel", COPY=cuda("copy"), MULTIPLY=cuda("multiply", STORES=stores))
         preamble = [_RING, *wgmma.product_of_bytes(tiles.columns)]
         threads = (tiles.groups + 1) * THREADS
         launch = arguments.launch("dense_bytes", lines, blocks, threads, preamble=preamble, resident=1)
-        nbytes = tiles.stages * (tiles.stage_bytes + 16) + 16 + 1024
+        nbytes = tiles.stages * (tiles.stage_bytes + 16) + 1024
         return replace(launch, resident_bytes=nbytes, architecture=wgmma.ARCHITECTURE, dependent=True)
 
     def _stores(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
         """Finish and store the results of a thread by neighbours. Loads are issued before others are computed."""
-        rows = list(itertools.product(range(self.bands), (0, 1)))
-        for band, half in rows:
-            row = f"row{band}_{half}"
-            names = {"ROW": row, "WANTED": f"{row}_wanted", "IS_THERE": f"{row}_is_there"}
-            yield from cuda("own_row", PLACE=band * BAND + half * 8, **names)
+        for half in (0, 1):
+            names = {"ROW": f"row{half}", "WANTED": f"row{half}_wanted", "IS_THERE": f"row{half}_is_there"}
+            yield from cuda("own_row", PLACE=half * 8, **names)
         pieces: list[tuple[list[str], list[str]]] = []
         for group in range(self.tiles.columns // (LANES * self.own)):
             yield from cuda("own_column", COLUMN=f"column{group}", PLACE=group * LANES * self.own)
-            for band, half in rows:
-                sums = f"sums[{band}][{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
-                code = self._epilogue(f"row{band}_{half}", f"column{group}", sums, arguments)
-                pieces.append((code.loads(), code.after_loads(f"row{band}_{half}_is_there")))
+            for half in (0, 1):
+                sums = f"sums[{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
+                code = self._epilogue(f"row{half}", f"column{group}", sums, arguments)
+                pieces.append((code.loads(), code.after_loads(f"row{half}_is_there")))
         loads, others = zip(*pieces, strict=True)
-        ahead = len(rows) if self.tiles.free_registers >= REGISTERS_AHEAD * self.own else 0
+        ahead = 2 if self.tiles.free_registers >= REGISTERS_AHEAD * self.own else 0
         yield from itertools.chain(*loads[:ahead])
         for later, lines in itertools.zip_longest(loads[ahead:], others, fillvalue=()):
             yield from later

@@ -12,22 +12,20 @@ from fusec.gpu.kernels.codegen.kernel import ceil_div
 
 PART = 128  # bytes of a row in a stage
 THREADS = 128  # of a group
-MORE_WORK = 1.25  # of a block than with the best tiles, up to which other tiles are tried
+MORE_WORK = 1.15  # of a block than with the best tiles, up to which other tiles are tried
 
 
 class Tiles(NamedTuple):
     """The tiles of a product.
 
     stages: operands of so many parts of the depth fit into shared memory.
-    groups: groups of warps that multiply.
-    alternate: each group has a tile for itself.
+    groups: groups of four warps that multiply.
     """
 
     rows: int
     columns: int
     stages: int
     groups: int = 2
-    alternate: bool = False
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -37,8 +35,7 @@ class Tiles(NamedTuple):
     @property
     def free_registers(self) -> int:
         """Registers of a thread that multiplies, without its sums."""
-        sharing = THREADS if self.alternate else THREADS * self.groups
-        return self.registers[1] - self.rows * self.columns // sharing
+        return self.registers[1] - self.rows * self.columns // (THREADS * self.groups)
 
     @property
     def stage_bytes(self) -> int:
@@ -56,16 +53,13 @@ class Tiles(NamedTuple):
         return ceil_div(self.number(rows, columns), figures.processors) * self.rows * self.columns
 
 
-SHARED = (Tiles(128, 256, 4), Tiles(128, 192, 5), Tiles(192, 192, 4, 3))  # the first is the default
+WIDE = (Tiles(128, 256, 4), Tiles(128, 192, 5), Tiles(192, 192, 4, 3))  # the first is the default
 NARROW = Tiles(128, 128, 6)  # reads rows more often, and is for columns that the others do not divide
-ALTERNATE = (Tiles(128, 192, 5, alternate=True), Tiles(128, 128, 6, alternate=True))
 
 
 def tiles_of(rows: int, columns: int, figures: GpuFigures) -> list[Tiles]:
     """Return the tiles to try: those of which no block computes many more results than with the best ones."""
-    shared = [tiles for tiles in SHARED if columns % tiles.columns == 0]
-    shared = shared or [NARROW] * (columns % NARROW.columns == 0)
-    alternate = [tiles for tiles in ALTERNATE if columns % tiles.columns == 0]
-    several = [tiles for tiles in alternate if tiles.number(rows, columns) > figures.processors]
-    least = min((tiles.work(rows, columns, figures) for tiles in shared + several), default=0)
-    return [tiles for tiles in shared + several if tiles.work(rows, columns, figures) <= MORE_WORK * least]
+    found = [tiles for tiles in WIDE if columns % tiles.columns == 0]
+    found = found or [NARROW] * (columns % NARROW.columns == 0)
+    least = min((tiles.work(rows, columns, figures) for tiles in found), default=0)
+    return [tiles for tiles in found if tiles.work(rows, columns, figures) <= MORE_WORK * least]

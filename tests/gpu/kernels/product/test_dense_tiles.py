@@ -14,23 +14,16 @@ from fusec.gpu.kernels.product.dense_tiles import tiles_of
     ("rows", "columns", "tiles"),
     [
         (4096, 768, "128x192"),  # 128 tiles for 132 multiprocessors
-        (4096, 2304, "128x192 192x192 128x192/2 128x128/2"),
+        (4096, 3072, "128x256 128x192 192x192"),
         (6304, 768, "192x192"),  # 132 tiles, where 128 rows would take a second round
-        (6304, 3072, "128x256 128x192 192x192 128x192/2 128x128/2"),
+        (6304, 3072, "128x256 192x192"),
         (4096, 128, "128x128"),
         (4096, 160, ""),
     ],
 )
 def test_tiles_that_leave_multiprocessors_idle_are_not_tried(rows: int, columns: int, tiles: str) -> None:
     found = tiles_of(rows, columns, replace(FIGURES, processors=132))
-    assert " ".join(f"{each.rows}x{each.columns}{'/2' * each.alternate}" for each in found) == tiles
-
-
-@pytest.mark.parametrize(("processors", "alternate"), [(15, 2), (31, 1), (48, 0)])
-def test_groups_of_warps_alternate_where_a_block_has_several_tiles(processors: int, alternate: int) -> None:
-    """Of these products there are 32 tiles of 192 columns, and 48 of 128."""
-    found = tiles_of(1024, 768, replace(FIGURES, processors=processors))
-    assert sum(tiles.alternate for tiles in found) == alternate
+    assert " ".join(f"{each.rows}x{each.columns}" for each in found) == tiles
 
 
 def test_a_block_has_the_registers_and_the_memory_of_a_multiprocessor() -> None:
