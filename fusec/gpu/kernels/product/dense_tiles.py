@@ -53,13 +53,16 @@ class Tiles(NamedTuple):
         return ceil_div(self.number(rows, columns), figures.processors) * self.rows * self.columns
 
 
-WIDE = (Tiles(128, 256, 4), Tiles(128, 192, 5), Tiles(192, 192, 4, 3))  # the first is the default
+WIDE = (Tiles(128, 256, 4), Tiles(128, 192, 5), Tiles(192, 192, 4, 3))
 NARROW = Tiles(128, 128, 6)  # reads rows more often, and is for columns that the others do not divide
 
 
 def tiles_of(rows: int, columns: int, figures: GpuFigures) -> list[Tiles]:
-    """Return the tiles to try: those of which no block computes many more results than with the best ones."""
+    """Return the tiles to try, best first: those of which no block computes many more results than with the best ones.
+
+    The first are the default, also where another input shape has other tiles to try.
+    """
     found = [tiles for tiles in WIDE if columns % tiles.columns == 0]
     found = found or [NARROW] * (columns % NARROW.columns == 0)
-    least = min((tiles.work(rows, columns, figures) for tiles in found), default=0)
-    return [tiles for tiles in found if tiles.work(rows, columns, figures) <= MORE_WORK * least]
+    work = {tiles: tiles.work(rows, columns, figures) for tiles in found}
+    return sorted((tiles for tiles in found if work[tiles] <= MORE_WORK * min(work.values())), key=work.__getitem__)

@@ -16,7 +16,7 @@ from fusec.gpu.kernels.product.dense_tiles import tiles_of
         (4096, 768, "128x192"),  # 128 tiles for 132 multiprocessors
         (4096, 3072, "128x256 128x192 192x192"),
         (6304, 768, "192x192"),  # 132 tiles, where 128 rows would take a second round
-        (6304, 3072, "128x256 192x192"),
+        (6304, 3072, "192x192 128x256"),
         (4096, 128, "128x128"),
         (4096, 160, ""),
     ],
