@@ -55,6 +55,7 @@ class Tiles(NamedTuple):
 
 WIDE = (Tiles(128, 256, 4), Tiles(128, 192, 5), Tiles(192, 192, 4, 3))
 NARROW = Tiles(128, 128, 6)  # reads rows more often, and is for columns that the others do not divide
+FEW = Tiles(128, 64, 8)  # for few rows, where more blocks share the columns
 
 
 def tiles_of(rows: int, columns: int, figures: GpuFigures) -> list[Tiles]:
@@ -62,7 +63,10 @@ def tiles_of(rows: int, columns: int, figures: GpuFigures) -> list[Tiles]:
 
     The first are the default, also where another input shape has other tiles to try.
     """
-    found = [tiles for tiles in WIDE if columns % tiles.columns == 0]
-    found = found or [NARROW] * (columns % NARROW.columns == 0)
+    if columns % NARROW.columns and not any(columns % tiles.columns == 0 for tiles in WIDE):
+        return []
+    found = [tiles for tiles in WIDE if columns % tiles.columns == 0] or [NARROW]
+    if columns % FEW.columns == 0 and FEW.number(rows, columns) <= figures.processors:
+        found.append(FEW)
     work = {tiles: tiles.work(rows, columns, figures) for tiles in found}
     return sorted((tiles for tiles in found if work[tiles] <= MORE_WORK * min(work.values())), key=work.__getitem__)

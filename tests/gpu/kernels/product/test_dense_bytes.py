@@ -82,6 +82,7 @@ def dense_cases() -> list[Case]:
         matrix(300, 768, 192, "residual"),
         matrix(400, 640, 384, "gelu"),
         convolution((2, 640, 16, 17), 128),
+        single(20, 640, 128),
     ]
 
 

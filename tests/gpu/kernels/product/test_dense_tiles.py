@@ -17,7 +17,11 @@ from fusec.gpu.kernels.product.dense_tiles import tiles_of
         (4096, 3072, "128x256 128x192 192x192"),
         (6304, 768, "192x192"),  # 132 tiles, where 128 rows would take a second round
         (6304, 3072, "192x192 128x256"),
-        (4096, 128, "128x128"),
+        (1536, 768, "128x192"),  # 144 tiles of 64 columns
+        (1024, 768, "128x64"),
+        (32, 3072, "128x64"),
+        (9000, 128, "128x128"),
+        (32, 64, ""),
         (4096, 160, ""),
     ],
 )
@@ -27,8 +31,8 @@ def test_tiles_that_leave_multiprocessors_idle_are_not_tried(rows: int, columns:
 
 
 def test_a_block_has_the_registers_and_the_memory_of_a_multiprocessor() -> None:
-    for rows, columns in ((6304, 3072), (64, 128)):
-        for tiles in tiles_of(rows, columns, replace(FIGURES, processors=1)):
+    for rows, columns in ((6304, 3072), (9000, 128), (64, 128)):
+        for tiles in tiles_of(rows, columns, replace(FIGURES, processors=2)):
             copying, multiplying = tiles.registers
             assert 128 * (copying + tiles.groups * multiplying) <= 1 << 16
             assert tiles.stages * tiles.stage_bytes <= FIGURES.dynamic_bytes - 2048
