@@ -25,7 +25,6 @@ from fusec.schedule.program import inputs_of
 
 OCTET = 16  # bytes that a thread copies
 LANES = 4  # threads that share a row of a warp's product
-
 REGISTERS_AHEAD = 7  # for each neighbour: two scales, biases and residuals, and their addresses
 MIN_ROWS = 16  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
