@@ -117,4 +117,3 @@ class StreamedAttentionSource(CachedAttentionSource):
                 new += shared("store_new", SHARED_ROW=row, **holes)
                 keep += cuda("keep", SHARED=name, **holes)
         return new, keep
-
