@@ -51,8 +51,8 @@ FAMILIES: tuple[Family, ...] = (
     thin_product.thin_product,
     dense_bytes.dense_bytes,  # after thin products, which memory bounds
     resident_filters.resident_filters,
+    streamed_weights.streamed_weights,  # before few rows, because its variants include theirs
     few_rows.few_rows,
-    streamed_weights.streamed_weights,
     few_channels.few_channels,  # before gathers, because one would run the pad to four channels alone
     few_filters.few_filters,
     gather_resize.gather_resize,

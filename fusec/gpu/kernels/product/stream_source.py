@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 
+import numpy as np
+
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, CLUSTERS, Arguments, Launch, ceil_div
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, CLUSTERS, Arguments, Launch, by_value, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import RmsNorm
 
 WARPS = 8  # that multiply
 TILE, OCTET, STEP = 16, 8, 32  # columns of a tile, rows of one product of a warp, depth that a thread's loads span
-BATCH = 8  # loads of a row that a thread requests before it adds up squares
 _CUDA = cuda_template(__package__, "streamed_weights.cuh")
 _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
 
@@ -26,6 +28,13 @@ def _pitch(stage_depth: int) -> int:
 
 def bytes_of_stage(tiles: int, stage_depth: int, rows: int) -> int:
     return tiles * TILE * stage_depth * 2 + rows * _pitch(stage_depth)
+
+
+def scale_exponent(scale: Value) -> int:
+    """Return the least power of two that a constant scale does not reach, as an exponent; 0 for other numbers."""
+    assert scale.literal is not None
+    largest = float(np.abs(scale.literal.array.astype(np.float32)).max())
+    return math.frexp(largest)[1] if 0 < largest < math.inf else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +90,16 @@ class StreamSource:
         return self.y.shape[-1] // (TILE * self.tiles) * self.parts
 
     @property
+    def squares(self) -> int:
+        """The sums of squares that a block sends, in whole packs."""
+        return 0 if self.norm is None else ceil_div(self.rows, 4) * 4
+
+    @property
     def ring_bytes(self) -> int:
         """The stages, or the sums that take their place if they are larger."""
-        return ceil_div(max(self.stages * self.stage_bytes, 4 * self.size * len(self.products)), 16) * 16
+        return (
+            ceil_div(max(self.stages * self.stage_bytes, 4 * (self.size * len(self.products) + self.squares)), 16) * 16
+        )
 
     @property
     def box_at(self) -> int:
@@ -116,7 +132,6 @@ class StreamSource:
             ROWS=self.rows,
             COPIED_ROWS=self.rows + (self.norm is not None),
             DEPTH=self.x.shape[-1],
-            BATCH=BATCH,
             PRODUCTS=count,
             PARTS=self.parts,
             PART_DEPTH=self.x.shape[-1] // self.parts,
@@ -144,8 +159,9 @@ class StreamSource:
         for number, product in enumerate(self.products):
             pointer = arguments.read(product.operands[1], self.weights(product))
             copies += cuda("copy_product", WEIGHTS=pointer, PLACE=number * product_bytes)
-        normed, store = self._normalise(cuda, arguments), self._store(cuda, arguments)
-        cuda = cuda.bind(COPY_WEIGHTS=copies, **normed)
+        cuda = self._normalise(cuda, arguments)
+        store = self._store(cuda, arguments)
+        cuda = cuda.bind(COPY_WEIGHTS=copies)
         lines = cuda(
             "kernel",
             BEGIN_CLUSTER=cuda("begin_cluster") if self.parts > 1 else [],
@@ -157,17 +173,32 @@ class StreamSource:
         launch = arguments.launch(
             "streamed_weights", lines, self.blocks, threads, preamble=[_RING], resident=1, cluster=self.parts
         )
-        nbytes = self.box_at + (4 * self.size * count if self.parts > 1 else 0)
+        nbytes = self.box_at + (4 * (self.size * count + self.parts * self.squares) if self.parts > 1 else 0)
         return replace(launch, resident_bytes=nbytes, architecture=CLUSTERS, dependent=True)
 
-    def _normalise(self, cuda: CudaTemplate, arguments: Arguments) -> dict[str, list[str]]:
-        """Return the statements that normalise the rows."""
-        holes = ("NORMALISE", "FROM_SCALE", "FACTORS_OF_ROWS", "LOAD_SCALE", "NORMALISE_ROW")
+    def _normalise(self, cuda: CudaTemplate, arguments: Arguments) -> CudaTemplate:
+        """Return the fragments with the statements that normalise the rows."""
+        holes = ("SQUARES", "LOAD_SCALE", "NORMALISE_ROW", "STORE_SQUARES", "ADD_SQUARES")
         if self.norm is None:
-            return {hole: [] for hole in holes}
+            empty: dict[str, list[str]] = {hole: [] for hole in (*holes, "DIVIDE", "SEND_SQUARES")}
+            return cuda.bind(COPIED_PIECE=cuda("copied_piece"), FACTOR="1.0f", SQUARES_SENT=0, **empty)
         assert isinstance(self.norm.op, RmsNorm)
-        scale, epsilon = arguments.read(self.norm.operands[1]), f"{self.norm.op.epsilon!r}f"
-        return {hole: cuda(hole.lower(), NORM_SCALE=scale, EPSILON=epsilon) for hole in holes}
+        exponent = scale_exponent(self.norm.operands[1])
+        cuda = cuda.bind(
+            NORM_SCALE=arguments.read(self.norm.operands[1]),
+            EPSILON=f"{self.norm.op.epsilon!r}f",
+            DOWN=f"bits_to_f32({by_value((127 - exponent) << 23)})",
+            UP=f"bits_to_f32({by_value((127 + exponent) << 23)})",
+            SQUARE_PACKS=ceil_div(self.rows, 4),
+        )
+        return cuda.bind(
+            **{hole: cuda(hole.lower()) for hole in holes},
+            COPIED_PIECE=cuda("copied_piece_or_scale"),
+            FACTOR="factor",
+            SQUARES_SENT=self.squares,
+            DIVIDE=cuda("divide" if self.parts == 1 else "divide_in_cluster"),
+            SEND_SQUARES=cuda("send_squares"),
+        )
 
     def _store(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
         """Add up the parts of results, apply the epilogue and store them. Only what is stored is rounded."""

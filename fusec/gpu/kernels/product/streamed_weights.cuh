@@ -8,7 +8,7 @@ FRAGMENT(kernel) {
   const u32 part = blockIdx.x % PARTSu, first_column = blockIdx.x / PARTSu * WIDTHu;
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < STAGESu; ++s) {
-      phases_of(full + s, 1u);
+      phases_of(full + s, 33u);
       phases_of(empty + s, WARPSu);
     }
     phases_are_set();
@@ -28,7 +28,7 @@ FRAGMENT(kernel) {
     }
   }
   BEGIN
-  NORMALISE
+  SQUARES
   if (warp == WARPSu) {
     COPY
   } else {
@@ -36,6 +36,7 @@ FRAGMENT(kernel) {
   }
   __syncthreads();  // the sums take the place of the stages
   float* const sums = (float*)memory;
+  ADD_SQUARES
   if (warp < WARPSu) {
     #pragma unroll
     for (int t = 0; t < OWN; ++t) {
@@ -54,12 +55,8 @@ FRAGMENT(kernel) {
 }
 
 // One warp requests weights, and the rows at the same depth. Weights are constant, so that the first of them do not wait
-// for the launches before.
+// for the launches before. Rows take many copies of 16 bytes, because a bulk copy of a short piece takes as long as a long one.
 FRAGMENT(copy) {
-  const u32 row = lane < ROWSu ? lane : ROWSu - 1u, k = part * PART_DEPTHu;
-  ROW_COORDINATES
-  const TYPE* from = INPUT + (INPUT_PLACE);
-  FROM_SCALE
   #pragma unroll 1
   for (u32 n = 0; n < TURNSu; ++n) {
     if (n >= EARLYu) {
@@ -68,21 +65,39 @@ FRAGMENT(copy) {
         COPY_WEIGHTS
       }
     }
-    if (lane < COPIED_ROWSu) {
-      u8* const to = memory + (stage * STAGE_BYTESu + WEIGHT_BYTESu + lane * ROW_PITCHu);
-      copy_bytes_ahead(to, from + n * STAGE_DEPTHu, STAGE_DEPTH * 2u, full + stage);
+    u8* const to = memory + (stage * STAGE_BYTESu + WEIGHT_BYTESu);
+    const u32 first = part * PART_DEPTHu + n * STAGE_DEPTHu;
+    #pragma unroll
+    for (u32 i = lane; i < COPIED_ROWSu * (STAGE_DEPTHu / 8u); i += 32u) {
+      const u32 row = i / (STAGE_DEPTHu / 8u), octet = i % (STAGE_DEPTHu / 8u), k = first + octet * 8u;
+      const TYPE* from;
+      COPIED_PIECE
+      copy_ahead<16>(to + (row * ROW_PITCHu + octet * 16u), from);
     }
+    arrive_with_copies(full + stage);
     if (++stage == STAGESu) stage = 0, phase ^= 1u;
   }
+  copied();
+  wait_for_copies<0>();
+}
+
+FRAGMENT(copied_piece) {
+  ROW_COORDINATES
+  from = INPUT + (INPUT_PLACE);
 }
 
 // The scale of the norm is copied like one row more.
-FRAGMENT(from_scale) {
-  if (lane == ROWSu) from = NORM_SCALE + k;
+FRAGMENT(copied_piece_or_scale) {
+  if (row == ROWSu) {
+    from = NORM_SCALE + k;
+  } else {
+    ROW_COORDINATES
+    from = INPUT + (INPUT_PLACE);
+  }
 }
 
 FRAGMENT(expect) {
-  arrive_and_expect(full + stage, STAGE_DEPTH * 2u * COPIED_ROWSu + WEIGHT_BYTESu);
+  arrive_and_expect(full + stage, WEIGHT_BYTESu);
 }
 
 FRAGMENT(copy_product) {
@@ -93,7 +108,6 @@ FRAGMENT(copy_product) {
 // A warp multiplies its tiles of 16 columns by all rows. The weights are the first operand. A thread reads 8 neighbours of
 // a row at a time, and weights are stored in the same order.
 FRAGMENT(multiply) {
-  FACTORS_OF_ROWS
   #pragma unroll 1
   for (u32 n = 0; n < TURNSu; ++n) {
     wait_for_phase(full + stage, phase);
@@ -127,56 +141,70 @@ FRAGMENT(multiply) {
     if (lane == 0) arrive(empty + stage);
     if (++stage == STAGESu) stage = 0, phase ^= 1u;
   }
+  STORE_SQUARES
 }
 
-// Find what each row is multiplied by, from the squares of all of it, which mostly come from the L2 cache.
-FRAGMENT(normalise) {
-  __shared__ float factors[ROWS];
-  for (u32 row = warp; row < ROWSu; row += WARPSu + 1u) {
-    const u32 k = lane * 8u;
-    ROW_COORDINATES
-    const TYPE* const from = INPUT + (INPUT_PLACE);
-    float square = 0.0f;
-    for (u32 first = 0; first < DEPTHu; first += BATCH * 256u) {
-      Pack<u32, 4> some[BATCH];
-      #pragma unroll
-      for (int i = 0; i < BATCH; ++i)
-        if (first + i * 256u + k < DEPTHu) some[i] = load_now<u32, 4>((const u32*)(from + (first + i * 256u)));
-        else some[i] = {{0u, 0u, 0u, 0u}};
-      #pragma unroll
-      for (int i = 0; i < BATCH; ++i)
-        for (int w = 0; w < 4; ++w) {
-          const Pair pair = pair_of<TYPE>(some[i].v[w]);
-          square += pair.low * pair.low + pair.high * pair.high;
-        }
-    }
-    for (int s = 16; s > 0; s /= 2) square += __shfl_xor_sync(0xffffffffu, square, s);
-    if (lane == 0) factors[row] = 1.0f / sqrt(square / DEPTH.0f + EPSILON);
-  }
-  __syncthreads();
-}
-
-FRAGMENT(factors_of_rows) {
-  float factor[OCTETS];
+// The norm of a row: its elements times the scale are multiplied, and sums are divided by the root of the mean square at the
+// end. So no element is read twice. A power of two makes the scale at most one, so that no product leaves the range.
+FRAGMENT(squares) {
+  __shared__ float squares[WARPS][ROWS];
+  float own_square[OCTETS];
   #pragma unroll
-  for (int o = 0; o < OCTETS; ++o) factor[o] = factors[o * 8u + g < ROWSu ? o * 8u + g : ROWSu - 1u];
+  for (int o = 0; o < OCTETS; ++o) own_square[o] = 0.0f;
 }
 
 FRAGMENT(load_scale) {
   const Pack<TYPE, 8> scale = load_pack<TYPE, 8>((const TYPE*)(from + (WEIGHT_BYTESu + ROWSu * ROW_PITCHu + j * 64u + q * 16u)));
 }
 
+// Each warp adds up the squares of another stage.
 FRAGMENT(normalise_row) {
+  const bool adds = n % WARPSu == warp;
   #pragma unroll
   for (int w = 0; w < 4; ++w) {
     const Pair pair = pair_of<TYPE>(x[o].v[w]);
-    x[o].v[w] = word_of<TYPE>(pair.low * factor[o] * wide(scale.v[2 * w]), pair.high * factor[o] * wide(scale.v[2 * w + 1]));
+    if (adds) own_square[o] += pair.low * pair.low + pair.high * pair.high;
+    x[o].v[w] = word_of<TYPE>(pair.low * (wide(scale.v[2 * w]) * DOWN), pair.high * (wide(scale.v[2 * w + 1]) * DOWN));
   }
+}
+
+FRAGMENT(store_squares) {
+  #pragma unroll
+  for (int o = 0; o < OCTETS; ++o) {
+    for (int s = 2; s > 0; s /= 2) own_square[o] += __shfl_xor_sync(0xffffffffu, own_square[o], s);
+    if (q == 0u && o * 8u + g < ROWSu) squares[warp][o * 8u + g] = own_square[o];
+  }
+}
+
+FRAGMENT(add_squares) {
+  float* const square = sums + PRODUCTS * SIZEu;
+  for (u32 row = threadIdx.x; row < SQUARE_PACKS * 4u; row += THREADSu) {
+    float sum = 0.0f;
+    for (int w = 0; w < WARPS; ++w) sum += row < ROWSu ? squares[w][row] : 0.0f;
+    square[row] = sum;
+  }
+}
+
+FRAGMENT(send_squares) {
+  for (u32 i = threadIdx.x; i < SQUARE_PACKS * PARTSu; i += THREADSu)
+    send(square_boxes + (part * SQUARE_PACKSu + i / PARTSu) * 4u, *(const Pack<float, 4>*)(square + i / PARTSu * 4u), door, i % PARTSu);
+}
+
+FRAGMENT(divide) {
+  const float factor = UP / sqrt(square[at] / DEPTH.0f + EPSILON);
+}
+
+FRAGMENT(divide_in_cluster) {
+  float all_squares = 0.0f;
+  #pragma unroll
+  for (u32 p = 0; p < PARTSu; ++p) all_squares += square_boxes[p * (SQUARE_PACKSu * 4u) + at];
+  const float factor = UP / sqrt(all_squares / DEPTH.0f + EPSILON);
 }
 
 FRAGMENT(store) {
   for (u32 i = threadIdx.x; i < SIZEu; i += THREADSu) {
     const u32 at = i / WIDTHu, column = first_column + i % WIDTHu;
+    DIVIDE
     ADD_UP
     RESULT_COORDINATES
     EPILOGUE
@@ -184,13 +212,13 @@ FRAGMENT(store) {
 }
 
 FRAGMENT(take_sum) {
-  const float SUM = sums[NUMBER * SIZEu + i];
+  const float SUM = sums[NUMBER * SIZEu + i] * FACTOR;
 }
 
 FRAGMENT(begin_cluster) {
   u64* const door = empty + STAGES;
-  float* const boxes = (float*)(memory + BOX_AT);
-  cluster_begins(door, PRODUCTS * SIZEu * 4u);
+  float *const boxes = (float*)(memory + BOX_AT), *const square_boxes = boxes + PRODUCTS * SIZEu;
+  cluster_begins(door, (PRODUCTS * SIZEu + PARTS * SQUARES_SENTu) * 4u);
 }
 
 // Each block of a cluster has a part of the depth. It adds up, and stores, a part of the results.
@@ -198,9 +226,11 @@ FRAGMENT(store_in_cluster) {
   cluster_is_there();
   for (u32 i = threadIdx.x * 4u; i < PRODUCTS * SIZEu; i += THREADSu * 4u)
     send(boxes + ((part * PRODUCTSu + i / SIZEu) * EACHu + i % EACHu), *(const Pack<float, 4>*)(sums + i), door, i % SIZEu / EACHu);
+  SEND_SQUARES
   wait_for_peers(door);
   for (u32 i = threadIdx.x; i < EACHu; i += THREADSu) {
     const u32 at = (part * EACHu + i) / WIDTHu, column = first_column + (part * EACHu + i) % WIDTHu;
+    DIVIDE
     ADD_UP
     RESULT_COORDINATES
     EPILOGUE
@@ -211,4 +241,5 @@ FRAGMENT(add_parts) {
   float SUM = 0.0f;
   #pragma unroll
   for (u32 p = 0; p < PARTSu; ++p) SUM += boxes[(p * PRODUCTSu + NUMBER) * EACHu + i];
+  SUM *= FACTOR;
 }

@@ -1,10 +1,10 @@
-"""Generate products of 5 to 32 rows with constant weights of 16 bits: a decoder's, for a batch of tokens.
+"""Generate products of 2 to 32 rows with constant weights of 16 bits: a decoder's, for a batch of tokens.
 
 The time is that of reading the weights once. One warp of a block requests them, stored in the order in which they are
 multiplied, some stages ahead, and the rows at the same depth. The other warps multiply 16 columns at a time on tensor
 cores. The launch is dependent: its first weights, which are constant, are requested while the launch before it still
-runs. Where columns are few, the blocks of a cluster share the depth. Every block computes an RMS norm of the rows for
-itself, which saves a launch.
+runs. Where columns are few, the blocks of a cluster share the depth. An RMS norm of the rows saves a
+launch: sums are divided by the roots of mean squares at the end.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import CLUSTERS, HALVES, Kernel, with_variants
+from fusec.gpu.kernels.codegen.kernel import CLUSTERS, HALVES, Kernel, variants_of, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
+from fusec.gpu.kernels.convolution.few_rows import few_rows
 from fusec.gpu.kernels.convolution.row_norm import MAX_STREAMED, begins_few_rows, has_packed_rows
 from fusec.gpu.kernels.product.stream_source import STEP, TILE, WARPS, StreamSource, bytes_of_stage
 from fusec.ir import Node, Value
 from fusec.ops import MatMul, RmsNorm
 
-MIN_ROWS, MAX_ROWS = 5, 32  # fewer rows have a kernel that multiplies without tensor cores
+MIN_ROWS, MAX_ROWS = 2, 32  # one row has a kernel that multiplies without tensor cores
 PARTS = (1, 2, 4, 8)  # blocks of a cluster, which every GPU with clusters can start
 MAX_TILES = 16  # of a block
 RING_BYTES = (104 << 10, 200 << 10)  # of stages; with half a multiprocessor's memory, the next launch begins early
@@ -31,7 +32,8 @@ MAX_TILINGS = 3
 def streamed_weights(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of one or two such products of the same rows; None for other steps.
 
-    An RMS norm of the rows may be before them, and pointwise ops after them.
+    An RMS norm of the rows may be before them, and pointwise ops after them. The variants of up to four rows include
+    those of `few_rows`, which are faster where a thread has room for all rows.
     """
     norm = nodes[0] if isinstance(nodes[0].op, RmsNorm) else None
     products = [node for node in nodes if isinstance(node.op, MatMul)]
@@ -42,16 +44,18 @@ def streamed_weights(nodes: Sequence[Node], outputs: Sequence[Value], figures: G
         return None
     if norm is not None and (not begins_few_rows(nodes, MAX_STREAMED) or norm.result in outputs):
         return None
+    if norm is not None and norm.operands[1].literal is None:
+        return None
     results = {v for node in epilogue for v in node.results}
     if results & {v for product in products for v in product.operands} or any(
         v.type.shape != products[0].result.type.shape for v in results
     ):
         return None
     name = "+".join(node.op.name for node in nodes)
-    return with_variants(
-        Kernel(name, (StreamSource(norm, products, epilogue, outputs, *tiling).launch(),))
-        for tiling in _tilings(products, figures)
-    )
+    few = few_rows(nodes, outputs, figures)
+    sources = (StreamSource(norm, products, epilogue, outputs, *tiling) for tiling in _tilings(products, figures))
+    streams = [Kernel(name, (source.launch(),)) for source in sources]
+    return with_variants([*(() if few is None else variants_of(few)), *streams])
 
 
 def _are_supported(products: Sequence[Node]) -> bool:

@@ -228,10 +228,10 @@ def few_rows(b: RandomGraph) -> None:
 
 
 def streamed_weights(b: RandomGraph) -> None:
-    """Draw one or two products of 5 to 32 rows with constant weights, with pointwise ops after them."""
+    """Draw one or two products of 2 to 32 rows with constant weights, with pointwise ops after them."""
     b.dtype = _half(b)
     depth, columns = b.pick([64, 96, 256, 512]), b.pick([16, 48, 128])
-    x = b.input(TensorType((*b.pick([(5,), (8,), (16,), (1, 9), (4, 4), (31,)]), depth), b.dtype))
+    x = b.input(TensorType((*b.pick([(3,), (8,), (16,), (1, 9), (4, 4), (31,)]), depth), b.dtype))
     if b.chance(40):
         x = b.add(RmsNorm(-1, 1e-3), x, b.constant((depth,), b.dtype))
     y = b.add(MatMul(), x, b.constant((depth, columns), b.dtype))

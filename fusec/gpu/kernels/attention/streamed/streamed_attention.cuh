@@ -8,6 +8,7 @@ FRAGMENT(kernel) {
   TYPE *const queries = (TYPE*)memory + WARPS * STAGES * STAGE_SIZE, *const fresh = queries + 16u * PITCH;
   const u32 sequence = blockIdx.x, group = sequence % GROUPSu, image = sequence / GROUPSu, first_row = sequence * KEYSu;
   __shared__ u32 count, news[NEW], places[NEW];
+  __shared__ bool stays[NEW];
   if (threadIdx.x == 0) count = 0u;
   COPY_EARLY
   __syncthreads();
@@ -35,6 +36,13 @@ FRAGMENT(kernel) {
     } else {
       NEW_VALUE
     }
+  }
+  __syncthreads();
+  // Of rows with the same place, the last one stays.
+  for (u32 n = threadIdx.x; n < count; n += THREADSu) {
+    bool is_last = true;
+    for (u32 m = 0; m < count; ++m) is_last &= places[m] != places[n] || news[m] <= news[n];
+    stays[n] = is_last;
   }
   __syncthreads();
   u32 query[FEATURES / 16][4];
@@ -67,9 +75,7 @@ FRAGMENT(kernel) {
     if (news_here) {
       for (u32 n = 0; n < count; ++n) {
         const u32 row = news[n], place = places[n], own_key = place - start;
-        bool is_last = place / 16u == start / 16u;  // of the rows with this place
-        for (u32 m = 0; m < count; ++m) is_last &= places[m] != place || news[m] <= row;
-        for (u32 i = lane; is_last && i < PACKSu; i += 32u) {
+        for (u32 i = lane; stays[n] && place / 16u == start / 16u && i < PACKSu; i += 32u) {
           const u32 column = i * VECTORu;
           TYPE *const key = keys + (own_key * PITCHu + column), *const value = values + (own_key * PITCHu + column);
           if (row == sequence) {

@@ -18,7 +18,7 @@ from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, ceil_di
 KEYS = 16  # of a warp at a time
 HEADS = 16  # in a product
 MAX_FEATURES = 128  # because sums are in registers
-TILINGS = ((4, 3), (4, 6), (8, 3))  # warps, and stages of each
+TILINGS = ((8, 3), (8, 2), (4, 3))  # warps, and stages of each
 _CUDA = cuda_template(__package__, "streamed_attention.cuh")
 
 
