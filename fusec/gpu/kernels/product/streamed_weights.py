@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import CLUSTERS, HALVES, Kernel, variants_of, with_variants
+from fusec.gpu.kernels.codegen.kernel import CLUSTERS, HALVES, Kernel, ceil_div, variants_of, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.convolution.few_rows import few_rows
 from fusec.gpu.kernels.convolution.row_norm import MAX_STREAMED, begins_few_rows, has_packed_rows
@@ -23,7 +23,8 @@ from fusec.ops import MatMul, RmsNorm
 MIN_ROWS, MAX_ROWS = 2, 32  # one row has a kernel that multiplies without tensor cores
 PARTS = (1, 2, 4, 8)  # blocks of a cluster, which every GPU with clusters can start
 MAX_TILES = 16  # of a block
-RING_BYTES = (104 << 10, 200 << 10)  # of stages; with half a multiprocessor's memory, the next launch begins early
+BLOCK_BYTES = (110 << 10, 216 << 10)  # of a block; with half a multiprocessor's memory, the next launch begins early
+BARRIER_BYTES = 512  # and sums of squares, at most
 MAX_STAGE_DEPTH, MAX_STAGE_BYTES = 128, 33 << 10
 MAX_STAGES = 12
 MAX_TILINGS = 3
@@ -82,28 +83,35 @@ def _are_supported(products: Sequence[Node]) -> bool:
 def _tilings(products: Sequence[Node], figures: GpuFigures) -> Iterator[tuple[int, int, int, int]]:
     """Yield tiles of a block, blocks that share the depth, depth of a stage, and stages; those to try first come first.
 
-    All blocks run together, so the tiles are those with which most multiprocessors have a block.
+    With most of them all blocks run together, and most multiprocessors have one.
     """
     depth, columns = products[0].operands[1].type.shape[-2:]
-    rows, tiles = products[0].result.type.size // columns, columns // TILE
-    found: list[tuple[int, int, int]] = []
+    rows, tiles, count = products[0].result.type.size // columns, columns // TILE, len(products)
+    found: list[tuple[float, int, int]] = []
     for parts in PARTS:
-        for each in range(1, MAX_TILES // len(products) + 1):
+        for each in range(1, MAX_TILES // count + 1):
             blocks = tiles // each * parts
+            turns = ceil_div(blocks, figures.processors)
             shares = parts == 1 or rows * TILE * each % (4 * parts) == 0
-            if tiles % each == 0 and depth % (parts * STEP) == 0 and blocks <= figures.processors and shares:
-                found.append((blocks, each, parts))
+            is_whole = tiles % each == 0 and depth % (parts * STEP) == 0 and shares
+            if is_whole and (turns == 1 or (parts == 1 and each * count >= WARPS)):
+                found.append((blocks / (turns * figures.processors), each, parts))
     # a block reads all rows, so few tiles read rows too often, and many parts have many sums
-    found.sort(key=lambda sizes: (-sizes[0], abs(sizes[1] * len(products) - WARPS)))
+    found.sort(key=lambda sizes: (-sizes[0], abs(sizes[1] * count - WARPS)))
     for _, each, parts in found[:MAX_TILINGS]:
-        for ring_bytes in RING_BYTES:
-            tiling = _stages(each * len(products), depth // parts, rows, min(ring_bytes, figures.dynamic_bytes))
+        sums_bytes = 4 * rows * TILE * each * count if parts > 1 else 0
+        for most_bytes in BLOCK_BYTES:
+            ring_bytes = min(most_bytes, figures.dynamic_bytes) - sums_bytes - BARRIER_BYTES
+            tiling = _stages(each * count, depth // parts, rows + 1, ring_bytes)
             if tiling is not None:
                 yield each, parts, *tiling
 
 
 def _stages(tiles: int, depth: int, rows: int, ring_bytes: int) -> tuple[int, int] | None:
-    """Return the depth of a stage, and how many stages have room; None if too few have."""
+    """Return the depth of a stage, and how many stages have room; None if too few have.
+
+    rows: that a stage has, with the scale of a norm.
+    """
     stage_depth = STEP
     while (
         depth % (2 * stage_depth) == 0
