@@ -7,9 +7,8 @@ FRAGMENT(kernel) {
   TYPE* const ring = (TYPE*)memory + warp * (STAGES * STAGE_SIZE);
   TYPE *const queries = (TYPE*)memory + WARPS * STAGES * STAGE_SIZE, *const fresh = queries + 16u * PITCH;
   const u32 sequence = blockIdx.x, group = sequence % GROUPSu, image = sequence / GROUPSu, first_row = sequence * KEYSu;
-  __shared__ u32 count, news[NEW], places[NEW];
-  __shared__ bool stays[NEW];
-  if (threadIdx.x == 0) count = 0u;
+  __shared__ u32 count, news[NEW], places[NEW], last_count, last[NEW];
+  if (threadIdx.x == 0) count = 0u, last_count = 0u;
   COPY_EARLY
   __syncthreads();
   BEGIN
@@ -42,7 +41,7 @@ FRAGMENT(kernel) {
   for (u32 n = threadIdx.x; n < count; n += THREADSu) {
     bool is_last = true;
     for (u32 m = 0; m < count; ++m) is_last &= places[m] != places[n] || news[m] <= news[n];
-    stays[n] = is_last;
+    if (is_last) last[atomicAdd(&last_count, 1u)] = n;
   }
   __syncthreads();
   u32 query[FEATURES / 16][4];
@@ -71,11 +70,11 @@ FRAGMENT(kernel) {
     }
     here = here == STAGES - 1u ? 0u : here + 1u;
     u32 news_here = 0;
-    for (u32 n = 0; n < count; ++n) news_here += places[n] / 16u == start / 16u;
+    for (u32 n = 0; n < last_count; ++n) news_here += places[last[n]] / 16u == start / 16u;
     if (news_here) {
-      for (u32 n = 0; n < count; ++n) {
-        const u32 row = news[n], place = places[n], own_key = place - start;
-        for (u32 i = lane; stays[n] && place / 16u == start / 16u && i < PACKSu; i += 32u) {
+      for (u32 n = 0; n < last_count; ++n) {
+        const u32 row = news[last[n]], place = places[last[n]], own_key = place - start;
+        for (u32 i = lane; place / 16u == start / 16u && i < PACKSu; i += 32u) {
           const u32 column = i * VECTORu;
           TYPE *const key = keys + (own_key * PITCHu + column), *const value = values + (own_key * PITCHu + column);
           if (row == sequence) {
