@@ -68,7 +68,7 @@ class Launcher:
         runs.
         """
         every, samples = variants_of(kernel), RandomInputs(DeviceConstants())
-        times = [time_us(self.bind(each, samples.memory)) if self.runs(each) else math.inf for each in every]
+        times = [time_us(self.bind(each, samples.in_place)) if self.runs(each) else math.inf for each in every]
         self._times_us[kernel.key] = times
         live = sorted((i for i, took in enumerate(times) if took < math.inf), key=times.__getitem__)
         for place in live:
