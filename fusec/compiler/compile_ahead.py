@@ -47,14 +47,16 @@ class ProposedKernels:
     def start(self) -> threading.Thread:
         """Begin to compile them. The graph may change afterwards.
 
-        Returns the thread that ends when all kernels are known; child processes compile them. Another thread loads what
-        choosing plans needs.
+        Returns the thread that ends when all kernels are known; child processes compile them. Then another thread loads
+        what choosing plans needs. At the same time it would hold Python's lock, and processes would begin later.
         """
-        work = partial(_quietly, partial(self.compile, self.graph.clone()))
-        thread = threading.Thread(target=work, name="fusec-ahead", daemon=True)
+        thread = threading.Thread(target=self._work, args=(self.graph.clone(),), name="fusec-ahead", daemon=True)
         thread.start()
-        threading.Thread(target=_quietly, args=(self.warm_up,), name="fusec-warm-up", daemon=True).start()
         return thread
+
+    def _work(self, graph: Graph) -> None:
+        _quietly(partial(self.compile, graph))
+        threading.Thread(target=_quietly, args=(self.warm_up,), name="fusec-warm-up", daemon=True).start()
 
     def warm_up(self) -> None:
         """Load what choosing plans needs: see `warm_up.warm_up`."""

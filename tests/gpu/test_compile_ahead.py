@@ -96,6 +96,30 @@ def test_all_kernels_are_known_when_the_answers_are(monkeypatch: pytest.MonkeyPa
     assert known.is_set()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_choosing_plans_needs_is_loaded_when_the_kernels_are_known(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """At the same time the one would hold Python's lock while the other waits for it."""
+    done: list[str] = []
+    loaded = threading.Event()
+
+    def compile(self: ProposedKernels, graph: Graph) -> None:
+        done.append("kernels")
+        if fails:
+            raise RuntimeError
+
+    def warm_up(self: ProposedKernels) -> None:
+        done.append("plans")
+        loaded.set()
+
+    monkeypatch.setattr(ProposedKernels, "compile", compile)
+    monkeypatch.setattr(ProposedKernels, "warm_up", warm_up)
+    proposed().start().join()
+    assert loaded.wait(10)
+    assert done == ["kernels", "plans"]
+
+
 def test_plans_are_listed_and_small_kernels_compiled_in_advance(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
