@@ -125,6 +125,13 @@ def test_hopeless_plans_are_timed_only_a_few_times() -> None:
     assert table.runs - table.singles <= 2 + 7, "only the first plan is measured"
 
 
+@pytest.mark.parametrize(("slow_us", "singles"), [(6000.0, 1), (1000.0, 2), (90.0, 3)])
+def test_the_slower_a_plan_is_the_fewer_runs_show_it(slow_us: float, singles: int) -> None:
+    table = Table({1: [10.0, slow_us]}, noise=0.0)
+    one(table)
+    assert table.singles == 3 + singles
+
+
 class Overhead(Table):
     """A single run looks longer, by what an event costs."""
 

@@ -28,6 +28,7 @@ def stopwatch() -> Any:
         ([0.005, 0.0], [5020.0, 20.0], 20.0, 2),
         ([0.005, 0.005, 0.005], [5020.0, 20.0, 900.0], 20.0, 3),
         ([0.001], [1e6], 1e6, 1),  # which is long after its launch
+        ([0.005, 0.005], [5020.0, 4900.0], 4900.0, 2),  # which takes that long to queue
     ],
 )
 def test_a_run_that_was_queued_late_is_timed_again(
