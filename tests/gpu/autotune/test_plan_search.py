@@ -132,6 +132,26 @@ def test_the_slower_a_plan_is_the_fewer_runs_show_it(slow_us: float, singles: in
     assert table.singles == 3 + singles
 
 
+class Disturbed(Table):
+    """One run of the second plan takes twenty times as long."""
+
+    disturbed, ran = 0, 0
+
+    def time_us(self, graph: CudnnGraph, plan: Any) -> float:
+        time_us = super().time_us(graph, plan)
+        if plan[1] == 1:
+            self.ran += 1
+            time_us *= 20.0 if self.ran == 1 + self.disturbed else 1.0
+        return time_us
+
+
+@pytest.mark.parametrize("disturbed", range(5))
+def test_one_disturbed_run_makes_no_plan_hopeless(disturbed: int) -> None:
+    table = Disturbed({1: [100.0, 80.0]}, noise=0.0)
+    table.disturbed = disturbed
+    assert best(one(table)) == 1
+
+
 class Overhead(Table):
     """A single run looks longer, by what an event costs."""
 
