@@ -9,7 +9,6 @@ FRAGMENT(kernel) {
   const u32 start = blockIdx.x / ACROSSu * (STEPS * POSITIONSu), side = blockIdx.x % ACROSSu * FILTERSu;
   const u32 octet = threadIdx.x % OCTETSu, own = threadIdx.x / OCTETSu;
   const SwizzledRows<WIDE> ring_rows = rows_at<WIDE>(ring), filter_rows = rows_at<WIDE>(filters);
-  LOAD_FILTERS
   BEGIN
   #pragma unroll 1
   for (u32 part = 0; part < AHEADu; ++part) {
@@ -65,6 +64,21 @@ FRAGMENT(load_filters) {
     const u32 row = (tap * PANELSu + o / PANEL_OCTETSu) * FILTERSu + n;
     copy_ahead<16>(filters + swizzled<WIDE>(row * WIDEu + o % PANEL_OCTETSu * 16u),
                    POINTER + ((side + f) * STRIDE + tap * CHANNELSu + o * PACKu));
+  }
+}
+
+// The same of filters as the convolution has them whose gradient this is: channels are filters, and taps in reverse order.
+FRAGMENT(load_transposed) {
+  #pragma unroll 2
+  for (u32 i = threadIdx.x; i < TAPS * OCTETS * FILTERSu; i += THREADSu) {
+    const u32 n = i % FILTERSu, o = i / FILTERSu % OCTETSu, tap = i / (OCTETS * FILTERSu);
+    const u32 f = n / 8u / PAIRSu * (8u * PAIRSu) + n % 8u / 2u * (2u * PAIRSu) + n / 8u % PAIRSu * 2u + n % 2u;
+    const u32 row = (tap * PANELSu + o / PANEL_OCTETSu) * FILTERSu + n;
+    Pack<TYPE, PACK> octet;
+    #pragma unroll
+    for (u32 e = 0; e < PACKu; ++e)
+      octet.v[e] = POINTER[(o * PACKu + e) * STRIDE + ((TAPS - 1u - tap) * ROWu + side + f)];
+    *(Pack<TYPE, PACK>*)(filters + swizzled<WIDE>(row * WIDEu + o % PANEL_OCTETSu * 16u)) = octet;
   }
 }
 
