@@ -1,11 +1,13 @@
 """Write torch's fused calls of transformer layers by ops that its ONNX exporter knows.
 
-In eval mode without gradients `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call one native op each.
+In eval mode without gradients `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call one native op each. The
+exporter writes masked attention so that a query without keys gets the mean of all values, or NaN; torch gives zeros.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
@@ -16,12 +18,50 @@ _OF_KEYS = 1  # the mask type of a mask of batch x keys; others are of queries x
 
 def without_fast_paths(program: Any) -> Any:
     """Return an ExportedProgram in which plain ops stand for the fused calls; the same one if it has none."""
-    fused = {
+    fused: dict[Any, Callable[..., Any]] = {
         torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer,
         torch.ops.aten._native_multi_head_attention.default: multi_head_attention,
     }
-    called = {node.target for node in program.graph.nodes if node.op == "call_function"}
-    return program.run_decompositions(fused) if called & fused.keys() else program
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    if any(node.target is attention and _is_rewritten(node) for node in calls):
+        fused[attention] = dot_product_attention
+    return program.run_decompositions(fused) if {node.target for node in calls} & fused.keys() else program
+
+
+def _is_rewritten(node: Any) -> bool:
+    """Tell if a call of attention has a mask, or operands without four dims, which the exporter refuses."""
+    mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+    return mask is not None or node.args[0].meta["val"].dim() != 4
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Compute `functional.scaled_dot_product_attention`.
+
+    attn_mask: bools that are true where a key is seen, or numbers that are added to the scores.
+    """
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    scores = (query @ key.transpose(-2, -1)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None:
+        hides = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if hides else scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    weights = torch.where(torch.isnan(weights), 0.0, weights)  # because a query that sees no key has zeros
+    return functional.dropout(weights, dropout_p) @ value
 
 
 def encoder_layer(

@@ -72,3 +72,34 @@ def test_multi_head_attention_is_compiled(keywords: dict[str, Any]) -> None:
     assert (got[1] is None) == (want[1] is None)
     if want[1] is not None:
         agree(got[1], want[1])
+
+
+SEEN = torch.tensor([[True, True, False, False, True]] * 3 + [[False] * 5])  # the last query sees no key
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [SEEN, torch.where(SEEN, 0.5, -torch.inf), SEEN[:, None, None, :1], torch.where(SEEN, 0.5, -1e30)],
+    ids=["bools", "numbers", "broadcast", "finite"],
+)
+@pytest.mark.parametrize("heads", [2, 1], ids=["grouped", "shared"])
+def test_a_query_that_sees_no_key_gets_what_torch_gives(mask: Any, heads: int) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, q: Any, k: Any, mask: Any) -> Any:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, k, mask, scale=0.3, enable_gqa=True)
+
+    inputs = (torch.randn(4, 2, 4, 8), torch.randn(4, heads, 5, 8), mask)
+    agree(compiled_alone(Net(), inputs, {}), Net()(*inputs))
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (3, 4, 8), (2, 3, 2, 4, 8)], ids=lambda s: f"{len(s)} dims")
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_other_ranks_is_compiled(shape: tuple[int, ...], causal: bool) -> None:
+    """torch's exporter takes four dims alone."""
+
+    class Net(torch.nn.Module):
+        def forward(self, q: Any, k: Any) -> Any:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=causal)
+
+    inputs = torch.randn(shape), torch.randn(shape)
+    agree(compiled_alone(Net(), inputs, {}), Net()(*inputs))
