@@ -2,6 +2,7 @@
 
 In eval mode without gradients `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call one native op each. The
 exporter writes masked attention so that a query without keys gets the mean of all values, or NaN; torch gives zeros.
+It leaves out the smoothing of labels in a loss.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ def without_fast_paths(program: Any) -> Any:
     attention = torch.ops.aten.scaled_dot_product_attention.default
     if any(node.target is attention and _is_rewritten(node) for node in calls):
         fused[attention] = dot_product_attention
+    loss = torch.ops.aten.cross_entropy_loss.default
+    if any(node.target is loss and _smooths_labels(node) for node in calls):
+        fused[loss] = smoothed_cross_entropy
     return program.run_decompositions(fused) if {node.target for node in calls} & fused.keys() else program
 
 
@@ -33,6 +37,11 @@ def _is_rewritten(node: Any) -> bool:
     """Tell if a call of attention has a mask, or operands without four dims, which the exporter refuses."""
     mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
     return mask is not None or node.args[0].meta["val"].dim() != 4
+
+
+def _smooths_labels(node: Any) -> bool:
+    """Tell if a loss smooths its labels, which the exporter leaves out."""
+    return bool(node.args[5] if len(node.args) > 5 else node.kwargs.get("label_smoothing", 0.0))
 
 
 def dot_product_attention(
@@ -62,6 +71,37 @@ def dot_product_attention(
     weights = torch.softmax(scores, -1)
     weights = torch.where(torch.isnan(weights), 0.0, weights)  # because a query that sees no key has zeros
     return functional.dropout(weights, dropout_p) @ value
+
+
+def smoothed_cross_entropy(
+    scores: Any,
+    target: Any,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
+    """Compute `functional.cross_entropy`.
+
+    target: the number of a class for each row, or the probability of every class.
+    reduction: 0 for no reduction, 1 for the mean, 2 for the sum.
+    """
+    axis = min(scores.dim() - 1, 1)
+    logs, count = torch.log_softmax(scores, axis), scores.shape[axis]
+    shape = [count if dim == axis else 1 for dim in range(scores.dim())]
+    weights = torch.ones_like(logs) if weight is None else weight.reshape(shape).expand_as(logs)
+    if target.is_floating_point():
+        mixed = target * (1 - label_smoothing) + label_smoothing / count
+        loss = -(logs * weights * mixed).sum(axis)
+        total: Any = loss.numel()
+    else:
+        known = target != ignore_index
+        place = torch.where(known, target, 0).unsqueeze(axis)
+        own = weights.gather(axis, place).squeeze(axis) * known
+        loss = -(1 - label_smoothing) * logs.gather(axis, place).squeeze(axis) * own
+        loss = loss - label_smoothing / count * (logs * weights).sum(axis) * known
+        total = own.sum()
+    return loss if reduction == 0 else loss.sum() / total if reduction == 1 else loss.sum()
 
 
 def encoder_layer(

@@ -103,3 +103,23 @@ def test_attention_of_other_ranks_is_compiled(shape: tuple[int, ...], causal: bo
 
     inputs = torch.randn(shape), torch.randn(shape)
     agree(compiled_alone(Net(), inputs, {}), Net()(*inputs))
+
+
+CLASSES = torch.tensor([[0, 1, 3], [2, 2, 1]])
+PROBABLE = torch.nn.functional.one_hot(CLASSES, 4).movedim(-1, 1) * 0.7 + 0.1
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("target", [CLASSES, PROBABLE], ids=["classes", "probabilities"])
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 0.5, 3.0])], ids=["plain", "weighted"])
+def test_a_loss_smooths_its_labels(target: Any, weight: Any, reduction: str) -> None:
+    """torch's exporter leaves `label_smoothing` out."""
+    ignored = {} if target.is_floating_point() else {"ignore_index": 1}
+    keywords: dict[str, Any] = {**ignored, "reduction": reduction, "label_smoothing": 0.2}
+
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.nn.functional.cross_entropy(x, target, weight, **keywords)
+
+    x = torch.randn(2, 4, 3)
+    agree(compiled_alone(Net(), (x,), {}), Net()(x))
