@@ -30,6 +30,9 @@ def without_fast_paths(program: Any) -> Any:
     loss = torch.ops.aten.cross_entropy_loss.default
     if any(node.target is loss and _smooths_labels(node) for node in calls):
         fused[loss] = smoothed_cross_entropy
+    fused |= {torch.ops.aten.log_sigmoid.default: log_sigmoid, torch.ops.aten.logaddexp.default: log_add_exp}
+    for node in calls:
+        _require_no_divisor(node)
     return program.run_decompositions(fused) if {node.target for node in calls} & fused.keys() else program
 
 
@@ -42,6 +45,28 @@ def _is_rewritten(node: Any) -> bool:
 def _smooths_labels(node: Any) -> bool:
     """Tell if a loss smooths its labels, which the exporter leaves out."""
     return bool(node.args[5] if len(node.args) > 5 else node.kwargs.get("label_smoothing", 0.0))
+
+
+def _require_no_divisor(node: Any) -> None:
+    """Check that a call is no average pool with a divisor of its own, which the exporter leaves out.
+
+    Raises ValueError if it is one.
+    """
+    pools = (torch.ops.aten.avg_pool2d.default, torch.ops.aten.avg_pool3d.default)
+    divisor = node.args[6] if len(node.args) > 6 else node.kwargs.get("divisor_override")
+    if node.target in pools and divisor is not None:
+        raise ValueError(f"{node.name}: `divisor_override` of an average pool is not supported")
+
+
+def log_sigmoid(x: Any) -> Any:
+    """Compute `functional.logsigmoid`; the exporter's logarithm of a sigmoid is -inf where that underflows."""
+    return -functional.softplus(-x)
+
+
+def log_add_exp(a: Any, b: Any) -> Any:
+    """Compute `torch.logaddexp`; the exporter's exponentials overflow."""
+    apart = torch.where(a == b, 0.0, -(a - b).abs())  # because the difference of equal infinities is NaN
+    return torch.maximum(a, b) + torch.log1p(torch.exp(apart))
 
 
 def dot_product_attention(

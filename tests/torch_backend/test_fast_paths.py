@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 pytestmark = [pytest.mark.cudnn, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 
-from fusec import torch_backend  # noqa: E402 - not where torch is missing
+import fusec  # noqa: E402 - not where torch is missing
+from fusec import torch_backend  # noqa: E402 - as above
 
 HIDDEN = torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
 CAUSAL = torch.nn.Transformer.generate_square_subsequent_mask(7)
@@ -123,3 +124,28 @@ def test_a_loss_smooths_its_labels(target: Any, weight: Any, reduction: str) -> 
 
     x = torch.randn(2, 4, 3)
     agree(compiled_alone(Net(), (x,), {}), Net()(x))
+
+
+LARGE = torch.tensor([-torch.inf, -200.0, -100.0, -1.0, 0.0, 25.0, 100.0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.nn.functional.logsigmoid, lambda x: torch.logaddexp(x, -x), lambda x: torch.logaddexp(x, x)],
+    ids=["logsigmoid", "logaddexp", "of equals"],
+)
+def test_logarithms_neither_underflow_nor_overflow(function: Any) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return function(x)
+
+    got, want = compiled_alone(Net(), (LARGE,), {}), function(LARGE)
+    assert torch.equal(got.isinf(), want.isinf())
+    agree(got[want.isfinite()], want[want.isfinite()])
+
+
+def test_a_divisor_of_an_average_pool_is_refused() -> None:
+    """torch's exporter leaves it out."""
+    program = torch.export.export(torch.nn.AvgPool2d(2, divisor_override=3), (torch.randn(1, 2, 4, 4),))
+    with pytest.raises(fusec.ModelError, match="`divisor_override` of an average pool is not supported"):
+        fusec.from_torch(program, target="h200")
