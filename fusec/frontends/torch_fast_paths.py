@@ -32,7 +32,7 @@ def without_fast_paths(program: Any) -> Any:
         fused[loss] = smoothed_cross_entropy
     fused |= {torch.ops.aten.log_sigmoid.default: log_sigmoid, torch.ops.aten.logaddexp.default: log_add_exp}
     for node in calls:
-        _require_no_divisor(node)
+        _require_exact(node)
     return program.run_decompositions(fused) if {node.target for node in calls} & fused.keys() else program
 
 
@@ -47,15 +47,17 @@ def _smooths_labels(node: Any) -> bool:
     return bool(node.args[5] if len(node.args) > 5 else node.kwargs.get("label_smoothing", 0.0))
 
 
-def _require_no_divisor(node: Any) -> None:
-    """Check that a call is no average pool with a divisor of its own, which the exporter leaves out.
+def _require_exact(node: Any) -> None:
+    """Check that torch's exporter leaves out no argument of a call.
 
-    Raises ValueError if it is one.
+    Raises ValueError if it does.
     """
     pools = (torch.ops.aten.avg_pool2d.default, torch.ops.aten.avg_pool3d.default)
     divisor = node.args[6] if len(node.args) > 6 else node.kwargs.get("divisor_override")
     if node.target in pools and divisor is not None:
         raise ValueError(f"{node.name}: `divisor_override` of an average pool is not supported")
+    if node.target is torch.ops.aten.scatter_reduce.two and "mean" in (*node.args[4:], *node.kwargs.values()):
+        raise ValueError(f"{node.name}: the mean of what is scattered is not supported")
 
 
 def log_sigmoid(x: Any) -> Any:

@@ -144,8 +144,34 @@ def test_logarithms_neither_underflow_nor_overflow(function: Any) -> None:
     agree(got[want.isfinite()], want[want.isfinite()])
 
 
-def test_a_divisor_of_an_average_pool_is_refused() -> None:
-    """torch's exporter leaves it out."""
-    program = torch.export.export(torch.nn.AvgPool2d(2, divisor_override=3), (torch.randn(1, 2, 4, 4),))
-    with pytest.raises(fusec.ModelError, match="`divisor_override` of an average pool is not supported"):
-        fusec.from_torch(program, target="h200")
+class Scattered(torch.nn.Module):
+    """Scatters by any reduction, all rows to the first."""
+
+    def __init__(self, reduction: str):
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, x: Any) -> Any:
+        return x.scatter_reduce(2, torch.zeros(x.shape, dtype=torch.int64), x, self.reduction)
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (torch.nn.AvgPool2d(2, divisor_override=3), "`divisor_override` of an average pool is not supported"),
+        (Scattered("mean"), "the mean of what is scattered is not supported"),
+    ],
+    ids=["divisor", "mean"],
+)
+def test_what_the_exporter_leaves_out_is_refused(net: Any, message: str) -> None:
+    x = torch.randn(1, 2, 4, 4)
+    with pytest.raises(fusec.ModelError, match=message):
+        fusec.from_torch(torch.export.export(net, (x,)), target="h200")
+    with pytest.warns(UserWarning, match=message):
+        agree(torch.compile(net, backend="fusec")(x), net(x))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "amax"])
+def test_other_reductions_of_scattered_rows_are_compiled(reduction: str) -> None:
+    net, x = Scattered(reduction), torch.randn(1, 2, 4, 4)
+    agree(compiled_alone(net, (x,), {}), net(x))
