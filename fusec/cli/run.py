@@ -33,17 +33,26 @@ class _Options:
 
 @dataclass(frozen=True)
 class _Run:
-    """A model that ran. data: what --json prints; errors: distance of each output; arrays: outputs by name."""
+    """A model that ran.
+
+    data: what --json prints.
+    errors: distance of each output.
+    arrays: outputs by name.
+    rounds_less: fusec may round less often than the model does.
+    """
 
     data: dict[str, Any]
     note: str
     counts: str
     errors: dict[str, float]
     arrays: dict[str, Any]
+    rounds_less: bool
 
-    def bad(self, tolerance: float) -> list[str]:
-        """List the outputs that differ too much; NaN does."""
-        return [f"{printable(name)} {error:.1e}" for name, error in self.errors.items() if not error <= tolerance]
+    def bad(self, tolerance: float) -> str:
+        """Name the outputs that differ too much, with a possible reason; NaN does. Empty if there are none."""
+        outputs = [f"{printable(name)} {error:.1e}" for name, error in self.errors.items() if not error <= tolerance]
+        reason = "; fusec may leave out roundings of a quantised model: compare with --rounding source"
+        return ", ".join(outputs) + (reason if outputs and self.rounds_less else "")
 
 
 @compiles("rounding", "tune", "budget", "locked", model=Models)
@@ -94,7 +103,7 @@ def run(
     if file is not None:
         output.wrote(file, as_json)
     if bad := ran.bad(tolerance):
-        raise CheckError(f"{request.model}: differs from {compare} by more than {tolerance:.0e}: {', '.join(bad)}")
+        raise CheckError(f"{request.model}: differs from {compare} by more than {tolerance:.0e}: {bad}")
 
 
 def _listed(given: tuple[str, ...]) -> list[str]:
@@ -136,7 +145,7 @@ def _run_one(request: Request, options: _Options, report: output.Report) -> _Run
     data = {**head, "cudnn_asked": executable.asked, "seconds": seconds}
     counts = executable.compiled.program.counts if isinstance(executable, Executable) else executable.explain().summary
     data |= {"hints": [hint.to_json() for hint in executable.hints], "outputs": rows}
-    return _Run(data, executable.note, counts, errors, named)
+    return _Run(data, executable.note, counts, errors, named, running.rounds_less(executable))
 
 
 def _run_all(requests: list[Request], options: _Options, as_json: bool) -> None:
@@ -157,7 +166,7 @@ def _run_all(requests: list[Request], options: _Options, as_json: bool) -> None:
                 bad = ran.bad(options.tolerance)
                 worst = max(ran.errors.values(), default=0.0)
                 status = 1 if bad else 0
-                words = f"differs from onnxruntime: {', '.join(bad)}" if bad else f"{words}, distance {worst:.1e}"
+                words = f"differs from onnxruntime: {bad}" if bad else f"{words}, distance {worst:.1e}"
         except CheckError as error:
             status, words = 1, f"failed: {str(error).removeprefix(f'{request.model}: ')}"
         except (FusecError, OSError, MemoryError) as error:

@@ -30,6 +30,21 @@ def test_a_file_is_written_and_runs(net: Path) -> None:
     assert run.exit_code == 0
 
 
+def test_a_difference_of_a_quantised_model_names_the_option_that_rounds_as_the_model_does(net: Path) -> None:
+    out = net.with_name("int8.onnx")
+    assert fusec("quantize", net, "--data", net.parent / "data", "-o", out).exit_code == 0
+
+    def differs(model: Path, *more: str) -> str:
+        exact = ("--shape", "x=2,3,8,8", "--target", "cpu", "--compare", "onnxruntime", "--tolerance", "1e-12")
+        result = fusec("run", model, *exact, *more)
+        assert result.exit_code == 1 and "differs from onnxruntime by more than 1e-12: y" in result.stderr
+        return result.stderr
+
+    assert "may leave out roundings of a quantised model: compare with --rounding source" in differs(out)
+    assert "--rounding source" not in differs(out, "--rounding", "source")
+    assert "--rounding source" not in differs(net)
+
+
 def test_weights_of_4_bits_agree_with_onnxruntime(tmp_path: Path) -> None:
     """By default onnxruntime rounds the other operand to 8 bits, and differs by 4e-3."""
     rng = np.random.default_rng(0)

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 pytestmark = [pytest.mark.cudnn, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 
-from fusec import torch_backend  # noqa: E402 - not where torch is missing
+import fusec  # noqa: E402 - not where torch is missing
+from fusec import torch_backend  # noqa: E402 - as above
 
 HIDDEN = torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
 CAUSAL = torch.nn.Transformer.generate_square_subsequent_mask(7)
@@ -72,3 +73,105 @@ def test_multi_head_attention_is_compiled(keywords: dict[str, Any]) -> None:
     assert (got[1] is None) == (want[1] is None)
     if want[1] is not None:
         agree(got[1], want[1])
+
+
+SEEN = torch.tensor([[True, True, False, False, True]] * 3 + [[False] * 5])  # the last query sees no key
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [SEEN, torch.where(SEEN, 0.5, -torch.inf), SEEN[:, None, None, :1], torch.where(SEEN, 0.5, -1e30)],
+    ids=["bools", "numbers", "broadcast", "finite"],
+)
+@pytest.mark.parametrize("heads", [2, 1], ids=["grouped", "shared"])
+def test_a_query_that_sees_no_key_gets_what_torch_gives(mask: Any, heads: int) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, q: Any, k: Any, mask: Any) -> Any:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, k, mask, scale=0.3, enable_gqa=True)
+
+    inputs = (torch.randn(4, 2, 4, 8), torch.randn(4, heads, 5, 8), mask)
+    agree(compiled_alone(Net(), inputs, {}), Net()(*inputs))
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (3, 4, 8), (2, 3, 2, 4, 8)], ids=lambda s: f"{len(s)} dims")
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_other_ranks_is_compiled(shape: tuple[int, ...], causal: bool) -> None:
+    """torch's exporter takes four dims alone."""
+
+    class Net(torch.nn.Module):
+        def forward(self, q: Any, k: Any) -> Any:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=causal)
+
+    inputs = torch.randn(shape), torch.randn(shape)
+    agree(compiled_alone(Net(), inputs, {}), Net()(*inputs))
+
+
+CLASSES = torch.tensor([[0, 1, 3], [2, 2, 1]])
+PROBABLE = torch.nn.functional.one_hot(CLASSES, 4).movedim(-1, 1) * 0.7 + 0.1
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("target", [CLASSES, PROBABLE], ids=["classes", "probabilities"])
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 0.5, 3.0])], ids=["plain", "weighted"])
+def test_a_loss_smooths_its_labels(target: Any, weight: Any, reduction: str) -> None:
+    """torch's exporter leaves `label_smoothing` out."""
+    ignored = {} if target.is_floating_point() else {"ignore_index": 1}
+    keywords: dict[str, Any] = {**ignored, "reduction": reduction, "label_smoothing": 0.2}
+
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.nn.functional.cross_entropy(x, target, weight, **keywords)
+
+    x = torch.randn(2, 4, 3)
+    agree(compiled_alone(Net(), (x,), {}), Net()(x))
+
+
+LARGE = torch.tensor([-torch.inf, -200.0, -100.0, -1.0, 0.0, 25.0, 100.0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.nn.functional.logsigmoid, lambda x: torch.logaddexp(x, -x), lambda x: torch.logaddexp(x, x)],
+    ids=["logsigmoid", "logaddexp", "of equals"],
+)
+def test_logarithms_neither_underflow_nor_overflow(function: Any) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return function(x)
+
+    got, want = compiled_alone(Net(), (LARGE,), {}), function(LARGE)
+    assert torch.equal(got.isinf(), want.isinf())
+    agree(got[want.isfinite()], want[want.isfinite()])
+
+
+class Scattered(torch.nn.Module):
+    """Scatters by any reduction, all rows to the first."""
+
+    def __init__(self, reduction: str):
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, x: Any) -> Any:
+        return x.scatter_reduce(2, torch.zeros(x.shape, dtype=torch.int64), x, self.reduction)
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (torch.nn.AvgPool2d(2, divisor_override=3), "`divisor_override` of an average pool is not supported"),
+        (Scattered("mean"), "the mean of what is scattered is not supported"),
+    ],
+    ids=["divisor", "mean"],
+)
+def test_what_the_exporter_leaves_out_is_refused(net: Any, message: str) -> None:
+    x = torch.randn(1, 2, 4, 4)
+    with pytest.raises(fusec.ModelError, match=message):
+        fusec.from_torch(torch.export.export(net, (x,)), target="h200")
+    with pytest.warns(UserWarning, match=message):
+        agree(torch.compile(net, backend="fusec")(x), net(x))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "amax"])
+def test_other_reductions_of_scattered_rows_are_compiled(reduction: str) -> None:
+    net, x = Scattered(reduction), torch.randn(1, 2, 4, 4)
+    agree(compiled_alone(net, (x,), {}), net(x))

@@ -13,8 +13,9 @@ from fusec.convert import LIMIT
 from fusec.diagnostics.verify import random_array, relative_l2
 from fusec.driver import AnyExecutable
 from fusec.errors import FusecError, LoweringError
-from fusec.ir import DType, TensorType
+from fusec.ir import BYTES, DType, TensorType
 from fusec.lowering.packing import in_order
+from fusec.ops import Cast
 from fusec.runtime import Executable
 from fusec.system.printable import printable
 
@@ -86,6 +87,17 @@ def has_fp8(executable: AnyExecutable) -> bool:
     if not isinstance(executable, Executable):
         return False
     return any(value.type.dtype in _FP8 for value in executable.compiled.source.values())
+
+
+def rounds_less(executable: AnyExecutable) -> bool:
+    """Tell if roundings of a quantised model may be left out, so that a result differs from onnxruntime's by a step."""
+    programs = [executable] if isinstance(executable, Executable) else executable.programs
+    return any(
+        isinstance(node.op, Cast) and node.op.to in BYTES
+        for each in programs
+        if not each.compiled.options.as_source
+        for node in each.compiled.source.nodes
+    )
 
 
 def distances(

@@ -89,6 +89,18 @@ def test_a_loop_is_unrolled() -> None:
     assert _agrees(proto, x=X_VALUE).count("add") == 3
 
 
+@pytest.mark.parametrize(("trips", "runs"), [(0, True), (3, False)])
+def test_scan_outputs_of_a_loop_without_trips_have_no_rows(trips: int, runs: bool) -> None:
+    body = _loop_body([node("Identity", ["go"], ["on"])])
+    proto = model(
+        [node("Loop", ["n", "c", "x"], ["last", "rows"], body=body)], [X], [info("last", None), info("rows", None)],
+        {"n": np.array(trips), "c": np.array(runs)}, opset=16,
+    )  # fmt: skip
+    got = evaluate(load(proto), {"x": X_VALUE})
+    np.testing.assert_array_equal(got["last"], X_VALUE)
+    assert got["rows"].shape == (0, 2, 3) and got["rows"].dtype == np.float32  # onnxruntime gives (0,): no rank
+
+
 def test_a_loop_ends_by_its_own_condition() -> None:
     body = _loop_body([node("Less", ["i", "two"], ["on"])])
     proto = model(

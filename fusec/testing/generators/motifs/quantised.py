@@ -23,7 +23,7 @@ def quantised_layer(b: RandomGraph) -> None:
         channels = (y.type.shape[1], *(1,) * (rank - 2)) if rank > 3 else y.type.shape[-1:]
         y = b.pointwise("add", y, b.constant(channels, DType.F32))
     if b.chance(40):
-        y = b.pointwise("add", y, _dequantised(b, b.fresh(TensorType(y.type.shape, DType.I8))))
+        y = b.pointwise("add", y, _dequantised(b, b.fresh(TensorType(y.type.shape, b.pick([DType.I8, DType.U8])))))
     if b.chance(50):
         y = b.pointwise("relu", y)
     if b.chance(70):
@@ -44,8 +44,12 @@ def _dequantised(b: RandomGraph, q: Value, zero: bool = True) -> Value:
 
 
 def _rounded(b: RandomGraph, y: Value) -> Value:
-    """Round to i8. Zero points are even, because cuDNN adds them before it rounds, where ties go to even numbers."""
+    """Round to i8 or u8. Zero points are even: cuDNN adds them before it rounds, where ties go to even numbers."""
     y = b.pointwise("round", b.pointwise("div", y, _number(b, b.pick([0.29, 1.7, 11.3]))))
+    if b.chance(30):  # onnxruntime quantises activations to u8 by default
+        y = b.pointwise("add", y, _number(b, b.pick([128.0, 0.0, 6.0, 254.0])))
+        low, high = b.pick([(0.0, 255.0), (0.0, 255.0), (128.0, 255.0), (20.0, 200.0)])
+        return b.add(Cast(DType.U8), b.pointwise("clip", y, min=low, max=high))
     if b.chance(30):
         y = b.pointwise("add", y, _number(b, b.pick([-6.0, 4.0, 100.0])))
     low, high = b.pick([(-128.0, 127.0), (-128.0, 127.0), (0.0, 127.0), (-100.0, 90.0)])
@@ -72,9 +76,13 @@ def _in_floats(b: RandomGraph) -> Value:
     """Draw the product of floats that a model has in QDQ form."""
     if b.chance(60):
         q = _image(b)
-        if b.chance(30):
+        if b.chance(40):
             q = _rounded(b, b.fresh(TensorType(q.type.shape, DType.F32)))
-        node = convolve(b, q).node  # drawn in integers, where nothing reads it
+        if q.type.dtype is DType.U8:
+            drawn = convolve(b, b.add(Cast(DType.I8), b.pointwise("min", q, b.graph.constant(np.uint8(127)))))
+        else:
+            drawn = convolve(b, q)
+        node = drawn.node  # drawn in integers, where nothing reads it
         assert node is not None
         return b.add(node.op, _dequantised(b, q), _dequantised(b, node.operands[1], zero=False))
     x = _rows(b)
