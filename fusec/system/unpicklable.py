@@ -11,6 +11,6 @@ class Unpicklable:
     def __reduce__(self) -> NoReturn:
         """Raise TypeError, for pickle and copy, whose own messages name a part of the object."""
         raise TypeError(
-            f"a {type(self).__name__} holds plans and memory of this process, so it cannot be pickled or copied: give "
+            f"{type(self).__name__} holds plans and memory of this process, so it cannot be pickled or copied: give "
             "other processes the path of the model, or of the .fusec file that `save` writes (docs/scale.md)"
         )
