@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.result_files import RESULTS, ROOT
-from benchmarks.kernels.leave_one_out import ALONE
+from benchmarks.kernels.leave_one_out import ALONE, named
 from benchmarks.pages.results_of_costs import machine_of, table
 from fusec.gpu.kernels import FAMILIES
 
@@ -43,7 +43,7 @@ def worth(rows: Sequence[Mapping[str, Any]], name: str) -> str:
     if not found:
         return "not measured"
     most, row = max(found, key=lambda pair: pair[0])
-    return f"{most:+.1%} ({row['model']} b{row['batch']})"
+    return f"{most:+.1%} ({named(row)})"
 
 
 def kernel_table(rows: Sequence[Mapping[str, Any]]) -> str:
