@@ -137,9 +137,10 @@ def measure(case: Case, row: dict[str, Any], wanted: Sequence[str], attempt: Att
 
 
 def named(row: Mapping[str, Any]) -> str:
-    """Name the model of a row, as tables show it: `vit_b_16 b32`, or `resnet50 int8 b32`."""
-    form = row.get("form", "fp16")
-    return f"{row['model']} {'' if form == 'fp16' else f'{form} '}b{row['batch']}"
+    """Name the model of a row, as tables show it: `vit_b_16 b32`, or `vit_b_16 training b32, 2 layers`."""
+    form = "" if row.get("form", "fp16") == "fp16" else f"{row['form']} "
+    layers = f", {row['layers']} layers" if "layers" in row else ""
+    return f"{row['model']} {form}b{row['batch']}{layers}"
 
 
 def list_families(case: Case) -> dict[str, int]:

@@ -38,10 +38,14 @@ def files_of(family: str) -> list[Path]:
 
 
 def worth(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    """Tell the largest share of time that models lose without `name`, and which model that is."""
+    """Tell the largest share of time that models lose without `name`, and which model that is.
+
+    A model that does not run without it is named instead.
+    """
+    needed = [named(row) for row in rows if "failed" in row["without"].get(name, {})]
+    if needed:
+        return f"needed ({needed[0]})"
     found = [(w["worth"], row) for row in rows if "worth" in (w := row["without"].get(name, {}))]
-    if not found:
-        return "not measured"
     most, row = max(found, key=lambda pair: pair[0])
     return f"{most:+.1%} ({named(row)})"
 
