@@ -32,7 +32,7 @@ from benchmarks.common.result_files import KEYS, ROOT, merge, write_row
 from benchmarks.common.step_pairs import NamedStep, named_steps, step_pairs, table
 from benchmarks.kernels import fusion_penalties, leave_one_out, packed_products
 from benchmarks.models import ablation
-from benchmarks.pages import results_of_quantised, results_of_sample, results_page
+from benchmarks.pages import kernel_table, results_of_quantised, results_of_sample, results_page
 from benchmarks.serving import call_overhead, several_gpus
 from fusec import frontends
 from fusec.compiler import compile_model
@@ -202,6 +202,15 @@ def test_each_family_is_timed_against_the_whole_and_written_at_once(
     case.start = lambda made: _Program(net, 1.0, results=len(said))
     with pytest.raises(RuntimeError, match="m int8 b1 without pointwise gives other results"):
         leave_one_out.measure(case, row, (), attempt)  # type: ignore[arg-type]
+
+
+def test_the_table_names_the_model_that_loses_most_or_needs_a_family() -> None:
+    small: dict[str, Any] = {"model": "m", "batch": 1, "without": {"a": {"worth": 0.5}, "b": {"worth": 0.1}}}
+    other: dict[str, Any] = {"model": "n", "batch": 2, "form": "int8", "layers": 2, "without": {"a": {"worth": 0.75}}}
+    assert kernel_table.worth([small, other], "a") == "+75.0% (n int8 b2, 2 layers)"
+    assert kernel_table.worth([small, other], "b") == "+10.0% (m b1)"
+    other["without"] = {"a": {"failed": "no kernel"}}
+    assert kernel_table.worth([small, other], "a") == "needed (n int8 b2, 2 layers)"
 
 
 def test_figures_of_some_families_are_added_to_those_of_a_row(tmp_path: Path) -> None:
