@@ -27,6 +27,7 @@ from fusec.errors import FusecError
 from fusec.gpu import kernels
 from fusec.gpu.kernels import Family, GpuFigures, Kernel
 from fusec.ir import Node, Value
+from fusec.runtime import Executable
 from fusec.schedule.program import Kind, Partition
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def measure(case: Case, row: dict[str, Any], wanted: Sequence[str], attempt: Att
             # cuDNN's verdicts still hold, but choices of plans must be made anew
             os.environ["FUSEC_CACHE"] = f"{folder}/{name}"
             shutil.copytree(f"{folder}/all", f"{folder}/{name}", ignore=shutil.ignore_patterns("plans"))
-            found = row["without"][name] = {"steps": count}
+            found: dict[str, Any] = {"steps": count}
+            row["without"][name] = found
             try:
                 with left_out(name):
                     other = case.start(case.compile())
@@ -145,9 +147,10 @@ def named(row: Mapping[str, Any]) -> str:
 
 def list_families(case: Case) -> dict[str, int]:
     """Count the steps of a program for an H200 that each family could run. Measured times decide on a GPU."""
-    program = case.compile(target="h200", simulate=True)
-    steps = [step for step in program.compiled.program.steps if step.kind is Kind.KERNEL]
-    return used_families(steps, program.compiled.figures)
+    made = case.compile(target="h200", simulate=True)
+    compiled = (made if isinstance(made, Executable) else made.programs[0]).compiled
+    steps = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
+    return used_families(steps, compiled.figures)
 
 
 def main(cases: Sequence[str], settings: Settings, output: Path, commit: str) -> int:
