@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +13,9 @@ from fusec.dynamic_shapes.executable import DynamicExecutable
 from fusec.ir import Array, Value
 from fusec.runtime import Executable
 from fusec.segments.executable import AnyExecutable
+
+if TYPE_CHECKING:
+    from fusec.gpu.backend import CudnnBackend
 
 # all that a test with its own limits can do without; HealthCheck does not tell the type of its items
 HEALTH_CHECKS = cast("list[HealthCheck]", list(HealthCheck))
@@ -41,6 +44,15 @@ def one_program(executable: AnyExecutable | DynamicExecutable) -> Executable:
     """Return what was compiled; it must be one program."""
     assert isinstance(executable, Executable)
     return executable
+
+
+def cudnn_backend(executable: AnyExecutable | DynamicExecutable) -> CudnnBackend:
+    """Return the backend of one program on a GPU."""
+    from fusec.gpu.backend import CudnnBackend  # here, because most tests need no CUDA package
+
+    backend = one_program(executable).backend
+    assert isinstance(backend, CudnnBackend)
+    return backend
 
 
 def for_sizes(executable: AnyExecutable | DynamicExecutable) -> DynamicExecutable:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import json
+import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,18 +28,19 @@ from test_runtime import executable
 import fusec
 from benchmarks.checks import fuzz_results, gpu_evidence, onnx_suite, quantized_rounding
 from benchmarks.common.attempt import TooLongError, within
-from benchmarks.common.result_files import ROOT, merge, write_row
+from benchmarks.common.result_files import KEYS, ROOT, merge, write_row
 from benchmarks.common.step_pairs import NamedStep, named_steps, step_pairs, table
 from benchmarks.kernels import fusion_penalties, leave_one_out, packed_products
 from benchmarks.models import ablation
-from benchmarks.pages import results_of_quantised, results_of_sample, results_page
+from benchmarks.pages import kernel_table, results_of_quantised, results_of_sample, results_page
 from benchmarks.serving import call_overhead, several_gpus
 from fusec import frontends
 from fusec.compiler import compile_model
 from fusec.compiler.load_file import load_artifact
 from fusec.diagnostics.step_times import StepTime, Timing, measure
+from fusec.errors import FusecError
 from fusec.exporters.onnx import to_onnx
-from fusec.gpu import device
+from fusec.gpu import device, kernels
 from fusec.gpu.cublaslt import algorithms
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -140,6 +144,86 @@ def test_only_families_that_run_a_step_are_left_out() -> None:
         with leave_one_out.left_out(name):
             assert name not in leave_one_out.used_families(steps, figures)
     assert leave_one_out.used_families(steps, figures) == used, "all families are back"
+
+
+def test_families_of_narrow_types_are_left_out_too() -> None:
+    """The kernels of types below 16 bits are looked up in a list of their own."""
+    net = executable('graph "g" (%x: i4[4,64]) {\n  %y = cast(%x) {to=f32}\n  return %y\n}')
+    steps, figures = net.compiled.program.steps, net.compiled.figures
+    assert leave_one_out.used_families(steps, figures) == {"pointwise": 1}
+    with leave_one_out.left_out("pointwise"):
+        assert "pointwise" not in leave_one_out.used_families(steps, figures)
+
+
+class _Program:
+    """A compiled model whose run takes so many ms."""
+
+    def __init__(self, executable: Executable, ms: float, results: object = None):
+        self.compiled, self.kernels = executable.compiled, set(executable.compiled.program.steps)
+        self.program, self.results, self.ms = self, results, ms
+
+    def span(self, count: int) -> float:
+        return self.ms
+
+
+def test_each_family_is_timed_against_the_whole_and_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, said = executable(TEXT), list[str]()
+    rows: list[dict[str, Any]] = []
+    attempt = SimpleNamespace(keep=lambda row: rows.append(copy.deepcopy(row)), say=said.append)
+    timing = SimpleNamespace(
+        free_memory=lambda: None,
+        relative_l2=lambda got, want: 0.0 if got == want else 1.0,
+        timed=lambda _, spans: {name: {"median_ms": span(1)} for name, span in spans.items()},
+    )
+    monkeypatch.setitem(sys.modules, "benchmarks.common.torch_timing", timing)
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    names = {family.__name__ for family in kernels.FAMILIES}
+
+    def compiled() -> _Program:
+        (Path(os.environ["FUSEC_CACHE"]) / "plans").mkdir(parents=True)
+        missing = names - {family.__name__ for family in kernels.FAMILIES}
+        if "pool_forward" in missing:
+            raise FusecError("needs a pool")
+        return _Program(net, 2.0 if "row_reduction" not in missing else 3.0)
+
+    case = SimpleNamespace(compile=compiled, start=lambda made: made)
+    row: dict[str, Any] = {"model": "m", "batch": 1, "form": "int8", "without": {}}
+    leave_one_out.measure(case, row, ["row_reduction"], attempt)  # type: ignore[arg-type]  # they have all that is used
+    assert list(row["without"]) == ["row_reduction"] and row["without"]["row_reduction"]["worth"] == 0.5
+    assert rows == [row] and "m int8 b1: row_reduction +50.0%" in said[-1]
+    monkeypatch.setattr(leave_one_out, "used_families", lambda *_: {"pointwise": 1, "pool_forward": 2})
+    row["without"] = {}
+    leave_one_out.measure(case, row, (), attempt)  # type: ignore[arg-type]
+    assert list(rows[1]["without"]) == ["pointwise"] and list(rows[2]["without"]) == ["pointwise", "pool_forward"]
+    assert rows[1]["without"]["pointwise"]["worth"] == 0.0
+    assert rows[2]["without"]["pool_forward"] == {"steps": 2, "failed": "needs a pool"}
+    case.start = lambda made: _Program(net, 1.0, results=len(said))
+    with pytest.raises(RuntimeError, match="m int8 b1 without pointwise gives other results"):
+        leave_one_out.measure(case, row, (), attempt)  # type: ignore[arg-type]
+
+
+def test_the_table_names_the_model_that_loses_most_or_needs_a_family() -> None:
+    small: dict[str, Any] = {"model": "m", "batch": 1, "without": {"a": {"worth": 0.5}, "b": {"worth": 0.1}}}
+    other: dict[str, Any] = {"model": "n", "batch": 2, "form": "int8", "layers": 2, "without": {"a": {"worth": 0.75}}}
+    assert kernel_table.worth([small, other], "a") == "+75.0% (n int8 b2, 2 layers)"
+    assert kernel_table.worth([small, other], "b") == "+10.0% (m b1)"
+    other["without"] = {"a": {"failed": "no kernel"}}
+    assert kernel_table.worth([small, other], "a") == "needed (n int8 b2, 2 layers)"
+
+
+def test_figures_of_some_families_are_added_to_those_of_a_row(tmp_path: Path) -> None:
+    there, here = tmp_path / "there" / "leave_one_out.json", tmp_path / "leave_one_out.json"
+    there.parent.mkdir()
+    key = KEYS["leave_one_out.json"]
+    for form, worth in (("fp16", 1), ("int8", 2)):
+        row = {"model": "m", "batch": 1, "form": form, "without": {"a": worth, "b": worth}}
+        write_row(here, {"gpu": "A"}, "c1", row, key)
+        write_row(there, {"gpu": "A"}, "c2", row | {"without": {"b": 3}, "part": form == "int8"}, key)
+    merge(there, tmp_path)
+    rows = json.loads(here.read_text())["rows"]
+    assert [row["without"] for row in rows] == [{"b": 3}, {"a": 2, "b": 3}]
 
 
 def test_a_result_file_has_one_row_for_each_case_and_one_machine(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.common.block_zoo import block
+
 
 class UNet(nn.Module):
     """O. Ronneberger et al., U-Net (2015), with batch norms, padding and half the channels."""
@@ -221,8 +223,11 @@ class Diffusion(nn.Module):
 
 
 def make(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """Make a model in fp32 and its inputs. A name that is not defined here is one of torchvision's."""
+    """Make a model in fp32 and its inputs. A name that is defined in no zoo is one of torchvision's."""
     torch.manual_seed(0)
+    found = block(name, batch)
+    if found is not None:
+        return found[0].eval(), found[1]
     if name == "unet":
         model, inputs = UNet(), (torch.randn(batch, 3, 256, 256),)
     elif name == "hourglass":

@@ -31,7 +31,7 @@ KEYS = {
     "first_result.json": ("from", "trusted", "tune", "turn"),
     "genstats.json": ("batch",),
     "kernel_times.json": ("case",),
-    "leave_one_out.json": ("model", "batch"),
+    "leave_one_out.json": ("model", "batch", "form"),
     "model_sample.json": ("model",),
     "onnx_suite.json": ("device",),
     "packed_products.json": ("case",),
@@ -123,15 +123,25 @@ def write_row(path: Path, machine: Mapping[str, Any], commit: str, row: Mapping[
     write(path, {**before, **machine, "rows": rows})
 
 
+def earlier_row(path: Path, row: Mapping[str, Any], key: Sequence[str]) -> dict[str, Any]:
+    """Return the row of a result file that has the same case; empty if there is none."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return next((old for old in rows if all(old.get(name) == row.get(name) for name in key)), {})
+
+
 def merge(file: Path, results: Path = RESULTS) -> None:
-    """Add rows measured on another machine to the result file of the same name; they keep their commits."""
+    """Add rows measured on another machine to the result file of the same name; they keep their commits.
+
+    A row of benchmarks/kernels/leave_one_out.py that is a part has some families; the others keep their figures.
+    """
     data = json.loads(file.read_text())
     of_all = {name: data.pop(name) for name in ("date", "commit") if name in data}  # of rows of one run
     key, path = KEYS[file.name], results / file.name
-    before = json.loads(path.read_text())["rows"] if path.exists() else []
     for row in data.pop("rows"):
-        found = [old for old in before if all(old.get(name) == row.get(name) for name in key)]
-        new = {**of_all, **row, **(_elsewhere(found[0], row) if found and "times" in row else {})}
+        found = earlier_row(path, row, key)
+        new = {**of_all, **row, **(_elsewhere(found, row) if found and "times" in row else {})}
+        if found and row.get("part"):
+            new["without"] = found["without"] | row["without"]
         write_row(path, data, new["commit"], new, key)
 
 

@@ -89,6 +89,28 @@ def captured(run: Callable[[], T]) -> tuple[Callable[[], None], T]:
     return graph.replay, out
 
 
+def device_ms(run: Callable[[], object], count: int) -> float:
+    """Return the ms of one of so many runs on the device, between two events."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(count):
+        run()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / count
+
+
+def host_ms(run: Callable[[], object], count: int) -> float:
+    """Return the ms of one of so many calls by the host's clock, until the device is done."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(count):
+        run()
+    torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - started) / count
+
+
 def timed(
     contenders: Mapping[str, Callable[[], None]],
     rounds: int = ROUNDS,
@@ -101,17 +123,7 @@ def timed(
     spans: contenders in other processes, which take a number of runs and return the ms of one.
     """
 
-    def span(run: Callable[[], None], count: int) -> float:
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(count):
-            run()
-        stop.record()
-        stop.synchronize()
-        return start.elapsed_time(stop) / count
-
-    turns = {name: partial(span, run) for name, run in contenders.items()} | dict(spans or {})
+    turns = {name: partial(device_ms, run) for name, run in contenders.items()} | dict(spans or {})
     counts = {name: max(3, int(1000 * round_s / turn(3))) for name, turn in turns.items()}
     times: dict[str, list[float]] = {name: [] for name in turns}
     rng, names = random.Random(0), list(turns)

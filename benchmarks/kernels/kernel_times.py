@@ -3,22 +3,24 @@
 python -m benchmarks.kernels.kernel_times [PART OF A NAME ...]
 Time each kernel with an empty L2 cache, and print the time its bytes take at the GPU's bandwidth. Writes
 benchmarks/results/kernel_times.json.
-python -m benchmarks.kernels.kernel_times --leave-one-out [MODEL:BATCH ...]
+python -m benchmarks.kernels.kernel_times --leave-one-out [--families a,b] [--seconds 100] [MODEL:BATCH[:FORM] ...]
 Time models without one family (benchmarks/kernels/leave_one_out.py).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.attempt import add_limit
 from benchmarks.common.cold_cache import cold_timer
 from benchmarks.common.result_files import KEYS, gpu, parser, write_row
 from benchmarks.kernels import leave_one_out
 from benchmarks.kernels.kernel_cases import CASES
 from fusec.gpu import device
-from fusec.gpu.kernels import GpuFigures, Kernel, find
+from fusec.gpu.kernels import FAMILIES, GpuFigures, Kernel, find
 from fusec.ir import Graph, TensorType, Value
 from fusec.lowering.packing import code_bytes
 from fusec.ops import Gather
@@ -41,15 +43,22 @@ def kernel_of(types: Sequence[TensorType], make: Callable[..., Any], target: Tar
     return find(nodes, outputs, GpuFigures.of(target)), moved
 
 
-def main() -> None:
+def main() -> int:
     options = parser(__doc__, "leave_one_out.json")
-    options.add_argument("names", nargs="*", help="parts of the cases' names, or MODEL:BATCH")
+    options.add_argument("names", nargs="*", help="parts of the cases' names, or MODEL:BATCH[:FORM]")
     options.add_argument("--leave-one-out", action="store_true", help="measure models, and write the result file")
+    options.add_argument("--families", default="", help="the families to leave out, separated by commas; all if empty")
+    options.add_argument("--dry", action="store_true", help="list families of models; needs no GPU")
+    add_limit(options)
     given = options.parse_args()
     if given.leave_one_out:
-        leave_one_out.main(given.names, given.output, given.commit)
-    else:
-        time_kernels(given.names, given.output.with_name(NAME), given.commit)
+        families = tuple(name for name in given.families.split(",") if name)
+        if unknown := set(families) - {family.__name__ for family in FAMILIES}:
+            options.error(f"there are no families {', '.join(sorted(unknown))}")
+        settings = leave_one_out.Settings(families, given.seconds, given.dry)
+        return leave_one_out.main(given.names, settings, given.output, given.commit)
+    time_kernels(given.names, given.output.with_name(NAME), given.commit)
+    return 0
 
 
 def time_kernels(wanted: Sequence[str], output: Path, commit: str) -> None:
@@ -82,4 +91,4 @@ def time_kernels(wanted: Sequence[str], output: Path, commit: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -35,6 +35,7 @@ from benchmarks.common.torch_timing import (
     autotuned_together,
     best_peer_over_fusec,
     captured,
+    device_ms,
     free_memory,
     relative_l2,
     start_workers,
@@ -265,16 +266,8 @@ def span(start: Callable[[], None], run: Callable[[], None], most: int) -> Calla
     """Return a function that starts anew, and times so many steps, at most `most`; in ms of one."""
 
     def spanned(count: int) -> float:
-        count = min(count, most)
         start()
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        first.record()
-        for _ in range(count):
-            run()
-        last.record()
-        last.synchronize()
-        return first.elapsed_time(last) / count
+        return device_ms(run, min(count, most))
 
     return spanned
 

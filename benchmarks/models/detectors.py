@@ -42,6 +42,7 @@ from benchmarks.common.torch_timing import (
     best_peer_over_fusec,
     captured,
     free_memory,
+    host_ms,
     limits_and_steps,
     relative_l2,
     start_workers,
@@ -189,19 +190,7 @@ def matched(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
 
 def called(contenders: Mapping[str, Callable[[], object]], rounds: int, round_s: float) -> dict[str, dict[str, float]]:
     """Return medians and deciles of the time of a call in ms, by the host's clock; contenders take turns."""
-
-    def span(run: Callable[[], object]) -> Callable[[int], float]:
-        def spanned(count: int) -> float:
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for _ in range(count):
-                run()
-            torch.cuda.synchronize()
-            return 1000 * (time.perf_counter() - started) / count
-
-        return spanned
-
-    return timed({}, rounds, round_s, {name: span(run) for name, run in contenders.items()})
+    return timed({}, rounds, round_s, {name: partial(host_ms, run) for name, run in contenders.items()})
 
 
 def on_new_images(contenders: Mapping[str, Callable[[], object]], images: torch.Tensor) -> dict[str, float]:

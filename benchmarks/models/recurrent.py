@@ -36,11 +36,11 @@ class Network:
     batch: int
     directions: int = 1
 
-    def in_torch(self) -> torch.nn.RNNBase:
-        """Make the network with torch's random weights, on the GPU in float32."""
+    def in_torch(self, device: str = "cuda") -> torch.nn.RNNBase:
+        """Make the network with torch's random weights, in float32."""
         torch.manual_seed(0)
         kind: type[torch.nn.RNNBase] = getattr(torch.nn, self.cell)
-        return kind(self.size, self.size, self.layers, bidirectional=self.directions == 2).cuda().eval()
+        return kind(self.size, self.size, self.layers, bidirectional=self.directions == 2).to(device).eval()
 
     def in_onnx(self, model: torch.nn.RNNBase) -> bytes:
         """Write the network with the weights of a torch model as ONNX, in float16."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.result_files import RESULTS, ROOT
-from benchmarks.kernels.leave_one_out import ALONE
+from benchmarks.kernels.leave_one_out import ALONE, named
 from benchmarks.pages.results_of_costs import machine_of, table
 from fusec.gpu.kernels import FAMILIES
 
@@ -38,12 +38,16 @@ def files_of(family: str) -> list[Path]:
 
 
 def worth(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    """Tell the largest share of time that models lose without `name`, and which model that is."""
+    """Tell the largest share of time that models lose without `name`, and which model that is.
+
+    A model that does not run without it is named instead.
+    """
+    needed = [named(row) for row in rows if "failed" in row["without"].get(name, {})]
+    if needed:
+        return f"needed ({needed[0]})"
     found = [(w["worth"], row) for row in rows if "worth" in (w := row["without"].get(name, {}))]
-    if not found:
-        return "not measured"
     most, row = max(found, key=lambda pair: pair[0])
-    return f"{most:+.1%} ({row['model']} b{row['batch']})"
+    return f"{most:+.1%} ({named(row)})"
 
 
 def kernel_table(rows: Sequence[Mapping[str, Any]]) -> str:

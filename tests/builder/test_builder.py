@@ -20,6 +20,11 @@ from fusec.reference import evaluate
 Array = np.ndarray[Any, Any]
 
 
+def wrong(value: Any) -> Any:
+    """Return a value whose type is not taken, without its type."""
+    return value
+
+
 def run(build: Callable[..., Tensor], *arrays: Array) -> Array:
     """Evaluate a function of tensors on arrays."""
     b = Builder()
@@ -187,7 +192,7 @@ WRONG: dict[str, tuple[Callable[[Builder, Tensor], Any], str]] = {
     "indices": (lambda b, x: x[0, 0, 0], "3 indices for"),
     "an index that is a tensor": (lambda b, x: x[x], "use Builder.take"),
     "another builder": (lambda b, x: x + Builder().input("x", (4,)), "belongs to another builder"),
-    "no tensor": (lambda b, x: b.concat([x, 3.0]), "float is no tensor of this graph"),
+    "no tensor": (lambda b, x: b.concat([x, wrong(3.0)]), "float is no tensor of this graph"),
     "an op": (lambda b, x: x.pointwise("relue"), "no pointwise op 'relue'"),
     "two inputs": (lambda b, x: b.input("x", (2,)), "two values are named %x"),
     "two outputs": (lambda b, x: [b.output(y=x), b.output(y=x)], "two outputs are named 'y'"),
@@ -205,8 +210,8 @@ WRONG: dict[str, tuple[Callable[[Builder, Tensor], Any], str]] = {
     "a step of 0": (lambda b, x: x[::0], "has a step of 0"),
     "a dtype of NumPy": (lambda b, x: x.astype("float16"), "'float16' is no dtype; these are f64, f32, f16"),
     "a dtype of an input": (lambda b, x: b.input("i", (2,), "float"), "'float' is no dtype"),
-    "a symbolic dim": (lambda b, x: b.input("i", ("n", 2)), "a graph has sizes, no symbolic dims"),
-    "a name in place of an op": (lambda b, x: b.apply("relu", x), "'relu' is no op of fusec.ops"),
+    "a symbolic dim": (lambda b, x: b.input("i", (wrong("n"), 2)), "a graph has sizes, no symbolic dims"),
+    "a name in place of an op": (lambda b, x: b.apply(wrong("relu"), x), "'relu' is no op of fusec.ops"),
     "rows of a constant": (lambda b, x: b.constant([[1], [1, 2]]), "a constant that is no array"),
     "a large byte": (lambda b, x: b.constant(300, "u8"), "u8 does not hold 300 as it is"),
     "a negative": (lambda b, x: b.constant(-1, "u64"), "u64 does not hold -1 as it is"),

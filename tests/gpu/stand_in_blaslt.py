@@ -128,7 +128,7 @@ class Bindings:
             raise BlasError("not supported")
         self._check(operation, a, b, c, d)
         kinds = RESULT
-        results = np.frombuffer((ctypes.c_uint8 * (kinds.itemsize * most)).from_address(to), kinds)
+        results = np.frombuffer(memoryview((ctypes.c_uint8 * (kinds.itemsize * most)).from_address(to)), kinds)
         for place, algorithm in enumerate(self.algorithms[:most]):
             results[place]["algorithm"][0] = algorithm
             results[place]["workspace_bytes"] = 1024 * place
@@ -148,7 +148,7 @@ class Bindings:
             raise BlasError("invalid value")
         self._check(operation, a, b, c, d)
         kinds = RESULT
-        found = np.frombuffer((ctypes.c_uint8 * kinds.itemsize).from_address(result), kinds)
+        found = np.frombuffer(memoryview((ctypes.c_uint8 * kinds.itemsize).from_address(result)), kinds)
         found[0]["workspace_bytes"] = 1024 * self.algorithms.index(algorithm)
 
     def _check(self, operation: int, *layouts: int) -> None:
@@ -245,7 +245,7 @@ def _number(address: int, size: int, signed: bool) -> int:
 
 def _flat(address: int, size: int, dtype: Any) -> np.ndarray:
     nbytes = size * np.dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8).view(dtype)
+    return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8).view(dtype)
 
 
 def _stack(address: int, layout: dict[str, int]) -> np.ndarray:

@@ -63,7 +63,7 @@ class Array(np.ndarray):
         assert (array.shape, array.dtype, array.flags.c_contiguous) == (self.shape, self.dtype, True)
         np.copyto(self.view(np.ndarray), array)
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self) -> tuple[int, int]:  # type: ignore[override]  # as an array on a GPU
         return (2, 0)
 
 
@@ -282,7 +282,7 @@ class Machine:
                 self.shared_size_bytes, self.max_dynamic_shared_size_bytes = 1 << 14, 0
 
             def __call__(
-                self, grid: tuple[int], block: tuple[int], arguments: tuple[Array, ...], *, shared_mem: int = 0
+                self, grid: tuple[int], block: tuple[int], arguments: tuple[Array | int, ...], *, shared_mem: int = 0
             ) -> None:
                 assert shared_mem <= max(self.max_dynamic_shared_size_bytes, 32 << 10), "more than was asked for"
                 assert not self.cooperative or grid[0] <= PROCESSORS, "blocks that never meet"
@@ -313,11 +313,11 @@ class Machine:
                 super().__init__(entry, function, cooperative=False)
                 self.ptr = self
 
-            def __call__(
+            def __call__(  # type: ignore[override]  # cupy's two kinds of functions take other arguments
                 self,
                 grid: tuple[int],
                 block: tuple[int],
-                arguments: tuple[Array, ...],
+                arguments: tuple[Array | int, ...],
                 shared_mem: int = 0,
                 enable_cooperative_groups: bool = False,
             ) -> None:
@@ -522,4 +522,4 @@ class Pygraph:
 def _at(address: int, size: int, dtype: Any) -> np.ndarray:
     nbytes = size * np.dtype(dtype).itemsize
     raw = (ctypes.c_uint8 * nbytes).from_address(address)
-    return np.frombuffer(raw, np.uint8).view(dtype)
+    return np.frombuffer(memoryview(raw), np.uint8).view(dtype)

@@ -860,7 +860,7 @@ def philox(state: Array, shape: tuple[int, ...], stream: int) -> Array:
     return np.array(words[: math.prod(shape)], np.uint32).reshape(shape)
 
 
-OTHERS |= {
+ROWS: dict[str, Sequence[Case]] = {
     "top_k": [
         top_k(2, 1, True, normal),
         top_k(5, 1, False, coarse),
@@ -887,7 +887,7 @@ OTHERS |= {
     ],
 }
 
-OTHERS |= {
+TRAINING: dict[str, Sequence[Case]] = {
     "conv_wgrad": [
         Case(op, shapes, lambda x, dy, op=op: [filter_gradient(x, dy, op)], normal)
         for op, shapes in (
@@ -906,12 +906,22 @@ OTHERS |= {
         )
     ],
     "batch_norm_train": [
-        Case(BatchNormTrain(eps), ((4, 3, *spatial), (3,), (3,)), lambda *a, eps=eps: batch_statistics(*a, eps), normal)
+        Case(
+            BatchNormTrain(eps),
+            ((4, 3, *spatial), (3,), (3,)),
+            lambda x, scale, bias, eps=eps: batch_statistics(x, scale, bias, eps),
+            normal,
+        )
         for eps, spatial in ((1e-5, (5, 2)), (0.25, ()))
     ],
     "channel_sums": [Case(ChannelSums(), (shape,), channel_sums, normal) for shape in ((4, 3, 5, 2), (6, 3))],
     "batch_norm_by_sums": [
-        Case(BatchNormBySums(eps), ((4, 3, *spatial), *[(3,)] * 4), lambda *a, eps=eps: by_sums(*a, eps), draws)
+        Case(
+            BatchNormBySums(eps),
+            ((4, 3, *spatial), *[(3,)] * 4),
+            lambda x, scale, bias, total, squares, eps=eps: by_sums(x, scale, bias, total, squares, eps),
+            draws,
+        )
         for eps, spatial in ((1e-5, (5, 2)), (0.3, ()))
         for draws in ((normal, normal, normal, normal, hundreds), (normal, normal, normal, hundreds, normal))
     ],
@@ -924,7 +934,7 @@ OTHERS |= {
         Case(
             LayerNormBackward(axis, epsilon, centred),
             (shape, shape, shape[axis:]),
-            lambda *a, centred=centred, epsilon=epsilon: layer_norm_gradient(*a, centred, epsilon),
+            lambda dy, x, scale, centred=centred, eps=epsilon: layer_norm_gradient(dy, x, scale, centred, eps),
             normal,
         )
         for axis, epsilon, centred, shape in (
@@ -977,7 +987,7 @@ RECURRENT = [
     (Recurrent("rnn", "reverse"), False),
     (Recurrent("rnn", activations=("scaled_tanh",), alphas=(0.5,), betas=(0.75,)), False),
 ]
-OTHERS |= {
+LAYERS: dict[str, Sequence[Case]] = {
     "recurrent": [
         *(Case(op, shapes(op, more=more), onnxruntime_of(op), weights) for op, more in RECURRENT),
         *(
@@ -992,4 +1002,7 @@ OTHERS |= {
 CASES: dict[str, Sequence[Case]] = {
     **{name: [make(name) for make in makes] for name, makes in POINTWISE.items()},
     **OTHERS,
+    **ROWS,
+    **TRAINING,
+    **LAYERS,
 }

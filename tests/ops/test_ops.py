@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from helpers import assert_close
@@ -11,12 +13,17 @@ from ops.onnx_oracle import Array
 from fusec.ir import DType, TensorType
 from fusec.ops import ALL, BY_NAME
 
-FLAT = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
-FLOATS = [
-    p
-    for p in FLAT
-    if DType.of(p.values[0].arrays(np.random.default_rng(0))[0].dtype) is DType.F32 or p.id.startswith("where-0")
-]
+NAMED = {f"{name}-{i}": case for name, cases in CASES.items() for i, case in enumerate(cases)}
+FLOATS = {
+    name: case
+    for name, case in NAMED.items()
+    if DType.of(case.arrays(np.random.default_rng(0))[0].dtype) is DType.F32 or name.startswith("where-0")
+}
+
+
+def params(cases: dict[str, Case]) -> list[Any]:
+    """Return cases for parametrize, with their names."""
+    return [pytest.param(case, id=name) for name, case in cases.items()]
 
 
 def types(arrays: list[Array]) -> list[TensorType]:
@@ -35,7 +42,7 @@ def test_every_op_has_a_case() -> None:
     assert len(BY_NAME) == len(ALL), "two ops share a name"
 
 
-@pytest.mark.parametrize("case", FLAT)
+@pytest.mark.parametrize("case", params(NAMED))
 def test_reference_agrees_with_the_oracle(case: Case, rng: np.random.Generator) -> None:
     arrays = case.arrays(rng)
     results, wanted = case.op.reference(np, *arrays), case.oracle(*arrays)
@@ -44,7 +51,7 @@ def test_reference_agrees_with_the_oracle(case: Case, rng: np.random.Generator) 
         assert_close(got, want, 2e-6 if case.rounds else 0.0)
 
 
-@pytest.mark.parametrize("case", FLAT)
+@pytest.mark.parametrize("case", params(NAMED))
 def test_inference_tells_the_type_of_the_results(case: Case, rng: np.random.Generator) -> None:
     arrays = case.arrays(rng)
     for dtype in (DType.F32, DType.F16, DType.BF16, DType.F64):
@@ -53,7 +60,7 @@ def test_inference_tells_the_type_of_the_results(case: Case, rng: np.random.Gene
         assert [t.with_order(()) for t in inferred] == types(list(case.op.reference(np, *operands)))
 
 
-@pytest.mark.parametrize("case", FLAT)
+@pytest.mark.parametrize("case", params(NAMED))
 def test_memory_order_changes_no_meaning(case: Case, rng: np.random.Generator) -> None:
     plain = types(case.arrays(rng))
     ordered = [t.with_order(tuple(reversed(range(t.rank)))) for t in plain]
@@ -62,7 +69,7 @@ def test_memory_order_changes_no_meaning(case: Case, rng: np.random.Generator) -
 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
-@pytest.mark.parametrize("case", FLOATS)
+@pytest.mark.parametrize("case", params(FLOATS))
 def test_half_precision_is_single_rounded_once(case: Case, dtype: DType, rng: np.random.Generator) -> None:
     half = in_dtype(case.arrays(rng), dtype)
     wide = [a.astype(np.float32) if DType.of(a.dtype).is_float else a for a in half]
@@ -71,7 +78,7 @@ def test_half_precision_is_single_rounded_once(case: Case, dtype: DType, rng: np
             np.testing.assert_array_equal(got, want.astype(got.dtype))
 
 
-@pytest.mark.parametrize("case", [p for p in FLOATS if not p.id.startswith("cast")])
+@pytest.mark.parametrize("case", params({name: case for name, case in FLOATS.items() if not name.startswith("cast")}))
 def test_double_precision_stays_double(case: Case, rng: np.random.Generator) -> None:
     arrays = case.arrays(rng)
     finer = in_dtype(arrays, DType.F64)
@@ -88,7 +95,7 @@ def test_double_precision_stays_double(case: Case, rng: np.random.Generator) -> 
             assert np.any(high.astype(np.float32) != high), "every value fits f32: it was computed in f32"
 
 
-@pytest.mark.parametrize("case", FLOATS)
+@pytest.mark.parametrize("case", params(FLOATS))
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16, DType.F64])
 def test_extremes_raise_no_warning(case: Case, dtype: DType, rng: np.random.Generator) -> None:
     """Warnings are errors in these tests: NaN, infinities and overflow pass in silence."""
@@ -99,7 +106,7 @@ def test_extremes_raise_no_warning(case: Case, dtype: DType, rng: np.random.Gene
     assert types(list(case.op.reference(np, *operands))) == [t.with_order(()) for t in case.op.infer(*types(operands))]
 
 
-@pytest.mark.parametrize("case", FLAT)
+@pytest.mark.parametrize("case", params(NAMED))
 def test_text_form_names_the_op_and_its_attributes(case: Case) -> None:
     twin = type(case.op)(**case.op.attributes)
     assert twin == case.op

@@ -181,7 +181,7 @@ def test_attention_is_quantised_when_asked() -> None:
         helper.make_node("MatMul", ["p", "v"], ["o"], "mix"),
         helper.make_node("MatMul", ["o", "w"], ["y"], "out"),
     ]
-    shapes: dict[str, list[int | str]] = {"x": [4, 6, 16], "k": [4, 16, 6], "v": [4, 6, 16]}
+    shapes: dict[str, Any] = {"x": [4, 6, 16], "k": [4, 16, 6], "v": [4, 6, 16]}
     proto = model(nodes, shapes, {"y": [4, 6, 16]}, {"w": normal(0, 16, 16)})
     rng = np.random.default_rng(0)
     data = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
@@ -304,8 +304,9 @@ def test_the_report_of_an_edge_is_its_own_noise() -> None:
     ],
 )
 def test_wrong_options_are_told(options: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"data": rows(), **options}
     with pytest.raises(FusecError, match=message.replace("*", r"\*")):
-        fusec.quantize(linear_net(), **{"data": rows(), **options})
+        fusec.quantize(linear_net(), **given)
 
 
 def test_a_bound_is_checked_without_sums_whose_convolution_is_float() -> None:

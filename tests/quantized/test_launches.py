@@ -1,14 +1,18 @@
-"""A quantised transformer has no more launches on a GPU than its fp16 form: no rounding, copy or cast stays alone."""
+"""Quantised models have few launches on a GPU: no rounding, copy or cast stays alone, and cuDNN runs products."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from exported.packing import read
+from helpers import assert_close, one_program
+from quantization.models import linear_net
 from quantization.test_exported_models import fed
 
 import fusec
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.runtime import Executable
+from fusec.schedule.program import Kind
 
 pytestmark = pytest.mark.cudnn
 
@@ -34,3 +38,15 @@ def test_every_rounding_is_in_a_step_that_computes_its_operand(name: str, format
         ]
         assert not alone
     assert launches[1] <= launches[0]
+
+
+def test_cudnn_multiplies_integers_with_odd_columns(rng: np.random.Generator) -> None:
+    """The weights of the last layer of a classifier are padded. Else each thread of a kernel adds up one sum."""
+    data = {"x": rng.standard_normal((32, 50)).astype(np.float32)}
+    quantised = fusec.quantize(linear_net(32, depth=1, width=50), [data]).model
+    executable = one_program(fusec.compile(quantised, precision="fp16", target="h200", simulate=True))
+    program = fuse_steps(executable.compiled.program, executable.compiled.figures, products=True)
+    (product,) = (step for step in program.steps if any(node.op.name == "matmul" for node in step.nodes))
+    assert product.kind is Kind.CUDNN and program.launches == 3, [step.signature for step in program.steps]
+    want = one_program(fusec.compile(quantised, target="cpu"))(**data)
+    assert_close(executable(**data), want, 2e-3)

@@ -28,6 +28,7 @@ from quantized.models import (
 import fusec
 from fusec.compiler import compile_model, faster_form
 from fusec.diagnostics.verify import TIES
+from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.lower_cudnn import lower
 from fusec.lowering.simulator import simulate
 from fusec.passes.partition.equivalent_spellings import faster_spellings
@@ -116,9 +117,11 @@ def test_a_first_convolution_over_images_in_rows_is_timed_as_a_kernel(rng: np.ra
     net = one_program(fusec.compile(g.model({"x": x.shape}, "y"), precision="fp16"))
     assert net.verify().ok, str(net.verify())
     first = next(step for step in net.compiled.program.steps if any(n.op.name == "conv" for n in step.nodes))
-    print(first.kind, first.signature, net.compiled.tuned.precisions.values(), net.explain().reasons(), sep="\n")
+    tuned = net.compiled.tuned
+    assert isinstance(tuned, TunedChoices)
+    print(first.kind, first.signature, tuned.precisions.values(), net.explain().reasons(), sep="\n")
     assert first.kind is Kind.KERNEL, "cuDNN was faster than few_channels: print the step times"
-    assert net.compiled.tuned.precisions, "no product was timed both in 8 bits and in fp16"
+    assert tuned.precisions, "no product was timed both in 8 bits and in fp16"
 
 
 def test_the_faster_of_both_whole_forms_runs(

@@ -96,7 +96,10 @@ def _deviceless(patch: pytest.MonkeyPatch, methods: Mapping[str, Any]) -> None:
     import cudnn  # wants the driver library loaded
 
     target = load("h200")
-    described = {"device_property": cudnn.create_device_properties(target.properties), "sm_version": target.sm}
+    described: dict[str, Any] = {
+        "device_property": cudnn.create_device_properties(target.properties),
+        "sm_version": target.sm,
+    }
 
     def start(self: Any, *, handle: object, **types: Any) -> None:
         assert handle == "handle"
@@ -108,4 +111,4 @@ def _deviceless(patch: pytest.MonkeyPatch, methods: Mapping[str, Any]) -> None:
 
 
 def _memory(address: int, dtype: np.dtype, size: int) -> np.ndarray:
-    return np.frombuffer((ctypes.c_char * (size * dtype.itemsize)).from_address(address), dtype)
+    return np.frombuffer(memoryview((ctypes.c_char * (size * dtype.itemsize)).from_address(address)), dtype)

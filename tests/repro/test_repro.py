@@ -71,8 +71,10 @@ TO_FP8 = """graph "q" (%x: f8e4m3[3,8,64]) {
 LOGARITHM = 'graph "l" (%x: f32[3,40]) {\n  %y = log(%x)\n  return %y\n}'
 TWO_OUTPUTS = BODIES["a value needed outside is a second output"]
 TRANSPOSED = BODIES["batched matmul with a transposed operand and a scale"]
-FILES = {"repro.py", "test_repro.py", "inputs.npz", "expected.npz", "graph.txt", "graph.json", "partition.onnx"}
-FILES |= {"versions.json", "README.txt"}
+FILES = {
+    *("repro.py", "test_repro.py", "inputs.npz", "expected.npz", "graph.txt", "graph.json", "partition.onnx"),
+    *("versions.json", "README.txt"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -332,15 +334,20 @@ def test_plans_are_chosen_by_argument_and_one_must_be_built(tmp_path: Path) -> N
     assert run(tmp_path / "r", lowered.graph, ["0"]) == 1
 
 
+def save(path: Path, arrays: Mapping[int, np.ndarray]) -> None:
+    named: dict[str, Any] = {str(uid): array for uid, array in arrays.items()}
+    np.savez(path, **named)
+
+
 @pytest.mark.cudnn
 def test_tampered_files_fail(tmp_path: Path) -> None:
     lowered = write(tmp_path / "r", load(RESIDUAL))
     path = tmp_path / "r" / "expected.npz"
     for change in (lambda a: a + np.float16(0.01), lambda a: np.where(np.arange(a.size) == 3, np.float16(np.nan), a)):
         kept = arrays(path)
-        np.savez(path, **{str(uid): change(array) for uid, array in kept.items()})
+        save(path, {uid: change(array) for uid, array in kept.items()})
         assert run(tmp_path / "r", lowered.graph) == 1
-        np.savez(path, **{str(uid): array for uid, array in kept.items()})
+        save(path, kept)
     assert run(tmp_path / "r", lowered.graph) == 0
 
 
@@ -610,7 +617,7 @@ def test_scripts_pass_on_a_gpu_and_fail_on_tampered_expectations(title: str, tmp
     for engine, knobs in wrong:  # the script runs all there are; these are never taken
         assert wrong_plan(lowered.graph, engine, knobs) is not None, done.stdout
     expected = {uid: 1.5 * a.astype(np.float32) + 1 for uid, a in arrays(folder / "expected.npz").items()}
-    np.savez(folder / "expected.npz", **{str(uid): array for uid, array in expected.items()})
+    save(folder / "expected.npz", expected)
     assert on_gpu(folder).returncode == 1
 
 

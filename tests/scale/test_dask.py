@@ -33,6 +33,23 @@ Meaning = Callable[[Array], Array]
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of Dask's own threads
 
 
+def chunked(rows: Array, *chunks: int) -> Any:
+    """Make a dask array. Dask declares that chunks are text."""
+    sizes: Any = chunks
+    return from_array(rows, chunks=sizes)
+
+
+def processes(client: Client) -> set[int]:
+    """Return the process of each worker. Dask declares what its asynchronous clients return."""
+    found: Any = client.run(os.getpid)
+    return set(found.values())
+
+
+def address_of(client: Client) -> str:
+    assert client.scheduler is not None and client.scheduler.address is not None
+    return client.scheduler.address
+
+
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with fusec.dask.gpu_cluster(["cpu", "cpu"]) as cluster, Client(cluster) as client:
@@ -53,15 +70,15 @@ def test_an_array_although_a_worker_is_killed(
 ) -> None:
     rows = rng.standard_normal((150, 6)).astype(np.float32)
     rows[75, 0] = -100
-    array = from_array(rows, chunks=(15, 2)).map_blocks(kill_once, str(tmp_path / "flag"))
+    array = chunked(rows, 15, 2).map_blocks(kill_once, str(tmp_path / "flag"))
     result = fusec.dask.map_array(array, model, target="cpu", pad=True)
     assert result.shape == (150, 6)
     assert result.dtype == np.float32
-    before = client.run(os.getpid)
+    before = processes(client)
     assert_close(result.compute(), meaning(rows), 1e-6)
     assert (tmp_path / "flag").exists()
     client.wait_for_workers(2)
-    assert len(set(before.values()) & set(client.run(os.getpid).values())) == 1, "one worker is new"
+    assert len(before & processes(client)) == 1, "one worker is new"
 
 
 def test_a_bag(client: Client, model: Path, meaning: Meaning, rng: np.random.Generator) -> None:
@@ -83,9 +100,9 @@ def test_a_folder(
     written = fusec.dask.map_folder(tmp_path / "in", tmp_path / "out", model, target="cpu")
     assert [path.name for path in written] == list(parts)
     times = [path.stat().st_mtime_ns for path in written]
-    named = fusec.compile(model, target="cpu")
+    renamed: Any = Renamed(fusec.compile(model, target="cpu"))
     for path in written:
-        got = np.load(path) if ending == "npy" else read_rows(path, Renamed(named))["z"]
+        got = np.load(path) if ending == "npy" else read_rows(path, renamed)["z"]
         assert_close(got, meaning(parts[path.name]), 1e-6)
     again = fusec.dask.map_folder(tmp_path / "in", tmp_path / "out", model, target="cpu")
     assert [path.stat().st_mtime_ns for path in again] == times, "what is there is not computed again"
@@ -107,7 +124,7 @@ def test_a_worker_has_its_share_of_the_memory() -> None:
 
 
 def test_errors_name_their_reason(client: Client, model: Path, tmp_path: Path, rng: np.random.Generator) -> None:
-    rows = from_array(rng.standard_normal((5, 6)).astype(np.float32), chunks=(5, 6))
+    rows = chunked(rng.standard_normal((5, 6)).astype(np.float32), 5, 6)
     with pytest.raises(ExecutionError, match="the last batch of %x has 1 rows"):
         fusec.dask.map_array(rows, model, target="cpu").compute()
     (tmp_path / "two.txt").write_text('graph "g" (%x: f32[4], %w: f32[4]) {\n %y = add(%x, %w)\n return %y\n}')
@@ -117,7 +134,7 @@ def test_errors_name_their_reason(client: Client, model: Path, tmp_path: Path, r
 
 def test_fuzzing_is_spread(client: Client, tmp_path: Path) -> None:
     planted = f"{Path(__file__).parent.parent / 'testing' / 'planted.py'}:no_relu_and_mul"
-    address = client.scheduler.address
+    address = address_of(client)
     result = fusec_command(
         "fuzz", "--dask", address, "--property", planted, "--examples", 50, "--json", "--findings", tmp_path / "found"
     )
@@ -143,7 +160,7 @@ def test_fuzzing_is_spread(client: Client, tmp_path: Path) -> None:
 def test_targets_of_explain_are_spread(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny(tmp_path).parent)  # workers have another folder
     question = ("explain", "tiny.onnx", *SHAPE, "--target", "h200,t4,a100", "--must-fuse", "relu+sign", "--json")
-    here, there = fusec_command(*question), fusec_command(*question, "--dask", client.scheduler.address)
+    here, there = fusec_command(*question), fusec_command(*question, "--dask", address_of(client))
     assert there.exit_code == here.exit_code == 1
     assert json.loads(there.stdout) == json.loads(here.stdout)
     assert [each["target"] for each in json.loads(there.stdout)["targets"]] == ["h200", "t4", "a100"]
@@ -151,7 +168,7 @@ def test_targets_of_explain_are_spread(client: Client, tmp_path: Path, monkeypat
 
 def test_errors_of_a_spread_explain(client: Client, tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_text("no graph")
-    address = client.scheduler.address
+    address = address_of(client)
     bad = fusec_command("explain", tmp_path / "bad.txt", "--dask", address)
     assert bad.exit_code == 2
     assert bad.stderr == fusec_command("explain", tmp_path / "bad.txt").stderr

@@ -14,6 +14,7 @@ import pytest
 
 from fusec.errors import ExecutionError
 from fusec.serving.server import model_worker, queued_request
+from fusec.serving.server.batch_buffer import Feeds
 from fusec.serving.server.batch_queue import BatchGroup, FormedBatch
 from fusec.serving.server.loaded_model import PreparedBatch
 from fusec.serving.server.model_worker import MAX_FAILURES, ModelWorker
@@ -38,7 +39,7 @@ def answered(model: Any, size: int, times: int) -> list[dict[str, Any]]:
     """Let batches fail, and return the answers of their requests."""
     told: list[bytes] = []
     sender: Any = types.SimpleNamespace(send=told.extend)
-    feeds: dict[str, Any] = {}
+    feeds = Feeds({})
     worker = ModelWorker(ServerOptions(models={}), 0)
     for number in range(times):
         request = QueuedRequest(sender, number, model, RequestForm("m", (), ("y",)), (), (), 1)

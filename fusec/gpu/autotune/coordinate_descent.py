@@ -28,13 +28,9 @@ Run = Callable[[], None]
 
 @dataclass(frozen=True)
 class Contest:
-    """Options for one graph or kernel that are about as fast alone; option 0 is in use.
-
-    share_us: time of all steps that run it
-    """
+    """Options for one graph or kernel that are about as fast alone; option 0 is in use."""
 
     key: str
-    share_us: float
     options: int
 
 
@@ -73,7 +69,7 @@ def contests(times_us: Mapping[str, Sequence[float]], counts: Mapping[str, int])
         first, *rest = times_us[key]
         options = 1 + sum(time <= NEAR * first for time in rest[: MAX_OPTIONS - 1])
         if share_us >= least_us and options > 1:
-            found.append(Contest(key, share_us, options))
+            found.append(Contest(key, options))
     return found
 
 

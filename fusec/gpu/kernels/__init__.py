@@ -90,12 +90,17 @@ def find(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -
     """
     written, work = nodes[0].graph.memo, (find, figures, *nodes, *outputs)
     if work not in written:
-        narrow = any(v.type.dtype.is_narrow for node in nodes for v in (*node.operands, *node.results))
-        families = NARROW_FAMILIES if narrow else FAMILIES
-        if any(node.op == Cast(DType.F8E8M0) for node in nodes):  # its least number is a denormal, which kernels flush
-            families = ()
-        written[work] = next((k for family in families if (k := family(nodes, outputs, figures)) is not None), None)
+        offers = (family(nodes, outputs, figures) for family in families_for(nodes))
+        written[work] = next((kernel for kernel in offers if kernel is not None), None)
     return written[work]
 
 
-__all__ = ["FAMILIES", "GpuFigures", "Kernel", "find"]
+def families_for(nodes: Sequence[Node]) -> tuple[Family, ...]:
+    """Return the families that may run nodes of these types."""
+    if any(node.op == Cast(DType.F8E8M0) for node in nodes):  # its least number is a denormal, which kernels flush
+        return ()
+    narrow = any(v.type.dtype.is_narrow for node in nodes for v in (*node.operands, *node.results))
+    return NARROW_FAMILIES if narrow else FAMILIES
+
+
+__all__ = ["FAMILIES", "GpuFigures", "Kernel", "families_for", "find"]

@@ -1,7 +1,8 @@
 """Pad the channels of images with zeros: three become four, because tensor cores take channels in fours.
 
 benchmarks/models/ablation.py measures the gain for the first layer of ResNet-50 in 16 bits. Channels of 8-bit integers
-become a multiple of eight, because cuDNN sums other counts wrongly (docs/hazards.md) and would not be asked.
+become a multiple of eight, because cuDNN sums other counts wrongly (docs/hazards.md) and would not be asked. So do the
+columns of products by constant weights, which cuDNN refuses otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from fusec.ir import HALVES, Array, DType, Graph, Node, TensorType, Value
-from fusec.ops import Conv, ConvWgrad, Pad, Slice
+from fusec.ops import Conv, ConvWgrad, MatMul, Pad, Slice
 from fusec.passes.base import RulePass
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, local
@@ -74,6 +75,31 @@ def _integer_channels(graph: Graph, node: Node) -> Value | None:
     return graph.add(Slice((0,) * len(shape), shape, (1,) * len(shape)), graph.add(op, x, w, before=node), before=node)
 
 
+@local(
+    "matmul",
+    equation="matmul(x, w) = matmul(pad(x), pad(w))[..., :N] of integers, depth and columns padded to multiples of 8",
+)
+def _integer_columns(graph: Graph, node: Node) -> Value | None:
+    """Pad a product of 8-bit integers by a constant matrix, such as the last layer of a classifier of ten classes."""
+    x, w = node.operands
+    literal = w.literal
+    if x.type.dtype is not DType.I8 or literal is None or w.type.rank != 2:
+        raise NoMatch("no integers by a constant matrix", x)
+    depth, columns = w.type.shape
+    more, wider = -depth % INTEGERS_AT_ONCE, -columns % INTEGERS_AT_ONCE
+    if not (more or wider) or 0 in node.result.type.shape:
+        raise NoMatch("no depth or columns that are no multiple of 8", w)
+    if more:
+        x = graph.insert(Pad((*(0,) * x.type.rank, *(0,) * (x.type.rank - 1), more)), [x], before=node).result
+    type = TensorType((depth + more, columns + wider), w.type.dtype)
+    w = derive(graph, node, type, (literal,), partial(_padded, count=depth + more, channels=columns + wider), literal)
+    product = graph.add(MatMul(), x, w, before=node)
+    if not wider:
+        return product
+    shape = node.result.type.shape
+    return graph.add(Slice((0,) * len(shape), shape, (1,) * len(shape)), product, before=node)
+
+
 @local("conv_wgrad", equation="conv_wgrad(x, dy) = conv_wgrad(pad(x), dy)[:, :3], channels padded from 3 to 4")
 def _fourth_gradient(graph: Graph, node: Node) -> Value | None:
     x, dy = node.operands
@@ -102,7 +128,7 @@ def _pays(x: Value, window: tuple[int, ...]) -> bool:
 
 
 class PadChannels(RulePass):
-    """Pad channels from three to four, and channels and filters of 8-bit integers to multiples of eight."""
+    """Pad channels from three to four, and those of 8-bit integers, filters and columns to multiples of eight."""
 
     name = "pad_channels"
-    rules = (_fourth_channel, _integer_channels, _fourth_gradient)
+    rules = (_fourth_channel, _integer_channels, _integer_columns, _fourth_gradient)

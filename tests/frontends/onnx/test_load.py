@@ -208,7 +208,8 @@ def test_input_without_shape_takes_the_one_given() -> None:
 
 
 def test_numpy_integers_are_sizes() -> None:
-    assert load(_two(["n"], ["n"]), {"a": np.array([4])}).inputs[1].type.shape == (4,)
+    shapes: dict[str, Any] = {"a": np.array([4])}
+    assert load(_two(["n"], ["n"]), shapes).inputs[1].type.shape == (4,)
 
 
 # how tensors are stored ----------------------------------------------------------------------------------

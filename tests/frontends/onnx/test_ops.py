@@ -18,7 +18,7 @@ from helpers import assert_close
 from onnx import defs, helper
 from onnx.reference import ReferenceEvaluator
 from onnx_suite.suite import suite_ops
-from onnxruntime.capi import onnxruntime_pybind11_state
+from onnxruntime.capi import onnxruntime_pybind11_state  # type: ignore[attr-defined]  # an extension module
 
 from fusec.frontends import load
 from fusec.frontends.onnx.ops.convolution import ConvAttributes, conv

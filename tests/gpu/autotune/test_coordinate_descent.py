@@ -55,7 +55,7 @@ class Sums:
         return self.now_us * (1.0 + self.drift * self.runs + self.noise * self.rng.random())
 
     def contests(self) -> list[Contest]:
-        return [Contest(key, sum(times), len(times)) for key, times in self.times_us.items()]
+        return [Contest(key, len(times)) for key, times in self.times_us.items()]
 
 
 def always() -> bool:
@@ -141,7 +141,7 @@ def test_contests_are_steps_with_a_large_share_and_close_options() -> None:
         "none": [],
     }
     counts = {**dict.fromkeys(known, 1), "many": 4}
-    assert contests(known, counts) == [Contest("many", 40.0, MAX_OPTIONS), Contest("few", 20.0, 2)]
+    assert contests(known, counts) == [Contest("many", MAX_OPTIONS), Contest("few", 2)]
 
 
 # on the stand-in -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_close, one_program
+from helpers import assert_close, cudnn_backend, one_program
 from lowering.bodies import BODIES, load
 
 from fusec.lower_cudnn import lower
@@ -86,13 +86,13 @@ def test_locked_choices_are_used_without_timing_on_the_device(
     locked = one_program(fusec.compile(net(), precision="fp16", lock=tmp_path / "fusec.lock"))
     steps = [[(s.signature, s.kind, s.spelling) for s in e.compiled.program.steps] for e in (tuned, locked)]
     assert steps[0] == steps[1]
-    chosen = [{key: choice.identity for key, choice in e.backend.choices().items()} for e in (tuned, locked)]
+    chosen = [{key: choice.identity for key, choice in cudnn_backend(e).choices().items()} for e in (tuned, locked)]
     assert chosen[1].items() <= chosen[0].items()
     assert_close(locked(x), want, 1e-3)
     assert_close(locked(x), want, 1e-3)
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "first"))
     loaded = fusec.load(tmp_path / "model.fusec")
-    assert all(result.revived for result in loaded.backend.plans.ranked.values())
+    assert all(result.revived for result in cudnn_backend(loaded).plans.ranked.values())
     assert_close(loaded(x), want, 1e-3)
 
 
@@ -133,5 +133,6 @@ def test_a_file_made_without_the_gpu_runs_on_it(
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "trusting"))
     fusec_file.trust(tmp_path / "m.fusec")
     trusted = fusec.load(tmp_path / "m.fusec")
-    assert any(entry.blob for entry in trusted.backend.entries(trusted.backend.choices()).values())
+    backend = cudnn_backend(trusted)
+    assert any(entry.blob for entry in backend.entries(backend.choices()).values())
     assert_close(trusted(x), want, 3e-3)

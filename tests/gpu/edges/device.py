@@ -45,7 +45,8 @@ class Result:
 
     @staticmethod
     def of(data: dict[str, Any]) -> Result:
-        return Result(**{**data, "found": [Disagreement(**d) for d in data["found"]]})
+        named: dict[str, Any] = {**data, "found": [Disagreement(**d) for d in data["found"]]}
+        return Result(**named)
 
 
 def run_row(row: Row, skip: Sequence[str] = ()) -> Iterator[tuple[str, Result | None]]:

@@ -42,7 +42,7 @@ from fusec.ops import (
 )
 
 WINDOW: Any = ((3, 3), (1, 1), (1, 1, 1, 1), (1, 1))
-ALONG: Any = ((1, 1), (1, 1, 1, 1), (1, 1))
+ALONG = ((1, 1), (1, 1, 1, 1), (1, 1))
 
 OTHERS: tuple[tuple[Op, tuple[tuple[int, ...], ...]], ...] = (
     (Cast(DType.F16), ((0, 16),)),

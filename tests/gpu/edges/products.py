@@ -29,7 +29,7 @@ from fusec.ops import (
 F32, F16, BF16 = FLOATS
 NHWC = channels_last(4)
 ONE_BY_ONE: Any = ((1, 1), (0, 0, 0, 0), (1, 1))
-WIDE: Any = ((1, 1), (1, 1, 1, 1), (1, 1))
+WIDE = ((1, 1), (1, 1, 1, 1), (1, 1))
 
 
 def factors(dtype: DType, width: int = 16) -> tuple[Array, Array, Array]:
@@ -137,8 +137,8 @@ def convolutions() -> Iterator[Row]:
         one = Conv(*ONE_BY_ONE)
         yield row(f"conv {dtype.value}", "conv", [image, filters], added(one), labels=labels, **known)
         if dtype is F32:
-            title, cores = f"conv tf32 {dtype.value}", {**known, "tensor_cores": True}
-            yield row(title, "conv", [image, filters], added(one), labels=labels, **cores)
+            title = f"conv tf32 {dtype.value}"
+            yield row(title, "conv", [image, filters], added(one), labels=labels, tensor_cores=True, **known)
 
         def fused(g: Any, x: Value, w: Value, bias: Value, z: Value) -> Value:
             y = g.add(pw("add"), g.add(pw("add"), g.add(Conv(*ONE_BY_ONE), x, w), z), bias)

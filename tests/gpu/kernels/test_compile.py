@@ -125,8 +125,9 @@ PARTS = 12  # for as many processes
 
 def nvrtc() -> Any:
     try:
-        from cupy.cuda import nvrtc
+        from cupy import cuda
 
+        nvrtc: Any = cuda.nvrtc
         nvrtc.getVersion()
     except (ImportError, RuntimeError) as error:
         pytest.skip(f"no NVRTC: {error}")

@@ -48,8 +48,8 @@ def feeds(b: Builder, rng: np.random.Generator) -> dict[str, Any]:
 
 def expected(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """In f64, where the gradient is spelled out in products and a softmax."""
-    *sizes, _, causal = SHAPES[name]
-    wide = fusec.compile(layer(*sizes, "f64", causal), target="cpu")
+    batch, rows, heads, features, _, causal = SHAPES[name]
+    wide = fusec.compile(layer(batch, rows, heads, features, "f64", causal), target="cpu")
     return dict(zip(("y", "dx", "dw"), wide(**{k: v.astype(np.float64) for k, v in given.items()}), strict=True))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from execution.test_channels_last import BLOCK, last, lies_last, source
-from helpers import assert_close
+from helpers import assert_close, one_program
 
 import fusec
 from fusec.reference import evaluate
@@ -40,7 +40,7 @@ def test_arrays_of_any_order(name: str, precision: str) -> None:
     else:
         shape = (32, 3, 3, 3) if name == "stem" else (32, 3, 4, 4)
         graph = fusec.text.parse(text, {"w": rng.standard_normal(shape).astype(np.float32) / 5})
-    net = fusec.compile(graph, precision=precision, tune="none", channels_last=True)
+    net = one_program(fusec.compile(graph, precision=precision, tune="none", channels_last=True))
     assert net.inputs[0].order == net.outputs[0].order == (0, 2, 3, 1)
     for _ in range(4):  # step by step, recorded, and replayed
         given = {s.name: rng.standard_normal(s.shape).astype(np.float32) for s in net.inputs}

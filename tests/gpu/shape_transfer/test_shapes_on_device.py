@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from frontends.onnx.models import info, model
-from helpers import assert_close, one_program
-from onnx import helper
+from helpers import assert_close, cudnn_backend
+from onnx import ModelProto, helper
 
 import fusec
 
 pytestmark = pytest.mark.gpu
 
 
-def net() -> object:
+def net() -> ModelProto:
     """Fusions that cuDNN has nothing precompiled for, of several channel counts, and a classifier."""
     rng = np.random.default_rng(0)
     nodes, held, last = [], {}, "x"
@@ -43,9 +43,9 @@ def made_and_right(exe: Any, simulated: Any, batch: int) -> tuple[Any, float, fl
     start = time.perf_counter()
     program = exe.at({"x": x.shape})
     seconds = time.perf_counter() - start
-    for _ in range(3):
-        got = exe(cupy.asarray(x))
-    assert_close(got.get(), simulated(x), 5e-3)
+    for _ in range(2):
+        exe(cupy.asarray(x))
+    assert_close(exe(cupy.asarray(x)).get(), simulated(x), 5e-3)
     return program, seconds, sorted(program.time_us(20)[0])[10]
 
 
@@ -104,6 +104,6 @@ def test_kernels_for_all_sizes_are_stored_serialized(tmp_path: Path, monkeypatch
             warnings.simplefilter("error")  # a plan that is not kept says so
             exe = fusec.compile_dynamic(net(), precision="fp16", tune="none", share_kernels=True)
             results.append(exe(x))
-        tuned = one_program(exe.at({"x": x.shape})).backend.plans.ranked.values()
+        tuned = cudnn_backend(exe.at({"x": x.shape})).plans.ranked.values()
         assert all(result.revived or not again for result in tuned)  # at first, those that cuDNN's answers brought
     assert_close(results[1], results[0], 1e-3)

@@ -16,6 +16,7 @@ from helpers import one_program
 import fusec
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice
 from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict
@@ -42,7 +43,7 @@ class Workers(Oracle):
     def start(self, count: int | None = None) -> None:
         self.started += count is None  # for sizes to come
 
-    def _put(self, graph: CudnnGraph, epoch: int) -> Verdict:
+    def _put(self, graph: CudnnGraph, epoch: int, plan_filter: PlanFilter | None = None) -> Verdict:
         self.judged.append(graph)
         if self._refused(graph):
             return Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "of that size")
@@ -51,7 +52,7 @@ class Workers(Oracle):
     def _refused(self, graph: CudnnGraph) -> bool:
         return any(d in self.refuses for tensor in graph.tensors for d in tensor.dims)
 
-    def exchange(self, question: dict[str, Any], worker: Any = None) -> Any:
+    def exchange(self, question: dict[str, Any], worker: Any = None, epoch: int | None = None) -> Any:
         graph = CudnnGraph.from_json(question["graph"])
         self.questions.append((graph, question["all_sizes"]))
         if self._refused(graph):

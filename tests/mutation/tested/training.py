@@ -242,6 +242,15 @@ TRAINING: tuple[Mutant, ...] = (
         "passes/test_cases.py",
     ),
     _m(
+        "padded_columns_first",
+        "pad_channels",
+        "passes/folding/pad_channels.py",
+        "Pad((*(0,) * x.type.rank, *(0,) * (x.type.rank - 1), more))",
+        "Pad((*(0,) * (x.type.rank - 1), more, *(0,) * x.type.rank))",
+        "zeros are put first in the rows of a product of integers and last in its columns",
+        "passes/test_cases.py",
+    ),
+    _m(
         "alike_numbers",
         "lists of parameters",
         "schedule/multi_tensor.py",

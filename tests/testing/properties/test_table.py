@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 from unittest import SkipTest
 
 import numpy as np
@@ -231,8 +231,9 @@ def test_rules_are_tried_on_the_graph_that_their_pass_receives(monkeypatch: pyte
 def test_keeps_meaning_refuses_what_it_could_not_check() -> None:
     with pytest.raises(TypeError, match="returned a graph: a rewrite changes the graph that it gets, in place"):
         keeps_meaning(example(), lambda graph: graph.clone())
+    a_class: Any = ReorderBiasFirst
     with pytest.raises(TypeError, match=r"ReorderBiasFirst is a class: give an instance of the pass"):
-        keeps_meaning(example(), ReorderBiasFirst)
+        keeps_meaning(example(), a_class)
 
 
 def test_keeps_meaning_takes_passes_rules_and_functions() -> None:
@@ -243,7 +244,7 @@ def test_keeps_meaning_takes_passes_rules_and_functions() -> None:
         dropping_bias(None, graph, Options())
 
     class Own:
-        name = "own"
+        name: ClassVar[str] = "own"
 
         def run(self, graph: Graph, options: Options) -> None:
             wrong(graph)

@@ -79,7 +79,7 @@ def test_fused_matmul_of_a_matrix_has_no_batch_to_transpose() -> None:
         imported("FusedMatMul", [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)], transBatchA=1)
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, dict[str, Any]] = {
     "Relu": {},
     "Tanh": {},
     "Sigmoid": {},

@@ -99,8 +99,9 @@ def test_q_attention(seed: int) -> None:
 def test_attention_that_is_refused(given: dict[str, Any], message: str) -> None:
     rng = np.random.default_rng(0)
     operands = [_floats(rng, 2, 3, 8), Held(_floats(rng, 8, 48)), Held(_floats(rng, 48))]
+    attributes: dict[str, Any] = {"num_heads": 2, **given}
     with pytest.raises(ModelError, match=rf"node 'n' \(Attention\): .*{message}"):
-        imported("Attention", operands, **{"num_heads": 2, **given})
+        imported("Attention", operands, **attributes)
 
 
 def test_a_mask_of_another_shape() -> None:
@@ -332,8 +333,9 @@ def test_a_length_that_is_not_known_is_at_most_the_cache() -> None:
 def test_grouped_attention_that_is_refused(given: dict[str, Any], message: str) -> None:
     x = np.ones((1, 2, 64), np.float32)
     operands = [x, x, x, None, None, _i32(1), Held(np.array(2, np.int32))]
+    attributes: dict[str, Any] = {"num_heads": 4, "kv_num_heads": 2, **given}
     with pytest.raises(ModelError, match=rf"node 'n' \(GroupQueryAttention\): .*{message}"):
-        imported("GroupQueryAttention", operands, **{"num_heads": 4, "kv_num_heads": 2, **given})
+        imported("GroupQueryAttention", operands, **attributes)
 
 
 def test_new_keys_are_written_by_rows() -> None:

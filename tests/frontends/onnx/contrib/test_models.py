@@ -72,9 +72,11 @@ class _Images(CalibrationDataReader):
     def __init__(self, images: list[np.ndarray]):
         self._images = iter(images)
 
-    def get_next(self) -> dict[str, np.ndarray] | None:
+    def get_next(self) -> dict[str, np.ndarray]:
+        """Return the next input. The base class declares a dict, and ends at None, too."""
         image = next(self._images, None)
-        return None if image is None else {"x": image}
+        done: Any = None
+        return done if image is None else {"x": image}
 
 
 @pytest.mark.cudnn

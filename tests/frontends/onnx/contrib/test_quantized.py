@@ -353,8 +353,9 @@ def test_weights_of_four_bits_stay_small() -> None:
 def test_weights_in_blocks_that_are_refused(given: dict[str, int], message: str) -> None:
     b = Held(np.zeros((8, 4, 16), np.uint8))
     operands = [np.ones((2, 128), np.float32), b, Held(np.ones(32, np.float32))]
+    attributes: dict[str, Any] = {"K": 128, "N": 8, "block_size": 32, **given}
     with pytest.raises(ModelError, match=rf"node 'n' \(MatMulNBits\): .*{message}"):
-        imported("MatMulNBits", operands, **{"K": 128, "N": 8, "block_size": 32, **given})
+        imported("MatMulNBits", operands, **attributes)
     with pytest.raises(ModelError, match="g_idx"):
         imported("MatMulNBits", [*operands, None, Held(np.zeros(128, np.int32))], K=128, N=8, block_size=32)
 

@@ -49,10 +49,10 @@ def convolved(
             x = g.add(Cast(dtype), g.add(pw("neg"), x))
         if x.type.shape[1] != 4:
             x = g.insert(Relayout(channels_last(4)), [g.add(FOURTH, x)]).result
-        w = w[0] if w else g.constant(array)
+        filter_ = w[0] if w else g.constant(array)
         if constant:
-            g.set_type(w, w.type.with_order(channels_last(4)))
-        y = g.add(op, x, w)
+            g.set_type(filter_, filter_.type.with_order(channels_last(4)))
+        y = g.add(op, x, filter_)
         bias = np.linspace(-1, 1, filters).astype(dtype.numpy).reshape(1, -1, 1, 1)
         if epilogue == "quantise":
             y = quantised(g, y, g.constant(bias.astype(np.float32)))
@@ -83,9 +83,13 @@ def number_of(name: str) -> int:
     return int(name.split()[0]) if name[0].isdigit() else 1
 
 
+def pair(rng: np.random.Generator, high: int) -> tuple[int, int]:
+    return int(rng.integers(1, high)), int(rng.integers(1, high))
+
+
 def random_case(rng: np.random.Generator, number: int) -> Case:
     while True:
-        window, strides, dilations = (tuple(map(int, rng.integers(1, high, 2))) for high in (8, 4, 3))
+        window, strides, dilations = (pair(rng, high) for high in (8, 4, 3))
         pads, filters = tuple(map(int, rng.integers(0, 5, 4))), int(rng.choice([16, 32, 48, 64, 96]))
         channels, high, across = int(rng.integers(3, 5)), int(rng.integers(1, 30)), int(rng.integers(1, 80))
         shape = (int(rng.integers(1, 3)), channels, high, across)

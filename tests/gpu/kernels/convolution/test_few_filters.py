@@ -32,10 +32,10 @@ def convolved(
     array = (rng.standard_normal(taps) / np.prod(taps[1:]) ** 0.5).astype(dtype.numpy)
 
     def make(g: Any, x: Any, *w: Any) -> Any:
-        w = w[0] if w else g.constant(array)
+        filter_ = w[0] if w else g.constant(array)
         if constant:
-            g.set_type(w, w.type.with_order(channels_last(4)))
-        y = g.add(op, x, w)
+            g.set_type(filter_, filter_.type.with_order(channels_last(4)))
+        y = g.add(op, x, filter_)
         if not behind:
             return y
         bias = g.constant(np.linspace(-1, 1, filters).astype(dtype.numpy).reshape(1, -1, 1, 1))
@@ -45,9 +45,13 @@ def convolved(
     return build(name, [x] if constant else [x, rows(dtype, *taps)], make)
 
 
+def pair(rng: np.random.Generator, high: int) -> tuple[int, int]:
+    return int(rng.integers(1, high)), int(rng.integers(1, high))
+
+
 def random_case(rng: np.random.Generator, number: int) -> Case:
     while True:
-        window, dilations = (tuple(map(int, rng.integers(1, high, 2))) for high in (8, 3))
+        window, dilations = (pair(rng, high) for high in (8, 3))
         pads, filters = tuple(map(int, rng.integers(0, 5, 4))), int(rng.integers(1, 9))
         shape = (int(rng.integers(1, 3)), int(rng.choice([16, 32, 48, 64])), *map(int, rng.integers(1, (16, 90))))
         dtype, constant, behind = (

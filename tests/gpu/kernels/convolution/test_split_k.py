@@ -38,9 +38,13 @@ def convolved(
     return build(name, [x, y] if residual else [x], make)
 
 
+def pair(rng: np.random.Generator, high: int) -> tuple[int, int]:
+    return int(rng.integers(1, high)), int(rng.integers(1, high))
+
+
 def random_case(rng: np.random.Generator, number: int) -> Case:
     while True:
-        window, strides, dilations = (tuple(map(int, rng.integers(1, high, 2))) for high in (6, 4, 3))
+        window, strides, dilations = (pair(rng, high) for high in (6, 4, 3))
         pads, filters = tuple(map(int, rng.integers(0, 4, 4))), int(rng.choice([16, 32, 48, 80]))
         shape = (int(rng.integers(1, 4)), int(rng.choice([32, 64, 96, 160])), *map(int, rng.integers(1, (12, 15))))
         dtype = rng.choice(np.array([F16, BF16], dtype=object))
