@@ -1,4 +1,4 @@
-"""Generate the launch of a product of many rows whose weights stay in shared memory (Hopper).
+"""Generate the launch of a product of 8-bit integers whose weights stay in shared memory (Hopper).
 
 A block has some columns, and their weights for the whole depth. Its teams of warpgroups work by themselves, each at
 tiles of 64 rows. A team copies parts of rows to a ring and multiplies them (wgmma). While one team finishes and stores
@@ -8,7 +8,6 @@ its sums, others multiply. What epilogues read is loaded while products run.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,14 +15,13 @@ from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Launch, ceil_div
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
+from fusec.gpu.kernels.codegen.kernel import Arguments, Launch, ceil_div
+from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index
 from fusec.gpu.kernels.convolution.product_step import ProductStep
-from fusec.ir import DType, Value
+from fusec.ir import Value
 
 TILE, GROUP_THREADS, LANES, OCTET_BYTES = 64, 128, 4, 16
 MAX_SLOTS, MIN_SLOTS = 8, 4
-_ROW = re.compile(r"\brow[01]\b")
 _CUDA = cuda_template(__package__, "resident_weights.cuh")
 
 
@@ -51,10 +49,6 @@ class ResidentSource:
     tiling: Tiling
 
     @property
-    def itemsize(self) -> int:
-        return self.step.x.dtype.itemsize
-
-    @property
     def own(self) -> int:
         """Neighbours of a result that a thread stores: 16 bytes."""
         return 16 if all(value.type.dtype.itemsize == 1 for value in self.outputs) else 8
@@ -62,11 +56,11 @@ class ResidentSource:
     @property
     def wide(self) -> int:
         """Bytes of a row in a part."""
-        return next(wide for wide in wgmma.SWIZZLES if self.step.depth * self.itemsize % wide == 0)
+        return next(wide for wide in wgmma.SWIZZLES if self.step.depth % wide == 0)
 
     @property
     def parts(self) -> int:
-        return self.step.depth * self.itemsize // self.wide
+        return self.step.depth // self.wide
 
     @property
     def block_columns(self) -> int:
@@ -93,7 +87,7 @@ class ResidentSource:
 
     @property
     def weight_bytes(self) -> int:
-        return self.block_columns * self.step.depth * self.itemsize
+        return self.block_columns * self.step.depth
 
     @property
     def slots(self) -> int:
@@ -111,7 +105,6 @@ class ResidentSource:
         octets, stage_bytes = self.wide // OCTET_BYTES, TILE * self.wide
         team_threads = tiling.width * GROUP_THREADS
         cuda = _CUDA.bind(
-            SUM="i32" if step.x.dtype is DType.I8 else "float",
             TEAMS=tiling.teams,
             WIDTH=tiling.width,
             COLUMNS=tiling.columns,
@@ -124,10 +117,8 @@ class ResidentSource:
             APART=self.down * tiling.teams,
             WIDE=self.wide,
             OCTETS=octets,
-            PACK=OCTET_BYTES // self.itemsize,
             PAIRS=self.own // 2,
             PARTS=self.parts,
-            PART_DEPTH=self.wide // self.itemsize,
             STAGE_BYTES=stage_bytes,
             SLOTS=self.slots,
             AHEAD=self.slots - 2,
@@ -162,7 +153,7 @@ class ResidentSource:
             lines,
             self.down * self.across,
             team_threads * tiling.teams,
-            preamble=wgmma.product_of_rows(C_TYPES[step.x.dtype], tiling.columns, self.wide),
+            preamble=wgmma.product_of_rows("i8", tiling.columns, self.wide),
             resident=1,
         )
         nbytes = 1024 + self.weight_bytes + tiling.teams * (self.slots * stage_bytes + 8)
@@ -196,33 +187,25 @@ class ResidentSource:
             yield from cuda("row_written", PLACE=f"place{half}", ROW=f"row{half}", FIRST=8 * half)
         yield f"const u32 column = first + side * {self.tiling.columns}u + lane % 4u * {self.own}u;"
 
-    def _codes(self, arguments: Arguments) -> Mapping[tuple[int, int], PointwiseCode]:
+    def _codes(self, arguments: Arguments) -> Mapping[tuple[int, int], ByteCode]:
         """Return the code of a thread's neighbours, by their group of columns and their half of the rows."""
         groups = range(self.tiling.columns // (LANES * self.own))
         return {(n, half): self._code(n, half, arguments) for n, half in itertools.product(groups, (0, 1))}
 
-    def _code(self, n: int, half: int, arguments: Arguments) -> PointwiseCode:
+    def _code(self, n: int, half: int, arguments: Arguments) -> ByteCode:
         step = self.step
         column, row = f"(column + {n * LANES * self.own}u)", f"row{half}"
         names = tuple(column if d == step.along else row if d == step.inner else None for d in range(step.y.rank))
         space, prefix = Space(step.y.shape, names, step.along, self.own), f"y{n}_{half}_"
         sums = f"sums[{n * self.own // 2} + j / 2][{half * 2} + j % 2]"
-        if step.x.dtype is DType.I8:
-            code = ByteCode(space, arguments, prefix)
-            code.define_bounded(step.product.result, sums, float(step.depth * BYTE_PRODUCT))
-        else:
-            code = PointwiseCode(space, arguments, prefix, rounds=False)
-            code.define(step.product.result, sums)
+        code = ByteCode(space, arguments, prefix)
+        code.define_bounded(step.product.result, sums, float(step.depth * BYTE_PRODUCT))
         code.compute(step.epilogue, self.outputs)
         return code
 
 
-def _taken_early(code: PointwiseCode) -> list[str]:
-    """Take the loads that depend on the row out of the code of a result."""
-    if isinstance(code, ByteCode):
-        loads = [f"const {load.type} {load.name} = {load.text};" for load in code.early]
-        code.early = []
-        return loads
-    loads = [line for line in code.head if line.startswith("const Pack<") and _ROW.search(line)]
-    code.head = [line for line in code.head if line not in loads]
-    return [line.replace(" = load_pack<", " = load_pack_here<") for line in loads]
+def _taken_early(code: ByteCode) -> list[str]:
+    """Take the loads of bytes out of the code of a result."""
+    loads = [f"const {load.type} {load.name} = {load.text};" for load in code.early]
+    code.early = []
+    return loads

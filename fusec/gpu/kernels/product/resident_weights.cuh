@@ -25,7 +25,7 @@ FRAGMENT(kernel) {
   __syncthreads();
   has_come(gate);
   u32 step = 0u, slot = 0u;
-  SUM sums[COLUMNS / 8][4];
+  i32 sums[COLUMNS / 8][4];
   #pragma unroll 1
   for (u32 tile = begin, turn = 0; turn < TURNSu; ++turn, tile += APARTu) {
     #pragma unroll 1
@@ -57,7 +57,7 @@ FRAGMENT(load_weights) {
     const u32 o = i % (PARTS * OCTETSu), n = i / (PARTS * OCTETSu);
     const u32 f = n / 8u / PAIRSu * (8u * PAIRSu) + n % 8u / 2u * (2u * PAIRSu) + n / 8u % PAIRSu * 2u + n % 2u;
     const u32 row = o / OCTETSu * BLOCK_COLUMNSu + n;
-    copy_ahead<16>(weights + swizzled<WIDE>(row * WIDEu + o % OCTETSu * 16u), POINTER + ((first + f) * STRIDE + o * PACKu));
+    copy_ahead<16>(weights + swizzled<WIDE>(row * WIDEu + o % OCTETSu * 16u), POINTER + ((first + f) * STRIDE + o * 16u));
   }
 }
 
@@ -67,7 +67,7 @@ FRAGMENT(copy_part) {
     #pragma unroll
     for (u32 i = 0; i < COPIESu; ++i) {
       const u32 at = own_row + i * EACHu, place = later_tile * 64u + at;
-      const u32 row = place < rows ? place : 0u, k = later_part * PART_DEPTHu + octet * PACKu;
+      const u32 row = place < rows ? place : 0u, k = later_part * WIDEu + octet * 16u;
       ROW_COORDINATES
       u8* const to = ring + (later_slot * STAGE_BYTESu + swizzled<WIDE>(at * WIDEu + octet * 16u));
       if (COPIES_FIT || at < 64u) copy_or_zeros_ahead(to, IMAGE + (AT), place < rows);
