@@ -45,9 +45,10 @@ class Measurement:
         self._found: dict[str, Any] = {}
         self._last = self.model in CHANNELS_LAST
         module, inputs = make(self.model, int(batch))
-        self._data = exported(module, inputs)
         self._samples = {f"x{i}": x.numpy() for i, x in enumerate(inputs)}
-        module, inputs = module.cuda().half(), tuple(halved(x.cuda()) for x in inputs)
+        module, inputs = module.cuda(), tuple(x.cuda() for x in inputs)
+        self._data = exported(module, inputs)  # on the GPU, because the exporter runs the model
+        module, inputs = module.half(), tuple(map(halved, inputs))
         self._halves = channels_last(inputs) if self._last else inputs
         self._exported = exported(module, inputs)
         attempt.say(f"{case}: exported")

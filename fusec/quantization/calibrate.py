@@ -14,6 +14,7 @@ from fusec.errors import FusecError
 from fusec.quantization.calibration_data import Batch
 from fusec.quantization.histogram import Histogram
 from fusec.quantization.number_formats import Array
+from fusec.runtime import Executable
 
 SAMPLES = 8  # samples that measurements repeat for each layer; more tell little about which layers lose most
 
@@ -54,18 +55,28 @@ class Probe:
         self._executable = compile_dynamic(probed, target=target, tune="none")
 
     def __call__(self, batch: Batch) -> dict[str, Array]:
-        """Return the tensors by name."""
-        computed = self._executable.run(self._computed, batch) if self._computed else []
+        """Return the tensors by name, those that a GPU computes as arrays of CuPy."""
+        computed = self._executable.run(self._computed, self._on_device(batch)) if self._computed else []
         found = dict(zip(self._computed, computed, strict=True))
         return {name: found[name] if name in found else batch[name] for name in self.tensors}
 
+    def _on_device(self, batch: Batch) -> Batch:
+        """Copy a batch to where the model runs, because results then stay there. Host steps need it on the host."""
+        program = self._executable.at({name: array.shape for name, array in batch.items()})
+        return {n: program.backend.from_any(a) for n, a in batch.items()} if isinstance(program, Executable) else batch
+
 
 def calibrate(
-    model: ModelProto, probe: Probe | None, data: Iterable[Batch], progress: Callable[[int], None]
+    model: ModelProto,
+    probe: Probe | None,
+    data: Iterable[Batch],
+    progress: Callable[[int], None],
+    counted: bool = True,
 ) -> CalibrationResult:
     """Run all batches once.
 
     probe: returns the tensors to quantise; None to keep batches only.
+    counted: count magnitudes; else only the largest of each tensor is known.
     progress: called with the number of samples after each batch.
 
     Raises FusecError if there is no batch. Raises ModelError if a tensor has an infinity or NaN.
@@ -82,7 +93,7 @@ def calibrate(
         elif probe is None:
             break
         for name, array in (probe(batch) if probe else {}).items():
-            histogram = shared.setdefault(sources.get(name, name), Histogram(name))
+            histogram = shared.setdefault(sources.get(name, name), Histogram(name, counted))
             result.histograms[name] = histogram
             result.shapes.setdefault(name, array.shape)
             result.dtypes.setdefault(name, array.dtype)

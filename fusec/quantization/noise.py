@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusec.quantization.calibrate import CalibrationResult, Probe
+from fusec.quantization.histogram import on_host
 from fusec.quantization.insert_qdq import QuantizedOperands
 from fusec.quantization.measure import sqnr
 from fusec.quantization.number_formats import Array
@@ -39,7 +40,7 @@ def edge_noise(
     names = dict.fromkeys(name for layer in placement.layers for name in layer.tensors)
     pairs: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
     for batch in seen.first_batches:
-        arrays = probe(batch)
+        arrays = {name: on_host(array) for name, array in probe(batch).items()}
         for name in names:
             pairs[name].append((arrays[name], format.rounded(arrays[name], scales[name])))
     return tuple(

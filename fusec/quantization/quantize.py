@@ -139,7 +139,8 @@ def quantize_model(source: frontends.Source, data: CalibrationData | None, optio
     seen = CalibrationResult()
     if data is not None and (probe is not None or options.ranks_layers):
         given = batches(data, source.interface[0])
-        seen = calibrate(model, probe, given, lambda samples: options.tell("calibrate", samples))
+        counted = options.method != "max"
+        seen = calibrate(model, probe, given, lambda samples: options.tell("calibrate", samples), counted)
     if probe is not None:
         placement.leave_in_float(vector_products(placement.layers, seen.shapes))
         _require_layers(placement, source.file)

@@ -81,6 +81,31 @@ def test_what_is_not_finite_is_refused_by_name(bad: float) -> None:
         counted(np.array([1.0, bad], np.float32))
 
 
+def test_the_largest_magnitude_is_known_without_counts() -> None:
+    arrays = [np.zeros(3, np.float32), np.array([-2.5, 1.0], np.float32), np.array([2.0], np.float32)]
+    uncounted = Histogram("t", counted=False)
+    for array in arrays:
+        uncounted.add(array)
+    assert uncounted.largest == counted(*arrays).largest == 2.5
+    assert not uncounted.counts.any()
+    with pytest.raises(ModelError, match="infinity or NaN"):
+        uncounted.add(np.array([np.nan], np.float32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_gpu_counts_as_the_host(dtype: type, rng: np.random.Generator) -> None:
+    import cupy
+
+    arrays = [(rng.standard_normal((70, 90)) * spread).astype(dtype) for spread in (0.1, 3.0, 1.0)]
+    arrays[1][:20] = 0
+    there, here = counted(*map(cupy.asarray, arrays)), counted(*arrays)
+    assert (there.largest, there.zeros, there.width) == (here.largest, here.zeros, here.width)
+    assert np.array_equal(there.counts, here.counts)
+    with pytest.raises(ModelError, match="infinity or NaN"):
+        there.add(cupy.asarray([1.0, np.nan], np.float32))
+
+
 def test_percentile_is_numpys_to_a_bin() -> None:
     x = np.random.default_rng(2).standard_normal(50_000).astype(np.float32)
     histogram = counted(x)

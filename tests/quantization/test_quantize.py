@@ -64,6 +64,21 @@ def test_onnxruntime_and_fusec_compute_the_same(format: str, net: str) -> None:
     assert told == pytest.approx(noise, abs=2.0)  # measured on the first 8 samples
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("calibration", ["max", "entropy"])
+def test_a_gpu_calibrates_as_the_host(calibration: str) -> None:
+    """Sums are in another order there, so magnitudes differ by their rounding."""
+    here, there = (
+        fusec.quantize(residual_net(), images(), calibration=calibration, report=True, target=target).report.edges
+        for target in ("cpu", "auto")
+    )
+    assert [edge.tensor for edge in there] == [edge.tensor for edge in here]
+    for one, other in zip(here, there, strict=True):
+        assert other.largest == pytest.approx(one.largest, rel=1e-5)
+        assert other.threshold == pytest.approx(one.threshold, rel=0.02)
+        assert other.sqnr == pytest.approx(one.sqnr, abs=0.5)
+
+
 @pytest.mark.parametrize("format", ["int8", "weights-int8", "weights-int4"])
 def test_onnxruntimes_integer_kernels_take_it(format: str) -> None:
     """With all optimisations onnxruntime replaces Q/DQ by integer arithmetic, which rounds in other places."""

@@ -26,7 +26,7 @@ from fusec.gpu.kernels.convolution.few_channels import few_channels
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
-from fusec.gpu.kernels.product import dense_bytes, streamed_weights
+from fusec.gpu.kernels.product import dense_bytes, resident_weights, streamed_weights
 from fusec.gpu.kernels.recurrent import linear_scan, recurrent
 from fusec.gpu.kernels.selection import arg_max, non_max_suppression, top_k
 from fusec.ir import DType, Node, Value
@@ -48,6 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     depthwise.depthwise,
     squeeze_excite.squeeze_excite,
     split_k.split_k,  # before thin products, because its variants include theirs
+    resident_weights.resident_weights,  # before thin and dense products, because its variants include theirs
     thin_product.thin_product,
     dense_bytes.dense_bytes,  # after thin products, which memory bounds
     resident_filters.resident_filters,

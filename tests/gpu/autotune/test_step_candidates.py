@@ -180,12 +180,12 @@ def test_a_large_product_of_integers_is_not_timed_as_a_kernel_without_tensor_cor
     rows: int, level: str, runs: bool
 ) -> None:
     text = f"""graph "g" (%x: i8[{rows},1024]) {{
-      %w = constant weight("w") : i8[1024,64]
+      %w = constant weight("w") : i8[1024,96]
       %m = matmul(%x, %w)
       %f = cast(%m) {{to=f32}}
       return %f
     }}"""
-    graph = parse(text, {"w": np.ones((1024, 64), np.int8)})
+    graph = parse(text, {"w": np.ones((1024, 96), np.int8)})
     nodes = [node for node in graph.nodes if node.op.name != "constant"]
     step = Partition(tuple(nodes), Kind.CUDNN, body_of(graph, nodes))
     assert ((Kind.KERNEL,) in [tuple(p.kind for p in f) for f in candidates(graph, step, level, FIGURES)]) == runs

@@ -86,6 +86,15 @@ def dense_bytes() -> Iterator[Row]:
     yield row("matmul dense i8", "matmul", [left, right], added(MatMul()), labels=np.array(""), constants=(1,))
 
 
+def resident_weights() -> Iterator[Row]:
+    """Every byte times every other one, by a product of many rows and few weights."""
+    values = edges(DType.I8)
+    left, right = np.ones((256, 32), np.int8), np.ones((32, 64), np.int8)
+    left[:, 1], right[1] = np.resize(values, 256), np.resize(np.repeat(values, 8), 64)
+    left[-1], right[:, -1] = -128, -128
+    yield row("matmul of many rows i8", "matmul", [left, right], added(MatMul()), labels=np.array(""), constants=(1,))
+
+
 def packed_matmuls() -> Iterator[Row]:
     """Every value times a weight of each sign, and times one of zero."""
     for dtype in HALVES:

@@ -17,6 +17,7 @@ PARTS = (
     products.matmuls,
     products.integer_matmuls,
     products.dense_bytes,
+    products.resident_weights,
     products.packed_matmuls,
     products.few_rows,
     products.streamed_weights,

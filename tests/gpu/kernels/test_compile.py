@@ -43,6 +43,7 @@ from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
 from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
 from gpu.kernels.product.test_dense_bytes import dense_cases
+from gpu.kernels.product.test_resident_weights import resident_cases as resident_weight_cases
 from gpu.kernels.product.test_streamed_weights import streamed_cases as streamed_products
 from gpu.kernels.recurrent.test_linear_scan import scan_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
@@ -91,6 +92,7 @@ def shaped_cases() -> list[Case]:
         *gate_cases(),
         *thin_cases(),
         *dense_cases(),
+        *resident_weight_cases(),
         *few_channels_cases(),
         *few_channels_grouped(),
         *few_channels_pooled(),

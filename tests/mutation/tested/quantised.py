@@ -645,4 +645,22 @@ QUANTISED: tuple[Mutant, ...] = (
         "gelu of large numbers changes its sign before it is rounded to 8 bits",
         "gpu/kernels/product/test_dense_bytes.py",
     ),
+    _m(
+        "part_multiplied_before_it_comes",
+        "quantised",
+        "gpu/kernels/product/resident_weights.cuh",
+        "  wait_for_copies<AHEAD - 1>();\n  seen_by_groups();\n  has_come(gate);\n}",
+        "  wait_for_copies<AHEAD>();\n  seen_by_groups();\n  has_come(gate);\n}",
+        "products begin before the copies of their part of the rows have arrived",
+        "gpu/kernels/product/test_resident_weights.py",
+    ),
+    _m(
+        "weights_in_their_own_order",
+        "quantised",
+        "gpu/kernels/product/resident_weights.cuh",
+        "n % 8u / 2u * (2u * PAIRSu) + n / 8u % PAIRSu * 2u",
+        "n / 8u % PAIRSu * 8u + n % 8u / 2u * 2u",
+        "columns are not in the order in which a thread stores its results",
+        "gpu/kernels/product/test_resident_weights.py",
+    ),
 )

@@ -25,7 +25,7 @@ from fusec.ops import Conv, ConvTranspose
 from fusec.schedule.program import inputs_of
 
 WINDOW, TAPS = (3, 3), 9
-FILTERS = 64  # of a block
+FILTERS = (64, 32)  # of a block: the first number that divides those of the convolution
 GROUP = 64  # positions of a warpgroup
 GROUPS = (4, 3, 2)  # warpgroups of a block, of the variants
 MIN_PIXELS = 256  # a bound of what is tried; tuning times the kernel
@@ -57,14 +57,19 @@ class ResidentFiltersSource:
         return self.conv.result.type
 
     @property
+    def filters(self) -> int:
+        """Filters of a block."""
+        return next(count for count in FILTERS if self.y.shape[1] % count == 0)
+
+    @property
     def across(self) -> int:
         """Blocks that share positions."""
-        return self.y.shape[1] // FILTERS
+        return self.y.shape[1] // self.filters
 
     @property
     def own(self) -> int:
-        """Neighbours of a result that a thread handles together: 16 bytes."""
-        return 16 if self.x.dtype is DType.I8 else 8
+        """Neighbours of a result that a thread handles together: 16 bytes, unless these are more than it has."""
+        return 16 if self.x.dtype is DType.I8 and self.filters == FILTERS[0] else 8
 
     @property
     def pack(self) -> int:
@@ -120,7 +125,7 @@ class ResidentFiltersSource:
 
     @property
     def filter_bytes(self) -> int:
-        return TAPS * FILTERS * self.octets * OCTET_BYTES
+        return TAPS * self.filters * self.octets * OCTET_BYTES
 
     @property
     def resident_bytes(self) -> int:
@@ -159,7 +164,7 @@ class ResidentFiltersSource:
             lines,
             ceil_div(self._all_steps, self.steps) * self.across,
             128 * self.groups,
-            preamble=wgmma.product_of_rows(C_TYPES[self.x.dtype], FILTERS, self.wide),
+            preamble=wgmma.product_of_rows(C_TYPES[self.x.dtype], self.filters, self.wide),
             resident=1,
         )
         bound = {"resident_bytes": self.resident_bytes, "architecture": wgmma.ARCHITECTURE, "dependent": True}
@@ -175,7 +180,7 @@ class ResidentFiltersSource:
             SUM="i32" if self.x.dtype is DType.I8 else "float",
             THREADS=threads,
             ACROSS=self.across,
-            FILTERS=FILTERS,
+            FILTERS=self.filters,
             FILTER_BYTES=self.filter_bytes,
             RING_BYTES=self.panels * self.panel_bytes,
             CHANNELS=self.x.shape[1],
@@ -216,7 +221,7 @@ class ResidentFiltersSource:
         lines: list[str] = []
         for tap in range(TAPS):
             shift = tap // WINDOW[1] * self.pitch + tap % WINDOW[1]
-            product = f"ENTRY_{FILTERS}_of_rows"
+            product = f"ENTRY_{self.filters}_of_rows"
             lines += cuda("multiply", TAP=tap, SHIFT=shift, PRODUCT=product, IS_FIRST=c_bool(tap == 0))
         return lines
 
@@ -229,7 +234,7 @@ class ResidentFiltersSource:
         stores: list[str] = []
         for half in range(2):
             codes: list[str] = []
-            for part in range(FILTERS // (4 * self.own)):
+            for part in range(self.filters // (4 * self.own)):
                 code = self._epilogue(half, part, arguments)
                 loads = [line for line in code.head if line.startswith("const ") and not _MOVES.search(line)]
                 code.head = [line for line in code.head if line not in loads]
@@ -290,7 +295,7 @@ def _fits(conv: Node, rest: Sequence[Node]) -> bool:
     if isinstance(op, ConvTranspose) and any(op.output_padding):
         return False
     plain = w.type.shape[2:] == WINDOW and op.pads == (1, 1, 1, 1) and {*op.strides, *op.dilations} == {1}
-    if not plain or y.type.shape[1] % FILTERS or any(x in node.results for node in rest):
+    if not plain or y.type.shape[1] % FILTERS[-1] or any(x in node.results for node in rest):
         return False
     n, _, high, wide = y.type.shape
     if n * high * wide < MIN_PIXELS or max(v.type.span for v in (x, y, *inputs_of(rest))) >= 1 << 31:

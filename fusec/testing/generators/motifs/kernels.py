@@ -185,6 +185,16 @@ def dense_bytes(b: RandomGraph) -> None:
     b.add(Cast(b.dtype), epilogue(b, y, 2))
 
 
+def resident_weights(b: RandomGraph) -> None:
+    """Draw a 1x1 convolution of 256 pixels of 8-bit integers, with pointwise ops after it."""
+    b.dtype = _half(b)
+    channels = b.pick([32, 64])
+    x = b.input(TensorType((1, channels, 16, 16), DType.I8, channels_last(4)))
+    y = b.add(Conv((1, 1), (0,) * 4, (1, 1), 1), x, b.constant((64, channels, 1, 1), DType.I8))
+    y = b.pointwise("mul", b.add(Cast(DType.F32), y), b.constant((), DType.F32, "positive"))
+    epilogue(b, b.add(Cast(b.dtype), y), 2)
+
+
 def few_channels(b: RandomGraph) -> None:
     """Draw a convolution of an image of four channels, of which the last can be padding."""
     b.dtype = _half(b)
@@ -443,6 +453,7 @@ KERNELS: Mapping[str, Draw] = {
             split_k,
             thin_product,
             dense_bytes,
+            resident_weights,
             resident_filters,
             few_rows,
             streamed_weights,

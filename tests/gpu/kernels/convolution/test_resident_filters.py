@@ -66,7 +66,9 @@ def resident_cases() -> list[Case]:
         trained(GRADIENT, (1, 32, 18, 20), 64),
         convolution(F16, (5, 64, 20, 19), 64),
         convolution(BF16, (3, 48, 23, 17), 128, residual=True),
+        convolution(F16, (2, 32, 13, 11), 96, residual=True),
         quantised((1, 32, 16, 20), 64),
+        quantised((2, 32, 10, 13), 32, residual=True),
         quantised((10, 128, 15, 14), 128, residual=True),
     ]
 
@@ -92,7 +94,7 @@ def convolved(op: Conv, filters: int = 64, channels: int = 64, relu_before: bool
         convolved(Conv((2, 2), (1,) * 4, (1, 1))),
         convolved(Conv((1, 1), (0,) * 4, (1, 1))),
         convolved(Conv((1, 1), (1,) * 4, (2, 2))),
-        convolved(SAME, filters=96),
+        convolved(SAME, filters=80),
         convolved(SAME, channels=72),
         convolved(SAME, channels=512),
         convolved(SAME, relu_before=True),

@@ -9,6 +9,7 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
 
+from fusec.gpu.kernels.product.dense_bytes import dense_bytes
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Cast, Conv, MatMul, pw
 
@@ -100,8 +101,9 @@ def test_all_variants_compute_the_product(rng: np.random.Generator) -> None:
 
 def test_weights_are_copied_before_the_wait_and_rows_after_it() -> None:
     for case in dense_cases():
-        assert case.kernel is not None
-        for launch in (case.kernel.launches[0], *(other.launches[0] for other in case.kernel.others)):
+        kernel = dense_bytes(case.nodes, case.outputs, case.figures)
+        assert kernel is not None
+        for launch in (kernel.launches[0], *(other.launches[0] for other in kernel.others)):
             before, _, after = launch.source.partition("wait_for_launches();")
             assert launch.dependent and "copy_bytes_ahead" in before and "copy_or_zeros_ahead" not in before
             assert "copy_or_zeros_ahead" in after and launch.source.count("wait_for_launches();") == 2
@@ -121,11 +123,10 @@ def test_gelu_of_large_and_small_numbers(rng: np.random.Generator) -> None:
     check([replace(build("gelu", [rows(I8, 64, 128)], make, bytes_drawn), near=True)], rng)
 
 
-def test_no_tiles_divide_64_columns() -> None:
-    kernels = [matrix(512, 640, columns, "sums").kernel for columns in (768, 256, 128, 64)]
-    found = [kernel and 1 + len(kernel.others) for kernel in kernels]
-    assert found == [3, 1, 1, 1]
-    assert kernels[-1] is not None and kernels[-1].launches[0].entry.startswith("integer_product")
+def test_columns_of_a_tile_divide_those_of_the_product() -> None:
+    cases = [matrix(512, 640, columns, "sums") for columns in (768, 256, 128, 64)]
+    kernels = [dense_bytes(case.nodes, case.outputs, case.figures) for case in cases]
+    assert [kernel and 1 + len(kernel.others) for kernel in kernels] == [3, 1, 1, None]
 
 
 @pytest.mark.parametrize(
@@ -137,4 +138,4 @@ def test_no_tiles_divide_64_columns() -> None:
     ],
 )
 def test_others_are_left_alone(why: str, case: Case) -> None:
-    assert case.kernel is not None and case.kernel.launches[0].entry.startswith("integer_product")
+    assert dense_bytes(case.nodes, case.outputs, case.figures) is None

@@ -1,0 +1,67 @@
+"""Recognise products of many rows of 8-bit integers whose weights stay in shared memory, and propose variants (Hopper).
+
+In 16 bits, cuBLASLt and cuDNN were faster for most 1x1 convolutions of ResNet-50 on an H200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.gpu.kernels.codegen import wgmma
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import Kernel, variants_of, with_variants
+from fusec.gpu.kernels.codegen.pointwise_code import can_generate
+from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
+from fusec.gpu.kernels.convolution.thin_product import thin_product
+from fusec.gpu.kernels.product.dense_bytes import dense_bytes
+from fusec.gpu.kernels.product.resident_source import OCTET_BYTES, ResidentSource, Tiling
+from fusec.ir import DType, Node, Value
+from fusec.ops import Conv, MatMul
+from fusec.schedule.program import inputs_of
+
+# The fastest ones of up to eight for products of ResNet-50 on an H200, those of fewer columns where others do not fit.
+TILINGS = (Tiling(128, 2, 2), Tiling(128, 1, 4), Tiling(128, 1, 3), Tiling(64, 1, 4), Tiling(64, 2, 2))
+MOST = 3  # variants
+MIN_ROWS = 256  # a bound of what is tried; tuning times the kernel on each GPU
+INSTRUCTION_BYTES = 32  # of the depth of one product of a warpgroup
+
+
+def resident_weights(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+    """Return the kernel of such a product with pointwise ops after it; None for other steps.
+
+    Kernels of thin and of dense products are variants.
+    """
+    products = [node for node in nodes if isinstance(node.op, (Conv, MatMul))]
+    if len(products) != 1 or not figures.has(wgmma.ARCHITECTURE):
+        return None
+    if not all(can_generate(node) or node is products[0] for node in nodes):
+        return None
+    step = match_product(nodes, products[0])
+    if step is None or not _fits(step, outputs):
+        return None
+    sources = [ResidentSource(step, outputs, figures, tiling) for tiling in TILINGS]
+    launches = [source.launch() for source in sources if source.fits][:MOST]
+    if not launches:
+        return None
+    name = "+".join(node.op.name for node in nodes)
+    usual = thin_product(nodes, outputs, figures) or dense_bytes(nodes, outputs, figures)
+    others = variants_of(usual) if usual is not None else ()
+    return with_variants([*others, *(Kernel(name, (launch,)) for launch in launches)])
+
+
+def _fits(step: ProductStep, outputs: Sequence[Value]) -> bool:
+    """Tell if octets of rows can be copied, and if the number of a row is enough to find it after the product."""
+    if step.x.dtype is not DType.I8 or step.prologue or any(v not in step.results for v in outputs):
+        return False
+    if step.rows < max(
+        MIN_ROWS, step.depth // 2, step.columns // 2
+    ):  # with fewer rows, most of what it reads is weights
+        return False
+    read = step.product.operands[0].type
+    others = [stride for d, stride in enumerate(read.strides) if d != step.along and read.shape[d] != 1]
+    if step.depth % INSTRUCTION_BYTES or any(stride % OCTET_BYTES for stride in others):
+        return False
+    if max(read.span, step.y.span, step.weights.size) >= 1 << 31:
+        return False
+    types = [v.type for v in (*inputs_of(step.epilogue), *outputs) if v is not step.product.result]
+    return step.is_linear([*types, step.y], step.y)

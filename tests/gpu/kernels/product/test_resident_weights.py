@@ -1,0 +1,92 @@
+"""Kernels of products whose weights stay in shared memory against the reference, through the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gpu.kernels.cases import FIGURES, Case, check
+from gpu.kernels.convolution.test_thin_product import convolution, quantised, quantised_matrix, strided
+from gpu.kernels.emulator import needs_compiler
+from gpu.kernels.product.test_dense_bytes import matrix
+
+from fusec.gpu.kernels.codegen.kernel import variants_of
+from fusec.gpu.kernels.convolution import product_step
+from fusec.gpu.kernels.product import resident_weights
+from fusec.ir import DType
+
+I8 = DType.I8
+FEW = replace(FIGURES, processors=2)  # so that a team has several tiles
+
+
+def resident_cases() -> list[Case]:
+    return [
+        quantised((21, 64, 14, 14), 256, residual=True),
+        quantised((90, 512, 7, 7), 256, residual=True, wide=True),
+        quantised_matrix(2100, 160, 192),
+        strided(I8, (3, 128, 80, 75), 64, (2, 2)),
+    ]
+
+
+@needs_compiler
+def test_all_variants_compute_the_same(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident_weights, "MIN_ROWS", 16)  # fewer rows, as each is emulated
+    monkeypatch.setattr(product_step, "MIN_ROWS", 16)
+    cases = [
+        quantised((2, 64, 9, 15), 256, residual=True),
+        quantised((3, 512, 9, 19), 128, residual=True, wide=True),
+        quantised_matrix(230, 160, 64),
+        strided(I8, (2, 128, 21, 25), 64, (2, 2)),
+        quantised((2, 32, 12, 13), 128),
+        matrix(75, 96, 64, "sums"),
+    ]
+    cases = [replace(case, figures=FEW) for case in cases]
+    assert all(resident(case) for case in cases)
+    check(cases, rng, every=True)
+
+
+def resident(case: Case) -> list[str]:
+    """The variants of a case that keep weights in shared memory."""
+    kernel = case.kernel
+    entries = [v.launches[0].entry for v in variants_of(kernel)] if kernel is not None else []
+    return [entry for entry in entries if entry.startswith("resident_weights")]
+
+
+def test_they_compete_with_thin_and_dense_products() -> None:
+    for case, other in ((resident_cases()[0], "thin_product"), (matrix(2100, 1024, 256, "sums"), "dense_bytes")):
+        kernel = case.kernel
+        assert kernel is not None and len(resident(case)) >= 2
+        assert kernel.launches[0].entry.startswith(other)
+
+
+def test_weights_are_copied_before_the_wait_and_rows_after_it() -> None:
+    kernel = resident_cases()[0].kernel
+    assert kernel is not None
+    (launch,) = kernel.others[-1].launches
+    before, _, after = launch.source.partition("wait_for_launches();")
+    assert launch.dependent and "copy_ahead<16>" in before and "copy_or_zeros_ahead" not in before
+    assert "copy_or_zeros_ahead" in after
+
+
+def test_what_an_epilogue_reads_is_loaded_before_products_end() -> None:
+    kernel = resident_cases()[0].kernel
+    assert kernel is not None
+    before, _, after = kernel.others[-1].launches[0].source.rpartition("wait_for_groups<0>")
+    assert "load_now<u32, 4>" in before and "load_now<u32, 4>" not in after
+
+
+@pytest.mark.parametrize(
+    ("why", "case"),
+    [
+        ("few rows", quantised((1, 64, 16, 15), 64)),
+        ("columns of no warpgroup", quantised((21, 64, 14, 14), 96)),
+        ("few rows for its columns", quantised((2, 64, 14, 14), 1024)),
+        ("a depth of no whole instructions", quantised((21, 80, 14, 14), 64)),
+        ("weights that do not fit", quantised((21, 4000, 14, 14), 64)),
+        ("16 bits", convolution(DType.F16, (21, 64, 14, 14), 64)),
+        ("another GPU", replace(quantised((21, 64, 14, 14), 256), figures=replace(FIGURES, sm=100))),
+    ],
+)
+def test_others_are_left_alone(why: str, case: Case) -> None:
+    assert resident_weights.resident_weights(case.nodes, case.outputs, case.figures) is None
