@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import assert_close
 
+import fusec
 from fusec.errors import ExecutionError
 from fusec.scale import batch_pipeline
 from fusec.scale.batch_pipeline import DEPTH, BatchPipeline
@@ -107,6 +110,15 @@ def test_no_batch_runs_any_more_after_an_error(device: Device, where: str) -> No
     assert ended == started
     device.fails = -1
     np.testing.assert_array_equal(run_rows(pipeline, {"x": given})["y"], 2 * given)
+
+
+@pytest.mark.gpu
+def test_rows_run_on_the_gpu(model: Path, meaning: Callable[[Array], Array], rng: np.random.Generator) -> None:
+    """More batches than are in flight, and twice, so that memory is used again and the steps are replayed."""
+    pipeline = BatchPipeline(fusec.compile(model, tune="none"))
+    for count in (4 * (2 * DEPTH + 1), 4 * DEPTH - 1, 3):
+        rows = rng.standard_normal((count, 6)).astype(np.float32)
+        assert_close(run_rows(pipeline, {"x": rows}, BatchOptions(pad=True))["z"], meaning(rows), 1e-5)
 
 
 def test_outputs_that_cannot_be_joined_are_refused() -> None:
