@@ -79,11 +79,11 @@ def test_batches_start_before_the_results_of_others_are_there(device: Device) ->
     for _ in range(2):  # the memory is used again
         result = run_rows(pipeline, {"x": rows}, BatchOptions(pad=True))["y"]
         np.testing.assert_array_equal(result, 2 * rows)
-    firsts = range(0, 6 * ROWS, ROWS)
-    events = [("start", first) for first in firsts[:DEPTH]]
-    for ended, started in zip(firsts, firsts[DEPTH:], strict=False):
+    firsts, ahead = range(0, 6 * ROWS, ROWS), DEPTH - 1  # a slot is being filled
+    events = [("start", first) for first in firsts[:ahead]]
+    for ended, started in zip(firsts, firsts[ahead:-1], strict=False):
         events += [("end", ended), ("start", started)]
-    events += [("end", first) for first in firsts[-DEPTH:]]
+    events += [("start", firsts[-1]), *(("end", first) for first in firsts[-DEPTH:])]
     assert device.events == 2 * events
 
 
