@@ -135,7 +135,7 @@ def part_of_all(text: str) -> tuple[int, int]:
 def chosen(
     models: Mapping[str, Iterable[str]], names: Sequence[str], part: tuple[int, int] = (1, 1)
 ) -> list[tuple[str, str]]:
-    """Return source and name of the models of a slice. Models of one source, which are alike, go to all slices.
+    """Return source and name of the models of a slice. Similar models of one source go to all slices.
 
     names: the models to choose from; all if it is empty.
     """
