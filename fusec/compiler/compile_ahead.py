@@ -21,6 +21,7 @@ from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch.cubins import compile_ahead
 from fusec.ir import Graph
+from fusec.ops import Concat
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge, partition
 from fusec.passes.partition.concat_in_place import concat_in_place
@@ -45,16 +46,21 @@ class ProposedKernels:
     level: str
 
     def start(self) -> threading.Thread:
-        """Begin to compile them. The graph may change afterwards.
+        """Begin to compile them. The graph must not change until the thread ends that is returned.
 
-        Returns the thread that ends when all kernels are known; child processes compile them. Another thread loads what
-        choosing plans needs.
+        It ends when all kernels are known; child processes compile them. The graph keeps them, so that tuning finds
+        those of its own steps. Then another thread loads what choosing plans needs. At the same time it would hold
+        Python's lock, and processes would begin later.
         """
-        work = partial(_quietly, partial(self.compile, self.graph.clone()))
-        thread = threading.Thread(target=work, name="fusec-ahead", daemon=True)
+        changes = any(isinstance(node.op, Concat) for node in self.graph.nodes)  # types of what a concat joins
+        graph = self.graph.clone() if changes else self.graph
+        thread = threading.Thread(target=self._work, args=(graph,), name="fusec-ahead", daemon=True)
         thread.start()
-        threading.Thread(target=_quietly, args=(self.warm_up,), name="fusec-warm-up", daemon=True).start()
         return thread
+
+    def _work(self, graph: Graph) -> None:
+        _quietly(partial(self.compile, graph))
+        threading.Thread(target=_quietly, args=(self.warm_up,), name="fusec-warm-up", daemon=True).start()
 
     def warm_up(self) -> None:
         """Load what choosing plans needs: see `warm_up.warm_up`."""

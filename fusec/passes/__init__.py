@@ -36,6 +36,7 @@ from fusec.passes.quantization.tanh_before_fp8 import TanhBeforeFloat8
 from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
 from fusec.passes.rules.recognise_scan import RecogniseScan
+from fusec.passes.training.drop_zero_rows import DropZeroRows
 from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
 from fusec.passes.training.rematerialise import Rematerialise
 from fusec.passes.training.split_batchnorm_stats import SplitBatchNormStats
@@ -68,6 +69,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     # is next to the BatchNorm, factor or pad from which a transpose separated it.
     SinkViews(),
     *CLEAN_UP,
+    # With no views between rows, too. Before the pass that drops what the slices of its results leave out.
+    DropZeroRows(),
     # After norms and gelu are recognised, and with no views between rows.
     DropUnreadRows(),
     # Before the scales: a BatchNorm without a convolution before it becomes a mul and an add,

@@ -320,7 +320,15 @@ def test_the_fastest_variant_of_a_kernel_is_chosen(machine: Machine) -> None:
     kernel, launcher = case.kernel, Launcher()
     assert kernel is not None and len(kernel.others) > 1 and not launcher.is_measured(kernel)
     times = iter([5.0, 3.0, 1.0, *[9.0] * len(kernel.others)])
-    assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == 1.0
+    known: list[float] = []
+
+    def timed(run: Callable[[], None], best_us: float) -> float:
+        known.append(best_us)
+        run()
+        return next(times)
+
+    assert launcher.measure(kernel, timed) == 1.0
+    assert known == [float("inf"), 5.0, 3.0, *[1.0] * (len(kernel.others) - 2)], "the least time so far"
     entries = [each.launches[0].entry for each in (kernel, *kernel.others)]
     assert machine.launched == [*entries, entries[2], entries[1]], "the fastest and the next are compared"
     assert launcher.is_measured(kernel)
@@ -349,7 +357,7 @@ def test_a_way_that_computes_something_else_is_not_taken(machine: Machine) -> No
     kernel, every = _ways_of_relu(2)
     launcher, times = Launcher(), iter([5.0, 3.0, 1.0])
     with pytest.warns(UserWarning, match="a variant of relu computes other results than the others"):
-        assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == 3.0
+        assert launcher.measure(kernel, lambda run, best_us: (run(), next(times))[1]) == 3.0
     assert launcher.fastest(kernel).key == every[1].key and launcher.runs(kernel)
     assert launcher.times_us(kernel) == [5.0, 3.0, float("inf")]
     assert launcher.agree(every[0], every[1]) and not launcher.agree(every[0], every[2])
@@ -362,7 +370,7 @@ def test_a_kernel_no_two_ways_of_which_agree_is_not_run(machine: Machine) -> Non
     kernel, every = _ways_of_relu(1, 2)
     launcher, times = Launcher(), iter([5.0, 3.0, 1.0])
     with pytest.warns(UserWarning, match="computes other results than the others"):
-        assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == float("inf")
+        assert launcher.measure(kernel, lambda run, best_us: (run(), next(times))[1]) == float("inf")
     assert not launcher.runs(kernel) and not any(map(launcher.runs, every))
 
 
@@ -385,7 +393,7 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     assert once.launches[0].cooperative and once.launches[0].grid == blocks
     assert launcher.runs(once) == fits
     times = iter([5.0, 3.0])
-    assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == (3.0 if fits else 5.0)
+    assert launcher.measure(kernel, lambda run, best_us: (run(), next(times))[1]) == (3.0 if fits else 5.0)
     launcher.take(kernel, once.key)
     if not fits:
         with pytest.warns(UserWarning, match="that was fastest does not run on this GPU"):

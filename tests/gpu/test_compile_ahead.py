@@ -28,8 +28,17 @@ SOFTMAX = """graph "g" (%x: f32[64,96]) {
 }"""
 
 
-def proposed(level: str = "quick") -> ProposedKernels:
-    of = compiled(SOFTMAX)
+JOINED = """graph "g" (%x: f32[64,96]) {
+  %a = relu(%x)
+  %b = tanh(%x)
+  %c = concat(%a, %b) {axis=1}
+  %y = softmax(%c) {axis=1}
+  return %y
+}"""
+
+
+def proposed(level: str = "quick", text: str = SOFTMAX) -> ProposedKernels:
+    of = compiled(text)
     return ProposedKernels(of.program.graph, of.target, of.options, {}, level)
 
 
@@ -50,6 +59,22 @@ def test_the_kernels_of_a_program_are_compiled_once(machine: Machine, tmp_path: 
     left = set(cubins._AHEAD)
     cubins.forget_ahead()
     assert not left if level == "none" else len(left) < len(begun)
+
+
+@pytest.mark.parametrize(("text", "is_kept"), [(SOFTMAX, True), (JOINED, False)], ids=["softmax", "concat"])
+def test_the_graph_keeps_kernels_unless_concats_change_its_types(
+    monkeypatch: pytest.MonkeyPatch, text: str, is_kept: bool
+) -> None:
+    """Another thread partitions the graph at the same time."""
+    monkeypatch.setattr("fusec.compiler.compile_ahead.compile_ahead", lambda *_: None)
+    monkeypatch.setattr(ProposedKernels, "warm_up", lambda self: None)
+    ahead = proposed(text=text)
+    before = str(ahead.graph)
+    ahead.start().join()
+    assert str(ahead.graph) == before
+    assert bool(ahead.graph.memo) == is_kept
+    ahead.compile(ahead.graph)
+    assert (str(ahead.graph) == before) == is_kept
 
 
 def test_a_failure_is_left_to_the_compilation_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +119,30 @@ def test_all_kernels_are_known_when_the_answers_are(monkeypatch: pytest.MonkeyPa
         assert not known.is_set()
         answered.set()
     assert known.is_set()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_choosing_plans_needs_is_loaded_when_the_kernels_are_known(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """At the same time the one would hold Python's lock while the other waits for it."""
+    done: list[str] = []
+    loaded = threading.Event()
+
+    def compile(self: ProposedKernels, graph: Graph) -> None:
+        done.append("kernels")
+        if fails:
+            raise RuntimeError
+
+    def warm_up(self: ProposedKernels) -> None:
+        done.append("plans")
+        loaded.set()
+
+    monkeypatch.setattr(ProposedKernels, "compile", compile)
+    monkeypatch.setattr(ProposedKernels, "warm_up", warm_up)
+    proposed().start().join()
+    assert loaded.wait(10)
+    assert done == ["kernels", "plans"]
 
 
 def test_plans_are_listed_and_small_kernels_compiled_in_advance(

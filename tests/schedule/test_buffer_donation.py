@@ -8,7 +8,7 @@ from helpers import one_program
 
 import fusec
 from fusec.builder import Builder
-from fusec.schedule.buffer_donation import in_place
+from fusec.schedule.buffer_donation import in_place, overwritten_input
 from fusec.schedule.program import Kind, Partition, Program, body_of
 from fusec.text import parse
 
@@ -124,6 +124,23 @@ def test_what_is_written_in_place(what: str) -> None:
     values = {v.name: v for v in of.graph.values()}
     updates = {values[old]: values[new] for old, new in (("a", "n"), ("b", "m")) if new in values}
     assert {old.name for old in in_place(of, updates).values()} == set(kept.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "old"),
+    [
+        (f"{FLAT}  {ROWS}  {SCATTER}", "v"),
+        (f"{FLAT}  {ROWS}  {SCATTER.replace('none', 'add')}", None),
+        (f"{FLAT.replace('%v', '%w').replace('%a', '%b')}  %v = exp(%w)\n  {ROWS}  {SCATTER}", None),
+        ("%s = exp(%a)", None),
+    ],
+)
+def test_rows_of_an_input_are_written_over_it(text: str, old: str | None) -> None:
+    """Not where rows are added, or where the operand is computed."""
+    inputs = "%a: f32[4,4], %b: f32[4,4], %x: f32[4,4]"
+    graph = parse(f'graph "g" ({inputs}) {{\n  {text}\n  return %s\n}}')
+    found = overwritten_input(graph.outputs[0])
+    assert (found and found.name) == old and overwritten_input(graph.inputs[0]) is None
 
 
 @pytest.mark.parametrize("target", ["cpu", "h200"])

@@ -12,6 +12,7 @@ from fusec.gpu.measure.random_inputs import random_array, random_data
 from fusec.ir import Array, TensorType, Value
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.schedule.buffer_donation import overwritten_input
 from fusec.schedule.program import Kind, outputs_of
 
 Bind = Callable[[CudnnGraph, Mapping[int, Array]], Callable[[], None]]
@@ -21,6 +22,8 @@ def bind_candidate(
     candidate: Candidate, tensor_cores: bool, bind: Bind, launcher: Launcher, figures: GpuFigures
 ) -> Callable[[], None]:
     """Return a function that runs the steps of a candidate over memory of its own, filled with random numbers.
+
+    Writes of rows overwrite their operand, as they do in a program whose state that is.
 
     tensor_cores: products may round their operands, as to tf32.
     bind: binds a cuDNN graph to its buffers. launcher: binds kernels.
@@ -34,6 +37,7 @@ def bind_candidate(
             if (value, type) not in constants:
                 constants[value, type] = random_array(type)
             return constants[value, type]
+        value = overwritten_input(value) or value
         if value.name not in held:
             held[value.name] = random_array(value.type)
         return held[value.name]

@@ -7,7 +7,7 @@ before it wrote. Its first blocks run while the last blocks of that step still r
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,7 +98,7 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
             tried += 1
             if _is_faster(other, best, whole):
                 options[contest.key], best = option, other
-    rounds = _rounds((first, best), whole, ROUNDS)
+    rounds = list(_each_round((first, best), whole, ROUNDS))
     before_us, after_us = (statistics.median(times) for times in zip(*rounds, strict=True))
     if not options or after_us >= before_us:  # the gains were noise
         return DescentResult({}, before_us, before_us, tried)
@@ -106,12 +106,15 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
 
 
 def _is_faster(other: Run, best: Run, whole: Whole) -> bool:
-    rounds = _rounds((best, other), whole, FIRST_ROUNDS)
-    if _relative(rounds) > SLOWER:
-        return False
-    rounds += _rounds((best, other), whole, ROUNDS - FIRST_ROUNDS)
-    wins = sum(b < a for a, b in rounds)
-    return wins >= WINS and _relative(rounds) <= GAIN
+    rounds: list[tuple[float, float]] = []
+    losses = 0
+    for round in _each_round((best, other), whole, ROUNDS):
+        rounds.append(round)
+        losses += round[1] >= round[0]
+        clearly_slower = len(rounds) == FIRST_ROUNDS and _relative(rounds) > SLOWER
+        if clearly_slower or losses > ROUNDS - WINS:  # it cannot win often enough any more
+            return False
+    return _relative(rounds) <= GAIN
 
 
 def _relative(rounds: Sequence[tuple[float, float]]) -> float:
@@ -119,11 +122,9 @@ def _relative(rounds: Sequence[tuple[float, float]]) -> float:
     return statistics.median(b / a if a else 1.0 for a, b in rounds)
 
 
-def _rounds(pair: tuple[Run, Run], whole: Whole, count: int) -> list[tuple[float, float]]:
+def _each_round(pair: tuple[Run, Run], whole: Whole, count: int) -> Iterator[tuple[float, float]]:
     """Time both alternately, because GPU clocks change, and swap their order each round; one run warms up."""
     whole.time_us(pair[1])
-    rounds: list[tuple[float, float]] = []
     for number in range(count):
         first, second = (whole.time_us(run) for run in (pair if number % 2 == 0 else pair[::-1]))
-        rounds.append((first, second) if number % 2 == 0 else (second, first))
-    return rounds
+        yield (first, second) if number % 2 == 0 else (second, first)

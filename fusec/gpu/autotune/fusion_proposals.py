@@ -10,7 +10,7 @@ from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise
 from fusec.gpu.kernels.convolution.product_step import match_product
-from fusec.gpu.kernels.convolution.row_norm import ROW_PRODUCTS, begins_few_rows
+from fusec.gpu.kernels.convolution.row_norm import MAX_STREAMED, ROW_PRODUCTS, begins_few_rows
 from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
 from fusec.ir import DType, Node
 from fusec.ops import Attention, Cast, Conv, LayerNorm, MatMul, Reduce, RmsNorm
@@ -32,7 +32,7 @@ def is_joint_work(nodes: Sequence[Node]) -> bool:
     """
     if is_cached_attention(nodes):
         return True
-    if begins_few_rows(nodes):
+    if begins_few_rows(nodes, MAX_STREAMED):
         return any(isinstance(node.op, ROW_PRODUCTS) for node in nodes)
     if is_rounded(nodes):
         return True
@@ -70,7 +70,7 @@ def is_rounded(nodes: Sequence[Node]) -> bool:
 def may_begin(nodes: Sequence[Node], figures: GpuFigures) -> bool:
     """Tell if a group of steps that begins with these nodes may become such a kernel."""
     first = nodes[0]
-    if begins_few_rows(nodes) or begins_cached_attention(nodes):
+    if begins_few_rows(nodes, MAX_STREAMED) or begins_cached_attention(nodes):
         return True
     if any(isinstance(node.op, ROUNDED) for node in nodes):
         return rounded_at(nodes) is not None

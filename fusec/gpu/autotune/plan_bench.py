@@ -30,6 +30,7 @@ from fusec.system.compile_timer import spent_on
 
 MAX_SIMULATED = 3e7  # multiplications: some tenths of a second in NumPy
 SPARE_BYTES = 1 << 28  # free memory that plans leave to others
+SURELY_FREE = 1 / 16  # part of the memory that was free, which still is
 AnyPlan = BuiltPlan | BlasPlan
 
 
@@ -82,6 +83,7 @@ class GpuPlanBench:
         self._graph: CudnnGraph | None = None
         self._frontend = FrontendPlans(context.handle, context.kernel_cache, context.plan_filter, context.build_pool)
         self._data: dict[int, Array] = {}
+        self._free_bytes = 0  # when it was last asked for
         self._reference: dict[CudnnTensor, Array] | None = None
 
     @spent_on("plans are listed")
@@ -162,10 +164,12 @@ class GpuPlanBench:
         limit = self._context.plan_filter.workspace_limit
         if limit is not None and workspace_bytes > limit:
             raise ExecutionError(f"a workspace of {workspace_bytes} bytes, workspace_limit is {limit}")
-        if not workspace_bytes:
-            return  # asking for the free memory takes long while other processes create contexts
+        # Asking for the free memory takes long while other processes create contexts. It may shrink after it was asked
+        # for, but not to a small part.
+        if workspace_bytes <= self._free_bytes * SURELY_FREE:
+            return
         free, _ = cupy.cuda.runtime.memGetInfo()
-        free += cupy.get_default_memory_pool().free_bytes()
+        self._free_bytes = free = free + cupy.get_default_memory_pool().free_bytes()
         if workspace_bytes > max(free - SPARE_BYTES, 0):
             raise ExecutionError(f"a workspace of {workspace_bytes >> 20} MB, {free >> 20} MB are free")
 

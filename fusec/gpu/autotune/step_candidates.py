@@ -12,7 +12,7 @@ from fusec.gpu.autotune.fusion_proposals import is_rounded, rounded_at
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.attention.match_cached import is_cached_attention, parts_of_cached
-from fusec.gpu.kernels.convolution.row_norm import begins_few_rows
+from fusec.gpu.kernels.convolution.row_norm import MAX_STREAMED, begins_few_rows
 from fusec.ir import Graph, Node
 from fusec.ops import PRODUCTS, ChannelSums, Conv, MatMul, PackedMatMul, Pointwise, Reduce
 from fusec.ops.matmul import SUMMED_IN
@@ -102,7 +102,7 @@ def _unfused(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuFigure
     if is_cached_attention(nodes):
         yield from _cached_apart(graph, nodes, level, figures)
         return
-    if begins_few_rows(nodes):
+    if begins_few_rows(nodes, MAX_STREAMED):
         is_packed = any(isinstance(node.op, PackedMatMul) for node in nodes)
         for rest in _kernel(graph, nodes[1:], figures) if is_packed else [next(_spelled(graph, nodes[1:]))]:
             for norm in _as_one_step(graph, nodes[:1], figures):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fusec.errors import ExecutionError
@@ -51,7 +50,10 @@ class VariantSelector:
         if not asked:
             return times
         self._launcher.compile(variant for kernel in asked.values() for variant in variants_of(kernel))
-        time_us = partial(self._stopwatch.median_us, footprint_bytes=footprint_bytes)
+
+        def time_us(run: Callable[[], None], best_us: float) -> float:
+            return self._stopwatch.median_us(run, footprint_bytes, best_us)
+
         with out_of_memory("timing kernels"), self._stream:
             for key, kernel in asked.items():
                 times[key] = self._launcher.measure(kernel, time_us)

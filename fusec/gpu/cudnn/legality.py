@@ -224,8 +224,7 @@ class Oracle(WorkerPool):
     def start_if_new(self) -> None:
         """Start workers and the proof, if nothing was asked on this machine before with these versions.
 
-        Only half of the workers, because the more contexts of a GPU are created at the same time, the later the first
-        one is ready.
+        Only half of the workers, because a small model needs no more.
         """
         if not self._store.get([self._proof]):
             self.start(max(1, self.workers // 2))

@@ -11,10 +11,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from fusec.errors import FusecError
 from fusec.gpu.cudnn.deviceless import INSTALL, bring_up, check_nvrtc, load_cudnn, load_nvrtc
+from fusec.gpu.device import woken
 from fusec.targets.target import Target, load
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
@@ -34,9 +36,10 @@ def main(name: str, device: bool) -> int:
     os.dup2(2, 1)  # because a library that prints would break the protocol
     target = load(name)
     try:
-        nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
-        load_cudnn()
-        version, answers = _answers(target, device)
+        with woken(name) if device else nullcontext():  # libraries and modules load while the context is created
+            nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
+            load_cudnn()
+            version, answers = _answers(target, device)
     except ModuleNotFoundError as error:
         out.write(json.dumps({"failed": f"{error}: {INSTALL}; or take --target cpu"}) + "\n")
         return 2

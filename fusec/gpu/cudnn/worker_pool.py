@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -47,6 +48,7 @@ class WorkerPool:
         self._idle: list[WorkerProcess] = []
         self._starting = 0
         self._prestarted = self._waiting = 0  # workers that `start` starts, and threads that wait for a worker
+        self._first = 0  # of `_prestarted`, those that do not wait for another one to be ready
         self._epoch = 0  # how often the pool was closed
         self.locks = MachineLocks(cache or folder(), max(self.workers, len(os.sched_getaffinity(0))))
         self._changed = threading.Condition()
@@ -103,24 +105,33 @@ class WorkerPool:
     def start(self, count: int | None = None) -> None:
         """Start workers, all by default, without waiting for them, because each takes a second or more.
 
-        Where other processes use all cores, workers start when a thread needs one.
+        Where other processes use all cores, workers start when a thread needs one. On a GPU half of them start when
+        one is ready, because the more contexts are created at the same time, the later the first one is ready.
         """
         with self._changed:
             wanted = self.workers if count is None else min(self.workers, count)
-            missing = max(0, wanted - len(self._all) - self._starting)
+            running = len(self._all) + self._starting
+            missing = max(0, wanted - running)
+            first = min(missing, max(0, ceil(self.workers / 2) - running)) if self.device and not self._all else missing
             self._starting += missing
             self._prestarted += missing
+            self._first += first
             epoch = self._epoch
-        for _ in range(missing):
-            threading.Thread(target=self._prestart, args=(epoch,), name="fusec-worker-start", daemon=True).start()
+        for number in range(missing):
+            each = (epoch, number < first)
+            threading.Thread(target=self._prestart, args=each, name="fusec-worker-start", daemon=True).start()
 
-    def _prestart(self, epoch: int) -> None:
+    def _prestart(self, epoch: int, is_first: bool) -> None:
+        """Start a worker; one that is not of the first waits until one of these is ready, or all have failed."""
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: is_first or self._all or not self._first or epoch != self._epoch)
             with contextlib.suppress(TargetError):  # a thread that needs a worker starts another, and raises the error
                 self._give_back(self._started(epoch, self.locks.free_slot()))
         finally:
             with self._changed:
                 self._prestarted -= 1
+                self._first -= is_first
                 self._changed.notify_all()
 
     def _started(self, epoch: int, slot: AbstractContextManager[bool]) -> WorkerProcess:

@@ -26,7 +26,7 @@ from fusec.gpu.kernels.convolution.few_channels import few_channels
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
-from fusec.gpu.kernels.product import dense_bytes
+from fusec.gpu.kernels.product import dense_bytes, streamed_weights
 from fusec.gpu.kernels.recurrent import linear_scan, recurrent
 from fusec.gpu.kernels.selection import arg_max, non_max_suppression, top_k
 from fusec.ir import DType, Node, Value
@@ -51,6 +51,7 @@ FAMILIES: tuple[Family, ...] = (
     thin_product.thin_product,
     dense_bytes.dense_bytes,  # after thin products, which memory bounds
     resident_filters.resident_filters,
+    streamed_weights.streamed_weights,  # before few rows, because its variants include theirs
     few_rows.few_rows,
     few_channels.few_channels,  # before gathers, because one would run the pad to four channels alone
     few_filters.few_filters,

@@ -21,6 +21,7 @@ from fusec.lowering.cudnn_graph import CudnnTensor
 from fusec.lowering.packing import code_bytes, from_codes, pack, to_codes
 from fusec.lowering.simulator import extent
 from fusec.ops import Cast
+from fusec.schedule.buffer_donation import overwritten_input
 
 PERIOD = 131_071  # numbers until they repeat: a prime, so that no stride of a tensor reads the same numbers
 HOST_BYTES = 1 << 22  # larger results are compared on the device
@@ -103,6 +104,11 @@ class RandomInputs:
             literal = value.literal
             self._held[value, type] = random_array(type) if literal is None else self._packed(literal.array, type)
         return self._held[value, type]
+
+    def in_place(self, value: Value, type: TensorType) -> Array:
+        """Return the buffer of a value as within a program, where writes of rows overwrite state."""
+        old = overwritten_input(value)
+        return self.memory(value, type) if old is None else self.memory(old, type)
 
     def results(self, kernel: Kernel, run: Callable[[], None]) -> dict[Value, Array]:
         """Run a kernel bound to this memory and return its results, in memory that was poisoned before."""

@@ -1,14 +1,15 @@
 """Compute only the rows that are read, where a slice reads few rows of what is computed row by row.
 
 A vision transformer classifies by one token, so its last layer needs one row of each image. The slice moves up past
-products with a matrix, norms of rows and pointwise ops that nothing else reads.
+products with a matrix, norms of rows and pointwise ops. Nothing else may read these, but for slices of the same rows,
+as in the backward half of a training step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fusec.ir import Graph, Node, Value
+from fusec.ir import Graph, Node, Value, positions
 from fusec.ops import POINTWISE_OPS, LayerNorm, MatMul, RmsNorm, Slice
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import substitute
@@ -51,17 +52,29 @@ class _Rows:
 
     def __post_init__(self) -> None:
         self.shape = self.end.operands[0].type.shape[:-1]
+        self.place = positions(self.graph)
         self.nodes: list[Node] = []  # the last first
         found, waiting = {self.end}, [self.end]
         while waiting:
             for value in waiting.pop().operands:  # each value is looked at again after each of its readers
                 node = value.node
-                if node is None or node in found or not found.issuperset(value.users):
+                if node is None or node in found or not all(u in found or self._is_same(u) for u in value.users):
                     continue
                 if len(node.results) == 1 and self._is_row_by_row(node):
                     found.add(node)
                     self.nodes.append(node)
                     waiting.append(node)
+
+    def _is_same(self, node: Node) -> bool:
+        """Tell if a later node slices the same rows of another value."""
+        op, end = node.op, self.end.op
+        if not isinstance(op, Slice) or node.operands[0].type.shape[:-1] != self.shape:
+            return False
+        if self.place.get(node, -1) < self.place[self.end]:
+            return False
+        assert isinstance(end, Slice)
+        same = [getattr(op, name)[:-1] == getattr(end, name)[:-1] for name in ("starts", "sizes", "steps")]
+        return all(same) and (op.starts[-1], op.sizes[-1], op.steps[-1]) == (0, node.operands[0].type.shape[-1], 1)
 
     def _is_row_by_row(self, node: Node) -> bool:
         """Tell if each row of an op's result depends on the same rows of its operands, or on whole constants."""
@@ -83,6 +96,9 @@ class _Rows:
             operands = [self._rows_of(first), *(v if whole else self._rows_of(v) for v in others)]
             made = self.graph.insert(node.op, operands, before=self.end, origin=node.origin)
             self.moved[node.result] = made.result
+            for user in tuple(node.result.users):
+                if user is not self.end and self._is_same(user):
+                    substitute(self.graph, user.result, made.result)
         substitute(self.graph, self.end.result, self.moved[self.end.operands[0]], fresh=True)
 
     def _rows_of(self, value: Value) -> Value:

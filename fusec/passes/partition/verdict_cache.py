@@ -12,7 +12,7 @@ from fusec.passes.partition.judge import Judge, RefusesItself
 from fusec.plans.verdict import Legal, Refused, Verdict
 from fusec.schedule.program import body_of
 
-BATCH = 32  # bodies per request: enough to keep every worker busy, few enough to show progress
+BATCH = 128  # bodies per request: workers wait for the last of each, but only between two is progress shown
 
 Spelled = tuple[tuple[str, ...], str]  # names of the spellings, canonical key of the body
 

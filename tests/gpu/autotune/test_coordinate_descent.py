@@ -72,6 +72,13 @@ def test_the_plan_that_makes_the_whole_faster_is_found() -> None:
     assert found.before_us == pytest.approx(160.0, rel=0.01)
 
 
+@pytest.mark.parametrize(("other_us", "rounds"), [(104.0, 3), (100.5, 3), (90.0, 9)])
+def test_a_plan_is_timed_until_it_cannot_win_often_enough(other_us: float, rounds: int) -> None:
+    whole = Sums({"a": (100.0, other_us)}, noise=0.0)
+    assert descend(whole.contests(), whole, always) is not None
+    assert whole.runs == (1 + 2 * rounds) + (1 + 2 * 9), "the last rounds measure the gain of all"
+
+
 def test_effects_of_plans_on_each_other_are_measured() -> None:
     pairs = {frozenset({("a", 1), ("b", 0)}): 30.0}
     whole = Sums({"a": (100.0, 90.0), "b": (50.0, 45.0)}, pairs)

@@ -125,6 +125,33 @@ def test_hopeless_plans_are_timed_only_a_few_times() -> None:
     assert table.runs - table.singles <= 2 + 7, "only the first plan is measured"
 
 
+@pytest.mark.parametrize(("slow_us", "singles"), [(6000.0, 1), (1000.0, 2), (90.0, 3)])
+def test_the_slower_a_plan_is_the_fewer_runs_show_it(slow_us: float, singles: int) -> None:
+    table = Table({1: [10.0, slow_us]}, noise=0.0)
+    one(table)
+    assert table.singles == 3 + singles
+
+
+class Disturbed(Table):
+    """One run of the second plan takes twenty times as long."""
+
+    disturbed, ran = 0, 0
+
+    def time_us(self, graph: CudnnGraph, plan: Any) -> float:
+        time_us = super().time_us(graph, plan)
+        if plan[1] == 1:
+            self.ran += 1
+            time_us *= 20.0 if self.ran == 1 + self.disturbed else 1.0
+        return time_us
+
+
+@pytest.mark.parametrize("disturbed", range(5))
+def test_one_disturbed_run_makes_no_plan_hopeless(disturbed: int) -> None:
+    table = Disturbed({1: [100.0, 80.0]}, noise=0.0)
+    table.disturbed = disturbed
+    assert best(one(table)) == 1
+
+
 class Overhead(Table):
     """A single run looks longer, by what an event costs."""
 

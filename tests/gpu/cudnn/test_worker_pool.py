@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fusec.errors import TargetError
 from fusec.gpu.cudnn import worker_pool
 from fusec.gpu.cudnn.worker_pool import WorkerPool
 from fusec.targets.target import load
@@ -56,3 +57,70 @@ def test_the_workers_of_eight_pools_share_the_cores(tmp_path: Path, monkeypatch:
         answers = [future.result(timeout=60)[0] for future in asked]
     assert [answer["ask"] for answer in answers] == [turn for turn in range(6) for _ in pools]  # type: ignore[index]
     assert FakeProcess.most == 3
+
+
+class SlowProcess(FakeProcess):
+    """A worker that is ready, or fails, when the test says so."""
+
+    go = threading.Event()
+    fails = False
+    begun = 0
+
+    def __init__(self, *_: object):
+        super().__init__()
+        with self.lock:
+            SlowProcess.begun += 1
+
+    def wait_ready(self) -> None:
+        assert self.go.wait(60)
+        if self.fails:
+            self.versions = {}
+            raise TargetError("no such luck")
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> type[SlowProcess]:
+    monkeypatch.setattr(worker_pool, "WorkerProcess", SlowProcess)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
+    monkeypatch.setattr(SlowProcess, "go", threading.Event())
+    monkeypatch.setattr(SlowProcess, "begun", 0)
+    return SlowProcess
+
+
+def _begun(slow: type[SlowProcess], count: int) -> bool:
+    """Wait until so many workers have begun to start, and tell if no more do soon."""
+    until = time.monotonic() + 30
+    while slow.begun < count and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    return slow.begun == count
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_half_of_the_workers_of_a_gpu_start_when_one_is_ready(
+    tmp_path: Path, slow: type[SlowProcess], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """They also start where the first half failed, so that somebody reports the error."""
+    monkeypatch.setattr(slow, "fails", fails)
+    with WorkerPool(load("h200"), tmp_path, workers=8, device=True) as pool:
+        pool.start(2)
+        pool.start()
+        assert _begun(slow, 4)
+        slow.go.set()
+        assert _begun(slow, 8)
+
+
+def test_workers_that_wait_for_the_first_end_with_the_pool(tmp_path: Path, slow: type[SlowProcess]) -> None:
+    pool = WorkerPool(load("h200"), tmp_path, workers=8, device=True)
+    pool.start()
+    assert _begun(slow, 4)
+    pool.close()
+    slow.go.set()
+    assert _begun(slow, 4)
+
+
+def test_workers_without_a_gpu_start_together(tmp_path: Path, slow: type[SlowProcess]) -> None:
+    with WorkerPool(load("h200"), tmp_path, workers=8) as pool:
+        pool.start()
+        assert _begun(slow, 8)
+        slow.go.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import selectors
 import signal
@@ -10,7 +11,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,11 @@ import pytest
 from gpu.cudnn_graphs import conv
 
 from fusec.errors import TargetError
-from fusec.gpu.cudnn import worker_process
+from fusec.gpu.cudnn import worker, worker_process
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath, WorkerProcess
 from fusec.plans.sqlite_cache import Store
-from fusec.targets.target import load
+from fusec.targets.target import Target, load
 
 SOON_S = 2.0
 
@@ -126,7 +128,7 @@ def test_a_worker_dies_with_its_parent_while_it_computes(tmp_path: Path) -> None
     program = """
         import sys, threading
         from fusec.gpu.cudnn.worker_process import WorkerProcess
-        from fusec.targets.target import load
+        from fusec.targets.target import Target, load
         workers = []
         def start():
             workers.append(WorkerProcess(load("h200"), False, "busy_worker"))
@@ -166,3 +168,32 @@ def _runs(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_the_gpu_is_initialised_while_a_worker_loads_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, device: bool
+) -> None:
+    opened: list[str] = []
+
+    @contextmanager
+    def woken(target: str) -> Generator[None]:
+        opened.append(target)
+        yield
+        opened.append("answers")
+
+    def answers(target: Target, on_gpu: bool) -> tuple[int, dict[str, Any]]:
+        assert opened == (["h200"] if device else [])
+        return 1, {}
+
+    monkeypatch.setattr(worker, "woken", woken)
+    monkeypatch.setattr(worker, "_answers", answers)
+    for name in ("check_nvrtc", "load_nvrtc", "bring_up", "load_cudnn"):
+        monkeypatch.setattr(worker, name, lambda *_: "13.0")
+    for name in ("dup", "dup2"):  # the output stays this process's
+        monkeypatch.setattr(worker.os, name, lambda *_: None)
+    monkeypatch.setattr(worker.os, "fdopen", lambda *_, **__: io.StringIO())
+    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(worker.sys, "stdin", [])
+    assert worker.main("h200", device) == 0
+    assert opened == (["h200", "answers"] if device else [])

@@ -113,6 +113,19 @@ def few_rows() -> Iterator[Row]:
             yield row(title, "matmul", arrays, added(MatMul()), labels=labels[rows], constants=(1,))
 
 
+def streamed_weights() -> Iterator[Row]:
+    """Every value times a constant weight of each sign, and times one of zero; eight rows at a time."""
+    for dtype in HALVES:
+        x, _, _ = factors(dtype, 64)
+        weights = np.ones((64, 16), dtype.numpy)
+        weights[3] = np.arange(16) - 8
+        labels = np.array([[f"{name(v, dtype)} , {w}" for w in weights[3]] for v in edges(dtype)], object)
+        for start in (0, 8):
+            rows = slice(start, start + 8)
+            arrays, title = [x[rows], weights], f"matmul of rows {start} to {start + 7} {dtype.value}"
+            yield row(title, "matmul", arrays, added(MatMul()), labels=labels[rows], constants=(1,))
+
+
 def convolutions() -> Iterator[Row]:
     """One by one, by windows with zeros around the image, depthwise, of few channels and filters, transposed."""
     for dtype in FLOATS:

@@ -19,6 +19,7 @@ PARTS = (
     products.dense_bytes,
     products.packed_matmuls,
     products.few_rows,
+    products.streamed_weights,
     products.convolutions,
     products.attentions,
     products.rotaries,

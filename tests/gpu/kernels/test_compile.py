@@ -12,6 +12,7 @@ from gpu.kernels.attention.test_attention_backward import backward_cases
 from gpu.kernels.attention.test_attention_forward import attention_cases
 from gpu.kernels.attention.test_cached_attention import cached_cases
 from gpu.kernels.attention.test_rotary import cases as rotary_cases
+from gpu.kernels.attention.test_streamed_attention import streamed_cases as streamed_attentions
 from gpu.kernels.attention.test_write_rows import cases as row_write_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
 from gpu.kernels.convolution.test_depthwise import random_cases as depthwise_cases
@@ -42,6 +43,7 @@ from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
 from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
 from gpu.kernels.product.test_dense_bytes import dense_cases
+from gpu.kernels.product.test_streamed_weights import streamed_cases as streamed_products
 from gpu.kernels.recurrent.test_linear_scan import scan_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
 from gpu.kernels.selection.test_arg_max import arg_max_cases
@@ -110,6 +112,8 @@ def shaped_cases() -> list[Case]:
         *list_cases(),
         *integer_cases(),
         *few_rows_cases(),
+        *streamed_products(),
+        *streamed_attentions(),
         *packed_cases(),
         *recurrent_cases(),
         *scan_cases(),

@@ -28,6 +28,7 @@ def stopwatch() -> Any:
         ([0.005, 0.0], [5020.0, 20.0], 20.0, 2),
         ([0.005, 0.005, 0.005], [5020.0, 20.0, 900.0], 20.0, 3),
         ([0.001], [1e6], 1e6, 1),  # which is long after its launch
+        ([0.005, 0.005], [5020.0, 4900.0], 4900.0, 2),  # which takes that long to queue
     ],
 )
 def test_a_run_that_was_queued_late_is_timed_again(
@@ -168,3 +169,22 @@ def test_an_illegal_access_is_told_as_the_loss_of_the_gpu() -> None:
         [sys.executable, "-c", LOSE_THE_GPU], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.strip() == "told", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("best_us", "want_us", "runs"), [(float("inf"), 34.0, 8), (20.1, 34.0, 8), (19.9, 30.0, 3)], ids=["", "near", "far"]
+)
+def test_work_far_slower_than_a_rival_is_timed_twice(
+    machine: Machine, best_us: float, want_us: float, runs: int
+) -> None:
+    took_us = iter([500.0, 30.0, 31.0, 35.0, 34.0, 36.0, 33.0, 38.0])
+    count = 0
+
+    def run() -> None:
+        nonlocal count
+        machine.now_us += next(took_us)
+        count += 1
+
+    footprint_bytes = 1 << 40  # so that each time is that of one run
+    assert stopwatch().median_us(run, footprint_bytes, best_us) == pytest.approx(want_us)
+    assert count == runs

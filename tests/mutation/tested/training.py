@@ -7,6 +7,42 @@ from mutation.mutants import for_tests as _m
 
 TRAINING: tuple[Mutant, ...] = (
     _m(
+        "rows_not_zero_dropped",
+        "training",
+        "passes/training/drop_zero_rows.py",
+        "return self.padded.issuperset(node.operands)",
+        "return first in self.padded",
+        "rows of a sum are dropped though only one operand is zero there",
+        "passes/test_cases.py",
+    ),
+    _m(
+        "rows_of_ones_dropped",
+        "training",
+        "passes/training/drop_zero_rows.py",
+        'op.mode == "constant" and op.value == 0',
+        'op.mode == "constant"',
+        "rows that a pad fills with another number are dropped",
+        "passes/test_cases.py",
+    ),
+    _m(
+        "largest_of_zero_rows",
+        "training",
+        "passes/training/drop_zero_rows.py",
+        'x in self.padded and node.op.kind == "sum"',
+        "x in self.padded",
+        "the largest of all rows is that of the rows that are not zero",
+        "passes/test_cases.py",
+    ),
+    _m(
+        "rows_before_they_are_computed",
+        "training",
+        "passes/cleanup/drop_unread_rows.py",
+        "if self.place.get(node, -1) < self.place[self.end]:",
+        "if self.place.get(node, -1) < 0:",
+        "a slice before the one that moves up reads what is computed later",
+        "passes/test_cases.py",
+    ),
+    _m(
         "gradient_uneven_pads",
         "gradients",
         "gradients/windows.py",

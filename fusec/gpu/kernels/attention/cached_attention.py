@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from fusec.gpu.kernels.attention.cached_source import CachedAttentionSource
 from fusec.gpu.kernels.attention.match_cached import match_cached_attention
+from fusec.gpu.kernels.attention.streamed.streamed_attention import KEYS, TILINGS, StreamedAttentionSource
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import CLUSTERS, Kernel, with_variants
 from fusec.ir import Node, Value
@@ -33,7 +34,9 @@ def cached_attention(nodes: Sequence[Node], outputs: Sequence[Value], figures: G
         return None
     tilings = CLUSTERED if figures.has(CLUSTERS) else PLAIN
     sources = [CachedAttentionSource(found, *tiling) for tiling in tilings]
-    return with_variants(source.kernel(figures) for source in sources if source.may_cluster and _fits(source, figures))
+    kernels = [source.kernel(figures) for source in sources if source.may_cluster and _fits(source, figures)]
+    streams = [StreamedAttentionSource(found, warps, stages * KEYS, False) for warps, stages in TILINGS]
+    return with_variants([*kernels, *(source.kernel(figures) for source in streams if source.fits(figures))])
 
 
 def _fits(source: CachedAttentionSource, figures: GpuFigures) -> bool:

@@ -21,7 +21,7 @@ TILE = 16  # keys, or features, in a product
 BATCH = 8  # parts whose sums a thread adds up at a time
 ALONE_BYTES = 1 << 17  # of shared memory: more than half of a multiprocessor's, so that each has one block
 MAX_THREADS = 1024  # of a multiprocessor: at most 64 registers each, so that other launches have room next to it
-_CUDA = cuda_template(__package__, "cached_attention.cuh")
+CUDA = cuda_template(__package__, "cached_attention.cuh")
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class CachedAttentionSource:
         step, arguments, threads = self.step, Arguments(), 32 * self.warps
         y, vector = step.attention.result.type, self.vector
         kind = C_TYPES[y.dtype]
-        cuda = _CUDA.bind(
+        cuda = CUDA.bind(
             TYPE=kind,
             VECTOR=vector,
             PACK=f"Pack<{kind}, {vector}>",

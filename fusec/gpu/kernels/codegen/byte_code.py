@@ -102,6 +102,17 @@ class ByteCode(PointwiseCode):
         first, *rest = super().lines()
         return [first, *(f"const {load.type} {load.name} = {load.text};" for load in self.early), *rest]
 
+    def loads(self) -> list[str]:
+        """Return the loads, for a kernel that places them before work that hides their time."""
+        early = [f"const {load.type} {load.name} = {load.text};" for load in self.early]
+        return early + [line for line in self.head if line.startswith("const ")]
+
+    def after_loads(self, condition: str) -> list[str]:
+        """Return the other statements, as a block. Packs are stored where a condition holds."""
+        declared = [line for line in self.head if not line.startswith("const ")]
+        loop = ["#pragma unroll", f"for (int j = 0; j < {self.space.vector}; ++j) {{", *self.body, "}"]
+        return ["{", *declared, *loop, *(f"if ({condition}) {line}" for line in self.tail), "}"]
+
     def _bound_of(self, node: Node) -> float:
         rule = _BOUNDS.get(node.op.name) if isinstance(node.op, Pointwise) else None
         bounds = [self.bound(v) for v in node.operands]

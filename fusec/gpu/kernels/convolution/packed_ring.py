@@ -24,7 +24,7 @@ STATIC_BYTES = 34 << 10  # of the sums of a block's warps, at most, in static sh
 CODE_BYTES = 512  # of a chunk
 REGISTERS = 1 << 16  # of a multiprocessor
 # Warps, chunks in shared memory, blocks of a multiprocessor: for up to 8 rows, and for 16.
-TILINGS = {1: ((32, 4, 1), (16, 6, 2)), 2: ((16, 8, 1),)}
+TILINGS = {1: ((32, 4, 1), (16, 8, 1), (16, 6, 2)), 2: ((16, 8, 1),)}
 
 
 def packed_rings(

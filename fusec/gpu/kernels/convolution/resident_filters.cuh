@@ -9,7 +9,6 @@ FRAGMENT(kernel) {
   const u32 start = blockIdx.x / ACROSSu * (STEPS * POSITIONSu), side = blockIdx.x % ACROSSu * FILTERSu;
   const u32 octet = threadIdx.x % OCTETSu, own = threadIdx.x / OCTETSu;
   const SwizzledRows<WIDE> ring_rows = rows_at<WIDE>(ring), filter_rows = rows_at<WIDE>(filters);
-  LOAD_FILTERS
   BEGIN
   #pragma unroll 1
   for (u32 part = 0; part < AHEADu; ++part) {
@@ -65,6 +64,27 @@ FRAGMENT(load_filters) {
     const u32 row = (tap * PANELSu + o / PANEL_OCTETSu) * FILTERSu + n;
     copy_ahead<16>(filters + swizzled<WIDE>(row * WIDEu + o % PANEL_OCTETSu * 16u),
                    POINTER + ((side + f) * STRIDE + tap * CHANNELSu + o * PACKu));
+  }
+}
+
+// The same of filters as the convolution has them whose gradient this is: channels are filters, and taps in reverse order. A
+// thread loads eight neighbours of eight filters at a time, and stores them the other way.
+FRAGMENT(load_transposed) {
+  for (u32 i = threadIdx.x; i < TAPS * OCTETS * FILTERSu / 8u; i += THREADSu) {
+    const u32 from = i % (FILTERSu / 8u), o = i / (FILTERSu / 8u) % OCTETSu, tap = i / (OCTETS * FILTERSu / 8u);
+    Pack<TYPE, 8> loaded[8];
+    #pragma unroll
+    for (u32 e = 0; e < 8u; ++e)
+      loaded[e] = load_pack<TYPE, 8>(POINTER + ((o * 8u + e) * STRIDE + ((TAPS - 1u - tap) * ROWu + side + from * 8u)));
+    #pragma unroll
+    for (u32 j = 0; j < 8u; ++j) {
+      const u32 n = from / PAIRSu * (8u * PAIRSu) + j / 2u * 8u + from % PAIRSu * 2u + j % 2u;
+      const u32 row = (tap * PANELSu + o / PANEL_OCTETSu) * FILTERSu + n;
+      Pack<TYPE, 8> octet;
+      #pragma unroll
+      for (u32 e = 0; e < 8u; ++e) octet.v[e] = loaded[e].v[j];
+      *(Pack<TYPE, 8>*)(filters + swizzled<WIDE>(row * WIDEu + o % PANEL_OCTETSu * 16u)) = octet;
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 Images are one sequence of positions: a row has one position of padding before it, an image one row of padding. So the
 operands of all nine taps are the same positions, shifted. A block visits neighbouring positions. It copies each once
 to a ring in shared memory, where warpgroups read it nine times. Results of padding are computed, but not stored.
+The gradient of the image is such a convolution, too, with filters that are transposed while they are loaded.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from functools import cached_property
 
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, ByteCode
-from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, Filling, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.mma_tiles import can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, strides_from
 from fusec.ir import DType, Node, TensorType, Value, channels_last
-from fusec.ops import Conv
+from fusec.ops import Conv, ConvTranspose
 from fusec.schedule.program import inputs_of
 
 WINDOW, TAPS = (3, 3), 9
@@ -141,16 +142,17 @@ class ResidentFiltersSource:
         strides = dict(zip(("STRIDE_N", "STRIDE_H", "STRIDE_W"), (self.x.strides[d] for d in (0, 2, 3)), strict=True))
         copy_part = cuda("copy_part", IMAGE_POINTER=arguments.read(self.conv.operands[0]), **strides)
         load_fixed, store = self._store(cuda, arguments)
+        begin = arguments.begin()  # after all pointers are named
+        is_constant = self.conv.operands[1].literal is not None
         lines = cuda(
             "kernel",
-            LOAD_FILTERS=load_filters,
+            BEGIN=[*load_filters, *begin] if is_constant else [*begin, *load_filters],
             COPY_PART=copy_part,
             ARRIVE_FIRST=cuda("arrive", LEFT=1),
             ARRIVE_NEXT=cuda("arrive", LEFT=0),
             MULTIPLY=self._multiply(cuda),
             LOAD_FIXED=load_fixed,
             STORE=store,
-            BEGIN=arguments.begin(),  # after all pointers are named
         )
         launch = arguments.launch(
             "resident_filters",
@@ -203,8 +205,11 @@ class ResidentFiltersSource:
 
     def _load_filters(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
         w = self.conv.operands[1]
-        stored = w.type.with_order(channels_last(4))
-        return cuda("load_filters", POINTER=arguments.read(w, stored), STRIDE=stored.strides[0])
+        stored = w.type.with_order(channels_last(4)) if w.literal is not None else w.type
+        holes: dict[str, Filling] = {"POINTER": arguments.read(w, stored), "STRIDE": stored.strides[0]}
+        if isinstance(self.conv.op, ConvTranspose):
+            return cuda("load_transposed", ROW=w.type.shape[1], **holes)
+        return cuda("load_filters", **holes)
 
     def _multiply(self, cuda: CudaTemplate) -> list[str]:
         """Issue the products of all taps."""
@@ -253,8 +258,11 @@ class ResidentFiltersSource:
 
 
 def resident_filters(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
-    """Return the kernel of a convolution of 3 x 3 with few channels and its epilogue; None for other steps."""
-    convs = [node for node in nodes if isinstance(node.op, Conv)]
+    """Return the kernel of a convolution of 3 x 3 with few channels and its epilogue; None for other steps.
+
+    Filters that are no constants have to be stored channels last.
+    """
+    convs = [node for node in nodes if isinstance(node.op, (Conv, ConvTranspose))]
     if len(convs) != 1 or not figures.has(wgmma.ARCHITECTURE):
         return None
     (conv,), rest = convs, [node for node in nodes if node is not convs[0]]
@@ -274,8 +282,12 @@ def resident_filters(nodes: Sequence[Node], outputs: Sequence[Value], figures: G
 def _fits(conv: Node, rest: Sequence[Node]) -> bool:
     """Tell if a convolution has a window of 3 x 3 that moves by one pixel, and channels that copies move in octets."""
     op, (x, w), y = conv.op, conv.operands, conv.result
-    assert isinstance(op, Conv)
-    if x.type.rank != 4 or (x.type.dtype, y.type.dtype) not in DTYPES or w.literal is None or op.groups != 1:
+    assert isinstance(op, (Conv, ConvTranspose))
+    if x.type.rank != 4 or (x.type.dtype, y.type.dtype) not in DTYPES or op.groups != 1:
+        return False
+    if w.literal is None and w.type.strides != w.type.with_order(channels_last(4)).strides:
+        return False
+    if isinstance(op, ConvTranspose) and any(op.output_padding):
         return False
     plain = w.type.shape[2:] == WINDOW and op.pads == (1, 1, 1, 1) and {*op.strides, *op.dilations} == {1}
     if not plain or y.type.shape[1] % FILTERS or any(x in node.results for node in rest):

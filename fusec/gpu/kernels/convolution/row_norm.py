@@ -16,19 +16,20 @@ from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import MatMul, PackedMatMul, RmsNorm
 
-MAX_ROWS = 4
+MAX_ROWS = 4  # in registers
+MAX_STREAMED = 31  # in shared memory; a warp copies them and their scale
 PACK = 8  # numbers that one load of a thread moves
 ROW_PRODUCTS = (MatMul, PackedMatMul)
 _CUDA = cuda_template(__package__, "row_norm.cuh")
 
 
-def begins_few_rows(nodes: Sequence[Node]) -> bool:
-    """Tell if an RMS norm of few rows comes first, and then only products of its result and pointwise ops."""
+def begins_few_rows(nodes: Sequence[Node], most: int = MAX_ROWS) -> bool:
+    """Tell if an RMS norm of at most so many rows comes before products of its result and pointwise ops alone."""
     norm, *others = nodes
     if not isinstance(norm.op, RmsNorm) or norm.op.axis % norm.result.type.rank != norm.result.type.rank - 1:
         return False
     x = norm.operands[0].type
-    rows_fit = 0 < x.size <= MAX_ROWS * x.shape[-1] and x.dtype in HALVES and has_packed_rows(x)
+    rows_fit = 0 < x.size <= most * x.shape[-1] and x.dtype in HALVES and has_packed_rows(x)
     products = [node for node in others if isinstance(node.op, ROW_PRODUCTS)]
     reads_norm = all(norm.result is product.operands[0] for product in products)
     rest = [node for node in others if node not in products]

@@ -44,7 +44,7 @@ VARIANTS = (  # the first is the default
     ReductionVariant(RowShape(32, 1)),
     ReductionVariant(RowShape(BLOCK, 4), in_one_launch=True),
     ReductionVariant(RowShape(BLOCK, 4, 8), in_one_launch=True),
-    ReductionVariant(RowShape(BLOCK, 1, 8), in_one_launch=True, depth=4),
+    ReductionVariant(RowShape(BLOCK, 1, 16), in_one_launch=True, depth=4),
 )
 
 

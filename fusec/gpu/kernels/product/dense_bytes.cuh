@@ -7,14 +7,14 @@ FRAGMENT(kernel) {
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < STAGESu; ++s) {
       phases_of(full + s, 129u);
-      phases_of(empty + s, 8u);
+      phases_of(empty + s, READERSu);
     }
     phases_are_set();
   }
   __syncthreads();
-  const u32 rows = ROWS, blocks = BLOCKS, down = (rows + 127u) / 128u, tiles = down * ACROSSu;
+  const u32 rows = ROWS, blocks = BLOCKS, down = (rows + LAST_ROWu) / TILE_ROWSu, tiles = down * ACROSSu;
   u32 stage = 0, phase = 0;
-  if (threadIdx.x >= 256u) {
+  if (threadIdx.x >= MULTIPLYINGu) {
     COPY
   } else {
     MULTIPLY
@@ -24,7 +24,7 @@ FRAGMENT(kernel) {
 // Four warps copy octets of 16 bytes of the rows, and one thread the columns. Weights for the first stages do not wait for
 // the launches before.
 FRAGMENT(copy) {
-  keep_registers<56>();
+  keep_registers<FEW>();
   const u32 own = threadIdx.x % 128u, octet = own % 8u, first = own / 8u;
   const u32 place = first * 128u + (octet ^ first % 8u) * 16u;
   u32 early = 0;
@@ -39,7 +39,7 @@ FRAGMENT(copy) {
   BEGIN
   #pragma unroll 1
   for (u32 tile = blockIdx.x; tile < tiles; tile += blocks) {
-    const u32 row = tile % down * 128u + first;
+    const u32 row = tile % down * TILE_ROWSu + first;
     const i8* from = IMAGE + ((u64)row * DEPTH + octet * 16u);
     const i8* columns = WEIGHTS + (u64)(tile / down) * (PARTS * COLUMN_BYTES);
     #pragma unroll 1
@@ -51,7 +51,7 @@ FRAGMENT(copy) {
       }
       u8* to = ring + (stage * STAGE_BYTESu + place);
       #pragma unroll
-      for (u32 i = 0; i < 8u; ++i) {
+      for (u32 i = 0; i < TURNSu; ++i) {
         const bool is_there = row + i * 16u < rows;
         copy_or_zeros_ahead(to + i * 2048u, is_there ? from + i * (16u * DEPTH) : IMAGE, is_there);
       }
@@ -66,14 +66,14 @@ FRAGMENT(copy) {
 
 FRAGMENT(copy_columns) {
   arrive_and_expect(full + stage, COLUMN_BYTESu);
-  copy_bytes_ahead(ring + (stage * STAGE_BYTESu + 16384u), columns + part * COLUMN_BYTESu, COLUMN_BYTESu, full + stage);
+  copy_bytes_ahead(ring + (stage * STAGE_BYTESu + ROW_BYTESu), columns + part * COLUMN_BYTESu, COLUMN_BYTESu, full + stage);
 }
 
 FRAGMENT(multiply) {
   BEGIN
-  take_registers<224>();
-  const u32 half = threadIdx.x / 128u, q = threadIdx.x % 4u, lane = threadIdx.x % 32u;
-  const u32 own_row = half * 64u + threadIdx.x / 32u % 4u * 16u + lane / 4u;
+  take_registers<MANY>();
+  const u32 group = threadIdx.x / 128u, q = threadIdx.x % 4u, lane = threadIdx.x % 32u;
+  const u32 own_row = group * 64u + threadIdx.x / 32u % 4u * 16u + lane / 4u;
   i32 sums[COLUMNS / 8][4];
   #pragma unroll 1
   for (u32 tile = blockIdx.x; tile < tiles; tile += blocks) {
@@ -85,7 +85,7 @@ FRAGMENT(multiply) {
       const u8* from = ring + stage * STAGE_BYTESu;
       group_begins();
       #pragma unroll
-      for (u32 step = 0; step < 4u; ++step) PRODUCT(sums, from + half * 8192u, from + 16384u, step, part | step);
+      for (u32 step = 0; step < 4u; ++step) PRODUCT(sums, from + group * 8192u, from + ROW_BYTESu, step, part | step);
       group_ends();
       if (part) {
         wait_for_groups<1>();
@@ -107,10 +107,13 @@ FRAGMENT(multiply) {
   }
 }
 
-FRAGMENT(store) {
-  {
-    const u32 ROW = tile % down * 128u + own_row + ROW_PLACEu, COLUMN = column + COLUMN_PLACEu;
-    if (ROW < rows)
-    EPILOGUE
-  }
+// After the last row a thread loads that row again, and stores nothing. No branch keeps loads from being issued early.
+FRAGMENT(own_row) {
+  const u32 WANTED = tile % down * TILE_ROWSu + own_row + PLACEu;
+  const bool IS_THERE = WANTED < rows;
+  const u32 ROW = IS_THERE ? WANTED : rows - 1u;
+}
+
+FRAGMENT(own_column) {
+  const u32 COLUMN = column + PLACEu;
 }

@@ -1,8 +1,7 @@
 """Generate products of many rows of 8-bit integers, which tensor cores bound, with their epilogue.
 
-A block has tiles of 128 rows. Four warps copy operands into stages of shared memory, and eight multiply (wgmma), each
-four with half the rows. Sums are in registers, where the epilogue takes them. So copies of the next tile go on
-meanwhile.
+Four warps copy operands into stages of shared memory, and groups of four warps multiply (wgmma), each with 64 rows of a
+tile. Sums are in registers, where the epilogue takes them. So copies of the next tile go on meanwhile.
 """
 
 from __future__ import annotations
@@ -16,18 +15,17 @@ from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, Launch, by_value, ceil_div, with_variants
+from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, Launch, by_value, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import Space, can_generate
 from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
+from fusec.gpu.kernels.product.dense_tiles import PART, THREADS, Tiles, tiles_of
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import Conv, MatMul
 from fusec.schedule.program import inputs_of
 
-ROWS, PART, OCTET = 128, 128, 16  # of a tile, of its depth in a stage, bytes that a thread copies
+OCTET = 16  # bytes that a thread copies
 LANES = 4  # threads that share a row of a warp's product
-THREADS = 384
-STAGES = {256: 4, 192: 5, 128: 6}  # by columns of a tile
-WIDE = (256, 192)  # read rows less often than 128, which is for columns that neither divides
+REGISTERS_AHEAD = 7  # for each neighbour: two scales, biases and residuals, and their addresses
 MIN_ROWS = 16  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
 _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
@@ -44,8 +42,7 @@ def dense_bytes(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFig
     if step is None or not _fits(step, outputs):
         return None
     name = "+".join(node.op.name for node in nodes)
-    tiles = [columns for columns in STAGES if step.columns % columns == 0]
-    sources = [DenseSource(step, outputs, figures, columns) for columns in [n for n in tiles if n in WIDE] or tiles]
+    sources = (DenseSource(step, outputs, figures, tiles) for tiles in tiles_of(step.rows, step.columns, figures))
     return with_variants(Kernel(name, (source.launch(),)) for source in sources)
 
 
@@ -63,29 +60,23 @@ def _fits(step: ProductStep, outputs: Sequence[Value]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class DenseSource:
-    """The launch of a product.
-
-    columns: of a tile.
-    """
+    """The launch of a product."""
 
     step: ProductStep
     outputs: Sequence[Value]
     figures: GpuFigures
-    columns: int
+    tiles: Tiles
 
     @property
     def own(self) -> int:
-        """Neighbours of a result that a thread stores: 16 bytes, so that four threads fill sectors of the cache."""
-        return 16 if all(value.type.dtype.itemsize == 1 for value in self.outputs) else 8
+        """Neighbours of a result that a thread stores: 16 bytes if registers suffice, so that threads fill sectors."""
+        short = all(value.type.dtype.itemsize == 1 for value in self.outputs)
+        return 16 if short and self.tiles.free_registers >= 16 * REGISTERS_AHEAD else 8
 
     @property
     def across(self) -> int:
         """Tiles that share rows."""
-        return self.step.columns // self.columns
-
-    @property
-    def tiles(self) -> int:
-        return ceil_div(self.step.rows, ROWS) * self.across
+        return self.step.columns // self.tiles.columns
 
     @property
     def weights(self) -> TensorType:
@@ -94,59 +85,72 @@ class DenseSource:
         A thread has two neighbours from each product of eight columns.
         """
         step, w = self.step, self.step.product.operands[1].type
-        columns = (self.across, self.columns // (LANES * self.own), LANES, self.own // 2, 2)
+        columns = (self.across, self.tiles.columns // (LANES * self.own), LANES, self.own // 2, 2)
         depth = (step.depth // PART, PART // OCTET, OCTET)
         if isinstance(step.product.op, Conv):
             return TensorType((*columns, *depth), w.dtype, (0, 5, 6, 1, 3, 2, 4, 7))
         return TensorType((*depth, *columns), w.dtype, (3, 0, 1, 4, 6, 5, 7, 2))
 
     def launch(self) -> Launch:
-        """Return the launch: one block for each multiprocessor, or for each tile where these are fewer."""
-        step, arguments, stages = self.step, Arguments(), STAGES[self.columns]
-        blocks, stage_bytes = min(self.figures.processors, self.tiles), (ROWS + self.columns) * PART
+        """Return the launch, whose blocks all run at the same time and share the tiles."""
+        step, tiles, arguments = self.step, self.tiles, Arguments()
+        blocks, few_and_many = tiles.blocks(step.rows, step.columns, self.figures), tiles.registers
         cuda = _CUDA.bind(
             ROWS=by_value(step.rows),
             BLOCKS=by_value(blocks),
+            TILE_ROWS=tiles.rows,
+            LAST_ROW=tiles.rows - 1,
+            ROW_BYTES=tiles.rows * PART,
+            TURNS=tiles.rows * PART // OCTET // THREADS,
+            MULTIPLYING=tiles.groups * THREADS,
+            FEW=few_and_many[0],
+            MANY=few_and_many[1],
+            READERS=4 * tiles.groups,
             ACROSS=self.across,
-            COLUMNS=self.columns,
-            COLUMN_BYTES=self.columns * PART,
+            COLUMNS=tiles.columns,
+            COLUMN_BYTES=tiles.columns * PART,
             OWN=self.own,
             DEPTH=step.depth,
             PARTS=step.depth // PART,
-            EARLY=min(stages, step.depth // PART),
-            STAGES=stages,
-            STAGE_BYTES=stage_bytes,
+            EARLY=min(tiles.stages, step.depth // PART),
+            STAGES=tiles.stages,
+            STAGE_BYTES=tiles.stage_bytes,
             IMAGE=arguments.read(step.product.operands[0]),
             WEIGHTS=arguments.read(step.product.operands[1], self.weights),
-            PRODUCT=f"ENTRY_{self.columns}_of_bytes",
+            PRODUCT=f"ENTRY_{tiles.columns}_of_bytes",
         )
         stores = list(self._stores(cuda, arguments))
         cuda = cuda.bind(BEGIN=arguments.begin(), COPY_COLUMNS=cuda("copy_columns"))
         lines = cuda("kernel", COPY=cuda("copy"), MULTIPLY=cuda("multiply", STORES=stores))
-        preamble = [_RING, *wgmma.product_of_bytes(self.columns)]
-        launch = arguments.launch("dense_bytes", lines, blocks, THREADS, preamble=preamble, resident=1)
-        nbytes = stages * (stage_bytes + 16) + 1024
+        preamble = [_RING, *wgmma.product_of_bytes(tiles.columns)]
+        threads = (tiles.groups + 1) * THREADS
+        launch = arguments.launch("dense_bytes", lines, blocks, threads, preamble=preamble, resident=1)
+        nbytes = tiles.stages * (tiles.stage_bytes + 16) + 1024
         return replace(launch, resident_bytes=nbytes, architecture=wgmma.ARCHITECTURE, dependent=True)
 
     def _stores(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
-        """Finish and store a thread's neighbours, those of each row and group of columns."""
-        groups = range(self.columns // (LANES * self.own))
-        for group, half in itertools.product(groups, (0, 1)):
-            row, column = f"row{group}_{half}", f"column{group}_{half}"
-            sums = f"sums[{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
-            yield from cuda(
-                "store",
-                ROW=row,
-                ROW_PLACE=half * 8,
-                COLUMN=column,
-                COLUMN_PLACE=group * LANES * self.own,
-                EPILOGUE=self._epilogue(row, column, sums, arguments),
-            )
+        """Finish and store the results of a thread by neighbours. Loads are issued before others are computed."""
+        for half in (0, 1):
+            names = {"ROW": f"row{half}", "WANTED": f"row{half}_wanted", "IS_THERE": f"row{half}_is_there"}
+            yield from cuda("own_row", PLACE=half * 8, **names)
+        pieces: list[tuple[list[str], list[str]]] = []
+        for group in range(self.tiles.columns // (LANES * self.own)):
+            yield from cuda("own_column", COLUMN=f"column{group}", PLACE=group * LANES * self.own)
+            for half in (0, 1):
+                sums = f"sums[{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
+                code = self._epilogue(f"row{half}", f"column{group}", sums, arguments)
+                pieces.append((code.loads(), code.after_loads(f"row{half}_is_there")))
+        loads, others = zip(*pieces, strict=True)
+        ahead = 2 if self.tiles.free_registers >= REGISTERS_AHEAD * self.own else 0
+        yield from itertools.chain(*loads[:ahead])
+        for later, lines in itertools.zip_longest(loads[ahead:], others, fillvalue=()):
+            yield from later
+            yield from lines
 
-    def _epilogue(self, row: str, column: str, sums: str, arguments: Arguments) -> list[str]:
+    def _epilogue(self, row: str, column: str, sums: str, arguments: Arguments) -> ByteCode:
         step, inner = self.step, self.step.inner
         names = tuple(column if d == step.along else row if d == inner else None for d in range(step.y.rank))
-        code = ByteCode(Space(step.y.shape, names, step.along, self.own), arguments, f"y_{row}_")
+        code = ByteCode(Space(step.y.shape, names, step.along, self.own), arguments, f"y_{row}_{column}_")
         code.define_bounded(step.product.result, sums, float(step.depth * BYTE_PRODUCT))
         code.compute(step.epilogue, self.outputs)
-        return code.lines()
+        return code

@@ -43,7 +43,7 @@ template <int N> DEVICE void group_product_of_bytes(i32 (&d)[N][4], const u8* a,
       }
   });
 }
-#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#else
 DEVICE void phases_of(u64* gate, u32 arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_place(gate)), "r"(arrivals) : "memory");
 }
@@ -68,6 +68,7 @@ DEVICE void copy_bytes_ahead(void* to, const void* from, u32 bytes, u64* gate) {
 DEVICE void arrive(u64* gate) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_place(gate)) : "memory");
 }
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Warps that copy keep few registers, so that those that multiply get more. Four warps ask together.
 template <int COUNT> DEVICE void keep_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
@@ -75,5 +76,6 @@ template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc
 DEVICE u64 rows_of_bytes(const void* p, u32 step) {
   return (u64)((shared_place(p) >> 4) + step * 2u & 0x3fffu) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
+#endif
 #endif
 #endif

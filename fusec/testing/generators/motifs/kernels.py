@@ -227,6 +227,20 @@ def few_rows(b: RandomGraph) -> None:
     epilogue(b, y, 3)
 
 
+def streamed_weights(b: RandomGraph) -> None:
+    """Draw one or two products of 2 to 32 rows with constant weights, with pointwise ops after them."""
+    b.dtype = _half(b)
+    depth, columns = b.pick([64, 96, 256, 512]), b.pick([16, 48, 128])
+    x = b.input(TensorType((*b.pick([(3,), (8,), (16,), (1, 9), (4, 4), (31,)]), depth), b.dtype))
+    if b.chance(40):
+        x = b.add(RmsNorm(-1, 1e-3), x, b.constant((depth,), b.dtype))
+    y = b.add(MatMul(), x, b.constant((depth, columns), b.dtype))
+    if b.chance(50):
+        gate = draw_pointwise(b, b.pick(ACTIVATIONS), y)
+        y = b.pointwise("mul", gate, b.add(MatMul(), x, b.constant((depth, columns), b.dtype)))
+    epilogue(b, y, 3)
+
+
 def packed_product(b: RandomGraph) -> None:
     """Draw a product of at most 16 rows with weights of 4 or 8 bits, with a norm before and pointwise ops after it."""
     b.dtype = _half(b)
@@ -431,6 +445,7 @@ KERNELS: Mapping[str, Draw] = {
             dense_bytes,
             resident_filters,
             few_rows,
+            streamed_weights,
             few_channels,
             few_filters,
             gather_resize,

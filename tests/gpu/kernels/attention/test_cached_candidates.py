@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import pytest
 from gpu.kernels.attention.test_cached_attention import apart, rotated
 from gpu.kernels.cases import FIGURES
+from gpu.stand_in_gpu import Machine
 from lowering.lowers_judge import LowersJudge
 
 from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps
@@ -14,14 +16,15 @@ from fusec.gpu.autotune.plan_search import RivalTimes
 from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
-from fusec.ir import DType
+from fusec.ir import Array, DType, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.ops import pw
 from fusec.passes.partition import partition
 from fusec.plans.plan_record import Part
-from fusec.schedule.program import Kind, Program
+from fusec.schedule.program import Kind, Partition, Program
 from fusec.targets.target import load
 
+Memory = Callable[[Value, TensorType], Array]
 TUNING = StepTuning(True, 1.0, "quick", FIGURES)
 WRITES, ATTENDS = "rotary+slice+reshape+scatter+scatter", "attention"
 
@@ -39,6 +42,31 @@ def program(read_later: bool = False) -> Program:
 
 def launches(program: Program) -> list[str]:
     return [step.signature for step in program.steps if step.kind is not Kind.VIEW]
+
+
+def test_steps_are_timed_over_a_cache_that_they_write_in_place(machine: Machine) -> None:
+    """Elsewhere they copy all rows that stay, which a program does not do."""
+    from fusec.gpu.autotune.candidate_runner import bind_candidate
+    from fusec.gpu.measure.random_inputs import RandomInputs
+
+    bound: list[Memory] = []
+
+    class Recorder:
+        def bind(self, kernel: Kernel, memory: Memory) -> Callable[[], None]:
+            bound.append(memory)
+            return lambda: None
+
+    before = program()
+    writes = before.steps[[step.signature for step in before.steps].index(WRITES)]
+    kernel = Partition(writes.nodes, Kind.KERNEL, writes.body)
+    bind_candidate((kernel,), True, lambda graph, buffers: lambda: None, cast(Any, Recorder()), FIGURES)
+    scatters = [node for node in writes.nodes if node.op.name == "scatter"]
+    for memory in (*bound, RandomInputs().in_place):
+        for node in scatters:
+            old, new = node.operands[0], node.result
+            assert memory(new, new.type) is memory(old, old.type)
+    apart = RandomInputs().memory  # compares results
+    assert all(apart(n.result, n.result.type) is not apart(n.operands[0], n.result.type) for n in scatters)
 
 
 @pytest.mark.parametrize("kernel_us", [9.0, 21.0])

@@ -12,10 +12,11 @@ from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.kernels.convolution.resident_filters import resident_filters
 from fusec.ir import DType, Graph, TensorType, Value
-from fusec.ops import Cast, Conv, pw
+from fusec.ops import Cast, Conv, ConvTranspose, pw
 
 F16, BF16, F32, I8 = DType.F16, DType.BF16, DType.F32, DType.I8
 SAME = Conv((1, 1), (1, 1, 1, 1), (1, 1))
+GRADIENT = ConvTranspose((1, 1), (1, 1, 1, 1), (1, 1), (0, 0))
 FEW = replace(FIGURES, processors=3)  # a few blocks with several steps each, of a small image
 
 
@@ -50,8 +51,19 @@ def quantised(image: tuple[int, int, int, int], filters: int, residual: bool = F
     return replace(made, figures=FEW)
 
 
+def trained(op: Conv | ConvTranspose, image: tuple[int, int, int, int], filters: int) -> Case:
+    """The filters are no constant: those of a training step, and of the gradient of its image."""
+    counts = (filters, image[1]) if isinstance(op, Conv) else (image[1], filters)
+    types = [last(F16, *image), last(F16, *counts, 3, 3)]
+    made = build(f"{op.name} with given filters {image} {filters}", types, lambda g, x, w: g.add(op, x, w), normal)
+    return replace(made, figures=FEW)
+
+
 def resident_cases() -> list[Case]:
     return [
+        trained(SAME, (2, 64, 20, 19), 64),
+        trained(GRADIENT, (3, 64, 17, 12), 128),
+        trained(GRADIENT, (1, 32, 18, 20), 64),
         convolution(F16, (5, 64, 20, 19), 64),
         convolution(BF16, (3, 48, 23, 17), 128, residual=True),
         quantised((1, 32, 16, 20), 64),
@@ -89,6 +101,25 @@ def convolved(op: Conv, filters: int = 64, channels: int = 64, relu_before: bool
 )
 def test_other_convolutions_have_no_kernel(case: Case) -> None:
     assert resident_filters(case.nodes, case.outputs, FIGURES) is None
+
+
+def test_filters_that_a_launch_writes_are_read_after_the_wait_for_it() -> None:
+    for case in (convolved(SAME), trained(SAME, (2, 64, 20, 19), 64), trained(GRADIENT, (2, 64, 20, 19), 64)):
+        kernel = resident_filters(case.nodes, case.outputs, FIGURES)
+        assert kernel is not None
+        (launch,) = kernel.launches
+        before, _, after = launch.source.partition("wait_for_launches();")
+        loads = "(filters + swizzled"
+        assert launch.dependent and loads in (before if len(case.graph.inputs) == 1 else after)
+        assert (loads in before) == (len(case.graph.inputs) == 1)
+
+
+def test_given_filters_are_channels_last_and_gradients_of_one_pixel_apart() -> None:
+    x, filters = last(F16, 2, 64, 20, 19), TensorType((64, 64, 3, 3), F16)
+    far = ConvTranspose((2, 2), (1, 1, 1, 1), (1, 1), (1, 1))
+    for op, w in ((SAME, filters), (GRADIENT, filters), (far, last(F16, 64, 64, 3, 3))):
+        case = build("none", [x, w], lambda g, x, w, op=op: g.add(op, x, w))
+        assert resident_filters(case.nodes, case.outputs, FIGURES) is None, op
 
 
 def test_the_kernel_is_for_hopper() -> None:

@@ -1,0 +1,1 @@
+"""Attention over a cache whose warps read keys and values as streams."""

@@ -1,0 +1,124 @@
+"""Generate products of 2 to 32 rows with constant weights of 16 bits: a decoder's, for a batch of tokens.
+
+The time is that of reading the weights once. One warp of a block requests them, stored in the order in which they are
+multiplied, some stages ahead, and the rows at the same depth. The other warps multiply 16 columns at a time on tensor
+cores. The launch is dependent: its first weights, which are constant, are requested while the launch before it still
+runs. Where columns are few, the blocks of a cluster share the depth. An RMS norm of the rows saves a
+launch: sums are divided by the roots of mean squares at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import CLUSTERS, HALVES, Kernel, ceil_div, variants_of, with_variants
+from fusec.gpu.kernels.codegen.pointwise_code import can_generate
+from fusec.gpu.kernels.convolution.few_rows import few_rows
+from fusec.gpu.kernels.convolution.row_norm import MAX_STREAMED, begins_few_rows, has_packed_rows
+from fusec.gpu.kernels.product.stream_source import STEP, TILE, WARPS, StreamSource, bytes_of_stage
+from fusec.ir import Node, Value
+from fusec.ops import MatMul, RmsNorm
+
+MIN_ROWS, MAX_ROWS = 2, 32  # one row has a kernel that multiplies without tensor cores
+PARTS = (1, 2, 4, 8)  # blocks of a cluster, which every GPU with clusters can start
+MAX_TILES = 16  # of a block
+BLOCK_BYTES = (110 << 10, 216 << 10)  # of a block; with half a multiprocessor's memory, the next launch begins early
+BARRIER_BYTES = 512  # and sums of squares, at most
+MAX_STAGE_DEPTH, MAX_STAGE_BYTES = 128, 33 << 10
+MAX_STAGES = 12
+MAX_TILINGS = 3
+
+
+def streamed_weights(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+    """Return the kernel of one or two such products of the same rows; None for other steps.
+
+    An RMS norm of the rows may be before them, and pointwise ops after them. The variants of up to four rows include
+    those of `few_rows`, which are faster where a thread has room for all rows.
+    """
+    norm = nodes[0] if isinstance(nodes[0].op, RmsNorm) else None
+    products = [node for node in nodes if isinstance(node.op, MatMul)]
+    epilogue = [node for node in nodes if node not in products and node is not norm]
+    if not figures.has(CLUSTERS) or not 1 <= len(products) <= 2 or not all(map(can_generate, epilogue)):
+        return None
+    if not _are_supported(products):
+        return None
+    if norm is not None and (not begins_few_rows(nodes, MAX_STREAMED) or norm.result in outputs):
+        return None
+    if norm is not None and norm.operands[1].literal is None:
+        return None
+    results = {v for node in epilogue for v in node.results}
+    if results & {v for product in products for v in product.operands} or any(
+        v.type.shape != products[0].result.type.shape for v in results
+    ):
+        return None
+    name = "+".join(node.op.name for node in nodes)
+    few = few_rows(nodes, outputs, figures)
+    sources = (StreamSource(norm, products, epilogue, outputs, *tiling) for tiling in _tilings(products, figures))
+    streams = [Kernel(name, (source.launch(),)) for source in sources]
+    return with_variants([*(() if few is None else variants_of(few)), *streams])
+
+
+def _are_supported(products: Sequence[Node]) -> bool:
+    """Tell if the products have some rows, which are the same ones, and constant weights of one shape."""
+    x, weights, y = products[0].operands[0], products[0].operands[1].type, products[0].result.type
+    for product in products:
+        w = product.operands[1]
+        if product.operands[0] is not x or w.literal is None or w.type.shape != weights.shape:
+            return False
+    if len({t.dtype for t in (x.type, weights, y)}) > 1 or x.type.dtype not in HALVES or x.type.rank < 2 or not y.size:
+        return False
+    depth, columns = weights.shape[-2:]
+    is_matrix = weights.size == depth * columns < 1 << 31
+    rows = x.type.size // max(1, depth)
+    return (
+        is_matrix
+        and depth % STEP == 0
+        and columns % TILE == 0
+        and MIN_ROWS <= rows <= MAX_ROWS
+        and has_packed_rows(x.type)
+    )
+
+
+def _tilings(products: Sequence[Node], figures: GpuFigures) -> Iterator[tuple[int, int, int, int]]:
+    """Yield tiles of a block, blocks that share the depth, depth of a stage, and stages; those to try first come first.
+
+    With most of them all blocks run together, and most multiprocessors have one.
+    """
+    depth, columns = products[0].operands[1].type.shape[-2:]
+    rows, tiles, count = products[0].result.type.size // columns, columns // TILE, len(products)
+    found: list[tuple[float, int, int]] = []
+    for parts in PARTS:
+        for each in range(1, MAX_TILES // count + 1):
+            blocks = tiles // each * parts
+            turns = ceil_div(blocks, figures.processors)
+            shares = parts == 1 or rows * TILE * each % (4 * parts) == 0
+            is_whole = tiles % each == 0 and depth % (parts * STEP) == 0 and shares
+            if is_whole and (turns == 1 or (parts == 1 and each * count >= WARPS)):
+                found.append((blocks / (turns * figures.processors), each, parts))
+    # a block reads all rows, so few tiles read rows too often, and many parts have many sums
+    found.sort(key=lambda sizes: (-sizes[0], abs(sizes[1] * count - WARPS)))
+    for _, each, parts in found[:MAX_TILINGS]:
+        sums_bytes = 4 * rows * TILE * each * count if parts > 1 else 0
+        for most_bytes in BLOCK_BYTES:
+            ring_bytes = min(most_bytes, figures.dynamic_bytes) - sums_bytes - BARRIER_BYTES
+            tiling = _stages(each * count, depth // parts, rows + 1, ring_bytes)
+            if tiling is not None:
+                yield each, parts, *tiling
+
+
+def _stages(tiles: int, depth: int, rows: int, ring_bytes: int) -> tuple[int, int] | None:
+    """Return the depth of a stage, and how many stages have room; None if too few have.
+
+    rows: that a stage has, with the scale of a norm.
+    """
+    stage_depth = STEP
+    while (
+        depth % (2 * stage_depth) == 0
+        and stage_depth < MAX_STAGE_DEPTH
+        and 2 * stage_depth * 2 * TILE * tiles <= MAX_STAGE_BYTES
+    ):
+        stage_depth *= 2
+    turns = depth // stage_depth
+    stages = min(MAX_STAGES, ring_bytes // bytes_of_stage(tiles, stage_depth, rows), turns)
+    return (stage_depth, stages) if stages >= min(2, turns) else None
