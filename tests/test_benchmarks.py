@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import copy
 import importlib
@@ -26,7 +27,7 @@ from onnx_suite.suite import RECORD, Outcome, refusals, unlike_the_record
 from test_runtime import executable
 
 import fusec
-from benchmarks.checks import fuzz_results, gpu_evidence, onnx_suite, quantized_rounding
+from benchmarks.checks import fuzz_results, gpu_evidence, model_sample, onnx_suite, quantized_rounding
 from benchmarks.common.attempt import TooLongError, within
 from benchmarks.common.result_files import KEYS, ROOT, merge, write_row
 from benchmarks.common.step_pairs import NamedStep, named_steps, step_pairs, table
@@ -420,6 +421,21 @@ def test_the_sample_of_models_names_failures_and_references(monkeypatch: pytest.
         "| timm | b | 3 | 5 | 1 | 2e-07 | `top_k` | none |",
         "| timm | c |  |  |  | failed |  | ModelError: x\\|y |",
     ]
+
+
+def test_slices_of_the_sample_hold_each_model_once() -> None:
+    models = {"timm": [f"a{i}" for i in range(7)], "torchvision": ["b0", "b1"]}
+    whole = [(source, name) for source, names in models.items() for name in names]
+    assert model_sample.chosen(models, []) == whole
+    slices = [model_sample.chosen(models, [], model_sample.part_of_all(f"{i}/4")) for i in range(1, 5)]
+    assert sorted(chain(*slices)) == whole
+    assert all(2 <= len(part) <= 3 for part in slices)
+    assert model_sample.chosen(models, ["b1", "a3", "a0"], (2, 2)) == [("timm", "a3")]
+    with pytest.raises(SystemExit, match="no model c"):
+        model_sample.chosen(models, ["a0", "c"])
+    for wrong in ("0/4", "5/4", "2", "-1/4", "a/b"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is no slice"):
+            model_sample.part_of_all(wrong)
 
 
 def test_the_table_of_peers_names_the_best_peer_and_the_worst_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,25 @@
 """Check a sample of 60 exported models: each must compile, be right, and leave no work to references.
 
 Usage, with torch, torchvision, timm, transformers and onnxscript:
-    python -m benchmarks.checks.model_sample [--target h200 | --target auto] [--processes 2] [MODEL ...]
+    python -m benchmarks.checks.model_sample [--target h200 | --target auto] [--processes 2] [--slice 1/4] [MODEL ...]
 Without a GPU the programs of the target run in simulation; `--target auto` runs them on this machine's GPU. The models
 are small and have random weights. Their outputs are compared with torch's on the CPU, in fp32.
-Writes benchmarks/results/model_sample.json.
+Writes benchmarks/results/model_sample.json. Slices that run at the same time need files of their own (`--output`);
+`benchmarks.common.result_files` joins them.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -121,26 +124,51 @@ def _machine(target: str) -> dict[str, Any]:
     return libraries | (gpu() if target == "auto" else {"target": target})
 
 
+def part_of_all(text: str) -> tuple[int, int]:
+    """Read `2/4`, the second of four slices."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no slice, such as 2/4")
+    return int(first), int(count)
+
+
+def chosen(
+    models: Mapping[str, Iterable[str]], names: Sequence[str], part: tuple[int, int] = (1, 1)
+) -> list[tuple[str, str]]:
+    """Return source and name of the models of a slice. Similar models of one source go to all slices.
+
+    names: the models to choose from; all if it is empty.
+    """
+    pairs = [(source, name) for source, held in models.items() for name in held]
+    if unknown := sorted(set(names) - {name for _, name in pairs}):
+        raise SystemExit(f"the sample has no model {', '.join(unknown)}")
+    return [pair for pair in pairs if not names or pair[1] in names][part[0] - 1 :: part[1]]
+
+
 def main() -> int:
     """Check the models in several processes, and write a row for each when it is ready."""
     options = parser(__doc__, "model_sample.json")
     options.add_argument("models", nargs="*", help="names of models; all if none is given")
     options.add_argument("--target", default="h200", help="auto: the GPU of this machine")
     options.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    options.add_argument("--slice", type=part_of_all, default=(1, 1), metavar="I/N", help="only the Ith of N slices")
     given = options.parse_args()
+    context = get_context(
+        "forkserver"
+    )  # one process imports the libraries, which takes seconds, and the others fork it
+    context.set_forkserver_preload(["benchmarks.checks.sample_models", "fusec"])
+    ensure_running()
     from benchmarks.checks.sample_models import MODELS
 
-    chosen = [(source, name) for source, models in MODELS.items() for name in models]
-    if given.models:
-        chosen = [pair for pair in chosen if pair[1] in given.models]
+    pairs = chosen(MODELS, given.models, given.slice)
     rows = LiveRows(given.output, given.commit, _machine(given.target), KEYS["model_sample.json"])
     bad = 0
-    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(check, *pair, given.target) for pair in chosen]):
+    with ProcessPoolExecutor(given.processes, mp_context=context) as pool:
+        for done in as_completed([pool.submit(check, *pair, given.target) for pair in pairs]):
             row = done.result()
             bad += not row["ok"]
             rows("ok " if row["ok"] else "BAD", {"model": row["model"]}, **row)
-    print(f"{len(chosen) - bad} of {len(chosen)} models are right and run without references")
+    print(f"{len(pairs) - bad} of {len(pairs)} models are right and run without references")
     return int(bad > 0)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ExecutionError
+from fusec.scale.batch_pipeline import loaded_pipeline
 from fusec.scale.extras import extra_module
 from fusec.scale.model_recipe import ModelRecipe, call_with, loaded
 from fusec.scale.row_batches import SYMBOLIC, BatchOptions, row_shape, run_rows
@@ -64,7 +65,7 @@ def _interface(recipe: ModelRecipe) -> tuple[str, list[tuple[str, tuple[int, ...
 
 
 def _run_block(block: Any, recipe: ModelRecipe, options: BatchOptions, name: str) -> dict[str, Any]:
-    return run_rows(loaded(recipe), {name: np.asarray(block)}, options)
+    return run_rows(loaded_pipeline(recipe), {name: np.asarray(block)}, options)
 
 
 def _run_batches(batches: Iterable[Any], recipe: ModelRecipe) -> list[Any]:

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fusec.scale.batch_pipeline import loaded_pipeline
 from fusec.scale.extras import extra_module
-from fusec.scale.model_recipe import ModelRecipe, loaded
+from fusec.scale.model_recipe import ModelRecipe
 from fusec.scale.row_batches import SYMBOLIC, BatchOptions, run_rows
 from fusec.scale.row_files import read_rows, result_path, row_files, write_rows
 
@@ -41,8 +42,8 @@ def map_folder(
 
 
 def _run_file(path: str, folder: str, recipe: ModelRecipe, options: BatchOptions) -> Path:
-    model, source = loaded(recipe), Path(path)
-    goal = result_path(source, Path(folder), model.outputs)
+    pipeline, source = loaded_pipeline(recipe), Path(path)
+    goal = result_path(source, Path(folder), pipeline.model.outputs)
     if not goal.exists():
-        write_rows(goal, run_rows(model, read_rows(source, model), options))
+        write_rows(goal, run_rows(pipeline, read_rows(source, pipeline.model), options))
     return goal

@@ -9,7 +9,8 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.ir import quote
-from fusec.scale.model_recipe import ModelRecipe, loaded
+from fusec.scale.batch_pipeline import loaded_pipeline
+from fusec.scale.model_recipe import ModelRecipe
 from fusec.scale.row_batches import SYMBOLIC, BatchOptions, Rows, run_rows
 
 
@@ -26,7 +27,8 @@ class BatchPredictor:
         rows, pad: see `BatchOptions`. The last batch of a dataset rarely fills a fixed batch: then it needs `pad`.
         options: those of `fusec.compile`, or of `fusec.load` for a `.fusec` file.
         """
-        self.model = loaded(ModelRecipe.of(model, options))
+        self._pipeline = loaded_pipeline(ModelRecipe.of(model, options))
+        self.model = self._pipeline.model
         self._batches = BatchOptions(rows, pad)
 
     def __call__(self, batch: Rows) -> dict[str, np.ndarray[Any, Any]]:
@@ -38,4 +40,4 @@ class BatchPredictor:
 
     def outputs(self, rows: Rows) -> dict[str, np.ndarray[Any, Any]]:
         """Run the model over rows and return its outputs alone."""
-        return run_rows(self.model, rows, self._batches)
+        return run_rows(self._pipeline, rows, self._batches)

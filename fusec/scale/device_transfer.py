@@ -5,6 +5,7 @@ Shared blocks are registered with CUDA (page-locked), because only then a copy r
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ class PageLocks:
 
     def __init__(self) -> None:
         self._registered: dict[int, Bytes] = {}  # by handle; holds the mapping, which must outlive its registration
+        weakref.finalize(self, _unregister, self._registered).atexit = False  # the driver may have ended by then
 
     def add(self, block: SharedBlock, stream: Any) -> None:
         """Register a block, or again if it has grown. stream: of the copies that use it."""
@@ -35,6 +37,11 @@ class PageLocks:
             cupy.cuda.runtime.hostUnregister(known.ctypes.data)
         cupy.cuda.runtime.hostRegister(raw.ctypes.data, raw.nbytes, 0)
         self._registered[block.handle] = raw
+
+
+def _unregister(registered: dict[int, Bytes]) -> None:
+    for raw in registered.values():
+        cupy.cuda.runtime.hostUnregister(raw.ctypes.data)
 
 
 class DeviceUpload:

@@ -5,7 +5,7 @@ A row is one example along the first dim of every input and output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from fusec.errors import ExecutionError
 from fusec.ir import quote
 
 if TYPE_CHECKING:
+    from fusec.scale.batch_pipeline import BatchPipeline
     from fusec.scale.model_recipe import Runnable
 
 Rows = Mapping[str, np.ndarray[Any, Any]]
@@ -34,34 +35,50 @@ class BatchOptions:
     pad: bool = False
 
 
-def run_rows(model: Runnable, rows: Rows, options: BatchOptions | None = None) -> dict[str, np.ndarray[Any, Any]]:
+def run_rows(
+    pipeline: BatchPipeline, rows: Rows, options: BatchOptions | None = None
+) -> dict[str, np.ndarray[Any, Any]]:
     """Run a model over rows, and return the rows of each output by name.
 
     Raises ExecutionError if inputs have different numbers of rows, or an output has not one row for each. Also if the
     last batch is incomplete without `pad`.
     """
-    options = options or BatchOptions()
+    options, model = options or BatchOptions(), pipeline.model
     rows = {spec.name: rows[spec.name] for spec in model.inputs if spec.name in rows}
     count = _count(rows)
+    if not count:
+        return {spec.name: np.empty((0, *row_shape(spec)), spec.dtype) for spec in model.outputs}
     size, fixed = _batch_size(model, options)
-    found: list[list[np.ndarray[Any, Any]]] = []
-    for first in range(0, count, size):
-        part = {name: np.asarray(array[first : first + size]) for name, array in rows.items()}
+    found: list[np.ndarray[Any, Any]] = []
+    starts = iter(range(0, count, size))
+
+    def batches() -> Iterator[Rows]:
+        for first in range(0, count, size):
+            part = {name: np.asarray(array[first : first + size]) for name, array in rows.items()}
+            if fixed and first + size > count:
+                part = {name: _padded(name, array, size, options.pad) for name, array in part.items()}
+            yield part
+
+    def take(results: Sequence[np.ndarray[Any, Any]]) -> None:
+        first = next(starts)
         used = min(size, count - first)
-        if used < size and fixed:
-            part = {name: _padded(name, array, size, options.pad) for name, array in part.items()}
-        results = [np.asarray(result) for result in model.run(None, part)]
         for spec, result in zip(model.outputs, results, strict=True):
             if result.ndim == 0 or result.shape[0] != (size if fixed else used):
                 raise ExecutionError(
                     f"output {quote(spec.name)} has the shape {list(result.shape)}: no row for each input"
                 )
-        found.append([result[:used] for result in results])
-    if not found:
-        return {spec.name: np.empty((0, *row_shape(spec)), spec.dtype) for spec in model.outputs}
-    return {
-        spec.name: np.concatenate(parts) for spec, parts in zip(model.outputs, zip(*found, strict=True), strict=True)
-    }
+        if not found:
+            found.extend(np.empty((count, *result.shape[1:]), result.dtype) for result in results)
+        for spec, whole, result in zip(model.outputs, found, results, strict=True):
+            if result.shape[1:] != whole.shape[1:]:
+                raise ExecutionError(
+                    f"output {quote(spec.name)} has rows of the shapes {list(whole.shape[1:])} and "
+                    f"{list(result.shape[1:])}, which cannot be joined"
+                )
+            whole[first : first + used] = result[:used]
+
+    pipeline.run(batches(), take)
+    return dict(zip((spec.name for spec in model.outputs), found, strict=True))
 
 
 def row_shape(spec: Any) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("cupy")
 from fusec.errors import ExecutionError, TargetError
 from fusec.scale import device_transfer, nccl
-from fusec.scale.pool_worker import BatchRunner, start_next
+from fusec.scale.batch_runner import BatchRunner
+from fusec.scale.pool_worker import start_next
 from fusec.scale.shared_block import SharedBlock, layout
 
 
@@ -133,6 +134,15 @@ def test_a_block_that_grows_is_registered_again(recorder: Recorder) -> None:
         feeds = {"x": block.views(block.put([x]))[0]}
         assert np.array_equal(upload(0, [block], feeds)()["x"], x)
         assert recorder.registered == {block.raw.ctypes.data: block.raw.nbytes}
+
+
+def test_blocks_are_registered_as_long_as_they_are_used(recorder: Recorder) -> None:
+    """Memory that is freed while it is registered cannot be registered again."""
+    upload, block = device_transfer.DeviceUpload(), SharedBlock()
+    upload(0, [block], {"x": block.views(block.put([np.arange(3)]))[0]})
+    assert recorder.registered
+    del upload
+    assert not recorder.registered
 
 
 def test_inputs_in_several_blocks(recorder: Recorder) -> None:

@@ -11,6 +11,7 @@ import pytest
 from helpers import assert_close
 
 from fusec.errors import ExecutionError, FusecError
+from fusec.scale.batch_pipeline import loaded_pipeline
 from fusec.scale.extras import extra_module
 from fusec.scale.model_recipe import ModelRecipe, loaded
 from fusec.scale.row_batches import BatchOptions, run_rows
@@ -27,8 +28,9 @@ def recipe(model: Path) -> ModelRecipe:
 def test_rows_are_cut_to_the_models_batch(
     recipe: ModelRecipe, meaning: Callable[[Array], Array], rng: np.random.Generator
 ) -> None:
-    run = loaded(recipe)
-    assert loaded(recipe) is run, "it is made once"
+    run = loaded_pipeline(recipe)
+    assert loaded_pipeline(recipe) is run, "it is made once"
+    assert run.model is loaded(recipe)
     rows = rng.standard_normal((11, 6)).astype(np.float32)
     assert_close(run_rows(run, {"x": rows[:8], "unused": rows})["z"], meaning(rows[:8]), 1e-6)
     assert_close(run_rows(run, {"x": rows}, BatchOptions(pad=True))["z"], meaning(rows), 1e-6)
@@ -44,7 +46,7 @@ def test_a_model_that_takes_any_number_of_rows_is_not_padded(tmp_path: Path, rng
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"], axis=0)], "g", [x], [y])
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path / "m.onnx")
-    run = loaded(ModelRecipe.of(tmp_path / "m.onnx", {"target": "cpu", "shapes": {"n": "1..5"}}))
+    run = loaded_pipeline(ModelRecipe.of(tmp_path / "m.onnx", {"target": "cpu", "shapes": {"n": "1..5"}}))
     rows = rng.standard_normal((7, 2)).astype(np.float32)
     wanted = [np.exp(part) / np.exp(part).sum(0) for part in (rows[:5], rows[5:])]
     assert_close(run_rows(run, {"x": rows}, BatchOptions(rows=5, pad=True))["y"], np.concatenate(wanted), 1e-6)
@@ -55,13 +57,13 @@ def test_a_model_without_rows_is_refused(tmp_path: Path, rng: np.random.Generato
     path.write_text('graph "g" (%x: f32[4,6], %w: f32[3,6]) {\n %y = relu(%x)\n %v = relu(%w)\n return %y, %v\n}')
     rows = rng.standard_normal((4, 6)).astype(np.float32)
     with pytest.raises(ExecutionError, match="the inputs have no first dim in common"):
-        run_rows(loaded(ModelRecipe.of(path, {"target": "cpu"})), {"x": rows, "w": rows})
+        run_rows(loaded_pipeline(ModelRecipe.of(path, {"target": "cpu"})), {"x": rows, "w": rows})
     path = tmp_path / "sum.txt"
     path.write_text('graph "g" (%x: f32[4,6]) {\n %y = transpose(%x) {perm=[1,0]}\n return %y\n}')
     with pytest.raises(ExecutionError, match=r"output %y has the shape \[6, 4\]: no row for each"):
-        run_rows(loaded(ModelRecipe.of(path, {"target": "cpu"})), {"x": rows})
+        run_rows(loaded_pipeline(ModelRecipe.of(path, {"target": "cpu"})), {"x": rows})
     with pytest.raises(ExecutionError, match="the same number of rows"):
-        run_rows(loaded(ModelRecipe.of(tmp_path / "m.txt", {"target": "cpu"})), {"x": rows, "w": rows[:3]})
+        run_rows(loaded_pipeline(ModelRecipe.of(tmp_path / "m.txt", {"target": "cpu"})), {"x": rows, "w": rows[:3]})
 
 
 @pytest.mark.parametrize("ending", [".npy", ".npz", ".parquet"])

@@ -2,7 +2,7 @@
 
 benchmarks/models/ablation.py measures the gain for the first layer of ResNet-50 in 16 bits. Channels of 8-bit integers
 become a multiple of eight, because cuDNN sums other counts wrongly (docs/hazards.md) and would not be asked. So do the
-columns of products by constant weights, which cuDNN refuses otherwise.
+columns of products by constant weights, which cuDNN refuses otherwise, and the filters of a detector's head in 16 bits.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from functools import partial
 import numpy as np
 
 from fusec.ir import HALVES, Array, DType, Graph, Node, TensorType, Value
-from fusec.ops import Conv, ConvWgrad, MatMul, Pad, Slice
+from fusec.ops import Conv, ConvWgrad, MatMul, Pad, Reshape, Slice, Transpose, pw
 from fusec.passes.base import RulePass
 from fusec.passes.rewriting.derived_constants import derive
-from fusec.passes.rewriting.rewriter import NoMatch, local
+from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 
 WIDER = Pad((0, 0, 0, 0, 0, 1, 0, 0))
-INTEGERS_AT_ONCE = 8
+INTEGERS_AT_ONCE = FILTERS_AT_ONCE = 8
 # Of an image, because the kernel that adds the channel costs a launch. Images of models are larger, whatever the GPU.
 _ENOUGH_ELEMENTS = 1 << 16
+_ENOUGH_TAPS = 128  # of a channel, in all filters: fewer gain less than the kernel costs that leaves out the padding
 
 
 @local("conv", equation="conv(x, w) = conv(pad(x), pad(w)), channels padded from 3 to 4 with zeros")
@@ -100,6 +101,49 @@ def _integer_columns(graph: Graph, node: Node) -> Value | None:
     return graph.add(Slice((0,) * len(shape), shape, (1,) * len(shape)), product, before=node)
 
 
+@local(
+    "add",
+    equation="conv(x, w) + b = (conv(x, pad(w)) + pad(b))[:, :K] in 16 bits, filters padded to a multiple of 8",
+)
+def _aligned_filters(graph: Graph, node: Node) -> Value | None:
+    """Pad the filters of a detector's head, such as 819 for 9 anchors and 91 classes, which cuDNN runs slowly.
+
+    A kernel leaves out the padding. This pays for large windows or many filters only.
+    """
+    product, bias = node.operands
+    conv = product.node
+    if conv is None or not isinstance(conv.op, Conv):
+        raise NoMatch("no bias of a convolution", product)
+    x, w = conv.operands
+    count = w.type.shape[0]
+    if w.type.dtype not in HALVES or conv.op.groups != 1 or not count % FILTERS_AT_ONCE:
+        raise NoMatch("no filters of 16 bits whose number is no multiple of 8", w)
+    if count * math.prod(w.type.shape[2:]) < _ENOUGH_TAPS:
+        raise NoMatch("too few or small filters to gain from it", w)
+    if w.literal is None or bias.literal is None or bias.type.shape[-3:] != (count, 1, 1) or bias.type.rank > 4:
+        raise NoMatch("filters or bias are not constant, or have another shape", bias)
+    if not single_use(product) or not _ends_in_rows(node.result):
+        raise NoMatch("used elsewhere too, or no head of a detector, whose results become rows", product)
+    every = count + -count % FILTERS_AT_ONCE
+    type = TensorType((every, *w.type.shape[1:]), w.type.dtype)
+    filters = derive(graph, node, type, (w.literal,), partial(_padded, count=every, channels=type.shape[1]), w.literal)
+    type = TensorType((every, 1, 1), bias.type.dtype)
+    more = derive(graph, node, type, (bias.literal,), partial(_padded_bias, count=every), bias.literal)
+    product = graph.insert(conv.op, (x, filters), before=node, origin=conv.origin).result
+    wide = graph.insert(pw("add"), (product, more), before=node, origin=node.origin).result
+    shape = node.result.type.shape
+    return graph.add(Slice((0,) * len(shape), shape, (1,) * len(shape)), wide, before=node)
+
+
+def _ends_in_rows(value: Value) -> bool:
+    """Tell if views alone read a value. Other ops would run within the convolution's step if nothing were padded."""
+    return bool(value.users) and all(isinstance(user.op, (Reshape, Transpose)) for user in value.users)
+
+
+def _padded_bias(bias: Array, count: int) -> Array:
+    return np.pad(bias.reshape(-1, 1, 1), [(0, count - bias.size), (0, 0), (0, 0)])
+
+
 @local("conv_wgrad", equation="conv_wgrad(x, dy) = conv_wgrad(pad(x), dy)[:, :3], channels padded from 3 to 4")
 def _fourth_gradient(graph: Graph, node: Node) -> Value | None:
     x, dy = node.operands
@@ -128,7 +172,7 @@ def _pays(x: Value, window: tuple[int, ...]) -> bool:
 
 
 class PadChannels(RulePass):
-    """Pad channels from three to four, and those of 8-bit integers, filters and columns to multiples of eight."""
+    """Pad channels from three to four; channels and columns of integers, and filters of heads, to multiples of eight."""
 
     name = "pad_channels"
-    rules = (_fourth_channel, _integer_channels, _integer_columns, _fourth_gradient)
+    rules = (_fourth_channel, _integer_channels, _integer_columns, _aligned_filters, _fourth_gradient)
