@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 KERNELS = ("--property", "kernels_agree", "--graphs", "fusec.testing.strategies:kernel_graphs")
-FOLDERS = ("gpu", "quantized", "regressions", "repro", "scale", "session", "testing", "torch_backend")  # with GPU tests
+FOLDERS = ("gpu", "quantization", "quantized", "regressions", "repro", "scale", "session", "testing", "torch_backend")
 SHARD = "TEST_SHARD"  # "1/4": the second quarter of the tests
 GRACE_S = 20  # for a fuzzer to report after its time
 

@@ -172,7 +172,7 @@ def _pays(x: Value, window: tuple[int, ...]) -> bool:
 
 
 class PadChannels(RulePass):
-    """Pad channels from three to four; channels and columns of integers, and filters of heads, to multiples of eight."""
+    """Pad channels from three to four; those of integers, columns and filters of heads to multiples of eight."""
 
     name = "pad_channels"
     rules = (_fourth_channel, _integer_channels, _integer_columns, _aligned_filters, _fourth_gradient)
