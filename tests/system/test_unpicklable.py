@@ -26,5 +26,5 @@ MAKE: dict[str, Callable[[str], Any]] = {
 def test_the_message_names_the_file_to_give(kind: str, tmp_path: Path) -> None:
     made = MAKE[kind](str(tiny(tmp_path)))
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match=rf"a {kind} .* give other processes the path of the model"):
+        with pytest.raises(TypeError, match=rf"^{kind} holds .* give other processes the path of the model"):
             attempt(made)

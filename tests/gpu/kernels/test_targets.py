@@ -124,7 +124,7 @@ def test_blocks_and_clusters_that_no_gpu_starts_are_found() -> None:
 
 def of_hopper(kernel: Kernel) -> bool:
     """Tell if all variants of a kernel have launches for Hopper alone."""
-    return all(any(launch.architecture == "sm_90a" for launch in way.launches) for way in each_way(kernel))
+    return all(any(launch.architecture in ("sm_90", "sm_90a") for launch in way.launches) for way in each_way(kernel))
 
 
 @pytest.mark.parametrize("target", names())

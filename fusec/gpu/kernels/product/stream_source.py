@@ -178,9 +178,9 @@ class StreamSource:
 
     def _normalise(self, cuda: CudaTemplate, arguments: Arguments) -> CudaTemplate:
         """Return the fragments with the statements that normalise the rows."""
-        holes = ("SQUARES", "LOAD_SCALE", "NORMALISE_ROW", "STORE_SQUARES", "ADD_SQUARES")
         if self.norm is None:
-            empty: dict[str, list[str]] = {hole: [] for hole in (*holes, "DIVIDE", "SEND_SQUARES")}
+            holes = ("SQUARES", "LOAD_SCALE", "NORMALISE_ROW", "STORE_SQUARES", "ADD_SQUARES", "DIVIDE", "SEND_SQUARES")
+            empty: dict[str, list[str]] = {hole: [] for hole in holes}
             return cuda.bind(COPIED_PIECE=cuda("copied_piece"), FACTOR="1.0f", SQUARES_SENT=0, **empty)
         assert isinstance(self.norm.op, RmsNorm)
         exponent = scale_exponent(self.norm.operands[1])
@@ -192,7 +192,11 @@ class StreamSource:
             SQUARE_PACKS=ceil_div(self.rows, 4),
         )
         return cuda.bind(
-            **{hole: cuda(hole.lower()) for hole in holes},
+            SQUARES=cuda("squares"),
+            LOAD_SCALE=cuda("load_scale"),
+            NORMALISE_ROW=cuda("normalise_row"),
+            STORE_SQUARES=cuda("store_squares"),
+            ADD_SQUARES=cuda("add_squares"),
             COPIED_PIECE=cuda("copied_piece_or_scale"),
             FACTOR="factor",
             SQUARES_SENT=self.squares,

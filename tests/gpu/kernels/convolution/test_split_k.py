@@ -185,7 +185,7 @@ def test_neighbours_are_in_different_banks() -> None:
         convolved("odd filters", last(F16, 1, 64, 5, 5), SAME, (3, 3), 24),
         convolved("groups", last(F16, 1, 64, 5, 5), Conv((1, 1), (1,) * 4, (1, 1), 2), (3, 3), 32),
         convolved("channels first", rows(F16, 1, 64, 5, 5), SAME, (3, 3), 32),
-        convolved("many pixels", last(F16, 1, 64, 65, 65), SAME, (3, 3), 32),
+        convolved("many pixels", last(F16, 1, 192, 65, 65), SAME, (3, 3), 32),
         convolved("many taps", last(F16, 1, 32, 32, 32), Conv((1, 1), (5,) * 4, (1, 1)), (11, 11), 256),
         build(
             "weights that are no constant",
