@@ -142,7 +142,7 @@ def serving() -> list[str]:
 PARTS = {
     "pool": "pool, fp16",
     "bytes": "pool, bytes",
-    "dask": "Dask, folder of files",
+    "dask": "Dask, files of bytes",
     "train": "training",
     "overlap": "training, gradients sent early",
 }

@@ -4,7 +4,7 @@ Usage: python -m benchmarks.serving.several_gpus [pool|bytes|train|overlap|dask|
 pool: batches through `fusec.pool`, from arrays of this process, and (`shared`) from arrays that lie in `input_buffers`.
 bytes: the same with images in uint8. train: `fusec.data_parallel`; one GPU runs the undivided program, and for the
 losses the whole batch. overlap: the same, with gradients that are sent while the backward pass goes on. dask: a folder
-of .npy files through `fusec.dask.map_folder`.
+of .npy files of such images through `fusec.dask.map_folder`.
 
 First the programs of these parts are compiled, different ones on different GPUs, so that later processes find the
 choices in the cache; `prepare` alone does only that. A figure is printed as soon as it is known, and goes to the row of
@@ -186,14 +186,14 @@ def pool_case(sizes: Sizes, folder: Path, tell: Tell, kind: str) -> bool:
 
 
 def write_folders(folder: Path, sizes: Sizes) -> None:
-    """Write files of random rows to `in`. Most are links to a few, because the disk is not what is measured.
+    """Write files of random images in uint8 to `in`. Most are links to a few, because the disk is not what is measured.
 
     `first` has two for each device: a run of these loads the model in each worker.
     """
     (folder / "in").mkdir()
     (folder / "first").mkdir()
     shape = (sizes.rows, 3, sizes.side, sizes.side)
-    rows = np.random.default_rng(0).standard_normal(shape, np.float32).astype(np.float16)
+    rows = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     for number in range(sizes.files):
         path = folder / "in" / f"{number:03}.npy"
         if number < DISTINCT:
@@ -209,7 +209,7 @@ def dask_case(sizes: Sizes, folder: Path, tell: Tell) -> bool:
 
     import fusec.dask
 
-    model = inference_model(folder, sizes)
+    model = inference_model(folder, sizes, "bytes")
     write_folders(folder, sizes)
     rates: list[float] = []
     found: list[np.ndarray[Any, Any]] = []
@@ -348,7 +348,7 @@ def jobs_of(sizes: Sizes, parts: Sequence[str], folder: Path, end: float) -> dic
     if training:
         jobs["divided"] = lambda device: trained(sizes, [device], sizes.batch, "divided", end)
         jobs["undivided"] = lambda device: trained(sizes, [device], sizes.batch, "undivided", end)
-    for kind, users in (("pool", {"pool", "dask", "prepare"}), ("bytes", {"bytes", "prepare"})):
+    for kind, users in (("pool", {"pool", "prepare"}), ("bytes", {"bytes", "dask", "prepare"})):
         if users & set(parts):
             (folder / kind).mkdir()
             model = inference_model(folder / kind, sizes, kind)
