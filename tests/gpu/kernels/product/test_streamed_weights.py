@@ -64,6 +64,7 @@ def normed(dtype: DType, shape: tuple[int, ...], columns: int, figures: GpuFigur
 
     case = build(f"normed {dtype.value} {shape} {columns}", [rows(dtype, *shape)], make)
     case.figures = figures
+    case.within = 8e-3 if dtype is BF16 else 1e-3  # the reference rounds the normalised rows, the kernel does not
     return case
 
 
