@@ -286,7 +286,7 @@ def time_steps(case: Case, generator: fusec.Generator, attempt: Attempt) -> None
         again = lambda one=one: one.model.start(case.given[:, 0], settings.length)  # noqa: E731
         spans[name] = span(again, one.step, most)
     row["times"] = timed({}, spans=spans)
-    row["best_peer_over_fusec"] = best_peer_over_fusec(row["times"], settings.peers)
+    row["best_peer_over_fusec"] = best_peer_over_fusec(row["times"], settings.peers) if settings.peers else None
     cache = sum(one.nbytes for one in generator.explain().cache)
     row["weight_bytes"], row["cache_bytes"] = case.weights.read_bytes, cache * settings.length // settings.capacity
     row["limit_ms"] = 1000 * (row["weight_bytes"] + row["cache_bytes"]) / decode.compiled.target.memory_bandwidth
@@ -368,7 +368,8 @@ def time_prompt(case: Case, generator: fusec.Generator, attempt: Attempt) -> Non
     peers = {name: one.prompt for name, one in case.peers.items() if one.prompt is not None}
     row["prompt_times"] = timed({"fusec": program.replay, **peers}, rounds=9)
     attempt.say(f"ms of a prompt: {medians(row['prompt_times'])}")
-    row["prompt_best_peer_over_fusec"] = best_peer_over_fusec(row["prompt_times"], settings.peers)
+    ratio = best_peer_over_fusec(row["prompt_times"], settings.peers) if settings.peers else None
+    row["prompt_best_peer_over_fusec"] = ratio
     row["prompt_steps"], row["prompt_sum_ms"] = steps_of(program)
     row["prompt_limit_ms"] = sum(step["limit_us"] for step in row["prompt_steps"]) / 1000
 

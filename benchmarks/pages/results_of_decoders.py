@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +19,13 @@ def decoders() -> list[str]:
                 continue
             limit, ours = row[f"{prefix}limit_ms"], times["fusec"]["median_ms"]
             peers = [f"{peer} {spread(time)}" for peer, time in times.items() if peer != "fusec"]
-            ratio = row[f"{prefix}best_peer_over_fusec"]
+            ratio = row[f"{prefix}best_peer_over_fusec"] or math.inf
             if part == "token":
                 others = row.get("elsewhere", {})
                 peers += [f"{who} ({one['median_ms']:.3f} at {one['commit'][:7]})" for who, one in others.items()]
                 ratio = min([ratio, *(one["median_ms"] / ours for one in others.values())])
+            if part == "prompt" and (commit := row.get("prompt_commit")):
+                part += f" (at {commit[:7]})"
             size = [row["layers"], row["batch"], row["bits"], part]
             rows.append(
                 [
@@ -41,7 +44,7 @@ def decoders() -> list[str]:
         f"{where(data)}. A Llama-like decoder, 4,096 wide, with a cache of 2,048 tokens that is nearly full "
         "(`benchmarks/models/decoders.py`). All run as CUDA graphs and take turns. With 4 bits, torch has the weights "
         "in fp16. `compile` is torch.compile of a whole step, `layers` that of one layer, which all layers use. A time "
-        "of another run has its commit; the best peer may be one of these. The limit is the time "
+        "of another run has its commit, and so has a prompt; the best peer may be one of these. The limit is the time "
         "to read weights and cache once, for a prompt also that of the arithmetic.",
         "",
         *table(header, rows),
