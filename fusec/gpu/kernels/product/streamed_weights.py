@@ -33,8 +33,8 @@ MAX_TILINGS = 3
 def streamed_weights(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of one or two such products of the same rows; None for other steps.
 
-    An RMS norm of the rows may be before them, and pointwise ops after them. The variants of up to four rows include
-    those of `few_rows`, which are faster where a thread has room for all rows.
+    An RMS norm of the rows may be before them, and pointwise ops after them. Where `few_rows` has a
+    kernel, too, its variants compete with these.
     """
     norm = nodes[0] if isinstance(nodes[0].op, RmsNorm) else None
     products = [node for node in nodes if isinstance(node.op, MatMul)]
