@@ -22,7 +22,7 @@ def on_host(array: Any) -> Array:
 class Histogram:
     """Counts of the magnitudes of a tensor's elements. Arrays on a GPU are counted there, because copies take long.
 
-    counted: also count; else only the largest magnitude is known, which takes a quarter of the time.
+    counted: also count; else only the largest magnitude is known.
 
     The bins divide the range from 0 to a power of two. A larger magnitude doubles the range and joins bins in pairs, so
     counts stay exact and data is read once. At least half of the bins are in use. Zeros are counted apart, because

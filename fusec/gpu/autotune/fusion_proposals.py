@@ -75,10 +75,9 @@ def may_begin(nodes: Sequence[Node], figures: GpuFigures) -> bool:
     if any(isinstance(node.op, ROUNDED) for node in nodes):
         return rounded_at(nodes) is not None
     if can_generate(first):
-        product = next((node for node in nodes if isinstance(node.op, (Conv, MatMul))), None)
-        if product is None:
+        if not any(isinstance(node.op, (Conv, MatMul)) for node in nodes):
             return all(can_generate(node) for node in nodes)
-        match = match_product(nodes, product) if all(can_generate(node) or node is product for node in nodes) else None
+        match = match_product(nodes)
         return match is not None and bool(match.prologue) and match.fits(figures)
     if is_small_product(first):
         return match_layers(nodes, 1) is not None

@@ -79,20 +79,20 @@ def integer_matmuls() -> Iterator[Row]:
 
 def dense_bytes() -> Iterator[Row]:
     """Every byte times every other one, and sums of the largest products, by a product of many rows."""
-    values = edges(DType.I8)
-    left, right = np.ones((64, 128), np.int8), np.ones((128, 128), np.int8)
-    left[:, 1], right[1] = np.resize(values, 64), np.resize(np.repeat(values, 8), 128)
-    left[-1], right[:, -1] = -128, -128
-    yield row("matmul dense i8", "matmul", [left, right], added(MatMul()), labels=np.array(""), constants=(1,))
+    yield _every_byte("matmul dense i8", 64, 128, 128)
 
 
 def resident_weights() -> Iterator[Row]:
     """Every byte times every other one, by a product of many rows and few weights."""
+    yield _every_byte("matmul of many rows i8", 256, 32, 64)
+
+
+def _every_byte(name: str, count: int, depth: int, columns: int) -> Row:
     values = edges(DType.I8)
-    left, right = np.ones((256, 32), np.int8), np.ones((32, 64), np.int8)
-    left[:, 1], right[1] = np.resize(values, 256), np.resize(np.repeat(values, 8), 64)
+    left, right = np.ones((count, depth), np.int8), np.ones((depth, columns), np.int8)
+    left[:, 1], right[1] = np.resize(values, count), np.resize(np.repeat(values, 8), columns)
     left[-1], right[:, -1] = -128, -128
-    yield row("matmul of many rows i8", "matmul", [left, right], added(MatMul()), labels=np.array(""), constants=(1,))
+    return row(name, "matmul", [left, right], added(MatMul()), labels=np.array(""), constants=(1,))
 
 
 def packed_matmuls() -> Iterator[Row]:

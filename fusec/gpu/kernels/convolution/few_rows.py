@@ -34,25 +34,32 @@ def few_rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigure
 
     An RMS norm of the rows may be before them, and pointwise ops after them.
     """
+    step = match_rows(nodes, outputs, MAX_ROWS)
+    if step is None:
+        return None
+    name = "+".join(node.op.name for node in nodes)
+    sources = (FewRowsSource(step, figures, *tiling) for tiling in _tilings(step.products))
+    return with_variants([Kernel(name, (source.launch(),)) for source in sources])
+
+
+def match_rows(nodes: Sequence[Node], outputs: Sequence[Value], most: int) -> RowsStep | None:
+    """Sort the nodes into norm, products and epilogue; None if they are not that, or have more rows than `most`."""
     norm = nodes[0] if isinstance(nodes[0].op, RmsNorm) else None
     products = [node for node in nodes if isinstance(node.op, MatMul)]
     epilogue = [node for node in nodes if node not in products and node is not norm]
-    if not 1 <= len(products) <= 2 or not all(map(can_generate, epilogue)) or not _are_supported(products):
+    if not 1 <= len(products) <= 2 or not all(map(can_generate, epilogue)) or not _are_supported(products, most):
         return None
-    if norm is not None and (not begins_few_rows(nodes) or norm.result in outputs):
+    if norm is not None and (not begins_few_rows(nodes, most) or norm.result in outputs):
         return None
     results = {v for node in epilogue for v in node.results}
     if results & {v for product in products for v in product.operands} or any(
         v.type.shape != products[0].result.type.shape for v in results
     ):
         return None
-    name = "+".join(node.op.name for node in nodes)
-    step = FewRowsStep(norm, products, epilogue, outputs)
-    sources = (FewRowsSource(step, figures, *tiling) for tiling in _tilings(products))
-    return with_variants([Kernel(name, (source.launch(),)) for source in sources])
+    return RowsStep(norm, products, epilogue, outputs)
 
 
-def _are_supported(products: Sequence[Node]) -> bool:
+def _are_supported(products: Sequence[Node], most: int) -> bool:
     """Tell if the products have few rows, which are the same ones, and constant weights of one shape."""
     x, weights, y = products[0].operands[0], products[0].operands[1].type, products[0].result.type
     for product in products:
@@ -64,7 +71,7 @@ def _are_supported(products: Sequence[Node]) -> bool:
         return False
     depth, columns = weights.shape[-2:]
     is_matrix = weights.size == depth * columns < 1 << 31
-    return is_matrix and has_packed_rows(x.type) and x.type.size <= MAX_ROWS * depth
+    return is_matrix and has_packed_rows(x.type) and x.type.size <= most * depth
 
 
 def _tilings(products: Sequence[Node]) -> Iterator[tuple[int, int]]:
@@ -90,7 +97,7 @@ def _columns(product: Node) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class FewRowsStep:
+class RowsStep:
     """One or two products of the same rows.
 
     norm: of the rows, before the products; None without one.
@@ -125,7 +132,7 @@ class FewRowsSource:
     width: columns of each product that a block handles at a time.
     """
 
-    step: FewRowsStep
+    step: RowsStep
     figures: GpuFigures
     warps: int
     width: int

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES
-from fusec.gpu.kernels.codegen.pointwise_code import stride_along, widest_vector
+from fusec.gpu.kernels.codegen.pointwise_code import can_generate, stride_along, widest_vector
 from fusec.ir import DType, Node, TensorType, Value, channels_last
-from fusec.ops import Conv
+from fusec.ops import Conv, MatMul
 from fusec.schedule.program import inputs_of
 
 PACK = 8  # neighbours of a result that a thread handles
@@ -137,8 +137,11 @@ def _outer_strides(type: TensorType, along: int) -> list[int]:
     return [type.strides[d] for d in range(type.rank) if d != along and type.shape[d] != 1]
 
 
-def match_product(nodes: Sequence[Node], product: Node) -> ProductStep | None:
-    """Sort the nodes into prologue, product and epilogue; None if they are not that."""
+def match_product(nodes: Sequence[Node]) -> ProductStep | None:
+    """Sort the nodes into prologue, one product and epilogue; None if they are not that."""
+    product = next((node for node in nodes if isinstance(node.op, (Conv, MatMul))), None)
+    if product is None or not all(can_generate(node) or node is product for node in nodes):
+        return None
     x, w = product.operands
     y = product.result
     if (x.type.dtype, y.type.dtype) not in DTYPES or w.literal is None or not y.type.size:

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, with_variants
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, split_index
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
 from fusec.gpu.kernels.convolution.product_step import PACK, ProductStep, match_product
 from fusec.gpu.kernels.convolution.thin_bytes import bytes_sources
 from fusec.ir import DType, Node, TensorType, Value
-from fusec.ops import Conv, MatMul
 
 DEPTH_BYTES = 64  # of a row, of a warp
 COLUMNS, ROWS = 32, 16  # of one product of a warp
@@ -30,10 +29,7 @@ _CUDA = cuda_template(__package__, "thin_product.cuh")
 
 def thin_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of such a product with pointwise ops around it; None for other steps."""
-    products = [node for node in nodes if isinstance(node.op, (Conv, MatMul))]
-    if len(products) != 1 or not all(can_generate(node) or node is products[0] for node in nodes):
-        return None
-    step = match_product(nodes, products[0])
+    step = match_product(nodes)
     if step is None or any(v not in step.results for v in outputs) or not step.fits(figures):
         return None
     name = "+".join(node.op.name for node in nodes)

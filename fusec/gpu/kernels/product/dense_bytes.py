@@ -16,11 +16,11 @@ from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, Launch, by_value, with_variants
-from fusec.gpu.kernels.codegen.pointwise_code import Space, can_generate
+from fusec.gpu.kernels.codegen.pointwise_code import Space
 from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
 from fusec.gpu.kernels.product.dense_tiles import PART, THREADS, Tiles, tiles_of
 from fusec.ir import DType, Node, TensorType, Value
-from fusec.ops import Conv, MatMul
+from fusec.ops import Conv
 from fusec.schedule.program import inputs_of
 
 OCTET = 16  # bytes that a thread copies
@@ -33,12 +33,7 @@ _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").
 
 def dense_bytes(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of such a product with pointwise ops after it; None for other steps."""
-    products = [node for node in nodes if isinstance(node.op, (Conv, MatMul))]
-    if len(products) != 1 or not figures.has(wgmma.ARCHITECTURE):
-        return None
-    if not all(can_generate(node) or node is products[0] for node in nodes):
-        return None
-    step = match_product(nodes, products[0])
+    step = match_product(nodes) if figures.has(wgmma.ARCHITECTURE) else None
     if step is None or not _fits(step, outputs):
         return None
     name = "+".join(node.op.name for node in nodes)

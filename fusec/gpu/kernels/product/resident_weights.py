@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Kernel, variants_of, with_variants
-from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
 from fusec.gpu.kernels.convolution.thin_product import thin_product
 from fusec.gpu.kernels.product.dense_bytes import dense_bytes
 from fusec.gpu.kernels.product.resident_source import OCTET_BYTES, ResidentSource, Tiling
 from fusec.ir import DType, Node, Value
-from fusec.ops import Conv, MatMul
 from fusec.schedule.program import inputs_of
 
 # In the order in which they are proposed: those of fewer columns where others do not fit.
@@ -31,12 +29,7 @@ def resident_weights(nodes: Sequence[Node], outputs: Sequence[Value], figures: G
 
     Kernels of thin and of dense products are variants.
     """
-    products = [node for node in nodes if isinstance(node.op, (Conv, MatMul))]
-    if len(products) != 1 or not figures.has(wgmma.ARCHITECTURE):
-        return None
-    if not all(can_generate(node) or node is products[0] for node in nodes):
-        return None
-    step = match_product(nodes, products[0])
+    step = match_product(nodes) if figures.has(wgmma.ARCHITECTURE) else None
     if step is None or not _fits(step, outputs):
         return None
     sources = [ResidentSource(step, outputs, figures, tiling) for tiling in TILINGS]
@@ -53,9 +46,8 @@ def _fits(step: ProductStep, outputs: Sequence[Value]) -> bool:
     """Tell if octets of rows can be copied, and if the number of a row is enough to find it after the product."""
     if step.x.dtype is not DType.I8 or step.prologue or any(v not in step.results for v in outputs):
         return False
-    if step.rows < max(
-        MIN_ROWS, step.depth // 2, step.columns // 2
-    ):  # with fewer rows, most of what it reads is weights
+    # with fewer rows, most of what it reads is weights
+    if step.rows < max(MIN_ROWS, step.depth // 2, step.columns // 2):
         return False
     read = step.product.operands[0].type
     others = [stride for d, stride in enumerate(read.strides) if d != step.along and read.shape[d] != 1]

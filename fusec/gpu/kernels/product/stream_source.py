@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 
@@ -12,6 +11,7 @@ import numpy as np
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, CLUSTERS, Arguments, Launch, by_value, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
+from fusec.gpu.kernels.convolution.few_rows import RowsStep
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import RmsNorm
 
@@ -41,65 +41,46 @@ def scale_exponent(scale: Value) -> int:
 class StreamSource:
     """The launch of one or two products.
 
-    norm: of the rows, before the products; None without one.
-    products: of the same rows.
     tiles: of 16 columns of each product, for a block.
     parts: blocks of a cluster, which share the depth.
     stage_depth, stages: of the ring in shared memory.
     """
 
-    norm: Node | None
-    products: Sequence[Node]
-    epilogue: Sequence[Node]
-    outputs: Sequence[Value]
+    step: RowsStep
     tiles: int
     parts: int
     stage_depth: int
     stages: int
 
     @property
-    def y(self) -> TensorType:
-        return self.products[0].result.type
-
-    @property
-    def x(self) -> TensorType:
-        """The rows as they are read."""
-        return (self.norm or self.products[0]).operands[0].type
-
-    @property
-    def rows(self) -> int:
-        return self.y.size // self.y.shape[-1]
-
-    @property
     def stage_bytes(self) -> int:
-        copied = self.rows + (self.norm is not None)
-        return bytes_of_stage(self.tiles * len(self.products), self.stage_depth, copied)
+        copied = self.step.rows + (self.step.norm is not None)
+        return bytes_of_stage(self.tiles * len(self.step.products), self.stage_depth, copied)
 
     @property
     def turns(self) -> int:
         """The stages that a block multiplies."""
-        return self.x.shape[-1] // (self.parts * self.stage_depth)
+        return self.step.x.type.shape[-1] // (self.parts * self.stage_depth)
 
     @property
     def size(self) -> int:
         """The results of a block's columns, of each product."""
-        return self.rows * TILE * self.tiles
+        return self.step.rows * TILE * self.tiles
 
     @property
     def blocks(self) -> int:
-        return self.y.shape[-1] // (TILE * self.tiles) * self.parts
+        return self.step.y.shape[-1] // (TILE * self.tiles) * self.parts
 
     @property
     def squares(self) -> int:
         """The sums of squares that a block sends, in whole packs."""
-        return 0 if self.norm is None else ceil_div(self.rows, 4) * 4
+        return 0 if self.step.norm is None else ceil_div(self.step.rows, 4) * 4
 
     @property
     def ring_bytes(self) -> int:
         """The stages, or the sums that take their place if they are larger."""
-        return (
-            ceil_div(max(self.stages * self.stage_bytes, 4 * (self.size * len(self.products) + self.squares)), 16) * 16
-        )
+        sums_bytes = 4 * (self.size * len(self.step.products) + self.squares)
+        return ceil_div(max(self.stages * self.stage_bytes, sums_bytes), 16) * 16
 
     @property
     def box_at(self) -> int:
@@ -113,28 +94,28 @@ class StreamSource:
         """
         w = product.operands[1].type
         depth = (self.parts, self.turns, self.stage_depth // STEP, 4, 2, 2, 2)
-        columns = (self.y.shape[-1] // (TILE * self.tiles), self.tiles, 2, 8)
+        columns = (self.step.y.shape[-1] // (TILE * self.tiles), self.tiles, 2, 8)
         part, turn, step, q, half, later, pair, block, tile, high, g = range(11)
         order = (block, part, turn, step, tile, half, g, q, later, high, pair)
         return TensorType((*depth, *columns), w.dtype, order)
 
     def launch(self) -> Launch:
-        arguments, count, threads = Arguments(), len(self.products), 32 * (WARPS + 1)
+        arguments, count, threads = Arguments(), len(self.step.products), 32 * (WARPS + 1)
         product_bytes = self.tiles * TILE * self.stage_depth * 2
         cuda = _CUDA.bind(
-            TYPE=C_TYPES[self.x.dtype],
+            TYPE=C_TYPES[self.step.x.type.dtype],
             WARPS=WARPS,
             THREADS=threads,
             TILES=self.tiles,
             ALL_TILES=self.tiles * count,
             OWN=ceil_div(self.tiles * count, WARPS),
-            OCTETS=ceil_div(self.rows, OCTET),
-            ROWS=self.rows,
-            COPIED_ROWS=self.rows + (self.norm is not None),
-            DEPTH=self.x.shape[-1],
+            OCTETS=ceil_div(self.step.rows, OCTET),
+            ROWS=self.step.rows,
+            COPIED_ROWS=self.step.rows + (self.step.norm is not None),
+            DEPTH=self.step.x.type.shape[-1],
             PRODUCTS=count,
             PARTS=self.parts,
-            PART_DEPTH=self.x.shape[-1] // self.parts,
+            PART_DEPTH=self.step.x.type.shape[-1] // self.parts,
             STAGE_DEPTH=self.stage_depth,
             STAGES=self.stages,
             TURNS=self.turns,
@@ -149,14 +130,14 @@ class StreamSource:
             EACH=self.size // self.parts,
             BOX_AT=self.box_at,
         )
-        names = [f"x{d}" for d in range(self.x.rank - 1)]
+        names = [f"x{d}" for d in range(self.step.x.type.rank - 1)]
         cuda = cuda.bind(
-            INPUT=arguments.read((self.norm or self.products[0]).operands[0]),
-            INPUT_PLACE=Space(self.x.shape, (*names, "k")).offset(self.x),
-            ROW_COORDINATES=split_index("row", list(zip(names, self.x.shape, strict=False))),
+            INPUT=arguments.read(self.step.x),
+            INPUT_PLACE=Space(self.step.x.type.shape, (*names, "k")).offset(self.step.x.type),
+            ROW_COORDINATES=split_index("row", list(zip(names, self.step.x.type.shape, strict=False))),
         )
         copies = cuda("expect")
-        for number, product in enumerate(self.products):
+        for number, product in enumerate(self.step.products):
             pointer = arguments.read(product.operands[1], self.weights(product))
             copies += cuda("copy_product", WEIGHTS=pointer, PLACE=number * product_bytes)
         cuda = self._normalise(cuda, arguments)
@@ -178,18 +159,18 @@ class StreamSource:
 
     def _normalise(self, cuda: CudaTemplate, arguments: Arguments) -> CudaTemplate:
         """Return the fragments with the statements that normalise the rows."""
-        if self.norm is None:
+        if self.step.norm is None:
             holes = ("SQUARES", "LOAD_SCALE", "NORMALISE_ROW", "STORE_SQUARES", "ADD_SQUARES", "DIVIDE", "SEND_SQUARES")
             empty: dict[str, list[str]] = {hole: [] for hole in holes}
             return cuda.bind(COPIED_PIECE=cuda("copied_piece"), FACTOR="1.0f", SQUARES_SENT=0, **empty)
-        assert isinstance(self.norm.op, RmsNorm)
-        exponent = scale_exponent(self.norm.operands[1])
+        assert isinstance(self.step.norm.op, RmsNorm)
+        exponent = scale_exponent(self.step.norm.operands[1])
         cuda = cuda.bind(
-            NORM_SCALE=arguments.read(self.norm.operands[1]),
-            EPSILON=f"{self.norm.op.epsilon!r}f",
+            NORM_SCALE=arguments.read(self.step.norm.operands[1]),
+            EPSILON=f"{self.step.norm.op.epsilon!r}f",
             DOWN=f"bits_to_f32({by_value((127 - exponent) << 23)})",
             UP=f"bits_to_f32({by_value((127 + exponent) << 23)})",
-            SQUARE_PACKS=ceil_div(self.rows, 4),
+            SQUARE_PACKS=ceil_div(self.step.rows, 4),
         )
         return cuda.bind(
             SQUARES=cuda("squares"),
@@ -206,16 +187,17 @@ class StreamSource:
 
     def _store(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
         """Add up the parts of results, apply the epilogue and store them. Only what is stored is rounded."""
-        names = (*(f"y{d}" for d in range(self.y.rank - 1)), "column")
-        code = PointwiseCode(Space(self.y.shape, names), arguments, rounds=False)
+        names = (*(f"y{d}" for d in range(self.step.y.rank - 1)), "column")
+        code = PointwiseCode(Space(self.step.y.shape, names), arguments, rounds=False)
         sums: list[str] = []
-        for number, product in enumerate(self.products):
+        for number, product in enumerate(self.step.products):
             code.define(product.result, f"sum{number}")
             sums += cuda("take_sum" if self.parts == 1 else "add_parts", SUM=f"sum{number}", NUMBER=number)
-        code.compute(self.epilogue, self.outputs)
+        code.compute(self.step.epilogue, self.step.outputs)
+        sizes = [(f"y{d}", size) for d, size in enumerate(self.step.y.shape[:-1])]
         return cuda(
             "store" if self.parts == 1 else "store_in_cluster",
             ADD_UP=sums,
-            RESULT_COORDINATES=split_index("at", [(f"y{d}", self.y.shape[d]) for d in range(self.y.rank - 1)]),
+            RESULT_COORDINATES=split_index("at", sizes),
             EPILOGUE=code.lines(),
         )

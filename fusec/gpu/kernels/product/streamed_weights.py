@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import CLUSTERS, HALVES, Kernel, ceil_div, variants_of, with_variants
-from fusec.gpu.kernels.codegen.pointwise_code import can_generate
-from fusec.gpu.kernels.convolution.few_rows import few_rows
-from fusec.gpu.kernels.convolution.row_norm import MAX_STREAMED, begins_few_rows, has_packed_rows
+from fusec.gpu.kernels.codegen.kernel import CLUSTERS, Kernel, ceil_div, variants_of, with_variants
+from fusec.gpu.kernels.convolution.few_rows import RowsStep, few_rows, match_rows
+from fusec.gpu.kernels.convolution.row_norm import MAX_STREAMED
 from fusec.gpu.kernels.product.stream_source import STEP, TILE, WARPS, StreamSource, bytes_of_stage
 from fusec.ir import Node, Value
-from fusec.ops import MatMul, RmsNorm
 
 MIN_ROWS, MAX_ROWS = 2, 32  # one row has a kernel that multiplies without tensor cores
 PARTS = (1, 2, 4, 8)  # blocks of a cluster, which every GPU with clusters can start
@@ -33,60 +31,33 @@ MAX_TILINGS = 3
 def streamed_weights(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of one or two such products of the same rows; None for other steps.
 
-    An RMS norm of the rows may be before them, and pointwise ops after them. Where `few_rows` has a
-    kernel, too, its variants compete with these.
+    An RMS norm of the rows may be before them, and pointwise ops after them. Where `few_rows` has a kernel, too, its
+    variants compete with these.
     """
-    norm = nodes[0] if isinstance(nodes[0].op, RmsNorm) else None
-    products = [node for node in nodes if isinstance(node.op, MatMul)]
-    epilogue = [node for node in nodes if node not in products and node is not norm]
-    if not figures.has(CLUSTERS) or not 1 <= len(products) <= 2 or not all(map(can_generate, epilogue)):
-        return None
-    if not _are_supported(products):
-        return None
-    if norm is not None and (not begins_few_rows(nodes, MAX_STREAMED) or norm.result in outputs):
-        return None
-    if norm is not None and norm.operands[1].literal is None:
-        return None
-    results = {v for node in epilogue for v in node.results}
-    if results & {v for product in products for v in product.operands} or any(
-        v.type.shape != products[0].result.type.shape for v in results
-    ):
+    step = match_rows(nodes, outputs, MAX_ROWS) if figures.has(CLUSTERS) else None
+    if step is None or not _fits(step):
         return None
     name = "+".join(node.op.name for node in nodes)
     few = few_rows(nodes, outputs, figures)
-    sources = (StreamSource(norm, products, epilogue, outputs, *tiling) for tiling in _tilings(products, figures))
-    streams = [Kernel(name, (source.launch(),)) for source in sources]
+    streams = [Kernel(name, (StreamSource(step, *tiling).launch(),)) for tiling in _tilings(step, figures)]
     return with_variants([*(() if few is None else variants_of(few)), *streams])
 
 
-def _are_supported(products: Sequence[Node]) -> bool:
-    """Tell if the products have some rows, which are the same ones, and constant weights of one shape."""
-    x, weights, y = products[0].operands[0], products[0].operands[1].type, products[0].result.type
-    for product in products:
-        w = product.operands[1]
-        if product.operands[0] is not x or w.literal is None or w.type.shape != weights.shape:
-            return False
-    if len({t.dtype for t in (x.type, weights, y)}) > 1 or x.type.dtype not in HALVES or x.type.rank < 2 or not y.size:
+def _fits(step: RowsStep) -> bool:
+    """Tell if there are enough rows, whole tiles of weights, and a norm whose scale can be copied with the rows."""
+    depth, columns = step.products[0].operands[1].type.shape[-2:]
+    if depth % STEP or columns % TILE or step.rows < MIN_ROWS:
         return False
-    depth, columns = weights.shape[-2:]
-    is_matrix = weights.size == depth * columns < 1 << 31
-    rows = x.type.size // max(1, depth)
-    return (
-        is_matrix
-        and depth % STEP == 0
-        and columns % TILE == 0
-        and MIN_ROWS <= rows <= MAX_ROWS
-        and has_packed_rows(x.type)
-    )
+    return step.norm is None or (step.rows <= MAX_STREAMED and step.norm.operands[1].literal is not None)
 
 
-def _tilings(products: Sequence[Node], figures: GpuFigures) -> Iterator[tuple[int, int, int, int]]:
+def _tilings(step: RowsStep, figures: GpuFigures) -> Iterator[tuple[int, int, int, int]]:
     """Yield tiles of a block, blocks that share the depth, depth of a stage, and stages; those to try first come first.
 
     With most of them all blocks run together, and most multiprocessors have one.
     """
-    depth, columns = products[0].operands[1].type.shape[-2:]
-    rows, tiles, count = products[0].result.type.size // columns, columns // TILE, len(products)
+    depth, columns = step.products[0].operands[1].type.shape[-2:]
+    rows, tiles, count = step.rows, columns // TILE, len(step.products)
     found: list[tuple[float, int, int]] = []
     for parts in PARTS:
         for each in range(1, MAX_TILES // count + 1):

@@ -225,23 +225,19 @@ def resident_filters(b: RandomGraph) -> None:
 
 def few_rows(b: RandomGraph) -> None:
     """Draw one or two products of at most four rows with constant weights, with pointwise ops after them."""
-    b.dtype = _half(b)
-    depth, columns = b.pick([64, 128, 264, 520]), b.pick([8, 24, 33])
-    x = b.input(TensorType((*b.pick([(1,), (2,), (4,), (1, 1), (2, 2)]), depth), b.dtype))
-    if b.chance(40):
-        x = b.add(RmsNorm(-1, 1e-3), x, b.constant((depth,), b.dtype))
-    y = b.add(MatMul(), x, b.constant((depth, columns), b.dtype))
-    if b.chance(50):
-        gate = draw_pointwise(b, b.pick(ACTIVATIONS), y)
-        y = b.pointwise("mul", gate, b.add(MatMul(), x, b.constant((depth, columns), b.dtype)))
-    epilogue(b, y, 3)
+    rows = b.pick([(1,), (2,), (4,), (1, 1), (2, 2)])
+    _products_of_rows(b, rows, b.pick([64, 128, 264, 520]), b.pick([8, 24, 33]))
 
 
 def streamed_weights(b: RandomGraph) -> None:
     """Draw one or two products of 2 to 32 rows with constant weights, with pointwise ops after them."""
+    rows = b.pick([(3,), (8,), (16,), (1, 9), (4, 4), (31,)])
+    _products_of_rows(b, rows, b.pick([64, 96, 256, 512]), b.pick([16, 48, 128]))
+
+
+def _products_of_rows(b: RandomGraph, rows: tuple[int, ...], depth: int, columns: int) -> None:
     b.dtype = _half(b)
-    depth, columns = b.pick([64, 96, 256, 512]), b.pick([16, 48, 128])
-    x = b.input(TensorType((*b.pick([(3,), (8,), (16,), (1, 9), (4, 4), (31,)]), depth), b.dtype))
+    x = b.input(TensorType((*rows, depth), b.dtype))
     if b.chance(40):
         x = b.add(RmsNorm(-1, 1e-3), x, b.constant((depth,), b.dtype))
     y = b.add(MatMul(), x, b.constant((depth, columns), b.dtype))

@@ -64,7 +64,7 @@ def rounded(dtype: DType, queries: int, features: int, op: Attention) -> Case:
         return g.add(Reshape((2, queries, 3 * features)), g.add(Transpose((0, 2, 1, 3)), y))
 
     types = [rows(dtype, 2, 3, queries, features)] * 3
-    return replace(build(f"rounded {dtype.value} {queries} {op}", types, make), near=True)
+    return replace(build(f"rounded {dtype.value} {queries} {op}", types, make), near=1 / 8)
 
 
 def attention_cases() -> list[Case]:
