@@ -153,9 +153,8 @@ def main() -> int:
     options.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     options.add_argument("--slice", type=part_of_all, default=(1, 1), metavar="I/N", help="only the Ith of N slices")
     given = options.parse_args()
-    context = get_context(
-        "forkserver"
-    )  # one process imports the libraries, which takes seconds, and the others fork it
+    # one process imports the libraries, which takes seconds, and the others fork it
+    context = get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.checks.sample_models", "fusec"])
     ensure_running()
     from benchmarks.checks.sample_models import MODELS
