@@ -1,7 +1,8 @@
 """Write logarithms, exponentials and running results of torch so that neither they nor their digits are lost.
 
 torch's ONNX exporter writes `log1p(x)` as log(1 + x) and `expm1(x)` as exp(x) - 1, which round small numbers away. It
-writes `logcumsumexp` as the logarithm of a running sum, which overflows, and does not write `cumprod`.
+writes `logcumsumexp` as the logarithm of a running sum, which overflows. It has no function for `cumprod`, nor for the
+checks of bools that torch writes for `bool(x.all())`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def precise_ops() -> Mapping[Any, Callable[..., Any]]:
         aten.special_xlog1py.default: x_log1p,
         aten.logcumsumexp.default: log_cum_sum_exp,
         aten.cumprod.default: cum_prod,
+        aten._is_all_true.default: torch.all,
+        aten._is_any_true.default: torch.any,
     }
 
 

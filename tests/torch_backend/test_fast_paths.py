@@ -220,6 +220,21 @@ def test_running_products_of_integers_are_integers() -> None:
     agree(got[1], want[1])
 
 
+def test_checks_of_bools_are_read() -> None:
+    """torch writes such calls for `(x == x).all()` within conditions, as detectors of transformers do."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            aten = torch.ops.aten
+            return x + aten._is_all_true(x > 0).float(), x + aten._is_any_true(x > 0).float()
+
+    x = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
+    program = torch.export.export(Net(), (x,))
+    with torch.inference_mode():
+        for got, want in zip(fusec.from_torch(program)(x), Net()(x), strict=True):
+            agree(torch.as_tensor(got), want)
+
+
 def test_a_running_product_along_a_symbolic_dim_is_refused() -> None:
     class Net(torch.nn.Module):
         def forward(self, x: Any) -> Any:
