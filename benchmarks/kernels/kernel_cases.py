@@ -287,13 +287,13 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         [rows(1, 1536, 2048, 16)] * 2,
         lambda g, a, b: g.add(LinearScan(2), a, b),
     ),
-    "running sum, 32x512 of i64": ([rows(32, 512, dtype=I64)], lambda g, x: g.add(Cumulate("sum", 1), x)),
+    "running sum, 256x4096 of i64": ([rows(256, 4096, dtype=I64)], lambda g, x: g.add(Cumulate("sum", 1), x)),
     "running sum, 8x24x64x256": ([rows(8, 24, 64, 256, dtype=F32)], lambda g, x: g.add(Cumulate("sum", 3), x)),
-    "running sum, 1x1000000": ([rows(1, 1000000, dtype=F32)], lambda g, x: g.add(Cumulate("sum", 1), x)),
-    "scatter add, 512 into 1x1000": (
-        [rows(1000, dtype=F32), rows(512, dtype=I64), rows(512, dtype=F32)],
-        lambda g, *v: g.add(Scatter("add"), *v),
+    "running sum along dim 2, 4x24x256x64": (
+        [rows(4, 24, 256, 64, dtype=F32)],
+        lambda g, x: g.add(Cumulate("sum", 2), x),
     ),
+    "running sum, 1x1000000": ([rows(1, 1000000, dtype=F32)], lambda g, x: g.add(Cumulate("sum", 1), x)),
     "scatter add, 100000x64 into 10000x64": (
         [rows(10000, 64), rows(100000, dtype=I64), rows(100000, 64)],
         lambda g, *v: g.add(Scatter("add"), *v),

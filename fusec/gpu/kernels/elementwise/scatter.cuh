@@ -26,14 +26,31 @@ FRAGMENT(meet_by_exchange) {
   }
 }
 
-// A thread combines an element with all updates of it, in their order.
+// A thread combines an element with all updates of it, in their order. The block loads the rows of some updates at a
+// time. Threads without an element compute the first one and store nothing.
 FRAGMENT(by_place) {
+  __shared__ i32 rows[BLOCK];
+  const u32 number = blockIdx.x * BLOCKu + threadIdx.x;
+  const bool is_there = number < ELEMENTS;
+  const u32 i = is_there ? number : 0u;
+  COORDINATES
   NUMBER value = wide(OLD[AT_OLD]);
-  for (u32 n = 0; n < COUNT; ++n) {
-    const i64 index = (i64)INDICES[n];
-    if ((index < 0 ? index + ROWS : index) == (i64)row) value = ENTRY_combined(value, wide(NEW[AT_NEW]));
+  for (u32 first = 0; first < COUNT; first += BLOCKu) {
+    __syncthreads();
+    const u32 own = first + threadIdx.x;
+    const i64 index = own < COUNT ? (i64)INDICES[own] : -(i64)ROWS - 1;
+    const i64 place = index < 0 ? index + ROWS : index;
+    rows[threadIdx.x] = place < ROWS ? (i32)place : -1;
+    __syncthreads();
+    const u32 count = COUNT - first < BLOCKu ? COUNT - first : BLOCKu;
+    #pragma unroll 8
+    for (u32 k = 0; k < count; ++k) {
+      if (rows[k] != (i32)row) continue;
+      const u32 n = first + k;
+      value = ENTRY_combined(value, wide(NEW[AT_NEW]));
+    }
   }
-  RESULT[AT_RESULT] = narrow<TYPE>(value);
+  if (is_there) RESULT[AT_RESULT] = narrow<TYPE>(value);
 }
 
 // Copy the operand, or hold it in numbers that threads can combine.

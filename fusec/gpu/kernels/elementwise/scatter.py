@@ -24,13 +24,13 @@ from fusec.gpu.kernels.codegen.kernel import (
     ceil_div,
     compute_type,
 )
-from fusec.gpu.kernels.codegen.pointwise_code import Space, thread_index
+from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index, thread_index
 from fusec.ir import DType, Node, Value
 from fusec.ops import Scatter
 from fusec.schedule.aliasing import same_storage
 
 FEW = 1 << 10  # updates that each thread compares its element with
-FEW_ELEMENTS = 4  # of the result, for each thread of a full GPU
+FEW_COMPARISONS = 1 << 7  # of all elements with all updates, for each thread of a full GPU
 MAX_ELEMENTS = 1 << 31
 COMBINED = {"none": "y", "add": "x + y", "mul": "x * y", "max": "nmax(x, y)", "min": "nmin(x, y)"}
 _CUDA = cuda_template(__package__, "scatter.cuh")
@@ -65,7 +65,7 @@ def has_fixed_order(node: Node, figures: GpuFigures) -> bool:
 def _has_few_updates(node: Node, figures: GpuFigures) -> bool:
     """Tell if a thread finds all updates of an element."""
     x, indices = (v.type for v in node.operands[:2])
-    return indices.size <= FEW and x.size <= FEW_ELEMENTS * figures.enough_threads
+    return indices.size <= FEW and x.size * indices.size <= FEW_COMPARISONS * figures.enough_threads
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,11 @@ class _Step:
             NEW=arguments.read(new),
             RESULT=arguments.write(result),
             COUNT=by_value(indices.type.size),
+            ELEMENTS=by_value(result.type.size),
+            COORDINATES=split_index("i", self._rows("row", result.type.shape[0])),
+            BLOCK=BLOCK,
         )
-        lines = thread_index(result.type.size, self._rows("row", result.type.shape[0]))
-        grid = ceil_div(result.type.size, BLOCK)
-        return arguments.launch("scatter", [*lines, *work], grid, preamble=cuda("functions"))
+        return arguments.launch("scatter", work, ceil_div(result.type.size, BLOCK), preamble=cuda("functions"))
 
     def copied(self, is_held: bool) -> Launch:
         """Return the launch that copies the operand to the result, or to the numbers that hold it."""

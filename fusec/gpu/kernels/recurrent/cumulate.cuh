@@ -4,7 +4,7 @@
 // A thread computes a line, element after element.
 FRAGMENT(by_thread) {
   NUMBER running = NUMBER(START);
-  #pragma unroll TOGETHER
+  #pragma unroll LOADED
   for (u32 at = 0; at < SIZEu; ++at) {
     NUMBER next;
     {
@@ -16,14 +16,14 @@ FRAGMENT(by_thread) {
   }
 }
 
-// The coordinates of the part of a line that THREADS threads of a block compute. Threads without a line compute the
-// first one again and store nothing, because all threads of a block meet at its barriers.
+// The part of a line that THREADS threads of a block compute. These threads are STRIDE apart. Threads without a line
+// compute the first one again and store nothing, because all threads of a block meet at its barriers.
 FRAGMENT(place) {
-  const u32 lane = threadIdx.x % THREADSu;
-  const u32 number = (blockIdx.x * BLOCKu + threadIdx.x) / THREADSu;
+  const u32 lane = threadIdx.x / STRIDEu % THREADSu;
+  const u32 number = blockIdx.x * TOGETHERu + threadIdx.x / (STRIDEu * THREADSu) + threadIdx.x % STRIDEu;
   const bool is_there = number < COUNT;
   const u32 piece = is_there ? number : 0u;
-  const u32 i = piece / PARTSu, part = piece % PARTSu;
+  const u32 i = piece % LINES, part = piece / LINES;
   const u32 begin = part * PARTu, end = begin + PARTu < SIZEu ? begin + PARTu : SIZEu;
 }
 
@@ -35,12 +35,12 @@ FRAGMENT(meet) {
   __syncthreads();
   for (u32 step = 1u; step < THREADSu; step *= 2u) {
     const NUMBER own = held[now][threadIdx.x];
-    held[1u - now][threadIdx.x] = lane >= step ? (NUMBER)(held[now][threadIdx.x - step] + own) : own;
+    held[1u - now][threadIdx.x] = lane >= step ? (NUMBER)(held[now][threadIdx.x - step * STRIDEu] + own) : own;
     now = 1u - now;
     __syncthreads();
   }
-  const NUMBER before = lane ? held[now][threadIdx.x - 1u] : NUMBER(0);
-  const NUMBER whole = held[now][threadIdx.x - lane + THREADSu - 1u];
+  const NUMBER before = lane ? held[now][threadIdx.x - STRIDEu] : NUMBER(0);
+  const NUMBER whole = held[now][threadIdx.x + (THREADSu - 1u - lane) * STRIDEu];
   __syncthreads();
 }
 
@@ -59,7 +59,7 @@ FRAGMENT(part_sum) {
 FRAGMENT(earlier_parts) {
   {
     NUMBER total = NUMBER(0);
-    for (u32 other = lane; other < part; other += THREADSu) total = (NUMBER)(total + SUMS[piece - part + other]);
+    for (u32 other = lane; other < part; other += THREADSu) total = (NUMBER)(total + SUMS[other * LINES + i]);
     MEET
     carry = whole;
   }

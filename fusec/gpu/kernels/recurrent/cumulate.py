@@ -27,12 +27,13 @@ from fusec.gpu.kernels.norm.step_roles import ancestors
 from fusec.ir import Node, Value
 from fusec.ops import Cumulate
 
-SHORT = 64  # elements of a line that a thread adds up alone
+SHORT = 16  # elements of a line that a thread adds up alone
 ITEMS = 4  # neighbours that a thread adds up alone
-TOGETHER = 8  # elements that are loaded together
-PART = 1 << 13  # elements of a line that a block computes
+LOADED = 8  # elements that a thread loads together
+LEAST_PART, PART = 1 << 10, 1 << 13  # elements of a line that the threads of a block compute, at least and at most
+NEIGHBOURS = 16  # lines whose elements are next to each other in memory, which neighbouring threads compute
 MAX_ELEMENTS = 1 << 31
-_CUDA = cuda_template(__package__, "cumulate.cuh").bind(ITEMS=ITEMS, TOGETHER=TOGETHER, BLOCK=BLOCK)
+_CUDA = cuda_template(__package__, "cumulate.cuh").bind(ITEMS=ITEMS, LOADED=LOADED, BLOCK=BLOCK)
 
 
 def cumulate(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
@@ -46,7 +47,7 @@ def cumulate(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigure
     assert isinstance(step.node.op, Cumulate)
     if step.size <= SHORT or step.node.op.kind == "prod":
         return Kernel(name, (step.by_thread(),))
-    return step.by_threads(name)
+    return step.by_threads(name, figures)
 
 
 @dataclass(frozen=True)
@@ -123,17 +124,24 @@ class _Step:
         )
         return arguments.launch("cumulate", lines, ceil_div(self.lines, BLOCK))
 
-    def by_threads(self, name: str) -> Kernel:
+    def by_threads(self, name: str, figures: GpuFigures) -> Kernel:
         """Return the kernel in which several threads compute a line."""
-        number, parts = compute_type(self.y.type.dtype), ceil_div(self.size, PART)
-        threads = min(BLOCK, power_of_two(ceil_div(self.size, ITEMS)))
-        grid = ceil_div(self.lines * parts * threads, BLOCK)
+        y = self.y.type
+        apart = y.strides[self.axis] > 1 and self.lines >= NEIGHBOURS
+        threads = min(BLOCK // NEIGHBOURS if apart else BLOCK, power_of_two(ceil_div(self.size, ITEMS)))
+        together = BLOCK // threads
+        share = ceil_div(self.size * ceil_div(self.lines, together), 2 * figures.processors)
+        part = min(PART, max(LEAST_PART, power_of_two(share)))
+        number, parts = compute_type(y.dtype), ceil_div(self.size, part)
+        grid = ceil_div(self.lines * parts, together)
         cuda = _CUDA.bind(
             NUMBER=number,
             SIZE=self.size,
-            PARTS=parts,
-            PART=min(PART, self.size),
+            PART=min(part, self.size),
             THREADS=threads,
+            TOGETHER=together,
+            STRIDE=together if apart else 1,
+            LINES=by_value(self.lines),
             COUNT=by_value(self.lines * parts),
         )
         begin = [*cuda("place"), *split_index("i", self.coordinates)]

@@ -54,7 +54,7 @@ def cumulate_cases() -> list[Case]:
         *(running("sum", axis, rows(F32, 3, 16, 7)) for axis in (0, 1, -1)),
         *(running("sum", axis, order) for axis in (1, 2)),
         *(running("sum", 1, type) for type in (rows(F16, 3, 100), rows(BF16, 3, 100), rows(F64, 3, 100))),
-        running("sum", 1, rows(F32, 5, 130, 3)),
+        *(running("sum", 1, rows(F32, 5, 130, width)) for width in (3, 16, 70)),
         running("sum", 2, last(F16, 2, 3, 90, 5)),
         running("sum", -1, rows(F32, 2, 3000)),
         running("sum", 0, rows(F32, 2 * most + 5)),
@@ -76,9 +76,10 @@ def test_parts_begin_with_the_sum_of_all_earlier_parts(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setattr(cumulate, "PART", 64)
+    monkeypatch.setattr(cumulate, "LEAST_PART", 64)
     case = running("sum", 1, rows(F32, 3, 1 << 9))
     assert case.kernel is not None and len(case.kernel.launches) == 2
-    check([case, running("sum", 1, rows(I64, 2, 5 * 64 + 3, 3))], rng)
+    check([case, running("sum", 1, rows(I64, 2, 5 * 64 + 3, 3)), running("sum", 0, rows(F32, 300, 50))], rng)
 
 
 def test_a_product_is_computed_in_order() -> None:
