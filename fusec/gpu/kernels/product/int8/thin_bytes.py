@@ -12,7 +12,7 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_t
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index, strides_from
-from fusec.gpu.kernels.convolution.product_step import ProductStep
+from fusec.gpu.kernels.product.product_step import ProductStep
 from fusec.ir import DType, Value
 from fusec.schedule.program import inputs_of
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Kernel, variants_of, with_variants
-from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
-from fusec.gpu.kernels.convolution.thin_bytes import thin_bytes
-from fusec.gpu.kernels.product.dense_bytes import dense_bytes
-from fusec.gpu.kernels.product.resident_source import OCTET_BYTES, ResidentSource, Tiling
+from fusec.gpu.kernels.product.int8.dense_bytes import dense_bytes
+from fusec.gpu.kernels.product.int8.resident_source import OCTET_BYTES, ResidentSource, Tiling
+from fusec.gpu.kernels.product.int8.thin_bytes import thin_bytes
+from fusec.gpu.kernels.product.product_step import ProductStep, match_product
 from fusec.ir import DType, Node, Value
 from fusec.schedule.program import inputs_of
 

@@ -3,7 +3,7 @@
 A row is read once, passes the prologue, is multiplied by tensor cores, passes the epilogue, and is written. Weights are
 in shared memory as fragments of `mma.sync`. Both operands may permute the depth in the same way. So a thread takes 16
 bytes of a row, and eight neighbours of a result, which one load or store moves. Products of 8-bit integers have another
-kernel (thin_bytes.py).
+kernel (int8/thin_bytes.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_t
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
-from fusec.gpu.kernels.convolution.product_step import PACK, ProductStep, match_product
-from fusec.gpu.kernels.convolution.thin_bytes import thin_bytes
+from fusec.gpu.kernels.product.int8.thin_bytes import thin_bytes
+from fusec.gpu.kernels.product.product_step import PACK, ProductStep, match_product
 from fusec.ir import DType, Node, TensorType, Value
 
 DEPTH_BYTES = 64  # of a row, of a warp
