@@ -145,6 +145,10 @@ static int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 static void __threadfence() {}
 static void __syncwarp() { barrier(-7); }
 static unsigned atomicAdd(unsigned *place, unsigned x) { return (*place += x) - x; }
+static unsigned atomicMax(unsigned *place, unsigned x) {
+  const unsigned before = *place;
+  return *place = before > x ? before : x, before;
+}
 static void meet(unsigned *door, unsigned blocks) { barrier(MEETS); }
 static void cluster_begins(unsigned long long *door, unsigned nbytes) { *door = nbytes; }
 static void cluster_is_there() { barrier(MEETS); }
