@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fusec.dask.calls import call_in_workers
 from fusec.scale.batch_pipeline import loaded_pipeline
-from fusec.scale.extras import extra_module
 from fusec.scale.model_recipe import ModelRecipe
 from fusec.scale.row_batches import SYMBOLIC, BatchOptions, run_rows
 from fusec.scale.row_files import read_rows, result_path, row_files, write_rows
@@ -33,17 +34,14 @@ def map_folder(
     rows, pad: see `BatchOptions`.
     model, options: as for `map_bag`. All workers must see the model and both folders.
     """
-    dask = extra_module("dask", "dask")
     recipe, batches = ModelRecipe.of(model, options), BatchOptions(rows, pad)
-    folder = Path(results).absolute()
-    run = dask.delayed(_run_file)
-    files = row_files(Path(source).absolute())
-    return list(dask.compute(*(run(str(path), str(folder), recipe, batches) for path in files)))
+    run = partial(_run_file, folder=Path(results).absolute(), recipe=recipe, options=batches)
+    return call_in_workers(run, row_files(Path(source).absolute()))
 
 
-def _run_file(path: str, folder: str, recipe: ModelRecipe, options: BatchOptions) -> Path:
-    pipeline, source = loaded_pipeline(recipe), Path(path)
-    goal = result_path(source, Path(folder), pipeline.model.outputs)
+def _run_file(source: Path, folder: Path, recipe: ModelRecipe, options: BatchOptions) -> Path:
+    pipeline = loaded_pipeline(recipe)
+    goal = result_path(source, folder, pipeline.model.outputs)
     if not goal.exists():
         write_rows(goal, run_rows(pipeline, read_rows(source, pipeline.model), options))
     return goal
