@@ -3,54 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from fusec.scale.extras import extra_module
 
-T = TypeVar("T")
-R = TypeVar("R")
-PER_THREAD = 4  # calls of a message; with two or fewer, Dask gives all to workers at once and cannot even them out
+PER_THREAD = 4  # calls of a part; of two or fewer, Dask gives workers all before it knows which of them are slow
 
 
 def _ignore(count: int, total: int) -> None:
     pass
 
 
-def call_in_workers(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Call a function in the workers of this process's client, and return the results in order.
-
-    Without a client, Dask's scheduler on this machine makes the calls (`dask.compute`).
-    Raises the error of the first call that fails; calls that have not begun are then dropped.
-    """
-    dask, distributed = extra_module("dask", "dask"), extra_module("distributed", "dask")
+def current_client() -> Any:
+    """Return the client of this process (`distributed.Client`), or None if there is none."""
     try:
-        client = distributed.get_client()
-    except ValueError:  # no client
-        return list(dask.compute(*(dask.delayed(function)(item) for item in items)))
-    return call_through(client, function, items)
+        return extra_module("distributed", "dask").get_client()
+    except ValueError:
+        return None
 
 
-def call_through(
-    client: Any, function: Callable[[T], R], items: Sequence[T], done: Callable[[int, int], None] = _ignore
-) -> list[R]:
-    """Call a function through a client, and return the results in order.
+def finished_calls(
+    client: Any, function: Callable[[Any], Any], items: Sequence[Any], done: Callable[[int, int], None] = _ignore
+) -> list[Any]:
+    """Call a function in the workers of a cluster, wait for all calls, and return their futures in order.
 
-    Workers begin when they have the first part of the calls, and results are collected while others are computed. Sent
-    and collected as a whole, some hundred calls delay the start and the end of a run by a tenth of a second each.
+    Workers begin when they have the first part of the calls. If all were sent together, some hundred calls would delay
+    the start by a tenth of a second. Results stay in the workers; to collect as many takes as long.
 
     client: a `distributed.Client`.
     done: called with how many of how many calls have returned.
+    Raises the error of the first call that fails; calls that have not begun are then dropped.
     """
     distributed = extra_module("distributed", "dask")
     part = PER_THREAD * max(1, sum(client.nthreads().values()))
-    futures = client.map(function, items, pure=False, batch_size=part)
-    places = {future.key: place for place, future in enumerate(futures)}
-    results: dict[int, R] = {}
+    futures: list[Any] = client.map(function, items, pure=False, batch_size=part)
     try:
-        for count, (future, result) in enumerate(distributed.as_completed(futures, with_results=True), 1):
-            results[places[future.key]] = result
+        for count, future in enumerate(distributed.as_completed(futures), 1):
+            if future.status != "finished":
+                future.result()  # raises the error
             done(count, len(items))
     except BaseException:
         client.cancel(futures)
         raise
-    return [results[place] for place in range(len(futures))]
+    return futures

@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fusec.dask.calls import call_in_workers
+from fusec.dask.calls import current_client, finished_calls
 from fusec.scale.batch_pipeline import loaded_pipeline
+from fusec.scale.extras import extra_module
 from fusec.scale.model_recipe import ModelRecipe
 from fusec.scale.row_batches import SYMBOLIC, BatchOptions, run_rows
 from fusec.scale.row_files import read_rows, result_path, row_files, write_rows
@@ -35,8 +36,17 @@ def map_folder(
     model, options: as for `map_bag`. All workers must see the model and both folders.
     """
     recipe, batches = ModelRecipe.of(model, options), BatchOptions(rows, pad)
-    run = partial(_run_file, folder=Path(results).absolute(), recipe=recipe, options=batches)
-    return call_in_workers(run, row_files(Path(source).absolute()))
+    goal, sources = Path(results).absolute(), row_files(Path(source).absolute())
+    run = partial(_run_file, folder=goal, recipe=recipe, options=batches)
+    client = current_client()
+    if client is None:
+        dask = extra_module("dask", "dask")
+        return list(dask.compute(*(dask.delayed(run)(path) for path in sources)))
+    futures = finished_calls(client, run, sources)
+    # One result of each type tells the names of all. To collect all of them would take as long as to run a few files.
+    samples = {path.suffix: future for path, future in zip(sources, futures, strict=True)}
+    endings = {ending: path.suffix for ending, path in client.gather(samples).items()}
+    return [goal / path.with_suffix(endings[path.suffix]).name for path in sources]
 
 
 def _run_file(source: Path, folder: Path, recipe: ModelRecipe, options: BatchOptions) -> Path:

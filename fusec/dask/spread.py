@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from fusec.dask.calls import call_through
+from fusec.dask.calls import finished_calls
 from fusec.errors import FusecError
 from fusec.scale.extras import extra_module
 
@@ -43,7 +43,8 @@ def spread(address: str, function: Callable[[T], R], items: Sequence[T], done: C
     Raises FusecError if the cluster cannot be used, or a call raised one.
     """
     with connected(address) as client:
-        answers = call_through(client, partial[tuple[Any, str]](_answer, function), items, done)
+        futures = finished_calls(client, partial(_answer, function), items, done)
+        answers: list[tuple[R, str]] = client.gather(futures)
     if errors := [error for _, error in answers if error]:
         raise FusecError(errors[0])
     return [result for result, _ in answers]

@@ -38,8 +38,8 @@ class BatchPipeline:
     through page-locked memory, which is used again for later ones. A thread fills it, because to copy a batch can take
     as long as to run one.
 
-    The first batches of a call are copied while the last ones of the call before it run. So the GPU is never idle if two
-    threads have rows.
+    The first batches of a call are copied while the last ones of the call before it run. So the GPU does not wait
+    between two calls if they come from two threads.
     """
 
     def __init__(self, model: Runnable):
