@@ -144,6 +144,10 @@ static int __ffsll(long long x) { return __builtin_ffsll(x); }
 static int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 static void __threadfence() {}
 static void __syncwarp() { barrier(-7); }
+template <class T> static T atomicMax(T *place, T x) {
+  const T before = *place;
+  return *place = before > x ? before : x, before;
+}
 template <class T> static T atomicAdd(T *place, T x) {
   const T before = *place;
   *place = (T)(before + x);
