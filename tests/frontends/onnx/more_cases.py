@@ -54,6 +54,9 @@ def _picking() -> list[Case]:
         Case("GatherElements", 11, [f32(3, 4, 2), integers(3, 5, 1, low=-4, high=4)], {"axis": 1}),
         Case("GatherND", 11, [f32(3, 4, 2), integers(5, 2, low=-3, high=3)]),
         Case("GatherND", 11, [f32(2, 3, 4, 2), integers(2, 5, 2, low=-3, high=3)], {"batch_dims": 1}, oldest=12),
+        Case("GatherND", 11, [f32(3, 4), integers(5, 2, 1, low=-3, high=3)]),
+        Case("GatherElements", 11, [f32(3, 1), integers(2, 1, low=-3, high=3)]),
+        Case("ScatterElements", 11, [f32(5), np.array([1, -1]), f32(2)]),
         Case("Scatter", 9, [f32(3, 3), np.array([[1, 0, 2], [0, 2, 1]]), f32(2, 3)]),
         Case("ScatterElements", 11, [f32(3, 4), np.array([[1, -1], [0, 2]]), f32(2, 2)], {"axis": 1}),
         *(

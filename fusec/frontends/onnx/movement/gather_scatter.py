@@ -29,10 +29,15 @@ def _places_of(g: Emitter, shape: Sequence[int], strides: Sequence[int]) -> Valu
     return g.indexed(shape, places)
 
 
+def _counted(g: Emitter, indices: Value) -> Value:
+    """Cast indices to i64."""
+    require(indices.type.dtype.is_int, f"indices are {indices.type.dtype.value}, not integers")
+    return g.cast(indices, DType.I64)
+
+
 def from_front(g: Emitter, indices: Value, size: Value | int) -> Value:
     """Cast indices to i64, and count negative ones from the end of a dim of that size."""
-    require(indices.type.dtype.is_int, f"indices are {indices.type.dtype.value}, not integers")
-    at = g.cast(indices, DType.I64)
+    at = _counted(g, indices)
     end = size if isinstance(size, Value) else g.constant(np.array(size, np.int64))
     return g(pw("where"), g(pw("cmp_lt"), at, g.scalar(0, at)), g(pw("add"), at, end), at)
 
@@ -102,6 +107,8 @@ def _element_places(g: Emitter, x: Value, indices: Value, axis: int) -> Value:
     require(indices.type.rank == rank, f"indices have rank {indices.type.rank}, x {rank}")
     for d, (n, m) in enumerate(zip(shape, x.type.shape, strict=True)):
         require(d == axis or n <= m, f"indices of shape {list(shape)} for x of shape {list(x.type.shape)}")
+    if x.type.size == x.type.shape[axis]:  # gather and scatter count negative ones from the end by themselves
+        return _counted(g, indices)
     strides = TensorType(x.type.shape, DType.BOOL).strides
     at = from_front(g, indices, x.type.shape[axis])
     at = g(pw("mul"), at, g.scalar(strides[axis], at))
@@ -124,6 +131,8 @@ def _rows(g: Emitter, x: Value, indices: Value, batch: int) -> tuple[Value, int]
     require(0 <= batch < indices.type.rank, f"batch_dims is {batch} for indices of rank {indices.type.rank}")
     require(batch + depth <= len(shape), f"index tuples of {depth} for {list(shape)}")
     require(indices.type.shape[:batch] == shape[:batch], f"batch dims differ: {indices.type} and {x.type}")
+    if batch == 0 and depth == 1:  # gather and scatter count negative ones from the end by themselves
+        return g.reshape(_counted(g, indices), indices.type.shape[:-1]), 1
     covered = shape[: batch + depth]
     strides = TensorType(covered, DType.BOOL).strides
     sizes = g.constant(np.array(covered[batch:], np.int64))
