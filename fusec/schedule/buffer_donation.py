@@ -69,14 +69,16 @@ def _whole(value: Value) -> Value:
 def overwritten_input(value: Value) -> Value | None:
     """Return the operand whose memory a write of rows takes if that is state: an input, or a view of one; else None.
 
+    value: the result of the write, or a reshape of it, which a kernel may store instead.
+
     A kernel that is timed alone does not know if its result replaces state. Where it does not, each other kernel of the
     same write copies the rows that stay, too.
     """
-    scatter = value.node
+    scatter = _whole(value).node
     if scatter is None or not isinstance(scatter.op, Scatter) or scatter.op.reduction != "none":
         return None
     old = scatter.operands[0]
-    return old if _whole(old) in scatter.graph.inputs and old.type == value.type else None
+    return old if _whole(old) in scatter.graph.inputs and old.type == scatter.result.type else None
 
 
 def _writes_rows(step: Partition, old: Value, new: Value, root: Mapping[Value, Value]) -> bool:

@@ -130,6 +130,7 @@ def test_what_is_written_in_place(what: str) -> None:
     ("text", "old"),
     [
         (f"{FLAT}  {ROWS}  {SCATTER}", "v"),
+        (f"{FLAT}  {ROWS}  {SCATTER.replace('%s =', '%t =')}\n  %s = reshape(%t) {{shape=[2,2,4]}}", "v"),
         (f"{FLAT}  {ROWS}  {SCATTER.replace('none', 'add')}", None),
         (f"{FLAT.replace('%v', '%w').replace('%a', '%b')}  %v = exp(%w)\n  {ROWS}  {SCATTER}", None),
         ("%s = exp(%a)", None),

@@ -110,7 +110,7 @@ class RandomInputs:
     def in_place(self, value: Value, type: TensorType) -> Array:
         """Return the buffer of a value as within a program, where writes of rows overwrite state."""
         old = overwritten_input(value)
-        return self.memory(value, type) if old is None else self.memory(old, type)
+        return self.memory(value, type) if old is None else self.memory(old, old.type)
 
     def results(self, kernel: Kernel, run: Callable[[], None]) -> dict[Value, Array]:
         """Run a kernel bound to this memory and return its results, in memory that was poisoned before."""

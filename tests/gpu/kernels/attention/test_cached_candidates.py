@@ -61,10 +61,12 @@ def test_steps_are_timed_over_a_cache_that_they_write_in_place(machine: Machine)
     kernel = Partition(writes.nodes, Kind.KERNEL, writes.body)
     bind_candidate((kernel,), True, lambda graph, buffers: lambda: None, cast(Any, Recorder()), FIGURES)
     scatters = [node for node in writes.nodes if node.op.name == "scatter"]
+    heads = [next(node.result for node in writes.nodes[0].graph.nodes if n.result in node.operands) for n in scatters]
+    assert all(value.node is not None and value.node.op.name == "reshape" for value in heads), "attention reads them"
     for memory in (*bound, RandomInputs().in_place):
-        for node in scatters:
+        for node, view in zip(scatters, heads, strict=True):
             old, new = node.operands[0], node.result
-            assert memory(new, new.type) is memory(old, old.type)
+            assert memory(new, new.type) is memory(view, view.type) is memory(old, old.type)
     apart = RandomInputs().memory  # compares results
     assert all(apart(n.result, n.result.type) is not apart(n.operands[0], n.result.type) for n in scatters)
 
