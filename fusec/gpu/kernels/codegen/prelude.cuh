@@ -838,13 +838,6 @@ template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
 #endif
 }
 
-// Bring the line of an address to the second-level cache.
-#ifdef FUSEC_EMULATED
-DEVICE void fetch_line(const void* p) { GLOBAL(p); }
-#else
-DEVICE void fetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-#endif
-
 // Convert bytes and small integers to floats and back through the bits of 1.5 * 2^23, because conversion instructions
 // take longer. Integers are at most 2^22 in magnitude, and floats less.
 #ifdef FUSEC_EMULATED
@@ -863,13 +856,14 @@ DEVICE float larger(float x, float y) { return fmaxf(x, y); }
 DEVICE float smaller(float x, float y) { return fminf(x, y); }
 DEVICE float saturated(float x) { return __saturatef(x); }
 DEVICE u32 with_byte(u32 x, int j, u32 rest) { return __byte_perm(x, rest, 0x7650u + (u32)j); }
-// A constant in a register. Blocks have one dim, which the compiler does not know: it would move it there for each use.
+// Keep a constant in a register. Blocks have one dim, which the compiler does not know. Otherwise it would move such a
+// constant from a uniform register for each use.
 DEVICE u32 in_register(u32 x) { return x + threadIdx.z; }
 DEVICE i32 rint_to_i32(float x) { return __float2int_rn(x); }
 #endif
 DEVICE float small_to_f32(i32 x) { return bits_to_f32(0x4b400000u + (u32)x) - 12582912.0f; }
 DEVICE i32 small_rint(float x) { return (i32)(f32_to_bits(plain_add(x, 12582912.0f)) - 0x4b400000u); }
-// Put a byte into the last eight bits of a float near 2^23. The first number there is 128 less than the byte.
+// Put a byte, plus 128, into the last eight bits of a float near 2^23.
 template <int N> DEVICE float byte_to_f32(const Pack<u32, N>& words, int j) {
   return bits_to_f32(with_byte(words.v[j / 4] ^ 0x80808080u, j % 4, in_register(0x4b000000u))) - 8388736.0f;
 }
@@ -925,9 +919,9 @@ template <int N> DEVICE void store_bytes(i8* p, const i32 (&x)[N]) {
   store_pack<u32, N / 4>((u32*)p, words);
 }
 
-// Round a number of at least zero, in units of 2^-14, to an integer in the last 16 bits. What is larger becomes 16384.
+// Round 2^14 times a number to an integer in the last 16 bits. Numbers below zero and NaN give 0, those above one 16384.
 DEVICE u32 rounded_unit(float x) { return f32_to_bits(saturated(x) * 16384.0f + bits_to_f32(in_register(0x4b400000u))); }
-// Pack four such integers as i8 into a word, saturated.
+// Pack four such integers as i8 into a word. Those above 127 become 127.
 DEVICE u32 word_of_units(u32 a, u32 b, u32 c, u32 d) {
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
   u32 low, high;

@@ -182,6 +182,37 @@ def test_the_largest_sums_are_exact(k: int, scale: float, rng: np.random.Generat
     check([extreme(k, scale)], rng)
 
 
+def ended(scale: float, *factors: float) -> Case:
+    """Sums times a scale, a relu, a factor of all columns or of each, and rounding. Many numbers are ties."""
+
+    def make(g: Graph, x: Value) -> Value:
+        sums = g.add(MatMul(), x, g.constant(bytes_drawn(np.random.default_rng(3), TensorType((64, 16), I8))))
+        y = g.add(pw("relu"), g.add(pw("mul"), g.add(Cast(F32), sums), scalar(g, scale)))
+        if factors:
+            y = g.add(pw("mul"), y, g.constant(np.resize(np.float32(factors), 1 if len(factors) == 1 else 16)))
+        return rounded(g, y)
+
+    return build(f"ended {scale} {factors}", [rows(I8, 528, 64)], make, bytes_drawn, exact=True)
+
+
+SHORT = [ended(2.0**-9), ended(2.0**-9, 0.75), ended(1.0), ended(1.0, 0.5), ended(2.0**-30, 2.0**20)]
+OTHERS = [ended(2.0**-9, -0.75), ended(2.0**-9, 0.0), ended(2.0**-9, 0.25, -0.5)]
+
+
+@needs_compiler
+def test_saturation_replaces_relu_and_the_upper_limit(rng: np.random.Generator) -> None:
+    check([*SHORT, *OTHERS], rng)
+
+
+@pytest.mark.parametrize("case", [*SHORT, *OTHERS], ids=lambda case: case.name)
+def test_bytes_that_follow_a_relu_take_fewer_instructions(case: Case) -> None:
+    """If all that is multiplied by is positive."""
+    kernel = case.kernel
+    assert kernel is not None
+    (launch,) = kernel.launches
+    assert (" rounded_unit(" in launch.source, "store_units<" in launch.source) == (case in SHORT,) * 2
+
+
 def test_a_gate_in_front_is_a_proposal() -> None:
     nodes = convolution(F16, (2, 16, 16, 16), 24, gated=True).nodes
     assert all(may_begin(nodes[:n], FIGURES) for n in range(1, len(nodes) + 1))

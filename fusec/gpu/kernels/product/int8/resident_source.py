@@ -19,10 +19,8 @@ from fusec.gpu.kernels.codegen.kernel import Arguments, Launch, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index
 from fusec.gpu.kernels.product.product_step import ProductStep
 from fusec.ir import Value
-from fusec.schedule.program import inputs_of
 
 TILE, GROUP_THREADS, LANES, OCTET_BYTES = 64, 128, 4, 16
-LINE_BYTES = 128  # of the cache
 MAX_SLOTS, MIN_SLOTS = 8, 4
 _CUDA = cuda_template(__package__, "resident_weights.cuh")
 
@@ -147,7 +145,6 @@ class ResidentSource:
             ARRIVE=cuda("arrive"),
             COORDINATES=list(self._rows_written(cuda)),
             LOAD_EARLY=early,
-            FETCH_NEXT=list(self._fetched(cuda, arguments)),
             STORES=stores,
             BEGIN=arguments.begin(),  # after all pointers are named
         )
@@ -184,20 +181,6 @@ class ResidentSource:
         split = [] if linear else split_index("row", [(f"row_{d}", step.y.shape[d]) for d in step.row_dims])
         space = Space(step.x.shape, tuple(names), step.along, 1)
         return cuda("copy_part", ROW_COORDINATES=split, IMAGE=arguments.read(x), AT=space.offset(x.type))
-
-    def _fetched(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
-        """Fetch the rows that the epilogue of the next tile reads."""
-        step = self.step
-        for value in inputs_of(step.epilogue):
-            if value.type.shape == step.y.shape and value is not step.product.result and value.literal is None:
-                line = LINE_BYTES // value.type.dtype.itemsize
-                yield from cuda(
-                    "fetch_next",
-                    LINES=ceil_div(self.block_columns, line),
-                    LINE=line,
-                    PITCH=value.type.shape[step.along],
-                    POINTER=arguments.read(value),
-                )
 
     def _rows_written(self, cuda: CudaTemplate) -> Iterator[str]:
         for half in range(2):

@@ -28,9 +28,6 @@ FRAGMENT(kernel) {
   i32 sums[COLUMNS / 8][4];
   #pragma unroll 1
   for (u32 tile = begin, turn = 0; turn < TURNSu; ++turn, tile += APARTu) {
-    COORDINATES
-    LOAD_EARLY
-    FETCH_NEXT
     #pragma unroll 1
     for (u32 part = 0; part < PARTSu - 1u; ++part) {
       STEP
@@ -40,6 +37,8 @@ FRAGMENT(kernel) {
     {
       const u32 part = PARTSu - 1u;
       STEP
+      COORDINATES
+      LOAD_EARLY
       wait_for_groups<0>();
       ARRIVE
       #pragma unroll
@@ -99,14 +98,6 @@ FRAGMENT(arrive) {
   wait_for_copies<AHEAD - 1>();
   seen_by_groups();
   has_come(gate);
-}
-
-// Bring what the epilogue of the team's next tile reads to the cache, so that memory is busy while this one is finished.
-FRAGMENT(fetch_next) {
-  for (u32 i = own; i < 64u * LINESu; i += TEAM_THREADSu) {
-    const u32 place = (tile + APARTu) * 64u + i / LINESu;
-    if (place < rows) fetch_line(POINTER + (place * PITCHu + first + i % LINESu * LINEu));
-  }
 }
 
 FRAGMENT(row_written) {

@@ -7,35 +7,14 @@ FRAGMENT(kernel) {
   LOAD_WEIGHTS
   __syncthreads();
   COLUMN_INDICES
-  Pack<u32, WORDS> later_x[2][DEPTHS];
-  DECLARE_EARLY
-  if (IS_AHEAD) {
-    const u32 part = blockIdx.x / ACROSSu, tile = (part * 8u + warp) * 16u;
-    if (part < TILESu) {
-      LOAD_AHEAD
-    }
-  }
   #pragma unroll 1
   for (u32 part = blockIdx.x / ACROSSu; part < TILESu; part += DOWNu) {
     const u32 tile = (part * 8u + warp) * 16u;
     Pack<u32, WORDS> x[2][DEPTHS];
-    FETCH_NEXT
     LOAD_ROWS
     COORDINATES
     LOAD_EARLY
-    if (IS_AHEAD && part + DOWNu < TILESu) {
-      const u32 tile = ((part + DOWNu) * 8u + warp) * 16u;
-      LOAD_AHEAD
-    }
     GROUPS
-  }
-}
-
-// Bring what the warp's next tile reads to the cache, so that memory is busy while this tile is multiplied and stored.
-FRAGMENT(fetch_next) {
-  for (u32 i = lane; i < 16u * LINESu; i += 32u) {
-    const u32 place = tile + APARTu + i / LINESu;
-    if (place < ROWSu) fetch_line(POINTER + (place * PITCHu + BEGIN + i % LINESu * LINEu));
   }
 }
 
@@ -69,8 +48,8 @@ FRAGMENT(row_read) {
     #pragma unroll
     for (int depth = 0; depth < DEPTHS; ++depth) {
       const u32 k = (depth * 4u + q) * PACKu;
-      for (int i = 0; i < WORDS; ++i) XROWS[NUMBER][depth].v[i] = 0u;
-      if (IS_WHOLE || k < DEPTHu) XROWS[NUMBER][depth] = load_now<u32, WORDS>((const u32*)(IMAGE + (AT)));
+      for (int i = 0; i < WORDS; ++i) x[NUMBER][depth].v[i] = 0u;
+      if (IS_WHOLE || k < DEPTHu) x[NUMBER][depth] = load_now<u32, WORDS>((const u32*)(IMAGE + (AT)));
     }
   }
 }

@@ -18,17 +18,12 @@ from fusec.schedule.program import inputs_of
 
 ROWS, WARPS = 16, BLOCK // 32
 ROW_REGISTERS = 64  # of a thread, for what it reads of its two rows
-LINE_BYTES = 128  # of the cache
 LANES = 8  # of a warp, that share a row of results
 # `own`, `width`, `waves` and `resident` of the variants for many columns, and for few: of 17 products of ResNet-50 and
 # MobileNetV2 on an H200, one of four was at most 12 % (mostly 2 %) slower than the fastest of up to 28.
 WIDE = ((16, 1, 2, 2), (8, 1, 3, 3), (8, 2, 2, 2), (8, 1, 2, 2))
 NARROW = ((4, 1, 2, 2), (4, 1, 4, 2), (8, 1, 2, 2), (8, 1, 4, 2))
 FEW_COLUMNS = 192
-import os
-AHEAD=bool(int(os.environ.get("T_AHEAD","0")))
-FETCH=bool(int(os.environ.get("T_FETCH","0")))
-def AHEAD_ROWS(self): return AHEAD and 2*self.step.words*self.depths<=16
 _CUDA = cuda_template(__package__, "thin_bytes.cuh")
 
 
@@ -115,19 +110,9 @@ class BytesSource:
             BLOCK_COLUMNS=width * self.group,
             LOAD_WEIGHTS=cuda("load_weights", POINTER=pointer, STRIDE=stride),
             COLUMN_INDICES=list(self._column_indices(cuda)),
-            FETCH_NEXT=list(self._fetched(cuda, arguments)) if FETCH else [],
-            IS_AHEAD=c_bool(AHEAD),
-            LOAD_ROWS=self._taken() if AHEAD_ROWS(self) else list(self._rows_read(cuda.bind(XROWS="x"), image)),
+            LOAD_ROWS=list(self._rows_read(cuda, image)),
             COORDINATES=list(self._rows_written(cuda)),
-            DECLARE_EARLY=[f"{load.type} later_{load.name};" for load in early] if AHEAD else [],
-            LOAD_EARLY=[
-                f"const {load.type} {load.name} = {f'later_{load.name}' if AHEAD else load.text};" for load in early
-            ],
-            LOAD_AHEAD=[] if not AHEAD else [
-                *(list(self._rows_read(cuda.bind(XROWS="later_x"), image)) if AHEAD_ROWS(self) else []),
-                *self._rows_written(cuda),
-                *(f"later_{load.name} = {load.text};" for load in early),
-            ],
+            LOAD_EARLY=[f"const {load.type} {load.name} = {load.text};" for load in early],
             GROUPS=self._groups(cuda, results),
         )
         return arguments.launch("thin_product", lines, self.across * self.down, resident=self.resident)
@@ -136,32 +121,6 @@ class BytesSource:
         partial = c_bool(self.step.columns % (self.width * self.group) != 0)
         for n in range(self.width):
             yield from cuda("column_index", NUMBER=n, LIVE=f"live{n}", INDEX=f"o{n}", IS_PARTIAL=partial)
-
-    def _taken(self):
-        return ["for (int s = 0; s < 2; ++s)", f"for (int depth = 0; depth < {self.depths}; ++depth) x[s][depth] = later_x[s][depth];"]
-
-    def _fetched(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
-        """Fetch rows of the first operand, and of others that the epilogue reads, for the next tile."""
-        step, x = self.step, self.step.product.operands[0]
-        if all(size == 1 for size in step.steps) and step.is_linear([x.type]):
-            yield from self._fetch(cuda, arguments, x, "0u", step.depth)
-        if not self.is_linear:
-            return
-        for value in inputs_of(step.epilogue):
-            if value.type.shape == step.y.shape and value is not step.product.result and value.literal is None:
-                yield from self._fetch(cuda, arguments, value, "first", min(self.width * self.group, step.columns))
-
-    def _fetch(self, cuda: CudaTemplate, arguments: Arguments, value: Value, begin: str, columns: int) -> list[str]:
-        each = LINE_BYTES // value.type.dtype.itemsize
-        return cuda(
-            "fetch_next",
-            APART=self.down * ROWS * WARPS,
-            LINES=ceil_div(columns, each),
-            LINE=each,
-            PITCH=value.type.shape[self.step.along],
-            POINTER=arguments.read(value),
-            BEGIN=begin,
-        )
 
     def _rows_read(self, cuda: CudaTemplate, image: str) -> Iterator[str]:
         """Load a thread's part of two rows of the first operand."""
