@@ -838,6 +838,13 @@ template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
 #endif
 }
 
+// Bring the line of an address to the second-level cache.
+#ifdef FUSEC_EMULATED
+DEVICE void fetch_line(const void* p) { GLOBAL(p); }
+#else
+DEVICE void fetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+#endif
+
 // Convert bytes and small integers to floats and back through the bits of 1.5 * 2^23, because conversion instructions
 // take longer. Integers are at most 2^22 in magnitude, and floats less.
 #ifdef FUSEC_EMULATED

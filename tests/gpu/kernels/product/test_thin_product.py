@@ -10,6 +10,7 @@ from gpu.kernels.cases import FIGURES, Case, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
+from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.kernels.product import product_step
 from fusec.gpu.kernels.product.thin_product import thin_product
 from fusec.ir import DType, Graph, TensorType, Value
@@ -180,6 +181,24 @@ def extreme(k: int, scale: float) -> Case:
 @pytest.mark.parametrize(("k", "scale"), [(256, 2.0**-16), (272, 2.0**-16), (512, 2.0**-17), (64, 2.0**12)])
 def test_the_largest_sums_are_exact(k: int, scale: float, rng: np.random.Generator) -> None:
     check([extreme(k, scale)], rng)
+
+
+@pytest.mark.parametrize(
+    ("case", "fetched"),
+    [
+        (quantised((4, 64, 16, 16), 256, residual=True), 2),
+        (quantised((4, 128, 16, 16), 256, residual=True, wide=True), 2),
+        (quantised((4, 64, 16, 16), 256), 1),
+        (quantised((4, 128, 16, 16), 256), 0),
+        (strided(I8, (2, 32, 46, 47), 256, (2, 2)), 0),
+    ],
+)
+def test_what_the_next_tile_reads_is_fetched(case: Case, fetched: int) -> None:
+    """By variants that have registers for it: rows with a residual, or short ones."""
+    found = thin_product(case.nodes, case.outputs, case.figures)
+    assert found is not None
+    counts = [variant.launches[0].source.count("fetch_line(a") for variant in variants_of(found)]
+    assert set(counts) == {0, fetched} and counts[0] == 0
 
 
 def ended(scale: float, *factors: float) -> Case:
