@@ -81,7 +81,7 @@ class ProductStep:
 
     @property
     def residuals(self) -> list[Value]:
-        """What the epilogue reads that has the shape of the result."""
+        """The values of the shape of the result that the epilogue reads."""
         own = inputs_of(self.epilogue)
         return [v for v in own if v.type.shape == self.y.shape and v is not self.product.result and v.literal is None]
 
