@@ -208,7 +208,8 @@ def ended(scale: float, *factors: float) -> Case:
         sums = g.add(MatMul(), x, g.constant(bytes_drawn(np.random.default_rng(3), TensorType((64, 16), I8))))
         y = g.add(pw("relu"), g.add(pw("mul"), g.add(Cast(F32), sums), scalar(g, scale)))
         if factors:
-            y = g.add(pw("mul"), y, g.constant(np.resize(np.array(factors, np.float32), 1 if len(factors) == 1 else 16)))
+            of_each = np.array(factors, np.float32)
+            y = g.add(pw("mul"), y, g.constant(of_each if len(factors) == 1 else np.resize(of_each, 16)))
         return rounded(g, y)
 
     return build(f"ended {scale} {factors}", [rows(I8, 528, 64)], make, bytes_drawn, exact=True)
