@@ -21,6 +21,8 @@ from fusec.ops import Cast, Pointwise
 SMALL = float(1 << 22)  # integers up to here are exact in the bits of a float near 1.5 * 2^23
 START = 0x4B400000  # the bits of 1.5 * 2^23; sums that begin here become floats by one subtraction
 BYTE_PRODUCT = 1 << 14  # the largest product of two numbers of 8 bits
+UNIT = "6.103515625e-05f"  # 2^-14
+MIN_FACTOR = 2.0**-100  # of what is multiplied by it, so that the product is no denormal
 UNKNOWN = float("inf")
 _SLACK = 1.0 + 2.0**-20  # more than the rounding of one op
 _FLOATS = (DType.F32, *HALVES)
@@ -43,6 +45,7 @@ class ByteCode(PointwiseCode):
     bounds: the largest size of each value; a value with a bound is never NaN.
     integers: the C of element `j` of float values that are integers.
     bytes: the C of element `j` of values of 8 bits, as an i32 that is still to be saturated.
+    units: the same of values that are at least zero, as `rounded_unit` gives them.
     loaded: values of 8 bits that are loaded as words.
     early: these loads. A kernel may take them out, and place them before work that hides their time.
     """
@@ -51,6 +54,7 @@ class ByteCode(PointwiseCode):
     bounds: dict[Value, float] = field(default_factory=dict[Value, float])
     integers: dict[Value, str] = field(default_factory=dict[Value, str])
     bytes: dict[Value, str] = field(default_factory=dict[Value, str])
+    units: dict[Value, str] = field(default_factory=dict[Value, str])
     loaded: set[Value] = field(default_factory=set[Value])
     early: list[EarlyLoad] = field(default_factory=list["EarlyLoad"])
 
@@ -91,9 +95,10 @@ class ByteCode(PointwiseCode):
             and self.space.is_pack(value.type)
         ):
             pointer, name = self.arguments.write(value), f"{self.prefix}bytes{len(self.tail)}"
-            self.head.append(f"i32 {name}[{vector}];")
-            self.body.append(f"{name}[j] = {self.bytes[value]};")
-            self.tail.append(f"store_bytes<{vector}>({pointer} + ({self.space.offset(value.type)}), {name});")
+            c_type, store = ("u32", "store_units") if value in self.units else ("i32", "store_bytes")
+            self.head.append(f"{c_type} {name}[{vector}];")
+            self.body.append(f"{name}[j] = {self.units.get(value) or self.bytes[value]};")
+            self.tail.append(f"{store}<{vector}>({pointer} + ({self.space.offset(value.type)}), {name});")
         else:
             super().store(value, known)
 
@@ -164,8 +169,30 @@ class ByteCode(PointwiseCode):
             return
         elif node.op == Cast(DType.I8) and operand in self.bytes:
             self.bytes[result] = self.bytes[operand]
+            if operand in self.units:
+                self.units[result] = self.units[operand]
         elif isinstance(node.op, Pointwise) and node.op.name == "clip" and _limits(node.op) == (-128.0, 127.0):
             self.integers[result] = self.bytes[result] = self.integers[operand]
+            unit = self._unit(operand)
+            if unit is not None:
+                self.units[result] = unit
+
+    def _unit(self, rounded: Value) -> str | None:
+        """Return the C of `rounded` in few instructions where it is `round(relu(x))` or `round(relu(x) * scale)`.
+
+        Saturation is part of the multiplication, and replaces `relu`. Powers of two change no rounding.
+        """
+        (value,) = rounded.node.operands if rounded.node is not None else (rounded,)
+        scale, node = "", value.node
+        if node is not None and node.op.name == "mul" and value.type.dtype is DType.F32:
+            others = [v for v in node.operands if not _is_positive_scalar(v)]
+            if len(others) != 1:
+                return None
+            (factor,) = (v for v in node.operands if v is not others[0])
+            scale, node = f"{self.get(factor)} * ", others[0].node
+        if node is None or node.op.name != "relu" or node.operands[0] not in self.known:
+            return None
+        return f"rounded_unit({self.known[node.operands[0]]} * ({scale}{UNIT}))"
 
 
 def is_rounded(value: Value) -> bool:
@@ -179,6 +206,12 @@ def is_rounded(value: Value) -> bool:
             return False
         value = user.results[0]
     return False
+
+
+def _is_positive_scalar(value: Value) -> bool:
+    if value.literal is None or value.type.size != 1:
+        return False
+    return MIN_FACTOR < float(value.literal.array.reshape(-1)[0]) < UNKNOWN
 
 
 def _limits(op: Pointwise) -> tuple[float, float]:

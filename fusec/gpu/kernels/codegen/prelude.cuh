@@ -838,13 +838,22 @@ template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
 #endif
 }
 
+// Bring the line of an address to the second-level cache.
+#ifdef FUSEC_EMULATED
+DEVICE void fetch_line(const void* p) { GLOBAL(p); }
+#else
+DEVICE void fetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+#endif
+
 // Convert bytes and small integers to floats and back through the bits of 1.5 * 2^23, because conversion instructions
 // take longer. Integers are at most 2^22 in magnitude, and floats less.
 #ifdef FUSEC_EMULATED
 DEVICE float plain_add(float x, float y) { return x + y; }
 DEVICE float larger(float x, float y) { return x > y ? x : y; }
 DEVICE float smaller(float x, float y) { return x < y ? x : y; }
-DEVICE u32 and_xor(u32 x, u32 y, u32 z) { return (x & y) ^ z; }
+DEVICE float saturated(float x) { return x > 0.0f ? x < 1.0f ? x : 1.0f : 0.0f; }
+DEVICE u32 with_byte(u32 x, int j, u32 rest) { return (x >> 8 * j & 255u) | rest; }
+DEVICE u32 in_register(u32 x) { return x; }
 DEVICE i32 rint_to_i32(float x) {
   return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x <= -2147483648.0f ? -2147483647 - 1 : (i32)rint(x);
 }
@@ -852,20 +861,18 @@ DEVICE i32 rint_to_i32(float x) {
 DEVICE float plain_add(float x, float y) { return __fadd_rn(x, y); }
 DEVICE float larger(float x, float y) { return fmaxf(x, y); }
 DEVICE float smaller(float x, float y) { return fminf(x, y); }
-DEVICE u32 and_xor(u32 x, u32 y, u32 z) {
-  u32 word;
-  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(word) : "r"(x), "r"(y), "r"(z));
-  return word;
-}
+DEVICE float saturated(float x) { return __saturatef(x); }
+DEVICE u32 with_byte(u32 x, int j, u32 rest) { return __byte_perm(x, rest, 0x7650u + (u32)j); }
+// Keep a constant in a register. Blocks have one dim, which the compiler does not know. Otherwise it would move such a
+// constant from a uniform register for each use.
+DEVICE u32 in_register(u32 x) { return x + threadIdx.z; }
 DEVICE i32 rint_to_i32(float x) { return __float2int_rn(x); }
 #endif
 DEVICE float small_to_f32(i32 x) { return bits_to_f32(0x4b400000u + (u32)x) - 12582912.0f; }
 DEVICE i32 small_rint(float x) { return (i32)(f32_to_bits(plain_add(x, 12582912.0f)) - 0x4b400000u); }
-// Put a byte into the last eight bits of a float near 2^23, or into the eight bits before those of one near 2^15.
+// Put a byte, plus 128, into the last eight bits of a float near 2^23.
 template <int N> DEVICE float byte_to_f32(const Pack<u32, N>& words, int j) {
-  const u32 half = j % 4 < 2 ? words.v[j / 4] : words.v[j / 4] >> 16;
-  return j % 2 ? bits_to_f32(and_xor(half, 0xff00u, 0x47008000u)) - 32896.0f
-               : bits_to_f32(and_xor(half, 0xffu, 0x4b000080u)) - 8388736.0f;
+  return bits_to_f32(with_byte(words.v[j / 4] ^ 0x80808080u, j % 4, in_register(0x4b000000u))) - 8388736.0f;
 }
 // Add the products of four pairs of bytes to `sum`.
 DEVICE i32 dot_bytes(u32 a, u32 b, i32 sum) {
@@ -916,6 +923,25 @@ DEVICE u32 saturated_word(i32 a, i32 b, i32 c, i32 d) {
 template <int N> DEVICE void store_bytes(i8* p, const i32 (&x)[N]) {
   Pack<u32, N / 4> words;
   for (int i = 0; i < N; i += 4) words.v[i / 4] = saturated_word(x[i], x[i + 1], x[i + 2], x[i + 3]);
+  store_pack<u32, N / 4>((u32*)p, words);
+}
+
+// Round 2^14 times a number to an integer in the last 16 bits. Numbers below zero and NaN give 0, those above one 16384.
+DEVICE u32 rounded_unit(float x) { return f32_to_bits(saturated(x) * 16384.0f + bits_to_f32(in_register(0x4b400000u))); }
+// Pack four such integers as i8 into a word. Those above 127 become 127.
+DEVICE u32 word_of_units(u32 a, u32 b, u32 c, u32 d) {
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
+  u32 low, high;
+  asm("min.s16x2 %0, %1, %2;" : "=r"(low) : "r"(low_halves(a, b)), "r"(0x007f007f));
+  asm("min.s16x2 %0, %1, %2;" : "=r"(high) : "r"(low_halves(c, d)), "r"(0x007f007f));
+  return __byte_perm(low, high, 0x6420u);
+#else
+  return saturated_word((i32)(a & 0xffffu), (i32)(b & 0xffffu), (i32)(c & 0xffffu), (i32)(d & 0xffffu));
+#endif
+}
+template <int N> DEVICE void store_units(i8* p, const u32 (&x)[N]) {
+  Pack<u32, N / 4> words;
+  for (int i = 0; i < N; i += 4) words.v[i / 4] = word_of_units(x[i], x[i + 1], x[i + 2], x[i + 3]);
   store_pack<u32, N / 4>((u32*)p, words);
 }
 

@@ -80,6 +80,12 @@ class ProductStep:
         return {self.product.result, *(v for node in self.epilogue for v in node.results)}
 
     @property
+    def residuals(self) -> list[Value]:
+        """The values of the shape of the result that the epilogue reads."""
+        own = inputs_of(self.epilogue)
+        return [v for v in own if v.type.shape == self.y.shape and v is not self.product.result and v.literal is None]
+
+    @property
     def weights(self) -> TensorType:
         """The type of the weights as they are stored: contiguous along the depth."""
         w = self.product.operands[1].type

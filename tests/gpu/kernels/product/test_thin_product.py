@@ -10,6 +10,7 @@ from gpu.kernels.cases import FIGURES, Case, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
+from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.kernels.product import product_step
 from fusec.gpu.kernels.product.thin_product import thin_product
 from fusec.ir import DType, Graph, TensorType, Value
@@ -180,6 +181,56 @@ def extreme(k: int, scale: float) -> Case:
 @pytest.mark.parametrize(("k", "scale"), [(256, 2.0**-16), (272, 2.0**-16), (512, 2.0**-17), (64, 2.0**12)])
 def test_the_largest_sums_are_exact(k: int, scale: float, rng: np.random.Generator) -> None:
     check([extreme(k, scale)], rng)
+
+
+@pytest.mark.parametrize(
+    ("case", "fetched"),
+    [
+        (quantised((4, 64, 16, 16), 256, residual=True), 2),
+        (quantised((4, 128, 16, 16), 256, residual=True, wide=True), 2),
+        (quantised((4, 64, 16, 16), 256), 1),
+        (quantised((4, 128, 16, 16), 256), 0),
+        (strided(I8, (2, 32, 46, 47), 256, (2, 2)), 0),
+    ],
+)
+def test_what_the_next_tile_reads_is_fetched(case: Case, fetched: int) -> None:
+    """By variants that have registers for it: rows with a residual, or short ones."""
+    found = thin_product(case.nodes, case.outputs, case.figures)
+    assert found is not None
+    counts = [variant.launches[0].source.count("fetch_line(a") for variant in variants_of(found)]
+    assert set(counts) == {0, fetched} and counts[0] == 0
+
+
+def ended(scale: float, *factors: float) -> Case:
+    """Sums times a scale, a relu, a factor of all columns or of each, and rounding. Many numbers are ties."""
+
+    def make(g: Graph, x: Value) -> Value:
+        sums = g.add(MatMul(), x, g.constant(bytes_drawn(np.random.default_rng(3), TensorType((64, 16), I8))))
+        y = g.add(pw("relu"), g.add(pw("mul"), g.add(Cast(F32), sums), scalar(g, scale)))
+        if factors:
+            of_each = np.array(factors, np.float32)
+            y = g.add(pw("mul"), y, g.constant(of_each if len(factors) == 1 else np.resize(of_each, 16)))
+        return rounded(g, y)
+
+    return build(f"ended {scale} {factors}", [rows(I8, 528, 64)], make, bytes_drawn, exact=True)
+
+
+SHORT = [ended(2.0**-9), ended(2.0**-9, 0.75), ended(1.0), ended(1.0, 0.5), ended(2.0**-30, 2.0**20)]
+OTHERS = [ended(2.0**-9, -0.75), ended(2.0**-9, 0.0), ended(2.0**-9, 0.25, -0.5)]
+
+
+@needs_compiler
+def test_saturation_replaces_relu_and_the_upper_limit(rng: np.random.Generator) -> None:
+    check([*SHORT, *OTHERS], rng)
+
+
+@pytest.mark.parametrize("case", [*SHORT, *OTHERS], ids=lambda case: case.name)
+def test_bytes_that_follow_a_relu_take_fewer_instructions(case: Case) -> None:
+    """If all that is multiplied by is positive."""
+    kernel = case.kernel
+    assert kernel is not None
+    (launch,) = kernel.launches
+    assert (" rounded_unit(" in launch.source, "store_units<" in launch.source) == (case in SHORT,) * 2
 
 
 def test_a_gate_in_front_is_a_proposal() -> None:

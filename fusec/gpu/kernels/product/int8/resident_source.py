@@ -21,6 +21,7 @@ from fusec.gpu.kernels.product.product_step import ProductStep
 from fusec.ir import Value
 
 TILE, GROUP_THREADS, LANES, OCTET_BYTES = 64, 128, 4, 16
+LINE_BYTES = 128  # of the cache
 MAX_SLOTS, MIN_SLOTS = 8, 4
 _CUDA = cuda_template(__package__, "resident_weights.cuh")
 
@@ -113,6 +114,8 @@ class ResidentSource:
             THREADS=team_threads * tiling.teams,
             TEAM_THREADS=team_threads,
             ROWS=step.rows,
+            ROWS_FIT=c_bool(step.rows % TILE == 0),
+            TILES=self.tiles,
             TURNS=self.turns,
             APART=self.down * tiling.teams,
             WIDE=self.wide,
@@ -145,6 +148,7 @@ class ResidentSource:
             ARRIVE=cuda("arrive"),
             COORDINATES=list(self._rows_written(cuda)),
             LOAD_EARLY=early,
+            FETCH_NEXT=list(self._fetched(cuda, arguments)),
             STORES=stores,
             BEGIN=arguments.begin(),  # after all pointers are named
         )
@@ -181,6 +185,19 @@ class ResidentSource:
         split = [] if linear else split_index("row", [(f"row_{d}", step.y.shape[d]) for d in step.row_dims])
         space = Space(step.x.shape, tuple(names), step.along, 1)
         return cuda("copy_part", ROW_COORDINATES=split, IMAGE=arguments.read(x), AT=space.offset(x.type))
+
+    def _fetched(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
+        """Fetch the rows that the epilogue of the next tile reads."""
+        step = self.step
+        for value in step.residuals:
+            line = LINE_BYTES // value.type.dtype.itemsize
+            yield from cuda(
+                "fetch_next",
+                LINES=ceil_div(self.block_columns, line),
+                LINE=line,
+                PITCH=value.type.shape[step.along],
+                POINTER=arguments.read(value),
+            )
 
     def _rows_written(self, cuda: CudaTemplate) -> Iterator[str]:
         for half in range(2):

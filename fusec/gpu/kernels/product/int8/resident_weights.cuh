@@ -27,7 +27,10 @@ FRAGMENT(kernel) {
   u32 step = 0u, slot = 0u;
   i32 sums[COLUMNS / 8][4];
   #pragma unroll 1
-  for (u32 tile = begin, turn = 0; turn < TURNSu; ++turn, tile += APARTu) {
+  for (u32 tile = begin, turn = 0; turn < TURNSu && (!ROWS_FIT || tile < TILESu); ++turn, tile += APARTu) {
+    COORDINATES
+    LOAD_EARLY
+    FETCH_NEXT
     #pragma unroll 1
     for (u32 part = 0; part < PARTSu - 1u; ++part) {
       STEP
@@ -37,8 +40,6 @@ FRAGMENT(kernel) {
     {
       const u32 part = PARTSu - 1u;
       STEP
-      COORDINATES
-      LOAD_EARLY
       wait_for_groups<0>();
       ARRIVE
       #pragma unroll
@@ -100,12 +101,20 @@ FRAGMENT(arrive) {
   has_come(gate);
 }
 
+// Bring what the epilogue of the team's next tile reads to the cache, so that memory is busy while this one is finished.
+FRAGMENT(fetch_next) {
+  for (u32 i = own; i < 64u * LINESu; i += TEAM_THREADSu) {
+    const u32 place = (tile + APARTu) * 64u + i / LINESu;
+    if (place < rows) fetch_line(POINTER + (place * PITCHu + first + i % LINESu * LINEu));
+  }
+}
+
 FRAGMENT(row_written) {
   const u32 PLACE = tile * 64u + warp % 4u * 16u + lane / 4u + FIRSTu;
-  const u32 ROW = PLACE < rows ? PLACE : rows - 1u;
+  const u32 ROW = ROWS_FIT || PLACE < rows ? PLACE : rows - 1u;
 }
 
 FRAGMENT(store) {
-  if (PLACE < rows)
+  if (ROWS_FIT || PLACE < rows)
   EPILOGUE
 }

@@ -10,6 +10,7 @@ FRAGMENT(kernel) {
   #pragma unroll 1
   for (u32 part = blockIdx.x / ACROSSu; part < TILESu; part += DOWNu) {
     const u32 tile = (part * 8u + warp) * 16u;
+    FETCH_NEXT
     Pack<u32, WORDS> x[2][DEPTHS];
     LOAD_ROWS
     COORDINATES
@@ -39,6 +40,15 @@ FRAGMENT(load_weights) {
 FRAGMENT(column_index) {
   const bool LIVE = !IS_PARTIAL || first + NUMBER * GROUPu + g * OWNu < COLUMNSu;
   const u32 INDEX = LIVE ? first + NUMBER * GROUPu + g * OWNu : 0u;
+}
+
+// Bring what the warp's next tile reads to the cache, so that memory is busy while this tile is multiplied and stored.
+FRAGMENT(fetch_next) {
+  #pragma unroll
+  for (u32 i = lane; i < 16u * LINESu; i += 32u) {
+    const u32 place = tile + APARTu + i / LINESu;
+    if (place < ROWSu) fetch_line(POINTER + (place * PITCHu + BEGIN + i % LINESu * LINEu));
+  }
 }
 
 FRAGMENT(row_read) {

@@ -19,10 +19,12 @@ from fusec.schedule.program import inputs_of
 ROWS, WARPS = 16, BLOCK // 32
 ROW_REGISTERS = 64  # of a thread, for what it reads of its two rows
 LANES = 8  # of a warp, that share a row of results
-# `own`, `width`, `waves` and `resident` of the variants for many columns, and for few: of 17 products of ResNet-50 and
-# MobileNetV2 on an H200, one of four was at most 12 % (mostly 2 %) slower than the fastest of up to 28.
-WIDE = ((16, 1, 2, 2), (8, 1, 3, 3), (8, 2, 2, 2), (8, 1, 2, 2))
-NARROW = ((4, 1, 2, 2), (4, 1, 4, 2), (8, 1, 2, 2), (8, 1, 4, 2))
+# `own`, `width`, `waves`, `resident` and `fetches` of the variants for many columns, and for few: of 17 products of
+# ResNet-50 and MobileNetV2 on an H200, one of four was at most 12 % (mostly 2 %) slower than the fastest of up to 28.
+WIDE = ((16, 1, 2, 2, False), (8, 1, 3, 3, False), (8, 2, 2, 2, True), (8, 1, 2, 2, True))
+NARROW = ((4, 1, 2, 2, False), (4, 1, 4, 2, False), (8, 1, 2, 2, True), (8, 1, 4, 2, True))
+LINE_BYTES = 128  # of the cache
+SHORT_DEPTH = 64  # fetching longer rows ahead was slower where nothing else is read with them
 FEW_COLUMNS = 192
 _CUDA = cuda_template(__package__, "thin_bytes.cuh")
 
@@ -35,6 +37,7 @@ class BytesSource:
     width: groups of columns of a block, each of `8 * own` columns.
     waves: blocks to aim at for each multiprocessor.
     resident: blocks of a multiprocessor, which bounds the registers of a thread.
+    fetches: what the next tile reads is brought to the cache ahead.
     """
 
     step: ProductStep
@@ -44,6 +47,7 @@ class BytesSource:
     width: int
     waves: int
     resident: int
+    fetches: bool
 
     @property
     def group(self) -> int:
@@ -110,6 +114,7 @@ class BytesSource:
             BLOCK_COLUMNS=width * self.group,
             LOAD_WEIGHTS=cuda("load_weights", POINTER=pointer, STRIDE=stride),
             COLUMN_INDICES=list(self._column_indices(cuda)),
+            FETCH_NEXT=list(self._fetched(cuda, arguments)) if self.fetches else [],
             LOAD_ROWS=list(self._rows_read(cuda, image)),
             COORDINATES=list(self._rows_written(cuda)),
             LOAD_EARLY=[f"const {load.type} {load.name} = {load.text};" for load in early],
@@ -121,6 +126,29 @@ class BytesSource:
         partial = c_bool(self.step.columns % (self.width * self.group) != 0)
         for n in range(self.width):
             yield from cuda("column_index", NUMBER=n, LIVE=f"live{n}", INDEX=f"o{n}", IS_PARTIAL=partial)
+
+    def _fetched(self, cuda: CudaTemplate, arguments: Arguments) -> Iterator[str]:
+        """Fetch the rows of the next tile, and what its epilogue reads of the same rows."""
+        step, x = self.step, self.step.product.operands[0]
+        has_rows = all(size == 1 for size in step.steps) and step.is_linear([x.type])
+        if has_rows and (step.residuals or step.depth <= SHORT_DEPTH):
+            yield from self._fetch(cuda, arguments, x, ("0u", step.depth))
+        for value in step.residuals if self.is_linear else ():
+            yield from self._fetch(cuda, arguments, value, ("first", min(self.width * self.group, step.columns)))
+
+    def _fetch(self, cuda: CudaTemplate, arguments: Arguments, value: Value, span: tuple[str, int]) -> list[str]:
+        """Fetch a tile of a tensor: from a column on, so many of them."""
+        begin, columns = span
+        line = LINE_BYTES // value.type.dtype.itemsize
+        return cuda(
+            "fetch_next",
+            APART=self.down * ROWS * WARPS,
+            LINES=ceil_div(columns, line),
+            LINE=line,
+            PITCH=value.type.shape[self.step.along],
+            POINTER=arguments.read(value),
+            BEGIN=begin,
+        )
 
     def _rows_read(self, cuda: CudaTemplate, image: str) -> Iterator[str]:
         """Load a thread's part of two rows of the first operand."""
@@ -204,11 +232,11 @@ def _sources(step: ProductStep, outputs: Sequence[Value], figures: GpuFigures) -
     if step.x.dtype is not DType.I8 or 2 * step.words * depths > ROW_REGISTERS:
         return []
     sources: list[BytesSource] = []
-    for own, width, waves, resident in WIDE if step.columns > FEW_COLUMNS else NARROW:
+    for own, width, waves, resident, fetches in WIDE if step.columns > FEW_COLUMNS else NARROW:
         bytes_of_weights = LANES * own * width * depths * step.chunk
         wasted = step.columns < LANES * own * width and (own, width) != NARROW[0][:2]
         if _can_own(step, own, outputs) and not wasted and bytes_of_weights <= figures.static_bytes:
-            sources.append(BytesSource(step, outputs, figures, own, width, waves, resident))
+            sources.append(BytesSource(step, outputs, figures, own, width, waves, resident, fetches))
     return sources
 
 
