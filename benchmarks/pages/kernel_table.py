@@ -31,7 +31,8 @@ def files_of(family: str) -> list[Path]:
         text = path.read_text()
         modules = re.findall(r"^from (fusec\.gpu\.kernels\.\w+(?:\.\w+)+) import", text, re.MULTILINE)
         named = [ROOT / (module.replace(".", "/") + ".py") for module in modules]
-        named += [path.parent / name for name in re.findall(r'"(\w+\.cuh)"', text)]
+        cuda = re.findall(r'"(\w+\.cuh)"', text)  # next to the module, or in a folder around it
+        named += [next(at / name for at in path.parents if (at / name).exists()) for name in cuda]
         others = set(MODULES.values())
         found += [f for f in named if f.parent != shared and f not in others and f not in found]
     return found

@@ -9,9 +9,9 @@ from fusec.gpu.kernels.attention.match_cached import begins_cached_attention, is
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise
-from fusec.gpu.kernels.convolution.product_step import match_product
-from fusec.gpu.kernels.convolution.row_norm import MAX_STREAMED, ROW_PRODUCTS, begins_few_rows
 from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
+from fusec.gpu.kernels.product.product_step import match_product
+from fusec.gpu.kernels.product.row_norm import MAX_STREAMED, ROW_PRODUCTS, begins_few_rows
 from fusec.ir import DType, Node
 from fusec.ops import Attention, Cast, Conv, LayerNorm, MatMul, Reduce, RmsNorm
 

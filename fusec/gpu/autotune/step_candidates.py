@@ -12,7 +12,7 @@ from fusec.gpu.autotune.fusion_proposals import is_rounded, rounded_at
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.attention.match_cached import is_cached_attention, parts_of_cached
-from fusec.gpu.kernels.convolution.row_norm import MAX_STREAMED, begins_few_rows
+from fusec.gpu.kernels.product.row_norm import MAX_STREAMED, begins_few_rows
 from fusec.ir import Graph, Node
 from fusec.ops import PRODUCTS, ChannelSums, Conv, MatMul, PackedMatMul, Pointwise, Reduce
 from fusec.ops.matmul import SUMMED_IN

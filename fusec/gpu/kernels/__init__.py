@@ -14,19 +14,18 @@ from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.kernels.convolution import (
     depthwise,
     few_filters,
-    few_rows,
-    integer_product,
-    packed_product,
     resident_filters,
     split_k,
     squeeze_excite,
-    thin_product,
 )
 from fusec.gpu.kernels.convolution.few_channels import few_channels
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
-from fusec.gpu.kernels.product import dense_bytes, resident_weights, streamed_weights
+from fusec.gpu.kernels.product import integer_product, thin_product
+from fusec.gpu.kernels.product.few_rows import few_rows, streamed_weights
+from fusec.gpu.kernels.product.int8 import dense_bytes, resident_weights
+from fusec.gpu.kernels.product.packed import packed_product
 from fusec.gpu.kernels.recurrent import linear_scan, recurrent
 from fusec.gpu.kernels.selection import arg_max, non_max_suppression, top_k
 from fusec.ir import DType, Node, Value

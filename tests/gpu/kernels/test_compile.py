@@ -21,13 +21,9 @@ from gpu.kernels.convolution.test_few_channels import pooled_cases as few_channe
 from gpu.kernels.convolution.test_few_channels import random_cases as few_channels_cases
 from gpu.kernels.convolution.test_few_filters import random_cases as few_filters_cases
 from gpu.kernels.convolution.test_few_filters import wide_cases
-from gpu.kernels.convolution.test_few_rows import few_rows_cases
-from gpu.kernels.convolution.test_integer_product import integer_cases
-from gpu.kernels.convolution.test_packed_product import packed_cases
 from gpu.kernels.convolution.test_resident_filters import resident_cases
 from gpu.kernels.convolution.test_split_k import few_cases as few_pixels_cases
 from gpu.kernels.convolution.test_squeeze_excite import gate_cases
-from gpu.kernels.convolution.test_thin_product import thin_cases
 from gpu.kernels.elementwise.test_gather_resize import among_pointwise_ops as around_samples
 from gpu.kernels.elementwise.test_gather_resize import gather_cases, pad_cases, resize_cases
 from gpu.kernels.elementwise.test_multi_tensor import list_cases
@@ -42,9 +38,13 @@ from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surro
 from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
 from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
-from gpu.kernels.product.test_dense_bytes import dense_cases
-from gpu.kernels.product.test_resident_weights import resident_cases as resident_weight_cases
-from gpu.kernels.product.test_streamed_weights import streamed_cases as streamed_products
+from gpu.kernels.product.few_rows.test_few_rows import few_rows_cases
+from gpu.kernels.product.few_rows.test_streamed_weights import streamed_cases as streamed_products
+from gpu.kernels.product.int8.test_dense_bytes import dense_cases
+from gpu.kernels.product.int8.test_resident_weights import resident_cases as resident_weight_cases
+from gpu.kernels.product.packed.test_packed_product import packed_cases
+from gpu.kernels.product.test_integer_product import integer_cases
+from gpu.kernels.product.test_thin_product import thin_cases
 from gpu.kernels.recurrent.test_linear_scan import scan_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
 from gpu.kernels.selection.test_arg_max import arg_max_cases

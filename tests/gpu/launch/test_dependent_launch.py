@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.cases import assert_same, last
-from gpu.kernels.convolution.test_packed_product import Weights, alone
 from gpu.kernels.convolution.test_split_k import SAME, convolved
+from gpu.kernels.product.packed.test_packed_product import Weights, alone
 
 pytest.importorskip("cupy")
 

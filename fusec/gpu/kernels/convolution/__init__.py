@@ -1,1 +1,1 @@
-"""Generate kernels for convolutions and matrix products that cuDNN runs slowly or not at all."""
+"""Generate kernels for convolutions that cuDNN runs slowly or not at all."""

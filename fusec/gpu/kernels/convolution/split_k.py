@@ -14,7 +14,7 @@ from fusec.gpu.kernels.codegen.kernel import CLUSTERS, HALVES, Kernel, ceil_div,
 from fusec.gpu.kernels.codegen.mma_tiles import can_follow
 from fusec.gpu.kernels.convolution.split_k_source import SplitKSource
 from fusec.gpu.kernels.convolution.split_k_tiling import COLUMNS, DEPTH, PACK, ROWS, SplitKTiling, along, is_flat
-from fusec.gpu.kernels.convolution.thin_product import thin_product
+from fusec.gpu.kernels.product.thin_product import thin_product
 from fusec.ir import Node, Value
 from fusec.ops import Conv
 

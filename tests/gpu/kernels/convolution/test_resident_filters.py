@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, last, normal
-from gpu.kernels.convolution.test_thin_product import bytes_drawn, constant, rounded, scalar
 from gpu.kernels.emulator import needs_compiler
+from gpu.kernels.product.test_thin_product import bytes_drawn, constant, rounded, scalar
 
 from fusec.gpu.kernels.convolution.resident_filters import resident_filters
 from fusec.ir import DType, Graph, TensorType, Value

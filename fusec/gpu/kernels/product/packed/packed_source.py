@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Launch, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
-from fusec.gpu.kernels.convolution.packed_codes import PackedCodes
+from fusec.gpu.kernels.product.packed.packed_codes import PackedCodes
 from fusec.ir import Node, TensorType, Value
 
 OCTET = 8  # rows of one product

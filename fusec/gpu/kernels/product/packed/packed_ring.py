@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Launch, ceil_div
-from fusec.gpu.kernels.convolution.packed_codes import PackedCodes
-from fusec.gpu.kernels.convolution.packed_source import OCTET, PackedSource
-from fusec.gpu.kernels.convolution.row_norm import BlockRows
+from fusec.gpu.kernels.product.packed.packed_codes import PackedCodes
+from fusec.gpu.kernels.product.packed.packed_source import OCTET, PackedSource
+from fusec.gpu.kernels.product.row_norm import BlockRows
 from fusec.ir import Node, Value
 
 MAX_TILES = 16  # of a block

@@ -1,4 +1,4 @@
-"""Generate the kernel of thin products of 8-bit integers whose rows stay in registers."""
+"""Generate thin products of 8-bit integers: many rows, which stay in registers, with few weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import cached_property
 from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, SMALL, START, ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Launch, ceil_div
+from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index, strides_from
-from fusec.gpu.kernels.convolution.product_step import ProductStep
+from fusec.gpu.kernels.product.product_step import ProductStep
 from fusec.ir import DType, Value
 from fusec.schedule.program import inputs_of
 
@@ -191,8 +191,15 @@ class BytesSource:
         return Space((step.x if steps else step.y).shape, tuple(names), step.along, self.own)
 
 
-def bytes_sources(step: ProductStep, outputs: Sequence[Value], figures: GpuFigures) -> list[BytesSource]:
-    """Return the variants of a product of bytes; none if a row does not fit into registers."""
+def thin_bytes(name: str, step: ProductStep, outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
+    """Return the kernel of a product of bytes; None if a row does not fit into registers, or arithmetic bounds it."""
+    if not step.fits(figures):
+        return None
+    kernels = [Kernel(name, (source.launch(),)) for source in _sources(step, outputs, figures)]
+    return with_variants({kernel.key: kernel for kernel in kernels}.values())
+
+
+def _sources(step: ProductStep, outputs: Sequence[Value], figures: GpuFigures) -> list[BytesSource]:
     depths = ceil_div(step.depth, step.chunk)
     if step.x.dtype is not DType.I8 or 2 * step.words * depths > ROW_REGISTERS:
         return []

@@ -11,7 +11,7 @@ import numpy as np
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, CLUSTERS, Arguments, Launch, by_value, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
-from fusec.gpu.kernels.convolution.few_rows import RowsStep
+from fusec.gpu.kernels.product.few_rows.few_rows import RowsStep
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import RmsNorm
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Kernel, variants_of, with_variants
-from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
-from fusec.gpu.kernels.convolution.thin_product import thin_product
-from fusec.gpu.kernels.product.dense_bytes import dense_bytes
-from fusec.gpu.kernels.product.resident_source import OCTET_BYTES, ResidentSource, Tiling
+from fusec.gpu.kernels.product.int8.dense_bytes import dense_bytes
+from fusec.gpu.kernels.product.int8.resident_source import OCTET_BYTES, ResidentSource, Tiling
+from fusec.gpu.kernels.product.int8.thin_bytes import thin_bytes
+from fusec.gpu.kernels.product.product_step import ProductStep, match_product
 from fusec.ir import DType, Node, Value
 from fusec.schedule.program import inputs_of
 
@@ -37,7 +37,7 @@ def resident_weights(nodes: Sequence[Node], outputs: Sequence[Value], figures: G
     if not launches:
         return None
     name = "+".join(node.op.name for node in nodes)
-    usual = thin_product(nodes, outputs, figures) or dense_bytes(nodes, outputs, figures)
+    usual = thin_bytes(name, step, outputs, figures) or dense_bytes(nodes, outputs, figures)
     others = variants_of(usual) if usual is not None else ()
     return with_variants([*others, *(Kernel(name, (launch,)) for launch in launches)])
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
-from fusec.gpu.kernels.convolution.packed_codes import PackedCodes
-from fusec.gpu.kernels.convolution.packed_ring import packed_rings
-from fusec.gpu.kernels.convolution.packed_source import OCTET, PackedSource
-from fusec.gpu.kernels.convolution.row_norm import begins_few_rows
+from fusec.gpu.kernels.product.packed.packed_codes import PackedCodes
+from fusec.gpu.kernels.product.packed.packed_ring import packed_rings
+from fusec.gpu.kernels.product.packed.packed_source import OCTET, PackedSource
+from fusec.gpu.kernels.product.row_norm import begins_few_rows
 from fusec.ir import Node, Value
 from fusec.ops import PackedMatMul, RmsNorm
 from fusec.ops.matmul import MAX_ROWS, fits_kernel

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES, Case, check
-from gpu.kernels.convolution.test_thin_product import convolution, quantised, quantised_matrix, strided
 from gpu.kernels.emulator import needs_compiler
-from gpu.kernels.product.test_dense_bytes import matrix
+from gpu.kernels.product.int8.test_dense_bytes import matrix
+from gpu.kernels.product.test_thin_product import convolution, quantised, quantised_matrix, strided
 
 from fusec.gpu.kernels.codegen.kernel import variants_of
-from fusec.gpu.kernels.convolution import product_step
-from fusec.gpu.kernels.product import resident_weights
+from fusec.gpu.kernels.product import product_step
+from fusec.gpu.kernels.product.int8 import resident_weights
 from fusec.ir import DType
 
 I8 = DType.I8

@@ -15,7 +15,7 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_t
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, split_index
-from fusec.gpu.kernels.convolution.row_norm import MAX_ROWS, PACK, BlockRows, begins_few_rows, has_packed_rows
+from fusec.gpu.kernels.product.row_norm import MAX_ROWS, PACK, BlockRows, begins_few_rows, has_packed_rows
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import MatMul, RmsNorm
 

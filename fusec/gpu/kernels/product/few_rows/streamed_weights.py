@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import CLUSTERS, Kernel, ceil_div, variants_of, with_variants
-from fusec.gpu.kernels.convolution.few_rows import RowsStep, few_rows, match_rows
-from fusec.gpu.kernels.convolution.row_norm import MAX_STREAMED
-from fusec.gpu.kernels.product.stream_source import STEP, TILE, WARPS, StreamSource, bytes_of_stage
+from fusec.gpu.kernels.product.few_rows.few_rows import RowsStep, few_rows, match_rows
+from fusec.gpu.kernels.product.few_rows.stream_source import STEP, TILE, WARPS, StreamSource, bytes_of_stage
+from fusec.gpu.kernels.product.row_norm import MAX_STREAMED
 from fusec.ir import Node, Value
 
 MIN_ROWS, MAX_ROWS = 2, 32  # one row has a kernel that multiplies without tensor cores

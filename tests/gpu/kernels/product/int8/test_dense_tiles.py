@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from gpu.kernels.cases import FIGURES
 
-from fusec.gpu.kernels.product.dense_tiles import tiles_of
+from fusec.gpu.kernels.product.int8.dense_tiles import tiles_of
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES, each_way
-from gpu.kernels.product.test_dense_bytes import matrix
+from gpu.kernels.product.int8.test_dense_bytes import matrix
 
-from fusec.gpu.kernels.product import dense_tiles
+from fusec.gpu.kernels.product.int8 import dense_tiles
 from fusec.ir import TensorType, Value
 from fusec.lowering.packing import pack
 

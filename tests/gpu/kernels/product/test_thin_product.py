@@ -10,8 +10,8 @@ from gpu.kernels.cases import FIGURES, Case, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
-from fusec.gpu.kernels.convolution import product_step
-from fusec.gpu.kernels.convolution.thin_product import thin_product
+from fusec.gpu.kernels.product import product_step
+from fusec.gpu.kernels.product.thin_product import thin_product
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Cast, Conv, MatMul, pw
 

@@ -3,7 +3,7 @@
 A row is read once, passes the prologue, is multiplied by tensor cores, passes the epilogue, and is written. Weights are
 in shared memory as fragments of `mma.sync`. Both operands may permute the depth in the same way. So a thread takes 16
 bytes of a row, and eight neighbours of a result, which one load or store moves. Products of 8-bit integers have another
-kernel (thin_bytes.py).
+kernel (int8/thin_bytes.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_t
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
-from fusec.gpu.kernels.convolution.product_step import PACK, ProductStep, match_product
-from fusec.gpu.kernels.convolution.thin_bytes import bytes_sources
+from fusec.gpu.kernels.product.int8.thin_bytes import thin_bytes
+from fusec.gpu.kernels.product.product_step import PACK, ProductStep, match_product
 from fusec.ir import DType, Node, TensorType, Value
 
 DEPTH_BYTES = 64  # of a row, of a warp
@@ -30,12 +30,13 @@ _CUDA = cuda_template(__package__, "thin_product.cuh")
 def thin_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of such a product with pointwise ops around it; None for other steps."""
     step = match_product(nodes)
-    if step is None or any(v not in step.results for v in outputs) or not step.fits(figures):
+    if step is None or any(v not in step.results for v in outputs):
         return None
     name = "+".join(node.op.name for node in nodes)
     if step.x.dtype is DType.I8:
-        of_bytes = [Kernel(name, (source.launch(),)) for source in bytes_sources(step, outputs, figures)]
-        return with_variants({kernel.key: kernel for kernel in of_bytes}.values())
+        return thin_bytes(name, step, outputs, figures)
+    if not step.fits(figures):
+        return None
     groups = ceil_div(step.columns, COLUMNS)
     chunks = ceil_div(step.depth, step.chunk)
     most = min(MAX_WIDTH, groups, max(1, figures.static_bytes // (COLUMNS * chunks * DEPTH_BYTES)))

@@ -17,8 +17,8 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, Launch, by_value, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import Space
-from fusec.gpu.kernels.convolution.product_step import ProductStep, match_product
-from fusec.gpu.kernels.product.dense_tiles import PART, THREADS, Tiles, tiles_of
+from fusec.gpu.kernels.product.int8.dense_tiles import PART, THREADS, Tiles, tiles_of
+from fusec.gpu.kernels.product.product_step import ProductStep, match_product
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import Conv
 from fusec.schedule.program import inputs_of

@@ -17,7 +17,7 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_t
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Arguments, Launch, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index
-from fusec.gpu.kernels.convolution.product_step import ProductStep
+from fusec.gpu.kernels.product.product_step import ProductStep
 from fusec.ir import Value
 
 TILE, GROUP_THREADS, LANES, OCTET_BYTES = 64, 128, 4, 16

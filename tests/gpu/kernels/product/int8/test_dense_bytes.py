@@ -9,7 +9,7 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
 
-from fusec.gpu.kernels.product.dense_bytes import dense_bytes
+from fusec.gpu.kernels.product.int8.dense_bytes import dense_bytes
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Cast, Conv, MatMul, pw
 
