@@ -24,8 +24,9 @@ QUICK_PRECOMPILED, QUICK_COMPILED = 16, 2
 ROUNDS = 7
 MAX_PLANS = 4  # built plans of a graph: the best, and those that replace it if it fails or is slower within the model
 HOPELESS = 3.0  # relative time of two runs after which a plan is not timed again
-# Relative time of the first run, and of the faster of the first two, after which a plan is not timed again. The first
-# may wait for another process that uses the GPU, for some milliseconds.
+# Relative time of the first run, and of the faster of the first two, after which a plan is not timed again, nor, with
+# level quick, another plan of its engine. The first run may wait for another process that uses the GPU, for some
+# milliseconds.
 ABSURD, ABSURD_US = 10.0, 5000.0
 SLOW = 1.5  # relative time of two measurements after which a plan is not timed in rounds
 ONE_RUN_US = 10.0  # by which a single run may look longer than one of several
@@ -97,7 +98,7 @@ def rank_plans(
     bench.expect([(graphs[key], offer) for _, key, rest in waiting for offer in rest])
     rng = random.Random(0)
     for count, (_, key, rest) in enumerate(waiting):
-        finished = not rest or (clock() < end and _rest(bench, ranked[key], rest, rng, lambda: clock() < end))
+        finished = not rest or (clock() < end and _rest(bench, ranked[key], rest, rng, lambda: clock() < end, level))
         ranked[key].plans = [(replace(choice, complete=finished), plan) for choice, plan in ranked[key].plans]
         if not ranked[key].is_beaten:
             reject_wrong_plans(bench, ranked[key])
@@ -236,7 +237,12 @@ def _time_us(bench: PlanBench, graph: CudnnGraph, choice: Choice, plan: Any, onc
 
 
 def _rest(
-    bench: PlanBench, result: RankedPlans, offers: Sequence[Offer], rng: random.Random, goes_on: Callable[[], bool]
+    bench: PlanBench,
+    result: RankedPlans,
+    offers: Sequence[Offer],
+    rng: random.Random,
+    goes_on: Callable[[], bool],
+    level: str,
 ) -> bool:
     """Build and time the offers, then time close plans again; False if time ran out before, or a rival is faster."""
     finished = True
@@ -244,6 +250,8 @@ def _rest(
         if not goes_on() and result.plans:
             finished = False
             break
+        if level == "quick" and _is_of_slow_engine(result, offer):
+            continue
         if _built(bench, result, offer):
             _time_last(bench, result)
     result.is_beaten = min((_us(choice) for choice, _ in result.plans), default=0.0) > LOSING * result.rival_us
@@ -251,6 +259,17 @@ def _rest(
         _time_in_rounds(bench, result, rng)
     result.plans.sort(key=lambda item: _us(item[0]) * (TIE if item[0].engine == BLAS else 1.0))
     return finished and not result.is_beaten
+
+
+def _is_of_slow_engine(result: RankedPlans, offer: Offer) -> bool:
+    """Tell if all plans of an offer's engine that were timed are far slower than the best, because others will be.
+
+    Such engines launch a kernel for each group of a convolution, for example, and other knobs do not change that.
+    cuBLASLt is no engine: its plans have nothing in common.
+    """
+    times_us = [_us(choice) for choice, _ in result.plans if choice.engine == offer.choice.engine != BLAS]
+    best_us = min([result.rival_us, *(_us(choice) for choice, _ in result.plans)])
+    return bool(times_us) and min(times_us) > ABSURD * best_us + ONE_RUN_US
 
 
 def _time_in_rounds(bench: PlanBench, result: RankedPlans, rng: random.Random) -> None:

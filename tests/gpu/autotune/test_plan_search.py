@@ -48,12 +48,14 @@ class Table:
     fails: Mapping[int, int] = field(default_factory=dict[int, int])  # plan -> run from which on it fails
     expected: list[list[tuple[int, int]]] = field(default_factory=list[list[tuple[int, int]]])
     library: Sequence[float] = ()  # times of another library's plans, which follow cuDNN's
+    engines: Mapping[int, int] = field(default_factory=dict[int, int])  # plan -> engine, if it is not the plan's number
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
         times = self.times[graph.tensors[0].dims[-1]]
         if not times:
             raise ExecutionError("declined")
-        offers = [Offer(i, Choice(i, ((2, i),)), i not in self.compiled, i in self.slow) for i in range(len(times))]
+        choices = [Choice(self.engines.get(i, i), ((2, i),)) for i in range(len(times))]
+        offers = [Offer(i, choice, i not in self.compiled, i in self.slow) for i, choice in enumerate(choices)]
         others = [Offer(len(times) + i, Choice(BLAS, ((0, i),)), True) for i in range(len(self.library))]
         return [*offers, *others]
 
@@ -177,6 +179,23 @@ def test_level_quick_tries_only_the_first_plans() -> None:
     assert len(tried) == 1 + QUICK_PRECOMPILED + QUICK_COMPILED
     assert {3, 5} <= tried and not {7, 39} & tried
     assert tuned.plans[0][0].complete
+
+
+def test_level_quick_leaves_out_engines_whose_plans_are_far_slower() -> None:
+    slow = {1: 7, 2: 7, 3: 7}
+    table = Table({1: [10.0, 300.0, 290.0, 5.0, 12.0]}, engines=slow)
+    assert best(one(table, "quick")) == 0
+    assert {place for _, place in table.built} == {0, 1, 4}
+    assert best(one(Table({1: [10.0, 300.0, 290.0, 5.0, 12.0]}, engines=slow))) == 7, "level full tries all"
+
+
+def test_level_quick_goes_on_with_an_engine_that_has_one_good_plan() -> None:
+    table = Table({1: [10.0, 13.0, 300.0, 5.0]}, engines={1: 7, 2: 7, 3: 7})
+    assert best(one(table, "quick")) == 7 and (1, 3) in table.built
+
+
+def test_level_quick_tries_each_plan_of_another_library() -> None:
+    assert best(one(Table({1: [10.0]}, library=(300.0, 290.0, 5.0)), "quick")) == BLAS
 
 
 def test_plans_to_build_are_announced() -> None:

@@ -43,6 +43,15 @@ COMPILE_TIME: tuple[Mutant, ...] = (
         "gpu/test_rival_times.py",
     ),
     _m(
+        "slow_by_one_plan",
+        "tuning",
+        "gpu/autotune/plan_search.py",
+        "min(times_us) > ABSURD * best_us",
+        "max(times_us) > ABSURD * best_us",
+        "one slow plan hides the fastest plan of its engine",
+        "gpu/autotune/test_plan_search.py",
+    ),
+    _m(
         "ahead_is_kept",
         "tuning",
         "gpu/launch/cubins.py",
