@@ -56,8 +56,7 @@ def view_again(graph: Graph, view: Node, rows: Value, axis: int, before: Node) -
     """Insert a transpose or reshape of some rows. axis: of the rows in the result."""
     op = view.op
     if isinstance(op, Reshape):
-        count = rows.type.size * op.shape[axis] // math.prod(op.shape)
-        op = Reshape((*op.shape[:axis], count, *op.shape[axis + 1 :]))
+        op = Reshape((*op.shape[:axis], rows.type.size // (math.prod(op.shape) // op.shape[axis]), *op.shape[axis + 1 :]))
     return graph.insert(op, [rows], before=before, origin=view.origin).result
 
 
