@@ -10,7 +10,7 @@ DEPTH = 6  # how far up to look: at most 64 values, because ops have two operand
 
 _NEVER = frozenset({"relu", "abs", "exp", "sigmoid", "sqrt", "softplus", "hard_sigmoid"})
 _KEEPS = frozenset({"reshape", "transpose", "relayout", "expand", "slice", "concat", "split", "max_pool", "avg_pool"})
-_CLOSED = frozenset({"add", "mul", "div", "min"})  # of operands that are never negative, the same
+_CLOSED = frozenset({"add", "mul", "div", "min"})  # never negative if their operands are not
 
 
 def small_constant(value: Value) -> Array | None:
