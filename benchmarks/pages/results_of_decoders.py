@@ -174,7 +174,13 @@ def several_gpus() -> list[str]:
         "## Several GPUs",
         "",
         f"{where(data)} (`benchmarks/serving/several_gpus.py`). Images of inference come from the host's memory. The "
-        "difference is that of results, or for training that of losses from those of one GPU with the whole batch.",
+        "difference is that of results, or for training that of losses from those of one GPU with the whole batch."
+        + "".join(
+            f" Dask's time is that of one call for {row['files']} files of {row['rows_a_file']:,} images each, "
+            "which are in the host's memory, until all results are written."
+            for row in data["rows"]
+            if "files" in row
+        ),
         "",
         *table(header, rows),
         "",

@@ -68,7 +68,7 @@ class Sizes:
     batch: int = 64
     side: int = 224
     batches: int = 400
-    files: int = 384
+    files: int = 640
     rows: int = 1024
     steps: int = 20
     budget_s: float = float("inf")
@@ -211,9 +211,10 @@ def dask_case(sizes: Sizes, folder: Path, tell: Tell) -> bool:
 
     model = inference_model(folder, sizes, "bytes")
     write_folders(folder, sizes)
+    tell(files=sizes.files, rows_a_file=sizes.rows)
     rates: list[float] = []
     found: list[np.ndarray[Any, Any]] = []
-    for name, devices in (("one_images_per_s", sizes.devices[:1]), ("images_per_s", sizes.devices)):
+    for prefix, devices in (("one_", sizes.devices[:1]), ("", sizes.devices)):
         with fusec.dask.gpu_cluster(devices) as cluster, Client(cluster) as client:
             client.wait_for_workers(len(devices))
             seconds: list[float] = []
@@ -226,7 +227,7 @@ def dask_case(sizes: Sizes, folder: Path, tell: Tell) -> bool:
                 return False
             found.append(np.concatenate([np.load(path) for path in files[-DISTINCT:]]))
             rates.append(sizes.files * sizes.rows / min(seconds[1:]))
-            tell(**{name: rates[-1]})
+            tell(**{f"{prefix}images_per_s": rates[-1], f"{prefix}seconds": seconds[1:]})
     one, several = (results.astype(np.float64) for results in found)
     error = float(np.linalg.norm(several - one) / np.linalg.norm(one))
     tell(over_one=rates[1] / rates[0], error=error)

@@ -6,15 +6,20 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from fusec.scale.devices import worker_devices
+from fusec.scale.devices import HOST, worker_devices
 from fusec.scale.extras import extra_module
+
+TASKS = 2  # of a worker on a GPU at a time
 
 
 def gpu_cluster(devices: str | int | Sequence[str | int] = "all", **options: Any) -> Any:
     """Return a cluster (`distributed.SpecCluster`) whose workers see one device each. A worker that dies is replaced.
 
     A plain `LocalCluster` would give all its workers the first GPU. For several machines, start each worker with a GPU
-    of its own: `CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 1`, or use dask-cuda.
+    of its own: `CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 2`, or use dask-cuda.
+
+    A worker on a GPU runs two tasks at a time: rows of one are read and copied while batches of the other one run. A
+    worker on the host runs one.
 
     devices: as for `fusec.pool`.
     options: those of `distributed.SpecCluster`.
@@ -22,12 +27,13 @@ def gpu_cluster(devices: str | int | Sequence[str | int] = "all", **options: Any
     distributed = extra_module("distributed", "dask")
     chosen = worker_devices(devices)
     here: dict[str, Any] = {"dashboard_address": None, "host": "127.0.0.1"}
-    # Dask gives a worker the memory of its cores, but these have one thread each on a machine with many cores.
-    own = {**here, "nthreads": 1, "memory_limit": distributed.system.MEMORY_LIMIT // len(chosen)}
-    workers = {
-        number: {"cls": distributed.Nanny, "options": {**own, "env": _changes(device.environment(len(chosen)))}}
-        for number, device in enumerate(chosen)
-    }
+    # Dask gives a worker the memory of its cores, but these have few threads each on a machine with many cores.
+    own = {**here, "memory_limit": distributed.system.MEMORY_LIMIT // len(chosen)}
+    workers: dict[int, dict[str, Any]] = {}
+    for number, device in enumerate(chosen):
+        environment = _changes(device.environment(len(chosen)))
+        threads = 1 if device.name in HOST else TASKS
+        workers[number] = {"cls": distributed.Nanny, "options": {**own, "nthreads": threads, "env": environment}}
     scheduler = {"cls": distributed.Scheduler, "options": {**here, "port": 0}}
     return distributed.SpecCluster(scheduler=scheduler, workers=workers, **options)
 

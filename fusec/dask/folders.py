@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fusec.dask.calls import current_client, finished_calls
 from fusec.scale.batch_pipeline import loaded_pipeline
 from fusec.scale.extras import extra_module
 from fusec.scale.model_recipe import ModelRecipe
@@ -33,17 +35,23 @@ def map_folder(
     rows, pad: see `BatchOptions`.
     model, options: as for `map_bag`. All workers must see the model and both folders.
     """
-    dask = extra_module("dask", "dask")
     recipe, batches = ModelRecipe.of(model, options), BatchOptions(rows, pad)
-    folder = Path(results).absolute()
-    run = dask.delayed(_run_file)
-    files = row_files(Path(source).absolute())
-    return list(dask.compute(*(run(str(path), str(folder), recipe, batches) for path in files)))
+    goal, sources = Path(results).absolute(), row_files(Path(source).absolute())
+    run = partial(_run_file, folder=goal, recipe=recipe, options=batches)
+    client = current_client()
+    if client is None:
+        dask = extra_module("dask", "dask")
+        return list(dask.compute(*(dask.delayed(run)(path) for path in sources)))
+    futures = finished_calls(client, run, sources)
+    # One result of each type tells the names of all. To collect all of them would take as long as to run a few files.
+    samples = {path.suffix: future for path, future in zip(sources, futures, strict=True)}
+    endings = {ending: path.suffix for ending, path in client.gather(samples).items()}
+    return [goal / path.with_suffix(endings[path.suffix]).name for path in sources]
 
 
-def _run_file(path: str, folder: str, recipe: ModelRecipe, options: BatchOptions) -> Path:
-    pipeline, source = loaded_pipeline(recipe), Path(path)
-    goal = result_path(source, Path(folder), pipeline.model.outputs)
+def _run_file(source: Path, folder: Path, recipe: ModelRecipe, options: BatchOptions) -> Path:
+    pipeline = loaded_pipeline(recipe)
+    goal = result_path(source, folder, pipeline.model.outputs)
     if not goal.exists():
         write_rows(goal, run_rows(pipeline, read_rows(source, pipeline.model), options))
     return goal

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from fusec.dask.calls import finished_calls
 from fusec.errors import FusecError
 from fusec.scale.extras import extra_module
 
@@ -41,11 +42,8 @@ def spread(address: str, function: Callable[[T], R], items: Sequence[T], done: C
     done: called with how many of how many calls have returned.
     Raises FusecError if the cluster cannot be used, or a call raised one.
     """
-    distributed = extra_module("distributed", "dask")
     with connected(address) as client:
-        futures = client.map(partial(_answer, function), items, pure=False)
-        for count, _ in enumerate(distributed.as_completed(futures), 1):
-            done(count, len(items))
+        futures = finished_calls(client, partial(_answer, function), items, done)
         answers: list[tuple[R, str]] = client.gather(futures)
     if errors := [error for _, error in answers if error]:
         raise FusecError(errors[0])

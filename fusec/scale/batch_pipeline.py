@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import queue
 import threading
 import weakref
 from collections import deque
@@ -26,15 +27,19 @@ DEPTH = 4  # one runs, one is on its way to the device, one waits, and one is co
 
 Arrays = list[np.ndarray[Any, Any]]
 Filled = tuple[int, Feeds, Future[list[Record]]]  # slot, inputs, and the records of their copies
+Started = tuple[int, Callable[[], Arrays]]  # slot, and a function that waits for the results
 _making = threading.Lock()
 
 
 class BatchPipeline:
-    """Runs batches of one model in order. Calls from several threads take turns.
+    """Runs batches of one model in order. Calls from several threads take turns to start batches.
 
     Copies between the GPU and memory that is not page-locked would wait for each other and for the model. So batches go
     through page-locked memory, which is used again for later ones. A thread fills it, because to copy a batch can take
     as long as to run one.
+
+    The first batches of a call are copied while the last ones of the call before it run. So the GPU does not wait
+    between two calls if they come from two threads.
     """
 
     def __init__(self, model: Runnable):
@@ -42,10 +47,13 @@ class BatchPipeline:
         self._turn = threading.Lock()
         self._copy = ThreadedCopy(1)
         self._slots: list[tuple[SharedBlock, SharedBlock]] = []
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()  # slots that no batch uses
         self._runner: BatchRunner | None = None
         if transfer := transfer_for(model):
             self._slots = [(SharedBlock(), SharedBlock()) for _ in range(DEPTH)]
             self._runner = BatchRunner(model, self._slots, (), transfer)
+            for slot in range(DEPTH):
+                self._free.put(slot)
             self._filler = ThreadPoolExecutor(1, "fusec-fill")
             weakref.finalize(self, _close, self._slots)
 
@@ -59,37 +67,51 @@ class BatchPipeline:
             for batch in batches:
                 take([np.asarray(result) for result in self.model.run(None, batch)])
             return
-        with self._turn:
-            filling, started = deque[Filled](), deque[Callable[[], Arrays]]()
+        filling, started = deque[Filled](), deque[Started]()
+
+        def start_oldest(runner: BatchRunner) -> None:
+            started.append(self._start(runner, filling[0]))
+            filling.popleft()
+
+        def take_oldest() -> None:
+            slot, results = started.popleft()
             try:
-                for number, batch in enumerate(batches):
-                    if len(filling) + len(started) == DEPTH:
-                        take(started.popleft()())
-                    filling.append(self._fill(number % DEPTH, batch))
+                take(results())
+            finally:
+                self._free.put(slot)
+
+        try:
+            with self._turn:
+                for batch in batches:
+                    if started and self._free.empty():
+                        take_oldest()
+                    filling.append(self._fill(self._free.get(), batch))  # may wait for the results of another call
                     if len(filling) > 1:
-                        started.append(self._start(self._runner, filling.popleft()))
+                        start_oldest(self._runner)
                 while filling:
-                    started.append(self._start(self._runner, filling.popleft()))
-                while started:
-                    take(started.popleft()())
-            finally:  # after an error, nothing may use a slot any more when the next call fills it
-                for _, _, records in filling:
-                    records.exception()
-                for results in started:
-                    with contextlib.suppress(ExecutionError):
-                        results()
+                    start_oldest(self._runner)
+            while started:
+                take_oldest()
+        finally:  # after an error, nothing may use a slot any more when another call fills it
+            for slot, _, records in filling:
+                records.exception()
+                self._free.put(slot)
+            for slot, results in started:
+                with contextlib.suppress(ExecutionError):
+                    results()
+                self._free.put(slot)
 
     def _fill(self, slot: int, batch: Feeds) -> Filled:
-        """Begin to copy the inputs of a batch into its slot."""
+        """Begin to copy the inputs of a batch into a slot."""
         return slot, batch, self._filler.submit(self._slots[slot][0].put, list(batch.values()), self._copy)
 
-    def _start(self, runner: BatchRunner, filled: Filled) -> Callable[[], Arrays]:
-        """Start a batch, and return a function that waits for its results."""
+    def _start(self, runner: BatchRunner, filled: Filled) -> Started:
+        """Start a batch, and return its slot and a function that waits for its results."""
         slot, batch, records = filled
         named = zip(batch, records.result(), strict=True)
         job = {"slot": slot, "inputs": [(name, -1, record) for name, record in named]}
         results = runner.start(job, runner.ahead(job)())
-        return lambda: self._slots[slot][1].views(results())
+        return slot, lambda: self._slots[slot][1].views(results())
 
 
 @functools.lru_cache(maxsize=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from fusec.scale.row_batches import BatchOptions, run_rows
 
 Array = np.ndarray[Any, Any]
 ROWS = 4
+SECONDS = 20.0  # after which a test that waits has failed
 
 
 class Later:
@@ -33,13 +35,16 @@ class Device:
 
     events: what was asked, with the first number of each batch.
     fails: the first number of the batch that fails.
+    refused: the first number of the batch that cannot be started.
+    held: events that the results of batches wait for, by first number.
     """
 
     def __init__(self) -> None:
         self.inputs = [SimpleNamespace(name="x", shape=(ROWS, 2))]
         self.outputs = [SimpleNamespace(name="y", dtype=np.dtype(np.float32), shape=(ROWS, 2))]
         self.events: list[tuple[str, int]] = []
-        self.fails = -1
+        self.fails = self.refused = -1
+        self.held: dict[int, threading.Event] = {}
 
     def run(self, names: None, feeds: dict[str, Later]) -> list[Later]:
         return [feeds["x"]]
@@ -50,9 +55,13 @@ class Device:
     def download(self, block: Any, places: list[Array], results: list[Later]) -> Any:
         (place,), source = places, results[0].source
         number = int(source[0, 0])
+        if number == self.refused:
+            raise ExecutionError("the batch does not fit")
         self.events.append(("start", number))
 
         def wait() -> None:
+            if number in self.held:
+                assert self.held[number].wait(SECONDS)
             self.events.append(("end", number))
             if number == self.fails:
                 raise ExecutionError("the GPU reported an error")
@@ -87,7 +96,44 @@ def test_batches_start_before_the_results_of_others_are_there(device: Device) ->
     assert device.events == 2 * events
 
 
-@pytest.mark.parametrize("where", ["device", "batches", "take"])
+def in_thread(run: Callable[[], Array]) -> Callable[[], Array]:
+    """Begin a call in a thread, and return a function that waits for its result."""
+    found: list[Array] = []
+    thread = threading.Thread(target=lambda: found.append(run()), daemon=True)
+    thread.start()
+
+    def wait() -> Array:
+        thread.join(SECONDS)
+        assert found, "the call failed, or did not end"
+        return found[0]
+
+    return wait
+
+
+def test_a_call_starts_while_the_last_batches_of_another_run(device: Device) -> None:
+    """So the GPU is not idle between two files of a worker with two threads."""
+    device.held = {ROWS: threading.Event()}  # the last batch of the first call
+    pipeline, rows, later = BatchPipeline(device), numbered(2 * ROWS), 1000 + numbered(6 * ROWS)  # type: ignore[arg-type]
+    first = in_thread(lambda: run_rows(pipeline, {"x": rows})["y"])
+    while ("end", 0) not in device.events:
+        threading.Event().wait(0.001)
+    second = in_thread(lambda: run_rows(pipeline, {"x": later})["y"])
+    np.testing.assert_array_equal(second(), 2 * later)
+    assert ("end", ROWS) not in device.events
+    device.held[ROWS].set()
+    np.testing.assert_array_equal(first(), 2 * rows)
+
+
+def test_calls_of_several_threads_get_their_own_results(device: Device, rng: np.random.Generator) -> None:
+    pipeline = BatchPipeline(device)  # type: ignore[arg-type]
+    for _ in range(20):
+        given = [1000 * number + numbered(int(rng.integers(1, 8 * ROWS))) for number in range(4)]
+        calls = [in_thread(lambda x=x: run_rows(pipeline, {"x": x}, BatchOptions(pad=True))["y"]) for x in given]
+        for rows, result in zip(given, calls, strict=True):
+            np.testing.assert_array_equal(result(), 2 * rows)
+
+
+@pytest.mark.parametrize("where", ["device", "start", "batches", "take"])
 def test_no_batch_runs_any_more_after_an_error(device: Device, where: str) -> None:
     """Else it would read its inputs while the next call writes over them."""
     pipeline = BatchPipeline(device)  # type: ignore[arg-type]
@@ -103,13 +149,16 @@ def test_no_batch_runs_any_more_after_an_error(device: Device, where: str) -> No
         if where == "take":
             raise ExecutionError("no room")
 
-    device.fails = 0 if where == "device" else -1
-    with pytest.raises(ExecutionError, match={"device": "GPU", "batches": "rows", "take": "room"}[where]):
-        pipeline.run(batches(), take)
+    words = {"device": "GPU", "start": "fit", "batches": "rows", "take": "room"}
+    for _ in range(DEPTH):  # memory that one of them did not give back would be missing in the end
+        device.fails, device.refused = 0 if where == "device" else -1, 1 if where == "start" else -1
+        with pytest.raises(ExecutionError, match=words[where]):
+            pipeline.run(batches(), take)
     started, ended = ([first for what, first in device.events if what == word] for word in ("start", "end"))
-    assert ended == started
-    device.fails = -1
-    np.testing.assert_array_equal(run_rows(pipeline, {"x": given})["y"], 2 * given)
+    assert sorted(ended) == sorted(started)
+    device.fails = device.refused = -1
+    rows = numbered((DEPTH + 1) * ROWS)
+    np.testing.assert_array_equal(in_thread(lambda: run_rows(pipeline, {"x": rows})["y"])(), 2 * rows)
 
 
 @pytest.mark.gpu

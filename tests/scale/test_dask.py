@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,32 @@ def test_a_folder(
         assert_close(got, meaning(parts[path.name]), 1e-6)
     again = fusec.dask.map_folder(tmp_path / "in", tmp_path / "out", model, target="cpu")
     assert [path.stat().st_mtime_ns for path in again] == times, "what is there is not computed again"
+
+
+def test_a_folder_of_several_types_for_a_model_with_two_outputs(client: Client, tmp_path: Path) -> None:
+    from fusec.scale.row_files import write_rows
+
+    (tmp_path / "two.txt").write_text('graph "g" (%x: f32[4,6]) {\n %y = relu(%x)\n %z = neg(%x)\n return %y, %z\n}')
+    rows = np.arange(-24, 24, dtype=np.float32).reshape(8, 6)
+    for name in ("a.npy", "b.npz", "c.parquet"):
+        write_rows(tmp_path / "in" / name, {"x": rows})
+    written = fusec.dask.map_folder(tmp_path / "in", tmp_path / "out", tmp_path / "two.txt", target="cpu")
+    assert written == [tmp_path / "out" / name for name in ("a.npz", "b.npz", "c.parquet")]
+    assert sorted((tmp_path / "out").iterdir()) == written
+    for path in written[:2]:
+        with np.load(path) as got:
+            np.testing.assert_array_equal(got["z"], -rows)
+
+
+def test_a_folder_without_a_cluster(tmp_path: Path) -> None:
+    """Dask's scheduler on this machine runs it, in the process of the caller."""
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a.npy", -np.ones((4, 6), np.float32))
+    (tmp_path / "m.txt").write_text('graph "g" (%x: f32[4,6]) {\n %y = neg(%x)\n return %y\n}')
+    code = "import fusec.dask; print(*fusec.dask.map_folder('in', 'out', 'm.txt', target='cpu'))"
+    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == str(tmp_path / "out" / "a.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "a.npy"), np.ones((4, 6), np.float32))
 
 
 class Renamed:
