@@ -26,14 +26,7 @@ from fusec.reference import evaluate
 from fusec.runtime import Executable
 from fusec.schedule.program import Kind
 
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide this machine's GPU, because these tests compile for GPUs that are not there."""
-    from fusec.gpu import device
-
-    monkeypatch.setenv("FUSEC_DEVICE", "none")
-    device._first_gpu.cache_clear()
+pytestmark = pytest.mark.usefixtures("no_gpu")  # these tests compile for GPUs that are not there
 
 
 def model(batch: int | str = 1) -> onnx.ModelProto:

@@ -10,7 +10,7 @@ import typer
 from fusec.cli.common import files, output
 from fusec.cli.common.options import AsJson
 
-# What a command needs is imported inside it, as in commands.py.
+# Imports that only a command needs are inside it: see commands.py.
 
 
 def atlas(

@@ -17,7 +17,7 @@ from fusec.errors import FusecError
 if TYPE_CHECKING:
     from fusec.runtime import Executable
 
-# What the command needs is imported inside it, as in commands.py.
+# Imports that only a command needs are inside it: see commands.py.
 
 
 @compiles("rounding", "tune", "budget", "locked")

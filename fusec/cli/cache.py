@@ -12,7 +12,7 @@ from fusec.cli.common import files, output
 from fusec.cli.common.options import AsJson
 from fusec.system.printable import printable
 
-# What a command needs is imported inside it, as in commands.py.
+# Imports that only a command needs are inside it: see commands.py.
 
 app = typer.Typer(help="Show, clear, export or import the plan cache.")
 

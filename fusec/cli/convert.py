@@ -11,7 +11,7 @@ from fusec.cli.common import files, output
 from fusec.cli.common.options import AsJson, Target
 from fusec.cli.common.request import Request, compiles
 
-# What the command needs is imported inside it, as in commands.py.
+# Imports that only a command needs are inside it: see commands.py.
 
 
 @compiles("rounding")

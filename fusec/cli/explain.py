@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fusec.diagnostics.explain import Explanation
     from fusec.segments.records import SegmentedExplanation
 
-# What the command needs is imported inside it, as in commands.py.
+# Imports that only a command needs are inside it: see commands.py.
 
 
 @compiles("rounding", "budget")
@@ -142,7 +142,7 @@ class _Printer:
         return explanation.overview(width) if self.summary else explanation.text(width, fold=not self.every)
 
     def show(self, data: dict[str, Any], text: Callable[[int], str], summaries: Sequence[str]) -> None:
-        """Print the explanation; if it goes to a file, print the summaries alone. text: makes it, for a width."""
+        """Print the explanation; if it goes to a file, print the summaries alone. text: returns it for a width."""
         if self.as_json:
             output.say(output.json_text(data))
         elif self.file is None:

@@ -18,7 +18,7 @@ from fusec.errors import CheckError, FusecError
 if TYPE_CHECKING:
     from fusec.testing.runner.report import FuzzReport
 
-# What a command needs is imported inside it, as in commands.py; Hypothesis is an optional dependency.
+# Imports that only a command needs are inside it: see commands.py; Hypothesis is an optional dependency.
 
 LINE_S = 30.0  # between lines of progress where there is no terminal
 

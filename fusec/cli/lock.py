@@ -17,7 +17,7 @@ from fusec.cli.common.options import AsJson
 from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError, FusecError
 
-# What a command needs is imported inside it, as in commands.py.
+# Imports that only a command needs are inside it: see commands.py.
 
 
 app = typer.Typer(cls=WriteUnlessNamed, help="Write which plan runs each step to a lock file, and compare lock files.")
@@ -111,7 +111,7 @@ def _with_release(version: str, model: str) -> list[str]:
     if done.returncode not in (0, 1) or not done.stdout:
         reason = (done.stderr.strip().splitlines() or ["the process ended without a message"])[-1]
         raise FusecError(f"cuDNN {installed.version}: {reason.removeprefix('fusec: error: ')}")
-    # a library that does not come from this environment's wheel tells its version as one number
+    # a library that does not come from this environment's wheel gives its version as one number
     found: list[str] = json.loads(done.stdout)["differences"]
     return [re.sub(r"(?<=^cudnn: )(.*) -> \d+$", rf"\1 -> {installed.version}", line) for line in found]
 

@@ -11,7 +11,7 @@ from fusec.cli.common import files, output
 from fusec.cli.common.options import AsJson
 from fusec.errors import FusecError
 
-# What the command needs is imported inside it, as in commands.py.
+# Imports that only a command needs are inside it: see commands.py.
 
 
 def quantize(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fusec.report import ReportedProgram
     from fusec.segments.executable import SegmentedExecutable
 
-# What a command needs is imported inside it, as in commands.py.
+# Imports that only a command needs are inside it: see commands.py.
 
 app = typer.Typer(
     cls=WriteUnlessNamed, help="Write one HTML page about a model (`fusec report MODEL`), or one that compares two."

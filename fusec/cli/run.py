@@ -15,7 +15,7 @@ from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError, FusecError
 from fusec.system.printable import printable
 
-# What the command needs is imported inside it, as in commands.py.
+# Imports that only a command needs are inside it: see commands.py.
 
 TOLERANCE = 1e-3  # relative L2 distance from onnxruntime that --compare allows by default
 SUFFIXES = (".onnx", ".fusec", ".fusec-ir")  # of the models of a folder

@@ -12,7 +12,7 @@ from fusec.cli.common import output
 from fusec.cli.common.options import AsJson
 from fusec.errors import FusecError
 
-# What a command needs is imported inside it, as in commands.py.
+# Imports that only a command needs are inside it: see commands.py.
 
 
 def serve(

@@ -7,7 +7,7 @@ from fusec.cli.common.options import AsJson, Seed, Target
 from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError
 
-# What the command needs is imported inside it, as in commands.py.
+# Imports that only a command needs are inside it: see commands.py.
 
 
 @compiles("rounding", "tune", "budget")

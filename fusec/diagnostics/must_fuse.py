@@ -89,14 +89,14 @@ def assert_fused(
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _OpSequence:
     """A sequence of ops, as its last node and the sequence before that.
 
     crossings: number of times that it passes from one step to another.
     """
 
     node: Node
-    before: _Run | None
+    before: _OpSequence | None
     length: int
     crossings: int
 
@@ -106,25 +106,25 @@ class _Run:
 
     def nodes(self) -> tuple[Node, ...]:
         backwards: list[Node] = []
-        run: _Run | None = self
+        run: _OpSequence | None = self
         while run is not None:
             backwards.append(run.node)
             run = run.before
         return tuple(reversed(backwards))
 
 
-def _matches(program: Program, glob: Glob) -> dict[Node, list[_Run]]:
+def _matches(program: Program, glob: Glob) -> dict[Node, list[_OpSequence]]:
     """Return the shortest sequences that match, by their last op.
 
     Of the sequences that reach an op with the glob in the same state, only the one through the fewest steps continues.
     So the time grows with the graph, and not with the number of paths through it, which doubles at every residual.
     """
-    ends: dict[Node, list[_Run]] = {}
-    going: dict[Node, dict[tuple[frozenset[int], bool], _Run]] = {}
+    ends: dict[Node, list[_OpSequence]] = {}
+    going: dict[Node, dict[tuple[frozenset[int], bool], _OpSequence]] = {}
     for node in program.step_of:  # steps, and nodes within them, are in an order that respects dependencies
         arrived = going.pop(node, {})
         first = glob.advance(glob.start, display_name(node))
-        for (state, alone), run in [*arrived.items(), ((first, True), _Run(node, None, 1, 0))]:
+        for (state, alone), run in [*arrived.items(), ((first, True), _OpSequence(node, None, 1, 0))]:
             if glob.accepts(state):
                 ends.setdefault(node, []).append(run)
                 continue
@@ -137,7 +137,7 @@ def _matches(program: Program, glob: Glob) -> dict[Node, list[_Run]]:
                 if not following:
                     continue
                 crosses = program.step_of[user] is not program.step_of[node]
-                longer = _Run(user, run, run.length + 1, run.crossings + crosses)
+                longer = _OpSequence(user, run, run.length + 1, run.crossings + crosses)
                 known = going.setdefault(user, {}).get((following, False))
                 if known is None or longer.cost < known.cost:
                     going[user][following, False] = longer

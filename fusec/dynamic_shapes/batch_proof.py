@@ -1,6 +1,6 @@
 """Prove that rows of several callers may run as one batch: in any order, next to any other rows.
 
-That asks for more than padding, where a row keeps its number. Here no row may depend on its number either.
+Padding needs less, because a padded row keeps its index. In a batch, no row may depend on its index either.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ALIGNED = ("matmul", "concat", "attention", "rotary", "linear_scan")
 
 
 def require_batches(graphs: Sequence[Graph]) -> None:
-    """Check that dim 0 of all inputs and outputs is a batch whose rows do not depend on each other or on their number.
+    """Check that dim 0 of all inputs and outputs is a batch whose rows do not depend on each other or on their index.
 
     graphs: one model for several sizes of the batch, in ascending order. They must compute the same for a row.
 
@@ -64,7 +64,7 @@ def _require_equal_rows(graph: Graph, rows: Mapping[Value, RowPlace], size: int)
 
 
 def _require_equal_operands(node: Node, rows: Mapping[Value, RowPlace], place: RowPlace, size: int) -> None:
-    """Check the operands that the rows of a node share: all rows must meet equal numbers."""
+    """Check the operands that the rows of a node share: they must be equal for all rows."""
     if node.op.name == "gen_index" and node.op.attributes["axis"] % node.results[0].type.rank == place.axis:
         raise ModelError(f"a result depends on the number of its row in {print_node(node)}")
     if not isinstance(node.op, Pointwise | Cast) and node.op.name not in _ALIGNED:

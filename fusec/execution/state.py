@@ -21,7 +21,7 @@ class DeviceState:
     values: the graph inputs that are state.
     buffers: the flat memory of those that have a value.
     updates: for a graph input, the value that replaces it.
-    donated: for an update that is written over the value it replaces, or the value of which it is a view, that value.
+    donated: by stored value, the old value that it is written over. An update may be a view of the stored value.
     """
 
     def __init__(self, program: Program, outputs: Mapping[str, str], xp: Any):

@@ -37,9 +37,11 @@ class CustomOp:
     def results(
         self, operands: Sequence[Array | None], attributes: Mapping[str, Any], wanted: Sequence[int]
     ) -> tuple[Any, ...]:
-        """Call the function and return the results of these numbers, as arrays that nothing else holds.
+        """Call the function and return some of its results, as arrays that nothing else holds.
 
-        Raises VerifyError if the function fails, or gives too few results or something that is no array.
+        wanted: the indices of these results.
+
+        Raises VerifyError if the function fails, or gives too few results or one that is no array.
         """
         try:
             given = self.function(*map(_read_only, operands), **attributes)

@@ -40,7 +40,9 @@ def rows_of(prompts: Iterable[Sequence[int] | Array]) -> list[Array]:
 
 
 def padded(rows: list[Array], batch: int, vocabulary: int) -> tuple[Array, Array]:
-    """Return the prompts, with zeros after their ends, and their lengths; one zero is the prompt of other sequences.
+    """Return the prompts, with zeros after their ends, and their lengths.
+
+    A sequence without a prompt gets one zero.
 
     Raises ExecutionError for prompts that do not fit.
     """

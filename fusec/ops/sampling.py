@@ -13,7 +13,7 @@ import numpy as np
 from fusec.ir import Array, Op, TensorType
 from fusec.ops.spec import require, require_arity, require_float, wide
 
-CUBIC = -0.75  # the free number of the cubic kernel
+CUBIC = -0.75  # the parameter of the cubic kernel
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class GridSample(Op):
         return (at + 1) * ((size - 1) / 2) if self.coordinates == "centres" else ((at + 1) * size - 1) / 2
 
     def _padded(self, xp: Any, at: Array, size: int) -> Array:
-        """Move coordinates outside into the image, as the padding wants."""
+        """Move coordinates outside into the image, as `padding` says."""
         if self.padding == "reflection":
             low, high = self.range[0], size - 1 + self.range[1]
             span = high - low

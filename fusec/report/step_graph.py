@@ -29,7 +29,7 @@ class GraphRow:
 
 @dataclass(frozen=True)
 class GraphLine:
-    """The way of one value to all its readers. path: SVG path data."""
+    """The lines from one value to all its readers. path: SVG path data."""
 
     path: str
     dtype: str
@@ -48,7 +48,7 @@ class StepGraph:
 
 @dataclass
 class _Wire:
-    """A value between rows: its maker, its last reader, and the lane that it has meanwhile."""
+    """A value between rows: its maker, its last reader, and its lane between them."""
 
     tensor: ReportedTensor
     start: int

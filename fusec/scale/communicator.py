@@ -1,6 +1,6 @@
-"""Define what workers that train together ask of each other, and do it within one process.
+"""Define how workers that train together exchange arrays, and exchange them within one process.
 
-`nccl.py` does the same between GPUs, and `worker_group.py` between processes on the host.
+`nccl.py` does so between GPUs, and `worker_group.py` between processes on the host.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Communicator(Protocol):
         ...
 
     def start_mean(self, block: Array) -> None:
-        """Do `mean`, on a GPU next to what is queued on the current stream from now on, until `join`."""
+        """Start `mean`. On a GPU it runs next to later work of the current stream, until `join`."""
         ...
 
     def join(self) -> None:

@@ -39,7 +39,7 @@ def _nccl() -> Any:
 class NcclCommunicator(Counted):
     """The communicator of a worker on a GPU. Calls are queued on CuPy's current stream, and the host does not wait.
 
-    NCCL waits for a worker that has died without an end. `fusec.run_workers` ends all workers then.
+    NCCL waits for ever for a worker that has died. `fusec.run_workers` then ends all workers.
     """
 
     def __init__(self, rank: int, size: int, group: Sequence[int]):
@@ -62,7 +62,7 @@ class NcclCommunicator(Counted):
         self._nccl.broadcast(address, address, block.nbytes, _BYTES, 0, cupy.cuda.get_current_stream().ptr)
 
     def start_mean(self, block: Array) -> None:
-        """Do `mean` on a stream of its own, after what the current stream has queued. It can be captured."""
+        """Start `mean` on a stream of its own, after the work queued on the current stream. It can be captured."""
         _wait(self._side, cupy.cuda.get_current_stream())
         with self._side:
             self._replace_by_mean(block)

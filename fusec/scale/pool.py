@@ -80,11 +80,11 @@ class DevicePool:
     def input_buffers(self, **shapes: Sequence[int]) -> dict[str, np.ndarray[Any, Any]]:
         """Return an array for each input, by name, in memory that the workers share. Fill them, and submit them.
 
-        Such arrays, and views of them, go to a worker without a copy. The memory is used again when the last of them is
-        gone. Waits while there is no free memory because of unfinished batches.
+        Such arrays, and views of them, go to a worker without a copy. The memory is used again when none of them is
+        left. Waits for memory while batches are unfinished.
 
         shapes: of inputs with symbolic dims.
-        Raises ExecutionError for an unknown shape. Also if no memory is free although no batch is unfinished.
+        Raises ExecutionError for an unknown shape, and if no memory is free although all batches are done.
         """
         inputs = self._batches.model.inputs
         if unknown := sorted(shapes.keys() - {name for name, _, _ in inputs}):

@@ -34,7 +34,7 @@ class BodyProgram(Protocol):
 
 
 class LoopPrograms:
-    """The programs of a loop's body, one for each set of shapes of its inputs. trips: those of the last run."""
+    """The programs of a loop's body, one for each set of shapes of its inputs. trips: how many the last run had."""
 
     def __init__(self, body: LoopBody, file: str, compile: Callable[[Source, Shapes], BodyProgram]):
         self.source = Source(body.model, body.constants, file, body.files, body.custom_ops)

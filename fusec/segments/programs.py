@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fusec.frontends.onnx.host_values import Answer
     from fusec.frontends.onnx.segmented.segments import Segment
 
-# Segments that are cached. Detectors meet another number of boxes in each call, but most of those are small.
+# Segments that are cached. Detectors find another number of boxes in each call, but most of those are small.
 MAX_SEGMENTS = 64
 # A segment of fewer elements runs in NumPy: that takes less time than compiling it for shapes that may not come again.
 SMALL_ELEMENTS = 1 << 20

@@ -50,7 +50,7 @@ class TorchReport:
 def explain(model: Callable[..., Any], **options: Any) -> Callable[..., TorchReport]:
     """Return a function that runs a model once, compiled by fusec, and reports its graphs.
 
-    options: those of `fusec.compile_dynamic`. Gradients are wanted as in the model's own call: use
+    options: those of `fusec.compile_dynamic`. The call computes gradients as the model's own call would: use
     `torch.inference_mode()` around the call to see the graphs of inference.
     """
 
@@ -67,7 +67,7 @@ def explain(model: Callable[..., Any], **options: Any) -> Callable[..., TorchRep
 
 
 def _missed() -> int:
-    """Return the number of functions, up to now, that dynamo tried to capture in vain."""
+    """Return the number of functions that dynamo has failed to capture so far."""
     frames = counters["frames"]
     return frames["total"] - frames["ok"]
 

@@ -57,7 +57,7 @@ SAME: dict[str, Callable[[Any, Any], Any]] = {
     "mean of an axis": lambda x, y: x.mean(-1, keepdims=True) - y,
     "maximum": lambda x, y: x.max(0),
     "minimum over both": lambda x, y: x.min((0, 1)),
-    "an array beside": lambda x, y: np.ones((4,), np.float32) * x,
+    "an array of NumPy": lambda x, y: np.ones((4,), np.float32) * x,
 }
 
 

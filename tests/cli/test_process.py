@@ -78,7 +78,7 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
-    """The signal itself, while the command waits in its own code (a pipe nobody writes to)."""
+    """The signal comes while the command waits in its own code."""
     program = (
         "import signal, sys; from fusec.cli import commands as cli; from fusec import driver\n"
         # a job in the background starts with interrupts ignored
@@ -86,18 +86,30 @@ def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
         "def wait(*args, **options): print('ready', flush=True); signal.pause()\n"
         "driver.build_model = wait; sys.argv = ['fusec', 'verify', 'm.onnx']; cli.main()"
     )
+    assert interrupted(program, "ready") == (130, "fusec: interrupted\n")
+
+
+def interrupted(program: str, *lines: str, timeout: float = 30) -> tuple[int, str]:
+    """Run a program, interrupt it after each line that it prints, and return its status and what it wrote on stderr.
+
+    timeout: in seconds, after the last interrupt; the program is killed then.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "fusec: interrupted\n")
+        try:
+            for line in lines:
+                assert process.stdout.readline() == f"{line}\n"
+                process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+    return process.returncode, err
 
 
 def test_an_interrupt_that_is_lost_still_ends_the_command(tmp_path: Path) -> None:
-    """As one that is raised while an object is finalized."""
+    """Python loses a KeyboardInterrupt that is raised while an object is finalized."""
     program = (
         "import signal, sys; from fusec.cli import commands as cli; from fusec import driver\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -108,21 +120,11 @@ def test_an_interrupt_that_is_lost_still_ends_the_command(tmp_path: Path) -> Non
         "        except KeyboardInterrupt: pass\n"
         "driver.build_model = lose; sys.argv = ['fusec', 'verify', 'm.onnx']; cli.main()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        try:
-            _, err = process.communicate(timeout=2)
-        finally:
-            process.kill()
-    assert (process.returncode, err) == (130, "fusec: interrupted\n")
+    assert interrupted(program, "ready", timeout=2) == (130, "fusec: interrupted\n")
 
 
 def test_a_second_interrupt_does_not_disturb_the_end() -> None:
-    """A second one raised KeyboardInterrupt in a function that Python calls at its end, with a traceback."""
+    """It comes in a function that Python calls at its end, where a KeyboardInterrupt would print a traceback."""
     program = (
         "import atexit, signal, sys, time; from fusec.cli import commands as cli; from fusec import driver\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -130,15 +132,7 @@ def test_a_second_interrupt_does_not_disturb_the_end() -> None:
         "def wait(*args, **options): atexit.register(leave); print('ready', flush=True); signal.pause()\n"
         "driver.build_model = wait; sys.argv = ['fusec', 'verify', 'm.onnx']; cli.main()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in ("ready\n", "leaving\n"):
-            assert process.stdout.readline() == line
-            process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "fusec: interrupted\n")
+    assert interrupted(program, "ready", "leaving") == (130, "fusec: interrupted\n")
 
 
 def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,7 @@ from fusec.dynamic_shapes.size_ranges import read_sizes, sizing_of
 from fusec.dynamic_shapes.sizing import SizeRange
 from fusec.errors import CheckError, ExecutionError, FusecError, ModelError
 
-pytestmark = pytest.mark.cudnn
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusec.gpu import device
-
-    monkeypatch.setenv("FUSEC_DEVICE", "none")
-    device._first_gpu.cache_clear()
+pytestmark = [pytest.mark.cudnn, pytest.mark.usefixtures("no_gpu")]
 
 
 def pair(first: list[Any], second: list[Any]) -> frontends.Source:

@@ -111,10 +111,10 @@ def test_cycle() -> None:
         node("Add", ["x", "c"], ["a"], name="n1"),
         node("Relu", ["a"], ["b"], name="n2"),
         node("Relu", ["b"], ["c"], name="n3"),
-        node("Relu", ["c"], ["y"], name="behind"),
+        node("Relu", ["c"], ["y"], name="after"),
     ]
     message = _fails(model(nodes, [X], ["y"]), "is part of a cycle")
-    assert "'behind'" not in message
+    assert "'after'" not in message
 
 
 def test_long_cycle_is_no_recursion() -> None:

@@ -419,11 +419,11 @@ def test_a_lock_says_whether_steps_run_side_by_side() -> None:
     whole = next(entry for entry in lock.entries if entry.name == "model")
     assert whole.split == (Part(0, "in order"),), "nothing was measured"
     assert 'runs = "in order"' in lockfile.text_of(lock)
-    beside = dataclasses.replace(whole, parts=(LockedPart(Part(0, "side by side")),))
+    lanes = dataclasses.replace(whole, parts=(LockedPart(Part(0, "side by side")),))
     rest = [entry for entry in lock.entries if entry is not whole]
-    forked = lockfile.parse(lockfile.text_of(dataclasses.replace(lock, entries=lockfile.in_order([*rest, beside]))))
+    forked = lockfile.parse(lockfile.text_of(dataclasses.replace(lock, entries=lockfile.in_order([*rest, lanes]))))
     assert [lockfile.apply(each, c, always).side_by_side for each in (lock, forked)] == [False, True]
-    assert beside in lockfile.make([lockfile.apply(forked, c, always).compiled]).entries
+    assert lanes in lockfile.make([lockfile.apply(forked, c, always).compiled]).entries
     (line,) = changes.differences(lock, forked)
     assert line.endswith(": in order -> side by side")
     without = dataclasses.replace(lock, entries=tuple(rest))

@@ -46,9 +46,9 @@ print(json.dumps(report.to_json()))
 _COMPILED = shutil.ignore_patterns("__pycache__")
 
 
-def copied(package: Path, folder: Path, beside: Sequence[str] = ()) -> Path:
-    """A copy of the package in `folder`, and of what lies next to it."""
-    for name in beside:
+def copied(package: Path, folder: Path, others: Sequence[str] = ()) -> Path:
+    """A copy of the package in `folder`, and of other files next to it."""
+    for name in others:
         source = package.parent / name
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=_COMPILED)
@@ -57,9 +57,9 @@ def copied(package: Path, folder: Path, beside: Sequence[str] = ()) -> Path:
     return shutil.copytree(package, folder / "fusec", ignore=_COMPILED)
 
 
-def planted(mutant: Mutant, folder: Path, package: Path = PACKAGE, beside: Sequence[str] = ()) -> Path:
+def planted(mutant: Mutant, folder: Path, package: Path = PACKAGE, others: Sequence[str] = ()) -> Path:
     """A copy of the package in `folder` with the fault in it; ValueError if it does not fit any more."""
-    copy = copied(package, folder, beside)
+    copy = copied(package, folder, others)
     file = copy / mutant.file
     text = file.read_text()
     if text.count(mutant.old) != 1:

@@ -1,4 +1,4 @@
-"""A small model file, and what it computes."""
+"""Give a small model file, and what it computes; let workers fail."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from fusec.scale import pool_process
 
 TEXT = """graph "g" (%x: f32[4,6]) {
   %y = tanh(%x)
@@ -32,3 +34,10 @@ def meaning() -> Callable[[Array], Array]:
         return np.tanh(wide) * wide
 
     return compute
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let workers of pools fail as `faulty_worker.py` says."""
+    monkeypatch.setattr(pool_process, "WORKER", "scale.faulty_worker")
+    monkeypatch.setenv("FAIL_ONCE_FILE", str(tmp_path / "once"))

@@ -20,19 +20,12 @@ from scale.page import run_examples
 
 import fusec
 from fusec.errors import ExecutionError, FusecError, ModelError, TargetError
-from fusec.scale import pool_process
 from fusec.scale.model_recipe import ModelRecipe
 from fusec.text import parse
 
 Array = np.ndarray[Any, Any]
 Meaning = Callable[[Array], Array]
 TWO = ("cpu", "cpu")
-
-
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(pool_process, "WORKER", "scale.faulty_worker")
-    monkeypatch.setenv("FAIL_ONCE_FILE", str(tmp_path / "once"))
 
 
 def marked(x: Array, mark: float) -> Array:

@@ -17,7 +17,6 @@ from scale.faulty_worker import KILLS, KILLS_ONCE, SLOW
 
 import fusec
 from fusec.errors import ExecutionError
-from fusec.scale import pool_process
 from fusec.scale.input_buffers import InputBuffers
 from fusec.scale.shared_block import SharedBlock
 from fusec.system import threaded_copy
@@ -25,12 +24,6 @@ from fusec.system.threaded_copy import ThreadedCopy
 
 Array = np.ndarray[Any, Any]
 Meaning = Callable[[Array], Array]
-
-
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(pool_process, "WORKER", "scale.faulty_worker")
-    monkeypatch.setenv("FAIL_ONCE_FILE", str(tmp_path / "once"))
 
 
 @pytest.fixture

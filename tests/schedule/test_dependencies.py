@@ -77,9 +77,9 @@ def test_a_part_reaches_to_its_last_row() -> None:
     """%a's rows have gaps; what has the memory of the last of them next waits for whoever reads %a."""
     of = program(TEXT.replace("%e = reshape(%d) {shape=[2,512]}\n  return %e", "%e = neg(%a)\n  return %d, %e"))
     plan, values = plan_memory(of), {v.name: v for v in of.graph.values()}
-    behind = plan.offsets[values["a"]] + values["a"].type.nbytes + 64  # in the row after as many bytes as it has
-    assert behind < plan.offsets[values["a"]] + values["a"].type.span * 4
-    moved = dataclasses.replace(plan, offsets={**plan.offsets, values["d"]: behind})
+    last_row = plan.offsets[values["a"]] + values["a"].type.nbytes + 64  # in the row after as many bytes as it has
+    assert last_row < plan.offsets[values["a"]] + values["a"].type.span * 4
+    moved = dataclasses.replace(plan, offsets={**plan.offsets, values["d"]: last_row})
     found = waits(of, moved)
     assert found is not None
     names = [step.outputs[0].name for step in of.steps]
@@ -165,11 +165,11 @@ def test_memory_for_steps_side_by_side_holds_none_of_them_back() -> None:
     assert (max(lanes(narrow)), max(lanes(wide))) == (0, 2)
     names = [step.outputs[0].name for step in of.steps]
     needs = {"b": "a", "c": "b", "d": "a", "e": "d", "f": "a", "g": "f", "h": "ce", "i": "hg"}
-    behind: dict[str, set[str]] = {"a": set()}
+    needed: dict[str, set[str]] = {"a": set()}
     for name in names[1:]:
-        behind[name] = set(needs[name]).union(*(behind[n] for n in needs[name]))
+        needed[name] = set(needs[name]).union(*(needed[n] for n in needs[name]))
     for name, waited in zip(names, wide, strict=True):
-        assert {names[i] for i in waited or ()} <= behind[name], "for what it needs at first or second hand alone"
+        assert {names[i] for i in waited or ()} <= needed[name], "for what it needs at first or second hand alone"
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fusec.execution.compilation import Compiled
     from fusec.frontends import Source
 
-# What is needed is imported within functions, as in commands.py.
+# Imports that only a command needs are inside functions: see commands.py.
 
 
 @dataclass(frozen=True)

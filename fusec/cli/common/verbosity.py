@@ -32,7 +32,7 @@ _LOG = logging.getLogger("fusec")
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Prints records on the stderr of the moment, with control characters escaped."""
+    """Print records on the current stderr, with control characters escaped."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

@@ -158,7 +158,7 @@ def _reference(place: Place) -> bytes:
 
 
 def _fields(data: ByteRanges, start: int, end: int) -> Iterator[_Field]:
-    """Iterate over the fields of a message that begins at `start`. Raises _WireError: when it is malformed."""
+    """Iterate over the fields of a message that begins at `start`. Raises _WireError if it is malformed."""
     at = start
     while at < end:
         head = data.read(at, min(at + 2 * _MAX_VARINT_BYTES, end))
@@ -181,7 +181,7 @@ def _fields(data: ByteRanges, start: int, end: int) -> Iterator[_Field]:
 
 
 def _read_varint(data: bytes, start: int) -> tuple[int, int]:
-    """Return a number and the place after it. Raises _WireError: when it does not end."""
+    """Return a number and the place after it. Raises _WireError if it does not end."""
     value = 0
     for place, byte in enumerate(data[start : start + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * place

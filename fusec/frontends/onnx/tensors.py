@@ -54,7 +54,7 @@ def shape_of(dims: Sequence[int]) -> tuple[int, ...]:
 
 
 class Tensors:
-    """Reader of the tensors of one model. files: where the data is that they lack."""
+    """Read the tensors of one model. files: where external data is."""
 
     def __init__(self, files: TensorFiles | None = None):
         self._files = files or TensorFiles()
@@ -151,9 +151,9 @@ class Tensors:
 
 
 class _OwnData:
-    """Loader of data in the model's own bytes, which can be called again.
+    """Load data in the model's own bytes.
 
-    It returns the same memory as before if some array of it is left.
+    Calls return the same memory as long as an array of it is in use.
     """
 
     def __init__(self, data: ByteRanges, place: Place, type: TensorType):

@@ -8,7 +8,7 @@ from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.attention.match_cached import begins_cached_attention, is_cached_attention
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, can_generate
-from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise
+from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise_step
 from fusec.gpu.kernels.convolution.squeeze_excite import is_small_product, match_layers
 from fusec.gpu.kernels.product.product_step import match_product
 from fusec.gpu.kernels.product.row_norm import MAX_STREAMED, ROW_PRODUCTS, begins_few_rows
@@ -85,7 +85,7 @@ def may_begin(nodes: Sequence[Node], figures: GpuFigures) -> bool:
         return False
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), None)
     if at is None:
-        return is_depthwise(nodes, [first.result])
+        return is_depthwise_step(nodes, [first.result])
     return bool(depthwise_with_mean(nodes[: at + 1], [], figures)) and (
         at + 1 == len(nodes) or match_layers(nodes[at + 1 :], 0) is not None
     )

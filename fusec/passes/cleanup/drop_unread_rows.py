@@ -25,7 +25,7 @@ class DropUnreadRows(Pass):
     def run(self, graph: Graph, options: Options) -> None:
         for node in reversed(list(graph.nodes)):
             if isinstance(node.op, Slice) and _reads_few_rows(node):
-                rows = _Rows(graph, node)
+                rows = _ReadRows(graph, node)
                 if any(isinstance(each.op, (MatMul, LayerNorm, RmsNorm)) for each in rows.nodes):
                     rows.move()
 
@@ -40,7 +40,7 @@ def _reads_few_rows(node: Node) -> bool:
 
 
 @dataclass
-class _Rows:
+class _ReadRows:
     """The ops before a slice that work row by row.
 
     moved: the slice of each value, where it was made.

@@ -83,7 +83,7 @@ def _pad_into_maximum(graph: Graph, node: Node) -> Value | None:
 def _require_small(op: AvgPool | MaxPool, pads: Sequence[int]) -> None:
     """Check that a pool's pads are smaller than its window, and that it counts no windows by ceil_mode.
 
-    Raises NoMatch: otherwise; ceil_mode counts windows from where padding starts.
+    Raises NoMatch otherwise, because ceil_mode counts windows from where padding starts.
     """
     if op.ceil_mode:
         raise NoMatch("with ceil_mode the number of windows would change")

@@ -15,7 +15,6 @@ import numpy as np
 
 from fusec.ir import BYTES, Array, Constant, DType, Graph, Literal, Node, Op, Return, Value
 from fusec.ops import (
-    POINTWISE_OPS,
     AttentionBackward,
     AttentionTrain,
     BatchNormBySums,
@@ -28,6 +27,7 @@ from fusec.ops import (
 )
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.row_major import converted, row_major
+from fusec.passes.rewriting.value_facts import is_pointwise
 
 _WIDE = (DType.F64, DType.F32)
 _PART, _WITHOUT_SIGN = 1 << 16, np.uint16(0x7FFF)  # a part fits into the processor's cache
@@ -111,7 +111,7 @@ def between_bytes(graph: Graph) -> set[Value]:
     for node in reversed(nodes):
         rounds = isinstance(node.op, Cast) and node.op.to in BYTES
         if rounds or (isinstance(node.op, Pointwise) and node.result in wide):
-            wide.update(v for v in node.operands if v.type.dtype is DType.F32 and _is_pointwise(v))
+            wide.update(v for v in node.operands if v.type.dtype is DType.F32 and is_pointwise(v))
     return wide.union(*map(_around_fp8, nodes))
 
 
@@ -135,10 +135,6 @@ def _packed_scales(graph: Graph) -> set[Value]:
     """Find the scales of packed weights in fp32: they stay, because rounding them would round whole blocks."""
     products = [node for node in graph.nodes if isinstance(node.op, PackedMatMul)]
     return {v for node in products for v in [node.operands[PACKED_SCALES]] if v.type.dtype is DType.F32}
-
-
-def _is_pointwise(value: Value) -> bool:
-    return value.node is not None and isinstance(value.node.op, POINTWISE_OPS)
 
 
 def _cast_fp32_values(graph: Graph, kept: Collection[Value], literals: Mapping[Value, Literal], storage: DType) -> None:

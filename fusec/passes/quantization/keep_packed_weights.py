@@ -1,7 +1,7 @@
 """Keep integer weights of 4 and 8 bits packed in memory where a product has few rows, because memory bounds it.
 
 x @ ((q - z) * s) becomes packed_matmul(x, q, s, z), before constants are folded. A product of more rows reads weights
-of 16 bits, which are made at compile time: there tensor cores bound it.
+of 16 bits, which are computed at compile time, because tensor cores bound it.
 """
 
 from __future__ import annotations

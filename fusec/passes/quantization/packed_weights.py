@@ -65,7 +65,7 @@ class PackedWeights:
         return float(literal.array.reshape(-1)[0]) if literal is not None and literal.type.size == 1 else None
 
     def _integer_zeros(self, graph: Graph, zero: Value, before: Node) -> Value | None:
-        """Return zero points in the type of the codes. They are read, because floats may be anything."""
+        """Return zero points in the type of the codes. Their data is read, because floats need not be whole numbers."""
         dtype, source = self.codes.type.dtype, folded(graph, zero, before)
         assert source is not None and source.literal is not None
         numbers, info = source.literal.array, ml_dtypes.iinfo(dtype.numpy)
@@ -88,7 +88,7 @@ class PackedWeights:
 
 
 def packed_weights(weight: Value) -> PackedWeights | None:
-    """Return what a matrix [depth, columns] is dequantised from; None if it is not spelled so."""
+    """Return the packed weights of a matrix [depth, columns]; None if it is not dequantised from integers."""
     if weight.type.rank != 2:
         return None
     views: list[Op] = []
@@ -154,7 +154,7 @@ def _in_blocks(codes: Value, scale: Value, zero: Value | None, views: list[Op], 
 
 
 def _followed(shape: tuple[int, ...], views: list[Op]) -> list[Dim] | None:
-    """Return which dims of a tensor each dim is made of after some views; None if a view mixes or divides them."""
+    """Return the dims that each dim after some views merges; None if a view mixes or divides dims."""
     dims: list[Dim] = [(i,) for i in range(len(shape))]
     sizes = list(shape)
     for op in views:

@@ -1,16 +1,16 @@
-"""Derive facts about a value during compilation: the numbers of a small constant, and if it can be negative."""
+"""Derive facts about a value during compilation: what computes it, its numbers if it is a small constant, its sign."""
 
 from __future__ import annotations
 
 from fusec.ir import Array, Value
-from fusec.ops import Reduce
+from fusec.ops import POINTWISE_OPS, Reduce
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 
 DEPTH = 6  # how far up to look: at most 64 values, because ops have two operands at most
 
 _NEVER = frozenset({"relu", "abs", "exp", "sigmoid", "sqrt", "softplus", "hard_sigmoid"})
 _KEEPS = frozenset({"reshape", "transpose", "relayout", "expand", "slice", "concat", "split", "max_pool", "avg_pool"})
-_CLOSED = frozenset({"add", "mul", "div", "min"})  # of operands that are never negative, the same
+_CLOSED = frozenset({"add", "mul", "div", "min"})  # never negative if their operands are not
 
 
 def small_constant(value: Value) -> Array | None:
@@ -23,6 +23,11 @@ def all_equal(value: Value, number: float) -> bool:
     """Tell if a small constant holds that number everywhere."""
     array = small_constant(value)
     return array is not None and bool((array == number).all())
+
+
+def is_pointwise(value: Value) -> bool:
+    """Tell if a pointwise op computes a value."""
+    return value.node is not None and isinstance(value.node.op, POINTWISE_OPS)
 
 
 def never_negative(value: Value, depth: int = DEPTH) -> bool:

@@ -1,4 +1,4 @@
-"""Recognise norms and softmax as frameworks spell them, and for their scale and bias."""
+"""Recognise norms and softmax in the ops that frameworks write for them, and join scale and bias to norms."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class DropZeroRows(Pass):
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):
             if isinstance(node.op, Pad) and _adds_rows(node):
-                rows = _Rows(graph, node)
+                rows = _PaddedRows(graph, node)
                 if any(isinstance(each.op, (MatMul, LayerNormBackward)) for each in rows.nodes):
                     rows.move()
 
@@ -54,7 +54,7 @@ def _adds_rows(node: Node) -> bool:
 
 
 @dataclass
-class _Rows:
+class _PaddedRows:
     """The ops after a pad that keep zero rows, or sum over rows.
 
     small: for each value with zero rows, the value without them.

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fusec.ir import Constant, Graph, Node, Value, positions
-from fusec.ops import POINTWISE_OPS, Attention, Cast
+from fusec.ops import Attention, Cast
 from fusec.passes.base import Options
+from fusec.passes.rewriting.value_facts import is_pointwise
 
 # Most ops cost no more than the memory traffic they save. Others (exp, tanh, erf…) use a slower unit of the GPU. Many
 # of them one after the other take longer than memory, so the number of recomputed nodes is limited.
@@ -34,10 +35,10 @@ class Rematerialise:
         place = positions(graph)
         far = max(8, int(self.gap * len(place)))
         late = _read_late(graph, place, far)
-        stored = {v for v in late if not _cheap(v)} | set(graph.inputs)
+        stored = {v for v in late if not is_pointwise(v)} | set(graph.inputs)
         groups: dict[frozenset[Value], dict[Value, list[Node]]] = {}
         for value in late:
-            found = _recomputation(value, place) if _cheap(value) and value.type.nbytes >= MIN_BYTES else None
+            found = _recomputation(value, place) if is_pointwise(value) and value.type.nbytes >= MIN_BYTES else None
             if found is not None:
                 ops, roots = found
                 groups.setdefault(frozenset(r for r in roots if r not in stored), {})[value] = ops
@@ -74,10 +75,6 @@ def _is_bias(node: Node, index: int) -> bool:
     return isinstance(node.op, Attention) and index == 3
 
 
-def _cheap(value: Value) -> bool:
-    return value.node is not None and isinstance(value.node.op, POINTWISE_OPS)
-
-
 def _recomputation(value: Value, place: Mapping[Node, int]) -> tuple[list[Node], list[Value]] | None:
     """Return the pointwise nodes that compute a value, and their sources; None if they are too many."""
     nodes: dict[Node, None] = {}
@@ -87,7 +84,7 @@ def _recomputation(value: Value, place: Mapping[Node, int]) -> tuple[list[Node],
         at = stack.pop()
         if at.literal is not None:
             continue
-        if not _cheap(at):
+        if not is_pointwise(at):
             roots[at] = None
             continue
         assert at.node is not None

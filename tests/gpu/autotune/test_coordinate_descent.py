@@ -84,7 +84,7 @@ def test_effects_of_plans_on_each_other_are_measured() -> None:
     whole = Sums({"a": (100.0, 90.0), "b": (50.0, 45.0)}, pairs)
     found = descend(whole.contests(), whole, always)
     assert found is not None
-    assert found.options == {"b": 1}, "a's other plan was tried beside b's first one"
+    assert found.options == {"b": 1}, "a's other plan was tried with b's first one"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -152,7 +152,7 @@ STRIDED = tuple((k, (2, 2) if k == "stride" else v) for k, v in POINTWISE)
 REFUSED = {
     "erf is not the library's gelu": transferred(BIAS, "gelu"),
     "clipped relu": transferred(BIAS, "relu", upper_clip=6.0),
-    "something behind the activation": transferred(transferred(BIAS, "relu"), "relu"),
+    "something after the activation": transferred(transferred(BIAS, "relu"), "relu"),
     "two residuals": product(epilogue=("c", "c")),
     "scaled after the bias": product(epilogue=("bias", "scale")),
     "a virtual value in 16 bits is rounded": changed(BIAS, 3, dtype=DType.F16),

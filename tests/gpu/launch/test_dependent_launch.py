@@ -25,7 +25,7 @@ REPLAYS = 20
 SLOW = """extern "C" __global__ void slow(const unsigned short* from, unsigned short* to, unsigned first,
                                           unsigned count) {
   const long long begin = clock64();
-  while (clock64() - begin < 40000) {}  // a launch behind it that did not wait would be done by now
+  while (clock64() - begin < 40000) {}  // a launch after it that did not wait would be done by now
   for (unsigned i = first + threadIdx.x; i < first + count; i += blockDim.x) to[i] = from[i];
 }"""
 

@@ -24,7 +24,7 @@ _SMALLEST = 2.0**-24  # drawn uniform numbers are multiples of this
 def bits(g: Emitter, shape: Sequence[int], seed: float | None) -> Value:
     """Draw 32 random bits per element.
 
-    seed: fixes the bits for all calls. None: they follow from the state that the call gives, other ones for each node.
+    seed: fixes the bits for all calls. None: the state that a call gives fixes them, differently for each node.
     """
     if seed is not None:
         key = np.frombuffer(np.float64(seed).tobytes(), np.uint64)[0]

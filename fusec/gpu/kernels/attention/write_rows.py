@@ -26,7 +26,7 @@ _CUDA = cuda_template(__package__, "write_rows.cuh")
 
 
 def write_rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
-    """Return the kernel of such writes; None for other steps."""
+    """Return the kernel of writes of rows by index; None for other steps."""
     writes = match_row_writes(nodes)
     if writes is None or any(v.type.dtype not in C_TYPES for node in nodes for v in node.operands):
         return None

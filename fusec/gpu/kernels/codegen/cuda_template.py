@@ -62,14 +62,14 @@ def cuda_template(package: str | None, file: str) -> CudaTemplate:
 
 
 def c_bool(condition: bool) -> str:
-    """Return a condition as C has it."""
+    """Return a condition as a literal of C."""
     return "true" if condition else "false"
 
 
 def indented(lines: Sequence[str]) -> str:
     """Join the lines of a body, each indented by the braces around it.
 
-    Thus a generator does not indent, and a source and its name do not depend on how a generator does.
+    So a generator need not indent its lines, and their indentation changes neither a source nor its name.
     """
     made, depth = list[str](), 1
     for line in "\n".join(lines).split("\n"):

@@ -40,7 +40,7 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
     if any(isinstance(node.op, Reduce) for node in rest):
         sources = depthwise_with_mean(nodes, [v for v in outputs if v is not nodes[-1].results[0]], figures)
         return with_variants(Kernel(_name(rest), source.launches(), source.scratch_bytes) for source in sources)
-    if not is_depthwise(nodes, outputs):
+    if not is_depthwise_step(nodes, outputs):
         return None
     y = conv.result
     assert isinstance(conv.op, Conv)
@@ -59,7 +59,7 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
     return with_variants(_kernel(nodes, outputs, *tile) for tile in ((vector, strip), *dict.fromkeys(fit)))
 
 
-def is_depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
+def is_depthwise_step(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
     """Tell if the nodes are a depthwise convolution and pointwise ops after it."""
     conv, rest = nodes[0], nodes[1:]
     if not isinstance(conv.op, Conv) or not all(can_generate(node) for node in rest):
@@ -80,7 +80,7 @@ def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value], figures
     """
     conv, *rest, mean = nodes
     op, (summed, *_) = mean.op, mean.operands
-    if not isinstance(conv.op, Conv) or not isinstance(op, Reduce) or not is_depthwise([conv, *rest], outputs):
+    if not isinstance(conv.op, Conv) or not isinstance(op, Reduce) or not is_depthwise_step([conv, *rest], outputs):
         return []
     x, y = conv.operands[0].type, conv.result.type
     if op.kind not in ("sum", "mean") or op.axes != tuple(range(2, y.rank)) or not y.dtype.is_float or not y.size:

@@ -1,7 +1,7 @@
 """Choose and generate split-K: a convolution over few pixels whose channels are split among blocks.
 
-Otherwise a few blocks would visit all taps and channels one after the other. Channels are split until each
-multiprocessor has a block; the sums of the parts are then merged.
+Few pixels give few blocks, and each would visit all taps and channels one after the other. So channels are split until
+each multiprocessor has a block. Then the sums of the parts are merged.
 """
 
 from __future__ import annotations

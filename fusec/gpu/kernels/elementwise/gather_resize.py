@@ -53,7 +53,7 @@ class Sample:
 
 
 def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
-    """Return the kernel of such an op with pointwise ops around it; None for other steps."""
+    """Return the kernel of a resize, gather or pad with pointwise ops around it; None for other steps."""
     anchors = [node for node in nodes if isinstance(node.op, ANCHORS)]
     if len(anchors) != 1 or not all(
         can_generate(n) or isinstance(n.op, Relayout) for n in nodes if n is not anchors[0]

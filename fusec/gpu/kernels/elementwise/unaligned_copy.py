@@ -35,7 +35,7 @@ def is_unaligned_copy(
 
 
 def functions() -> list[str]:
-    """Return what a source needs before the kernel."""
+    """Return the functions that a source defines before its kernel."""
     return _CUDA("functions")
 
 

@@ -28,7 +28,7 @@ _CUDA = cuda_template(__package__, "thin_product.cuh")
 
 
 def thin_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
-    """Return the kernel of such a product with pointwise ops around it; None for other steps."""
+    """Return the kernel of a thin product with pointwise ops around it; None for other steps."""
     step = match_product(nodes)
     if step is None or any(v not in step.results for v in outputs):
         return None

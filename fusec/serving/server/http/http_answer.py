@@ -1,4 +1,4 @@
-"""Write the answers of HTTP to inference requests, which need few of the headers that exist."""
+"""Write HTTP answers to inference requests, with the few headers that they need."""
 
 from __future__ import annotations
 

@@ -18,6 +18,10 @@ from fusec.reference import evaluate
 Array = np.ndarray[Any, Any]
 
 
+def floats(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
 class Held:
     """An operand that the model holds, as it holds weights."""
 

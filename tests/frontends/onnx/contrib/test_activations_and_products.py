@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from frontends.onnx.contrib.models import Held, assert_floats, imported, one
+from frontends.onnx.contrib.models import Held, assert_floats, floats, imported, one
 from helpers import assert_close
 from scipy.special import erf
 
@@ -21,15 +21,11 @@ def _shape(rng: np.random.Generator, rank: int) -> tuple[int, ...]:
     return tuple(int(d) for d in rng.integers(1, 9, rank))
 
 
-def _floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.standard_normal(shape).astype(np.float32)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_activations(seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = _shape(rng, int(rng.integers(1, 5)))
-    x, bias = _floats(rng, *shape), _floats(rng, shape[-1])
+    x, bias = floats(rng, *shape), floats(rng, shape[-1])
     assert_floats("BiasGelu", [x, Held(bias)])
     assert_floats("FastGelu", [x], rtol=1e-5)
     assert_floats("FastGelu", [x, bias], rtol=1e-5)
@@ -46,11 +42,11 @@ def _gelu(x: np.ndarray) -> np.ndarray:
 def test_gelus_that_onnxruntime_has_on_gpus_only(seed: int) -> None:
     rng = np.random.default_rng(seed)
     batch, length, half = _shape(rng, 3)
-    x, bias = _floats(rng, batch, length, 2 * half), _floats(rng, 2 * half)
+    x, bias = floats(rng, batch, length, 2 * half), floats(rng, 2 * half)
     proto, feeds = one("BiasSplitGelu", [x, bias])
     left, right = np.split(x.astype(np.float64) + bias, 2, axis=-1)
     assert_close(evaluate(load(proto), feeds)["y0"], left * _gelu(right), 1e-6)
-    w, more = _floats(rng, 2 * half, 3), _floats(rng, 3)
+    w, more = floats(rng, 2 * half, 3), floats(rng, 3)
     for given in ([x, w], [x, w, more]):
         proto, feeds = one("GemmFastGelu", given)
         y = x.astype(np.float64) @ w + (more if len(given) == 3 else 0)
@@ -64,8 +60,8 @@ def test_fused_matmul(seed: int) -> None:
     m, k, n = _shape(rng, 3)
     batch = _shape(rng, seed % 3)
     turned_a, turned_b = (bool(v) for v in rng.integers(0, 2, 2))
-    a = _floats(rng, *batch, *((k, m) if turned_a else (m, k)))
-    b = _floats(rng, *batch, *((n, k) if turned_b else (k, n)))
+    a = floats(rng, *batch, *((k, m) if turned_a else (m, k)))
+    b = floats(rng, *batch, *((n, k) if turned_b else (k, n)))
     given: dict[str, Any] = {"transA": int(turned_a), "transB": int(turned_b), "alpha": float(rng.uniform(0.5, 2))}
     assert_floats("FusedMatMul", [a, b], **given)
     assert_floats("TransposeMatMul", [a, b], **given)
@@ -97,7 +93,7 @@ ACTIVATIONS: dict[str, dict[str, Any]] = {
 def test_fused_gemm(activation: str) -> None:
     rng = np.random.default_rng(len(activation))
     m, k, n = _shape(rng, 3)
-    a, b, c = _floats(rng, k, m), _floats(rng, n, k), _floats(rng, n)
+    a, b, c = floats(rng, k, m), floats(rng, n, k), floats(rng, n)
     more: dict[str, Any] = {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 1.5}
     assert_floats("FusedGemm", [a, b, c], activation=activation, rtol=1e-5, **more, **ACTIVATIONS[activation])
     assert_floats("FusedGemm", [a.T.copy(), b.T.copy()], activation="Relu")
@@ -123,8 +119,8 @@ CONV_ACTIVATIONS = {
 @pytest.mark.parametrize("activation", CONV_ACTIVATIONS)
 def test_fused_conv(activation: str) -> None:
     rng = np.random.default_rng(len(activation))
-    x, w, b = _floats(rng, 2, 4, 7, 6), _floats(rng, 6, 2, 3, 3), _floats(rng, 6)
-    z = _floats(rng, 2, 6, 4, 3)
+    x, w, b = floats(rng, 2, 4, 7, 6), floats(rng, 6, 2, 3, 3), floats(rng, 6)
+    z = floats(rng, 2, 6, 4, 3)
     more: dict[str, Any] = {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 2}
     if activation:
         more |= {"activation": activation}

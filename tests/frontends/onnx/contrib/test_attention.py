@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from frontends.onnx.contrib.models import Array, Held, assert_floats, both, imported, one
+from frontends.onnx.contrib.models import Array, Held, assert_floats, both, floats, imported, one
 
 from examples.decode import Config, Writer
 from fusec.errors import ModelError
@@ -14,10 +14,6 @@ from fusec.frontends import load
 from fusec.reference import evaluate
 
 RTOL = 2e-5
-
-
-def _floats(rng: np.random.Generator, *shape: int) -> Array:
-    return rng.standard_normal(shape).astype(np.float32)
 
 
 def _sizes(rng: np.random.Generator) -> tuple[int, int, int, int]:
@@ -47,19 +43,19 @@ def test_attention(seed: int, unidirectional: int) -> None:
     rng = np.random.default_rng(seed)
     b, s, h, d = _sizes(rng)
     features = 4 * int(rng.integers(1, 6))
-    x, w, bias = _floats(rng, b, s, features), _floats(rng, features, 3 * h * d) / 4, _floats(rng, 3 * h * d)
+    x, w, bias = floats(rng, b, s, features), floats(rng, features, 3 * h * d) / 4, floats(rng, 3 * h * d)
     given: dict[str, Any] = {"num_heads": h, "unidirectional": unidirectional}
     assert_floats("Attention", [x, Held(w), Held(bias)], rtol=RTOL, **given)
     assert_floats("Attention", [x, Held(w), Held(bias)], rtol=RTOL, scale=0.2, **given)
     for mask in _masks(rng, b, s, s).values():
         assert_floats("Attention", [x, Held(w), Held(bias), mask], rtol=RTOL, mask_filter_value=-1e4, **given)
     p = int(rng.integers(1, 5))
-    past = _floats(rng, 2, b, h, p, d)
+    past = floats(rng, 2, b, h, p, d)
     outputs = ("y0", "y1")
     assert_floats("Attention", [x, Held(w), Held(bias), None, past], outputs, RTOL, **given)
     mask = _masks(rng, b, s, s + p)["keys"]
     assert_floats("Attention", [x, Held(w), Held(bias), mask, past], outputs, RTOL, **given)
-    added = _floats(rng, int(rng.choice([1, b])), int(rng.choice([1, h])), s, s)
+    added = floats(rng, int(rng.choice([1, b])), int(rng.choice([1, h])), s, s)
     assert_floats("Attention", [x, Held(w), Held(bias), None, None, added], outputs, RTOL, **given)
 
 
@@ -68,7 +64,7 @@ def test_attention_whose_values_have_another_width(seed: int) -> None:
     rng = np.random.default_rng(seed)
     b, s, h, d = _sizes(rng)
     sizes = [h * d, h * d, h * d * 2]
-    x, w, bias = _floats(rng, b, s, 12), _floats(rng, 12, sum(sizes)) / 4, _floats(rng, sum(sizes))
+    x, w, bias = floats(rng, b, s, 12), floats(rng, 12, sum(sizes)) / 4, floats(rng, sum(sizes))
     assert_floats("Attention", [x, Held(w), Held(bias)], rtol=RTOL, num_heads=h, qkv_hidden_sizes=sizes)
 
 
@@ -78,7 +74,7 @@ def test_q_attention(seed: int) -> None:
     b, s, h, d = _sizes(rng)
     x = rng.integers(0, 256, (b, s, 12)).astype(np.uint8)
     w = rng.integers(-64, 64, (12, 3 * h * d)).astype(np.int8)  # 7 bits: see _weights in test_quantized
-    bias = _floats(rng, 3 * h * d)
+    bias = floats(rng, 3 * h * d)
     scales = [np.array(0.02, np.float32), np.array(0.01, np.float32)]
     zeros = [np.array(120, np.uint8), np.array(3, np.int8)]
     mask = _masks(rng, b, s, s)["lengths"]
@@ -98,7 +94,7 @@ def test_q_attention(seed: int) -> None:
 )
 def test_attention_that_is_refused(given: dict[str, Any], message: str) -> None:
     rng = np.random.default_rng(0)
-    operands = [_floats(rng, 2, 3, 8), Held(_floats(rng, 8, 48)), Held(_floats(rng, 48))]
+    operands = [floats(rng, 2, 3, 8), Held(floats(rng, 8, 48)), Held(floats(rng, 48))]
     attributes: dict[str, Any] = {"num_heads": 2, **given}
     with pytest.raises(ModelError, match=rf"node 'n' \(Attention\): .*{message}"):
         imported("Attention", operands, **attributes)
@@ -106,7 +102,7 @@ def test_attention_that_is_refused(given: dict[str, Any], message: str) -> None:
 
 def test_a_mask_of_another_shape() -> None:
     rng = np.random.default_rng(0)
-    operands = [_floats(rng, 2, 3, 8), Held(_floats(rng, 8, 48)), Held(_floats(rng, 48)), np.ones((2, 5), np.int32)]
+    operands = [floats(rng, 2, 3, 8), Held(floats(rng, 8, 48)), Held(floats(rng, 48)), np.ones((2, 5), np.int32)]
     with pytest.raises(ModelError, match=r"a mask of shape \[2, 5\] for scores \[2, 3, 3\]: known are"):
         imported("Attention", operands, num_heads=2)
 
@@ -119,20 +115,20 @@ def test_multi_head_attention(seed: int) -> None:
     rng = np.random.default_rng(seed)
     b, s, h, d = _sizes(rng)
     t, e = int(rng.integers(1, 8)), 8 * int(rng.integers(1, 4))
-    q, k, v = _floats(rng, b, s, h * d), _floats(rng, b, t, h * d), _floats(rng, b, t, h * e)
+    q, k, v = floats(rng, b, s, h * d), floats(rng, b, t, h * d), floats(rng, b, t, h * e)
     given: dict[str, Any] = {"num_heads": h}
     assert_floats("MultiHeadAttention", [q, k, v], rtol=RTOL, **given)
-    bias = _floats(rng, 2 * h * d + h * e)
+    bias = floats(rng, 2 * h * d + h * e)
     assert_floats("MultiHeadAttention", [q, k, v, bias], rtol=RTOL, scale=0.3, **given)
-    added = _floats(rng, int(rng.choice([1, b])), int(rng.choice([1, h])), s, t)
+    added = floats(rng, int(rng.choice([1, b])), int(rng.choice([1, h])), s, t)
     for mask in _masks(rng, b, s, t).values():
         if len(mask) == 2 * b and mask.ndim == 1:
             continue  # which only the op Attention takes
         assert_floats("MultiHeadAttention", [q, k, v, None, mask, added], rtol=RTOL, **given)
-    own = _floats(rng, b, s, h * d), _floats(rng, b, s, h * d)
+    own = floats(rng, b, s, h * d), floats(rng, b, s, h * d)
     assert_floats("MultiHeadAttention", [q, *own], rtol=RTOL, unidirectional=1, **given)
     p = int(rng.integers(1, 5))
-    past, bias = [_floats(rng, b, h, p, d), _floats(rng, b, h, p, d)], _floats(rng, 3 * h * d)
+    past, bias = [floats(rng, b, h, p, d), floats(rng, b, h, p, d)], floats(rng, 3 * h * d)
     outputs = ("y0", "y1", "y2")
     assert_floats("MultiHeadAttention", [q, *own, None, None, None, *past], outputs, RTOL, **given)
     assert_floats("MultiHeadAttention", [q, *own, bias, None, None, *past], outputs, RTOL, unidirectional=1, **given)
@@ -143,9 +139,9 @@ def test_multi_head_attention_of_packed_operands(seed: int) -> None:
     rng = np.random.default_rng(seed)
     b, s, h, d = _sizes(rng)
     t = int(rng.integers(1, 8))
-    q, k, v = _floats(rng, b, s, h * d), _floats(rng, b, h, t, d), _floats(rng, b, h, t, d)
+    q, k, v = floats(rng, b, s, h * d), floats(rng, b, h, t, d), floats(rng, b, h, t, d)
     assert_floats("MultiHeadAttention", [q, k, v], rtol=RTOL, num_heads=h)  # keys of a cache, as they are
-    bias = _floats(rng, 3 * h * d)
+    bias = floats(rng, 3 * h * d)
     assert_floats("MultiHeadAttention", [q, k, v, bias], rtol=RTOL, num_heads=h)
 
 
@@ -154,7 +150,7 @@ def test_packed_operands_are_those_apart(seed: int) -> None:
     """onnxruntime takes packed operands on GPUs only: they are compared with the same numbers apart."""
     rng = np.random.default_rng(seed)
     b, s, h, d = _sizes(rng)
-    q, k, v = (_floats(rng, b, s, h, d) for _ in range(3))
+    q, k, v = (floats(rng, b, s, h, d) for _ in range(3))
     flat = [x.reshape(b, s, h * d) for x in (q, k, v)]
     _, (want,) = both("MultiHeadAttention", flat, num_heads=h)
     packed = np.stack([q, k, v], axis=3)
@@ -182,11 +178,11 @@ def test_rotary_embedding(seed: int, interleaved: int) -> None:
     each = rng.integers(0, 20, (b, s)).astype(np.int64)
     offset = np.array([3], np.int64)
     for ids in (each, offset):
-        for x in (_floats(rng, b, s, h * d), _floats(rng, b, h, s, d)):
+        for x in (floats(rng, b, s, h * d), floats(rng, b, h, s, d)):
             assert_floats("RotaryEmbedding", [x, ids, *caches], interleaved=interleaved)
     part = _angles(rng, 20, d // 4)
     given: dict[str, Any] = {"rotary_embedding_dim": d // 2, "num_heads": h, "interleaved": interleaved}
-    assert_floats("RotaryEmbedding", [_floats(rng, b, s, h * d), each, *map(Held, part)], **given)
+    assert_floats("RotaryEmbedding", [floats(rng, b, s, h * d), each, *map(Held, part)], **given)
 
 
 def test_rotary_embedding_that_is_refused() -> None:
@@ -215,7 +211,7 @@ def test_prompt(seed: int) -> None:
     rng = np.random.default_rng(seed)
     b, g, h, d = _decoder(rng)
     s = int(rng.integers(1, 9))
-    q, k, v = _floats(rng, b, s, h * d), _floats(rng, b, s, g * d), _floats(rng, b, s, g * d)
+    q, k, v = floats(rng, b, s, h * d), floats(rng, b, s, g * d), floats(rng, b, s, g * d)
     lengths, total = _i32(*[s - 1] * b), Held(np.array(s, np.int32))
     given = {"num_heads": h, "kv_num_heads": g}
     outputs = ("y0", "y1", "y2")
@@ -228,17 +224,17 @@ def test_prompt(seed: int) -> None:
     assert_floats("GroupQueryAttention", [*operands, *rotary], outputs, RTOL, **more)
     for extra in ({"local_window_size": 2}, {"softcap": 1.5}, {"smooth_softmax": 1}):
         assert_floats("GroupQueryAttention", operands, outputs, RTOL, **extra, **given)
-    sink = Held(_floats(rng, h))
+    sink = Held(floats(rng, h))
     assert_floats("GroupQueryAttention", [*operands, *[None] * 4, sink], outputs, RTOL, softcap=2.0, **given)
-    added = _floats(rng, int(rng.choice([1, b])), int(rng.choice([1, h])), s, s)
+    added = floats(rng, int(rng.choice([1, b])), int(rng.choice([1, h])), s, s)
     assert_floats("GroupQueryAttention", [*operands, None, None, None, added], outputs, RTOL, **given)
 
 
 @pytest.mark.parametrize("new", [1, 5])
 def test_halves(new: int) -> None:
     rng = np.random.default_rng(new)
-    q, k, v = (_floats(rng, 2, new, n * 16).astype(np.float16) for n in (4, 2, 2))
-    past: list[Any] = [_floats(rng, 2, 2, 6, 16).astype(np.float16) for _ in range(2)] if new == 1 else [None, None]
+    q, k, v = (floats(rng, 2, new, n * 16).astype(np.float16) for n in (4, 2, 2))
+    past: list[Any] = [floats(rng, 2, 2, 6, 16).astype(np.float16) for _ in range(2)] if new == 1 else [None, None]
     total = new + (6 if new == 1 else 0)
     rotary = [Held(x.astype(np.float16)) for x in _angles(rng, 16, 8)]
     operands = [q, k, v, *past, _i32(total - 1, total - 1), Held(np.array(total, np.int32)), *rotary]
@@ -256,8 +252,8 @@ def test_decoding_with_a_cache(seed: int, new: int) -> None:
     before = rng.integers(1, 7, b)
     total = int(before.max()) + new
     room = total + int(rng.integers(0, 4)) if seed % 2 else int(before.max())
-    q, k, v = _floats(rng, b, new, h * d), _floats(rng, b, new, g * d), _floats(rng, b, new, g * d)
-    past = [_floats(rng, b, g, room, d) for _ in range(2)]
+    q, k, v = floats(rng, b, new, h * d), floats(rng, b, new, g * d), floats(rng, b, new, g * d)
+    past = [floats(rng, b, g, room, d) for _ in range(2)]
     lengths = (before + new - 1).astype(np.int32)
     operands = [q, k, v, *past, lengths, Held(np.array(total, np.int32))]
     rotary = [Held(x) for x in _angles(rng, 24, d // 2)]
@@ -267,8 +263,8 @@ def test_decoding_with_a_cache(seed: int, new: int) -> None:
         ([*operands, *rotary], {"do_rotary": 1, "rotary_interleaved": seed % 2}),
         (operands, {"local_window_size": 3}),
         (operands, {"softcap": 1.5, "scale": 0.4}),
-        ([*operands, *[None] * 4, Held(_floats(rng, h))], {}),
-        ([*operands, None, None, None, _floats(rng, 1, 1, new, total)], {}),
+        ([*operands, *[None] * 4, Held(floats(rng, h))], {}),
+        ([*operands, None, None, None, floats(rng, 1, 1, new, total)], {}),
     ]
     for given_operands, more in cases:
         results = both("GroupQueryAttention", given_operands, ("y0", "y1", "y2"), **given, **more)
@@ -291,8 +287,8 @@ def test_norms_of_queries_and_keys() -> None:
     """onnxruntime has these norms on GPUs only: operands that are normed before it are compared."""
     rng = np.random.default_rng(3)
     b, g, h, d, s = 2, 2, 4, 16, 5
-    q, k, v = _floats(rng, b, s, h * d), _floats(rng, b, s, g * d), _floats(rng, b, s, g * d)
-    norms, outputs = [_floats(rng, d), _floats(rng, d)], ("y0", "y1", "y2")
+    q, k, v = floats(rng, b, s, h * d), floats(rng, b, s, g * d), floats(rng, b, s, g * d)
+    norms, outputs = [floats(rng, d), floats(rng, d)], ("y0", "y1", "y2")
     rest = [None, None, _i32(4, 4), Held(np.array(5, np.int32)), *map(Held, _angles(rng, 8, d // 2))]
     given: dict[str, Any] = {"num_heads": h, "kv_num_heads": g, "do_rotary": 1}
     before = [_normed(x, w, 1e-3) for x, w in zip((q, k), norms, strict=True)]
@@ -307,8 +303,8 @@ def test_norms_of_queries_and_keys() -> None:
 
 def test_a_length_that_is_not_known_is_at_most_the_cache() -> None:
     rng = np.random.default_rng(4)
-    q, k, v = (_floats(rng, 1, 1, n * 16) for n in (4, 2, 2))
-    past = [_floats(rng, 1, 2, 8, 16) for _ in range(2)]
+    q, k, v = (floats(rng, 1, 1, n * 16) for n in (4, 2, 2))
+    past = [floats(rng, 1, 2, 8, 16) for _ in range(2)]
     operands = [q, k, v, *past, _i32(5), np.array(6, np.int32)]
     with pytest.warns(UserWarning, match="the cache has room for all tokens"):
         (ours, _, _), (want, _, _) = both(

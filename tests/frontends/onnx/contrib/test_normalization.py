@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from frontends.onnx.contrib.models import Held, assert_floats, both, imported
+from frontends.onnx.contrib.models import Held, assert_floats, both, floats, imported
 
 from fusec.errors import ModelError
 from fusec.ir import DType
-
-
-def _floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -19,8 +15,8 @@ def test_skip_layer_norms(seed: int) -> None:
     rng = np.random.default_rng(seed)
     b, s, h = (int(d) for d in rng.integers(1, 9, 3))
     h *= 4
-    x, gamma, beta, bias = _floats(rng, b, s, h), _floats(rng, h), _floats(rng, h), _floats(rng, h)
-    skip = _floats(rng, *[(b, s, h), (1, s, h), (s, h)][seed % 3])
+    x, gamma, beta, bias = floats(rng, b, s, h), floats(rng, h), floats(rng, h), floats(rng, h)
+    skip = floats(rng, *[(b, s, h), (1, s, h), (s, h)][seed % 3])
     epsilon = float(rng.choice([1e-12, 1e-3]))
     outputs = ("y0", "", "", "y3")
     for parameters in ([gamma], [gamma, beta], [gamma, beta, bias], [gamma, None, bias]):
@@ -40,8 +36,8 @@ def test_simplified_layer_norm(seed: int, types: tuple[str, str]) -> None:
     rng = np.random.default_rng(seed)
     shape = tuple(int(d) for d in rng.integers(2, 9, 3))
     axis = int(rng.integers(1, 3)) if seed % 2 else -1
-    scale = _floats(rng, *shape[axis:]).astype(types[1])
-    x = _floats(rng, *shape).astype(types[0])
+    scale = floats(rng, *shape[axis:]).astype(types[1])
+    x = floats(rng, *shape).astype(types[0])
     outputs = ("y0",) if "f2" in types else ("y0", "y1")
     rtol = 2e-3 if "f2" in types else 1e-5
     if types == ("f2", "f4"):  # which onnxruntime's schema has, but no kernel on a CPU
@@ -57,8 +53,8 @@ def test_embed_layer_norm(seed: int) -> None:
     b, s, h = (int(d) for d in rng.integers(1, 9, 3))
     h *= 4
     ids, segments = rng.integers(0, 11, (b, s)).astype(np.int32), rng.integers(0, 2, (b, s)).astype(np.int32)
-    tables = [Held(_floats(rng, rows, h)) for rows in (11, 12, 2)]
-    gamma, beta = Held(_floats(rng, h)), Held(_floats(rng, h))
+    tables = [Held(floats(rng, rows, h)) for rows in (11, 12, 2)]
+    gamma, beta = Held(floats(rng, h)), Held(floats(rng, h))
     mask = rng.integers(0, 2, (b, s)).astype(np.int32)
     places = rng.integers(0, 12, (b, s)).astype(np.int32)
     whole = [ids, segments, *tables, gamma, beta]

@@ -171,7 +171,7 @@ def test_what_is_not_a_view_is_not_taken() -> None:
     def make(g: Graph, q: Value, k: Value, v: Value) -> Value:
         return g.add(pw("relu"), g.add(Attention(0.3), q, k, v))
 
-    assert build("behind", [rows(F16, 1, 1, 9, 8)] * 3, make).kernel is None
+    assert build("after", [rows(F16, 1, 1, 9, 8)] * 3, make).kernel is None
 
 
 def test_blocks_have_as_many_warps_as_queries_fill() -> None:

@@ -24,7 +24,7 @@ def convolved(
     window: tuple[int, int],
     filters: int,
     constant: bool = True,
-    behind: bool = True,
+    epilogue: bool = True,
 ) -> Case:
     """A convolution; after it a bias, tanh and channels first."""
     dtype, taps = x.dtype, (filters, x.shape[1] // op.groups, *window)
@@ -36,7 +36,7 @@ def convolved(
         if constant:
             g.set_type(filter_, filter_.type.with_order(channels_last(4)))
         y = g.add(op, x, filter_)
-        if not behind:
+        if not epilogue:
             return y
         bias = g.constant(np.linspace(-1, 1, filters).astype(dtype.numpy).reshape(1, -1, 1, 1))
         return g.insert(Relayout((0, 1, 2, 3)), [g.add(pw("tanh"), g.add(pw("add"), y, bias))]).result
@@ -54,7 +54,7 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
         window, dilations = (pair(rng, high) for high in (8, 3))
         pads, filters = tuple(map(int, rng.integers(0, 5, 4))), int(rng.integers(1, 9))
         shape = (int(rng.integers(1, 3)), int(rng.choice([16, 32, 48, 64])), *map(int, rng.integers(1, (16, 90))))
-        dtype, constant, behind = (
+        dtype, constant, epilogue = (
             rng.choice(np.array([F16, BF16], dtype=object)),
             bool(rng.integers(4)),
             rng.integers(3),
@@ -65,7 +65,7 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
             op.infer(last(dtype, *shape), rows(dtype, filters, shape[1], *window))
         except VerifyError:
             continue
-        case = convolved(name, last(dtype, *shape), op, window, filters, constant, bool(behind))
+        case = convolved(name, last(dtype, *shape), op, window, filters, constant, bool(epilogue))
         if case.kernel is not None:  # else the sums are too many for registers
             return case
 

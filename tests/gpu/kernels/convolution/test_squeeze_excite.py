@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES, Case, awkward, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
+from gpu.kernels.product.test_thin_product import constant
 
 from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean
@@ -17,12 +18,6 @@ from fusec.ops import Conv, MatMul, Reduce, pw
 F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
 ONE = Conv((1, 1), (0, 0, 0, 0), (1, 1))
 POINT = Conv((1,), (0, 0), (1,))
-
-
-def constant(g: Graph, dtype: DType, *shape: int) -> Value:
-    rng = np.random.default_rng(sum(shape))
-    spread = np.prod(shape[1:]) ** -0.5 if len(shape) > 1 else 1.0
-    return g.constant((rng.standard_normal(shape) * spread).astype(dtype.numpy))
 
 
 def gated(g: Graph, x: Value, hidden: int, columns: int) -> Value:

@@ -136,14 +136,14 @@ def test_blocks_of_an_image_are_a_cluster_and_fill_the_gpu() -> None:
 def test_what_does_not_fit_is_left_to_others() -> None:
     p = rows(F16, 64)
 
-    def behind(x: TensorType, z: TensorType) -> Case:
-        return build("beside", [x, p, p, z], lambda g, x, s, b, z: g.add(pw("add"), g.add(GroupNorm(8), x, s, b), z))
+    def added(x: TensorType, z: TensorType) -> Case:
+        return build("added", [x, p, p, z], lambda g, x, s, b, z: g.add(pw("add"), g.add(GroupNorm(8), x, s, b), z))
 
     x = last(F16, 8, 64, 24, 24)
-    assert at_once(behind(x, x).kernel)
+    assert at_once(added(x, x).kernel)
     others = [
-        behind(rows(F16, 8, 64, 24, 24), x),
-        behind(x, rows(F16, 24, 1)),
+        added(rows(F16, 8, 64, 24, 24), x),
+        added(x, rows(F16, 24, 1)),
         normed(F16, 32, 1, 128, 512, 512),
         normed(F64, 8, 8, 64, 24, 24),
         normed(F16, 3, 8, 60, 24, 24),

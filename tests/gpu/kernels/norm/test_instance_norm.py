@@ -15,19 +15,19 @@ from fusec.ops import InstanceNorm, MaxPool, Resize, pw
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
 
 
-def normed(dtype: DType, *shape: int, behind: str = "") -> Case:
+def normed(dtype: DType, *shape: int, after: str = "") -> Case:
     def make(g: Any, x: Any, s: Any, b: Any, *z: Any) -> Any:
         y = g.add(InstanceNorm(), x, s, b)
         if z:
             y = g.add(pw("add"), y, z[0])
-        return g.add(pw("relu"), y) if behind else y
+        return g.add(pw("relu"), y) if after else y
 
     p, x = rows(dtype, shape[1]), last(dtype, *shape)
-    residual: list[TensorType] = [x] if behind == "residual" else []
-    return build(f"{dtype.value} {shape} {behind}", [x, p, p, *residual], make)
+    residual: list[TensorType] = [x] if after == "residual" else []
+    return build(f"{dtype.value} {shape} {after}", [x, p, p, *residual], make)
 
 
-def followed(dtype: DType, shape: tuple[int, ...], op: Op, behind: str = "relu") -> Case:
+def followed(dtype: DType, shape: tuple[int, ...], op: Op, after: str = "relu") -> Case:
     """Relu, perhaps a residual before it, and a pool or copies last."""
 
     def make(g: Any, x: Any, s: Any, b: Any, *z: Any) -> Any:
@@ -36,8 +36,8 @@ def followed(dtype: DType, shape: tuple[int, ...], op: Op, behind: str = "relu")
         return g.add(op, g.add(pw("relu"), y))
 
     p, x = rows(dtype, shape[1]), last(dtype, *shape)
-    residual = [x] if behind == "residual" else []
-    return build(f"{dtype.value} {shape} {op.name} {behind}", [x, p, p, *residual], make)
+    residual = [x] if after == "residual" else []
+    return build(f"{dtype.value} {shape} {op.name} {after}", [x, p, p, *residual], make)
 
 
 def pool(*window: int) -> MaxPool:
@@ -63,12 +63,12 @@ def followed_cases() -> list[Case]:
 def cases() -> list[Case]:
     """Chunks of unequal size, several blocks side by side, few pixels, one and three dims."""
     return [
-        normed(F16, 2, 32, 40, 41, behind="relu"),
-        normed(BF16, 1, 64, 33, 35, behind="residual"),
+        normed(F16, 2, 32, 40, 41, after="relu"),
+        normed(BF16, 1, 64, 33, 35, after="residual"),
         normed(F32, 2, 24, 37, 30),
-        normed(F16, 1, 512, 9, 13, behind="relu"),
-        normed(F16, 1, 128, 7, 5, behind="residual"),
-        normed(F16, 2, 16, 1050, behind="relu"),
+        normed(F16, 1, 512, 9, 13, after="relu"),
+        normed(F16, 1, 128, 7, 5, after="residual"),
+        normed(F16, 2, 16, 1050, after="relu"),
         normed(F32, 1, 8, 9, 11, 12),
         *followed_cases(),
     ]

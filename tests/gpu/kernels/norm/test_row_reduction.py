@@ -210,9 +210,7 @@ def test_rows_that_stay_as_they_were_read_are_as_others(rng: np.random.Generator
         x, p = rows(dtype, 40, 96), rows(dtype, 96)
         found.append(build(f"layer {dtype}", [x, p, p], lambda g, *v: g.add(LayerNorm(), *v)))
         found.append(build(f"softmax {dtype}", [x], lambda g, x: g.add(Softmax(), x)))
-        found.append(
-            build(f"behind {dtype}", [x, p, x], lambda g, x, s, z: g.add(pw("add"), g.add(RmsNorm(), x, s), z))
-        )
+        found.append(build(f"after {dtype}", [x, p, x], lambda g, x, s, z: g.add(pw("add"), g.add(RmsNorm(), x, s), z)))
     packed = [case.kernel.others[-1] for case in found if case.kernel is not None and case.kernel.others]
     assert len(packed) == len(found) and all("cache[turn].v" in each.launches[0].source for each in packed)
     emulator = Emulator(packed)

@@ -19,16 +19,22 @@ from fusec.targets.target import load
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
 
 
+Window = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]
+
+
+def random_window(rng: np.random.Generator) -> tuple[tuple[int, ...], Window]:
+    """Draw the shape of an image, and window, strides, pads, dilations and `ceil_mode` of a pool."""
+    n = int(rng.integers(1, 4))
+    window, strides, dilations = (tuple(map(int, rng.integers(1, high, n))) for high in (4, 4, 3))
+    pads = tuple(int(rng.integers(0, math.ceil(k * d / 2) + 1)) for k, d in zip(window * 2, dilations * 2, strict=True))
+    shape = (int(rng.integers(0, 3)), int(rng.choice([1, 3, 8, 16, 20])), *map(int, rng.integers(1, 8, n)))
+    return shape, (window, strides, pads, dilations, bool(rng.integers(2)))
+
+
 def random_case(rng: np.random.Generator, number: int) -> Case:
     """A pool of random attributes over a random shape; drawn again until the op takes it."""
     while True:
-        n = int(rng.integers(1, 4))
-        window, strides, dilations = (tuple(map(int, rng.integers(1, high, n))) for high in (4, 4, 3))
-        pads = tuple(
-            int(rng.integers(0, math.ceil(k * d / 2) + 1)) for k, d in zip(window * 2, dilations * 2, strict=True)
-        )
-        shape = (int(rng.integers(0, 3)), int(rng.choice([1, 3, 8, 16, 20])), *map(int, rng.integers(1, 8, n)))
-        attributes: Any = (window, strides, pads, dilations, bool(rng.integers(2)))
+        shape, attributes = random_window(rng)
         dtype = rng.choice(np.array([F32, F16, BF16, DType.I32, DType.I8], dtype=object))
         op = (
             MaxPool(*attributes)
@@ -56,14 +62,8 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
 def random_backward(rng: np.random.Generator, number: int) -> Case:
     """The gradient of a max pool of random attributes, half of them masked as by a relu before the pool."""
     while True:
-        n = int(rng.integers(1, 4))
-        window, strides, dilations = (tuple(map(int, rng.integers(1, high, n))) for high in (4, 4, 3))
-        pads = tuple(
-            int(rng.integers(0, math.ceil(k * d / 2) + 1)) for k, d in zip(window * 2, dilations * 2, strict=True)
-        )
-        shape = (int(rng.integers(0, 3)), int(rng.choice([1, 3, 8, 16, 20])), *map(int, rng.integers(1, 8, n)))
-        pool = MaxPool(window, strides, pads, dilations, bool(rng.integers(2)))
-        op = MaxPoolBackward(window, strides, pads, dilations, pool.ceil_mode)
+        shape, attributes = random_window(rng)
+        pool, op = MaxPool(*attributes), MaxPoolBackward(*attributes)
         dtype = rng.choice(np.array([F32, F16, BF16, DType.F64], dtype=object))
         kind, masked = last if rng.integers(3) else rows, bool(rng.integers(2))
         try:

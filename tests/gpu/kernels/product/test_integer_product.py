@@ -40,7 +40,7 @@ def integer_cases() -> list[Case]:
     cases.append(product(TensorType((2, 5, 7), DType.U32, (1, 2, 0)), rows(DType.U32, 2, 7, 3)))
     square = rows(DType.I32, 4, 4)
     cases.append(build("itself", [square], lambda g, x: g.add(MatMul(), x, x), whole_range, exact=True))
-    cases.append(build("behind it", [square, square, rows(DType.I32, 4)], shifted, whole_range, exact=True))
+    cases.append(build("after it", [square, square, rows(DType.I32, 4)], shifted, whole_range, exact=True))
     return cases
 
 

@@ -1,10 +1,10 @@
 """Generate products of 2 to 32 rows with constant weights of 16 bits: a decoder's, for a batch of tokens.
 
-The time is that of reading the weights once. One warp of a block requests them, stored in the order in which they are
-multiplied, some stages ahead, and the rows at the same depth. The other warps multiply 16 columns at a time on tensor
-cores. The launch is dependent: its first weights, which are constant, are requested while the launch before it still
-runs. Where columns are few, the blocks of a cluster share the depth. An RMS norm of the rows saves a
-launch: sums are divided by the roots of mean squares at the end.
+The time is that of reading the weights once. One warp of a block requests them some stages ahead, and the rows at the
+same depth. Weights are stored in the order in which they are multiplied. The other warps multiply 16 columns at a time
+on tensor cores. The launch is dependent: its first weights, which are constant, are requested while the launch before
+it still runs. Where columns are few, the blocks of a cluster share the depth. An RMS norm of the rows saves a launch:
+sums are divided by the roots of mean squares at the end.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").
 
 
 def dense_bytes(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
-    """Return the kernel of such a product with pointwise ops after it; None for other steps."""
+    """Return the kernel of a product of many rows of bytes with pointwise ops after it; None for other steps."""
     step = match_product(nodes) if figures.has(wgmma.ARCHITECTURE) else None
     if step is None or not _fits(step, outputs):
         return None

@@ -29,7 +29,7 @@ MAX_WORDS = 128  # that a thread requests before it multiplies, because they are
 
 
 def packed_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
-    """Return the kernel of such a product and the pointwise ops after it; None for other steps.
+    """Return the kernel of a packed product and the pointwise ops after it; None for other steps.
 
     Two products of the same rows, such as those of a gated layer, may be one launch. An RMS norm of up to four rows may
     be before them.

@@ -54,7 +54,7 @@ def packed_rings(
 
 @dataclass(frozen=True, eq=False)
 class PackedRing(PackedSource):
-    """The launch of such a product.
+    """The launch of a packed product.
 
     stages: chunks of a ring, of each product; one less is waited for.
     resident: blocks of a multiprocessor.

@@ -1,4 +1,4 @@
-"""Generate what the forms of a product with packed weights share: rows, sums of warps and results."""
+"""Generate the parts that variants of a product with packed weights share: rows, sums of warps and results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PackedSource:
         return self.rows * 16 * self.tiles
 
     def bound(self, zeros: str) -> CudaTemplate:
-        """Return the fragments with what depends on the product and its split; zeros: see `PackedCodes.bind`."""
+        """Fill the holes of the fragments that depend on the product and its split; zeros: see `PackedCodes.bind`."""
         columns = self.codes.type.shape[0]
         return self.codes.bind(CUDA, zeros).bind(
             TYPE=C_TYPES[self.x.dtype],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
+from gpu.kernels.product.test_thin_product import rounded
 
 from fusec.gpu.kernels.product.int8.dense_bytes import dense_bytes
 from fusec.ir import DType, Graph, TensorType, Value
@@ -22,10 +23,6 @@ def bytes_drawn(rng: np.random.Generator, type: TensorType) -> np.ndarray:
     if type.dtype is not I8:
         return rng.standard_normal(type.shape).astype(type.dtype.numpy)
     return np.clip(rng.integers(-160, 160, type.shape), -128, 127).astype(np.int8)
-
-
-def rounded(g: Graph, y: Value) -> Value:
-    return g.add(Cast(I8), g.add(pw("clip", min=-128.0, max=127.0), g.add(pw("round"), y)))
 
 
 def scaled(g: Graph, x: Value, columns: int) -> Value:
