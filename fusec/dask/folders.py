@@ -31,12 +31,14 @@ def map_folder(
 
     source: folder of .npy files (a model with one input), or .npz or .parquet files whose arrays or columns have the
         names of the inputs. A row of a column is a number, or the list of a row's numbers.
-    results: folder for a file of the same name and type; .npz for .npy if the model has several outputs.
+    results: another folder, for a file of the same name and type; .npz for .npy if the model has several outputs.
     rows, pad: see `BatchOptions`.
     model, options: as for `map_bag`. All workers must see the model and both folders.
+    Raises FusecError if there are no files, or if two results would have one name.
     """
     recipe, batches = ModelRecipe.of(model, options), BatchOptions(rows, pad)
-    goal, sources = Path(results).absolute(), row_files(Path(source).absolute())
+    goal = Path(results).absolute()
+    sources = row_files(Path(source).absolute(), goal)
     run = partial(_run_file, folder=goal, recipe=recipe, options=batches)
     client = current_client()
     if client is None:

@@ -19,7 +19,7 @@ from cli.command import fusec as fusec_command
 from helpers import assert_close
 from segments.models import non_zero
 
-from fusec.errors import ExecutionError
+from fusec.errors import ExecutionError, FusecError
 
 pytest.importorskip("distributed")
 from dask import bag
@@ -123,6 +123,20 @@ def test_a_folder_of_several_types_for_a_model_with_two_outputs(client: Client, 
     for path in written[:2]:
         with np.load(path) as got:
             np.testing.assert_array_equal(got["z"], -rows)
+
+
+def test_folders_whose_results_could_replace_others_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.txt").write_text('graph "g" (%x: f32[4,6]) {\n %y = neg(%x)\n return %y\n}')
+    rows = tmp_path / "in"
+    with pytest.raises(FusecError, match=r"in: has no file of rows \(.npy, .npz, .parquet\)"):
+        fusec.dask.map_folder(rows, tmp_path / "out", tmp_path / "m.txt")
+    rows.mkdir()
+    np.save(rows / "a.npy", np.ones((4, 6), np.float32))
+    with pytest.raises(FusecError, match="in: holds the rows; results of the same names need another folder"):
+        fusec.dask.map_folder(rows, tmp_path / "out" / ".." / "in", tmp_path / "m.txt")
+    np.savez(rows / "a.npz", x=np.ones((4, 6), np.float32))
+    with pytest.raises(FusecError, match=r"a.npy: a.npz is there, too; results of both may need one name"):
+        fusec.dask.map_folder(rows, tmp_path / "out", tmp_path / "m.txt")
 
 
 def test_a_folder_without_a_cluster(tmp_path: Path) -> None:
