@@ -16,6 +16,7 @@ from fusec.ops import (
     Cast,
     Concat,
     Conv,
+    Cumulate,
     Gather,
     GridSample,
     GroupNorm,
@@ -34,13 +35,14 @@ from fusec.ops import (
     Relayout,
     Resize,
     RoiAlign,
+    Scatter,
     Softmax,
     TopK,
     Transpose,
     pw,
 )
 
-F16, F32, I8 = DType.F16, DType.F32, DType.I8
+F16, F32, I8, I64 = DType.F16, DType.F32, DType.I8, DType.I64
 
 
 def nhwc(*shape: int) -> TensorType:
@@ -285,6 +287,17 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         [rows(1, 1536, 2048, 16)] * 2,
         lambda g, a, b: g.add(LinearScan(2), a, b),
     ),
+    "running sum, 32x512 of i64": ([rows(32, 512, dtype=I64)], lambda g, x: g.add(Cumulate("sum", 1), x)),
+    "running sum, 8x24x64x256": ([rows(8, 24, 64, 256, dtype=F32)], lambda g, x: g.add(Cumulate("sum", 3), x)),
+    "running sum, 1x1000000": ([rows(1, 1000000, dtype=F32)], lambda g, x: g.add(Cumulate("sum", 1), x)),
+    "scatter add, 512 into 1x1000": (
+        [rows(1000, dtype=F32), rows(512, dtype=I64), rows(512, dtype=F32)],
+        lambda g, *v: g.add(Scatter("add"), *v),
+    ),
+    "scatter add, 100000x64 into 10000x64": (
+        [rows(10000, 64), rows(100000, dtype=I64), rows(100000, 64)],
+        lambda g, *v: g.add(Scatter("add"), *v),
+    ),
     "top k, 1000 of 1x76725": ([rows(1, 76725, dtype=F32)], lambda g, x: g.insert(TopK(1000), [x]).results),
     "top k, 1000 of 8x76725": ([rows(8, 76725, dtype=F32)], lambda g, x: g.insert(TopK(1000), [x]).results),
     "suppression of 1000 boxes, 1 image": suppression(1, 1, 1000),
@@ -325,7 +338,7 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         lambda g, *v: g.add(Concat(1), *v),
     ),
     "embedding, 32x128 of 30522x768": (
-        [rows(30522, 768), rows(32, 128, dtype=DType.I64)],
+        [rows(30522, 768), rows(32, 128, dtype=I64)],
         lambda g, *v: g.add(Gather(0), *v),
     ),
     "f8e4m3 to f16, 4096x14336": ([rows(4096, 14336, dtype=DType.F8E4M3)], lambda g, x: g.add(Cast(F16), x)),

@@ -6,6 +6,7 @@ from fusec.errors import FusecError, TargetError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import device, kernels
 from fusec.gpu.cudnn import deviceless
+from fusec.gpu.kernels.elementwise import scatter
 from fusec.ir import print_node, quote
 from fusec.ops import Scatter
 from fusec.schedule.program import Kind
@@ -46,8 +47,7 @@ def require_runs_on_gpu(compiled: Compiled) -> None:
     if not compiled.options.deterministic:
         return
     for node in compiled.graph.nodes:
-        # because a kernel adds updates of floats by atomics, in an order that varies from run to run
-        if isinstance(node.op, Scatter) and node.op.reduction != "none" and node.result.type.dtype.is_float:
+        if isinstance(node.op, Scatter) and not scatter.has_fixed_order(node, compiled.figures):
             raise FusecError(
                 f"{print_node(node)}: a GPU adds updates of one place in no fixed order, which deterministic rules out"
             )

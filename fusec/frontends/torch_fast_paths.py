@@ -14,6 +14,8 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
 from torch.nn import functional  # pyright: ignore[reportMissingImports] - as above
 
+from fusec.frontends.torch_precise_ops import precise_ops
+
 _OF_KEYS = 1  # the mask type of a mask of batch x keys; others are of queries x keys, or have all four dims
 
 
@@ -30,7 +32,7 @@ def without_fast_paths(program: Any) -> Any:
     loss = torch.ops.aten.cross_entropy_loss.default
     if any(node.target is loss and _smooths_labels(node) for node in calls):
         fused[loss] = smoothed_cross_entropy
-    fused |= {torch.ops.aten.log_sigmoid.default: log_sigmoid, torch.ops.aten.logaddexp.default: log_add_exp}
+    fused |= precise_ops()
     for node in calls:
         _require_exact(node)
     return program.run_decompositions(fused) if {node.target for node in calls} & fused.keys() else program
@@ -58,17 +60,6 @@ def _require_exact(node: Any) -> None:
         raise ValueError(f"{node.name}: `divisor_override` of an average pool is not supported")
     if node.target is torch.ops.aten.scatter_reduce.two and "mean" in (*node.args[4:], *node.kwargs.values()):
         raise ValueError(f"{node.name}: the mean of what is scattered is not supported")
-
-
-def log_sigmoid(x: Any) -> Any:
-    """Compute `functional.logsigmoid`; the exporter's logarithm of a sigmoid is -inf where that underflows."""
-    return -functional.softplus(-x)
-
-
-def log_add_exp(a: Any, b: Any) -> Any:
-    """Compute `torch.logaddexp`; the exporter's exponentials overflow."""
-    apart = torch.where(a == b, 0.0, -(a - b).abs())  # because the difference of equal infinities is NaN
-    return torch.maximum(a, b) + torch.log1p(torch.exp(apart))
 
 
 def dot_product_attention(

@@ -13,6 +13,7 @@ from fusec.ops.matmul import MatMul, PackedMatMul
 from fusec.ops.non_max_suppression import NonMaxSuppression
 from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
 from fusec.ops.op_sets import (
+    ACTIVATION_GRADIENTS,
     ANCHORS,
     ATTENTION_OPS,
     CONVOLUTIONS,
@@ -95,6 +96,7 @@ ALL: tuple[type[Op], ...] = (
 BY_NAME: Mapping[str, type[Op]] = {op.name: op for op in ALL}
 
 __all__ = [
+    "ACTIVATION_GRADIENTS",
     "ALL",
     "ANCHORS",
     "ATTENTION_OPS",

@@ -7,12 +7,16 @@ from fusec.ops.attention_training import AttentionBackward, AttentionTrain
 from fusec.ops.convolution import Conv, ConvTranspose
 from fusec.ops.matmul import MatMul
 from fusec.ops.normalization import InstanceNorm, LayerNorm, RmsNorm
-from fusec.ops.pointwise import Cast, Pointwise
+from fusec.ops.pointwise import CLASSES, Cast, Pointwise
 from fusec.ops.reduction import Reduce
 from fusec.ops.shape import Relayout, Reshape, Slice, Split, Transpose
 from fusec.ops.training import BatchNormBackward, BatchNormTrain, ConvWgrad
 
 POINTWISE_OPS = (Pointwise, Cast)  # each element of the result alone
+ACTIVATION_GRADIENTS = tuple(  # the gradient of a result, times a function of the activation's operand
+    CLASSES[f"{name}_backward"]
+    for name in ("relu", "leaky_relu", "sigmoid", "tanh", "elu", "gelu", "gelu_tanh", "softplus", "swish")
+)
 ATTENTION_OPS = (Attention, AttentionTrain, AttentionBackward)
 LINEAR_OPS = (Conv, ConvTranspose, MatMul)  # products of an image or rows with weights
 CONVOLUTIONS = (Conv, ConvTranspose, ConvWgrad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusec.passes.attention.deterministic_attention import DeterministicAttention
+from fusec.passes.attention.drop_unread_queries import DropUnreadQueries
 from fusec.passes.attention.merge_qkv import MergeProjections
 from fusec.passes.attention.merge_rotary_parts import MergeRotaryParts
 from fusec.passes.attention.merge_rotary_qkv import MergeRotaryProjections
@@ -102,6 +103,8 @@ LATE_PASSES: tuple[Pass, ...] = (
     MergeRotaryParts(),  # after the products are merged, because queries and keys are then parts of one row
     # Late too: where attention is expanded, slices of the transposed projection cost nothing.
     SlicePackedProjections(),
+    # After queries, keys and values became slices of one product, whose pattern a slice of queries would hide.
+    DropUnreadQueries(),
     *CLEAN_UP,
     # Before values that are read late are found, because the relu's result is then not among them.
     ReluMaskFromNorm(),

@@ -17,6 +17,7 @@ from ops.test_refusals import REFUSALS, types
 import fusec.ops
 from fusec.errors import VerifyError
 from fusec.ir import DType, Op, TensorType
+from fusec.ops import ACTIVATION_GRADIENTS, CLASSES
 
 FLAT = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 Array = np.ndarray[Any, Any]
@@ -31,6 +32,14 @@ def test_operands_are_read_in_any_memory_and_not_written_to(case: Case, rng: np.
     for got, want in zip(case.op.reference(np, *strided), case.op.reference(np, *plain), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_activations_are_proportional_to_the_gradient_of_the_result(rng: np.random.Generator) -> None:
+    dy, x = rng.standard_normal((2, 1000))
+    for kind in ACTIVATION_GRADIENTS:
+        (once,), (twice,) = (kind().reference(np, factor * dy, x) for factor in (1.0, 2.0))
+        assert np.linalg.norm(twice - 2 * once) <= 1e-14 * np.linalg.norm(once), kind.name
+    assert len(ACTIVATION_GRADIENTS) == sum(name.endswith("_backward") for name in CLASSES)
 
 
 def _strided(array: Array) -> Array:

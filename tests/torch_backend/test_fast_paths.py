@@ -175,3 +175,71 @@ def test_what_the_exporter_leaves_out_is_refused(net: Any, message: str) -> None
 def test_other_reductions_of_scattered_rows_are_compiled(reduction: str) -> None:
     net, x = Scattered(reduction), torch.randn(1, 2, 4, 4)
     agree(compiled_alone(net, (x,), {}), net(x))
+
+
+SMALL = torch.cat([10.0 ** -torch.arange(1.0, 9.0), torch.tensor([0.0, 0.249, 0.251, 0.7])])
+PRECISE = {
+    "log1p": (torch.log1p, torch.cat([SMALL, -SMALL, torch.tensor([-1.0, -2.0, 3e9, torch.inf, torch.nan])])),
+    "expm1": (torch.expm1, torch.cat([SMALL, -SMALL, torch.tensor([-torch.inf, 80.0, torch.inf, torch.nan])])),
+    "xlog1py": (lambda x: torch.special.xlog1py(x.abs(), x), torch.cat([SMALL, -SMALL, torch.tensor([torch.nan])])),
+    "logcumsumexp": (
+        lambda x: torch.logcumsumexp(x, 0),
+        torch.tensor([-torch.inf, -300.0, -299.0, -torch.inf, 0.0, 1e-3, 200.0, 199.0, -5.0]),
+    ),
+    "cumprod": (lambda x: torch.cumprod(x, 0), torch.linspace(0.5, 1.5, 37)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_no_digit_is_lost(dtype: Any) -> None:
+    """torch's exporter writes log(1 + x) and exp(x) - 1, and sums exponentials that overflow."""
+
+    class Net(torch.nn.Module):
+        def forward(self, *given: Any) -> Any:
+            return tuple(function(x) for x, (function, _) in zip(given, PRECISE.values(), strict=True))
+
+    given = tuple(numbers.to(dtype) for _, numbers in PRECISE.values())
+    for name, got, want in zip(
+        PRECISE, compiled_alone(Net(), given, {}), Net()(*(x.double() for x in given)), strict=True
+    ):
+        assert got.dtype is dtype, name
+        finite = want.isfinite() & (want.abs() < torch.finfo(dtype).max)
+        assert torch.equal(got[~finite].isnan(), want[~finite].isnan()), name
+        rounding = 4 * torch.finfo(dtype).eps * want[finite].abs() + torch.finfo(dtype).smallest_normal
+        assert ((got[finite].double() - want[finite]).abs() <= rounding).all(), (name, got[finite], want[finite])
+
+
+def test_running_products_of_integers_are_integers() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.cumprod(x, 1), torch.log1p(x)
+
+    x = torch.arange(1, 11, dtype=torch.int32).reshape(2, 5)
+    got, want = compiled_alone(Net(), (x,), {}), Net()(x)
+    assert torch.equal(got[0], want[0]) and got[0].dtype is want[0].dtype
+    agree(got[1], want[1])
+
+
+def test_checks_of_bools_are_read() -> None:
+    """torch writes such calls for `(x == x).all()` within conditions, as detectors of transformers do."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            aten = torch.ops.aten
+            return x + aten._is_all_true(x > 0).float(), x + aten._is_any_true(x > 0).float()
+
+    x = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
+    program = torch.export.export(Net(), (x,))
+    with torch.inference_mode():
+        for got, want in zip(fusec.from_torch(program)(x), Net()(x), strict=True):
+            agree(torch.as_tensor(got), want)
+
+
+def test_a_running_product_along_a_symbolic_dim_is_refused() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.cumprod(x, 1)
+
+    program = torch.export.export(Net(), (torch.rand(2, 5),), dynamic_shapes={"x": {1: torch.export.Dim("n")}})
+    with pytest.raises(fusec.ModelError, match="along a symbolic dim is not supported"):
+        fusec.from_torch(program)

@@ -8,7 +8,7 @@ from fusec.gpu import kernels
 from fusec.gpu.autotune.step_candidates import Candidate
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.launch.kernel_launcher import Launcher
-from fusec.gpu.measure.random_inputs import random_array, random_data
+from fusec.gpu.measure.random_inputs import random_array, random_data, random_value
 from fusec.ir import Array, TensorType, Value
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -39,7 +39,7 @@ def bind_candidate(
             return constants[value, type]
         value = overwritten_input(value) or value
         if value.name not in held:
-            held[value.name] = random_array(value.type)
+            held[value.name] = random_value(value, value.type)
         return held[value.name]
 
     runs: list[Callable[[], None]] = []

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from fusec.gpu.autotune import fusion_proposals
 from fusec.gpu.kernels import GpuFigures, find
+from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.ir import Node
 from fusec.ops import PackedMatMul
@@ -72,15 +73,28 @@ class _Groups:
             return
         refused: set[int] = set()
         while True:
-            readers = [r for r in self._readers(number) if r not in refused and self._may_fuse(r)]
-            reader = next((r for r in readers if self._is_kernel(number, r)), None)
+            found = [self._through_views(number, r) for r in self._readers(number) if r not in refused]
+            readers = [each for each in found if self._may_fuse(each[-1])]
+            reader = next((each for each in readers if self._is_kernel(number, each)), None)
             if reader is None:
                 return
-            refused.update(r for r in readers[: readers.index(reader)])
-            self.members[number] += self.members[reader]
-            for each in self.members[reader]:
-                self.owner[each] = number
-            self.members[reader] = ()
+            refused.update(each[0] for each in readers[: readers.index(reader)])
+            for each in reader:
+                self.members[number] += self.members[each]
+                for member in self.members[each]:
+                    self.owner[member] = number
+                self.members[each] = ()
+
+    def _through_views(self, number: int, reader: int) -> tuple[int, ...]:
+        """Return a reader of a group that only moves elements, or views of its result and the reader of these.
+
+        The kernel of that reader may read what was to be moved where it is, as a concat reads a slice of channels.
+        """
+        groups = (reader,)
+        if all(isinstance(node.op, VIEW_OPS) for node in self.nodes(self.members[number])):
+            while len(after := self._readers(groups[-1])) == 1 and _is_view(self.steps[groups[-1]]):
+                groups = (*groups, *after)
+        return groups
 
     def extend_with_products(self, number: int) -> None:
         """Fuse a group with steps that read its results, products included, into the longest one that a kernel runs."""
@@ -126,10 +140,12 @@ class _Groups:
         return False
 
     def _may_fuse(self, number: int) -> bool:
-        """Tell if a group may be fused: it runs as kernels or as pointwise steps of cuDNN."""
+        """Tell if a group may be fused: it runs as kernels or as pointwise steps of cuDNN, with views within it."""
         steps = [self.steps[i] for i in self.members[number]]
         return all(
-            step.kind is Kind.KERNEL or (step.kind is Kind.CUDNN and all(can_generate(node) for node in step.nodes))
+            step.kind is Kind.KERNEL
+            or (step.kind is Kind.CUDNN and all(can_generate(node) for node in step.nodes))
+            or (_is_view(step) and len(steps) > 1)
             for step in steps
         )
 
@@ -143,8 +159,10 @@ class _Groups:
         )
         return sorted(group for group in found if group != number)
 
-    def _is_kernel(self, number: int, reader: int) -> bool:
-        members = (*self.members[number], *self.members[reader])
+    def _is_kernel(self, number: int, readers: Sequence[int]) -> bool:
+        """Tell if one kernel runs a group, views of its results, and the group that reads these."""
+        *views, reader = readers
+        members = (*self.members[number], *views, *self.members[reader])
         steps = [self.steps[i] for i in members]
         if not any(step.kind is Kind.KERNEL for step in steps):
             return False  # the partitioner or measured times decide about steps of cuDNN alone
@@ -156,7 +174,7 @@ class _Groups:
         if not self.proposes and _packed_products(nodes) > 1 and max(map(_packed_products, pair)) == 1:
             return False  # the same
         kernel = find(nodes, outputs_of(nodes), self.figures)
-        return kernel is not None and not self._has_path_around((number,), reader)
+        return kernel is not None and not self._has_path_around((number, *views), reader)
 
     def _repeats(self, first: Sequence[Node], second: Sequence[Node]) -> bool:
         """Tell if the second would compute small results of the first many times."""
@@ -165,6 +183,11 @@ class _Groups:
         )
         is_small = first_size * 4 < second_size and second_size > MAX_REPEATED * self.figures.enough_threads
         return is_small and all(can_generate(node) for node in first)
+
+
+def _is_view(step: Partition) -> bool:
+    """Tell if a step changes the shape of its operand. A concat in place, which is no such step, has several."""
+    return step.kind is Kind.VIEW and isinstance(step.nodes[0].op, VIEW_OPS)
 
 
 def _packed_products(nodes: Sequence[Node]) -> int:

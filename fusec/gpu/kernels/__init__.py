@@ -19,14 +19,14 @@ from fusec.gpu.kernels.convolution import (
     squeeze_excite,
 )
 from fusec.gpu.kernels.convolution.few_channels import few_channels
-from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise
+from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise, scatter
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
 from fusec.gpu.kernels.product import integer_product, thin_product
 from fusec.gpu.kernels.product.few_rows import few_rows, streamed_weights
 from fusec.gpu.kernels.product.int8 import dense_bytes, resident_weights
 from fusec.gpu.kernels.product.packed import packed_product
-from fusec.gpu.kernels.recurrent import linear_scan, recurrent
+from fusec.gpu.kernels.recurrent import cumulate, linear_scan, recurrent
 from fusec.gpu.kernels.selection import arg_max, non_max_suppression, top_k
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast
@@ -68,6 +68,8 @@ FAMILIES: tuple[Family, ...] = (
     top_k.top_k,
     recurrent.recurrent,
     linear_scan.linear_scan,
+    cumulate.cumulate,
+    scatter.scatter,  # after writes of rows, which do several in one launch
 )
 # Families whose code loads and stores types of 8 bits and fewer.
 NARROW_FAMILIES: tuple[Family, ...] = (

@@ -20,7 +20,7 @@ from fusec.ir import HALVES, Array, DType, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnTensor
 from fusec.lowering.packing import code_bytes, from_codes, pack, to_codes
 from fusec.lowering.simulator import extent
-from fusec.ops import Cast
+from fusec.ops import Cast, Scatter
 from fusec.schedule.buffer_donation import overwritten_input
 
 PERIOD = 131_071  # numbers until they repeat: a prime, so that no stride of a tensor reads the same numbers
@@ -102,7 +102,9 @@ class RandomInputs:
         """Return the flat buffer of a value; constants are stored in the layout of the type."""
         if (value, type) not in self._held:
             literal = value.literal
-            self._held[value, type] = random_array(type) if literal is None else self._packed(literal.array, type)
+            self._held[value, type] = (
+                random_value(value, type) if literal is None else self._packed(literal.array, type)
+            )
         return self._held[value, type]
 
     def in_place(self, value: Value, type: TensorType) -> Array:
@@ -136,6 +138,20 @@ def kernels_apart(got: Mapping[Value, Array], want: Mapping[Value, Array]) -> fl
     """Return the largest relative L2 distance of kernels' results: see `distance`."""
     pairs = ((value.type.dtype, raw.view(np.uint8), want[value].view(np.uint8)) for value, raw in got.items())
     return _worst(_apart(*pair) for pair in pairs)
+
+
+def random_value(value: Value, type: TensorType) -> Array:
+    """Draw the flat buffer of a value in the layout of a type: see `random_array`.
+
+    Indices of written rows are different places, as those of the sequences in a decoder's cache. With equal ones, one
+    block of a kernel would write all rows, and its time would be that of no real step.
+    """
+    writes = (user for user, place in value.uses if isinstance(user.op, Scatter) and place == 1)
+    write = next(writes, None)
+    if write is None:
+        return random_array(type)
+    places = np.arange(type.size) * write.result.type.shape[0] // max(type.size, 1)
+    return cupy.asarray(places.astype(type.dtype.numpy))
 
 
 def random_array(type: TensorType) -> Array:

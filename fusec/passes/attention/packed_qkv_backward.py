@@ -8,7 +8,7 @@ transposed.
 from __future__ import annotations
 
 from fusec.ir import Graph, Node, Value
-from fusec.ops import AttentionBackward, Concat, Reshape, Slice, Split, Transpose
+from fusec.ops import AttentionBackward, Concat, Pad, Reshape, Slice, Split, Transpose
 from fusec.passes.attention.merge_qkv import HEADS_FIRST
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import made_by, only_operand, single_use, substitute
@@ -71,4 +71,5 @@ def _heads(value: Value) -> Value | None:
     x = only_operand(transposed)
     batch, heads, rows, features = x.type.shape
     fits = value.type.shape == (batch, rows, heads * features) and single_use(x)
-    return x if fits and made_by(x, AttentionBackward) else None
+    gradient = only_operand(x) if made_by(x, Pad) else x  # the pad adds gradients of queries that are not read
+    return x if fits and made_by(gradient, AttentionBackward) else None

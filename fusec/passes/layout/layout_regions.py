@@ -209,13 +209,16 @@ class LayoutRegions:
 def _order_for_transpose(value: Value) -> Order:
     """Return the order in which the transpose after an attention, which puts heads next to features, is a view.
 
-    Its gradient reads the result in any order. Numbers may be scaled and rounded before the transpose.
+    Its gradient reads the result in any order. Before the transpose, numbers may be scaled and rounded, and a pad may
+    add rows.
     """
     users = [user for user in value.users if not isinstance(user.op, AttentionBackward)]
     while len(users) == 1 and isinstance(users[0].op, (Pointwise, Cast)):
         others = [v for v in users[0].operands if v.literal is None]
         if len(others) != 1 or users[0].result.type.shape != value.type.shape:
             break
+        users = users[0].result.users
+    if len(users) == 1 and isinstance(users[0].op, Pad):
         users = users[0].result.users
     if len(users) == 1 and isinstance(users[0].op, Concat):
         users = users[0].result.users

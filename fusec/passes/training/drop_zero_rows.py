@@ -12,7 +12,18 @@ import math
 from dataclasses import dataclass, field
 
 from fusec.ir import Graph, Node, Value
-from fusec.ops import Cast, LayerNormBackward, MatMul, Pad, Pointwise, Reduce, Reshape, Slice, Transpose
+from fusec.ops import (
+    ACTIVATION_GRADIENTS,
+    Cast,
+    LayerNormBackward,
+    MatMul,
+    Pad,
+    Pointwise,
+    Reduce,
+    Reshape,
+    Slice,
+    Transpose,
+)
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import erase_unused, made_by, only_operand, substitute
 
@@ -86,8 +97,7 @@ class _Rows:
             return False
         if node.op.name == "add":
             return self.padded.issuperset(node.operands)
-        # the result of an op `…_backward` is the first operand times something
-        return first in self.padded and (node.op.name == "mul" or node.op.name.endswith("_backward"))
+        return first in self.padded and (node.op.name == "mul" or isinstance(node.op, ACTIVATION_GRADIENTS))
 
     def _sums_rows(self, node: Node) -> bool:
         """Tell if an op adds up all rows: a sum, or a product of one transposed matrix of rows by another."""

@@ -108,6 +108,49 @@ def test_the_kernel_of_a_layer_norm_gradient_adds_the_residual_gradient() -> Non
     )
 
 
+HEADS = """graph "heads" (%x: f32[2,8,4,4]{0,2,3,1}, %z: f32[2,8,2,2]{0,2,3,1}) {
+  %a = slice(%x) {starts=[0, 0, 0, 0], sizes=[2, 6, 4, 4], steps=[1, 1, 1, 1]} : f32[2,6,4,4]{0,2,3,1}
+  %b = reshape(%a) {shape=[2, 2, 3, 4, 4]} : f32[2,2,3,4,4]{0,3,4,1,2}
+  %c = transpose(%b) {perm=[0, 3, 4, 1, 2]}
+  %d = reshape(%c) {shape=[2, 32, 3]}
+  %e = slice(%z) {starts=[0, 0, 0, 0], sizes=[2, 6, 2, 2], steps=[1, 1, 1, 1]} : f32[2,6,2,2]{0,2,3,1}
+  %f = reshape(%e) {shape=[2, 2, 3, 2, 2]} : f32[2,2,3,2,2]{0,3,4,1,2}
+  %g = transpose(%f) {perm=[0, 3, 4, 1, 2]}
+  %h = reshape(%g) {shape=[2, 8, 3]}
+  %y = concat(%d, %h) {axis=1}
+  return %y
+}"""
+
+
+def test_a_concat_reads_slices_through_views_where_they_are() -> None:
+    views = "reshape+transpose+reshape"
+    of = check(HEADS, [f"slice+{views}+slice+{views}+concat"])
+    assert of.program.launches == 1
+
+
+def test_a_slice_that_is_read_elsewhere_too_is_copied() -> None:
+    of = check(
+        HEADS.replace("return %y", "return %y, %d"),
+        ["slice", "reshape", "transpose", "reshape", "slice+reshape+transpose+reshape+concat"],
+    )
+    assert of.program.launches == 2
+
+
+def test_a_computed_value_is_not_fused_through_views() -> None:
+    """A reduction would run again for each reader, and a pointwise op would lose the order of its memory."""
+    check(
+        """graph "g" (%x: f32[4,6], %z: f32[3,2,4]) {
+  %s = softmax(%x)
+  %v = reshape(%s) {shape=[3, 2, 4]}
+  %t = transpose(%v) {perm=[1, 0, 2]}
+  %u = transpose(%z) {perm=[1, 0, 2]}
+  %y = concat(%t, %u) {axis=0}
+  return %y
+}""",
+        ["softmax", "reshape", "transpose+transpose+concat"],
+    )
+
+
 def test_steps_of_cudnn_alone_are_not_fused() -> None:
     text = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
   %e = exp(%x)
@@ -119,16 +162,16 @@ def test_steps_of_cudnn_alone_are_not_fused() -> None:
 
 
 def test_fusion_makes_no_cycle() -> None:
-    """The add reads the softmax through a sum that is no kernel's, too: they stay apart."""
+    """The add reads the softmax through a recurrence, which no kernel fuses, too: they stay apart."""
     check(
         """graph "g" (%x: f32[4,4]) {
   %p = softmax(%x)
-  %m = cumulate(%p) {kind="sum", axis=1}
+  %m = linear_scan(%p, %p) {axis=1}
   %a = add(%p, %m)
   %s = softmax(%a)
   return %s
 }""",
-        ["softmax", "cumulate", "add+softmax"],
+        ["softmax", "linear_scan", "add+softmax"],
     )
 
 

@@ -169,13 +169,6 @@ DOCUMENTED = (
         "inf and -inf",
     ),
     Documented(
-        "running products through zeros, denormals and infinities: NaN",
-        "CuPy multiplies in another order, so an infinity may be multiplied by zero",
-        NUMBERS,
-        ("cupy",),
-        r"^cumulate prod ",
-    ),
-    Documented(
         "log and pow of denormals",
         "the C library's, which does not expect that denormals are zeros",
         ("value",),

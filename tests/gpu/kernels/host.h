@@ -144,7 +144,20 @@ static int __ffsll(long long x) { return __builtin_ffsll(x); }
 static int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 static void __threadfence() {}
 static void __syncwarp() { barrier(-7); }
-static unsigned atomicAdd(unsigned *place, unsigned x) { return (*place += x) - x; }
+template <class T> static T atomicMax(T *place, T x) {
+  const T before = *place;
+  return *place = before > x ? before : x, before;
+}
+template <class T> static T atomicAdd(T *place, T x) {
+  const T before = *place;
+  *place = (T)(before + x);
+  return before;
+}
+template <class T> static T atomicCAS(T *place, T wanted, T x) {
+  const T before = *place;
+  if (before == wanted) *place = x;
+  return before;
+}
 static void meet(unsigned *door, unsigned blocks) { barrier(MEETS); }
 static void cluster_begins(unsigned long long *door, unsigned nbytes) { *door = nbytes; }
 static void cluster_is_there() { barrier(MEETS); }

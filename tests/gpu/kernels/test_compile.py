@@ -30,6 +30,7 @@ from gpu.kernels.elementwise.test_multi_tensor import list_cases
 from gpu.kernels.elementwise.test_narrow_types import cases as narrow_cases
 from gpu.kernels.elementwise.test_pointwise import cast_cases, op_cases, shape_cases
 from gpu.kernels.elementwise.test_relayout import among_pointwise_ops, move_cases
+from gpu.kernels.elementwise.test_scatter import scatter_cases
 from gpu.kernels.elementwise.test_unaligned_copy import random_cases as unaligned_cases
 from gpu.kernels.norm.test_batch_norm import channel_cases, surrounded_channels
 from gpu.kernels.norm.test_group_norm import cases as group_norm_cases
@@ -45,6 +46,7 @@ from gpu.kernels.product.int8.test_resident_weights import resident_cases as res
 from gpu.kernels.product.packed.test_packed_product import packed_cases
 from gpu.kernels.product.test_integer_product import integer_cases
 from gpu.kernels.product.test_thin_product import thin_cases
+from gpu.kernels.recurrent.test_cumulate import cumulate_cases
 from gpu.kernels.recurrent.test_linear_scan import scan_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
 from gpu.kernels.selection.test_arg_max import arg_max_cases
@@ -119,6 +121,8 @@ def shaped_cases() -> list[Case]:
         *packed_cases(),
         *recurrent_cases(),
         *scan_cases(),
+        *cumulate_cases(),
+        *scatter_cases(),
     ]
 
 

@@ -9,10 +9,11 @@ import pytest
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine, on_device
 
-from fusec.ir import DType, TensorType
+from fusec.ir import DType, Graph, TensorType
 from fusec.lowering.cudnn_graph import CudnnTensor
 from fusec.lowering.packing import code_bytes, from_codes
 from fusec.lowering.simulator import extent
+from fusec.ops import Scatter
 
 pytest.importorskip("cupy")
 pytest.importorskip("cudnn")
@@ -57,6 +58,21 @@ def test_random_data_fills_a_tensor_of_any_type(machine: Machine, dtype: DType) 
             np.testing.assert_array_equal(numbers[PERIOD:], numbers[:-PERIOD])
         other = random_data(tensor(dtype, *dims, uid=2))
         assert (other.get() != data.get()).any(), "operands of one graph are no copies of each other"
+
+
+def test_indices_of_written_rows_are_different_places(machine: Machine) -> None:
+    """With equal ones, one block of a kernel would write all rows, and seem slower than it is."""
+    from fusec.gpu.measure.random_inputs import RandomInputs
+
+    graph = Graph("writes")
+    types = [TensorType((300, 8), DType.F16), TensorType((7,), DType.I32), TensorType((7, 8), DType.F16)]
+    names = ("cache", "indices", "new")
+    cache, indices, new = (graph.add_input(name, type) for name, type in zip(names, types, strict=True))
+    graph.set_outputs([graph.add(Scatter(), cache, indices, new)])
+    places = RandomInputs().memory(indices, indices.type).get()
+    assert places.dtype == np.int32 and len(set(places.tolist())) == 7
+    assert places.min() >= 0 and places.max() < 300
+    assert all(0 < gap < 50 for gap in np.diff(places)), "the rows of a cache are in the order of sequences"
 
 
 def test_filters_have_about_unit_gain(machine: Machine) -> None:

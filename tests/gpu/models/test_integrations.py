@@ -16,6 +16,7 @@ from onnx import helper
 
 import fusec
 from fusec.errors import FusecError
+from fusec.ir import Graph
 from fusec.text import parse
 
 pytest.importorskip("cupy")
@@ -134,12 +135,17 @@ def test_the_simulator_can_be_asked_for_beside_a_gpu(machine: Machine) -> None:
 
 
 def test_what_has_no_fixed_order_is_refused_by_name_where_one_is_asked_for(machine: Machine) -> None:
-    graph = parse("""graph "g" (%x: f32[4,2], %i: i64[3], %u: f32[3,2]) {
-      %s = scatter(%x, %i, %u) {reduction="add"}
-      return %s
-    }""")
+    def scatter(count: int, kind: str) -> Graph:
+        return parse(f"""graph "g" (%x: f32[4,2], %i: i64[{count}], %u: f32[{count},2]) {{
+          %s = scatter(%x, %i, %u) {{reduction="{kind}"}}
+          return %s
+        }}""")
+
+    graph = scatter(2000, "add")
     with pytest.raises(FusecError, match=r"%s = scatter.*in no fixed order, which deterministic rules out"):
         fusec.compile(graph, deterministic=True)
+    for ordered in (scatter(3, "add"), scatter(2000, "max")):
+        assert fusec.compile(ordered, deterministic=True).backend.plan_filter.deterministic  # type: ignore[attr-defined]
     assert fusec.compile(graph).backend.plan_filter.deterministic is False  # type: ignore[attr-defined]  # a GPU's
 
 

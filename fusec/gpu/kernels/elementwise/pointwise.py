@@ -99,29 +99,39 @@ def _sinks(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Sink] | None
     if not all(can_generate(node) or isinstance(node.op, VIEW_OPS) for node in (nodes[:-1] if joins else nodes)):
         return None
     if joins:
-        return _parts(last) if tuple(outputs) == (last.result,) else None
+        return _parts(last, nodes) if tuple(outputs) == (last.result,) else None
     sinks: list[Sink] = []
     for output in outputs:
-        value, view = output, View.of(output.type)
-        while (node := value.node) is not None and node in nodes and isinstance(node.op, VIEW_OPS):
-            if source(value, nodes) is not None:
-                break
-            before = view_of_operand(node, view)
-            if before is None:
-                return None
-            value, view = node.operands[0], before
-        sinks.append(Sink(value, output, view))
+        sink = _before_views(Sink(output, output, View.of(output.type)), nodes)
+        if sink is None:
+            return None
+        sinks.append(sink)
     return sinks
 
 
-def _parts(concat: Node) -> list[Sink] | None:
+def _before_views(sink: Sink, nodes: Sequence[Node]) -> Sink | None:
+    """Return a sink whose value a kernel can compute or read; None if elements have to move to a view of it."""
+    while (node := sink.value.node) is not None and node in nodes and isinstance(node.op, VIEW_OPS):
+        if source(sink.value, nodes) is not None:
+            break
+        before = view_of_operand(node, sink.view)
+        if before is None:
+            return None
+        sink = Sink(node.operands[0], sink.output, before)
+    return sink
+
+
+def _parts(concat: Node, nodes: Sequence[Node]) -> list[Sink] | None:
     """Return a sink for each operand of a concat, which writes its part of the result."""
     assert isinstance(concat.op, Concat)
     whole, axis, start = View.of(concat.result.type), concat.op.axis % concat.result.type.rank, 0
     sinks: list[Sink] = []
     for value in concat.operands:
         view = View(value.type.shape, whole.strides, whole.dtype, start * whole.strides[axis])
-        sinks.append(Sink(value, concat.result, view))
+        sink = _before_views(Sink(value, concat.result, view), nodes)
+        if sink is None:
+            return None
+        sinks.append(sink)
         start += value.type.shape[axis]
     return sinks
 

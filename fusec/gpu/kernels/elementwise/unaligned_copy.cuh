@@ -1,4 +1,4 @@
-// A block copies a part of a row, from and to places that 16 bytes do not divide. It stores whole words of 16 bytes. Each
+// A block copies a part of a row, or some short rows, with LANES threads each, from and to places that 16 bytes do not divide. It stores whole words of 16 bytes. Each
 // is cut from two neighbouring words of what is read, of which the neighbour thread reads one, too. Both have a byte that
 // is wanted, so no load leaves the memory of the tensor.
 
@@ -25,18 +25,18 @@ FRAGMENT(copy) {
   const u8* aligned = (const u8*)from + before - shift;
   u8* whole = (u8*)to + before;
   const INDEX words = (BYTESu - before) / 16u;
-  const INDEX first = part * PER_BLOCKu + threadIdx.x;
+  const INDEX first = part * LANESu * TURNSu + lane;
   u32 low[TURNS][4], high[TURNS][4];
   #pragma unroll
   for (u32 turn = 0u; turn < TURNSu; ++turn) {
-    const INDEX i = first + turn * BLOCKu;
+    const INDEX i = first + turn * LANESu;
     if (i >= words) continue;
     load_words(low[turn], aligned + 16ull * i);
     if (shift) load_words(high[turn], aligned + 16ull * i + 16ull);
   }
   #pragma unroll
   for (u32 turn = 0u; turn < TURNSu; ++turn) {
-    const INDEX i = first + turn * BLOCKu;
+    const INDEX i = first + turn * LANESu;
     if (i >= words) continue;
     u32 word[4];
     ENTRY_cut(word, low[turn], high[turn], shift);
@@ -44,7 +44,16 @@ FRAGMENT(copy) {
   }
   if (part == 0u) {
     const INDEX done = (before + 16u * words) / WIDTHu;
-    if (threadIdx.x < before / WIDTHu) to[threadIdx.x] = from[threadIdx.x];
-    if (done + threadIdx.x < SIZEu) to[done + threadIdx.x] = from[done + threadIdx.x];
+    if (lane < before / WIDTHu) to[lane] = from[lane];
+    if (done + lane < SIZEu) to[done + lane] = from[done + lane];
+  }
+}
+
+FRAGMENT(short_rows) {
+  const u32 lane = threadIdx.x % LANESu;
+  const INDEX row = b * ROWSu + threadIdx.x / LANESu;
+  if (row < COUNT) {
+    const u32 part = 0u;
+    COPY
   }
 }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.indexing import View
-from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, VECTOR_BYTES, ceil_div
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, VECTOR_BYTES, by_value, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.pointwise_code import split_index, stride_along
 
 MIN_BYTES = 1 << 10  # of a row: a shorter one has too few whole words
@@ -49,17 +49,16 @@ def copy_rows(
     """
     size = math.prod(shape[d] for d in groups[-1])
     width = written[1].dtype.itemsize
-    parts = ceil_div(size * width, VECTOR_BYTES * BLOCK * TURNS)
+    words = ceil_div(size * width, VECTOR_BYTES)
+    lanes, parts = min(BLOCK, power_of_two(ceil_div(words, TURNS))), ceil_div(words, BLOCK * TURNS)
     outer = [(f"c{group[-1]}", math.prod(shape[d] for d in group)) for group in groups[:-1]]
-    lines = split_index("b", [*outer, ("part", parts)], index == "u64")
 
     def place(pointer: str, view: View) -> str:
         rank = len(shape)
         terms = [f"{stride_along(view, rank, group[-1])}ull * c{group[-1]}" for group in groups[:-1]]
         return " + ".join([pointer, f"{view.start}ull", *terms])
 
-    lines += _CUDA(
-        "copy",
+    cuda = _CUDA.bind(
         TYPE=C_TYPES[written[1].dtype],
         READ_PLACE=place(*read),
         WRITTEN_PLACE=place(*written),
@@ -67,8 +66,13 @@ def copy_rows(
         BYTES=size * width,
         SIZE=size,
         WIDTH=width,
-        PER_BLOCK=BLOCK * TURNS,
-        BLOCK=BLOCK,
+        LANES=lanes,
         TURNS=TURNS,
     )
-    return lines, parts * math.prod(n for _, n in outer)
+    count = math.prod(n for _, n in outer)
+    if lanes == BLOCK:
+        lane = "const u32 lane = threadIdx.x;"
+        return [*split_index("b", [*outer, ("part", parts)], index == "u64"), lane, *cuda("copy")], parts * count
+    rows = BLOCK // lanes
+    copy = [*split_index("row", outer, index == "u64"), *cuda("copy")]
+    return cuda("short_rows", ROWS=rows, COUNT=by_value(count, long=True), COPY=copy), ceil_div(count, rows)

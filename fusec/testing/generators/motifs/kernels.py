@@ -16,6 +16,7 @@ from fusec.ops import (
     AttentionTrain,
     Cast,
     Conv,
+    Cumulate,
     InstanceNorm,
     LayerNormBackward,
     MatMul,
@@ -394,6 +395,28 @@ def linear_scan(b: RandomGraph) -> None:
         DRAWS["linear_scan"](b)
 
 
+def cumulate(b: RandomGraph) -> None:
+    """Draw a running sum or product between pointwise ops: of a line for a thread, for some threads, or in parts."""
+    size = b.pick([3, 8, 70, 300, 1100, 1])
+    x = b.input(TensorType((b.pick([2, 1]), size, b.pick([1, 1, 3])), b.dtype))
+    kind = b.pick(["sum", "sum", "prod"])
+    low, high = (-1.0, 1.0) if kind == "sum" else (0.9, 1.0)
+    x = b.bounded(x, low, high) if kind == "prod" or b.chance(50) else x
+    epilogue(b, b.add(Cumulate(kind, 1), x), 2)
+
+
+def scatter(b: RandomGraph) -> None:
+    """Draw a scatter of more rows than one thread compares, or of a few. Indices repeat only where they may."""
+    count, width = b.pick([3, 17, 300, 1100]), b.pick([1, 1, 3])
+    kind = b.pick(["none", "add", "mul", "max", "min"] if count < 100 else ["none", "add", "max", "min"])
+    places = b.pick([5, 40]) if kind != "none" else 2 * count
+    x = b.bounded(b.input(TensorType((places, width), b.dtype)), -1.0, 1.0)
+    at = list(b.permutation(places))[:count] if kind == "none" else [b.below(places) for _ in range(count)]
+    indices = b.graph.constant(np.array([i - places if b.chance(20) else i for i in at], np.int64))
+    updates = b.bounded(b.fresh(TensorType((count, width), b.dtype)), -1.0, 1.0)
+    b.add(Scatter(kind), x, indices, updates)
+
+
 def _about(b: RandomGraph, x: Value, name: str) -> None:
     """Draw an op of the registry with a value as its operand, and pointwise ops after it."""
     with b.focused(x):
@@ -469,6 +492,8 @@ KERNELS: Mapping[str, Draw] = {
             top_k,
             recurrent,
             linear_scan,
+            cumulate,
+            scatter,
         ),
     )
 }

@@ -55,6 +55,37 @@ def test_of_rows_with_the_same_place_the_last_one_stays(rng: np.random.Generator
             assert_same(case, Emulator([way]).run(way, arrays, case.outputs), case.reference(arrays))
 
 
+@needs_compiler
+def test_keys_after_the_last_one_that_is_shown_are_not_read(rng: np.random.Generator) -> None:
+    """NaN there changes nothing where the cache is written in place."""
+    case = replace(rotated(F16, (2, 8, 1), 600, 64), figures=FEW)
+    arrays = case.arrays(rng)
+    *_, old_keys, old_values, at, _, bias = case.graph.inputs
+    shown = np.arange(600) < 70
+    arrays[bias] = np.broadcast_to(np.where(shown, 0.0, -np.inf), arrays[bias].shape).astype(np.float16)
+    arrays[at] = np.array([69, 669])
+    want = case.reference(arrays)[2]
+    for cache in (old_keys, old_values):
+        arrays[cache].reshape(2, 600, 64)[:, 128:] = np.nan  # eight warps have 128 keys at a time
+    over = dict(zip(case.outputs, (old_keys, old_values), strict=False))
+    for way in streams(case):
+        got = Emulator([way]).run(way, arrays, case.outputs, over)[2].astype(np.float64)
+        assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+
+
+@needs_compiler
+def test_a_new_row_that_is_hidden_is_stored(rng: np.random.Generator) -> None:
+    case = replace(rotated(F16, (2, 8, 1), 600, 64), figures=FEW)
+    arrays = case.arrays(rng)
+    at, bias = case.graph.inputs[6], case.graph.inputs[8]
+    arrays[bias][..., 40:] = -np.inf
+    arrays[at] = np.array([599, 600])
+    over = dict(zip(case.outputs, case.graph.inputs[4:6], strict=False))
+    for way in streams(case):
+        got = Emulator([way]).run(way, arrays, case.outputs, over)
+        assert_same(case, got, case.reference(arrays))
+
+
 def test_a_block_leaves_room_for_the_next_launch_and_needs_enough_sequences() -> None:
     many, few = (rotated(F16, (batch, 32, 8), 2048, 128) for batch in (16, 8))
     assert min(way.launches[0].resident_bytes for way in streams(many)) * 2 <= FIGURES.dynamic_bytes

@@ -11,6 +11,7 @@ from gpu.kernels.emulator import needs_compiler
 
 from fusec.ir import DType, Value
 from fusec.ops import Cast, Concat, Slice
+from fusec.text import parse
 
 DTYPES = (DType.U8, DType.F16, DType.BF16, DType.F32, DType.I64)
 
@@ -27,10 +28,47 @@ def sliced(dtype: DType, size: int, start: int, stop: int) -> Case:
     return build(f"{dtype} {start}:{stop}", [rows(dtype, 3, size)], make, awkward, exact=True)
 
 
+def short(dtype: DType, images: int, nbytes: int) -> Case:
+    """Copy the first elements of short rows, of which a block copies several."""
+    size = -(-nbytes // dtype.itemsize) | 1
+
+    def make(g: Any, x: Value) -> Value:
+        return g.add(Slice((0, 0), (images, size), (1, 1)), x)
+
+    return build(f"{dtype} {images} rows of {size}", [rows(dtype, images, size + 3)], make, awkward, exact=True)
+
+
+HEADS = """graph "heads" (%x: f16[2,824,3,5]{0,2,3,1}, %z: f16[2,824,2,2]{0,2,3,1}) {
+  %a = slice(%x) {starts=[0, 0, 0, 0], sizes=[2, 819, 3, 5], steps=[1, 1, 1, 1]} : f16[2,819,3,5]{0,2,3,1}
+  %b = reshape(%a) {shape=[2, 9, 91, 3, 5]} : f16[2,9,91,3,5]{0,3,4,1,2}
+  %c = transpose(%b) {perm=[0, 3, 4, 1, 2]}
+  %d = reshape(%c) {shape=[2, 135, 91]}
+  %e = slice(%z) {starts=[0, 0, 0, 0], sizes=[2, 819, 2, 2], steps=[1, 1, 1, 1]} : f16[2,819,2,2]{0,2,3,1}
+  %f = reshape(%e) {shape=[2, 9, 91, 2, 2]} : f16[2,9,91,2,2]{0,3,4,1,2}
+  %g = transpose(%f) {perm=[0, 3, 4, 1, 2]}
+  %h = reshape(%g) {shape=[2, 36, 91]}
+  %y = concat(%d, %h) {axis=1}
+  return %y
+}"""
+
+
+def heads() -> Case:
+    """Join slices of channels of two images, as a detector does whose filters are padded."""
+    return Case("heads", parse(HEADS), awkward, exact=True)
+
+
+def row(start: int) -> Case:
+    """Copy one short row."""
+    type = rows(DType.U8, 1500 + start)
+    return build(f"one row from {start}", [type], lambda g, x: g.add(Slice((start,), (1500,), (1,)), x), exact=True)
+
+
 def random_cases() -> list[Case]:
     fixed = np.random.default_rng(31)  # the same sources each time: they are compiled once
     sizes = [fixed.integers(74, 1500, 3) * 2 + 1 for _ in range(3)]
     joined = [concat(dtype, *map(int, some)) for dtype in DTYPES for some in sizes]
+    joined += [short(dtype, images, size) for dtype in DTYPES for images, size in ((7, 1025), (3, 2049), (33, 1601))]
+    joined += [heads(), row(3)]
     return [*joined, *(sliced(dtype, 5001, start, 5001 - 11 * start) for dtype in DTYPES for start in (1, 2, 3))]
 
 

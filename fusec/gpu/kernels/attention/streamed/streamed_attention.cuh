@@ -7,8 +7,9 @@ FRAGMENT(kernel) {
   TYPE* const ring = (TYPE*)memory + warp * (STAGES * STAGE_SIZE);
   TYPE *const queries = (TYPE*)memory + WARPS * STAGES * STAGE_SIZE, *const fresh = queries + 16u * PITCH;
   const u32 sequence = blockIdx.x, group = sequence % GROUPSu, image = sequence / GROUPSu, first_row = sequence * KEYSu;
-  __shared__ u32 count, news[NEW], places[NEW], last_count, last[NEW];
-  if (threadIdx.x == 0) count = 0u, last_count = 0u;
+  __shared__ u32 count, news[NEW], places[NEW], last_count, last[NEW], used;
+  u32 turns = TURNSu;
+  if (threadIdx.x == 0) count = 0u, last_count = 0u, used = 0u;
   COPY_EARLY
   __syncthreads();
   BEGIN
@@ -19,8 +20,10 @@ FRAGMENT(kernel) {
     if (place >= 0 && place < KEYS) {
       const u32 n = atomicAdd(&count, 1u);
       news[n] = i, places[n] = (u32)place;
+      atomicMax(&used, (u32)place + 1u);
     }
   }
+  FIND_LAST
   for (u32 i = threadIdx.x; i < QUERY_PACKSu; i += THREADSu) {
     const u32 own_head = i / PACKSu, column = i % PACKSu * VECTORu, head = group * SHARERSu + own_head;
     TYPE* const to = queries + (own_head * PITCHu + column);
@@ -37,6 +40,7 @@ FRAGMENT(kernel) {
     }
   }
   __syncthreads();
+  STOP_EARLY
   // Of rows with the same place, the last one stays.
   for (u32 n = threadIdx.x; n < count; n += THREADSu) {
     bool is_last = true;
@@ -59,7 +63,7 @@ FRAGMENT(kernel) {
   }
   u32 here = 0;
   #pragma unroll 1
-  for (u32 turn = 0; turn < TURNSu; ++turn) {
+  for (u32 turn = 0; turn < turns; ++turn) {
     const u32 start = (turn * WARPSu + warp) * 16u, own = start + 16u <= KEYSu ? 16u : start < KEYSu ? KEYSu - start : 0u;
     TYPE *const keys = ring + here * STAGE_SIZEu, *const values = keys + 16u * PITCHu;
     wait_for_copies<STAGES - 2>();
@@ -174,7 +178,7 @@ FRAGMENT(kernel) {
 
 // Request the rows of keys and values of a turn; past the last key, store zeros.
 FRAGMENT(request) {
-  if (next < TURNSu) {
+  if (next < turns) {
     const u32 first = (next * WARPSu + warp) * 16u;
     TYPE* const to = ring + slot * STAGE_SIZEu;
     #pragma unroll
@@ -195,6 +199,26 @@ FRAGMENT(first_requests) {
     const u32 slot = next;
     REQUEST
   }
+}
+
+// The keys after the last one that the bias shows need not be read.
+FRAGMENT(find_last) {
+  u32 shown = 0;
+  #pragma unroll 8
+  for (u32 key = threadIdx.x; key < KEYSu; key += THREADSu) {
+    const u32 head = group * SHARERSu;
+    if (BIAS != -INFINITE) shown = key + 1u;
+  }
+  for (int s = 16; s > 0; s /= 2) {
+    const u32 other = __shfl_xor_sync(0xffffffffu, shown, s);
+    shown = shown > other ? shown : other;
+  }
+  if (lane == 0u) atomicMax(&used, shown);
+}
+
+// Turns end with the last key that is shown or new. Where the result has memory of its own, all rows are copied.
+FRAGMENT(stop_early) {
+  if (IN_PLACE) turns = used == 0u ? 1u : (used - 1u) / (WARPSu * 16u) + 1u;
 }
 
 FRAGMENT(load_bias) {

@@ -2,7 +2,8 @@
 
 A warp has every so many keys, sixteen at a time, and requests the next ones while it multiplies these. It needs no
 other warp before the end, when sums are added up. Thus a long cache of many sequences takes about the time of its
-bytes, and little shared memory, so that the next launch can begin early.
+bytes, and little shared memory, so that the next launch can begin early. Keys after the last one that the bias shows
+are not read, which are the places of a cache that no token has filled yet.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fusec.gpu.kernels.attention.cached_source import BATCH, CUDA, CachedAttenti
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, ceil_div
+from fusec.gpu.kernels.codegen.pointwise_code import stride_along
 
 KEYS = 16  # of a warp at a time
 HEADS = 16  # in a product
@@ -42,6 +44,12 @@ class StreamedAttentionSource(CachedAttentionSource):
     def shared_bytes(self) -> int:
         sums = 4 * self.warps * self.step.sharers * (self.step.features + 2)
         return max(2 * (self.warps * self.stages * self.stage_size + (HEADS + 2) * self.pitch), sums)
+
+    @property
+    def is_shared_bias(self) -> bool:
+        """Tell if all heads have the same bias, so that keys which it hides can be left out."""
+        bias = self.step.bias
+        return bias is not None and stride_along(bias.type, 4, 1) == 0
 
     def fits(self, figures: GpuFigures) -> bool:
         """Tell if a block for each sequence occupies the GPU, and has room for its stages."""
@@ -88,6 +96,8 @@ class StreamedAttentionSource(CachedAttentionSource):
         cuda = cuda.bind(
             INDICES=arguments.read(step.indices),
             LOAD_BIAS=cuda("load_bias", BIAS=self._bias(arguments)),
+            FIND_LAST=cuda("find_last", BIAS=self._bias(arguments)) if self.is_shared_bias else [],
+            STOP_EARLY=cuda("stop_early", IN_PLACE=self._in_place(arguments)) if self.is_shared_bias else [],
             LOAD_QUERY=self._query(shared, arguments),
             NEW_KEY=self._new_row(shared, arguments, step.writes[0]),
             NEW_VALUE=self._new_row(shared, arguments, step.writes[1]),
@@ -104,6 +114,12 @@ class StreamedAttentionSource(CachedAttentionSource):
         launch = arguments.launch("streamed_attention", lines, step.sequences, threads, resident=1)
         launch = replace(launch, resident_bytes=self.shared_bytes, dependent=True)
         return Kernel("+".join(node.op.name for node in step.nodes), (launch,))
+
+    def _in_place(self, arguments: Arguments) -> str:
+        """Return the condition that no row has to be copied."""
+        pairs = [(w.reads[0], y) for w, y in zip(self.step.writes, self.step.written, strict=True) if y is not None]
+        same = [f"(const void*){arguments.read(old)} == (const void*){arguments.write(new)}" for old, new in pairs]
+        return " && ".join(same) or "true"
 
     def _streamed_stores(
         self, cuda: CudaTemplate, shared: CudaTemplate, arguments: Arguments

@@ -1,0 +1,236 @@
+"""Answer where each thing is decided in fusec, for docs/architecture.md.
+
+Answers name files below fusec/, which become links. Keys are topics, then questions.
+"""
+
+from __future__ import annotations
+
+QUESTIONS = {
+    "Additions": {
+        "Where would I add an op, a rule, a pass, a lowering, a kernel, a GPU, an ONNX op or a command?": (
+            "the tables of [CONTRIBUTING.md](../CONTRIBUTING.md#where-additions-go) list the files of each"
+        ),
+        "Where would I add a fused op?": (
+            "its meaning in a file of ops, such as ops/normalization.py; a rule that recognises it in "
+            "passes/rules/norm.py or next to it; lower_cudnn.py if cuDNN runs it, `FAMILIES` in "
+            "gpu/kernels/__init__.py if a kernel does. CONTRIBUTING.md lists all files"
+        ),
+        "Which tests would a change need?": (
+            "those next to it: tests/ mirrors fusec/. [CONTRIBUTING.md](../CONTRIBUTING.md#the-ten-minute-loop) "
+            "names the folders that test the whole"
+        ),
+    },
+    "The model, and its passes": {
+        "In which order do passes run, and why?": ("`PIPELINE` in passes/__init__.py"),
+        "Which options does a compilation have, and where are they checked?": ("execution/compile_options.py"),
+        "Which input sizes are padded, and to what?": (
+            "dynamic_shapes/padding.py pads where frontends/padding_proof.py proves that results stay the same; "
+            "serving/batch_sizes.py pads rows of a batch"
+        ),
+        "Where is a model split at a host step?": (
+            "where the import of a node raises `HostValueError` (frontends/onnx/host_values.py); "
+            "frontends/onnx/segmented/segments.py makes the segments, segments/executable.py runs them"
+        ),
+        "Who chooses the memory order (NHWC or NCHW) of a value, and its precision?": (
+            "passes/layout/assign_layout.py, with the orders that each op can take in "
+            "passes/layout/op_layouts.py; passes/layout/precision.py adds casts"
+        ),
+        "Where is attention recognised?": (
+            "passes/attention/recognise_attention.py where ONNX spells it as products and a softmax; "
+            "passes/partition/attention_fallback.py expands what nothing runs as one step"
+        ),
+        "Where are `If`, `Loop` and `Scan` imported?": (
+            "frontends/onnx/ops/control.py; a loop whose end is computed runs on the host (segments/loops.py)"
+        ),
+        "Where do random numbers come from, as in dropout?": (
+            "ops/random.py defines the bits by a seed and the number of the call; frontends/onnx/ops/random.py "
+            "makes numbers of them"
+        ),
+        "What is a host step, and where does it run?": (
+            "a node that needs values on the host ([host-steps.md](host-steps.md)); segments/executable.py runs "
+            "it between programs"
+        ),
+        "Where does a detector's NonMaxSuppression run?": (
+            "frontends/onnx/movement/data_dependent.py imports it as the op of ops/non_max_suppression.py, which "
+            "gpu/kernels/selection/non_max_suppression.py runs on the GPU. frontends/onnx/segmented/bounded.py "
+            "joins it with what follows if rows stay separate; otherwise the number of boxes goes to the host"
+        ),
+    },
+    "Fusion": {
+        "Which ops become one step?": ("passes/partition/candidates.py proposes, passes/partition/cover.py chooses"),
+        "Why did an op not fuse? Who decides?": (
+            "passes/partition/cover.py (`_pick`, `_decide`); cuDNN, which gpu/cudnn/legality_judge.py asks"
+        ),
+        "Who words the reason why an op did not fuse?": (
+            "`WITHOUT` in lower_cudnn.py for an op; passes/partition/cover.py, "
+            "passes/partition/strict_rounding.py, lowering/known_bugs/graph_rules.py, and "
+            "gpu/cudnn/error_messages.py for cuDNN's answers. `STAGES` in diagnostics/explain/explain_program.py "
+            "names who refused"
+        ),
+        "Who knows that cuDNN refuses a graph, such as a depthwise convolution of 8-bit integers?": (
+            "no file: cuDNN is asked, and plans/verdict.py records its answer. `WITHOUT` in lower_cudnn.py and "
+            "`refusal` in gpu/cudnn/judges.py hold what fusec does not ask. gpu/kernels/__init__.py finds a "
+            "kernel for it"
+        ),
+        "What does cuDNN compute wrongly?": ("lowering/known_bugs/graph_rules.py, lowering/known_bugs/plan_rules.py"),
+        "Who consults these rules?": (
+            "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/judges.py and gpu/cudnn/legality.py; "
+            "for plans gpu/cudnn/plan_list.py, gpu/cudnn/plan_builder.py, gpu/autotune/plan_bench.py and "
+            "gpu/autotune/tuning_cache.py"
+        ),
+        "Where does a step get its name, such as `conv+bias+relu`?": (
+            "`signature` and `display_name` in schedule/program.py"
+        ),
+    },
+    "Plans, kernels and tuning": {
+        "Does cuDNN, cuBLASLt or a kernel run a step?": (
+            "gpu/autotune/step_candidates.py lists the candidates, gpu/autotune/candidate_times.py chooses by "
+            "time, gpu/autotune/step_selection.py stores the choice. Without a GPU: passes/partition/cover.py, "
+            "and passes/partition/partition_graph.py for what cuDNN does not run"
+        ),
+        "Which plan of cuDNN runs a graph?": ("gpu/autotune/plan_selection.py"),
+        "Which variant of a kernel runs?": ("gpu/autotune/variant_selection.py"),
+        "Where is split-K chosen: how many blocks share the depth of a sum?": (
+            "each kernel chooses for itself: gpu/kernels/convolution/split_k.py for convolutions, "
+            "gpu/kernels/product/few_rows/streamed_weights.py (`parts`) and "
+            "gpu/kernels/product/packed/packed_product.py for products of few rows. In plans of cuDNN it is a "
+            "knob, in cuBLASLt a part of the algorithm (gpu/cublaslt/algorithms.py); both are timed"
+        ),
+        "Which figures of a GPU are used? What changes with more multiprocessors?": (
+            "those of the compiled target, such as targets/h200.json; gpu/kernels/codegen/gpu_figures.py reads "
+            "what shapes kernels, and gpu/kernels/__init__.py hands it to each family. No other file names a "
+            "number of multiprocessors. Choices of steps timed with other figures are not used"
+        ),
+        "How often is a plan or kernel timed, and how?": (
+            "`_time_last` and `ROUNDS` in gpu/autotune/plan_search.py; gpu/measure/timer.py measures, on data of "
+            "gpu/measure/random_inputs.py"
+        ),
+        "Which results reject a plan or a kernel?": (
+            "gpu/autotune/result_check.py for plans, gpu/launch/kernel_launcher.py for variants of a kernel; "
+            "gpu/measure/tolerance.py is the bound"
+        ),
+        "When does tuning stop?": (
+            "`LEVELS` and the budget in gpu/autotune/plan_search.py; `SECONDS` in "
+            "gpu/autotune/coordinate_descent.py for the whole model"
+        ),
+        "What does `--budget` stop?": (
+            "questions to cuDNN (`within` in gpu/cudnn/judges.py): what was not asked about runs unfused "
+            "(passes/partition/cover.py). Timing, in gpu/autotune/plan_search.py: each graph still gets a plan. "
+            "gpu/backend.py bounds the search over the whole model"
+        ),
+        "Which plans may a compilation use: engines, workspace, fixed order of sums?": ("plans/plan_filter.py"),
+        "What is the least time of a step (roofline), and its modelled time?": ("passes/partition/cost_model.py"),
+        "Which kernel runs a product, such as one of int8?": (
+            "gpu/kernels/product/thin_product.py and the folders next to it; `FAMILIES` in "
+            "gpu/kernels/__init__.py has the order in which they are asked"
+        ),
+    },
+    "Caches and files": {
+        "When is a choice not measured again?": (
+            "gpu/autotune/tuning_cache.py; gpu/shape_transfer/transfer_choices.py for other sizes"
+        ),
+        "Where are choices stored, and by which key?": (
+            "plans/plan_cache.py; `PlanKey` in plans/plan_record.py, which gpu/autotune/tuning_environment.py and "
+            "gpu/autotune/tuning_cache.py fill"
+        ),
+        "Where are cuDNN's verdicts stored, and by which key?": (
+            "plans/sqlite_cache.py; `_environment` in gpu/cudnn/legality.py"
+        ),
+        "Which plans and kernels of others does this machine run?": (
+            "those that plans/trusted_plans.py lists; artifacts/read_file.py and gpu/launch/cubins.py ask it"
+        ),
+        "Where is CUDA source compiled?": ("gpu/nvrtc.py"),
+        "What makes a stored choice or verdict stale?": (
+            "its key. A choice depends on the graph or kernel source, the GPU, the driver, the versions of cuDNN, "
+            "its frontend and cuBLASLt, the filter of plans and the level; choices of steps also on the figures "
+            "of the target (gpu/autotune/tuning_environment.py). A verdict depends on the graph, the target, "
+            "the versions of cuDNN, its frontend and NVRTC, and fusec's rules (`_environment` in gpu/cudnn/legality.py)"
+        ),
+        "How does a plan get from a machine without a GPU to one with a GPU?": (
+            "compiler/build_plans.py has several plans built for each graph (gpu/cudnn/plan_serialization.py), "
+            "artifacts/fusec_file.py writes them into the file, and compiler/load_file.py reads it on the GPU. "
+            "There gpu/autotune/suggested_plans.py times them, if plans/trusted_plans.py lists them; of others "
+            "only engine and knobs are used"
+        ),
+    },
+    "Weights and quantisation": {
+        "What happens to a weight?": (
+            "frontends/onnx/tensors.py reads it when it is first used, frontends/onnx/emit.py makes it a "
+            "constant, passes/rewriting/derived_constants.py folds constants into it "
+            "(passes/folding/fold_scales.py: factors), passes/layout/precision.py casts it, "
+            "passes/layout/assign_layout.py orders it, execution/shared_weights.py stores it once, "
+            "execution/step_binding.py uploads it, lowering/packing.py packs narrow types"
+        ),
+        "Where are the scales of 8-bit products folded?": (
+            "passes/quantization/integer_products.py folds them into one factor of the exact sums, after "
+            "passes/quantization/move_scales.py moved them to its operands; passes/quantization/run_in_fp8.py "
+            "does so for fp8. The factor runs in the epilogue of the product: of cuDNN (lower_cudnn.py), cuBLASLt "
+            "(gpu/cublaslt/match.py) or a kernel. passes/folding/fold_scales.py folds factors of floats into "
+            "weights"
+        ),
+        "Which layers does quantisation leave in float?": (
+            "quantization/placement.py by kind, quantization/choose_float.py by their loss"
+        ),
+        "How is a quantised convolution compiled?": (
+            "frontends/onnx/ops/quantize.py imports Q/DQ as casts and pointwise ops; "
+            "passes/quantization/move_scales.py and passes/quantization/integer_products.py make an exact "
+            "convolution of integers and one factor. cuDNN, gpu/kernels/convolution/resident_filters.py or "
+            "gpu/kernels/product/int8/ run it. compiler/faster_form.py times this form against floats with rounded "
+            "weights"
+        ),
+    },
+    "A call": {
+        "What does a call do?": ("runtime.py"),
+        "Where is a value stored?": ("schedule/memory_plan.py; schedule/buffer_donation.py for state"),
+        "Where is a CUDA graph captured, and who holds it?": (
+            "execution/program_runner.py asks for it in the second call, holds it and replays it; "
+            "gpu/launch/capture.py and gpu/launch/cuda_graph.py capture it"
+        ),
+        "Which steps run side by side?": (
+            "schedule/dependencies.py finds the steps that each must wait for; gpu/launch/cuda_graph.py captures "
+            "both orders and times them"
+        ),
+        "Where is a launch made dependent?": (
+            "`dependent` of a `Launch` (gpu/kernels/codegen/kernel.py), which each kernel sets for itself; "
+            "gpu/launch/dependent_launch.py launches it so"
+        ),
+        "Where does a decoder store keys and values?": (
+            "generation/decoder_graph.py makes them state of two programs; execution/state.py holds state on the device"
+        ),
+        "Who holds a plan, and who frees it?": (
+            "gpu/autotune/plan_selection.py holds the plans of a backend, and with it they go: Python frees "
+            "gpu/cudnn/built_plan.py, and gpu/cublaslt/descriptors.py its own"
+        ),
+    },
+    "Failures": {
+        "What happens when cuDNN crashes or hangs?": (
+            "it runs in a process of its own: gpu/cudnn/worker_process.py tells how that ended, and "
+            "gpu/cudnn/worker_pool.py starts another. On the GPU, gpu/autotune/plan_search.py puts a plan that "
+            "costs the process its GPU into quarantine (plans/plan_cache.py)"
+        ),
+        "What happens when the GPU has no memory left?": (
+            "`out_of_memory` in gpu/launch/stream_calls.py makes it an ExecutionError, in a call and while plans "
+            "and kernels are timed. gpu/autotune/plan_bench.py leaves out plans whose workspace does not fit"
+        ),
+        "What stays when a process is killed?": (
+            "complete files: system/atomic_write.py writes each whole or not at all, for plans/plan_cache.py, "
+            ".fusec files, locks and reports. Verdicts stay in plans/sqlite_cache.py, finished chunks of the "
+            "fuzzer in testing/runner/database.py. No child process (system/parent_death.py) and no shared memory "
+            "(scale/shared_block.py) stays. scale/device_queue.py and serving/server/supervisor.py start a dead "
+            "worker again"
+        ),
+    },
+    "Serving and testing": {
+        "How does the server form batches?": ("serving/server/batch_queue.py"),
+        "When does the server refuse a request?": (
+            "serving/server/infer_handler.py, before it is read or queued; serving/server/model_worker.py where "
+            "it waited too long, serving/server/worker_link.py where the worker is late"
+        ),
+        "What does the fuzzer compare, and how close must results be?": (
+            "`PROPERTIES` in testing/properties/table.py; testing/error_bounds/bounds.py bounds the difference"
+        ),
+        "How is a failing graph made smaller?": (
+            "testing/runner/shrink.py; testing/runner/crash_shrink.py for crashes"
+        ),
+    },
+}
