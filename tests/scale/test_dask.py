@@ -172,6 +172,14 @@ def test_errors_name_their_reason(client: Client, model: Path, tmp_path: Path, r
     (tmp_path / "two.txt").write_text('graph "g" (%x: f32[4], %w: f32[4]) {\n %y = add(%x, %w)\n return %y\n}')
     with pytest.raises(ExecutionError, match="has the inputs x, w; an array is for a model with one"):
         fusec.dask.map_array(rows, tmp_path / "two.txt", target="cpu")
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a.npy", np.ones((4, 6), np.float32))
+    np.save(tmp_path / "in" / "b.npy", np.ones((4, 7), np.float32))
+    with pytest.raises(ExecutionError, match=r"in/b.npy: input %x .*\[4, 7\]"):
+        fusec.dask.map_folder(tmp_path / "in", tmp_path / "out", model, target="cpu")
+    (tmp_path / "in" / "b.npy").write_bytes(b"no array")
+    with pytest.raises(ExecutionError, match=r"in/b.npy: cannot be read"):
+        fusec.dask.map_folder(tmp_path / "in", tmp_path / "out", model, target="cpu")
 
 
 def test_fuzzing_is_spread(client: Client, tmp_path: Path) -> None:
