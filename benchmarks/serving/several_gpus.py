@@ -68,7 +68,7 @@ class Sizes:
     batch: int = 64
     side: int = 224
     batches: int = 400
-    files: int = 640
+    files: int = 576
     rows: int = 1024
     steps: int = 20
     budget_s: float = float("inf")

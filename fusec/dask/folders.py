@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fusec.dask.calls import current_client, finished_calls
+from fusec.errors import ExecutionError
 from fusec.scale.batch_pipeline import loaded_pipeline
 from fusec.scale.extras import extra_module
 from fusec.scale.model_recipe import ModelRecipe
@@ -31,12 +32,14 @@ def map_folder(
 
     source: folder of .npy files (a model with one input), or .npz or .parquet files whose arrays or columns have the
         names of the inputs. A row of a column is a number, or the list of a row's numbers.
-    results: folder for a file of the same name and type; .npz for .npy if the model has several outputs.
+    results: another folder, for a file of the same name and type; .npz for .npy if the model has several outputs.
     rows, pad: see `BatchOptions`.
     model, options: as for `map_bag`. All workers must see the model and both folders.
+    Raises FusecError if there are no files, or if two results would have one name; ExecutionError for a bad file.
     """
     recipe, batches = ModelRecipe.of(model, options), BatchOptions(rows, pad)
-    goal, sources = Path(results).absolute(), row_files(Path(source).absolute())
+    goal = Path(results).absolute()
+    sources = row_files(Path(source).absolute(), goal)
     run = partial(_run_file, folder=goal, recipe=recipe, options=batches)
     client = current_client()
     if client is None:
@@ -53,5 +56,10 @@ def _run_file(source: Path, folder: Path, recipe: ModelRecipe, options: BatchOpt
     pipeline = loaded_pipeline(recipe)
     goal = result_path(source, folder, pipeline.model.outputs)
     if not goal.exists():
-        write_rows(goal, run_rows(pipeline, read_rows(source, pipeline.model), options))
+        rows = read_rows(source, pipeline.model)
+        try:
+            found = run_rows(pipeline, rows, options)
+        except ExecutionError as error:
+            raise ExecutionError(f"{source}: {error}") from error
+        write_rows(goal, found)
     return goal

@@ -17,9 +17,7 @@ from fusec.scale.model_recipe import ModelRecipe
 from fusec.scale.pool_process import Batch, Inputs, PoolMemory, PoolProcess, WorkerModel
 from fusec.system.threaded_copy import ThreadedCopy
 
-MOST_DEATHS = (
-    2  # workers that may die while they run a batch: the batch is tried once more, because it may not be at fault
-)
+MOST_DEATHS = 2  # of workers that run a batch: it is tried once more, because it may not be at fault
 FILLED = 2  # buffers that the caller may fill, or still hold, while as many batches as possible are unfinished
 
 

@@ -20,11 +20,20 @@ if TYPE_CHECKING:
 ENDINGS = (".npy", ".npz", ".parquet")
 
 
-def row_files(folder: Path) -> list[Path]:
-    """List the files of rows in a folder. Raises FusecError if there are none."""
+def row_files(folder: Path, results: Path) -> list[Path]:
+    """List the files of rows in a folder.
+
+    Raises FusecError if there are none, or if a file of results in the folder `results` would have the name of another.
+    """
     found = sorted(path for path in folder.glob("*") if path.suffix in ENDINGS)
     if not found:
         raise FusecError(f"{folder}: has no file of rows ({', '.join(ENDINGS)})")
+    if results.resolve() == folder.resolve():
+        raise FusecError(f"{folder}: holds the rows; results of the same names need another folder")
+    names = {path.name for path in found}
+    for path in found:
+        if path.suffix == ".npy" and f"{path.stem}.npz" in names:
+            raise FusecError(f"{path}: {path.stem}.npz is there, too; results of both may need one name: rename one")
     return found
 
 

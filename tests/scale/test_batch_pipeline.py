@@ -170,6 +170,19 @@ def test_rows_run_on_the_gpu(model: Path, meaning: Callable[[Array], Array], rng
         assert_close(run_rows(pipeline, {"x": rows}, BatchOptions(pad=True))["z"], meaning(rows), 1e-5)
 
 
+@pytest.mark.gpu
+def test_rows_of_two_threads_run_on_the_gpu(
+    model: Path, meaning: Callable[[Array], Array], rng: np.random.Generator
+) -> None:
+    """As those of a Dask worker with two tasks."""
+    pipeline = BatchPipeline(fusec.compile(model, tune="none"))
+    given = [rng.standard_normal((4 * int(rng.integers(1, 4 * DEPTH)), 6)).astype(np.float32) for _ in range(10)]
+    for first, second in zip(given[::2], given[1::2], strict=True):
+        calls = [in_thread(lambda x=x: run_rows(pipeline, {"x": x})["z"]) for x in (first, second)]
+        for rows, result in zip((first, second), calls, strict=True):
+            assert_close(result(), meaning(rows), 1e-5)
+
+
 def test_outputs_that_cannot_be_joined_are_refused() -> None:
     """A model of any shapes may give rows of another shape for each batch."""
     shapes = iter([(ROWS, 2), (ROWS, 1)])

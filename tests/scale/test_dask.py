@@ -19,7 +19,7 @@ from cli.command import fusec as fusec_command
 from helpers import assert_close
 from segments.models import non_zero
 
-from fusec.errors import ExecutionError
+from fusec.errors import ExecutionError, FusecError
 
 pytest.importorskip("distributed")
 from dask import bag
@@ -125,6 +125,20 @@ def test_a_folder_of_several_types_for_a_model_with_two_outputs(client: Client, 
             np.testing.assert_array_equal(got["z"], -rows)
 
 
+def test_folders_whose_results_could_replace_others_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.txt").write_text('graph "g" (%x: f32[4,6]) {\n %y = neg(%x)\n return %y\n}')
+    rows = tmp_path / "in"
+    with pytest.raises(FusecError, match=r"in: has no file of rows \(.npy, .npz, .parquet\)"):
+        fusec.dask.map_folder(rows, tmp_path / "out", tmp_path / "m.txt")
+    rows.mkdir()
+    np.save(rows / "a.npy", np.ones((4, 6), np.float32))
+    with pytest.raises(FusecError, match="in: holds the rows; results of the same names need another folder"):
+        fusec.dask.map_folder(rows, tmp_path / "out" / ".." / "in", tmp_path / "m.txt")
+    np.savez(rows / "a.npz", x=np.ones((4, 6), np.float32))
+    with pytest.raises(FusecError, match=r"a.npy: a.npz is there, too; results of both may need one name"):
+        fusec.dask.map_folder(rows, tmp_path / "out", tmp_path / "m.txt")
+
+
 def test_a_folder_without_a_cluster(tmp_path: Path) -> None:
     """Dask's scheduler on this machine runs it, in the process of the caller."""
     (tmp_path / "in").mkdir()
@@ -158,6 +172,14 @@ def test_errors_name_their_reason(client: Client, model: Path, tmp_path: Path, r
     (tmp_path / "two.txt").write_text('graph "g" (%x: f32[4], %w: f32[4]) {\n %y = add(%x, %w)\n return %y\n}')
     with pytest.raises(ExecutionError, match="has the inputs x, w; an array is for a model with one"):
         fusec.dask.map_array(rows, tmp_path / "two.txt", target="cpu")
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a.npy", np.ones((4, 6), np.float32))
+    np.save(tmp_path / "in" / "b.npy", np.ones((4, 7), np.float32))
+    with pytest.raises(ExecutionError, match=r"in/b.npy: input %x .*\[4, 7\]"):
+        fusec.dask.map_folder(tmp_path / "in", tmp_path / "out", model, target="cpu")
+    (tmp_path / "in" / "b.npy").write_bytes(b"no array")
+    with pytest.raises(ExecutionError, match=r"in/b.npy: cannot be read"):
+        fusec.dask.map_folder(tmp_path / "in", tmp_path / "out", model, target="cpu")
 
 
 def test_fuzzing_is_spread(client: Client, tmp_path: Path) -> None:

@@ -76,14 +76,14 @@ def test_files_of_rows(ending: str, tmp_path: Path, rng: np.random.Generator) ->
     rows = rng.standard_normal((8, 2, 3)).astype(np.float32)
     file = tmp_path / f"rows{ending}"
     write_rows(file, {"x": rows})
-    assert row_files(tmp_path) == [file]
+    assert row_files(tmp_path, tmp_path / "out") == [file]
     assert_close(read_rows(file, run)["x"], rows, 0)
     assert result_path(file, tmp_path / "out", run.outputs).name == file.name
     file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(ExecutionError, match=f"rows{ending}: cannot be read"):
         read_rows(file, run)
     with pytest.raises(FusecError, match="has no file of rows"):
-        row_files(tmp_path / "empty")
+        row_files(tmp_path / "empty", tmp_path / "out")
 
 
 def test_a_missing_extra_is_named() -> None:
