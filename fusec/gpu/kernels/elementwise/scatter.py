@@ -29,7 +29,7 @@ from fusec.ir import DType, Node, Value
 from fusec.ops import Scatter
 from fusec.schedule.aliasing import same_storage
 
-FEW = 1 << 10  # updates that each thread compares its element with
+FEW = 1 << 8  # updates that each thread compares its element with
 FEW_COMPARISONS = 1 << 7  # of all elements with all updates, for each thread of a full GPU
 MAX_ELEMENTS = 1 << 31
 COMBINED = {"none": "y", "add": "x + y", "mul": "x * y", "max": "nmax(x, y)", "min": "nmin(x, y)"}

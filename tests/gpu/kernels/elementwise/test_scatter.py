@@ -48,9 +48,9 @@ def scatter_cases() -> list[Case]:
     ordered = [order, rows(DType.I64, 7), last(F16, 7, 3, 4, 5)]
     return [
         *(of(kind, dtype, 7, 9, 5) for kind in KINDS for dtype in (F32, F16, BF16, F64, *INTEGERS)),
-        *(of(kind, dtype, 300, 9) for kind in KINDS for dtype in (F32, F16)),
+        *(of(kind, dtype, 200, 9) for kind in KINDS for dtype in (F32, F16)),
         *(of(kind, dtype, MANY, 9, 2) for kind in KINDS for dtype in (F32, BF16, F64, *INTEGERS)),
-        *(of("none", dtype, 300, 2 * MANY, 2) for dtype in (F32, F16, F64, DType.BOOL, DType.U8)),
+        *(of("none", dtype, 200, 2 * MANY, 2) for dtype in (F32, F16, F64, DType.BOOL, DType.U8)),
         *(of("none", dtype, MANY, 2 * MANY, 3) for dtype in (F32, F16, F64, DType.BOOL, DType.U8)),
         of("none", F16, MANY, 2 * MANY, 1),
         of("add", F32, 0, 9, 5),
