@@ -25,7 +25,7 @@ import torch
 import fusec
 from benchmarks.common.attempt import TooLongError, within
 from benchmarks.common.model_zoo import channels_last, feeds_of, make, on_gpu
-from benchmarks.common.result_files import date_and_commit, gpu_and_torch, parser, write
+from benchmarks.common.result_files import KEYS, gpu_and_torch, parser, write_row
 from benchmarks.common.torch_timing import (
     PRODUCTS,
     Autotune,
@@ -184,16 +184,16 @@ def main() -> int:
     if unknown := set(peers) - set(PEERS):
         options.error(f"--peers takes {', '.join(PEERS)}, not {', '.join(sorted(unknown))}")
     settings = Settings(peers, given.tune, given.budget, given.peer_seconds, given.products)
-    rows: list[dict[str, Any]] = []
-    result = {**date_and_commit(given.commit), **gpu_and_torch(), "rows": rows}
+    machine, ok = gpu_and_torch(), True
     for item in given.cases:
         name, batch = item.split(":")
         nhwc = given.images == "last" or (given.images == "listed" and name in CHANNELS_LAST)
-        rows.append(case(name, int(batch), nhwc, settings))
-        show(rows[-1], given.worst)
-        write(given.output, result)  # after each row, because a later one may fail
+        row = case(name, int(batch), nhwc, settings)
+        show(row, given.worst)
+        write_row(given.output, machine, given.commit, row, KEYS["peers.json"])  # at once: a later one may fail
+        ok = ok and row["ok"]
         free_memory()
-    return 0 if all(row["ok"] for row in rows) else 1
+    return 0 if ok else 1
 
 
 if __name__ == "__main__":
