@@ -190,7 +190,7 @@ def main() -> int:
         nhwc = given.images == "last" or (given.images == "listed" and name in CHANNELS_LAST)
         row = case(name, int(batch), nhwc, settings)
         show(row, given.worst)
-        write_row(given.output, machine, given.commit, row, KEYS["peers.json"])  # at once: a later one may fail
+        write_row(given.output, machine, given.commit, row, KEYS["peers.json"])  # a later row may fail
         ok = ok and row["ok"]
         free_memory()
     return 0 if ok else 1
