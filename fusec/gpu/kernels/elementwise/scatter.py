@@ -46,7 +46,7 @@ def scatter(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures
         return None
     if x.size == 0:
         return Kernel("scatter", ())
-    step = _Step(node, node.op.reduction)
+    step = _Scatter(node, node.op.reduction)
     if _has_few_updates(node, figures):
         return Kernel("scatter", (step.by_place(),))
     if updates.size == 0:
@@ -69,7 +69,7 @@ def _has_few_updates(node: Node, figures: GpuFigures) -> bool:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Scatter:
     """A scatter, and how it combines numbers."""
 
     node: Node
@@ -97,8 +97,7 @@ class _Step:
     def _template(self) -> CudaTemplate:
         """Return the template with what all launches share. A row has the coordinate `row`, and an update `n`."""
         old, _, new = self.node.operands
-        rest = [f"c{d}" if size != 1 else None for d, size in enumerate(old.type.shape)][1:]
-        rows, updates = Space(old.type.shape, ("row", *rest)), Space(new.type.shape, ("n", *rest))
+        rows, updates = self._space("row", old), self._space("n", new)
         return _CUDA.bind(
             TYPE=C_TYPES[self.dtype],
             ROWS=by_value(old.type.shape[0]),
@@ -162,7 +161,8 @@ class _Step:
             if self.is_held:
                 memory = f"{arguments.scratch(self.number)} + ({self._held_at()})"
             else:
-                memory = f"{arguments.write(result)} + ({self._rows_space().offset(result.type)})"
+                offset = self._space("row", result).offset(result.type)
+                memory = f"{arguments.write(result)} + ({offset})"
             work = cuda("combine", MEMORY=memory)
             preamble = [*cuda("functions"), *cuda("meet", MEET=self._meet(cuda))]
         lines = thread_index(new.type.size, self._rows("n", indices.type.size))
@@ -187,9 +187,10 @@ class _Step:
             return cuda("meet_by_add", ADDED="u64" if self.number == "i64" else self.number)
         return cuda("meet_by_exchange", BITS="u64" if self.held_bytes == 8 else "u32")
 
-    def _rows_space(self) -> Space:
-        shape = self.node.result.type.shape
-        return Space(shape, ("row", *(f"c{d}" if size != 1 else None for d, size in enumerate(shape) if d)))
+    def _space(self, first: str, value: Value) -> Space:
+        """Return the space of the operand or of the updates. The first coordinate is the row, or the update."""
+        shape = value.type.shape
+        return Space(shape, (first, *(f"c{d}" if size != 1 else None for d, size in enumerate(shape) if d)))
 
     def _held_at(self) -> str:
         """Return the place of an element among the held ones, which are in the order of the dims."""

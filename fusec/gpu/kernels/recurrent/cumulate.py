@@ -51,7 +51,7 @@ def cumulate(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigure
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Cumulate:
     """A step with one cumulate.
 
     before, after: the pointwise ops that it depends on, and the others.
@@ -164,7 +164,7 @@ class _Step:
         return Kernel(name, tuple(launches), scratch_bytes)
 
 
-def _matched(nodes: Sequence[Node], outputs: Sequence[Value]) -> _Step | None:
+def _matched(nodes: Sequence[Node], outputs: Sequence[Value]) -> _Cumulate | None:
     """Return the parts of a step with one cumulate; None if the step has other ops, or shapes that do not fit."""
     anchors = [node for node in nodes if isinstance(node.op, Cumulate)]
     if len(anchors) != 1 or not all(can_generate(node) for node in nodes if node is not anchors[0]):
@@ -178,4 +178,4 @@ def _matched(nodes: Sequence[Node], outputs: Sequence[Value]) -> _Step | None:
     inside = {v for other in before for v in other.results}
     if any(v in inside for other in after for v in other.operands) or any(v in inside for v in outputs):
         return None
-    return _Step(node, before, after, tuple(outputs)) if all(v.type.shape == y.shape for v in outputs) else None
+    return _Cumulate(node, before, after, tuple(outputs)) if all(v.type.shape == y.shape for v in outputs) else None
