@@ -112,8 +112,8 @@ class NucleusHead(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         chances = self.head(x).float().softmax(-1).topk(self.best).values
         before = chances.cumsum(-1) - chances
-        kept = torch.where(before < self.mass, chances, 0.0)
-        return kept / kept.sum(-1, keepdim=True)
+        chosen = torch.where(before < self.mass, chances, 0.0)
+        return chosen / chosen.sum(-1, keepdim=True)
 
 
 def block(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]] | None:
