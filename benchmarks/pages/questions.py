@@ -106,7 +106,7 @@ QUESTIONS = {
             "gpu/measure/random_inputs.py"
         ),
         "Which results reject a plan or a kernel?": (
-            "gpu/autotune/result_check.py for plans, gpu/launch/kernel_launcher.py for variants of a kernel; "
+            "gpu/autotune/ranked_plans.py for plans, gpu/launch/kernel_launcher.py for variants of a kernel; "
             "gpu/measure/tolerance.py is the bound"
         ),
         "When does tuning stop?": (

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.errors import DeviceLostError, ExecutionError
-from fusec.gpu.autotune.ranked_plans import Offer, PlanBench, RankedPlans
-from fusec.gpu.autotune.result_check import reject_wrong_plans
+from fusec.gpu.autotune.ranked_plans import Offer, PlanBench, RankedPlans, reject_wrong_plans
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import BLAS, Choice
 

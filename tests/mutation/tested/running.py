@@ -381,7 +381,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "tune_nan",
         "tuning",
-        "gpu/autotune/result_check.py",
+        "gpu/autotune/ranked_plans.py",
         "if error is None or error <= TOLERANCE:\n            result",
         "if error is None or not error > TOLERANCE:\n            result",
         "a plan whose results are NaN is the fastest",
@@ -391,7 +391,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "tune_same_engine",
         "tuning",
-        "gpu/autotune/result_check.py",
+        "gpu/autotune/ranked_plans.py",
         "key=lambda p: p[0].engine == choice.engine)",
         "key=lambda p: p[0].engine != choice.engine)",
         "plans are voted on by those that share their mistakes",
@@ -431,7 +431,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "tune_one_vote",
         "tuning",
-        "gpu/autotune/result_check.py",
+        "gpu/autotune/ranked_plans.py",
         "if (last := errors[-1]) is not None and last <= TOLERANCE:",
         "if (last := errors[-1]) is not None:",
         "one plan that disagrees outvotes",
