@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fusec.ir import Array, DType, Op, TensorType
+from fusec.ir import HALVES, Array, DType, Op, TensorType
 from fusec.ops.spec import broadcast, require, require_arity, summed, wide, widened
 
 INTEGERS = (DType.I32, DType.I64, DType.U32, DType.U64)  # those that ONNX multiplies in their own type
 SUMMED_IN = {DType.I8: DType.I32, DType.F8E4M3: DType.F32}  # types of 8 bits, and of the sums of their products
 CODES = (DType.I4, DType.U4, DType.I8, DType.U8)  # types of packed weights
 MAX_ROWS = 16  # of x, for fusec's kernel for packed weights
+STREAMED_ROWS = 32  # of x, for fusec's kernel that streams weights of 16 bits
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ def _product(xp: Any, a: Array, b: Array) -> Array:
     if a.ndim > 2 and b.ndim == 2 and a.size and b.size:
         return xp.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
     return xp.matmul(a, b)
+
+
+def can_stream(weights: TensorType) -> bool:
+    """Tell if fusec's kernel streams weights [K, N]: it has tiles of 16 columns, and steps of 32 along the depth."""
+    depth, columns = weights.shape[-2:]
+    return weights.dtype in HALVES and depth % 32 == 0 and columns % 16 == 0
 
 
 def fits_kernel(codes: TensorType, block: int) -> bool:

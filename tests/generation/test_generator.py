@@ -81,17 +81,20 @@ def test_in_16_bits_attention_over_the_cache_is_one_cudnn_step(form: str) -> Non
 
 @pytest.mark.cudnn
 @pytest.mark.parametrize("form", FORMS)
-def test_a_step_of_one_sequence_has_one_product_and_one_rotary_op_before_attention(form: str) -> None:
-    one, two = (
-        generator(form, precision="fp16", target="h200", simulate=True, batch=batch, max_length=32) for batch in (1, 2)
+def test_a_step_of_few_sequences_has_one_product_and_of_one_sequence_one_rotary_op_before_attention(form: str) -> None:
+    one, two, many = (
+        generator(form, precision="fp16", target="h200", simulate=True, batch=batch, max_length=32)
+        for batch in (1, 2, 33)
     )
     layers = Config().num_hidden_layers
-    kinds = [Counter(node.op.name for node in made.decode.compiled.graph.nodes) for made in (one, two)]
-    assert [kind["rotary"] for kind in kinds] == [layers, 2 * layers]
-    assert kinds[1]["matmul"] - kinds[0]["matmul"] == 2 * layers, "queries, keys and values are one product"
+    kinds = [Counter(node.op.name for node in made.decode.compiled.graph.nodes) for made in (one, two, many)]
+    assert [kind["rotary"] for kind in kinds] == [layers, 2 * layers, 2 * layers]
+    products = [kind["matmul"] - kinds[0]["matmul"] for kind in kinds]
+    assert products == [0, 0, 2 * layers], "queries, keys and values of few sequences are one product"
     slices = [step for step in one.decode.compiled.program.steps if step.signature == "slice"]
     assert slices and all(step.kind is Kind.VIEW for step in slices), "nothing is copied"
     assert one.verify() < 1e-2
+    assert two.verify() < 1e-2
 
 
 @pytest.mark.parametrize("form", FORMS)

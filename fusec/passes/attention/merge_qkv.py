@@ -2,7 +2,8 @@
 
 Their weights are concatenated, and attention reads slices of the result by strides. Only projections that attention
 alone reads are merged, because another reader would have to copy its slice. A decoder's cache also reads keys and
-values: in a step that adds one token to one sequence, a slice is a part of one row, which needs no copy.
+values: in a step that adds one token to one sequence, a slice is a part of one row, which needs no copy. For several
+sequences, a kernel that streams weights stores each slice as a value of its own, on GPUs that have it.
 
 A product of 8-bit numbers takes its scale along, and ends where it is cast to 16 bits. Products with packed weights
 merge if they have equal blocks and types.
@@ -18,7 +19,7 @@ import numpy as np
 
 from fusec.ir import HALVES, Array, DType, Graph, Literal, Node, TensorType, Value
 from fusec.ops import Attention, Cast, MatMul, PackedMatMul, Reshape, Rotary, Scatter, Slice, Transpose, pw
-from fusec.ops.matmul import SUMMED_IN
+from fusec.ops.matmul import STREAMED_ROWS, SUMMED_IN, can_stream
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import single_use, substitute
@@ -26,6 +27,7 @@ from fusec.passes.rewriting.rewriter import single_use, substitute
 HEADS_FIRST = (0, 2, 1, 3)  # from [batch, rows, heads, features]
 ALIGNED = 8  # columns: slices begin on 16 bytes, as attention kernels need
 PRODUCTS = (MatMul, PackedMatMul)
+CLUSTERS = 90  # compute capability of the first GPUs with a kernel that streams weights
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,10 @@ class MergeProjections(Pass):
     name = "merge_qkv"
 
     def run(self, graph: Graph, options: Options) -> None:
+        most_rows = STREAMED_ROWS if options.target.sm >= CLUSTERS else 1
         siblings: dict[tuple[Hashable, TensorType], list[Projection]] = {}
         for node in graph.nodes:
-            if isinstance(node.op, PRODUCTS) and (branch := _branch(node)) is not None:
+            if isinstance(node.op, PRODUCTS) and (branch := _branch(node, most_rows)) is not None:
                 rows = TensorType(node.result.type.shape[:-1], branch.end.type.dtype)
                 siblings.setdefault((branch.kind, rows), []).append(branch)
         for branches in siblings.values():
@@ -68,9 +71,12 @@ class MergeProjections(Pass):
                 _merge(graph, branches)
 
 
-def _branch(product: Node) -> Projection | None:
+def _branch(product: Node, most_rows: int) -> Projection | None:
     found = as_projection(product)
-    return found if found is not None and (feeds_only_attention(found.end) or _is_row_of_step(found.end)) else None
+    if found is None:
+        return None
+    most = most_rows if isinstance(product.op, MatMul) and can_stream(found.weights[0].type) else 1
+    return found if feeds_only_attention(found.end) or _are_rows_of_step(found.end, most) else None
 
 
 def as_projection(product: Node) -> Projection | None:
@@ -126,9 +132,9 @@ def feeds_only_attention(value: Value) -> bool:
     return False
 
 
-def _is_row_of_step(value: Value) -> bool:
-    """Tell if a value is one row, and goes to attention or to the cache of a decoder, perhaps through a rotary op."""
-    return value.type.size == value.type.shape[-1] and _feeds_step(value)
+def _are_rows_of_step(value: Value, most: int) -> bool:
+    """Tell if at most so many rows go to attention or to the cache of a decoder, perhaps through a rotary op."""
+    return value.type.size <= most * value.type.shape[-1] and _feeds_step(value)
 
 
 def _feeds_step(value: Value) -> bool:

@@ -14,7 +14,7 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_t
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.ir import Node, TensorType, Value
-from fusec.ops import MatMul, PackedMatMul, RmsNorm
+from fusec.ops import MatMul, PackedMatMul, RmsNorm, Slice
 
 MAX_ROWS = 4  # in registers
 MAX_STREAMED = 31  # in shared memory; a warp copies them and their scale
@@ -24,7 +24,7 @@ _CUDA = cuda_template(__package__, "row_norm.cuh")
 
 
 def begins_few_rows(nodes: Sequence[Node], most: int = MAX_ROWS) -> bool:
-    """Tell if an RMS norm of at most so many rows comes before products of its result and pointwise ops alone."""
+    """Tell if an RMS norm of at most so many rows comes before products of its result, pointwise ops and slices."""
     norm, *others = nodes
     if not isinstance(norm.op, RmsNorm) or norm.op.axis % norm.result.type.rank != norm.result.type.rank - 1:
         return False
@@ -33,8 +33,19 @@ def begins_few_rows(nodes: Sequence[Node], most: int = MAX_ROWS) -> bool:
     products = [node for node in others if isinstance(node.op, ROW_PRODUCTS)]
     reads_norm = all(norm.result is product.operands[0] for product in products)
     rest = [node for node in others if node not in products]
-    applied = all(can_generate(node) and norm.result not in node.operands for node in rest)
+    applied = all(
+        (can_generate(node) or is_slice_of_columns(node)) and norm.result not in node.operands for node in rest
+    )
     return rows_fit and norm.result.type == x and reads_norm and applied
+
+
+def is_slice_of_columns(node: Node) -> bool:
+    """Tell if a slice keeps all rows, and neighbouring columns of each."""
+    op, x = node.op, node.operands[0].type
+    if not isinstance(op, Slice) or x.rank < 2 or node.result.type.within:
+        return False
+    is_whole = op.sizes[:-1] == x.shape[:-1] and not any(op.starts[:-1])
+    return is_whole and all(step == 1 for step in op.steps) and op.sizes[-1] > 0
 
 
 def has_packed_rows(x: TensorType) -> bool:

@@ -15,9 +15,16 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_t
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, split_index
-from fusec.gpu.kernels.product.row_norm import MAX_ROWS, PACK, BlockRows, begins_few_rows, has_packed_rows
+from fusec.gpu.kernels.product.row_norm import (
+    MAX_ROWS,
+    PACK,
+    BlockRows,
+    begins_few_rows,
+    has_packed_rows,
+    is_slice_of_columns,
+)
 from fusec.ir import Node, TensorType, Value
-from fusec.ops import MatMul, RmsNorm
+from fusec.ops import MatMul, RmsNorm, Slice
 
 WARPS = (8, 16, 4, 14, 2, 1)  # of a block
 WIDTHS = (4, 2, 8, 1)  # columns of a block at a time, of each product
@@ -32,7 +39,7 @@ _CUDA = cuda_template(__package__, "few_rows.cuh")
 def few_rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of one or two such products of the same rows; None for other steps.
 
-    An RMS norm of the rows may be before them, and pointwise ops after them.
+    An RMS norm of the rows may be before them, and pointwise ops after them. Slices of columns may be last.
     """
     step = match_rows(nodes, outputs, MAX_ROWS)
     if step is None:
@@ -43,10 +50,11 @@ def few_rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigure
 
 
 def match_rows(nodes: Sequence[Node], outputs: Sequence[Value], most: int) -> RowsStep | None:
-    """Sort the nodes into norm, products and epilogue; None if they are not that, or have more rows than `most`."""
+    """Sort the nodes into norm, products, epilogue and slices; None for other nodes, or more rows than `most`."""
     norm = nodes[0] if isinstance(nodes[0].op, RmsNorm) else None
     products = [node for node in nodes if isinstance(node.op, MatMul)]
-    epilogue = [node for node in nodes if node not in products and node is not norm]
+    slices = [node for node in nodes if is_slice_of_columns(node)]
+    epilogue = [node for node in nodes if node not in products and node not in slices and node is not norm]
     if not 1 <= len(products) <= 2 or not all(map(can_generate, epilogue)) or not _are_supported(products, most):
         return None
     if norm is not None and (not begins_few_rows(nodes, most) or norm.result in outputs):
@@ -56,7 +64,12 @@ def match_rows(nodes: Sequence[Node], outputs: Sequence[Value], most: int) -> Ro
         v.type.shape != products[0].result.type.shape for v in results
     ):
         return None
-    return RowsStep(norm, products, epilogue, outputs)
+    sliced = results | {product.result for product in products}
+    if any(node.operands[0] not in sliced or node.result not in outputs for node in slices):
+        return None
+    if any(node.operands[0] in {n.result for n in slices} for node in epilogue):
+        return None
+    return RowsStep(norm, products, epilogue, slices, outputs)
 
 
 def _are_supported(products: Sequence[Node], most: int) -> bool:
@@ -102,12 +115,14 @@ class RowsStep:
 
     norm: of the rows, before the products; None without one.
     epilogue: the pointwise ops after the products.
+    slices: of the columns of results, which are stored as values of their own.
     outputs: the values that are stored.
     """
 
     norm: Node | None
     products: Sequence[Node]
     epilogue: Sequence[Node]
+    slices: Sequence[Node]
     outputs: Sequence[Value]
 
     @property
@@ -122,6 +137,25 @@ class RowsStep:
     @property
     def rows(self) -> int:
         return self.y.size // self.y.shape[-1]
+
+    def store(self, arguments: Arguments) -> list[str]:
+        """Apply the epilogue to `sum0` of the first product and `sum1` of the second, and store the results.
+
+        Only what is stored is rounded, as in cuDNN.
+        """
+        names = (*(f"y{d}" for d in range(self.y.rank - 1)), "column")
+        code = PointwiseCode(Space(self.y.shape, names), arguments, rounds=False)
+        for number, product in enumerate(self.products):
+            code.define(product.result, f"sum{number}")
+        parts = [node.result for node in self.slices]
+        code.compute(self.epilogue, [value for value in self.outputs if value not in parts])
+        for node in self.slices:
+            assert isinstance(node.op, Slice)
+            part, start = node.result, node.op.starts[-1]
+            at = Space(part.type.shape, (*names[:-1], f"(column - {start}u)")).offset(part.type)
+            pointer, text = arguments.write(part), code.as_stored(node.operands[0])
+            code.body.append(f"if (column - {start}u < {part.type.shape[-1]}u) {pointer}[{at}] = {text};")
+        return code.lines()
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +199,7 @@ class FewRowsSource:
             IS_PARTIAL=c_bool(columns % self.width != 0),
         )
         loads = self._loads(cuda, arguments)
-        load_rows, store = self.block_rows.load(arguments), self._store(arguments)
+        load_rows, store = self.block_rows.load(arguments), step.store(arguments)
         begin = arguments.begin()  # after all pointers are named
         lines = cuda(
             "kernel",
@@ -197,12 +231,3 @@ class FewRowsSource:
             pointer = arguments.read(product.operands[1], stored)
             lines += cuda("load_column", COLUMN=column, FIRST=number * self.width, POINTER=pointer)
         return cuda("load", LOAD_COLUMNS=lines)
-
-    def _store(self, arguments: Arguments) -> list[str]:
-        """Apply the epilogue to a result of each product, and store it. Only what is stored is rounded, as in cuDNN."""
-        names = (*(f"y{d}" for d in range(self.step.y.rank - 1)), "column")
-        code = PointwiseCode(Space(self.step.y.shape, names), arguments, rounds=False)
-        for number, product in enumerate(self.step.products):
-            code.define(product.result, f"sum{number}")
-        code.compute(self.step.epilogue, self.step.outputs)
-        return code.lines()

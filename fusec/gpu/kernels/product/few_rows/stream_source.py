@@ -10,7 +10,7 @@ import numpy as np
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, CLUSTERS, Arguments, Launch, by_value, ceil_div
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
+from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index
 from fusec.gpu.kernels.product.few_rows.few_rows import RowsStep
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import RmsNorm
@@ -187,17 +187,13 @@ class StreamSource:
 
     def _store(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
         """Add up the parts of results, apply the epilogue and store them. Only what is stored is rounded."""
-        names = (*(f"y{d}" for d in range(self.step.y.rank - 1)), "column")
-        code = PointwiseCode(Space(self.step.y.shape, names), arguments, rounds=False)
         sums: list[str] = []
-        for number, product in enumerate(self.step.products):
-            code.define(product.result, f"sum{number}")
+        for number in range(len(self.step.products)):
             sums += cuda("take_sum" if self.parts == 1 else "add_parts", SUM=f"sum{number}", NUMBER=number)
-        code.compute(self.step.epilogue, self.step.outputs)
         sizes = [(f"y{d}", size) for d, size in enumerate(self.step.y.shape[:-1])]
         return cuda(
             "store" if self.parts == 1 else "store_in_cluster",
             ADD_UP=sums,
             RESULT_COORDINATES=split_index("at", sizes),
-            EPILOGUE=code.lines(),
+            EPILOGUE=self.step.store(arguments),
         )

@@ -17,8 +17,9 @@ from fusec.gpu.kernels.product.few_rows.few_rows import RowsStep, few_rows, matc
 from fusec.gpu.kernels.product.few_rows.stream_source import STEP, TILE, WARPS, StreamSource, bytes_of_stage
 from fusec.gpu.kernels.product.row_norm import MAX_STREAMED
 from fusec.ir import Node, Value
+from fusec.ops.matmul import STREAMED_ROWS, can_stream
 
-MIN_ROWS, MAX_ROWS = 2, 32  # one row has a kernel that multiplies without tensor cores
+MIN_ROWS = 2  # one row has a kernel that multiplies without tensor cores
 PARTS = (1, 2, 4, 8)  # blocks of a cluster, which every GPU with clusters can start
 MAX_TILES = 16  # of a block
 BLOCK_BYTES = (110 << 10, 216 << 10)  # of a block; with half a multiprocessor's memory, the next launch begins early
@@ -31,10 +32,10 @@ MAX_TILINGS = 3
 def streamed_weights(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of one or two such products of the same rows; None for other steps.
 
-    An RMS norm of the rows may be before them, and pointwise ops after them. Where `few_rows` has a kernel, too, its
-    variants compete with these.
+    An RMS norm of the rows may be before them, and pointwise ops after them. Slices of columns may be last. Where
+    `few_rows` has a kernel, too, its variants compete with these.
     """
-    step = match_rows(nodes, outputs, MAX_ROWS) if figures.has(CLUSTERS) else None
+    step = match_rows(nodes, outputs, STREAMED_ROWS) if figures.has(CLUSTERS) else None
     if step is None or not _fits(step):
         return None
     name = "+".join(node.op.name for node in nodes)
@@ -45,8 +46,7 @@ def streamed_weights(nodes: Sequence[Node], outputs: Sequence[Value], figures: G
 
 def _fits(step: RowsStep) -> bool:
     """Tell if there are enough rows, whole tiles of weights, and a norm whose scale can be copied with the rows."""
-    depth, columns = step.products[0].operands[1].type.shape[-2:]
-    if depth % STEP or columns % TILE or step.rows < MIN_ROWS:
+    if not can_stream(step.products[0].operands[1].type) or step.rows < MIN_ROWS:
         return False
     return step.norm is None or (step.rows <= MAX_STREAMED and step.norm.operands[1].literal is not None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,9 @@ from gpu.kernels.cases import FIGURES, Case, build, rows
 
 from fusec.gpu.kernels import GpuFigures
 from fusec.ir import DType, Graph, TensorType, Value
-from fusec.ops import MatMul, pw
+from fusec.ops import MatMul, RmsNorm, Slice, pw
 
-F16, F32 = DType.F16, DType.F32
+F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 Refused = tuple[str, list[TensorType], Callable[..., Any]]  # why, the inputs, and what makes the graph
 
 
@@ -47,6 +47,28 @@ def gated(dtype: DType, shape: tuple[int, ...], columns: int, figures: GpuFigure
 
     case = build(f"gated {dtype.value} {shape} {columns}", [rows(dtype, *shape)], make)
     case.figures = figures
+    return case
+
+
+def sliced(
+    dtype: DType, shape: tuple[int, ...], columns: Sequence[int], figures: GpuFigures = FIGURES, normed: bool = False
+) -> Case:
+    """A product whose columns are stored as several values, as queries, keys and values are; perhaps after a norm."""
+
+    def make(g: Graph, x: Value) -> list[Value]:
+        if normed:
+            scale = np.random.default_rng(shape[-1]).uniform(-1.0, 1.0, shape[-1]).astype(dtype.numpy)
+            x = g.add(RmsNorm(-1, 1e-3), x, g.constant(scale))
+        y = g.add(MatMul(), x, weights(g, dtype, shape[-1], sum(columns)))
+        first, ones, parts = (0,) * (len(shape) - 1), (1,) * len(shape), list[Value]()
+        for number, count in enumerate(columns):
+            start = sum(columns[:number])
+            parts.append(g.add(Slice((*first, start), (*shape[:-1], count), ones), y))
+        return parts
+
+    case = build(f"sliced {dtype.value} {shape} {columns}", [rows(dtype, *shape)], make)
+    case.figures = figures
+    case.within = 8e-3 if dtype is BF16 else 1e-3  # the reference rounds the normalised rows, the kernel does not
     return case
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, each_way, rows
 from gpu.kernels.emulator import needs_compiler
-from gpu.kernels.product.few_rows.products import gated, product, refused, weights
+from gpu.kernels.product.few_rows.products import gated, product, refused, sliced, weights
 
 from fusec.gpu.kernels import GpuFigures, find
 from fusec.ir import DType, Graph, TensorType, Value
@@ -50,6 +50,9 @@ def streamed_cases() -> list[Case]:
         normed(F16, (16, 512), 64),
         normed(BF16, (2, 6, 160), 48, largest=300.0),
         normed(F16, (7, 512), 32, largest=0.1),
+        sliced(F16, (16, 256), (64, 16, 16), FEW),
+        sliced(BF16, (5, 1, 512), (24, 8, 16), FEW, normed=True),
+        sliced(F16, (2, 4, 192), (64, 32, 32), FEW, normed=True),
     ]
 
 
