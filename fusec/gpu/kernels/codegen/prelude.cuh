@@ -793,6 +793,18 @@ template <class T> DEVICE Pair pair_of(u32 word) {
   low.bits = (u16)word, high.bits = (u16)(word >> 16);
   return {wide(low), wide(high)};
 }
+// The product of two numbers of 16 bits, and of two more, each rounded once.
+template <class T> DEVICE u32 multiply_pair(u32 x, u32 y) {
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
+  u32 z;
+  if constexpr (T::is_brain) asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+#else
+  const Pair a = pair_of<T>(x), b = pair_of<T>(y);
+  return word_of<T>(a.low * b.low, a.high * b.high);
+#endif
+}
 // Three contiguous numbers of 16 bits, and a zero, from the two words that contain them. is_odd: they begin within a word.
 template <class T> DEVICE Pack<T, 4> pixel_of_words(u32 low, u32 high, bool is_odd) {
   const Pack<u32, 2> both = {{is_odd ? low >> 16 | high << 16 : low, is_odd ? high >> 16 : high & 0xffffu}};

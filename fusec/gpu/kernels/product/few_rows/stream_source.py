@@ -16,6 +16,7 @@ from fusec.ir import Node, TensorType, Value
 from fusec.ops import RmsNorm
 
 WARPS = 8  # that multiply
+LEAST_EXPONENT = -14  # of a norm's scale: the reciprocal of the power is a number of 16 bits
 TILE, OCTET, STEP = 16, 8, 32  # columns of a tile, rows of one product of a warp, depth that a thread's loads span
 _CUDA = cuda_template(__package__, "streamed_weights.cuh")
 _RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
@@ -31,10 +32,13 @@ def bytes_of_stage(tiles: int, stage_depth: int, rows: int) -> int:
 
 
 def scale_exponent(scale: Value) -> int:
-    """Return the least power of two that a constant scale does not reach, as an exponent; 0 for other numbers."""
+    """Return the least power of two that a constant scale does not reach, as an exponent; 0 for other numbers.
+
+    Numbers of 16 bits have both that power and its reciprocal.
+    """
     assert scale.literal is not None
     largest = float(np.abs(scale.literal.array.astype(np.float32)).max())
-    return math.frexp(largest)[1] if 0 < largest < math.inf else 0
+    return max(LEAST_EXPONENT, math.frexp(largest)[1]) if 0 < largest < math.inf else 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -148,24 +148,29 @@ FRAGMENT(multiply) {
 // end. So no element is read twice. A power of two makes the scale at most one, so that no product leaves the range.
 FRAGMENT(squares) {
   __shared__ float squares[WARPS][ROWS];
+  const u32 down = word_of<TYPE>(DOWN, DOWN);
   float own_square[OCTETS];
   #pragma unroll
   for (int o = 0; o < OCTETS; ++o) own_square[o] = 0.0f;
 }
 
 FRAGMENT(load_scale) {
-  const Pack<TYPE, 8> scale = load_pack<TYPE, 8>((const TYPE*)(from + (WEIGHT_BYTESu + ROWSu * ROW_PITCHu + j * 64u + q * 16u)));
+  Pack<u32, 4> scale = load_pack<u32, 4>((const u32*)(from + (WEIGHT_BYTESu + ROWSu * ROW_PITCHu + j * 64u + q * 16u)));
+  #pragma unroll
+  for (int w = 0; w < 4; ++w) scale.v[w] = multiply_pair<TYPE>(scale.v[w], down);
 }
 
 // Each warp adds up the squares of another stage.
 FRAGMENT(normalise_row) {
-  const bool adds = n % WARPSu == warp;
-  #pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    const Pair pair = pair_of<TYPE>(x[o].v[w]);
-    if (adds) own_square[o] += pair.low * pair.low + pair.high * pair.high;
-    x[o].v[w] = word_of<TYPE>(pair.low * (wide(scale.v[2 * w]) * DOWN), pair.high * (wide(scale.v[2 * w + 1]) * DOWN));
+  if (n % WARPSu == warp) {
+    #pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const Pair pair = pair_of<TYPE>(x[o].v[w]);
+      own_square[o] += pair.low * pair.low + pair.high * pair.high;
+    }
   }
+  #pragma unroll
+  for (int w = 0; w < 4; ++w) x[o].v[w] = multiply_pair<TYPE>(x[o].v[w], scale.v[w]);
 }
 
 FRAGMENT(store_squares) {
