@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fusec.gpu import kernels
 from fusec.gpu.autotune.step_candidates import Candidate
@@ -18,30 +19,43 @@ from fusec.schedule.program import Kind, outputs_of
 Bind = Callable[[CudnnGraph, Mapping[int, Array]], Callable[[], None]]
 
 
-def bind_candidate(
-    candidate: Candidate, tensor_cores: bool, bind: Bind, launcher: Launcher, figures: GpuFigures
-) -> Callable[[], None]:
-    """Return a function that runs the steps of a candidate over memory of its own, filled with random numbers.
+@dataclass
+class RandomMemory:
+    """Memory of the steps of candidates, filled with random numbers.
 
     Writes of rows overwrite their operand, as they do in a program whose state that is.
+    """
+
+    held: dict[str, Array] = field(default_factory=dict[str, Array])
+    constants: dict[tuple[Value, TensorType], Array] = field(default_factory=dict[tuple[Value, TensorType], Array])
+
+    def __call__(self, value: Value, type: TensorType) -> Array:
+        if value.literal is not None:
+            if (value, type) not in self.constants:
+                self.constants[value, type] = random_array(type)
+            return self.constants[value, type]
+        value = overwritten_input(value) or value
+        if value.name not in self.held:
+            self.held[value.name] = random_value(value, value.type)
+        return self.held[value.name]
+
+
+def bind_candidate(
+    candidate: Candidate,
+    tensor_cores: bool,
+    bind: Bind,
+    launcher: Launcher,
+    figures: GpuFigures,
+    memory: RandomMemory | None = None,
+) -> Callable[[], None]:
+    """Return a function that runs the steps of a candidate.
 
     tensor_cores: products may round their operands, as to tf32.
     bind: binds a cuDNN graph to its buffers. launcher: binds kernels.
     figures: those of the GPU, which shape kernels.
+    memory: of candidates that are compared; by default it is of this one alone.
     """
-    held: dict[str, Array] = {}
-    constants: dict[tuple[Value, TensorType], Array] = {}
-
-    def memory(value: Value, type: TensorType) -> Array:
-        if value.literal is not None:
-            if (value, type) not in constants:
-                constants[value, type] = random_array(type)
-            return constants[value, type]
-        value = overwritten_input(value) or value
-        if value.name not in held:
-            held[value.name] = random_value(value, value.type)
-        return held[value.name]
-
+    memory = memory or RandomMemory()
     runs: list[Callable[[], None]] = []
     for step in candidate:
         if step.kind is Kind.VIEW:

@@ -19,6 +19,7 @@ from fusec.gpu.autotune.step_choices import (
     replace_steps,
     step_key,
 )
+from fusec.gpu.autotune.step_contests import Faster, Timed, decide
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import DType, Graph
@@ -54,11 +55,13 @@ class Timers:
 
     graphs_us: leaves out a graph that cannot run; the function it takes returns the times of rivals (`rank_plans`)
     compile_soon: receives the kernels before graphs are timed, so that they are compiled meanwhile
+    is_faster: compares two sequences of steps; asked for candidates between the steps around them
     """
 
     graphs_us: Callable[[Mapping[str, CudnnGraph], RivalTimes], Mapping[str, float]]
     kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]] = lambda asked: {}
     compile_soon: Callable[[Mapping[str, Kernel]], None] | None = None
+    is_faster: Faster | None = None
 
 
 def choose_steps(
@@ -97,7 +100,15 @@ def choose_steps(
         else:
             candidate = offered[costs.index(least_us)][0] if offered else (step,)
             chosen[key] = tuple(map(part_of_step, candidate))
-    return chosen
+    if timers.is_faster is None:
+        return chosen
+    keys = [step_key(program.graph, step) if has_candidates(step) else None for step in program.steps]
+    timed = {
+        key: Timed([tuple(map(part_of_step, c)) for c, _ in offers[key]], costs, keys.count(key))
+        for key, costs in costs_us.items()
+        if min(costs, default=float("inf")) < float("inf")
+    }
+    return chosen | decide(program, keys, timed, {**(known or {}), **chosen}, tuning.figures, timers.is_faster)
 
 
 def candidate_graphs(program: Program, tuning: StepTuning) -> dict[str, CudnnGraph]:

@@ -44,15 +44,19 @@ class DescentResult:
     tried: int
 
 
-class Whole(Protocol):
+class Timer(Protocol):
+    """A clock for what runs on the GPU."""
+
+    def time_us(self, run: Run) -> float:
+        """Time one run."""
+        ...
+
+
+class Whole(Timer, Protocol):
     """A model that can be captured and timed with any options."""
 
     def captured(self, options: Mapping[str, int]) -> Run | None:
         """Capture the model with these options, by key, and option 0 elsewhere; None if it is not one CUDA graph."""
-        ...
-
-    def time_us(self, run: Run) -> float:
-        """Time one run."""
         ...
 
 
@@ -92,7 +96,7 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
             if other is None:
                 continue
             tried += 1
-            if _is_faster(other, best, whole):
+            if is_faster(other, best, whole):
                 options[contest.key], best = option, other
     rounds = list(_each_round((first, best), whole, ROUNDS))
     before_us, after_us = (statistics.median(times) for times in zip(*rounds, strict=True))
@@ -101,10 +105,11 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
     return DescentResult(options, before_us, after_us, tried)
 
 
-def _is_faster(other: Run, best: Run, whole: Whole) -> bool:
+def is_faster(other: Run, best: Run, timer: Timer) -> bool:
+    """Tell if a run is faster than another one, by times of both in turn. It has to win most rounds."""
     rounds: list[tuple[float, float]] = []
     losses = 0
-    for round in _each_round((best, other), whole, ROUNDS):
+    for round in _each_round((best, other), timer, ROUNDS):
         rounds.append(round)
         losses += round[1] >= round[0]
         clearly_slower = len(rounds) == FIRST_ROUNDS and _relative(rounds) > SLOWER
@@ -118,9 +123,9 @@ def _relative(rounds: Sequence[tuple[float, float]]) -> float:
     return statistics.median(b / a if a else 1.0 for a, b in rounds)
 
 
-def _each_round(pair: tuple[Run, Run], whole: Whole, count: int) -> Iterator[tuple[float, float]]:
+def _each_round(pair: tuple[Run, Run], timer: Timer, count: int) -> Iterator[tuple[float, float]]:
     """Time both alternately, because GPU clocks change, and swap their order each round; one run warms up."""
-    whole.time_us(pair[1])
+    timer.time_us(pair[1])
     for number in range(count):
-        first, second = (whole.time_us(run) for run in (pair if number % 2 == 0 else pair[::-1]))
+        first, second = (timer.time_us(run) for run in (pair if number % 2 == 0 else pair[::-1]))
         yield (first, second) if number % 2 == 0 else (second, first)

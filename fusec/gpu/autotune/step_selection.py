@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fusec.errors import ExecutionError
-from fusec.gpu.autotune.candidate_runner import Bind, bind_candidate, graphs_of
+from fusec.gpu.autotune.candidate_runner import Bind, RandomMemory, bind_candidate, graphs_of
 from fusec.gpu.autotune.candidate_times import (
     StepTuning,
     Timers,
@@ -22,6 +22,7 @@ from fusec.gpu.autotune.concat_choice import (
     copy_concats,
     keep_faster_concats,
 )
+from fusec.gpu.autotune.coordinate_descent import is_faster
 from fusec.gpu.autotune.plan_selection import PlanSelector
 from fusec.gpu.autotune.step_candidates import Candidate
 from fusec.gpu.autotune.step_choices import (
@@ -40,6 +41,7 @@ from fusec.gpu.autotune.variant_selection import VariantSelector
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.gpu.launch.kernel_launcher import Launcher
 from fusec.gpu.launch.stream_calls import out_of_memory
+from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Graph
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition.concat_in_place import ConcatGroup
@@ -82,6 +84,7 @@ class StepSelector:
             lambda graphs, rivals_us: self._plans.times_us(_competing(graphs, tuning), footprint_bytes, rivals_us),
             lambda asked: self.variants.times_us(asked, footprint_bytes),
             self.variants.compile_soon,
+            lambda other, best: self._is_faster((other, best), tuning, bind, footprint_bytes),
         )
 
         def times_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
@@ -184,6 +187,21 @@ class StepSelector:
                     times.append(float("inf"))
         return times
 
+    @spent_on("candidates are timed")
+    def _is_faster(
+        self, pair: tuple[Candidate, Candidate], tuning: StepTuning, bind: Bind, footprint_bytes: int
+    ) -> bool:
+        """Tell if the first sequence of steps is faster than the second, by times of both in turn."""
+        self._plans.choose(graphs_of(pair, tuning.tensor_cores), footprint_bytes)
+        memory, timer = RandomMemory(), _SequenceTimer(self._context.stopwatch, footprint_bytes)
+        try:
+            with out_of_memory("comparing candidates"), self._context.stream:
+                given = (tuning.tensor_cores, bind, self._launcher, tuning.figures, memory)
+                other, best = (bind_candidate(each, *given) for each in pair)
+                return is_faster(other, best, timer)
+        except ExecutionError:
+            return False
+
     def prefer_variant(self, kernel: Kernel, variant: Kernel) -> bool:
         """Run another variant of a kernel from now on; False if its results differ."""
         if not self.variants.prefer(kernel, variant):
@@ -191,6 +209,17 @@ class StepSelector:
         if self.tuned is not None:
             self.tuned = replace(self.tuned, variants={**self.tuned.variants, kernel.key: variant.key})
         return True
+
+
+@dataclass(frozen=True)
+class _SequenceTimer:
+    """A timer of steps that run as within a model which touches so much memory."""
+
+    stopwatch: Stopwatch
+    footprint_bytes: int
+
+    def time_us(self, run: Callable[[], None]) -> float:
+        return self.stopwatch.within_us(run, self.footprint_bytes)
 
 
 def _footprint_bytes(program: Program) -> int:
