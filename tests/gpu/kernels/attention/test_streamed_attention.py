@@ -31,7 +31,7 @@ def streams(case: Case) -> list[Kernel]:
 @needs_compiler
 def test_all_variants_compute_attention_and_the_cache(rng: np.random.Generator) -> None:
     cases = streamed_cases()
-    assert all(len(streams(case)) == 3 for case in cases)
+    assert all(len(streams(case)) == 2 for case in cases)
     check(cases, rng, every=True)
 
 
@@ -86,9 +86,8 @@ def test_a_new_row_that_is_hidden_is_stored(rng: np.random.Generator) -> None:
         assert_same(case, got, case.reference(arrays))
 
 
-def test_a_block_leaves_room_for_the_next_launch_and_needs_enough_sequences() -> None:
+def test_sequences_are_about_as_many_as_multiprocessors() -> None:
     many, few = (rotated(F16, (batch, 32, 8), 2048, 128) for batch in (16, 8))
-    assert min(way.launches[0].resident_bytes for way in streams(many)) * 2 <= FIGURES.dynamic_bytes
     assert all(way.launches[0].grid == 128 for way in streams(many))
     assert few.kernel is None or not streams(few), "64 blocks for 132 multiprocessors"
     assert not streams(replace(rotated(F16, (2, 34, 2), 64, 64), figures=FEW)), "17 heads share keys"

@@ -2,8 +2,8 @@
 
 A warp has every so many keys, sixteen at a time, and requests the next ones while it multiplies these. It needs no
 other warp before the end, when sums are added up. Thus a long cache of many sequences takes about the time of its
-bytes, and little shared memory, so that the next launch can begin early. Keys after the last one that the bias shows
-are not read, which are the places of a cache that no token has filled yet.
+bytes. Keys after the last one that the bias shows are not read, which are the places of a cache that no token has
+filled yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import stride_along
 KEYS = 16  # of a warp at a time
 HEADS = 16  # in a product
 MAX_FEATURES = 128  # because sums are in registers
-TILINGS = ((8, 3), (8, 2), (4, 3))  # warps, and stages of each
+TILINGS = ((8, 3), (8, 2))  # warps, and stages of each
 _CUDA = cuda_template(__package__, "streamed_attention.cuh")
 
 

@@ -22,7 +22,8 @@ from fusec.ops.matmul import STREAMED_ROWS, can_stream
 MIN_ROWS = 2  # one row has a kernel that multiplies without tensor cores
 PARTS = (1, 2, 4, 8)  # blocks of a cluster, which every GPU with clusters can start
 MAX_TILES = 16  # of a block
-BLOCK_BYTES = (110 << 10, 216 << 10)  # of a block; with half a multiprocessor's memory, the next launch begins early
+# Of a block: all of a multiprocessor's. Where two launches shared it, decode steps took longer on an H200.
+BLOCK_BYTES = 216 << 10
 BARRIER_BYTES = 512  # and sums of squares, at most
 MAX_STAGE_DEPTH, MAX_STAGE_BYTES = 128, 33 << 10
 MAX_STAGES = 12
@@ -71,11 +72,10 @@ def _tilings(step: RowsStep, figures: GpuFigures) -> Iterator[tuple[int, int, in
     found.sort(key=lambda sizes: (-sizes[0], abs(sizes[1] * count - WARPS)))
     for _, each, parts in found[:MAX_TILINGS]:
         sums_bytes = 4 * rows * TILE * each * count if parts > 1 else 0
-        for most_bytes in BLOCK_BYTES:
-            ring_bytes = min(most_bytes, figures.dynamic_bytes) - sums_bytes - BARRIER_BYTES
-            tiling = _stages(each * count, depth // parts, rows + 1, ring_bytes)
-            if tiling is not None:
-                yield each, parts, *tiling
+        ring_bytes = min(BLOCK_BYTES, figures.dynamic_bytes) - sums_bytes - BARRIER_BYTES
+        tiling = _stages(each * count, depth // parts, rows + 1, ring_bytes)
+        if tiling is not None:
+            yield each, parts, *tiling
 
 
 def _stages(tiles: int, depth: int, rows: int, ring_bytes: int) -> tuple[int, int] | None:
