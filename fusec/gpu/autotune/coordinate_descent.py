@@ -105,8 +105,11 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
     return DescentResult(options, before_us, after_us, tried)
 
 
-def is_faster(other: Run, best: Run, timer: Timer) -> bool:
-    """Tell if a run is faster than another one, by times of both in turn. It has to win most rounds."""
+def is_faster(other: Run, best: Run, timer: Timer, gain: float = GAIN) -> bool:
+    """Tell if a run is faster than another one, by times of both in turn. It has to win most rounds.
+
+    gain: relative time that is faster; a smaller gain is noise.
+    """
     rounds: list[tuple[float, float]] = []
     losses = 0
     for round in _each_round((best, other), timer, ROUNDS):
@@ -115,7 +118,7 @@ def is_faster(other: Run, best: Run, timer: Timer) -> bool:
         clearly_slower = len(rounds) == FIRST_ROUNDS and _relative(rounds) > SLOWER
         if clearly_slower or losses > ROUNDS - WINS:  # it cannot win often enough any more
             return False
-    return _relative(rounds) <= GAIN
+    return _relative(rounds) <= gain
 
 
 def _relative(rounds: Sequence[tuple[float, float]]) -> float:

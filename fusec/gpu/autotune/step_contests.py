@@ -17,6 +17,7 @@ from fusec.schedule.program import Kind, Partition, Program
 
 NEAR = 1.25  # relative time alone up to which a candidate is tried
 MAX_OTHERS = 2  # candidates that are tried against the fastest alone
+GAIN = 0.98  # relative time of a few steps that is faster: a smaller gain is noise
 MIN_SHARE = 0.01  # of the time of all steps: candidates of steps that take less are not tried
 Faster = Callable[[Candidate, Candidate], bool]  # tells if the first sequence of steps is faster than the second
 

@@ -36,6 +36,7 @@ from fusec.gpu.autotune.step_choices import (
     replace_steps,
     step_key,
 )
+from fusec.gpu.autotune.step_contests import GAIN
 from fusec.gpu.autotune.step_split import join_norms, split_epilogues, split_prologues
 from fusec.gpu.autotune.variant_selection import VariantSelector
 from fusec.gpu.kernels import GpuFigures, Kernel
@@ -198,7 +199,7 @@ class StepSelector:
             with out_of_memory("comparing candidates"), self._context.stream:
                 given = (tuning.tensor_cores, bind, self._launcher, tuning.figures, memory)
                 other, best = (bind_candidate(each, *given) for each in pair)
-                return is_faster(other, best, timer)
+                return is_faster(other, best, timer, GAIN)
         except ExecutionError:
             return False
 

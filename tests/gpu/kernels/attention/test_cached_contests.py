@@ -97,7 +97,7 @@ def test_nothing_is_compared_that_cannot_gain(joint_us: float, other_us: float) 
 def test_both_run_over_the_same_memory(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fits: bool
 ) -> None:
-    """Where there is not enough of it, the fastest alone stays."""
+    """If there is not enough of it, the fastest alone stays."""
     from fusec.gpu.backend import CudnnBackend
     from fusec.gpu.launch import kernel_launcher, stream_calls
 
