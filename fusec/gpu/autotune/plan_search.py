@@ -101,10 +101,24 @@ def rank_plans(
         ranked[key].plans = [(replace(choice, complete=finished), plan) for choice, plan in ranked[key].plans]
         if not ranked[key].is_beaten:
             reject_wrong_plans(bench, ranked[key])
-        del ranked[key].plans[MAX_PLANS:]
+        ranked[key].plans = _to_keep(ranked[key].plans)
         report(len(graphs) + count + 1, len(graphs) + len(waiting))
     bench.expect([])
     return ranked
+
+
+def _to_keep(plans: Sequence[tuple[Choice, Any]]) -> list[tuple[Choice, Any]]:
+    """Select the best plans, sorted by time, with at least one of each engine that is about as fast.
+
+    Plans of one engine often take the same time. Within the model, those of another may be faster.
+    """
+    close_us = CLOSE * min((_us(choice) for choice, _ in plans), default=0.0)
+    first: dict[int, int] = {}  # place of the first plan of each engine
+    for place, (choice, _) in enumerate(plans):
+        if _us(choice) <= close_us:
+            first.setdefault(choice.engine, place)
+    places = sorted(range(len(plans)), key=lambda place: (place not in first.values(), place))
+    return [plans[place] for place in sorted(places[:MAX_PLANS])]
 
 
 def _drop_beaten(
