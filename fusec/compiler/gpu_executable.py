@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,9 @@ from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.execution.shared_weights import SharedWeights
 from fusec.gpu.autotune.plan_search import TuningOptions
+from fusec.ir import Array
 from fusec.plans.plan_record import Entry
-from fusec.runtime import Executable
+from fusec.runtime import Executable, SimulatorBackend
 
 if TYPE_CHECKING:
     from fusec.gpu.backend import CudnnBackend
@@ -46,6 +48,21 @@ def tuned_executable(
     if family is None:  # with several input shapes, timing each whole model would take too long
         executable.rehearse(backend.tune_whole_model)
     return executable
+
+
+def tune_whole(executable: Executable, state: Mapping[str, Array]) -> None:
+    """Choose plans and kernels of a program with state by the time of the whole, before the first call.
+
+    Nothing is tried in simulation, or without tuning.
+    state: values that some inputs of the state have meanwhile; see `Executable.rehearse`.
+    """
+    if isinstance(executable.backend, SimulatorBackend):
+        return
+    from fusec.gpu.backend import CudnnBackend
+
+    assert isinstance(executable.backend, CudnnBackend)
+    if executable.backend.tune != "none":
+        executable.rehearse(executable.backend.tune_whole_model, state)
 
 
 def locked_executable(

@@ -199,20 +199,31 @@ class ProgramRunner(Unpicklable):
                     launch()
                     self.backend.finish()
 
-    def rehearse(self, choose: StepChooser) -> None:
+    def rehearse(self, choose: StepChooser, state: Mapping[str, Array] | None = None) -> None:
         """Choose plans and kernels by the time of the whole model, before the first call.
 
-        A program with state is unchanged, because running it would replace the state.
+        state: values that some inputs of the state have meanwhile; the others, like all inputs, are random. A program
+            with state is unchanged without them, or if its state has values, because running it would replace these.
         """
-        if self.state:
+        if self.state and (state is None or self._state.buffers):
             return
+        given = state or {}
         steps = list(zip(self.compiled.program.steps, self.compiled.lowered, strict=True))
         with self._lock, self.backend.calling():
+            for name in self.state:
+                self._state.buffer(name)
             self._allocate()
-            inputs = [(self._steps.buffer(v), v.type) for v in self.compiled.graph.inputs]
+            for value, feed in zip(self.compiled.graph.inputs, self._feeders, strict=True):
+                if value.name in given:
+                    feed(given[value.name])
+            inputs = [(self._steps.buffer(v), v.type) for v in self.compiled.graph.inputs if v.name not in given]
             runnables = [step if lowered is None else lowered.graph for step, lowered in steps]
             for number in choose(inputs, runnables, self._launches, lambda number: self._steps.bound(*steps[number])):
                 self._launches[number] = self._steps.bound(*steps[number])
+            if self.state:
+                self.backend.finish()
+                self._state.buffers.clear()
+                self._forget_memory()
 
     def _execute(self, arrays: Sequence[Array | None]) -> None:
         """Copy the inputs to their memory, and run all steps."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import numpy as np
 
+from fusec.compiler.gpu_executable import tune_whole
 from fusec.driver import compile
 from fusec.errors import ExecutionError, ModelError
 from fusec.execution.compile_options import Progress
@@ -19,6 +20,7 @@ from fusec.execution.shape_family import ShapeFamily
 from fusec.frontends import Source
 from fusec.generation.arguments import checked_count, checked_number, padded, rows_of, sampler, stop_tokens
 from fusec.generation.decoder_graph import (
+    LENGTHS,
     LOGITS,
     NEXT,
     PROMPT,
@@ -139,7 +141,9 @@ class Generator:
                     "If the model has fewer positions, give a smaller max_length"
                 ) from error
 
-        self._programs = DecoderPrograms(compiled(1), sizes, compiled)
+        decode = compiled(1)
+        tune_whole(decode, {LENGTHS: np.full(batch, max_length // 2)})
+        self._programs = DecoderPrograms(decode, sizes, compiled)
         if check and not decoder.in_place:
             difference = self.verify()
             if not difference <= _LARGEST_DIFFERENCE.get(precision, 1e-2):

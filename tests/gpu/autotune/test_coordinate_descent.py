@@ -15,8 +15,11 @@ from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import build, check, compiled, fresh
 
+from fusec.errors import ExecutionError
 from fusec.gpu.autotune.coordinate_descent import MAX_OPTIONS, NEAR, Contest, contests, descend
 from fusec.gpu.kernels import find
+from fusec.lowering.packing import unpack
+from fusec.runtime import Executable, SimulatorBackend
 
 pytest.importorskip("cupy")
 pytest.importorskip("cudnn")
@@ -271,19 +274,46 @@ def test_without_tuning_or_time_nothing_is_tried(machine: Machine, tmp_path: Pat
     assert (net.backend.descent, machine.captured) == (None, 0)
 
 
-def test_programs_with_state_are_left_alone(machine: Machine, tmp_path: Path) -> None:
+def with_state(path: Path) -> Any:
     from fusec.gpu.backend import CudnnBackend
     from fusec.plans.plan_cache import PlanStore
-    from fusec.runtime import Executable
 
     made = compiled()
-    with_state = replace(made, options=replace(made.options, state=(("x", ""),)))
-    backend = CudnnBackend("quick", store=PlanStore(tmp_path))
-    net = Executable(with_state, backend)
-    net.rehearse(backend.tune_whole_model)
+    made = replace(made, options=replace(made.options, state=(("x", ""),)))
+    return Executable(made, CudnnBackend("quick", store=PlanStore(path)))
+
+
+def test_programs_with_state_are_left_alone(machine: Machine, tmp_path: Path) -> None:
+    net = with_state(tmp_path)
+    net.rehearse(net.backend.tune_whole_model)
     assert machine.captured == 0
     net.bind(x=fresh(0))
+    net.rehearse(net.backend.tune_whole_model, {"x": fresh(1)})
+    assert machine.captured == 0, "its values would be lost"
+    np.testing.assert_array_equal(net.value("x"), fresh(0))
     assert len(net.run(None, {})) == 2
+
+
+def test_programs_with_state_are_tried_with_given_values(machine: Machine, tmp_path: Path) -> None:
+    machine.within_us = {7: 10.0, 4: 6.0}
+    net = with_state(tmp_path)
+    filled: list[str] = []
+
+    def choose(inputs: Any, *more: Any) -> Any:
+        filled.extend(f"{type}" for _, type in inputs)
+        np.testing.assert_array_equal(unpack(net._state.buffers["x"], net._state.values["x"].type), fresh(1))
+        return net.backend.tune_whole_model(inputs, *more)
+
+    net.rehearse(choose, {"x": fresh(1)})
+    assert filled == [], "only other inputs are random"
+    assert machine.captured and net.backend.descent.options
+    with pytest.raises(ExecutionError, match="has no value"):
+        net.value("x")
+    net.bind(x=fresh(2))
+    want = Executable(compiled(), SimulatorBackend()).run(None, {"x": fresh(2)})
+    for _ in range(3):
+        for got, right in zip(net.run(None, {}), want, strict=True):
+            np.testing.assert_array_equal(got.get() if hasattr(got, "get") else got, right)
 
 
 def test_a_step_that_fails_is_left_to_the_first_call(machine: Machine, tmp_path: Path) -> None:
