@@ -60,7 +60,7 @@ def loaded_program(path: str | os.PathLike[str], target: str, tune: str, given: 
     return load_file.executable_of(artifact, tune, simulate=False)
 
 
-def load_program(path: str | os.PathLike[str], target: str, given: GivenShapes | None = None) -> fusec_file.Artifact:
+def load_program(path: str | os.PathLike[str], target: str, given: GivenShapes | None) -> fusec_file.Artifact:
     """Read one program of a file, without preparing it: that for the shapes given, else the first one.
 
     Raises ModelError if shapes are given for a file that has one program, or they have no program.

@@ -43,8 +43,8 @@ def load_onnx(
     shapes: Mapping[str, Sequence[int]],
     file: str,
     files: TensorFiles | None,
-    bound: Mapping[str, Bound] | None = None,
-    weights: MutableMapping[str, Literal] | None = None,
+    bound: Mapping[str, Bound],
+    weights: MutableMapping[str, Literal],
 ) -> Graph:
     """Load the graph of a model whose outputs are tensors.
 
@@ -54,7 +54,7 @@ def load_onnx(
     bound: values of some inputs, which become constants.
     weights: initializers that an earlier load read; this load adds those that it reads.
     """
-    graph, lengths = load_bound(model, shapes, bound or {}, file, files, weights)
+    graph, lengths = load_bound(model, shapes, bound, file, files, weights)
     if lengths:
         raise ModelError(f"{file}: output {next(iter(lengths))!r} is a sequence of tensors, not a tensor")
     return graph

@@ -221,7 +221,7 @@ class WorkerPool:
         self.close()
 
 
-def most_workers(here: Target | None = None) -> int:
+def most_workers(here: Target | None) -> int:
     """Return the most worker processes: `FUSEC_WORKERS`, else one per core, at most 8, and on a GPU as memory allows.
 
     here: this machine's GPU, if the workers use it

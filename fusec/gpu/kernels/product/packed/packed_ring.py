@@ -32,7 +32,7 @@ def packed_rings(
     epilogue: Sequence[Node],
     outputs: Sequence[Value],
     figures: GpuFigures,
-    norm: Node | None = None,
+    norm: Node | None,
 ) -> Iterator[PackedRing]:
     """Yield the forms of one product, or of two of the same rows, in which all blocks run at the same time.
 
