@@ -59,7 +59,7 @@ QUESTIONS = {
     "Fusion": {
         "Which ops become one step?": ("passes/partition/candidates.py proposes, passes/partition/cover.py chooses"),
         "Why did an op not fuse? Who decides?": (
-            "passes/partition/cover.py (`_pick`, `_decide`); cuDNN, which gpu/cudnn/legality_judge.py asks"
+            "passes/partition/cover.py (`_pick`, `_decide`); cuDNN, which gpu/cudnn/oracle.py asks"
         ),
         "Who words the reason why an op did not fuse?": (
             "`WITHOUT` in lower_cudnn.py for an op; passes/partition/cover.py, "
@@ -74,7 +74,7 @@ QUESTIONS = {
         ),
         "What does cuDNN compute wrongly?": ("lowering/known_bugs/graph_rules.py, lowering/known_bugs/plan_rules.py"),
         "Who consults these rules?": (
-            "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/judges.py and gpu/cudnn/legality.py; "
+            "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/judges.py and gpu/cudnn/oracle.py; "
             "for plans gpu/cudnn/plan_list.py, gpu/cudnn/plan_builder.py, gpu/autotune/plan_bench.py and "
             "gpu/autotune/tuning_cache.py"
         ),
@@ -134,7 +134,7 @@ QUESTIONS = {
             "gpu/autotune/tuning_cache.py fill"
         ),
         "Where are cuDNN's verdicts stored, and by which key?": (
-            "plans/sqlite_cache.py; `_environment` in gpu/cudnn/legality.py"
+            "plans/sqlite_cache.py; `_environment` in gpu/cudnn/oracle.py"
         ),
         "Which plans and kernels of others does this machine run?": (
             "those that plans/trusted_plans.py lists; artifacts/read_file.py and gpu/launch/cubins.py ask it"
@@ -144,7 +144,7 @@ QUESTIONS = {
             "its key. A choice depends on the graph or kernel source, the GPU, the driver, the versions of cuDNN, "
             "its frontend and cuBLASLt, the filter of plans and the level; choices of steps also on the figures "
             "of the target (gpu/autotune/tuning_environment.py). A verdict depends on the graph, the target, "
-            "the versions of cuDNN, its frontend and NVRTC, and fusec's rules (`_environment` in gpu/cudnn/legality.py)"
+            "the versions of cuDNN, its frontend and NVRTC, and fusec's rules (`_environment` in gpu/cudnn/oracle.py)"
         ),
         "How does a plan get from a machine without a GPU to one with a GPU?": (
             "compiler/build_plans.py has several plans built for each graph (gpu/cudnn/plan_serialization.py), "

@@ -33,7 +33,7 @@ from fusec.execution.compilation import Compiled
 from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.judges import CudnnJudge
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.launch.cubins import NO_CHOICE
 from fusec.ir import Graph, Literal, MissingLiteral
 from fusec.passes.base import PRECISIONS, Options

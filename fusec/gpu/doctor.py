@@ -13,7 +13,7 @@ from fusec.errors import FusecError
 from fusec.gpu.cublaslt import algorithms
 from fusec.gpu.cudnn import deviceless, driver_stand_in
 from fusec.gpu.cudnn.deviceless import INSTALL
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.device import device_name
 from fusec.plans import sqlite_cache
 from fusec.targets.target import load, names
