@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +36,17 @@ def test_missing_file(tmp_path: Path) -> None:
 def test_a_file_of_a_few_bytes(tmp_path: Path) -> None:
     (tmp_path / "short.onnx").write_bytes(b"hello")
     _fails(tmp_path / "short.onnx", "short.onnx: is no ONNX model, or a truncated one")
+
+
+def test_a_compiled_model(tmp_path: Path) -> None:
+    """Not a truncated ONNX model, as which protobuf would refuse it."""
+    fusec.compile(one("Relu", [2]).SerializeToString(), target="cpu").save(tmp_path / "m.fusec")
+    wanted = "m.fusec: is a compiled model: load it with fusec.load, or give the model that it was compiled from"
+    _fails(tmp_path / "m.fusec", wanted)
+    with pytest.raises(ModelError, match=re.escape(wanted)):
+        fusec.compile(tmp_path / "m.fusec")
+    with pytest.raises(ModelError, match=re.escape(wanted)):
+        fusec.quantize(tmp_path / "m.fusec", format="weights-int8")
 
 
 def test_an_old_model_that_onnx_cannot_convert() -> None:
