@@ -1,4 +1,8 @@
-"""Read a `.fusec` file: graphs, weights, programs and plans. No pass runs, and cuDNN is asked nothing."""
+"""Read a `.fusec` file: graphs, weights, programs and plans. No pass runs, and cuDNN is asked nothing.
+
+A serialized plan holds machine code. It is used only if this machine trusts it (`PlanStore.trusts`); for other plans,
+engine and knobs are used to build them again.
+"""
 
 from __future__ import annotations
 
