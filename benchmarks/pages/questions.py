@@ -86,7 +86,7 @@ QUESTIONS = {
             "CuPy (reference.py), as execution/step_binding.py binds them"
         ),
         "When does a step move nothing, as a view?": (
-            "schedule/aliasing.py tells which ops may share the memory of their operand; `alone` in "
+            "schedule/aliasing.py tells which ops may share the memory of their operand; `single_step` in "
             "schedule/program.py makes such a step"
         ),
         "What does cuDNN compute wrongly?": ("lowering/known_bugs/graph_rules.py, lowering/known_bugs/plan_rules.py"),

@@ -266,9 +266,6 @@ def with_kernels(lock: Lock, c: Compiled) -> Lock:
     return dataclasses.replace(lock, entries=lockfile.in_order([*kernels, *others]))
 
 
-CONV_PART = LockedPart(Part(1), Choice(4, ()))
-
-
 @pytest.mark.parametrize(
     ("parts", "words"),
     [

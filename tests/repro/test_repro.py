@@ -69,7 +69,6 @@ TO_FP8 = """graph "q" (%x: f8e4m3[3,8,64]) {
   return %y
 }"""
 LOGARITHM = 'graph "l" (%x: f32[3,40]) {\n  %y = log(%x)\n  return %y\n}'
-TWO_OUTPUTS = BODIES["a value needed outside is a second output"]
 TRANSPOSED = BODIES["batched matmul with a transposed operand and a scale"]
 FILES = {
     *("repro.py", "test_repro.py", "inputs.npz", "expected.npz", "graph.txt", "graph.json", "partition.onnx"),
