@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.attention.match_cached import CachedAttention
-from fusec.gpu.kernels.attention.rotary import neighbours, rotate
+from fusec.gpu.kernels.attention.rotary import element_coordinates, neighbours, rotate
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import View
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, CLUSTERS, Arguments, Kernel, Launch, ceil_div
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, split_index, stride_along
-from fusec.ir import Node, TensorType
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, stride_along
+from fusec.ir import Node
 from fusec.schedule.row_writes import RowWrite
 
 MOST_TOGETHER = 8  # blocks of a cluster, which every GPU with clusters can start
@@ -225,7 +225,7 @@ class CachedAttentionSource:
             code.tail.append(f"*(Pack<{C_TYPES[y.type.dtype]}, {self.vector}>*)to = found;")
 
         rotated = rotate(node, (x, View.of(x.type)), self.vector, arguments, store)
-        return cuda("embed", AT=place, COORDINATES=_coordinates(y.type), ROTATE=rotated)
+        return cuda("embed", AT=place, COORDINATES=element_coordinates(y.type), ROTATE=rotated)
 
     def _stores(self, cuda: CudaTemplate, arguments: Arguments) -> dict[str, list[str]]:
         """Store new rows, and rows that stay where the result has memory of its own."""
@@ -238,8 +238,3 @@ class CachedAttentionSource:
                 new += cuda("store_new", SHARED_ROW=row, **holes)
                 keep += cuda("keep", SHARED=name, **holes)
         return {"STORE_NEW": new, "KEEP": keep}
-
-
-def _coordinates(type: TensorType) -> list[str]:
-    """Return the statements that find the coordinates of `element`, in the order of memory."""
-    return split_index("element", [(f"c{d}", type.shape[d]) for d in type.order or range(type.rank)])
