@@ -43,8 +43,9 @@ Read [`fusec/driver.py`](../fusec/driver.py) first, then
 QUESTIONS
 ## Who imports whom
 
-An arrow leads from a layer to a layer that it imports. Arrows that others imply are left out. Nothing imports upwards;
-[pyproject.toml](../pyproject.toml) holds the order of all modules, and `make lint` checks it, also inside the folders.
+An arrow leads from a layer to a layer that it imports. Arrows that others imply are left out. Nothing imports upwards,
+and no files import each other in a circle. [pyproject.toml](../pyproject.toml) holds the order of the folders, and that
+of the files in many folders. `make lint` checks it.
 
 PICTURE
 ## Folders
