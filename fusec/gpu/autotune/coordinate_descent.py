@@ -94,7 +94,7 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
             tried += 1
             if _is_faster(other, best, whole):
                 options[contest.key], best = option, other
-    rounds = list(_each_round((first, best), whole))
+    rounds = list(_each_round((first, best), whole, ROUNDS))
     before_us, after_us = (statistics.median(times) for times in zip(*rounds, strict=True))
     if not options or after_us >= before_us:  # the gains were noise
         return DescentResult({}, before_us, before_us, tried)
@@ -104,7 +104,7 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
 def _is_faster(other: Run, best: Run, whole: Whole) -> bool:
     rounds: list[tuple[float, float]] = []
     losses = 0
-    for round in _each_round((best, other), whole):
+    for round in _each_round((best, other), whole, ROUNDS):
         rounds.append(round)
         losses += round[1] >= round[0]
         clearly_slower = len(rounds) == FIRST_ROUNDS and _relative(rounds) > SLOWER
@@ -118,9 +118,9 @@ def _relative(rounds: Sequence[tuple[float, float]]) -> float:
     return statistics.median(b / a if a else 1.0 for a, b in rounds)
 
 
-def _each_round(pair: tuple[Run, Run], whole: Whole) -> Iterator[tuple[float, float]]:
+def _each_round(pair: tuple[Run, Run], whole: Whole, count: int) -> Iterator[tuple[float, float]]:
     """Time both alternately, because GPU clocks change, and swap their order each round; one run warms up."""
     whole.time_us(pair[1])
-    for number in range(ROUNDS):
+    for number in range(count):
         first, second = (whole.time_us(run) for run in (pair if number % 2 == 0 else pair[::-1]))
         yield (first, second) if number % 2 == 0 else (second, first)
