@@ -142,9 +142,8 @@ QUESTIONS = {
             "order"
         ),
         "What depends on the numbers of cuDNN's engines, should a release change them?": (
-            "rules with numbers: lowering/known_bugs/plan_rules.py, gpu/cudnn/engine_ids.py, `compiles_slowly` in "
-            "gpu/cudnn/plan_list.py, `GENERIC_ENGINE` in passes/partition/cost_model.py. Stored choices and verdicts "
-            "do not: their keys hold the version"
+            "what uses plans/engine_numbers.py, and the rules of lowering/known_bugs/plan_rules.py. Stored choices and "
+            "verdicts do not: their keys hold the version"
         ),
         "What is the least time of a step (roofline), and its modelled time?": ("passes/partition/cost_model.py"),
         "Which kernel runs a product, such as one of int8?": (

@@ -12,12 +12,12 @@ from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import has_candidates, step_key, steps_of_choice
 from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_version
-from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import Graph, Value
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.base import Options
+from fusec.plans.engine_numbers import DEVICE_ONLY
 from fusec.plans.lock_record import Locked
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, ORDERS, Choice, Part

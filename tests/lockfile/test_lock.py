@@ -15,13 +15,13 @@ from fusec import lockfile
 from fusec.errors import CheckError, FusecError, ModelError
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune import step_choices, step_fusion
-from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
 from fusec.lockfile import Lock, Locked, LockedPart, changes
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
+from fusec.plans.engine_numbers import DEVICE_ONLY
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, Choice, Entry, Part
 from fusec.plans.verdict import Plan
