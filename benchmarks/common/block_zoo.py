@@ -94,10 +94,11 @@ class GraphLayers(nn.Module):
         self.others = nn.ModuleList(nn.Linear(width, width, False) for _ in range(2))
 
     def forward(self, x: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        ones = torch.ones_like(sources[:, None], dtype=x.dtype)
-        count = torch.zeros_like(x[:, :1]).index_put((targets,), ones, accumulate=True)
+        places, one = targets[:, None], torch.ones_like(targets[:, None], dtype=x.dtype)
+        count = torch.zeros_like(x[:, :1]).scatter_add(0, places, one)
         for own, others in zip(self.own, self.others, strict=True):
-            total = torch.zeros_like(x).index_put((targets,), x[sources], accumulate=True)
+            messages = x[sources]
+            total = torch.zeros_like(x).scatter_add(0, places.expand_as(messages), messages)
             x = functional.relu(own(x) + others(total / count.clamp(1)))
         return x
 
