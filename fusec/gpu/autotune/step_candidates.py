@@ -22,7 +22,7 @@ from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import Kind, Partition, alone, body_of
 
 SLOW_FLOPS = 1 << 27  # of a product; above it, a kernel without tensor cores is not timed
-HALVES_FLOPS = 1 << 30  # of a matmul; above it, another engine multiplies 8-bit numbers faster than in fp16
+HALVES_FLOPS = 1 << 30  # of a product; above it, another engine multiplies 8-bit numbers faster than in fp16
 _SCALES = ("cast", "mul")  # ops that scale the sums of a product of 8-bit numbers
 
 Candidate = tuple[Partition, ...]  # steps that replace one step, in order
@@ -79,12 +79,11 @@ def _may_win_in_halves(step: Partition, has_kernel: bool) -> bool:
     No other convolution of ResNet-50 and MobileNetV2 was faster in fp16 on an H200, and no large matmul of BERT-base.
     """
     products = [node for node in step.nodes if isinstance(node.op, PRODUCTS)]
-    convolutions = [node for node in products if isinstance(node.op, Conv)]
-    if not convolutions:
-        is_fp8 = any(node.operands[0].type.dtype not in BYTES for node in products)
-        return not (has_kernel or is_fp8) or sum(map(flops, products)) <= HALVES_FLOPS
-    is_pixelwise = all(math.prod(node.operands[1].type.shape[2:]) == 1 for node in convolutions)
-    return is_pixelwise and not has_kernel
+    is_small = sum(map(flops, products)) <= HALVES_FLOPS
+    if any(isinstance(node.op, Conv) for node in products):
+        is_pixelwise = all(math.prod(node.operands[1].type.shape[2:]) == 1 for node in products)
+        return is_pixelwise and is_small and not has_kernel
+    return is_small or not (has_kernel or any(node.operands[0].type.dtype not in BYTES for node in products))
 
 
 def _two_products(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Candidate]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES
+from gpu.kernels.product.test_thin_product import quantised
 from lowering.bodies import BODIES, load
 from lowering.lowers_judge import LowersJudge
 
@@ -69,6 +70,17 @@ def test_a_large_matmul_of_8_bits_is_not_timed_in_fp16(columns: int, dtype: DTyp
     x = graph.add_input("x", TensorType((1024, 512), dtype))
     sums = graph.add(MatMul(), x, graph.constant(np.ones((512, columns), dtype.numpy)))
     graph.set_outputs([graph.add(pw("mul"), graph.add(Cast(F32), sums), graph.constant(np.float32(0.5)))])
+    assert tries_halves(graph) is halves
+
+
+@pytest.mark.parametrize(("size", "halves"), [(7, True), (80, False)])
+def test_a_large_convolution_without_a_kernel_is_not_timed_in_fp16(size: int, halves: bool) -> None:
+    case = quantised((8, 1024, size, size), 168)
+    assert case.kernel is None and tries_halves(case.graph) is halves
+
+
+def tries_halves(graph: Graph) -> bool:
+    """Tell if a candidate of the only step multiplies in fp16."""
     (step,) = partition(graph, LowersJudge(), load_target("h200")).steps
     found = candidates(graph, step, "quick", FIGURES)
-    assert any(IN_HALVES in part.spelling for candidate in found for part in candidate) is halves
+    return any(IN_HALVES in part.spelling for candidate in found for part in candidate)
