@@ -10,9 +10,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 
-from fusec.gpu.kernels.codegen.cuda_template import indented
+from fusec.gpu.kernels.codegen.cuda_template import cuda_file, indented
 from fusec.ir import HALVES, DType, TensorType, Value
 
 BLOCK = 256
@@ -247,16 +246,12 @@ class Arguments:
 
 def prelude() -> str:
     """Return the CUDA C that every source begins with."""
-    return _text("prelude.cuh")
+    return cuda_file(__package__, "prelude.cuh")
 
 
 def narrow_types() -> str:
     """Return the CUDA C of floats of 8 bits and fewer, and of integers below 8 bits, for after the prelude."""
-    return _text("narrow_types.cuh")
-
-
-def _text(file: str) -> str:
-    return resources.files("fusec.gpu.kernels.codegen").joinpath(file).read_text(encoding="utf-8")
+    return cuda_file(__package__, "narrow_types.cuh")
 
 
 def ceil_div(a: int, b: int) -> int:
