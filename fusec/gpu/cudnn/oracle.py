@@ -162,7 +162,10 @@ class Oracle(WorkerPool):
         for key, graph in list(new.items()):
             if self._copy(graph) or self._assume(graph):
                 del new[key]
-        return {graph.key: graph for graph in {g.number_free_key: g for g in reversed(new.values())}.values()}
+        first: dict[Hashable, CudnnGraph] = {}
+        for graph in new.values():
+            first.setdefault(graph.number_free_key, graph)
+        return {graph.key: graph for graph in first.values()}
 
     def _stored(self, graphs: list[CudnnGraph]) -> dict[CudnnGraph, Verdict]:
         """Read verdicts from the disk, those for everyone first."""
