@@ -30,7 +30,7 @@ class SureKernels:
         self.inner, self._figures = judge, figures
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
-        is_sure = [self.refusal(body) is None and is_sure_kernel(body.nodes, self._figures) for body in bodies]
+        is_sure = [self.refusal(body) is None and is_sure_kernel(tuple(body.nodes), self._figures) for body in bodies]
         asked = [body for body, sure in zip(bodies, is_sure, strict=True) if not sure]
         answers = iter(self.inner.judge(asked) if asked else ())
         return [PROPOSED if sure else next(answers) for sure in is_sure]
