@@ -6,15 +6,11 @@ cuDNN's plans clear buffers that they add to. A memset node takes several micros
 from __future__ import annotations
 
 import ctypes
-import weakref
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import cupy
-
-from fusec.errors import ExecutionError
 from fusec.gpu.launch.dependent_launch import driver_function
+from fusec.gpu.launch.edited_graph import EditedGraph, call, handles, list_nodes
 from fusec.gpu.nvrtc import function_of
 
 MEMSET = 2  # CU_GRAPH_NODE_TYPE_MEMSET
@@ -59,24 +55,6 @@ class KernelNode(ctypes.Structure):
     )
 
 
-class EditedGraph:
-    """A captured graph that was changed, with the interface of CuPy's.
-
-    captured: CuPy's graph, which owns the nodes.
-    """
-
-    def __init__(self, captured: Any):
-        self._captured = captured
-        self._executable = cupy.cuda.runtime.graphInstantiate(captured.graph)
-        weakref.finalize(self, cupy.cuda.runtime.graphExecDestroy, self._executable)
-
-    def launch(self, stream: Any) -> None:
-        cupy.cuda.runtime.graphLaunch(self._executable, stream.ptr)
-
-    def upload(self, stream: Any) -> None:
-        cupy.cuda.runtime.graphUpload(self._executable, stream.ptr)
-
-
 def without_memsets(captured: Any) -> Any:
     """Return a captured graph with kernels in place of its memset nodes; itself if it has none.
 
@@ -91,15 +69,15 @@ def without_memsets(captured: Any) -> Any:
 def replace_memset(graph: int, node: int) -> bool:
     """Replace a memset node by a kernel node between the same nodes; False if it has rows or is not aligned."""
     memset = Memset()
-    _call("cuGraphMemsetNodeGetParams", ctypes.c_void_p(node), ctypes.byref(memset))
+    call("cuGraphMemsetNodeGetParams", ctypes.c_void_p(node), ctypes.byref(memset))
     if memset.height != 1 or memset.target % STORED_BYTES or memset.element_bytes not in REPEATED:
         return False
-    before, after = (_neighbours(f"cuGraphNodeGet{kind}", node) for kind in ("Dependencies", "DependentNodes"))
+    before, after = (list_nodes(f"cuGraphNodeGet{kind}", node) for kind in ("Dependencies", "DependentNodes"))
     added = _add_fill(graph, memset, before)
     if after:
-        edges = (_handles([added] * len(after)), _handles(after))
-        _call("cuGraphAddDependencies", ctypes.c_void_p(graph), *edges, ctypes.c_size_t(len(after)))
-    _call("cuGraphDestroyNode", ctypes.c_void_p(node))
+        edges = (handles([added] * len(after)), handles(after))
+        call("cuGraphAddDependencies", ctypes.c_void_p(graph), *edges, ctypes.c_size_t(len(after)))
+    call("cuGraphDestroyNode", ctypes.c_void_p(node))
     return True
 
 
@@ -113,8 +91,8 @@ def _add_fill(graph: int, memset: Memset, before: list[int]) -> int:
     node.grid[:] = (max(1, min(MOST_BLOCKS, -(-nbytes // (BLOCK * STORED_BYTES)))), 1, 1)
     node.block[:] = (BLOCK, 1, 1)
     added = ctypes.c_void_p()
-    given_edges = (_handles(before), ctypes.c_size_t(len(before)))
-    _call("cuGraphAddKernelNode_v2", ctypes.byref(added), ctypes.c_void_p(graph), *given_edges, ctypes.byref(node))
+    given_edges = (handles(before), ctypes.c_size_t(len(before)))
+    call("cuGraphAddKernelNode_v2", ctypes.byref(added), ctypes.c_void_p(graph), *given_edges, ctypes.byref(node))
     assert added.value is not None
     return added.value
 
@@ -125,32 +103,10 @@ def _fill() -> Any:
 
 
 def _nodes(graph: int) -> list[int]:
-    return _neighbours("cuGraphGetNodes", graph)
-
-
-def _neighbours(name: str, of: int) -> list[int]:
-    """Return the nodes that a function of the driver lists: of a graph, or before or after a node."""
-    count = ctypes.c_size_t()
-    _call(name, ctypes.c_void_p(of), None, ctypes.byref(count))
-    found = _handles([0] * count.value)
-    if count.value:
-        _call(name, ctypes.c_void_p(of), found, ctypes.byref(count))
-    return [handle for handle in found if handle is not None][: count.value]
+    return list_nodes("cuGraphGetNodes", graph)
 
 
 def _is_memset(node: int) -> bool:
     kind = ctypes.c_int()
-    _call("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
+    call("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
     return kind.value == MEMSET
-
-
-def _handles(nodes: list[int]) -> Any:
-    return (ctypes.c_void_p * len(nodes))(*nodes)
-
-
-def _call(name: str, *arguments: Any) -> None:
-    """Call a function of the driver. Raises ExecutionError if it refuses."""
-    function: Callable[..., int] | None = driver_function(name)
-    status = -1 if function is None else function(*arguments)
-    if status:
-        raise ExecutionError(f"the driver refused {name} while memset nodes were replaced: CUDA error {status}")

@@ -13,7 +13,7 @@ from gpu.launch.test_dependent_launch import recorded
 pytest.importorskip("cupy")
 
 from fusec.errors import ExecutionError
-from fusec.gpu.launch import memset_nodes
+from fusec.gpu.launch import edited_graph, memset_nodes
 from fusec.gpu.launch.cupy_arrays import cupy
 from fusec.gpu.launch.memset_nodes import KernelNode, Memset, without_memsets
 
@@ -106,7 +106,8 @@ def chain(monkeypatch: pytest.MonkeyPatch, *memset: int) -> Driver:
     """Put a driver in place whose graph has a memset between kernels 1 and 3, before kernel 4, too."""
     driver = Driver({1: KERNEL, 2: MEMSET, 3: KERNEL, 4: KERNEL}, {(1, 2), (2, 3), (2, 4), (1, 4)}, {2: memset})
     filling = type("Function", (), {"kernel": type("Kernel", (), {"ptr": 7})})
-    monkeypatch.setattr(memset_nodes, "driver_function", driver.function)
+    for module in (memset_nodes, edited_graph):
+        monkeypatch.setattr(module, "driver_function", driver.function)
     monkeypatch.setattr(memset_nodes, "_fill", lambda: filling)
     monkeypatch.setattr(cupy.cuda.runtime, "graphInstantiate", lambda graph: graph + 1)
     monkeypatch.setattr(cupy.cuda.runtime, "graphExecDestroy", lambda executable: None)
