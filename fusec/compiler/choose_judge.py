@@ -13,7 +13,7 @@ from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.judges import CudnnJudge, RulesJudge
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge
 from fusec.plans.plan_filter import PlanFilter

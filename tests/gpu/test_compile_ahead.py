@@ -13,7 +13,7 @@ from gpu.stand_in_gpu import Machine
 from gpu.test_backend import compiled
 
 from fusec.compiler.compile_ahead import ProposedKernels, compiled_ahead
-from fusec.gpu.cudnn.legality import PROBE, Oracle
+from fusec.gpu.cudnn.oracle import PROBE, Oracle
 from fusec.gpu.launch import cubins
 from fusec.ir import DType, Graph
 from fusec.plans.plan_cache import PlanStore

@@ -18,7 +18,7 @@ from gpu.test_backend import check, compiled
 
 from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.cudnn.build_pool import BuildPool
-from fusec.gpu.cudnn.legality import PROBE, Oracle
+from fusec.gpu.cudnn.oracle import PROBE, Oracle
 from fusec.gpu.cudnn.worker_process import WorkerDeath
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore
