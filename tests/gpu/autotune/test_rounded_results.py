@@ -160,4 +160,6 @@ def test_kernels_that_round_to_bytes_begin_early_and_read_nothing_before_they_wa
             assert launch.dependent and body.lstrip().startswith("wait_for_launches();")
             read = [i for i, a in enumerate(launch.arguments) if a.value is not None and a.value.literal is None]
             names = [f"a{i}" for i in read if launch.parameters[i].startswith("const")]
-            assert names and all(f"{name} = from_here({name}" in body for name in names)
+            assert names and all(f"{name} = from_here({name});" in body for name in names)
+    plain = find(program.steps[0].nodes[:1], program.steps[0].nodes[0].results, FIGURES)
+    assert plain is not None and "next_may_begin" not in plain.launches[0].source

@@ -217,14 +217,14 @@ class Arguments:
     ) -> Launch:
         """Return a dependent launch, whose first statement waits for earlier ones; see `launch`.
 
-        Then it lets the next one begin, which may be a dependent launch of cuDNN's, too. Pointers are defined after
-        the wait, so that the compiler moves no load through them to an earlier place.
+        It does not let the next one begin, whose blocks might take the place of its own. Pointers are
+        defined after the wait, so that the compiler moves no load through them to an earlier place.
         """
         given = {f"{name}_given": name for name in self.names.values()}
         pointers = zip(self.parameters, given.items(), strict=True)
         begin = [f"{c_type} __restrict__ const {now} = from_here({old});" for c_type, (old, now) in pointers]
         names = dict(zip(self.names, given, strict=True))
-        body = ["wait_for_launches();", "next_may_begin();", *begin, *lines]
+        body = ["wait_for_launches();", *begin, *lines]
         early = replace(self, names=names).launch(name, body, grid, block, preamble=preamble, resident=resident)
         return replace(early, dependent=True)
 

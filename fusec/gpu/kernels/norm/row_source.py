@@ -9,7 +9,7 @@ from fusec.gpu.kernels.codegen.copies_ahead import CopiesAhead
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Launch, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.loops import loop, loop_with_copies, thread_setup
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
+from fusec.gpu.kernels.codegen.pointwise_code import BYTES, PointwiseCode, Space
 from fusec.gpu.kernels.codegen.row_plan import CACHED, RowPlan
 from fusec.gpu.kernels.norm.row_step import RowStep
 from fusec.ops import Reduce
@@ -61,8 +61,13 @@ class RowSource:
         lines = [*self._setup(), *self._passes()]
         lines += self._write_reduction() if isinstance(self.op, Reduce) else self._write()
         resident = self.packed_threads // self.plan.block
-        plan, name = self.plan, self.anchor.op.name
-        return self.arguments.early_launch(name, lines, plan.blocks, plan.block, resident=resident)
+        plan, name, arguments = self.plan, self.anchor.op.name, self.arguments
+        if any(value.type.dtype in BYTES for value in self.step.epilogue_outputs):
+            # before a product of bytes, which copies its weights meanwhile
+            lines = [*arguments.begin(), *lines]
+            launch = arguments.launch(name, lines, plan.blocks, plan.block, resident=resident)
+            return replace(launch, dependent=True)
+        return arguments.early_launch(name, lines, plan.blocks, plan.block, resident=resident)
 
     def partial(self) -> Launch:
         """Return the launch that stores the result of each chunk in scratch memory.
