@@ -20,7 +20,7 @@ from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch.cubins import compile_ahead
-from fusec.ir import Graph
+from fusec.ir import DType, Graph
 from fusec.ops import Concat
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge, partition
@@ -60,14 +60,16 @@ class ProposedKernels:
 
     def _work(self, graph: Graph) -> None:
         _quietly(partial(self.compile, graph))
-        threading.Thread(target=_quietly, args=(self.warm_up,), name="fusec-warm-up", daemon=True).start()
+        types = frozenset(value.type.dtype for value in graph.values())
+        warm_up = partial(self.warm_up, types)
+        threading.Thread(target=_quietly, args=(warm_up,), name="fusec-warm-up", daemon=True).start()
 
-    def warm_up(self) -> None:
-        """Load what choosing plans needs: see `warm_up.warm_up`."""
+    def warm_up(self, types: frozenset[DType]) -> None:
+        """Load what choosing plans needs, with the types of the graph's values: see `warm_up.warm_up`."""
         from fusec.gpu.warm_up import warm_up  # needs cuDNN and CuPy
 
         if self.level != "none":
-            warm_up(self.options.storage)
+            warm_up(self.options.storage, types)
 
     def compile(self, graph: Graph) -> None:
         """Partition the graph by fusec's rules, and begin to compile the kernels of all candidates."""

@@ -67,7 +67,7 @@ def test_the_graph_keeps_kernels_unless_concats_change_its_types(
 ) -> None:
     """Another thread partitions the graph at the same time."""
     monkeypatch.setattr("fusec.compiler.compile_ahead.compile_ahead", lambda *_: None)
-    monkeypatch.setattr(ProposedKernels, "warm_up", lambda self: None)
+    monkeypatch.setattr(ProposedKernels, "warm_up", lambda self, types: None)
     ahead = proposed(text=text)
     before = str(ahead.graph)
     ahead.start().join()
@@ -112,7 +112,7 @@ def test_all_kernels_are_known_when_the_answers_are(monkeypatch: pytest.MonkeyPa
         known.set()
 
     monkeypatch.setattr(ProposedKernels, "compile", compile)
-    monkeypatch.setattr(ProposedKernels, "warm_up", lambda self: None)
+    monkeypatch.setattr(ProposedKernels, "warm_up", lambda self, types: None)
     oracle: Any = SimpleNamespace(device=True, meanwhile=None)
     with compiled_ahead(proposed(), oracle):
         oracle.meanwhile()
@@ -134,7 +134,7 @@ def test_what_choosing_plans_needs_is_loaded_when_the_kernels_are_known(
         if fails:
             raise RuntimeError
 
-    def warm_up(self: ProposedKernels) -> None:
+    def warm_up(self: ProposedKernels, types: frozenset[DType]) -> None:
         done.append("plans")
         loaded.set()
 
@@ -154,11 +154,11 @@ def test_plans_are_listed_and_small_kernels_compiled_in_advance(
     monkeypatch.setattr(warm_up.timer, "module", lambda: SimpleNamespace(compile=lambda: compiled.append("fusec_gate")))
     monkeypatch.setattr(warm_up, "function_of", lambda source, entry: compiled.append(entry))
     listed = len(machine.modes)
-    warm_up.warm_up(DType.F16)
-    assert compiled == ["fusec_gate", "fusec_distance_f16", "fusec_reorder2"]
+    warm_up.warm_up(DType.F16, {DType.F16, DType.F32, DType.I8})
+    assert compiled == ["fusec_gate", "fusec_distance_f16", "fusec_distance_i8", "fusec_reorder2"]
     assert len(machine.modes) == listed + 1
     compiled.clear()
-    proposed("none").warm_up()
+    proposed("none").warm_up(frozenset())
     assert not compiled, "nothing is timed"
 
 

@@ -258,7 +258,7 @@ class Arguments:
         declared = ", ".join([*given, *(f"const {c_type} bound{i}" for i, (c_type, _) in enumerate(numbers))])
         before = "".join(f"{line}\n" for line in preamble)
         if _NARROW_TYPE.search(declared + body):
-            before = cuda_file(__package__, "narrow_types.cuh") + before
+            before = narrow_types() + before
         bounds = f"__launch_bounds__({block}, {resident})" if resident else f"__launch_bounds__({block})"
         bounds += f" __cluster_dims__({cluster})" if cluster > 1 else ""
         text = f'{before}extern "C" __global__ void {bounds} ENTRY({declared}) {{\n{body}\n}}\n'
@@ -271,6 +271,11 @@ class Arguments:
 def prelude() -> str:
     """Return the CUDA C that every source begins with."""
     return cuda_file(__package__, "prelude.cuh")
+
+
+def narrow_types() -> str:
+    """Return the CUDA C of floats of 8 bits and fewer, and of integers below 8 bits, for after the prelude."""
+    return cuda_file(__package__, "narrow_types.cuh")
 
 
 def ceil_div(a: int, b: int) -> int:
