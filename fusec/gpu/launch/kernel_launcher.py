@@ -229,7 +229,7 @@ def _compiled(launch: Launch, cubins: Cubins | None) -> Any:
         return str(error)
     if (launch.resident_bytes or launch.cooperative) and not _has_room(function, launch):
         return None
-    begin = driver() if launch.dependent else None
+    begin = driver() if launch.dependent and not launch.cooperative else None
     return function if begin is None else DependentFunction(function, begin)
 
 
