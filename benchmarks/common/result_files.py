@@ -30,6 +30,7 @@ KEYS = {
     "digits.json": ("model", "where"),
     "first_result.json": ("from", "trusted", "tune", "turn"),
     "genstats.json": ("batch",),
+    "gpu_sample.json": ("model",),
     "kernel_times.json": ("case",),
     "leave_one_out.json": ("model", "batch", "form"),
     "model_sample.json": ("model",),
@@ -67,6 +68,14 @@ def parser(description: str | None, output: str, budget: bool = False) -> argpar
     if budget:
         made.add_argument("--budget", type=float, default=float("inf"), help="seconds to time plans, per compilation")
     return made
+
+
+def compiler_caches(cache: Path) -> dict[str, str]:
+    """Return the environment in which CuPy and the driver cache what they compile in a folder, empty at first.
+
+    Plans of cuDNN that hold PTX take several times as long to build where the driver's cache lacks them.
+    """
+    return {"CUPY_CACHE_DIR": str(cache / "cupy"), "CUDA_CACHE_PATH": str(cache / "driver")}
 
 
 def date_and_commit(commit: str = "") -> dict[str, str]:
