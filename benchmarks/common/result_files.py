@@ -30,7 +30,6 @@ KEYS = {
     "digits.json": ("model", "where"),
     "first_result.json": ("from", "trusted", "tune", "turn"),
     "genstats.json": ("batch",),
-    "gpu_sample.json": ("model",),
     "kernel_times.json": ("case",),
     "leave_one_out.json": ("model", "batch", "form"),
     "model_sample.json": ("model",),
