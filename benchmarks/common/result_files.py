@@ -69,6 +69,14 @@ def parser(description: str | None, output: str, budget: bool = False) -> argpar
     return made
 
 
+def compiler_caches(cache: Path) -> dict[str, str]:
+    """Return the environment in which CuPy and the driver cache what they compile in a folder, empty at first.
+
+    Plans of cuDNN that hold PTX take several times as long to build where the driver's cache lacks them.
+    """
+    return {"CUPY_CACHE_DIR": str(cache / "cupy"), "CUDA_CACHE_PATH": str(cache / "driver")}
+
+
 def date_and_commit(commit: str = "") -> dict[str, str]:
     """Return today's date and the commit.
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.result_files import KEYS, ROOT, gpu, parser, write_row
+from benchmarks.common.result_files import KEYS, ROOT, compiler_caches, gpu, parser, write_row
 
 FILE, PACKED, MODEL, ANSWERS, LOCK = "resnet50.fusec", "resnet50.fusec.xz", "resnet50.onnx", "answers.npz", "fusec.lock"
 SIGNS_FROM = 4096  # weights of so many elements get random signs
@@ -125,7 +125,7 @@ def line(row: dict[str, Any]) -> str:
 def _loaded(scratch: Path, path: str, tune: str, cache: Path, lock: str, write_lock: bool) -> dict[str, Any]:
     environment = {**os.environ, "FUSEC_CACHE": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the modules of an installed package are compiled
-    environment["CUPY_CACHE_DIR"] = str(cache / "cupy")  # empty, so that NVRTC compiles all kernels the first time
+    environment |= compiler_caches(cache)  # so that NVRTC and the driver compile all kernels the first time
     files = [str(scratch / path), str(scratch / ANSWERS), tune, lock, str(scratch / LOCK) if write_lock else ""]
     child = ("-W", "ignore", "-m", "benchmarks.compile_time.first_result_child")
     command = [sys.executable, *child, *files, str(time.time())]

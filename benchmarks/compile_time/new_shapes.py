@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.result_files import KEYS, ROOT, gpu_and_torch, parser, write_row
+from benchmarks.common.result_files import KEYS, ROOT, compiler_caches, gpu_and_torch, parser, write_row
 
 SIZES = {"resnet50": [(8,), (9,), (16,), (5,)], "bert": [(8, 128), (9, 128), (16, 128), (8, 96)]}
 PADDED = {"resnet50": (13,), "bert": (13, 128)}  # to 16, where that program exists
@@ -78,7 +78,7 @@ def measure(
     """
     name, tune, kernels, turn = case.split(":")
     sizes = [*SIZES[name], PADDED[name]]
-    environment = {**os.environ, "FUSEC_CACHE": str(cache), "CUPY_CACHE_DIR": str(cache / "cupy")}
+    environment = {**os.environ, "FUSEC_CACHE": str(cache), **compiler_caches(cache)}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
     files = [str(path), str(path.with_suffix(".npz"))]
     options = [json.dumps(option) for option in (tune, kernels, sizes, PADDED[name], pause)]

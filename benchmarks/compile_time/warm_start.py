@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.result_files import KEYS, ROOT, gpu, parser, write_row
+from benchmarks.common.result_files import KEYS, ROOT, compiler_caches, gpu, parser, write_row
 from fusec.gpu import device
 
 MODELS = ("resnet50", "encoder", "vgg19")
@@ -58,7 +58,7 @@ def measure(model: str, tune: str, turns: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path, cache = Path(folder) / "model.onnx", Path(folder) / "cache"
         _write(model, path)
-        environment = {**os.environ, "FUSEC_CACHE": str(cache), "CUPY_CACHE_DIR": str(cache / "cupy")}
+        environment = {**os.environ, "FUSEC_CACHE": str(cache), **compiler_caches(cache)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the modules of an installed package are compiled
         found = [_started(path, tune, environment) for _ in range(1 + turns)]
         weights = path.stat().st_size

@@ -224,8 +224,8 @@ QUESTIONS = {
             "frontends/onnx/ops/quantize.py imports Q/DQ as casts and pointwise ops; "
             "passes/quantization/move_scales.py and passes/quantization/integer_products.py make an exact "
             "convolution of integers and one factor. cuDNN, gpu/kernels/convolution/resident_filters.py or "
-            "gpu/kernels/product/int8/ run it. compiler/faster_form.py times this form against floats with rounded "
-            "weights"
+            "gpu/kernels/product/int8/ run it; gpu/sure_kernels.py tells where cuDNN is not asked. "
+            "compiler/faster_form.py times this form against floats with rounded weights"
         ),
     },
     "A call": {

@@ -19,6 +19,8 @@ from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.cudnn.judges import CudnnJudge, NoJudge
 from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.kernels import GpuFigures
+from fusec.gpu.sure_kernels import SureKernels
 from fusec.ir import BYTES, HALVES, Graph
 from fusec.passes.base import Options, run
 from fusec.passes.layout.io_layout import insert_interface_copies
@@ -85,6 +87,8 @@ def build_program(
     asked = judge.within(options.budget_s) if isinstance(judge, CudnnJudge) else judge
     if pass_options.as_source:
         judge, asked = StrictRounding(judge), StrictRounding(asked)
+    elif oracle is not None and oracle.device and _times_kernels(options, pass_options):
+        asked = SureKernels(asked, GpuFigures.of(target))
 
     def partitioned(graph: Graph) -> Program:
         insert_interface_copies(graph, pass_options)
@@ -104,6 +108,11 @@ def build_program(
     if (hint := hints.launches(compiled)) is not None:
         _log.warning("%s", hint.text)
     return compiled
+
+
+def _times_kernels(options: CompileOptions, pass_options: Options) -> bool:
+    """Tell if tuning is free to run kernels in place of cuDNN's plans."""
+    return options.tune != "none" and options.lock is None and pass_options.plan_filter.is_default
 
 
 def _run_passes(source: Graph, options: CompileOptions, pass_options: Options) -> Graph:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
+from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.candidate_times import StepTuning, candidate_kernels, kernels_of
 from fusec.gpu.autotune.step_choices import apply_choices, before_choices
 from fusec.gpu.cudnn.deviceless import nvrtc_libraries
@@ -20,13 +22,16 @@ from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch.cubins import compile_ahead
-from fusec.ir import Graph
+from fusec.ir import DType, Graph
 from fusec.ops import Concat
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge, partition
 from fusec.passes.partition.concat_in_place import concat_in_place
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.targets.target import Target
+
+if TYPE_CHECKING:
+    from fusec.gpu.autotune.tuning_cache import TuningCache  # needs cupy and cudnn
 
 _log = logging.getLogger(__name__)
 
@@ -60,14 +65,16 @@ class ProposedKernels:
 
     def _work(self, graph: Graph) -> None:
         _quietly(partial(self.compile, graph))
-        threading.Thread(target=_quietly, args=(self.warm_up,), name="fusec-warm-up", daemon=True).start()
+        types = frozenset(value.type.dtype for value in graph.values())
+        warm_up = partial(self.warm_up, types)
+        threading.Thread(target=_quietly, args=(warm_up,), name="fusec-warm-up", daemon=True).start()
 
-    def warm_up(self) -> None:
-        """Load what choosing plans needs: see `warm_up.warm_up`."""
+    def warm_up(self, types: frozenset[DType]) -> None:
+        """Load what choosing plans needs, with the types of the graph's values: see `warm_up.warm_up`."""
         from fusec.gpu.warm_up import warm_up  # needs cuDNN and CuPy
 
         if self.level != "none":
-            warm_up(self.options.storage)
+            warm_up(self.options.storage, types)
 
     def compile(self, graph: Graph) -> None:
         """Partition the graph by fusec's rules, and begin to compile the kernels of all candidates."""
@@ -84,6 +91,26 @@ class ProposedKernels:
             offered = candidate_kernels(program, tuning).values()
             found = [variant for kernel in offered for variant in variants_of(kernel)]
         compile_ahead(found, self.target.sm, nvrtc_libraries())
+
+
+@contextmanager
+def candidates_compiled_ahead(compiled: Compiled, cache: TuningCache) -> Generator[None]:
+    """Compile the kernels that will compete for the steps of a program, in a thread during the body and after it.
+
+    cache: what it knows is not compiled.
+    """
+    from fusec.gpu.launch.kernel_launcher import load_ahead  # needs CuPy
+
+    def work() -> None:
+        unknown = (kernel for kernel in compiled.candidate_kernels.values() if not cache.kernel_variant(kernel.key))
+        variants = [variant for kernel in unknown for variant in variants_of(kernel)]
+        coming = compile_ahead(variants, compiled.target.sm, nvrtc_libraries(), cache.cubin)
+        load_ahead(variants, coming)
+
+    thread = threading.Thread(target=_quietly, args=(work,), name="fusec-ahead", daemon=True)
+    thread.start()
+    yield
+    thread.join()  # so that no kernel is begun twice
 
 
 def _quietly(work: Callable[[], None]) -> None:

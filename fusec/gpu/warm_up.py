@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import cudnn
 
 from fusec.gpu.cudnn.emit import emit
@@ -25,10 +27,11 @@ GRAPH = CudnnGraph(
 )
 
 
-def warm_up(storage: DType) -> None:
+def warm_up(storage: DType, others: Collection[DType] = ()) -> None:
     """List plans of a small graph, and compile the kernels that time and compare plans and order weights.
 
     storage: the float type of the model
+    others: types of its results, those of 8 bits of which are compared, too
     """
     handle = cudnn.create_handle()
     try:
@@ -41,5 +44,6 @@ def warm_up(storage: DType) -> None:
         cudnn.destroy_handle(handle)
     timer.module().compile()
     width = storage.numpy.itemsize
-    function_of(device_distance.source_of(storage), f"fusec_distance_{storage.value}")
+    for dtype in (storage, *(each for each in device_distance.BYTES if each in others)):
+        function_of(device_distance.source_of(dtype), f"fusec_distance_{dtype.value}")
     function_of(reorder.source_of(width), f"fusec_reorder{width}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -189,6 +189,12 @@ class CudnnGraph:
             wide = tuple(i for i in order if t.dims[i] != 1)
             tensors.append((t.uid, tuple(min(d, 2) for d in t.dims), wide, t.dtype, t.virtual, repr(t.value)))
         return (tuple(tensors), self.calls, self.tensor_cores)
+
+    @cached_property
+    def number_free_key(self) -> Hashable:
+        """Return a key that graphs with other numbers by value share: cuDNN gets these when a plan runs."""
+        tensors = tuple(t if t.value is None else replace(t, value=0.0) for t in self.tensors)
+        return (tensors, self.calls, self.tensor_cores)
 
     def __str__(self) -> str:
         """Print a line for each call: `#3:f16[8,64,28,28](50176,1,1792,64) = conv_fprop(#1:…, #2:…) stride=[1, 1]`."""

@@ -12,9 +12,11 @@ from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import compiled
 
-from fusec.compiler.compile_ahead import ProposedKernels, compiled_ahead
+from fusec.compiler.compile_ahead import ProposedKernels, candidates_compiled_ahead, compiled_ahead
 from fusec.gpu.cudnn.oracle import PROBE, Oracle
+from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch import cubins
+from fusec.gpu.launch.cubins import entry_of, source_of
 from fusec.ir import DType, Graph
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.sqlite_cache import Store
@@ -67,7 +69,7 @@ def test_the_graph_keeps_kernels_unless_concats_change_its_types(
 ) -> None:
     """Another thread partitions the graph at the same time."""
     monkeypatch.setattr("fusec.compiler.compile_ahead.compile_ahead", lambda *_: None)
-    monkeypatch.setattr(ProposedKernels, "warm_up", lambda self: None)
+    monkeypatch.setattr(ProposedKernels, "warm_up", lambda self, types: None)
     ahead = proposed(text=text)
     before = str(ahead.graph)
     ahead.start().join()
@@ -112,7 +114,7 @@ def test_all_kernels_are_known_when_the_answers_are(monkeypatch: pytest.MonkeyPa
         known.set()
 
     monkeypatch.setattr(ProposedKernels, "compile", compile)
-    monkeypatch.setattr(ProposedKernels, "warm_up", lambda self: None)
+    monkeypatch.setattr(ProposedKernels, "warm_up", lambda self, types: None)
     oracle: Any = SimpleNamespace(device=True, meanwhile=None)
     with compiled_ahead(proposed(), oracle):
         oracle.meanwhile()
@@ -134,7 +136,7 @@ def test_what_choosing_plans_needs_is_loaded_when_the_kernels_are_known(
         if fails:
             raise RuntimeError
 
-    def warm_up(self: ProposedKernels) -> None:
+    def warm_up(self: ProposedKernels, types: frozenset[DType]) -> None:
         done.append("plans")
         loaded.set()
 
@@ -154,11 +156,11 @@ def test_plans_are_listed_and_small_kernels_compiled_in_advance(
     monkeypatch.setattr(warm_up.timer, "module", lambda: SimpleNamespace(compile=lambda: compiled.append("fusec_gate")))
     monkeypatch.setattr(warm_up, "function_of", lambda source, entry: compiled.append(entry))
     listed = len(machine.modes)
-    warm_up.warm_up(DType.F16)
-    assert compiled == ["fusec_gate", "fusec_distance_f16", "fusec_reorder2"]
+    warm_up.warm_up(DType.F16, {DType.F16, DType.F32, DType.I8})
+    assert compiled == ["fusec_gate", "fusec_distance_f16", "fusec_distance_i8", "fusec_reorder2"]
     assert len(machine.modes) == listed + 1
     compiled.clear()
-    proposed("none").warm_up()
+    proposed("none").warm_up(frozenset())
     assert not compiled, "nothing is timed"
 
 
@@ -183,3 +185,25 @@ def test_work_for_meanwhile_begins_with_the_first_question(tmp_path: Path, monke
     assert begun == ["meanwhile", "asked"]
     oracle.judge([PROBE])
     assert begun == ["meanwhile", "asked", "asked"]
+
+
+@pytest.mark.parametrize("known", ["nothing", "a cubin", "the times"])
+def test_candidates_of_a_file_are_compiled_unless_the_cache_knows_them(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    from fusec.gpu.launch import kernel_launcher
+
+    of, begun, loaded = compiled(SOFTMAX), set[str](), list[str]()
+    launches = (la for kernel in of.candidate_kernels.values() for each in variants_of(kernel) for la in each.launches)
+    every = {source_of(launch, of.target.sm).key for launch in launches}
+    stored = min(every)
+    monkeypatch.setattr(cubins, "compiled", lambda new, *_: begun.update(each.key for each in new) or {})
+    monkeypatch.setattr(kernel_launcher, "load_ahead", lambda variants, coming: loaded.append("begun"))
+    cache: Any = SimpleNamespace(
+        kernel_variant=lambda key: {"fastest": key} if known == "the times" else {},
+        cubin=lambda key: entry_of(key, b"cubin") if known == "a cubin" and key == stored else None,
+    )
+    with candidates_compiled_ahead(of, cache):
+        pass
+    assert begun == {"nothing": every, "a cubin": every - {stored}, "the times": set()}[known]
+    assert loaded == ["begun"]

@@ -22,6 +22,7 @@ from fusec.gpu.autotune.step_choices import (
 from fusec.gpu.autotune.step_contests import Faster, Timed, decide
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import GpuFigures, Kernel
+from fusec.gpu.sure_kernels import is_sure_kernel
 from fusec.ir import DType, Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -30,6 +31,7 @@ from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program
 
 Runnable = CudnnGraph | Kernel  # the code that runs a step
+Offers = Mapping[str, Sequence[tuple[Candidate, Sequence[Runnable]]]]  # candidates of steps, with their code
 # A candidate of several steps is timed again as a sequence if the sum of its times is at most this many times the best,
 # because a step may find in the L2 cache what the step before it wrote.
 NEAR_BEST = 1.5
@@ -201,9 +203,7 @@ def _offers(graph: Graph, step: Partition, tuning: StepTuning) -> list[tuple[Can
     return [(candidate, code) for candidate, code in found if code is not None]
 
 
-def _costs_us(
-    offers: Mapping[str, Sequence[tuple[Candidate, Sequence[Runnable]]]], tuning: StepTuning, timers: Timers
-) -> dict[str, list[float]]:
+def _costs_us(offers: Offers, tuning: StepTuning, timers: Timers) -> dict[str, list[float]]:
     """Time each candidate, with its launches.
 
     Kernels are timed when each graph has a first plan, so that no time goes to the other plans of graphs that lose.
@@ -224,10 +224,30 @@ def _costs_us(
         time_kernels()
         return _rivals_us(code.values(), {**first_us, **times_us}, tuning.launch_us)
 
-    graphs_us = timers.graphs_us(graphs, rivals_us)
+    losing = _losing(offers, tuning)
+    times_us.update(timers.graphs_us({key: graph for key, graph in graphs.items() if key not in losing}, rivals_us))
     time_kernels()
-    times_us.update(graphs_us)
+    losing = {key for key in losing if _rivals_us(code.values(), times_us, 0.0)[key] == float("inf")}
+    if losing:  # a kernel does not run after all
+        times_us.update(timers.graphs_us({key: graphs[key] for key in losing}, rivals_us))
     return {name: [_cost_us(each, times_us, tuning.launch_us) for each in some] for name, some in code.items()}
+
+
+def _losing(offers: Offers, tuning: StepTuning) -> set[str]:
+    """Return the keys of graphs of which no plan is built, because a kernel surely runs each of their steps faster."""
+    if tuning.level != "quick":
+        return set()
+    losing, others = set[str](), set[str]()
+    for offered in offers.values():
+        is_sure = any(_is_sure(candidate, tuning.figures) for candidate, _ in offered)
+        found = {each.key for _, code in offered for each in code if isinstance(each, CudnnGraph)}
+        (losing if is_sure else others).update(found)
+    return losing - others
+
+
+def _is_sure(candidate: Candidate, figures: GpuFigures) -> bool:
+    """Tell if a candidate is one kernel that surely is faster than cuDNN."""
+    return len(candidate) == 1 and candidate[0].kind is Kind.KERNEL and is_sure_kernel(candidate[0].nodes, figures)
 
 
 def _cost_us(code: Sequence[Runnable], times_us: Mapping[str, float], launch_us: float) -> float:

@@ -13,7 +13,7 @@ from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.attention.match_cached import is_cached_attention, parts_of_cached
 from fusec.gpu.kernels.product.row_norm import MAX_STREAMED, begins_few_rows
-from fusec.ir import Graph, Node
+from fusec.ir import BYTES, Graph, Node
 from fusec.ops import PRODUCTS, ChannelSums, Conv, MatMul, PackedMatMul, Pointwise, Reduce
 from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.partition.cost_model import flops, is_depthwise, is_fast
@@ -22,6 +22,7 @@ from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import Kind, Partition, body_of, single_step
 
 SLOW_FLOPS = 1 << 27  # of a product; above it, a kernel without tensor cores is not timed
+HALVES_FLOPS = 1 << 30  # of a product; above it, another engine multiplies 8-bit numbers faster than in fp16
 _SCALES = ("cast", "mul")  # ops that scale the sums of a product of 8-bit numbers
 
 Candidate = tuple[Partition, ...]  # steps that replace one step, in order
@@ -73,13 +74,16 @@ def _is_slow_as_kernel(step: Partition, figures: GpuFigures) -> bool:
 
 
 def _may_win_in_halves(step: Partition, has_kernel: bool) -> bool:
-    """Tell if a product of 8-bit numbers is worth timing in fp16: a matmul, or a 1x1 convolution without a kernel.
+    """Tell if a product of 8-bit numbers is worth timing in fp16, because such plans take long to build.
 
-    No other convolution of ResNet-50 and MobileNetV2 was faster in fp16 on an H200, and plans take long to build.
+    No other convolution of ResNet-50 and MobileNetV2 was faster in fp16 on an H200, and no large matmul of BERT-base.
     """
-    convolutions = [node for node in step.nodes if isinstance(node.op, Conv)]
-    is_pixelwise = all(math.prod(node.operands[1].type.shape[2:]) == 1 for node in convolutions)
-    return not convolutions or (is_pixelwise and not has_kernel)
+    products = [node for node in step.nodes if isinstance(node.op, PRODUCTS)]
+    is_small = sum(map(flops, products)) <= HALVES_FLOPS
+    if any(isinstance(node.op, Conv) for node in products):
+        is_pixelwise = all(math.prod(node.operands[1].type.shape[2:]) == 1 for node in products)
+        return is_pixelwise and is_small and not has_kernel
+    return is_small or not (has_kernel or any(node.operands[0].type.dtype not in BYTES for node in products))
 
 
 def _two_products(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Candidate]:

@@ -161,8 +161,13 @@ def _ends_in_sums(step: Partition) -> bool:
 
 
 def _prologue_length(step: Partition) -> int:
-    """Count the pointwise ops before the only product; 0 if there are several products or other ops."""
+    """Count the pointwise ops before the only product; 0 if there are several products or other ops.
+
+    Also 0 if none computes an operand of the product. Of a residual in 8 bits, the kernel before it would write more.
+    """
     products = [i for i, node in enumerate(step.nodes) if isinstance(node.op, PRODUCTS)]
-    if len(products) != 1 or not all(can_generate(node) for node in step.nodes[: products[0]]):
+    before = step.nodes[: products[0]] if len(products) == 1 else ()
+    made = {value for node in before for value in node.results}
+    if not before or not all(map(can_generate, before)) or made.isdisjoint(step.nodes[len(before)].operands):
         return 0
-    return products[0]
+    return len(before)

@@ -13,7 +13,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
@@ -89,6 +89,7 @@ class Oracle(WorkerPool):
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
         self._built_plans = BuiltPlans()
         self._memory: dict[str, Verdict] = {}
+        self._judged: dict[Hashable, str] = {}  # by `CudnnGraph.number_free_key`: the key of a graph with a verdict
         self.plan_filter = plan_filter or PlanFilter()
         self._proof = f"{_environment(target, device)}:{PROBE.key}"  # entry of the probe, which takes any plan
         self._environment = _environment(target, device, self.plan_filter)
@@ -112,20 +113,8 @@ class Oracle(WorkerPool):
         end: when to stop asking, of `time.monotonic`; the verdict of the graphs that are left is UNASKED.
             Where `close` ended the workers first, it is a refusal that says so.
         """
-        new = {g.key: g for g in graphs if g.key not in self._memory}
-        for key, graph in list(new.items()):
-            hazard = deadly(graph) or misread(graph)
-            if hazard:
-                self._memory[key] = Refused("validate", "FUSEC_HAZARD", hazard)
-                del new[key]
-        if new:
-            for graph, verdict in self._stored(list(new.values())).items():
-                self._memory[graph.key] = verdict
-                del new[graph.key]
-        for key, graph in list(new.items()):
-            if self._assume(graph):
-                del new[key]
-        passing: dict[str, Verdict] = {}  # by key: verdicts that hold for this call alone
+        new = self._unknown(graphs)
+        passing: dict[Hashable, Verdict] = {}  # by `CudnnGraph.number_free_key`: verdicts that hold for this call alone
         if new and time.monotonic() < end:
             self.start(len(new))
             self._begin_proof()
@@ -142,7 +131,7 @@ class Oracle(WorkerPool):
                 rounds = self._built_plans.rounds(new.values())
 
             def arrived(graph: CudnnGraph, verdict: Verdict) -> None:
-                passing[graph.key] = verdict
+                passing[graph.number_free_key] = verdict
                 if progress is not None:
                     progress(next(done), len(new))
 
@@ -151,10 +140,32 @@ class Oracle(WorkerPool):
                 self._ask(some, arrived, end)
         self._learn(graphs)
         for graph in graphs:
+            if graph.key not in self._memory:
+                self._copy(graph)
             asked = graph.key not in self._assumed
             if self._similar is not None and asked and isinstance(self._memory.get(graph.key), Legal):
                 self._similar.add(graph)
-        return [self._memory.get(g.key) or passing.get(g.key, UNASKED) for g in graphs]
+        return [self._memory.get(g.key) or passing.get(g.number_free_key, UNASKED) for g in graphs]
+
+    def _unknown(self, graphs: Sequence[CudnnGraph]) -> dict[str, CudnnGraph]:
+        """Select the graphs to ask about, by key: one of those that differ in numbers by value alone."""
+        new = {g.key: g for g in graphs if g.key not in self._memory}
+        for key, graph in list(new.items()):
+            hazard = deadly(graph) or misread(graph)
+            if hazard:
+                self._memory[key] = Refused("validate", "FUSEC_HAZARD", hazard)
+                del new[key]
+        if new:
+            for graph, verdict in self._stored(list(new.values())).items():
+                self._note({graph: verdict})
+                del new[graph.key]
+        for key, graph in list(new.items()):
+            if self._copy(graph) or self._assume(graph):
+                del new[key]
+        first: dict[Hashable, CudnnGraph] = {}
+        for graph in new.values():
+            first.setdefault(graph.number_free_key, graph)
+        return {graph.key: graph for graph in first.values()}
 
     def _stored(self, graphs: list[CudnnGraph]) -> dict[CudnnGraph, Verdict]:
         """Read verdicts from the disk, those for everyone first."""
@@ -163,6 +174,16 @@ class Oracle(WorkerPool):
         texts = self._store.get([*entries, *listed])
         found = {graph: texts[key] for key, graph in (listed | entries).items() if key in texts}
         return {graph: decode(json.loads(text)) for graph, text in found.items()}
+
+    def _copy(self, graph: CudnnGraph) -> bool:
+        """Take over the verdict on a graph that differs in numbers by value alone; False if there is none."""
+        known = self._judged.get(graph.number_free_key, "")
+        if known not in self._memory or graph.key in self._asked_again:
+            return False
+        self._memory[graph.key] = self._memory[known]
+        if known in self.built:
+            self.built[graph.key] = self.built[known]
+        return True
 
     @property
     def _reads_listed(self) -> bool:
@@ -275,16 +296,21 @@ class Oracle(WorkerPool):
                 verdict = known.get(graph) or self._put(graph, epoch)
                 self._require_proof()
                 if known:
-                    self._memory[graph.key] = verdict
+                    self._note({graph: verdict})
                 else:
                     self._remember({graph: verdict})
         except EndedError:
             return self._put(graph, epoch)
         return verdict
 
+    def _note(self, verdicts: Mapping[CudnnGraph, Verdict]) -> None:
+        """Store verdicts in memory."""
+        self._memory |= {graph.key: verdict for graph, verdict in verdicts.items()}
+        self._judged |= {graph.number_free_key: graph.key for graph in verdicts}
+
     def _remember(self, verdicts: Mapping[CudnnGraph, Verdict]) -> None:
         """Store verdicts in memory, and on disk those that last."""
-        self._memory |= {graph.key: verdict for graph, verdict in verdicts.items()}
+        self._note(verdicts)
         lasting = {g: v for g, v in verdicts.items() if _lasts(v)}
         if lasting:
             texts = {self._entry(g.key, listed=_is_listed(v)): json.dumps(encode(v)) for g, v in lasting.items()}

@@ -47,7 +47,7 @@ FAMILIES: tuple[Family, ...] = (
     depthwise.depthwise,
     squeeze_excite.squeeze_excite,
     split_k.split_k,  # before thin products, because its variants include theirs
-    resident_weights.resident_weights,  # before thin and dense products, because its variants include theirs
+    resident_weights.resident_weights,  # before thin and dense products, which are slower where it fits
     thin_product.thin_product,
     dense_bytes.dense_bytes,  # after thin products, which memory bounds
     resident_filters.resident_filters,

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import cupy
 
 from fusec.errors import ExecutionError
+from fusec.gpu.launch.full_edges import with_full_edges
+from fusec.gpu.launch.memset_nodes import without_memsets
 from fusec.gpu.launch.stream_calls import Replay, Streams
 from fusec.schedule.dependencies import Waits, lanes
 
@@ -55,6 +57,7 @@ def in_order(
     while start < len(runs):
         graph, end, reason = _captured(streams.own, runs, start, scratch)
         if graph is not None:
+            graph = without_memsets(graph)
             graph.upload(streams.own)
             parts.append(graph)
         if end < len(runs):
@@ -183,6 +186,7 @@ def side_by_side(
             graph = streams.own.end_capture()
     except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
         return str(error) or type(error).__name__
+    graph = without_memsets(with_full_edges(graph))
     graph.upload(streams.own)
     return Replay(streams, [graph], count, workspaces)
 

@@ -7,11 +7,12 @@ from typing import Any
 import cupy
 import numpy as np
 
-from fusec.gpu.kernels.codegen.kernel import C_TYPES
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, narrow_types
 from fusec.gpu.nvrtc import module_of
 from fusec.ir import Array, DType
 
-TYPES = (DType.F16, DType.BF16, DType.F32, DType.F64)
+BYTES = (DType.I8, DType.F8E4M3)  # of quantised models
+TYPES = (DType.F16, DType.BF16, DType.F32, DType.F64, *BYTES)
 GRID, BLOCK = 128, 256
 
 # Each thread writes its own two sums, so that they are added in one order.
@@ -60,4 +61,4 @@ def source_of(dtype: DType) -> str:
     code = SOURCE
     for name, text in names.items():
         code = code.replace(name, text)
-    return code
+    return (narrow_types() if dtype.is_narrow else "") + code

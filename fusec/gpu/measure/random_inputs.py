@@ -178,14 +178,14 @@ def _worst(errors: Iterable[float]) -> float:
 
 
 def _apart(dtype: DType, got: Array, want: Array) -> float:
-    on_host = got.size <= HOST_BYTES or dtype.is_narrow
-    if not on_host and dtype in TYPES:
+    if got.size > HOST_BYTES and dtype in TYPES:
         plain, scale = device_norms(dtype, got, want)
         if math.isfinite(plain) and math.isfinite(scale):
             return plain / (scale or 1.0)
+    on_host = got.size <= HOST_BYTES or dtype.is_narrow
     pair = (got.get(), want.get()) if on_host else (got, want)
     numbers = (as_float64(each, dtype) for each in pair)
-    if on_host and dtype in HALVES:  # in float32, which represents them exactly
+    if on_host and dtype in (*HALVES, DType.I8):  # in float32, which represents them exactly
         numbers = (each.view(dtype.numpy).astype(np.float32) for each in pair)
     return _distance(np if on_host else cupy, *numbers)
 

@@ -12,7 +12,7 @@ from lowering.lowers_judge import LowersJudge
 from fusec.gpu.autotune.step_choices import apply_choices, step_key
 from fusec.gpu.autotune.step_split import split_prologues
 from fusec.ir import DType, Graph, TensorType, Value
-from fusec.ops import MatMul, Slice, pw
+from fusec.ops import Cast, MatMul, Slice, pw
 from fusec.passes.partition import partition
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program
@@ -54,13 +54,27 @@ def test_the_kernel_of_a_squeeze_excite_multiplies_where_that_is_faster(apart_us
     assert forms == (forms_of(found) if apart_us < 10.0 else {})
 
 
+def _nothing_to_try(tried: object) -> Program:
+    raise AssertionError("nothing is to be tried")
+
+
+def _nothing_to_time(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+    raise AssertionError("nothing is to be timed")
+
+
 def test_steps_that_are_already_split_are_left_alone() -> None:
     found = program()
+    assert split_prologues(found, forms_of(found), _nothing_to_try, _nothing_to_time) == {}
 
-    def replace_steps(tried: object) -> Program:
-        raise AssertionError("nothing is to be tried")
 
-    def step_times_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
-        raise AssertionError("nothing is to be timed")
-
-    assert split_prologues(found, forms_of(found), replace_steps, step_times_us) == {}
+def test_a_residual_that_is_scaled_first_is_no_prologue() -> None:
+    """The kernel that computes its bytes would write four times as many."""
+    graph = Graph("g")
+    x, z = (graph.add_input(name, TensorType((1024, 512), DType.I8)) for name in ("x", "z"))
+    factor = graph.constant(np.float32(0.5))
+    residual = graph.add(pw("mul"), graph.add(Cast(DType.F32), z), factor)
+    sums = graph.add(MatMul(), x, graph.constant(np.ones((512, 512), np.int8)))
+    graph.set_outputs([graph.add(pw("add"), graph.add(pw("mul"), graph.add(Cast(DType.F32), sums), factor), residual)])
+    found = partition(graph, LowersJudge(), load("h200"))
+    assert [step.signature for step in found.steps] == ["cast+mul+matmul+cast+mul+add"]
+    assert split_prologues(found, {}, _nothing_to_try, _nothing_to_time) == {}

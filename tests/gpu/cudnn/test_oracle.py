@@ -9,11 +9,12 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from gpu.cudnn_graphs import conv, conv_feeding_matmul, image, matmul, matrix, pointwise
+from gpu.cudnn_graphs import conv, conv_feeding_matmul, image, matmul, matrix, pointwise, scalar
 from lowering.bodies import BODIES
 from lowering.bodies import load as load_body
 
@@ -87,6 +88,25 @@ def test_a_legal_graph_has_a_built_plan_and_no_plan_that_failed(h200: Oracle) ->
         plans = legal(h200.judge([graph])[0]).plans
         assert any(p.built for p in plans)
         assert len({(p.engine, p.knobs) for p in plans}) == len(plans)
+
+
+def scaled(by: float) -> CudnnGraph:
+    """A tensor times a number that is passed by value."""
+    graph = pointwise("mul", (1, 8, 64), (1, 1, 1))
+    return replace(graph, tensors=tuple(scalar(2, by, rank=3) if t.uid == 2 else t for t in graph.tensors))
+
+
+def test_numbers_by_value_do_not_change_a_verdict(tmp_path: Path) -> None:
+    """As the scales of layers that round to 8 bits; cuDNN gets the number when a plan runs."""
+    graphs = [scaled(by) for by in (0.5, 0.25, 3.0)]
+    store = Store(tmp_path / "answers.sqlite")
+    with Oracle(load("h200"), store=store, workers=1, hand_over=True) as oracle:
+        first, second = oracle.judge(graphs[:2])
+        assert legal(first) is second and oracle.asked == 2, "about the probe, and about one of them"
+        assert oracle.judge(graphs) == [first] * 3 and oracle.asked == 2
+        assert {oracle.built[graph.key] for graph in graphs} == {oracle.built[graphs[0].key]}
+    with Oracle(load("h200"), store=store, workers=1) as oracle:
+        assert oracle.judge(graphs) == [first] * 3 and oracle.asked == 0
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def dense_bytes() -> Iterator[Row]:
 
 def resident_weights() -> Iterator[Row]:
     """Every byte times every other one, by a product of many rows and few weights."""
-    yield _every_byte("matmul of many rows i8", 256, 32, 64)
+    yield _every_byte("matmul of many rows i8", 256, 256, 128)
 
 
 def _every_byte(name: str, count: int, depth: int, columns: int) -> Row:

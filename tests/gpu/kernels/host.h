@@ -158,7 +158,12 @@ template <class T> static T atomicCAS(T *place, T wanted, T x) {
   if (before == wanted) *place = x;
   return before;
 }
-static void meet(unsigned *door, unsigned blocks) { barrier(MEETS); }
+static unsigned add_after_writes(unsigned *counter, unsigned x) { return atomicAdd(counter, x); }
+static void meet(unsigned *door, unsigned blocks, bool is_first) {
+  if (threadIdx.x == 0) door[1] += is_first ? 0x80000001u - blocks : 1u;
+  barrier(MEETS);
+  if (door[1] << 1) unexpected = "no first block of those that meet, or several";
+}
 static void cluster_begins(unsigned long long *door, unsigned nbytes) { *door = nbytes; }
 static void cluster_is_there() { barrier(MEETS); }
 template <class T> static T *of_peer(T *p, unsigned rank) {

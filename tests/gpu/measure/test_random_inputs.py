@@ -83,12 +83,15 @@ def test_filters_have_about_unit_gain(machine: Machine) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("dtype", "name"), [(DType.F16, "f2"), (DType.F32, "f4"), (DType.F64, "f8"), (DType.BF16, "")])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(DType.F16, "f2"), (DType.F32, "f4"), (DType.F64, "f8"), (DType.BF16, ""), (DType.I8, "i1"), (DType.F8E4M3, "")],
+)
 def test_the_device_measures_large_results(machine: Machine, dtype: DType, name: str) -> None:
     from fusec.gpu.measure.device_distance import BLOCK, GRID, device_norms
 
     rng, size = np.random.default_rng(0), 2 * GRID * BLOCK + 77
-    got, want = (rng.standard_normal(size).astype(name or dtype.numpy) for _ in range(2))
+    got, want = ((9 * rng.standard_normal(size)).astype(name or dtype.numpy) for _ in range(2))
     norms = device_norms(dtype, *(on_device(each.view(np.uint8)) for each in (got, want)))
     apart = got.astype(np.float64) - want.astype(np.float64)
     np.testing.assert_allclose(norms, (np.linalg.norm(apart), np.linalg.norm(want.astype(np.float64))), 1e-12)

@@ -174,7 +174,7 @@ class AttentionBackwardSource:
         kind = C_TYPES[self.step.views[0].dtype]
         products = [wgmma.product_of_tiles(kind, part) for part in (VISITED, VISITED // 2)]
         preamble = [*products[0], *products[1], *wgmma.product(kind, columns, by_rows=True)]
-        launch = arguments.launch("attention_backward", lines, grid, self.threads, preamble=preamble, resident=1)
+        launch = arguments.early_launch("attention_backward", lines, grid, self.threads, preamble=preamble, resident=1)
         launch = replace(launch, resident_bytes=self.shared_bytes, architecture=wgmma.ARCHITECTURE)
         return Kernel("attention_backward", (launch,))
 

@@ -76,7 +76,8 @@ class Launch:
     architecture: `sm_90` for the first architecture that has the instructions; `sm_90a` for the only one; empty
         for any.
     cluster: blocks of a thread block cluster. They run at the same time and access each other's shared memory.
-    dependent: it may begin before the launch before it has ended, and waits for that by itself.
+    dependent: it may begin before the launch before it has ended, and waits for that by itself. A cooperative launch
+        begins later.
     """
 
     entry: str
@@ -204,6 +205,29 @@ class Arguments:
         renewed = (f"{name} = from_here({name});" for name in pointers)
         return ["wait_for_launches();", "next_may_begin();", *renewed]
 
+    def early_launch(
+        self,
+        name: str,
+        lines: Sequence[str],
+        grid: int,
+        block: int = BLOCK,
+        *,
+        preamble: Sequence[str] = (),
+        resident: int = 0,
+    ) -> Launch:
+        """Return a dependent launch, whose first statement waits for earlier ones; see `launch`.
+
+        It does not let the next one begin, whose blocks might take the place of its own. Pointers are
+        defined after the wait, so that the compiler moves no load through them to an earlier place.
+        """
+        given = {f"{name}_given": name for name in self.names.values()}
+        pointers = zip(self.parameters, given.items(), strict=True)
+        begin = [f"{c_type} __restrict__ const {now} = from_here({old});" for c_type, (old, now) in pointers]
+        names = dict(zip(self.names, given, strict=True))
+        body = ["wait_for_launches();", *begin, *lines]
+        early = replace(self, names=names).launch(name, body, grid, block, preamble=preamble, resident=resident)
+        return replace(early, dependent=True)
+
     def launch(
         self,
         name: str,
@@ -234,7 +258,7 @@ class Arguments:
         declared = ", ".join([*given, *(f"const {c_type} bound{i}" for i, (c_type, _) in enumerate(numbers))])
         before = "".join(f"{line}\n" for line in preamble)
         if _NARROW_TYPE.search(declared + body):
-            before = cuda_file(__package__, "narrow_types.cuh") + before
+            before = narrow_types() + before
         bounds = f"__launch_bounds__({block}, {resident})" if resident else f"__launch_bounds__({block})"
         bounds += f" __cluster_dims__({cluster})" if cluster > 1 else ""
         text = f'{before}extern "C" __global__ void {bounds} ENTRY({declared}) {{\n{body}\n}}\n'
@@ -247,6 +271,11 @@ class Arguments:
 def prelude() -> str:
     """Return the CUDA C that every source begins with."""
     return cuda_file(__package__, "prelude.cuh")
+
+
+def narrow_types() -> str:
+    """Return the CUDA C of floats of 8 bits and fewer, and of integers below 8 bits, for after the prelude."""
+    return cuda_file(__package__, "narrow_types.cuh")
 
 
 def ceil_div(a: int, b: int) -> int:

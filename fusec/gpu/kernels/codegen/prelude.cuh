@@ -65,22 +65,23 @@ DEVICE void copy_or_zeros_ahead(void* to, const void* from, bool is_there) {
 DEVICE void copied() {}
 template <int LEFT> DEVICE void wait_for_copies() {}
 #endif
-// A barrier of `blocks` blocks, which must all run at the same time. `door` counts arrivals and is 0 again afterwards;
-// the number after it counts rounds. After the barrier all may read (by `across`) what any of them wrote before it.
-DEVICE void meet(u32* door, u32 blocks) {
+// Add to a counter once all that the block has written can be read by other blocks, and return what it was before.
+DEVICE u32 add_after_writes(u32* counter, u32 x) {
+  u32 before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(x) : "memory");
+  return before;
+}
+// A barrier of `blocks` blocks, which must all run at the same time; `is_first` is true for one of them. The number after
+// `door` counts arrivals. The first block turns the first bit of the sum of all, whose other bits are 0 again. After the
+// barrier all may read (by `across`) what any of them wrote before it.
+DEVICE void meet(u32* door, u32 blocks, bool is_first) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    volatile u32* rounds = door + 1;
-    const u32 round = *rounds;
-    if (atomicAdd(door, 1u) == blocks - 1u) {
-      atomicExch(door, 0u);
-      __threadfence();
-      *rounds = round + 1u;
-    } else {
-      while (*rounds == round) {}
-    }
-    __threadfence();
+    u32 now;
+    const u32 before = add_after_writes(door + 1, is_first ? 0x80000001u - blocks : 1u);
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(door + 1) : "memory");
+    } while ((now ^ before) < 0x80000000u);
   }
   __syncthreads();
 }
@@ -305,7 +306,7 @@ DEVICE void next_may_begin() {}
 #endif
 
 // Hide from the compiler what a pointer points to, so that no load through it moves before this place.
-template <class T> DEVICE const T* from_here(const T* p) {
+template <class T> DEVICE T* from_here(T* p) {
 #ifndef FUSEC_EMULATED
   asm volatile("" : "+l"(p)::"memory");
 #endif
@@ -321,10 +322,8 @@ DEVICE bool last_of(u32* door, u32 blocks) {
   __shared__ u32 before;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    before = atomicAdd(door, 1u);
+    before = add_after_writes(door, 1u);
     if (before == blocks - 1u) *(volatile u32*)door = 0u;
-    __threadfence();
   }
   __syncthreads();
   return before == blocks - 1u;
@@ -515,6 +514,17 @@ DEVICE void reduce_threads(F (&x)[W], F* shared, Op op) {
       x[w] = shared[w * B + (i - t) / 32];
       for (int s = 1; s < T / 32; ++s) x[w] = op(x[w], shared[w * B + (i - t) / 32 + s]);
     }
+    __syncthreads();
+    return;
+  }
+  if constexpr (W == 1 && STEP < 32 && T * STEP > 32 && (T & T - 1) == 0 && (STEP & STEP - 1) == 0) {
+    constexpr int WARPS = T * STEP / 32;  // as above, for numbers that are STEP threads apart
+    for (int s = 16; s >= STEP; s /= 2) x[0] = op(x[0], __shfl_xor_sync(0xffffffffu, x[0], s));
+    if (i % 32 < STEP) shared[i / 32 * STEP + i % STEP] = x[0];
+    __syncthreads();
+    const F* mine = shared + i / 32 / WARPS * WARPS * STEP + i % STEP;
+    x[0] = mine[0];
+    for (int s = 1; s < WARPS; ++s) x[0] = op(x[0], mine[s * STEP]);
     __syncthreads();
     return;
   }

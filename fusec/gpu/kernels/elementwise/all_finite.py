@@ -73,4 +73,4 @@ def _check(dtype: DType, values: Sequence[Value], done: int) -> tuple[Launch, in
 def _combine(result: Value, count: int) -> Launch:
     arguments = Arguments()
     lines = _CUDA("combine", COUNT=count, SCRATCH=arguments.scratch(), RESULT=arguments.write(result))
-    return arguments.launch("finite_all", lines, 1)
+    return arguments.early_launch("finite_all", lines, 1)

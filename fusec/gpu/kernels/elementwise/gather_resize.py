@@ -109,7 +109,9 @@ def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
     code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, "w", {y: "taken[j]"})
     code.compute(epilogue, outputs)
     lines += code.lines()
-    return Kernel(name, (arguments.launch(anchor.op.name, lines, ceil_div(total, BLOCK), preamble=sample.preamble),))
+    return Kernel(
+        name, (arguments.early_launch(anchor.op.name, lines, ceil_div(total, BLOCK), preamble=sample.preamble),)
+    )
 
 
 def _load_elements(

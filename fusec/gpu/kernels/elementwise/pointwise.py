@@ -90,7 +90,7 @@ def pointwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
             lines += [f"const {_index(region)} b = blockIdx.x - {by_value(total)};", *body, "}"]
         total += blocks
     preamble = functions() if any("ENTRY_cut" in line for line in lines) else ()
-    return Kernel(name, (arguments.launch("pointwise", lines, total, preamble=preamble),) if total else ())
+    return Kernel(name, (arguments.early_launch("pointwise", lines, total, preamble=preamble),) if total else ())
 
 
 def _sinks(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Sink] | None:

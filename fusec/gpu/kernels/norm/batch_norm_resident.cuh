@@ -54,6 +54,13 @@ FRAGMENT(each_channel) {
   }
 }
 
+FRAGMENT(each_round) {
+  #pragma unroll
+  for (u32 round = 0; round < ROUNDSu; ++round) {
+    BODY
+  }
+}
+
 FRAGMENT(merge_chunks) {
   KIND acc0[1] = {KIND(0)}, acc1[1] = {KIND(0)};
   MERGE

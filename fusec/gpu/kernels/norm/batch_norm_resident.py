@@ -126,8 +126,8 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         """Dynamic shared memory of a block."""
         return self.resident * self._turn_bytes
 
-    def begin(self, arguments: Arguments) -> list[str]:
-        """Generate a thread's place, and what its sums begin with."""
+    def place(self) -> list[str]:
+        """Generate a thread's place."""
         plan = self.sums
         lines = self._resident_cuda(
             "place",
@@ -137,11 +137,14 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             GROUPS=plan.groups,
             LAST_GROUP=max(plan.groups - 1, 0),
         )
-        lines += coordinates(plan, "at", reduced=False)
-        return lines + self.load_centre(arguments, f"chunk * {plan.threads}u")
+        return [*lines, *coordinates(plan, "at", reduced=False)]
+
+    def begin_sums(self, arguments: Arguments) -> list[str]:
+        """Generate what a thread's sums begin with."""
+        return self.load_centre(arguments, f"chunk * {self.sums.threads}u")
 
     def sum_elements(self, arguments: Arguments) -> list[str]:
-        lines = self.begin(arguments)
+        lines = [*self.place(), *self.begin_sums(arguments)]
         code = PointwiseCode(space_of(self.step.x.type, self.sums), arguments)
         self.accumulate(code)
         bare = code.lines()
@@ -222,17 +225,19 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         )
 
     def load_early(self, arguments: Arguments) -> list[str]:
-        """Load the parameters before blocks meet, because a fused update may write them after that."""
+        """Load the parameters, which `meet` waits for, because a fused update may write them after that."""
         lines: list[str] = []
         body: list[str] = []
         for number, value in enumerate(self.step.parameters):
             lines.append(f"{self.kind} parameter{number}[{self._rounds}];")
             body.append(f"parameter{number}[round] = wide({arguments.read(value)}[c]);")
-            body.append(f"pin(parameter{number}[round]);")
         return [*lines, *self._each_channel(body)]
 
     def meet(self, arguments: Arguments) -> list[str]:
-        return meet_at_counter(arguments, self.sums.blocks, f"blockIdx.x % {self.sums.blocks}u", self.sums.chunks)
+        pins = [f"pin(parameter{number}[round]);" for number, _ in enumerate(self.step.parameters)]
+        each = self._resident_cuda("each_round", ROUNDS=self._rounds, BODY=pins)
+        team = f"blockIdx.x % {self.sums.blocks}u"
+        return [*each, *meet_at_counter(arguments, self.sums.blocks, team, self.sums.chunks, "chunk")]
 
     def merge_sums(self, arguments: Arguments) -> list[str]:
         plan, kind, step, each = self.sums, self.kind, self.step, self._each

@@ -111,7 +111,7 @@ class BatchNormSource:
             CHUNK="chunk" if plan.chunks > 1 else "0u",
             CHUNKS=plan.chunks,
         )
-        return arguments.launch(f"{self.name}_sums", lines, plan.blocks * plan.chunks, plan.block)
+        return arguments.early_launch(f"{self.name}_sums", lines, plan.blocks * plan.chunks, plan.block)
 
     def load_centre(self, arguments: Arguments, first_row: str) -> list[str]:
         """Zero the sums, and load the number of each channel that they are taken around.
@@ -182,7 +182,7 @@ class BatchNormSource:
             code.body.append(f"{pointer}[{(2 * chunks + number) * channels}u + c] = {factor};")
         code.compute(step.statistics_nodes, step.statistics)
         lines += ["if (live && t == 0) {", *code.lines(), "}"]
-        return arguments.launch(f"{self.name}_together", lines, merge.blocks, merge.block)
+        return arguments.early_launch(f"{self.name}_together", lines, merge.blocks, merge.block)
 
     def merge_loop(self, turns: str, size: str, around: str, parts: tuple[str, str], unrolled: int = 4) -> list[str]:
         """Add up the chunks of a channel, each thread some of them."""
@@ -217,9 +217,10 @@ class BatchNormSource:
         scale, mean, inverse, *bias = (code.get(v) for v in self.step.parameters)
         code.define(self.step.anchor.results[1], f"acc1[0] * {inverse}")
         code.define(self.step.anchor.results[2], "acc0[0]")
-        along = f"acc1[0] * {inverse} * {inverse} / {kind}({count})"
+        code.body.append(f"const {kind} slope = {scale} * {inverse};")
+        along = f"-slope * (acc1[0] * {inverse} * {inverse} / {kind}({count}))"
         mask = (f"{inverse} * {scale}", *bias) if self.masked else ()
-        return mean, f"acc0[0] / {kind}({count})", along, f"{scale} * {inverse}", *mask
+        return mean, f"-slope * (acc0[0] / {kind}({count}))", along, "slope", *mask
 
     def _elements(self) -> Launch:
         """Return the launch of the second pass, which computes and stores the elements."""
@@ -234,7 +235,7 @@ class BatchNormSource:
         code = PointwiseCode(space_of(step.x.type, plan), arguments)
         self._apply_step(code, place)
         lines += ["if (live) {", *loop(plan, code.lines()), "}"]
-        return arguments.launch(f"{self.name}_elements", lines, plan.blocks * plan.chunks, plan.block)
+        return arguments.early_launch(f"{self.name}_elements", lines, plan.blocks * plan.chunks, plan.block)
 
     def _apply_step(self, code: PointwiseCode, place: str) -> None:
         """Apply the second prologue, the norm and the epilogue to an element, and store it."""
@@ -252,7 +253,7 @@ class BatchNormSource:
         else:
             dy = code.get(step.anchor.operands[0])
             dy = self._masked_gradient(dy, "centred", by[3], by[4]) if self.masked else dy
-            text = f"({dy} - {by[0]} - centred * {by[1]}) * {by[2]}"
+            text = f"{dy} * {by[2]} + (centred * {by[1]} + {by[0]})"
         code.define(step.y, text)
 
 
@@ -279,7 +280,7 @@ class BatchNormBySumsSource(BatchNormSource):
             lines += [*numbers.lines(), "if (live) {", *loop(plan, code.lines()), "}"]
         if step.statistics:
             lines += self._statistics(arguments)
-        return (arguments.launch(f"{self.name}_elements", lines, plan.blocks * plan.chunks, plan.block),)
+        return (arguments.early_launch(f"{self.name}_elements", lines, plan.blocks * plan.chunks, plan.block),)
 
     def _of_sums(self, code: PointwiseCode, given: Sequence[str]) -> tuple[str, str, str]:
         """Return the factors of a channel, in double because subtracting squares costs digits."""

@@ -178,7 +178,7 @@ class BatchNormStreamed(BatchNormResident):
             code.tail.append(f"{self._slot_of(value)} = made{number};")
         copy = self._turn("ahead", copies)
         stream = self._streamed_cuda("stream", BODY=self._turn("step", code.lines()), COPY=copy)
-        return [*self.begin(arguments), *self._streamed_cuda("begin", COPY=copy), *stream]
+        return [*self.place(), *self._streamed_cuda("begin", COPY=copy), *self.begin_sums(arguments), *stream]
 
     def load_early(self, arguments: Arguments) -> list[str]:
         """Load the parameters, and begin to copy what the second pass reads besides elements."""

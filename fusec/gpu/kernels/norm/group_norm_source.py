@@ -268,7 +268,7 @@ class GroupSource(ResidentNorm):
     def meet(self, arguments: Arguments) -> list[str]:
         if self.tiling.clustered:
             return ["wait_for_peers(door);"]
-        return meet_at_counter(arguments, self._teams, "team", self.tiling.blocks)
+        return meet_at_counter(arguments, self._teams, "team", self.tiling.blocks, "chunk")
 
     def merge_sums(self, arguments: Arguments) -> list[str]:
         tiling, m, groups = self.tiling, self._members, self._groups

@@ -58,28 +58,24 @@ FRAGMENT(each_vector) {
   }
 }
 
-// The sums of the columns over the rows of a block; lanes are added in their order.
-FRAGMENT(store_columns) {
-  { KIND* const sums = SCRATCH;
-    #pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn) {
-      const u32 r = t + turn * THREADSu;
-      if (r < COUNTu)
-        for (int j = 0; j < VECTOR; ++j) PLACE = COLUMN_SUM[turn][j];
-    }
-    ADD_LANES
+// The sums of the columns over the rows that a thread has visited.
+FRAGMENT(keep_columns) {
+  #pragma unroll
+  for (int turn = 0; turn < TURNS; ++turn) {
+    const u32 r = t + turn * THREADSu;
+    if (r < COUNTu)
+      for (int j = 0; j < VECTOR; ++j) PLACE = COLUMN_SUM[turn][j];
   }
 }
 
+// Lanes are added in their order.
 FRAGMENT(add_lanes) {
-  __syncthreads();
   for (u32 c = threadIdx.x; c < SIZEu; c += BLOCKu) {
-    KIND sum = columns[c];
+    KIND sum = LANE_SUMS[c];
     #pragma unroll
-    for (u32 l = 1; l < LANESu; ++l) sum += columns[l * SIZEu + c];
-    sums[c] = sum;
+    for (u32 l = 1; l < LANESu; ++l) sum += LANE_SUMS[l * SIZEu + c];
+    SUMS[c] = sum;
   }
-  __syncthreads();
 }
 
 FRAGMENT(add_blocks) {

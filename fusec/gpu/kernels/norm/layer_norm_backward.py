@@ -49,6 +49,8 @@ VARIANTS = (
     (24, 1, 0, False),
     (16, 2, 0, False),
     (8, 4, 0, False),
+    (24, 1, 1, False),
+    (24, 1, 1, True),
     (24, 1, 2, False),
     (24, 1, 2, True),
     (16, 2, 2, False),
@@ -267,17 +269,19 @@ class _LayerNormBackwardSource:
     def columns(self) -> Launch:
         """Return the launch that merges the sums and computes on them."""
         arguments, merge = Arguments(), self._merge()
-        return arguments.launch("norm_backward_columns", self._columns(arguments, merge), merge.blocks, merge.block)
+        return arguments.early_launch(
+            "norm_backward_columns", self._columns(arguments, merge), merge.blocks, merge.block
+        )
 
     def one_launch(self) -> Launch:
         """Return one launch for both, whose blocks wait for each other in between."""
         arguments, merge = Arguments(), self._merge(self.plan.block // TOGETHER)
-        lines = [*self._rows(arguments), f"meet({arguments.doors(1)}, {self.blocks}u);"]
+        lines = [*self._rows(arguments), f"meet({arguments.doors(1)}, {self.blocks}u, blockIdx.x == 0u);"]
         lines += ["{", *self._columns(arguments, merge, met=True), "}"]
         return replace(self._make_launch("norm_backward", lines, arguments), cooperative=True)
 
     def _make_launch(self, name: str, lines: Sequence[str], arguments: Arguments) -> Launch:
-        launch = arguments.launch(name, lines, self.blocks, self.plan.block)
+        launch = arguments.early_launch(name, lines, self.blocks, self.plan.block)
         return replace(launch, resident_bytes=self._ahead_bytes) if self.ahead else launch
 
     def _rows(self, arguments: Arguments) -> list[str]:
@@ -343,19 +347,30 @@ class _LayerNormBackwardSource:
         return (*own, *(f"by_sum{number}" for number in range(len(self.step.sum_nodes))))
 
     def _store_columns(self, arguments: Arguments) -> list[str]:
-        """Store the block's sums of columns."""
-        plan, scratch = self.plan, arguments.scratch(self.kind)
-        lines = [f"__shared__ {self.kind} columns[{plan.lanes * self.size}];"] if plan.lanes > 1 else []
+        """Store the block's sums of columns: those of its lanes, added through shared memory.
+
+        The memory of copied rows has room for all sums together. Else there is memory for those of one kind.
+        """
+        plan, kind, scratch, names = self.plan, self.kind, arguments.scratch(self.kind), self._column_sums
+        sums = [f"({scratch} + ({number * self.blocks}u + blockIdx.x) * {self.size}u)" for number in range(len(names))]
         column = f"r * {plan.vector}u + j"
-        for number, name in enumerate(self._column_sums):
-            lines += self._cuda(
-                "store_columns",
-                SCRATCH=f"{scratch} + ({number * self.blocks}u + blockIdx.x) * {self.size}u",
-                PLACE=f"columns[lane * {self.size}u + {column}]" if plan.lanes > 1 else f"sums[{column}]",
-                COLUMN_SUM=name,
-                ADD_LANES=self._cuda("add_lanes") if plan.lanes > 1 else [],
-            )
-        return lines
+        if plan.lanes == 1:
+            pairs = zip(names, sums, strict=True)
+            return [
+                x for name, to in pairs for x in self._cuda("keep_columns", PLACE=f"{to}[{column}]", COLUMN_SUM=name)
+            ]
+        together = self._ahead_bytes >= len(names) * plan.lanes * _columns_bytes(self.step)
+        lines = [f"{kind}* const columns = ({kind}*)rows;"] if together else []
+        lines += ["__syncthreads();"] if together else [f"__shared__ {kind} columns[{plan.lanes * self.size}];"]
+        keep, add = list[list[str]](), list[list[str]]()
+        for number, (name, to) in enumerate(zip(names, sums, strict=True)):
+            lanes = f"(columns + {number * plan.lanes * self.size * together}u)"
+            keep.append(self._cuda("keep_columns", PLACE=f"{lanes}[lane * {self.size}u + {column}]", COLUMN_SUM=name))
+            add.append(self._cuda("add_lanes", LANE_SUMS=lanes, SUMS=to))
+        wait = ["__syncthreads();"]
+        if together:
+            return [*lines, *(x for each in keep for x in each), *wait, *(x for each in add for x in each)]
+        return [*lines, *(x for each in zip(keep, add, strict=True) for x in [*each[0], *wait, *each[1], *wait])]
 
     def _columns(self, arguments: Arguments, merge: ChunkMerge, met: bool = False) -> list[str]:
         step, kind, pointer = self.step, self.kind, arguments.scratch(self.kind)

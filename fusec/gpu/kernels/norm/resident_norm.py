@@ -17,8 +17,8 @@ class ResidentNorm(ABC):
         """Return the steps of a block. Arguments are numbered in the order in which steps use them."""
         return [
             *self.sum_elements(arguments),
-            *self.store_sums(arguments),
             *self.load_early(arguments),
+            *self.store_sums(arguments),
             *self.meet(arguments),
             *self.merge_sums(arguments),
             *self.write_elements(arguments),
@@ -28,13 +28,13 @@ class ResidentNorm(ABC):
     def sum_elements(self, arguments: Arguments) -> list[str]:
         """Load the block's elements, keep them, and sum those of each thread."""
 
+    def load_early(self, arguments: Arguments) -> list[str]:
+        """Load what the last steps need while sums are merged."""
+        return []
+
     @abstractmethod
     def store_sums(self, arguments: Arguments) -> list[str]:
         """Merge the sums of the block's threads, and store them where the other blocks read them."""
-
-    def load_early(self, arguments: Arguments) -> list[str]:
-        """Load what the last steps need while other blocks are not done yet."""
-        return []
 
     @abstractmethod
     def meet(self, arguments: Arguments) -> list[str]:
@@ -49,11 +49,12 @@ class ResidentNorm(ABC):
         """Compute the results of the elements that the block keeps, and store them."""
 
 
-def meet_at_counter(arguments: Arguments, teams: int, team: str, blocks: int) -> list[str]:
+def meet_at_counter(arguments: Arguments, teams: int, team: str, blocks: int, number: str) -> list[str]:
     """Wait for the other blocks of a team at its counter in memory; alone, only for the block's threads.
 
     team: number of the block's team, as C.
+    number: number of the block in its team, as C.
     """
     if blocks == 1:
         return ["__syncthreads();"]
-    return [f"meet({arguments.doors(teams)} + {team} * DOOR, {blocks}u);"]
+    return [f"meet({arguments.doors(teams)} + {team} * DOOR, {blocks}u, {number} == 0u);"]

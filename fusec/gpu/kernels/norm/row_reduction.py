@@ -43,6 +43,7 @@ VARIANTS = (  # the first is the default
     ReductionVariant(RowShape(32, 4)),
     ReductionVariant(RowShape(32, 1)),
     ReductionVariant(RowShape(BLOCK, 4), in_one_launch=True),
+    ReductionVariant(RowShape(BLOCK, 4, 32), in_one_launch=True),
     ReductionVariant(RowShape(BLOCK, 4, 8), in_one_launch=True),
     ReductionVariant(RowShape(BLOCK, 1, 16), in_one_launch=True, depth=4),
 )

@@ -61,13 +61,13 @@ class RowSource:
         lines = [*self._setup(), *self._passes()]
         lines += self._write_reduction() if isinstance(self.op, Reduce) else self._write()
         resident = self.packed_threads // self.plan.block
-        # before a product of bytes, which copies its weights meanwhile
-        dependent = any(value.type.dtype in BYTES for value in self.step.epilogue_outputs)
-        lines = [*self.arguments.begin(), *lines] if dependent else lines
-        plan, name = self.plan, self.anchor.op.name
-        return replace(
-            self.arguments.launch(name, lines, plan.blocks, plan.block, resident=resident), dependent=dependent
-        )
+        plan, name, arguments = self.plan, self.anchor.op.name, self.arguments
+        if any(value.type.dtype in BYTES for value in self.step.epilogue_outputs):
+            # before a product of bytes, which copies its weights meanwhile
+            lines = [*arguments.begin(), *lines]
+            launch = arguments.launch(name, lines, plan.blocks, plan.block, resident=resident)
+            return replace(launch, dependent=True)
+        return arguments.early_launch(name, lines, plan.blocks, plan.block, resident=resident)
 
     def partial(self) -> Launch:
         """Return the launch that stores the result of each chunk in scratch memory.
@@ -75,7 +75,9 @@ class RowSource:
         Of moments, that is the mean of the chunk and the squares around it.
         """
         plan, lines = self.plan, self._chunk()
-        return self.arguments.launch(f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.plan.block)
+        return self.arguments.early_launch(
+            f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.plan.block
+        )
 
     def one_launch(self) -> Launch:
         """Return a reduction by chunks in one launch: the last block of each number merges its chunks."""
@@ -84,7 +86,7 @@ class RowSource:
         lines.append(f"if (!last_of({door}, {plan.chunks}u)) return;")
         lines += ["{", *self._merge_chunks(one_launch=True), *self._write_reduction(), "}"]
         name = f"{self.anchor.op.name}_once"
-        launch = self.arguments.launch(name, lines, plan.blocks * plan.chunks, plan.block)
+        launch = self.arguments.early_launch(name, lines, plan.blocks * plan.chunks, plan.block)
         return replace(launch, resident_bytes=self.copied_bytes)
 
     def _chunk(self) -> list[str]:
@@ -103,11 +105,11 @@ class RowSource:
         """
         plan, lines = self.plan, self._merge_groups() if self.members > 1 else self._merge_chunks()
         if isinstance(self.op, Reduce):
-            return self.arguments.launch(
+            return self.arguments.early_launch(
                 self.anchor.op.name, [*lines, *self._write_reduction()], plan.blocks, self.plan.block
             )
         lines += self._write()
-        return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.plan.block)
+        return self.arguments.early_launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.plan.block)
 
     def _merge_chunks(self, one_launch: bool = False) -> list[str]:
         self.cached, self.prologue_outputs = False, ()

@@ -103,7 +103,7 @@ def max_pool_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
         lines += _find_largest(x, dims, cuda, arguments)
         place = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(n)))).offset(dy.type)
         lines += cuda("store_largest", STORED=f"{arguments.scratch(index)} + ({place})")
-        launches.append(arguments.launch(f"{op.name}_places", lines, grid))
+        launches.append(arguments.early_launch(f"{op.name}_places", lines, grid))
     arguments = Arguments()
     lines, grid = setup([f"i{d}" for d in range(n)], [d.tiles for d in dims])
     lines += _sum_gradients(pool, dims, cuda, arguments, index if apart else "")
@@ -123,7 +123,7 @@ def max_pool_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
             SIZE=dim.size,
             BODY=body,
         )
-    launches.append(arguments.launch(op.name, [*lines, *body], grid))
+    launches.append(arguments.early_launch(op.name, [*lines, *body], grid))
     return Kernel(name, tuple(launches), dy.type.size * (1 if index == "u8" else 2) if apart else 0)
 
 

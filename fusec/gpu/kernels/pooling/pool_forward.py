@@ -76,7 +76,7 @@ def pool_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
         code = PointwiseCode(space, arguments, known={y: "pooled[j]"})
         code.compute(rest, outputs)
         lines += code.lines()
-    return Kernel(name, (arguments.launch(pool.op.name, lines, ceil_div(total, BLOCK)),))
+    return Kernel(name, (arguments.early_launch(pool.op.name, lines, ceil_div(total, BLOCK)),))
 
 
 def _may_read_words(pool: Node, figures: GpuFigures) -> bool:

@@ -140,7 +140,9 @@ class _RecurrentSource(RecurrentPlan):
             "SEND": cuda(send),
             "PLACE": cuda("place"),
             "ACTIVATIONS": self._activations(),
-            "MEET": f"meet({arguments.doors(1)}, {self.grid}u);" if steps * self.halves > 1 else "__syncthreads();",
+            "MEET": f"meet({arguments.doors(1)}, {self.grid}u, blockIdx.x == 0u);"
+            if steps * self.halves > 1
+            else "__syncthreads();",
             "TIME": self._time("s" if self.halves == 1 else "(s / 2u)"),
             "IS_LAST": "true" if self.halves == 1 else "s % 2u == 1u",
             "NEXT_STEP": "s + 1u" if self.halves == 1 else "s / 2u + 1u",

@@ -39,7 +39,7 @@ from fusec.testing.generators.operations import DRAWS
 from fusec.testing.generators.operations.pointwise import draw_pointwise
 from fusec.testing.generators.operations.products import multiply_packed
 
-MOST_ELEMENTS = 1 << 14  # of a value: thin products have at least 512 rows
+MOST_ELEMENTS = 1 << 17  # of a value: products with resident weights have at least 256 rows of 256 numbers
 
 
 def attention_forward(b: RandomGraph) -> None:
@@ -185,11 +185,11 @@ def dense_bytes(b: RandomGraph) -> None:
 
 
 def resident_weights(b: RandomGraph) -> None:
-    """Draw a 1x1 convolution of 256 pixels of 8-bit integers, with pointwise ops after it."""
+    """Draw a 1x1 convolution of 272 pixels of 8-bit integers, with pointwise ops after it."""
     b.dtype = _half(b)
-    channels = b.pick([32, 64])
-    x = b.input(TensorType((1, channels, 16, 16), DType.I8, channels_last(4)))
-    y = b.add(Conv((1, 1), (0,) * 4, (1, 1), 1), x, b.constant((64, channels, 1, 1), DType.I8))
+    channels = b.pick([256, 288])
+    x = b.input(TensorType((1, channels, 16, 17), DType.I8, channels_last(4)))
+    y = b.add(Conv((1, 1), (0,) * 4, (1, 1), 1), x, b.constant((128, channels, 1, 1), DType.I8))
     epilogue(b, b.add(Cast(b.dtype), _scaled(b, y)), 2)
 
 

@@ -156,10 +156,10 @@ def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.Mo
 
 
 def test_few_variants_of_bytes_are_compiled() -> None:
-    """Each costs time when a model is compiled first; others were at most 12 % faster on an H200."""
+    """Each costs time when a model is compiled first; others were at most 2 % faster on an H200."""
     cases = (quantised((32, 64, 56, 56), 256, residual=True), quantised((32, 256, 56, 56), 64))
     found = [thin_product(case.nodes, case.outputs, case.figures) for case in cases]
-    assert [1 + len(kernel.others) for kernel in found if kernel is not None] == [4, 4]
+    assert [1 + len(kernel.others) for kernel in found if kernel is not None] == [2, 2]
 
 
 def extreme(k: int, scale: float) -> Case:
@@ -198,7 +198,7 @@ def test_what_the_next_tile_reads_is_fetched(case: Case, fetched: int) -> None:
     found = thin_product(case.nodes, case.outputs, case.figures)
     assert found is not None
     counts = [variant.launches[0].source.count("fetch_line(a") for variant in variants_of(found)]
-    assert set(counts) == {0, fetched} and counts[0] == 0
+    assert counts == [fetched, 0]
 
 
 def ended(scale: float, *factors: float) -> Case:

@@ -19,10 +19,13 @@ from fusec.schedule.program import inputs_of
 ROWS, WARPS = 16, BLOCK // 32
 ROW_REGISTERS = 64  # of a thread, for what it reads of its two rows
 LANES = 8  # of a warp, that share a row of results
-# `own`, `width`, `waves`, `resident` and `fetches` of the variants for many columns, and for few: of 17 products of
-# ResNet-50 and MobileNetV2 on an H200, one of four was at most 12 % (mostly 2 %) slower than the fastest of up to 28.
-WIDE = ((16, 1, 2, 2, False), (8, 1, 3, 3, False), (8, 2, 2, 2, True), (8, 1, 2, 2, True))
-NARROW = ((4, 1, 2, 2, False), (4, 1, 4, 2, False), (8, 1, 2, 2, True), (8, 1, 4, 2, True))
+# `own`, `width`, `waves`, `resident` and `fetches` of the variants for many columns, and for few, in the order in which
+# they are proposed: of 20 products of ResNet-50 and MobileNetV2 on an H200, one of the first two that fit was at most
+# 2 % slower than the fastest of four.
+WIDE = ((8, 2, 2, 2, True), (8, 1, 3, 3, False), (8, 1, 2, 2, True), (16, 1, 2, 2, False))
+NARROW = ((8, 1, 2, 2, True), (4, 1, 4, 2, False), (4, 1, 2, 2, False))
+MOST = 2  # variants, because each takes long to compile
+NARROWEST = (4, 1)  # `own` and `width`, also for fewer columns
 LINE_BYTES = 128  # of the cache
 SHORT_DEPTH = 64  # fetching longer rows ahead was slower where nothing else is read with them
 FEW_COLUMNS = 192
@@ -234,10 +237,10 @@ def _sources(step: ProductStep, outputs: Sequence[Value], figures: GpuFigures) -
     sources: list[BytesSource] = []
     for own, width, waves, resident, fetches in WIDE if step.columns > FEW_COLUMNS else NARROW:
         bytes_of_weights = LANES * own * width * depths * step.chunk
-        wasted = step.columns < LANES * own * width and (own, width) != NARROW[0][:2]
+        wasted = step.columns < LANES * own * width and (own, width) != NARROWEST
         if _can_own(step, own, outputs) and not wasted and bytes_of_weights <= figures.static_bytes:
             sources.append(BytesSource(step, outputs, figures, own, width, waves, resident, fetches))
-    return sources
+    return sources[:MOST]
 
 
 def _can_own(step: ProductStep, own: int, outputs: Sequence[Value]) -> bool:
