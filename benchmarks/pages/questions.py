@@ -102,7 +102,7 @@ QUESTIONS = {
     "Plans, kernels and tuning": {
         "Does cuDNN, cuBLASLt or a kernel run a step?": (
             "gpu/autotune/step_candidates.py lists the candidates, gpu/autotune/candidate_times.py chooses by "
-            "time, gpu/autotune/step_contests.py compares those that differ by little between the steps around "
+            "time, gpu/autotune/neighbour_times.py compares those that differ by little between the steps around "
             "them, gpu/autotune/step_selection.py stores the choice. Without a GPU: passes/partition/cover.py, "
             "and passes/partition/partition_graph.py for what cuDNN does not run"
         ),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fusec.errors import LoweringError
 from fusec.gpu import kernels
+from fusec.gpu.autotune.neighbour_times import Faster, Timed, decide
 from fusec.gpu.autotune.plan_search import RivalTimes
 from fusec.gpu.autotune.step_candidates import Candidate, candidates
 from fusec.gpu.autotune.step_choices import (
@@ -19,7 +20,6 @@ from fusec.gpu.autotune.step_choices import (
     replace_steps,
     step_key,
 )
-from fusec.gpu.autotune.step_contests import Faster, Timed, decide
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.gpu.sure_kernels import is_sure_kernel

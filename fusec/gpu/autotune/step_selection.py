@@ -23,6 +23,7 @@ from fusec.gpu.autotune.concat_choice import (
     keep_faster_concats,
 )
 from fusec.gpu.autotune.coordinate_descent import is_faster
+from fusec.gpu.autotune.neighbour_times import GAIN
 from fusec.gpu.autotune.plan_selection import PlanSelector
 from fusec.gpu.autotune.step_candidates import Candidate
 from fusec.gpu.autotune.step_choices import (
@@ -36,7 +37,6 @@ from fusec.gpu.autotune.step_choices import (
     replace_steps,
     step_key,
 )
-from fusec.gpu.autotune.step_contests import GAIN
 from fusec.gpu.autotune.step_split import join_norms, split_epilogues, split_prologues
 from fusec.gpu.autotune.variant_selection import VariantSelector
 from fusec.gpu.kernels import GpuFigures, Kernel

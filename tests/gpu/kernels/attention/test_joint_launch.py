@@ -27,7 +27,7 @@ def names(candidate: Candidate) -> list[str]:
     return [step.signature for step in candidate if step.kind is not Kind.VIEW]
 
 
-class Contests:
+class Comparisons:
     """Times alone, and the sequences of steps that were compared."""
 
     def __init__(self, joint_us: float, joint_wins: bool, other_us: float = 0.0) -> None:
@@ -59,18 +59,18 @@ class Contests:
 @pytest.mark.parametrize("joint_us", [APART_US - 3.0, APART_US + 3.0])
 @pytest.mark.parametrize("joint_wins", [False, True])
 def test_the_faster_one_between_its_neighbours_is_chosen(joint_us: float, joint_wins: bool) -> None:
-    before, contests = program(), Contests(joint_us, joint_wins)
-    after = apply_choices(before, contests.choose(before), TUNING.figures)
+    before, comparisons = program(), Comparisons(joint_us, joint_wins)
+    after = apply_choices(before, comparisons.choose(before), TUNING.figures)
     found = launches(after)
     assert ("attention" in found[0]) == joint_wins
     assert joint_wins or found[:2] == [WRITES, ATTENDS]
-    assert len(contests.asked) == 1
+    assert len(comparisons.asked) == 1
 
 
 def test_what_is_compared_has_the_steps_around_it() -> None:
-    before, contests = program(), Contests(APART_US, True)
-    contests.choose(before)
-    ((first, second),) = contests.asked
+    before, comparisons = program(), Comparisons(APART_US, True)
+    comparisons.choose(before)
+    ((first, second),) = comparisons.asked
     joint, apart = sorted((first, second), key=len)
     assert apart == [WRITES, ATTENDS, "neg"]
     assert len(joint) == 2 and "attention" in joint[0] and joint[1] == "neg"
@@ -78,19 +78,19 @@ def test_what_is_compared_has_the_steps_around_it() -> None:
 
 def test_a_kernel_and_a_plan_are_compared() -> None:
     """One launch each, but only a kernel may begin while the launch before it still runs."""
-    before, contests = program(), Contests(0.5 * APART_US, False)
-    contests.graph_us = 1.0
-    contests.choose(before)
-    (pair,) = contests.asked
+    before, comparisons = program(), Comparisons(0.5 * APART_US, False)
+    comparisons.graph_us = 1.0
+    comparisons.choose(before)
+    (pair,) = comparisons.asked
     assert pair[0] == pair[1] and pair[0][-1] == "neg"
 
 
 @pytest.mark.parametrize(("joint_us", "other_us"), [(1.4 * APART_US, 0.0), (0.7 * APART_US, 0.0), (APART_US, 1e5)])
 def test_nothing_is_compared_that_cannot_gain(joint_us: float, other_us: float) -> None:
     """One candidate is far slower alone, or all of them take a small share of the whole."""
-    before, contests = program(), Contests(joint_us, True, other_us)
-    contests.choose(before)
-    assert not contests.asked
+    before, comparisons = program(), Comparisons(joint_us, True, other_us)
+    comparisons.choose(before)
+    assert not comparisons.asked
 
 
 @pytest.mark.parametrize("fits", [True, False])
