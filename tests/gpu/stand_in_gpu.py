@@ -397,7 +397,17 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     from fusec.gpu.autotune import plan_bench, tuning_environment
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
-    from fusec.gpu.launch import cubin_function, cubins, cuda_graph, device_constants, reorder, stream_calls, workspace
+    from fusec.gpu.launch import (
+        cubin_function,
+        cubins,
+        cuda_graph,
+        device_constants,
+        full_edges,
+        memset_nodes,
+        reorder,
+        stream_calls,
+        workspace,
+    )
     from fusec.gpu.launch import kernel_launcher as launch
     from fusec.gpu.measure import device_distance, random_inputs, timer
 
@@ -416,6 +426,8 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     patch(warm_up, "emit", machine.emit)
     patch(cubins, "compiled", machine.compile_elsewhere)
     patch(launch, "driver", lambda: None)  # launches run one after the other
+    for module in (full_edges, memset_nodes):  # no driver, even where that of cuDNN without a GPU is loaded
+        patch(module, "driver_function", lambda name: None)
     patch(timer, "Gate", Gate)
     patch(frontend_plans, "cudnn", cudnn)
     patch(frontend_plans, "emit", machine.emit)
