@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,8 @@ def quantised(image: tuple[int, int, int, int], filters: int, residual: bool = F
         return g.add(Cast(F16), y) if wide else rounded(g, y)
 
     types = [last(I8, *image)] + [last(I8, n, filters, height, width)] * residual
-    return build(f"i8 {image} {filters} {residual} {wide}", types, make, bytes_drawn, exact=not wide)
+    case = build(f"i8 {image} {filters} {residual} {wide}", types, make, bytes_drawn, exact=not wide)
+    return case if wide else replace(case, near=1e-5)  # a GPU multiplies and adds in one rounding, which moves ties
 
 
 def quantised_matrix(n: int, k: int, columns: int) -> Case:
