@@ -377,6 +377,17 @@ def test_rows_of_another_machine_keep_their_commits(tmp_path: Path) -> None:
     ]
 
 
+def test_the_prompt_of_a_decoder_stays_where_its_token_alone_was_timed(tmp_path: Path) -> None:
+    there, here = tmp_path / "there" / "decoders.json", tmp_path / "here" / "decoders.json"
+    case = {"layers": 8, "batch": 1, "bits": 16, "times": {"fusec": {"median_ms": 1}}}
+    for path, row in ((here, {**case, "prompt_times": {"fusec": 9}}), (there, case)):
+        path.parent.mkdir()
+        write_row(path, {"gpu": "A"}, path.parent.name, row, KEYS["decoders.json"])
+    merge(there, here.parent)
+    (row,) = json.loads(here.read_text())["rows"]
+    assert (row["commit"], row["prompt_commit"], row["prompt_times"]) == ("there", "here", {"fusec": 9})
+
+
 def test_the_table_of_peers_marks_models_with_channels_last_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     time = {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
     row: dict[str, Any] = {

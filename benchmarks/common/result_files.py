@@ -147,7 +147,8 @@ def earlier_row(path: Path, row: Mapping[str, Any], key: Sequence[str]) -> dict[
 def merge(file: Path, results: Path = RESULTS) -> None:
     """Add rows measured on another machine to the result file of the same name; they keep their commits.
 
-    A row of benchmarks/kernels/leave_one_out.py that is a part has some families; the others keep their figures.
+    A row of benchmarks/kernels/leave_one_out.py that is a part has some families; the others keep their figures. A
+    decoder's prompt does so where its token alone was timed.
     """
     data = json.loads(file.read_text())
     of_all = {name: data.pop(name) for name in ("date", "commit") if name in data}  # of rows of one run
@@ -157,6 +158,9 @@ def merge(file: Path, results: Path = RESULTS) -> None:
         new = {**of_all, **row, **(_elsewhere(found, row) if found and "times" in row else {})}
         if found and row.get("part"):
             new["without"] = found["without"] | row["without"]
+        if "prompt_times" in found and "prompt_times" not in row:  # of a decoder whose token alone was timed
+            prompt = {name: value for name, value in found.items() if name.startswith("prompt_")}
+            new = {"prompt_commit": found["commit"], **prompt, **new}
         write_row(path, data, new["commit"], new, key)
 
 
