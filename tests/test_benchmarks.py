@@ -49,6 +49,7 @@ from fusec.passes.partition.equivalent_spellings import faster_spellings
 from fusec.reference import evaluate
 from fusec.runtime import Executable
 from fusec.schedule.program import Kind
+from fusec.testing.runner import supervisor
 from fusec.text import parse
 
 TEXT = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
@@ -587,6 +588,10 @@ def test_evidence_runs_all_tests_that_need_a_gpu() -> None:
     assert folders <= set(gpu_evidence.FOLDERS)
 
 
+def test_evidence_leaves_a_fuzzer_time_to_report() -> None:
+    assert supervisor.STOP_S + 5 <= gpu_evidence.GRACE_S
+
+
 def test_evidence_stops_what_runs_too_long(tmp_path: Path) -> None:
     machine = evidence(tmp_path)
     show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['MORE'])"
@@ -609,7 +614,12 @@ def test_evidence_fails_with_a_finding_or_without_a_report(
     machine = evidence(tmp_path)
 
     def run(self: Any, name: str, gpu: int | None, command: Sequence[str], seconds: float) -> int:
-        assert (name, gpu, seconds) == ("device0", 0, 50.0) and command[:4] == ("-m", "fusec", "fuzz", "--json")
+        assert (name, gpu, seconds) == ("device0", 0, 30.0 + gpu_evidence.GRACE_S) and command[:4] == (
+            "-m",
+            "fusec",
+            "fuzz",
+            "--json",
+        )
         (tmp_path / f"{name}.out").write_text("" if report is None else json.dumps(report))
         return 0
 

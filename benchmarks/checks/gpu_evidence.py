@@ -30,7 +30,7 @@ from typing import Any
 KERNELS = ("--property", "kernels_agree", "--graphs", "fusec.testing.strategies:kernel_graphs")
 FOLDERS = ("gpu", "quantization", "quantized", "regressions", "repro", "scale", "session", "testing", "torch_backend")
 SHARD = "TEST_SHARD"  # "1/4": the second quarter of the tests
-GRACE_S = 20  # for a fuzzer to report after its time
+GRACE_S = 45  # for a fuzzer to stop its workers and to report after its time
 
 
 @dataclass
