@@ -103,7 +103,7 @@ def quantised(image: tuple[int, int, int, int], filters: int, residual: bool = F
 
     types = [last(I8, *image)] + [last(I8, n, filters, height, width)] * residual
     case = build(f"i8 {image} {filters} {residual} {wide}", types, make, bytes_drawn, exact=not wide)
-    return case if wide else replace(case, near=1e-5)  # a GPU multiplies and adds in one rounding, which moves ties
+    return replace(case, fused=not wide)
 
 
 def quantised_matrix(n: int, k: int, columns: int) -> Case:
