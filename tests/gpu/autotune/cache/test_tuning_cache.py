@@ -301,7 +301,7 @@ from pathlib import Path
 sys.path.insert(0, "tests")
 from gpu.stand_in_gpu import Machine, install
 install(Machine(), setattr)
-from gpu.autotune import test_tuning_cache as test_kept
+from gpu.autotune.cache import test_tuning_cache as test_kept
 for turn in range(int(sys.argv[2])):
     net = test_kept.tuned(Path(sys.argv[1]))
     test_kept.check(net, turn)
