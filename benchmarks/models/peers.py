@@ -24,7 +24,7 @@ import torch
 
 import fusec
 from benchmarks.common.attempt import TooLongError, within
-from benchmarks.common.model_zoo import channels_last, feeds_of, make, on_gpu
+from benchmarks.common.model_zoo import channels_last, feeds_of, make, on_gpu, with_channels_last
 from benchmarks.common.result_files import KEYS, gpu_and_torch, parser, write_row
 from benchmarks.common.torch_timing import (
     PRODUCTS,
@@ -45,6 +45,8 @@ CASES = [
     *("resnet50:1", "resnet50:32", "resnet50:256", "mobilenet_v2:32", "efficientnet_b0:32", "densenet121:32"),
     *("convnext_tiny:32", "unet:8", "hourglass:1", "hourglass:32"),
     *("vit_b_16:32", "bert_base:1", "bert_base:32", "gpt2:8", "llama_block:1", "whisper_base:8", "diffusion_block:2"),
+    *("swin_t:32", "resnext50_32x4d:32", "r3d_18:8", "deeplabv3_resnet50:8", "hrnet_w18:32", "edsr:4"),
+    *("segformer_b0:8", "wav2vec2_base:8", "shufflenet_v2_x1_0:32", "inception_v3:32"),
 ]
 # fusec takes these models' images channels last, as torch does. It takes those of the others row-major, as exported.
 CHANNELS_LAST = {"unet", "hourglass", "diffusion_block", "mobilenet_v2", "efficientnet_b0"}
@@ -101,7 +103,7 @@ def case(name: str, batch: int, nhwc: bool, settings: Settings) -> dict[str, Any
     row["peak_bytes"] = {}
     contenders: dict[str, Callable[[], None]] = {"fusec": executable.replay}
     spans: dict[str, Callable[[int], float]] = {}
-    model = model.to(memory_format=torch.channels_last)
+    model = with_channels_last(model)
     with torch.inference_mode(), ExitStack() as processes:
         for one in settings.peers:
             torch.cuda.reset_peak_memory_stats()
