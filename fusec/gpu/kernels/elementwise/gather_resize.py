@@ -105,21 +105,20 @@ def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
     lines += [f"const u32 c{d} = 0;" for d in range(rank) if d not in dims]
     space = Space(x.type.shape, tuple(sample.names), source_along, 1 if one_by_one else vector, packs)
     loads = _load_elements(anchor, sample, space, prologue, arguments)
-    taken = "all[j]" if one_by_one else "taken[j]"
-    lines += _one_by_one(loads, f"c{along}", compute_type(x.type.dtype), vector) if one_by_one else loads
+    taken = "taken[j]"
+    if one_by_one:  # each neighbour is looked up, and all are stored together
+        lines += [f"const u32 first = c{along};", f"{compute_type(x.type.dtype)} all[{vector}];", "#pragma unroll"]
+        lines += [f"for (int n = 0; n < {vector}; ++n) {{", f"const u32 c{along} = first + n;", *loads]
+        lines += ["all[n] = taken[0];", "}"]
+        taken = "all[j]"
+    else:
+        lines += loads
     code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, "w", {y: taken})
     code.compute(epilogue, outputs)
     lines += code.lines()
     return Kernel(
         name, (arguments.early_launch(anchor.op.name, lines, ceil_div(total, BLOCK), preamble=sample.preamble),)
     )
-
-
-def _one_by_one(loads: Sequence[str], coordinate: str, number: str, vector: int) -> list[str]:
-    """Look up neighbours one after the other into `all`, so that they can be stored together."""
-    head = [f"const u32 first = {coordinate};", f"{number} all[{vector}];", "#pragma unroll"]
-    head += [f"for (int n = 0; n < {vector}; ++n) {{", f"const u32 {coordinate} = first + n;"]
-    return [*head, *loads, "all[n] = taken[0];", "}"]
 
 
 def _load_elements(
