@@ -125,7 +125,7 @@ def test_every_kind_of_call_is_compared_with_the_steps(rng: np.random.Generator)
     assert call_overhead.stream_times(net) == {"lanes": 1, "declined": ""}  # the simulator runs steps in order only
 
 
-def test_times_in_order_and_in_parallel_are_told_apart() -> None:
+def test_times_in_order_and_in_parallel_have_separate_rows() -> None:
     class Captured:
         def __init__(self, lanes: int, other_us: float, this_us: float) -> None:
             self.recorded = (lanes, other_us, "", this_us)

@@ -62,7 +62,7 @@ Row = dict[str, Any]
 class Settings:
     """Options that all parts share.
 
-    bits: of weights: 16 or 4.
+    bits: bits of a weight: 16 or 4.
     peer_s: a peer that is not ready after so many seconds is left out; 0 is no limit.
     """
 

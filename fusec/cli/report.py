@@ -33,7 +33,7 @@ Runs = Annotated[int, typer.Option(min=1, help="On a GPU: number of times that e
 
 @dataclass(frozen=True)
 class _Wish:
-    """Options of a page. runs, seed: of the measurement on a GPU."""
+    """Options of a page. runs: timed runs on a GPU. seed: seed of their random inputs."""
 
     cores: bool
     runs: int

@@ -205,7 +205,7 @@ class Generator:
 
         prompts: token ids, one sequence for each prompt; at most `batch` of them, of any lengths.
         max_new_tokens: most tokens for each prompt; by default as many as the cache has room for.
-        temperature, seed: of the draw among the best `top_k`. Only a generator with `top_k` takes a temperature.
+        temperature, seed: how to draw among the best `top_k`. Only a generator with `top_k` takes a temperature.
         choose: chooses tokens in place of fusec: it gets the logits f32[B, V] on the host, and returns B tokens.
 
         Raises ExecutionError for prompts that do not fit.

@@ -1,4 +1,4 @@
-"""Differentiate LSTM, GRU and RNN: by the formula of all their steps, which adds a few ops a step to the graph."""
+"""Differentiate LSTM, GRU and RNN by writing out all their steps as ops."""
 
 from __future__ import annotations
 

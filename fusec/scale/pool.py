@@ -83,7 +83,7 @@ class DevicePool:
         Such arrays, and views of them, go to a worker without a copy. The memory is used again when none of them is
         left. Waits for memory while batches are unfinished.
 
-        shapes: of inputs with symbolic dims.
+        shapes: sizes of inputs with symbolic dims.
         Raises ExecutionError for an unknown shape, and if no memory is free although all batches are done.
         """
         inputs = self._batches.model.inputs

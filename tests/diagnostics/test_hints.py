@@ -119,7 +119,7 @@ def chain(nodes: int, origins: int) -> Graph:
         (15, 5, []),  # too few to matter
     ],
 )
-def test_growth_and_many_launches_are_told(nodes: int, origins: int, told: list[str]) -> None:
+def test_growth_and_many_launches_are_reported(nodes: int, origins: int, told: list[str]) -> None:
     made = compiled(chain(nodes, origins))
     assert made.program.launches == nodes
     assert kinds(hints(made)) == told

@@ -57,7 +57,7 @@ class _WireError(Exception):
 class _Field(NamedTuple):
     """A field of a message: from `start` to `end`, its content from `content` on.
 
-    value: of a varint; 0 for other fields.
+    value: number of a varint field; 0 for other fields.
     """
 
     number: int

@@ -35,7 +35,7 @@ class Projection:
     """A product by a constant, perhaps a constant bias, and the value that then goes to attention.
 
     weights: the matrix; of a product with packed weights its codes, scales and zero points.
-    scale: of the sums of a product of 8-bit numbers, which are scaled in fp32 before the bias.
+    scale: factor of the sums of a product of 8-bit numbers, in fp32, before the bias.
     """
 
     product: Node

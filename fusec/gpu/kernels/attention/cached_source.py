@@ -30,7 +30,7 @@ CUDA = cuda_template(__package__, "cached_attention.cuh")
 class CachedAttentionSource:
     """The launch of an attention.
 
-    warps, share: of a block, and its keys.
+    warps: warps of a block. share: keys of a block.
     clusters: the blocks of a sequence are a cluster; else the last one to finish adds up the parts.
     """
 

@@ -61,8 +61,8 @@ class BlockRows:
     """Rows that the threads of a block hold in `x`, each some packs of every row.
 
     value: the rows as they are read.
-    norm: of the rows; None without one.
-    warps: of the block.
+    norm: norm of the rows; None without one.
+    warps: warps of the block.
     """
 
     value: Value

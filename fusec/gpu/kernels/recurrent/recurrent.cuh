@@ -1,8 +1,8 @@
 // All steps of a recurrent layer in one launch: recurrent.py explains it and fills in the names in capitals.
 
 FRAGMENT(kernel) {
-  RESIDENT(kept);
-  float* parts = reinterpret_cast<float*>(kept);
+  RESIDENT(memory);
+  float* parts = reinterpret_cast<float*>(memory);
   const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
   const u32 d = blockIdx.x / TEAMu, group = blockIdx.x / BLOCKSu % GROUPSu;
   const u32 first_unit = blockIdx.x % BLOCKSu * UNITSu, first_sequence = (FIRST_GROUP + group) * BATCHu;

@@ -24,7 +24,7 @@ class RecurrentPlan:
     """Sizes of launches whose blocks have `units` units of 8 * `columns` sequences.
 
     processors: the most blocks of a launch, because all must be on the GPU at the same time.
-    most_shared_bytes: of shared memory of a block.
+    most_shared_bytes: largest shared memory of a block.
     """
 
     node: Node

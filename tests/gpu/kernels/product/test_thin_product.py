@@ -281,7 +281,7 @@ def test_of_bytes_more_are_multiplied_for_each_that_is_moved(dtype: DType, chann
     assert (thin_product(case.nodes, case.outputs, case.figures) is not None) == runs
 
 
-def test_what_is_read_behind_the_product_is_not_taken_from_in_front() -> None:
+def test_a_prologue_whose_result_the_epilogue_reads_is_refused() -> None:
     def make(g: Graph, x: Value) -> Value:
         z = g.add(pw("relu"), x)
         return g.add(pw("add"), g.add(MatMul(), z, constant(g, F16, 64, 64)), z)

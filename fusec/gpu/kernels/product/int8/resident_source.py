@@ -30,9 +30,9 @@ _CUDA = cuda_template(__package__, "resident_weights.cuh")
 class Tiling:
     """The shares of a block's warpgroups.
 
-    columns: of a warpgroup.
+    columns: columns of a warpgroup.
     width: warpgroups of a team, which share rows.
-    teams: of a block.
+    teams: teams of a block.
     """
 
     columns: int
