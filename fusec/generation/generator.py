@@ -18,7 +18,7 @@ from fusec.errors import ExecutionError, ModelError
 from fusec.execution.compile_options import Progress
 from fusec.execution.shape_family import ShapeFamily
 from fusec.frontends import Source
-from fusec.generation.arguments import checked_count, checked_number, padded, rows_of, sampler, stop_tokens
+from fusec.generation.arguments import checked_count, checked_number, padded, rows_of, stop_tokens
 from fusec.generation.decoder_graph import (
     LENGTHS,
     LOGITS,
@@ -32,6 +32,7 @@ from fusec.generation.decoder_graph import (
 from fusec.generation.decoder_model import DecoderModel
 from fusec.generation.explanation import CacheTensorSize, GeneratorExplanation
 from fusec.generation.programs import DecoderPrograms, checked_sizes
+from fusec.generation.sampling import sampler
 from fusec.runtime import Executable
 
 if TYPE_CHECKING:
