@@ -1,4 +1,4 @@
-"""cuBLASLt next to cuDNN in the GPU backend, on stand-ins for both: who is chosen, kept, named, and what gives way."""
+"""Test cuBLASLt and cuDNN together in the GPU backend, on stand-ins: which plan is chosen, stored, named or dropped."""
 
 from __future__ import annotations
 

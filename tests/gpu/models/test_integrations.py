@@ -1,4 +1,4 @@
-"""The doors on a stand-in GPU: arrays stay on the device, programs of several shapes have their weights in common."""
+"""Test the interfaces for onnxruntime and torch on a stand-in GPU: arrays stay on the device, shapes share weights."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def convolution(
 
 
 def matrix(n: int, k: int, columns: int) -> Case:
-    """Rows of two dims; what is in front of the last op is stored, too."""
+    """Rows of two dims; the operand of the last op is stored, too."""
 
     def make(g: Graph, x: Value) -> list[Value]:
         y = g.add(MatMul(), g.add(pw("relu"), x), constant(g, F16, k, columns))
