@@ -158,7 +158,7 @@ def test_families_of_narrow_types_are_left_out_too() -> None:
 
 
 class _Program:
-    """A compiled model whose run takes so many ms."""
+    """A compiled model whose run takes a given time."""
 
     def __init__(self, executable: Executable, ms: float, results: object = None):
         self.compiled, self.kernels = executable.compiled, set(executable.compiled.program.steps)

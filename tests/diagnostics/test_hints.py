@@ -103,7 +103,7 @@ def test_an_op_that_cudnn_never_takes_is_no_matter_of_precision() -> None:
 
 
 def chain(nodes: int, origins: int) -> Graph:
-    """So many ops that no kernel runs together, from so many nodes of a model."""
+    """Make a graph of ops that no kernel runs together, from `origins` nodes of a model."""
     lines = [f'  %x{i + 1} = softmax(%x{i}) {{axis=1}} loc("n{i % origins}")' for i in range(nodes)]
     return parse("\n".join(['graph "g" (%x0: f32[4,8]) {', *lines, f"  return %x{nodes}\n}}"]))
 

@@ -21,7 +21,7 @@ def tensor(uid: int, virtual: bool = False, order: tuple[int, ...] = LAST) -> Cu
 def graph(
     *calls: tuple[str, tuple[int, ...], int], stored: tuple[int, ...], order: tuple[int, ...] = LAST
 ) -> CudnnGraph:
-    """Pointwise calls around a convolution of tensor 1, or of what is made of it, by filters 2; results in `stored`."""
+    """Make pointwise calls around a convolution of tensor 1, or of a value computed from it, by filters 2."""
     made = {out for _, _, out in calls}
     uids = sorted({uid for _, inputs, out in calls for uid in (*inputs, out)} - {2})
     tensors = [tensor(uid, uid in made and uid not in stored, order) for uid in uids]

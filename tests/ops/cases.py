@@ -407,7 +407,7 @@ def attended_with_sums(scale: float, causal: bool) -> Oracle:
 
 
 def attention_gradient(scale: float, causal: bool) -> Oracle:
-    """Query by query, of whatever the result and the sums are said to be."""
+    """Compute gradients query by query from the given result and sums."""
 
     def compute(dy: Array, q: Array, k: Array, v: Array, y: Array, sums: Array) -> list[Array]:
         shared = q.shape[1] // k.shape[1]

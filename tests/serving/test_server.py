@@ -155,7 +155,7 @@ def counts(server: Running) -> dict[str, float]:
 
 
 def test_bad_requests_are_refused(server: Running) -> None:
-    """Each with its reason, and the server goes on."""
+    """Each request gets its reason, and the server goes on."""
     x = images(1)
     body, headers = binary_request({"image": x}, "UINT8")
     length = "Inference-Header-Content-Length"

@@ -14,7 +14,7 @@ from fusec.ops import POINTWISE_OPS, LayerNorm, MatMul, RmsNorm, Slice
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import substitute
 
-LEAST_SHARE = 2  # at most one row of so many is read; otherwise the slice stays where it is
+LEAST_SHARE = 2  # rows for each row that is read, at least; otherwise the slice stays where it is
 
 
 class DropUnreadRows(Pass):
