@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import fusec
+import fusec.testing
 from benchmarks.checks import quantized_accuracy, suite_times
 from benchmarks.common.result_files import RESULTS
 from benchmarks.pages import kernel_table, results_page
@@ -194,4 +195,4 @@ def test_the_index_leads_to_every_page() -> None:
 
 def test_the_reference_has_every_public_name() -> None:
     listed = re.findall(r"^\.\. auto\w+:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
-    assert {*listed} >= {*fusec.__all__} - {"__version__"}
+    assert {*listed} >= {*fusec.__all__, *fusec.testing.__all__} - {"__version__", "PROPERTIES"}
