@@ -1,4 +1,4 @@
-"""Releases: which wheels pip is asked for, what its process sees, and clear errors."""
+"""Test releases: which wheels pip is asked for, what its process sees, and clear errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fusec atlas` and `fusec lock diff --cudnn`, with the cuDNN that is installed."""
+"""Test `fusec atlas` and `fusec lock diff --cudnn`, with the cuDNN that is installed."""
 
 from __future__ import annotations
 

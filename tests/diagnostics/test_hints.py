@@ -1,4 +1,4 @@
-"""Hints after a compilation: each is given where it holds, names what it is about, and is absent elsewhere."""
+"""Test hints after a compilation: each is given where it holds, names what it is about, and is absent elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with symbolic dims: a program per set of shapes, shared weights, padding where it is proved harmless."""
+"""Test models with symbolic dims: a program per set of shapes, shared weights, padding where it is proved harmless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models that ask for huge tensors: refused by a message with the size, before anything is allocated."""
+"""Test small models that ask for huge tensors: refused by a message with the size, before anything is allocated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`grad` and `backward`: interface, accumulation, and what they refuse."""
+"""Test `grad` and `backward`: interface, accumulation, and what they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""onnx's backend test suite runs as users run models: compiled, in simulation and on the GPU, and nothing is wrong.
+"""Run onnx's backend test suite as users run models: compiled, in simulation and on the GPU.
 
 The reference, which other tests judge compiled programs by, runs all of it in seconds. Compiling all takes minutes: the
 default tests take a sample, `-m slow` takes all in simulation, `-m gpu` all on the GPU.

@@ -1,4 +1,4 @@
-"""Non-maximum suppression against onnxruntime, on thousands of random cases."""
+"""Test non-maximum suppression against onnxruntime, on thousands of random cases."""
 
 from __future__ import annotations
 

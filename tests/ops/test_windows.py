@@ -1,4 +1,4 @@
-"""Convolutions and pools of random geometry against onnxruntime; bounded memory."""
+"""Test convolutions and pools of random geometry against onnxruntime; bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration data from files, folders and Python objects becomes batches that fit the model; all else is refused."""
+"""Test that calibration data from files and Python objects becomes batches that fit; all else is refused."""
 
 from __future__ import annotations
 

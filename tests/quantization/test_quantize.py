@@ -1,4 +1,4 @@
-"""Quantised models: standard ONNX that onnxruntime and fusec run to the same answer, close to the float model."""
+"""Test quantised models: standard ONNX that onnxruntime and fusec run to the same answer, close to the float model."""
 
 from __future__ import annotations
 

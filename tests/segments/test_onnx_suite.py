@@ -1,4 +1,4 @@
-"""onnx's own cases whose shapes depend on values of inputs: compiled without these values, they run with host steps."""
+"""Test onnx's cases whose shapes depend on values of inputs: compiled without the values, they run with host steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of inference requests go to shared memory, however a connection cuts them; all else to the server library."""
+"""Test that bodies of inference requests go to shared memory, and all else to the server library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fusec serve` as clients see it: a real client of the protocol, limits, overload, dead workers, and the end."""
+"""Test `fusec serve` as clients see it: a real client of the protocol, limits, overload, dead workers, and the end."""
 
 from __future__ import annotations
 

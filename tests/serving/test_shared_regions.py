@@ -1,4 +1,4 @@
-"""Tensors in shared memory of a client: Triton's extension `system_shared_memory`, with NVIDIA's client."""
+"""Test tensors in shared memory of a client: Triton's extension `system_shared_memory`, with NVIDIA's client."""
 
 from __future__ import annotations
 

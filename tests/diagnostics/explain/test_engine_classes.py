@@ -1,4 +1,4 @@
-"""Each cuDNN step has one of NVIDIA's four classes of engines, or `unknown`."""
+"""Test that each cuDNN step has one of NVIDIA's four classes of engines, or `unknown`."""
 
 from __future__ import annotations
 

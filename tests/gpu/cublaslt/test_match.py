@@ -1,4 +1,4 @@
-"""cuBLASLt without a GPU: which graphs are one call of it, how it reads their memory, and who is chosen."""
+"""Test cuBLASLt without a GPU: which graphs are one call of it, how it reads their memory, and who is chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuBLASLt itself, on a real GPU: all it offers for products of every layout, type and epilogue, and whole graphs."""
+"""Test cuBLASLt on a real GPU: all it offers for products of every layout, type and epilogue, and whole graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels over tensors that lie within larger ones, read and written: the same numbers, and nothing in between."""
+"""Test kernels over tensors that lie within larger ones, read and written: the same numbers, and nothing in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole training step on a stand-in GPU: kernels over lists of parameters, in place, captured and replayed."""
+"""Test a whole training step on a stand-in GPU: kernels over lists of parameters, in place, captured and replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Precision beyond the text cases: laziness, sharing, warnings, and error by storage type."""
+"""Test precision beyond the text cases: laziness, sharing, warnings, and error by storage type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch norms whose statistics are split off, if images count as large enough."""
+"""Test batch norms whose statistics are split off, if images count as large enough."""
 
 from __future__ import annotations
 

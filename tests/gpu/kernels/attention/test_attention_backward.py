@@ -1,4 +1,4 @@
-"""Kernels of attention's gradients against the reference, through the emulator."""
+"""Test kernels of attention's gradients against the reference, through the emulator."""
 
 from __future__ import annotations
 

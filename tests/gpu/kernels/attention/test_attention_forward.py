@@ -1,4 +1,4 @@
-"""Kernels of attention of few features against the reference, through the emulator."""
+"""Test kernels of attention of few features against the reference, through the emulator."""
 
 from __future__ import annotations
 

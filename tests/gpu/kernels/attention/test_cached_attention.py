@@ -1,4 +1,4 @@
-"""Attention over a cache that the same step writes into, against the reference, through the emulator."""
+"""Test attention over a cache that the same step writes into, against the reference, through the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of convolutions of images with up to four channels against the reference, through the emulator."""
+"""Test kernels of convolutions of images with up to four channels against the reference, through the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of batch norm in training and its backward against the reference, through the emulator."""
+"""Test kernels of batch norm in training and its backward against the reference, through the emulator."""
 
 from __future__ import annotations
 

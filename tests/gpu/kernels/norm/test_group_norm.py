@@ -1,4 +1,4 @@
-"""Kernels of group norm in one launch against the reference, through the emulator."""
+"""Test kernels of group norm in one launch against the reference, through the emulator."""
 
 from __future__ import annotations
 

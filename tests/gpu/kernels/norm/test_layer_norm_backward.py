@@ -1,4 +1,4 @@
-"""Kernels of the gradients of layer and RMS norm against the reference, through the emulator."""
+"""Test kernels of the gradients of layer and RMS norm against the reference, through the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of reductions, softmax and norms against the reference, through the emulator."""
+"""Test kernels of reductions, softmax and norms against the reference, through the emulator."""
 
 from __future__ import annotations
 

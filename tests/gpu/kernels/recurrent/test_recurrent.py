@@ -1,4 +1,4 @@
-"""The kernel of recurrent layers against the reference, through the emulator."""
+"""Test the kernel of recurrent layers against the reference, through the emulator."""
 
 from __future__ import annotations
 
