@@ -94,6 +94,12 @@ def test_docstrings_do_not_open_with_a_question() -> None:
     assert not told, "\n".join(told)
 
 
+def test_parameters_have_a_noun() -> None:
+    """As in `rows: rows of a block`, because a reader of `rows: of a block` has to guess what it counts."""
+    bare = re.compile(r"^ *\w+(, \w+)*: (of|that of|those of) ", re.MULTILINE)
+    assert not [f"{where}: {found[0]}" for where, text in docstrings() for found in bare.finditer(text)]
+
+
 def test_files_of_tests_open_with_a_verb() -> None:
     texts = {
         path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in TESTS if path.stem.startswith("test_")

@@ -181,7 +181,7 @@ def layer(
 ) -> torch.Tensor:
     """Compute a layer of x[B, S, width]. It has no number, so that one compiled form computes all layers.
 
-    weights: of a norm, the products to queries, keys and values, the product from heads, a norm, and two products.
+    weights: norm, products to queries, keys and values, product from heads, norm, and the two products after it.
     cache: keys and values, [B, heads, capacity, features] each; those of x are written into it.
     places: positions of x, their cosines and sines, and the mask of `attend`; without one, queries see earlier keys.
     """

@@ -50,7 +50,7 @@ class TorchReport:
 def explain(model: Callable[..., Any], **options: Any) -> Callable[..., TorchReport]:
     """Return a function that runs a model once, compiled by fusec, and reports its graphs.
 
-    options: those of `fusec.compile_dynamic`. The call computes gradients as the model's own call would: use
+    options: options of `fusec.compile_dynamic`. The call computes gradients as the model's own call would: use
     `torch.inference_mode()` around the call to see the graphs of inference.
     """
 

@@ -40,7 +40,7 @@ class Place(NamedTuple):
 class TensorFiles:
     """Files with the data that the messages of tensors lack.
 
-    folder: that of external data; None if there is none.
+    folder: folder of external data, or None.
     own: the bytes of the model itself.
     places: the ranges of `own` that were split off.
     """

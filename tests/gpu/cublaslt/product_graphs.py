@@ -54,9 +54,9 @@ def product(
 ) -> CudnnGraph:
     """Return the graph of a product of a[batch, m, k] and b[batch, k, n].
 
-    transposed: those of a, b, c and d that are stored by columns
+    transposed: names of tensors (a, b, c, d) that are stored by columns
     apart: gap between rows of all four
-    one: those of a, b and c that are the same for the whole batch
+    one: names of operands (a, b, c) that are the same for the whole batch
     """
     batch, m, n, k = sizes
     kind = result or dtype
