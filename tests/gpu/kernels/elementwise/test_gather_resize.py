@@ -1,4 +1,4 @@
-"""Kernels of resize, gather and pad against the reference, through the emulator."""
+"""Test kernels of resize, gather and pad against the reference, through the emulator."""
 
 from __future__ import annotations
 
