@@ -89,10 +89,9 @@ def test_long_biases_are_left_alone() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("draw", [normal, masked, lowest])
-@pytest.mark.parametrize("tokens", [1, 7, 33, 49, 50, 63, 64, 197])
+@pytest.mark.parametrize("tokens", [1, 33, 49, 50, 64, 197])
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-def test_every_variant_on_a_gpu(rng: np.random.Generator, dtype: DType, tokens: int, draw: Draw) -> None:
+def test_every_variant_on_a_gpu(rng: np.random.Generator, dtype: DType, tokens: int) -> None:
     pytest.importorskip("cupy")
     from fusec.gpu.launch.kernel_launcher import Launcher
 
@@ -100,9 +99,10 @@ def test_every_variant_on_a_gpu(rng: np.random.Generator, dtype: DType, tokens: 
     case = attended(dtype, (20, 3, 3), (tokens, tokens), (32, 32), Attention(0.2), bias=shape)
     kernel = case.kernel
     assert kernel is not None
-    case.draw, launcher = draw, Launcher()
+    launcher = Launcher()
     launcher.compile(each_way(kernel))
-    arrays = case.arrays(rng)
-    want = case.reference(arrays)
-    for way in each_way(kernel):
-        assert_same(case, on_the_device(launcher, way, arrays, case.outputs), want)
+    for case.draw in (normal, masked, lowest):
+        arrays = case.arrays(rng)
+        want = case.reference(arrays)
+        for way in each_way(kernel):
+            assert_same(case, on_the_device(launcher, way, arrays, case.outputs), want)
