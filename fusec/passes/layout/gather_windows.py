@@ -2,11 +2,13 @@
 
 Transformers with shifted windows roll an image along two dims, and cut it into windows. An exporter writes a roll as
 two slices and a concat. As separate steps, each dim takes a copy, and windows one more, of queries, keys and values.
+Where four neighbouring patches become one, four slices are joined.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,27 +24,29 @@ _MOST_ROWS = 1 << 20  # of the table of indices
 
 @local("concat", "reshape", "transpose", equation="reshape(transpose(reshape(roll(x)))) = reshape(gather(rows of x))")
 def _gather_once(graph: Graph, node: Node) -> Value | None:
-    """Replace the last of several ops that move rows, of which one or more are rolls, by a gather."""
+    """Replace the last of several ops that move rows by a gather, if they join slices, or cut windows for attention."""
     end = node.result
     if _is_moved_again(end):
         raise NoMatch("moved again by the next op", end)
     chain = _chain(node)
+    has_slices = any(isinstance(each.op, Concat) for each in chain)
+    if not has_slices and not (any(isinstance(each.op, Transpose) for each in chain) and _feeds_attention(end)):
+        raise NoMatch("no slices to join, and no windows of attention", end)
     x = _moved(chain[0])
     assert x is not None
     rows, width = x.type.size // x.type.shape[-1], x.type.shape[-1]
+    if rows > _MOST_ROWS:
+        raise NoMatch("a large table of indices", end)
     places = np.arange(rows).reshape(*x.type.shape[:-1], 1)
     for each in chain:
         places = _applied(each, places)
-    rolls = any(isinstance(each.op, Concat) for each in chain)
-    if not rolls and (_has_strides(places[..., 0]) or not _feeds_attention(end)):
-        raise NoMatch("no roll, and no windows of attention", end)
+    if not has_slices and _has_strides(places[..., 0]):
+        raise NoMatch("read by strides, without a copy", end)
     order = places.reshape(-1)
     images = math.gcd(x.type.shape[0], end.type.shape[0]) if x.type.rank > 2 else 1
     own = rows // images
     if (order.reshape(images, own) != order[:own] + own * np.arange(images)[:, None]).any():
         images, own = 1, rows
-    if own > _MOST_ROWS:
-        raise NoMatch("a large table of indices", end)
     table = graph.constant(order[:own].astype(DType.I32.numpy), before=node)
     flat = graph.add(Reshape((images, own, width)), x, before=node)
     return graph.add(Reshape(end.type.shape), graph.add(Gather(1), flat, table, before=node), before=node)
@@ -55,56 +59,58 @@ def _chain(node: Node) -> list[Node]:
         x = _moved(found[0])
         if x is None:
             raise NoMatch("moves more than rows", node.result)
-        if x.node is None or not _is_joined(found[0], x) or _moved(x.node) is None:
+        if x.node is None or not _is_joined(found[0], x) or _moved(x.node) is None or _joins_rows(x.node):
             return found
         found.insert(0, x.node)
 
 
 def _is_joined(mover: Node, x: Value) -> bool:
-    """Tell if an op alone reads what it moves; a roll does so by two slices."""
-    return len(x.users) == (2 if isinstance(mover.op, Concat) else 1)
+    """Tell if an op alone reads what it moves; a concat does so by its slices."""
+    return len(x.users) == (len(mover.operands) if isinstance(mover.op, Concat) else 1)
+
+
+def _joins_rows(node: Node) -> bool:
+    """Tell if an op makes longer rows of several."""
+    return isinstance(node.op, Concat) and node.op.axis % node.result.type.rank == node.result.type.rank - 1
 
 
 def _is_moved_again(x: Value) -> bool:
     """Tell if one op alone reads a value and moves its rows."""
     (user, *_) = x.users or (None,)
-    if user is not None and isinstance(user.op, Slice) and user.result.users:
+    if user is None or (x.node is not None and _joins_rows(x.node)):
+        return False
+    if isinstance(user.op, Slice) and user.result.users:
         user = user.result.users[0]
-    return user is not None and bool(user.results) and _moved(user) is x and _is_joined(user, x)
+    return bool(user.results) and _moved(user) is x and _is_joined(user, x)
 
 
 def _moved(node: Node) -> Value | None:
     """Return what an op moves by whole rows; None for other ops."""
     result = node.results[0]
-    x = _rolled(node) if isinstance(node.op, Concat) else node.operands[0] if node.operands else None
+    if isinstance(node.op, Concat):
+        x = _sliced(node)
+    else:
+        x = node.operands[0] if isinstance(node.op, (Reshape, Transpose)) else None
     if x is None or x.literal is not None or x.type.order or result.type.order or not x.type.size:
         return None
     if x.type.rank < 2 or result.type.rank < 2 or x.type.shape[-1] % _WHOLE_ROW:
         return None
     if isinstance(node.op, Transpose):
         return x if node.op.perm[-1] == x.type.rank - 1 else None
-    if isinstance(node.op, Reshape):
-        return x if x.type.shape[-1] == result.type.shape[-1] else None
-    return x if isinstance(node.op, Concat) else None
+    return x if _joins_rows(node) or x.type.shape[-1] == result.type.shape[-1] else None
 
 
-def _rolled(node: Node) -> Value | None:
-    """Return what two slices and a concat roll along a dim other than the last; None for other concats."""
-    op, pieces = node.op, [value.node for value in node.operands]
-    assert isinstance(op, Concat)
-    axis = op.axis % node.result.type.rank
-    if len(pieces) != 2 or axis == node.result.type.rank - 1:
+def _sliced(node: Node) -> Value | None:
+    """Return the value whose rows several slices read for a concat, each row once; None for other concats."""
+    slices = [value.node for value in node.operands]
+    x = slices[0].operands[0] if slices[0] is not None and slices[0].operands else None
+    if x is None or len(slices) < 2 or x.type.size != node.result.type.size or x.type.rank != node.result.type.rank:
         return None
-    first, second = pieces
-    if first is None or second is None or not isinstance(first.op, Slice) or not isinstance(second.op, Slice):
-        return None
-    (x,), shape = first.operands, node.result.type.shape
-    if second.operands[0] is not x or x.type.shape != shape or len(first.result.users) + len(second.result.users) != 2:
-        return None
-    start = second.op.sizes[axis]
-    starts = tuple(start if d == axis else 0 for d in range(len(shape)))
-    if first.op.starts != starts or any(second.op.starts) or {*first.op.steps, *second.op.steps} != {1}:
-        return None
+    for each in slices:
+        if each is None or not isinstance(each.op, Slice) or each.operands[0] is not x or len(each.result.users) != 1:
+            return None
+        if each.op.sizes[-1] != x.type.shape[-1] or each.op.steps[-1] != 1:
+            return None
     return x
 
 
@@ -115,9 +121,10 @@ def _applied(node: Node, places: np.ndarray) -> np.ndarray:
         return places.transpose(op.perm)
     if isinstance(op, Reshape):
         return places.reshape(*op.shape[:-1], 1)
-    assert isinstance(op, Concat) and node.operands[1].node is not None
-    axis, last = op.axis % places.ndim, node.operands[1].type.shape
-    return np.roll(places, -last[axis], axis)
+    slices = [value.node.op for value in node.operands if value.node is not None and isinstance(value.node.op, Slice)]
+    assert isinstance(op, Concat)
+    parts = [replace(each, starts=(*each.starts[:-1], 0), sizes=(*each.sizes[:-1], 1)) for each in slices]
+    return np.concatenate([part.reference(np, places)[0] for part in parts], axis=op.axis)
 
 
 def _has_strides(places: np.ndarray) -> bool:

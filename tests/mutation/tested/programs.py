@@ -110,12 +110,12 @@ PROGRAMS: tuple[Mutant, ...] = (
         "passes/partition/test_concat_in_place.py",
     ),
     _m(
-        "rolled_backwards",
+        "sliced_from_the_first_row",
         "gather_windows",
         "passes/layout/gather_windows.py",
-        "return np.roll(places, -last[axis], axis)",
-        "return np.roll(places, last[axis], axis)",
-        "windows are rolled the other way",
+        "starts=(*each.starts[:-1], 0)",
+        "starts=(0,) * len(each.starts)",
+        "each slice begins at the first row",
         "passes/test_cases.py",
     ),
     _m(
