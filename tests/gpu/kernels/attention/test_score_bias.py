@@ -54,7 +54,7 @@ def masked(rng: np.random.Generator, type: TensorType) -> np.ndarray:
 
 
 def lowest(rng: np.random.Generator, type: TensorType) -> np.ndarray:
-    """Normal numbers; in a bias, zeros and a number far below any score, which also begins rows, and fills the second."""
+    """Normal numbers; in a bias, zeros and a number far below any score, which begins rows and fills the second one."""
     array = rng.standard_normal(type.shape)
     if type.shape[-1] == 49:
         least = {F16: -1e4, BF16: -3.3895e38}[type.dtype]
