@@ -124,7 +124,8 @@ def split_causal(make: Maker, bias: Value | None) -> tuple[Value | None, bool, b
     if bias is None or array is None:
         return bias, False, False
     least_number = lowest(bias)
-    wide = np.atleast_2d(array.astype(np.float64))
+    # Not as fp64, because copies of a mask for each window take long.
+    wide = np.atleast_2d(array if array.dtype.itemsize >= 4 else array.astype(np.float32))
     hidden = wide <= least_number
     if hidden.all(axis=-1).any() or np.isnan(wide).any():
         return bias, False, False
