@@ -141,16 +141,18 @@ FRAGMENT(weigh) {
   }
   MOVE_WHOLE
   u32 power[TILES][STEP / 8][2];
-  RAISE
   u32 bits = 0u;
-  #pragma unroll
-  for (int a = 0; a < TILES; ++a)
+  if (!IS_ONE_STEP) {
+    RAISE
     #pragma unroll
-    for (int n = 0; n < STEP / 8; ++n)
+    for (int a = 0; a < TILES; ++a)
       #pragma unroll
-      for (int h = 0; h < 2; ++h) bits |= power[a][n][h];
+      for (int n = 0; n < STEP / 8; ++n)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) bits |= power[a][n][h];
+  }
   // Numbers from 2 on, and NaN, have the highest bit of the exponent, in either type.
-  if (any_of_warp(fresh || (bits & 0x40004000u) != 0u)) {
+  if (IS_ONE_STEP || any_of_warp(fresh || (bits & 0x40004000u) != 0u)) {
     bool nothing = false;
     #pragma unroll
     for (int a = 0; a < TILES; ++a)
@@ -170,14 +172,16 @@ FRAGMENT(weigh) {
         RAISE_OFFSET
         // A row that begins has no sums yet. A low first score may overflow, and zero times infinity would be NaN.
         const float less = begins ? 1.0f : quick_exp2(-more);
-        #pragma unroll
-        for (int e = 0; e < 2; ++e) WEIGHT[h * 2 + e] *= less;
-        #pragma unroll
-        for (int b = 0; b < VALUE_OCTETS; ++b)
+        if (!IS_ONE_STEP) {
           #pragma unroll
-          for (int e = 0; e < 2; ++e) sums[a][b][h * 2 + e] *= less;
+          for (int e = 0; e < 2; ++e) WEIGHT[h * 2 + e] *= less;
+          #pragma unroll
+          for (int b = 0; b < VALUE_OCTETS; ++b)
+            #pragma unroll
+            for (int e = 0; e < 2; ++e) sums[a][b][h * 2 + e] *= less;
+        }
       }
-    fresh = any_of_warp(nothing);
+    fresh = !IS_ONE_STEP && any_of_warp(nothing);
     RAISE
   }
 }

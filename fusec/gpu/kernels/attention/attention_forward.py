@@ -31,6 +31,7 @@ VARIANTS = (
     AttentionTiling(16, 1, 128, 64, 1, grouped=True),
 )
 SHORT = 256  # queries, and keys
+ONE_STEP = 64  # keys whose scores registers hold together
 RESIDENT_WARPS = 26  # of a multiprocessor: with more, registers are spilled
 
 
@@ -54,16 +55,18 @@ def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
 def tilings_of(queries: int, keys: int) -> tuple[AttentionTiling, ...]:
     """Return the tilings to time. Those of short sequences have no more warps than the queries of a head fill.
 
-    They copy all keys in one round, or in two.
+    They copy all keys in one round, or in two. One of them scores few keys in one step, and so looks for the largest
+    score of a row once.
     """
     if max(queries, keys) > SHORT:
         return VARIANTS
     tiles, all_keys, half = ceil_div(queries, 16), ceil_div(keys, 16) * 16, ceil_div(keys, 32) * 16
     pairs, resident = ceil_div(tiles, 2), max(1, RESIDENT_WARPS // tiles)
+    one_step = AttentionTiling(tiles, 1, all_keys, all_keys, resident)
     each, blocks = (2, 12 // pairs) if pairs <= 4 else (1, 3)
     return (
         AttentionTiling(tiles, 1, all_keys, 16, resident),
-        AttentionTiling(tiles, 1, half, 16, resident),
+        one_step if all_keys <= ONE_STEP else AttentionTiling(tiles, 1, half, 16, resident),
         AttentionTiling(pairs, each, all_keys, 16, blocks),
     )
 
@@ -193,7 +196,10 @@ class AttentionSource:
         )
         scale = f"{self.op.scale * math.log2(math.e)!r}f"
         added = without_bias(cuda, scale) if self.bias is None else self.bias.holes(cuda, scale)
-        weigh = cuda.bind(**added)("weigh", LAST_ROUND=keys // tiling.keys, RAISE=cuda("raise"))
+        is_one_step = tiles.rounds == 1 and tiling.keys == tiling.step
+        weigh = cuda.bind(**added)(
+            "weigh", IS_ONE_STEP=c_bool(is_one_step), LAST_ROUND=keys // tiling.keys, RAISE=cuda("raise")
+        )
         lines = cuda(
             "kernel",
             BLOCK_COORDINATES=self._block(blocks),

@@ -179,6 +179,7 @@ def test_blocks_have_as_many_warps_as_queries_fill() -> None:
         assert {t.queries for t in tilings} == queries
         assert all(2 * t.keys >= length for t in tilings)
         assert any(t.keys >= length for t in tilings)
+        assert any(t.step == t.keys for t in tilings) == (length <= 64)
     assert tilings_of(64, 257) == tilings_of(257, 64) == tilings_of(4096, 4096)
 
 
