@@ -13,6 +13,7 @@ from gpu.kernels.attention.test_attention_backward import backward_cases
 from gpu.kernels.attention.test_attention_forward import attention_cases
 from gpu.kernels.attention.test_cached_attention import cached_cases
 from gpu.kernels.attention.test_rotary import cases as rotary_cases
+from gpu.kernels.attention.test_score_bias import bias_cases
 from gpu.kernels.attention.test_streamed_attention import streamed_cases as streamed_attentions
 from gpu.kernels.attention.test_write_rows import cases as row_write_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
@@ -85,6 +86,7 @@ def shaped_cases() -> list[Case]:
         *normed(),
         *surrounded(),
         *attention_cases(),
+        *bias_cases(),
         *backward_cases(),
         *cached_cases(),
         *channel_cases(),
