@@ -238,10 +238,21 @@ class Grower:
             stack = [i]
             while stack and len(inside) <= MAX_POINTWISE:
                 for p in self.wiring.preds[stack.pop()]:
-                    if p in inside or self.owned[p] or not self._feeds_only(p, inside) or not self._joins(p, kind):
+                    joins = self._joins(p, kind) or self._is_scaled_row(p, kind)
+                    if p in inside or self.owned[p] or not joins or not self._feeds_only(p, inside):
                         continue
                     if self._take(candidate, inside, p):
                         stack.append(p)
+
+    def _is_scaled_row(self, i: int, kind: TensorType) -> bool:
+        """Tell if a node multiplies a constant of one number per column by one number, as terms of zero points do."""
+        size, columns = self.type[i].size, kind.shape[-1]
+        return (
+            self.free[i]
+            and self.wiring.nodes[i].op.name == "mul"
+            and 1 < size == columns == self.type[i].shape[-1]
+            and all(v.type.size == 1 or v.literal is not None for v in self.wiring.nodes[i].operands)
+        )
 
     def _sibling(self, candidate: Candidate, anchor: int) -> None:
         """Add another matmul of the same rows that only the epilogue reads, such as the gate of a SwiGLU.
