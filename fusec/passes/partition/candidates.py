@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from fusec.ir import BYTES, DType, Node, Op, TensorType, Value
+from fusec.ir import BYTES, HALVES, DType, Node, Op, TensorType, Value
 from fusec.lower_cudnn import WITHOUT
 from fusec.ops import (
     ATTENTION_OPS,
@@ -29,6 +29,7 @@ from fusec.ops import (
     Split,
 )
 from fusec.passes.partition.convexity import Condensation, Wiring
+from fusec.passes.rewriting.value_facts import has_extremes
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import inputs_of, outputs_of
 
@@ -90,7 +91,7 @@ class Grower:
         nodes, owned = self.wiring.nodes, list[bool]()
         for i in range(len(nodes)):
             fed = (p for p in self.wiring.preds[i] if self.type[p].shape == self.type[i].shape)
-            stored = self._reads_bytes(i)  # the step before stores them, so that another may begin here
+            stored = self._widens_stored(i)  # the step before stores them, so that another may begin here
             owned.append(
                 not stored
                 and self.pointwise[i]
@@ -98,10 +99,16 @@ class Grower:
             )
         return owned
 
-    def _reads_bytes(self, i: int) -> bool:
-        """Tell if a node makes floats of 8-bit integers, which are rounded only where they are stored."""
+    def _widens_stored(self, i: int) -> bool:
+        """Tell if a node casts what is stored anyway, so that its reader casts instead of a second tensor in memory.
+
+        Such are 8-bit integers, which are rounded only where they are stored, and 16 bits whose range is computed.
+        """
         node = self.wiring.nodes[i]
-        return isinstance(node.op, Cast) and node.operands[0].type.dtype in BYTES
+        if not isinstance(node.op, Cast):
+            return False
+        (x,) = node.operands
+        return x.type.dtype in BYTES or (x.type.dtype in HALVES and has_extremes(x))
 
     def reset(self, condensation: Condensation, free: list[bool]) -> None:
         """Start again with no node merged."""
@@ -211,7 +218,9 @@ class Grower:
         kind = self.type[anchor]
 
         def joins(i: int) -> bool:
-            return self._joins(i, kind) and not self._reads_bytes(i) and not self._is_recomputation(i, candidate.nodes)
+            return (
+                self._joins(i, kind) and not self._widens_stored(i) and not self._is_recomputation(i, candidate.nodes)
+            )
 
         self._grow(candidate, self.wiring.succs.__getitem__, joins)
 
