@@ -67,7 +67,7 @@ def feeds_only_attention(value: Value) -> bool:
 
 
 def _are_rows_of_step(value: Value, most: int) -> bool:
-    """Tell if at most so many rows go to attention or to the cache of a decoder, perhaps through a rotary op."""
+    """Tell if at most `most` rows go to attention or to the cache of a decoder, perhaps through a rotary op."""
     return value.type.size <= most * value.type.shape[-1] and _feeds_step(value)
 
 

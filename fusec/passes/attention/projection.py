@@ -26,8 +26,8 @@ class Projection:
     """A product by a constant, perhaps a constant bias, and the value that then goes to attention.
 
     weights: the matrix; of a product with packed weights its codes, scales and zero points.
-    scale: of the sums of a product of 8-bit numbers, which are scaled in fp32 before the bias.
-    term: of a zero point, which is subtracted from the sums before.
+    scale: factor of the sums of a product of 8-bit numbers, in fp32, before the bias.
+    term: term of a zero point, which is subtracted from the sums before.
     """
 
     product: Node
