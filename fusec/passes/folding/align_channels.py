@@ -21,8 +21,8 @@ from fusec.passes.rewriting.rewriter import erase_unused
 from fusec.passes.rewriting.value_facts import small_constant
 
 _TOGETHER = 8  # channels that a tensor core reads together
-_MOST_GROWTH = 1.5  # of an image: few channels cost more bytes than the tensor cores save
-_ENOUGH_PIXELS = 1 << 12  # of all images of a batch: smaller ones take a launch's time, however many channels they have
+_ENOUGH_CHANNELS = 9  # fewer have kernels of their own
+_ENOUGH_PIXELS = 32  # of an image: products of one pixel, as in squeeze-and-excitation, have a kernel of their own
 
 
 class AlignChannels(Pass):
@@ -32,7 +32,7 @@ class AlignChannels(Pass):
 
     def run(self, graph: Graph, options: Options) -> None:
         regions = _regions(graph)
-        chosen = {value for region in regions if _pays(region, graph) for value in region}
+        chosen = {value for region in regions if _pays(region) for value in region}
         if chosen:
             _pad(graph, chosen)
 
@@ -54,7 +54,7 @@ def _regions(graph: Graph) -> list[set[Value]]:
 def _is_unaligned(type: TensorType) -> bool:
     if type.rank < 3 or type.dtype not in HALVES or not type.size:
         return False
-    return type.shape[1] < _aligned(type.shape[1]) <= _MOST_GROWTH * type.shape[1]
+    return type.shape[1] >= _ENOUGH_CHANNELS and type.shape[1] % _TOGETHER != 0
 
 
 def _aligned(channels: int) -> int:
@@ -92,9 +92,9 @@ def _channel_axis(value: Value, result: TensorType) -> int | None:
     return axis if axis >= 0 and value.type.shape[axis] == result.shape[1] else None
 
 
-def _pays(region: set[Value], graph: Graph) -> bool:
+def _pays(region: set[Value]) -> bool:
     """Tell if enough convolutions write and read a region. A kernel copies what others read without the padding."""
-    pixels = max(math.prod(v.type.shape) // v.type.shape[1] for v in region)
+    pixels = max(math.prod(v.type.shape[2:]) for v in region)
     writers = sum(isinstance(v.node.op, Conv) for v in region if v.node is not None)
     readers = {user for v in region for user in v.users if _has_constant_filters(user) and user.operands[0] is v}
     copies = sum(any(True for _ in _other_uses(v, region)) for v in region)

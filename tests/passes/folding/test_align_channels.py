@@ -17,6 +17,7 @@ MODULE = "fusec.passes.folding.align_channels"
 def test_random_graphs_keep_their_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{MODULE}.HALVES", frozenset({DType.F64}))
     monkeypatch.setattr(f"{MODULE}._TOGETHER", 3)
+    monkeypatch.setattr(f"{MODULE}._ENOUGH_CHANNELS", 1)
     monkeypatch.setattr(f"{MODULE}._pays", lambda *_: True)
     padded = 0
     for seed in range(100):
