@@ -1,4 +1,4 @@
-"""Every kernel's source compiles for every GPU fusec knows, without a GPU; and, on one, computes what it should."""
+"""Test that every kernel's source compiles for every target, without a GPU, and that a GPU computes it right."""
 
 from __future__ import annotations
 

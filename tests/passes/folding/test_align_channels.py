@@ -1,4 +1,4 @@
-"""Padded channels keep the meaning of random graphs, in which four channels become six."""
+"""Test that padded channels keep the meaning of random graphs, in which four channels become six."""
 
 from __future__ import annotations
 

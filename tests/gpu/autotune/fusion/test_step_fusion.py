@@ -95,7 +95,7 @@ def test_the_kernel_of_a_batch_norm_in_training_runs_the_ops_around_it() -> None
 
 
 def test_the_kernel_of_a_layer_norm_gradient_adds_the_residual_gradient() -> None:
-    """Rather than in front of the sum for a bias, which cuDNN takes here."""
+    """The sum is not fused into the reduction for a bias, because cuDNN runs that reduction here."""
     check(
         """graph "g" (%d: f32[6,40], %x: f32[6,40], %s: f32[40], %z: f32[6,40]) {
   %e, %p, %q = layer_norm_backward(%d, %x, %s) : f32[6,40], f32[40], f32[40]

@@ -1,4 +1,4 @@
-"""Kernels of grouped convolutions along one dim against the reference, through the emulator."""
+"""Test kernels of grouped convolutions along one dim against the reference, through the emulator."""
 
 from __future__ import annotations
 

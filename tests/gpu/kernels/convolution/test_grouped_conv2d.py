@@ -1,4 +1,4 @@
-"""Kernels of grouped convolutions of images against the reference, through the emulator."""
+"""Test kernels of grouped convolutions of images against the reference, through the emulator."""
 
 from __future__ import annotations
 
