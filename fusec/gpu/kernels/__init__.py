@@ -15,7 +15,6 @@ from fusec.gpu.kernels.convolution import (
     depthwise,
     few_filters,
     grouped_conv1d,
-    grouped_conv2d,
     resident_filters,
     split_k,
     squeeze_excite,
@@ -58,7 +57,6 @@ FAMILIES: tuple[Family, ...] = (
     few_channels.few_channels,  # before gathers, because one would run the pad to four channels alone
     few_filters.few_filters,
     grouped_conv1d.grouped_conv1d,
-    grouped_conv2d.grouped_conv2d,
     gather_resize.gather_resize,
     grid_sample.grid_sample,
     roi_align.roi_align,
