@@ -180,8 +180,12 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
 
     def shared_pack(self, start: int, number: str, value: Value) -> str:
         """Return a thread's place in shared memory, in pack `number` of each thread from byte `start` on."""
+        return self.shared_place(start, number, self._pack(value))
+
+    def shared_place(self, start: int, number: str, c_type: str) -> str:
+        """Return such a place of another type."""
         block = self.sums.block
-        return f"reinterpret_cast<{self._pack(value)}*>(kept + {start}u)[({number}) * {block}u + threadIdx.x]"
+        return f"reinterpret_cast<{c_type}*>(kept + {start}u)[({number}) * {block}u + threadIdx.x]"
 
     def _first_pass(self, caching: list[str], bare: list[str]) -> list[str]:
         """Generate the first pass. The last turn comes first, and not all threads have it.
