@@ -5,13 +5,13 @@ FRAGMENT(place) {
   __shared__ KIND factors[FACTORS];
   RESIDENT(kept);
   const u32 t = threadIdx.x / LANESu, lane = threadIdx.x % LANESu;
-  const u32 group = blockIdx.x % BLOCKSu * LANESu + lane;
-  const u32 chunk = blockIdx.x / BLOCKSu, first = chunk * THREADSu + t;
+  const u32 team = TEAM, chunk = CHUNK, first = chunk * THREADSu + t;
+  const u32 group = team * LANESu + lane;
   const bool live = group < GROUPSu;
   const u32 at = live ? group : LAST_GROUPu;
 }
 
-// Merge the sums of threads within warps, then of warps. Chunks of a channel are neighbours, because they are read together.
+// Merge the sums of threads within warps.
 FRAGMENT(merge_warps) {
   #pragma unroll
   for (int s = 16; s >= LANES; s /= 2) {
@@ -28,12 +28,21 @@ FRAGMENT(merge_warps) {
       if (threadIdx.x < 32u) centres[lane * WIDTHu + w] = around[w];
     }
   __syncthreads();
+}
+
+// The sums of the block's channel `i`, from those of its warps.
+FRAGMENT(block_sums) {
+  KIND sum0 = KIND(0), sum1 = KIND(0);
+  #pragma unroll
+  for (u32 k = 0; k < WARPSu; ++k) { sum0 += sums[k][i]; sum1 += sums[WARPSu + k][i]; }
+  STATISTICS
+}
+
+// Chunks of a channel are neighbours, because they are read together.
+FRAGMENT(store_sums) {
   for (u32 i = threadIdx.x; i < OWNu; i += BLOCKu) {
-    KIND sum0 = KIND(0), sum1 = KIND(0);
-    #pragma unroll
-    for (u32 k = 0; k < WARPSu; ++k) { sum0 += sums[k][i]; sum1 += sums[WARPSu + k][i]; }
-    STATISTICS
-    const u32 c = blockIdx.x % BLOCKSu * OWNu + i;
+    MERGE_WARPS
+    const u32 c = team * OWNu + i;
     if (c < CHANNELSu) {
       SCRATCH[(0u + c) * CHUNKSu + chunk] = sum0;
       SCRATCH[(CHANNELSu + c) * CHUNKSu + chunk] = sum1;
@@ -47,7 +56,7 @@ FRAGMENT(each_channel) {
   for (u32 round = 0; round < ROUNDSu; ++round) {
     const u32 s0 = threadIdx.x % EACHu, spot = round * SPOTSu + threadIdx.x / EACHu;
     const u32 place = spot < OWNu ? spot : LAST_OWNu;
-    const u32 wanted = blockIdx.x % BLOCKSu * OWNu + place;
+    const u32 wanted = team * OWNu + place;
     const bool real = spot < OWNu && wanted < CHANNELSu;
     const u32 c = real ? wanted : LAST_CHANNELu;
     BODY

@@ -122,15 +122,27 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         return (replace(launch, resident_bytes=self.resident_bytes, cooperative=plan.chunks > 1),)
 
     @property
+    def first_byte(self) -> int:
+        """Place of the elements in dynamic shared memory."""
+        return 0
+
+    @property
     def resident_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         return self.resident * self._turn_bytes
 
+    @property
+    def numbers(self) -> tuple[str, str]:
+        """The number of a block's channels, and of its rows, as C."""
+        return f"blockIdx.x % {self.sums.blocks}u", f"blockIdx.x / {self.sums.blocks}u"
+
     def place(self) -> list[str]:
         """Generate a thread's place."""
-        plan = self.sums
+        plan, (team, chunk) = self.sums, self.numbers
         lines = self._resident_cuda(
             "place",
+            TEAM=team,
+            CHUNK=chunk,
             WARP_SUMS=2 * plan.block // 32,
             FACTORS=self.factors * self._own,
             THREADS=plan.threads,
@@ -155,9 +167,17 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         return lines + self._first_pass(code.lines(), bare)
 
     def store_sums(self, arguments: Arguments) -> list[str]:
-        scratch, size = arguments.scratch(self.kind), f"{self.kind}({self._rows('chunk')})"
+        scratch = arguments.scratch(self.kind)
+        return [
+            *self._resident_cuda("merge_warps", WARPS=self.sums.block // 32),
+            *self._resident_cuda("store_sums", MERGE_WARPS=self.block_sums(), SCRATCH=scratch),
+        ]
+
+    def block_sums(self) -> list[str]:
+        """Generate the sums of the block's channel `i`."""
+        size = f"{self.kind}({self._rows('chunk')})"
         statistics = self.chunk_statistics("sum0", "sum1", "centres[i]", size)
-        return self._resident_cuda("merge_warps", WARPS=self.sums.block // 32, STATISTICS=statistics, SCRATCH=scratch)
+        return self._resident_cuda("block_sums", WARPS=self.sums.block // 32, STATISTICS=statistics)
 
     def _rows(self, chunk: str) -> str:
         """Return the number of rows of a chunk."""
@@ -185,7 +205,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     def shared_place(self, start: int, number: str, c_type: str) -> str:
         """Return such a place of another type."""
         block = self.sums.block
-        return f"reinterpret_cast<{c_type}*>(kept + {start}u)[({number}) * {block}u + threadIdx.x]"
+        return f"reinterpret_cast<{c_type}*>(kept + {self.first_byte + start}u)[({number}) * {block}u + threadIdx.x]"
 
     def _first_pass(self, caching: list[str], bare: list[str]) -> list[str]:
         """Generate the first pass. The last turn comes first, and not all threads have it.
@@ -237,19 +257,22 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             body.append(f"parameter{number}[round] = wide({arguments.read(value)}[c]);")
         return [*lines, *self._each_channel(body)]
 
-    def meet(self, arguments: Arguments) -> list[str]:
+    def wait_for_parameters(self) -> list[str]:
+        """Hold the parameters in registers from here on."""
         pins = [f"pin(parameter{number}[round]);" for number, _ in enumerate(self.step.parameters)]
-        each = self._resident_cuda("each_round", ROUNDS=self._rounds, BODY=pins)
-        team = f"blockIdx.x % {self.sums.blocks}u"
-        return [*each, *meet_at_counter(arguments, self.sums.blocks, team, self.sums.chunks, "chunk")]
+        return self._resident_cuda("each_round", ROUNDS=self._rounds, BODY=pins)
+
+    def meet(self, arguments: Arguments) -> list[str]:
+        return [
+            *self.wait_for_parameters(),
+            *meet_at_counter(arguments, self.sums.blocks, "team", self.sums.chunks, "chunk"),
+        ]
 
     def merge_sums(self, arguments: Arguments) -> list[str]:
-        plan, kind, step, each = self.sums, self.kind, self.step, self._each
-        channels, chunks, pointer = self.channels, plan.chunks, arguments.scratch(kind)
-        places = (f"c * {chunks}u", f"({channels}u + c) * {chunks}u")
-        parts = (f"across({pointer} + {places[0]} + s)", f"across({pointer} + {places[1]} + s)")
+        kind, step, each, channels, chunks = self.kind, self.step, self._each, self.channels, self.sums.chunks
         turns = f"for (u32 s = s0; s < {chunks}u; s += {each}u)"
-        size, around = f"{kind}({self._rows('s')})", f"across({pointer} + {places[0]})"
+        parts, around = self.chunk_sums(arguments, "s"), self.chunk_sums(arguments, "0u")[0]
+        size = f"{kind}({self._rows('s')})"
         merge = self.merge_loop(turns, size, around, parts, min(MERGED, ceil_div(chunks, each)))
         code = PointwiseCode(Space((channels,), ("c",)), arguments, "p")
         code.known |= {value: f"parameter{number}[round]" for number, value in enumerate(step.parameters)}
@@ -262,6 +285,12 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             code.body += ["if (chunk == 0u && real) {", *small.lines(), "}"]
         body = self._resident_cuda("merge_chunks", MERGE=merge, FINISH=code.lines())
         return [*self._each_channel(body), "__syncthreads();"]
+
+    def chunk_sums(self, arguments: Arguments, chunk: str) -> tuple[str, str]:
+        """Return the two sums of a chunk of channel `c`, number `place` of the block, as C. chunk: its number, as C."""
+        chunks, pointer = self.sums.chunks, arguments.scratch(self.kind)
+        places = (f"c * {chunks}u", f"({self.channels}u + c) * {chunks}u")
+        return f"across({pointer} + {places[0]} + {chunk})", f"across({pointer} + {places[1]} + {chunk})"
 
     def write_elements(self, arguments: Arguments) -> list[str]:
         """Generate the second pass.
