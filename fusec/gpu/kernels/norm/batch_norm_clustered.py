@@ -1,7 +1,7 @@
 """Generate batch norm in one launch whose blocks exchange their sums within clusters.
 
-A cluster has all rows of a few channels. Its blocks write into each other's shared memory, which is faster than a barrier
-in memory and sums that are read from there. Such a launch is not cooperative, so it may begin early.
+A cluster has all rows of a few channels. Its blocks write into each other's shared memory. A barrier in memory takes
+longer, and so do sums that are read from there. Such a launch is not cooperative, so it may begin early.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, Filling, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import CLUSTERS, Arguments, Launch, ceil_div
 from fusec.gpu.kernels.codegen.row_plan import RowPlan
@@ -64,7 +64,7 @@ class BatchNormClustered(BatchNormStreamed):
     def scratch_bytes(self) -> int:
         return 0
 
-    def _cluster_cuda(self, name: str, **holes: object) -> list[str]:
+    def _cluster_cuda(self, name: str, **holes: Filling) -> list[str]:
         plan = self.sums
         template: CudaTemplate = _CUDA.bind(BLOCK=plan.block, CHUNKS=plan.chunks, OWN=self._own)
         return template(name, **holes)

@@ -70,9 +70,21 @@ FRAGMENT(each_round) {
   }
 }
 
+// A thread loads the sums of several chunks before it adds any, so that it waits for memory once.
 FRAGMENT(merge_chunks) {
   KIND acc0[1] = {KIND(0)}, acc1[1] = {KIND(0)};
-  MERGE
+  CENTRE
+  #pragma unroll 1
+  for (u32 k0 = 0; k0 < PARTSu; k0 += TOGETHERu) {
+    KIND sums0[TOGETHER], sums1[TOGETHER];
+    #pragma unroll
+    for (u32 k = 0; k < TOGETHERu; ++k) {
+      const u32 number = s0 + (k0 + k) * EACHu, s = number < CHUNKSu ? number : 0u;
+      sums0[k] = FIRST;
+      sums1[k] = SECOND;
+    }
+    MERGE
+  }
   reduce_threads<BLOCK, EACH, 1, 1>(acc0, ((KIND*)0), Add());
   reduce_threads<BLOCK, EACH, 1, 1>(acc1, ((KIND*)0), Add());
   if (s0 == 0u && spot < OWNu) {

@@ -24,7 +24,7 @@ from fusec.ir import Value
 # Threads of a block, turns whose loads are issued together, and vectors of channels that a block visits together, at
 # most. Of many channels, more vectors make longer accesses to memory, and more chunks to merge.
 VARIANTS = ((512, 4, 8), (1024, 2, 8), (512, 4, 16), (512, 4, 32))
-MERGED = 16  # chunks whose sums a thread loads together
+MERGED = 24  # chunks whose sums a thread loads together, at most
 _CUDA = cuda_template(__package__, "batch_norm_resident.cuh")
 
 
@@ -270,10 +270,12 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
 
     def merge_sums(self, arguments: Arguments) -> list[str]:
         kind, step, each, channels, chunks = self.kind, self.step, self._each, self.channels, self.sums.chunks
-        turns = f"for (u32 s = s0; s < {chunks}u; s += {each}u)"
-        parts, around = self.chunk_sums(arguments, "s"), self.chunk_sums(arguments, "0u")[0]
-        size = f"{kind}({self._rows('s')})"
-        merge = self.merge_loop(turns, size, around, parts, min(MERGED, ceil_div(chunks, each)))
+        parts = ceil_div(chunks, each)
+        together = ceil_div(parts, ceil_div(parts, MERGED))
+        turns = f"for (u32 k = 0; k < {together}u; ++k) if (const u32 s = s0 + (k0 + k) * {each}u; s < {chunks}u)"
+        merge = self.merge_loop(turns, f"{kind}({self._rows('s')})", ("sums0[k]", "sums1[k]"), together)
+        centre = self.merge_centre(self.chunk_sums(arguments, "0u")[0])
+        first, second = self.chunk_sums(arguments, "s")
         code = PointwiseCode(Space((channels,), ("c",)), arguments, "p")
         code.known |= {value: f"parameter{number}[round]" for number, value in enumerate(step.parameters)}
         factors = self.forward_factors(code) if self.forward else self.backward_factors(code)
@@ -283,7 +285,8 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             small = PointwiseCode(code.space, arguments, "q", dict(code.known), dict(code.narrowed))
             small.compute(step.statistics_nodes, step.statistics)
             code.body += ["if (chunk == 0u && real) {", *small.lines(), "}"]
-        body = self._resident_cuda("merge_chunks", MERGE=merge, FINISH=code.lines())
+        holes = {"PARTS": parts, "TOGETHER": together, "FIRST": first, "SECOND": second}
+        body = self._resident_cuda("merge_chunks", CENTRE=centre, MERGE=merge, FINISH=code.lines(), **holes)
         return [*self._each_channel(body), "__syncthreads();"]
 
     def chunk_sums(self, arguments: Arguments, chunk: str) -> tuple[str, str]:
