@@ -33,12 +33,13 @@ from gpu.kernels.elementwise.test_pointwise import cast_cases, op_cases, shape_c
 from gpu.kernels.elementwise.test_relayout import among_pointwise_ops, move_cases
 from gpu.kernels.elementwise.test_scatter import scatter_cases
 from gpu.kernels.elementwise.test_unaligned_copy import random_cases as unaligned_cases
-from gpu.kernels.norm.test_batch_norm import channel_cases, surrounded_channels
+from gpu.kernels.norm.test_batch_norm import bit_masks, channel_cases, surrounded_channels
 from gpu.kernels.norm.test_group_norm import cases as group_norm_cases
 from gpu.kernels.norm.test_instance_norm import cases as instance_cases
 from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surrounded_norm_backward
 from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
+from gpu.kernels.pooling.test_pooled_norm_backward import cases as pooled_norm_cases
 from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
 from gpu.kernels.product.few_rows.test_few_rows import few_rows_cases
 from gpu.kernels.product.few_rows.test_streamed_weights import streamed_cases as streamed_products
@@ -77,6 +78,7 @@ def shaped_cases() -> list[Case]:
         *shape_cases(),
         *random_cases(),
         *random_backward_cases(),
+        *pooled_norm_cases(),
         *region_cases(),
         *suppression_cases(),
         *top_k_cases(),
@@ -89,6 +91,7 @@ def shaped_cases() -> list[Case]:
         *cached_cases(),
         *channel_cases(),
         *surrounded_channels(),
+        *bit_masks(),
         *norm_backward_cases(),
         *surrounded_norm_backward(),
         *depthwise_cases(),
