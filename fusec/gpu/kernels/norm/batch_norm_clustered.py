@@ -27,7 +27,7 @@ def plan_clusters(plan: RowPlan, threads: int, figures: GpuFigures) -> RowPlan |
 
     threads: threads of a block.
     """
-    if plan.row or plan.vector == 1 or not figures.has(CLUSTERS):
+    if plan.row or plan.vector == 1 or not figures.has(CLUSTERS) or figures.processors < CLUSTER:
         return None
     lanes = LEAST_LANES
     while ceil_div(plan.groups, lanes) * CLUSTER > figures.processors:
