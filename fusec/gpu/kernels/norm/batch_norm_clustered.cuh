@@ -1,8 +1,8 @@
 // Batch norm whose blocks form clusters, one for OWN channels. Each block sends its sums to all blocks of its cluster.
 
 FRAGMENT(cluster_memory) {
-  u64* door = reinterpret_cast<u64*>(kept);
-  float* received = reinterpret_cast<float*>(kept + DOOR_BYTES);
+  u64* door = reinterpret_cast<u64*>(memory);
+  float* received = reinterpret_cast<float*>(memory + DOOR_BYTES);
   cluster_begins(door, SENT);
 }
 

@@ -3,7 +3,7 @@
 FRAGMENT(place) {
   __shared__ KIND sums[WARP_SUMS][OWN], centres[OWN];
   __shared__ KIND factors[FACTORS];
-  RESIDENT(kept);
+  RESIDENT(memory);
   const u32 t = threadIdx.x / LANESu, lane = threadIdx.x % LANESu;
   const u32 team = TEAM, chunk = CHUNK, first = chunk * THREADSu + t;
   const u32 group = team * LANESu + lane;

@@ -205,7 +205,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     def shared_place(self, start: int, number: str, c_type: str) -> str:
         """Return such a place of another type."""
         block = self.sums.block
-        return f"reinterpret_cast<{c_type}*>(kept + {self.first_byte + start}u)[({number}) * {block}u + threadIdx.x]"
+        return f"reinterpret_cast<{c_type}*>(memory + {self.first_byte + start}u)[({number}) * {block}u + threadIdx.x]"
 
     def _first_pass(self, caching: list[str], bare: list[str]) -> list[str]:
         """Generate the first pass. The last turn comes first, and not all threads have it.

@@ -14,8 +14,9 @@ FRAGMENT(sum_windows) {
     #pragma unroll
     for (int j = 0; j < VECTOR; ++j) {
       const u32 p0 = o0 * STRIDE0u + where[j] / WIDTH - PAD0u, p1 = o1 * STRIDE1u + where[j] % WIDTH - PAD1u;
-      const float d = wide(ELEMENTS[(PLACE) + j]) - around[j];
-      const bool open = OPEN;
+      const bool inside = p0 < SIZE0u && p1 < SIZE1u;  // where all are minus infinity, the first tap may be a pad
+      const float d = (inside ? wide(ELEMENTS[(PLACE) + j]) : around[j]) - around[j];
+      const bool open = inside && (OPEN);
       const float e = open ? wide(loss.v[j]) : 0.0f;
       acc0[j] += e;
       acc1[j] += e * d;

@@ -123,7 +123,9 @@ class PooledNormBackward(BatchNormSource):
         begin = self.load_centre(arguments, "0u")
         windows = Space(dy.type.shape, ("c0", "c1", "o0", "o1"))
         sizes = [("c0", dy.type.shape[0]), ("o0", dims[0].count), ("o1", dims[1].count)]
-        numbers = {f"{name}{d}": getattr(dim, name.lower()) for d, dim in enumerate(dims) for name in ("STRIDE", "PAD")}
+        numbers = {
+            f"{name}{d}": getattr(dim, name.lower()) for d, dim in enumerate(dims) for name in ("STRIDE", "PAD", "SIZE")
+        }
         scratch = arguments.scratch("float")
         lines = self._pooled_cuda(
             "sum_windows",

@@ -61,6 +61,7 @@ def test_blocks_of_a_cluster_exchange_sums(
 def test_clusters_have_to_fill_the_gpu() -> None:
     assert has_clusters(256, 400)
     assert not has_clusters(256, 400, sm=80)  # which has no clusters
+    assert not has_clusters(256, 400, processors=4)
     assert not has_clusters(128, 400)  # its blocks would read 16 bytes at a time
     assert not has_clusters(256, 100)  # too few rows for the threads of a cluster
     assert not has_clusters(192, 400)  # of 132 multiprocessors, 96 would have work
