@@ -214,7 +214,6 @@ class Arguments:
         *,
         preamble: Sequence[str] = (),
         resident: int = 0,
-        cluster: int = 1,
     ) -> Launch:
         """Return a dependent launch, whose first statement waits for earlier ones; see `launch`.
 
@@ -226,8 +225,7 @@ class Arguments:
         begin = [f"{c_type} __restrict__ const {now} = from_here({old});" for c_type, (old, now) in pointers]
         names = dict(zip(self.names, given, strict=True))
         body = ["wait_for_launches();", *begin, *lines]
-        with_names = replace(self, names=names)
-        early = with_names.launch(name, body, grid, block, preamble=preamble, resident=resident, cluster=cluster)
+        early = replace(self, names=names).launch(name, body, grid, block, preamble=preamble, resident=resident)
         return replace(early, dependent=True)
 
     def launch(

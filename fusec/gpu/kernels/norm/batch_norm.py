@@ -15,7 +15,6 @@ from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Kernel, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate, stride_along, widest_vector
 from fusec.gpu.kernels.codegen.row_plan import Axis, RowPlan
-from fusec.gpu.kernels.norm.batch_norm_clustered import THREADS, BatchNormClustered, plan_clusters
 from fusec.gpu.kernels.norm.batch_norm_resident import VARIANTS, BatchNormResident, plan_resident
 from fusec.gpu.kernels.norm.batch_norm_source import BatchNormBySumsSource, BatchNormSource
 from fusec.gpu.kernels.norm.batch_norm_streamed import BatchNormStreamed
@@ -62,11 +61,6 @@ def batch_norm(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigu
             # measured on an H200: copies ahead are as fast as loads for small images, and faster for others
             one = streamed if streamed.exists else BatchNormResident(step, plan, plan, unrolled, figures)
             other = Kernel(name, one.launches(), one.scratch_bytes)
-            others[other.key] = other
-    for threads in () if isinstance(step.anchor.op, ChannelSums) else THREADS:
-        plan = plan_clusters(common, threads, figures)
-        if plan is not None and (clustered := BatchNormClustered(step, plan, plan, 1, figures)).exists:
-            other = Kernel(name, clustered.launches())
             others[other.key] = other
     return Kernel(name, source.launches(), source.scratch_bytes, tuple(others.values()))
 

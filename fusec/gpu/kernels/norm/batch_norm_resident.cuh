@@ -1,17 +1,18 @@
 // Batch norm in one launch. A block has OWN channels and every CHUNKS-th group of THREADS rows.
 
 FRAGMENT(place) {
-  __shared__ KIND sums[WARP_SUMS][OWN], centres[OWN];
+  __shared__ KIND sums[SUM_ROWS][OWN], centres[OWN];
   __shared__ KIND factors[FACTORS];
   RESIDENT(memory);
   const u32 t = threadIdx.x / LANESu, lane = threadIdx.x % LANESu;
-  const u32 team = TEAM, chunk = CHUNK, first = chunk * THREADSu + t;
+  const u32 team = blockIdx.x % BLOCKSu, chunk = blockIdx.x / BLOCKSu, first = chunk * THREADSu + t;
   const u32 group = team * LANESu + lane;
   const bool live = group < GROUPSu;
   const u32 at = live ? group : LAST_GROUPu;
 }
 
-// Merge the sums of threads within warps.
+// Merge the sums of threads within warps, then of warps. Sums of neighbouring channels are neighbours, because neighbouring
+// threads read them.
 FRAGMENT(merge_warps) {
   #pragma unroll
   for (int s = 16; s >= LANES; s /= 2) {
@@ -28,25 +29,13 @@ FRAGMENT(merge_warps) {
       if (threadIdx.x < 32u) centres[lane * WIDTHu + w] = around[w];
     }
   __syncthreads();
-}
-
-// The sums of the block's channel `i`, from those of its warps.
-FRAGMENT(block_sums) {
-  KIND sum0 = KIND(0), sum1 = KIND(0);
-  #pragma unroll
-  for (u32 k = 0; k < WARPSu; ++k) { sum0 += sums[k][i]; sum1 += sums[WARPSu + k][i]; }
-  STATISTICS
-}
-
-// Chunks of a channel are neighbours, because they are read together.
-FRAGMENT(store_sums) {
   for (u32 i = threadIdx.x; i < OWNu; i += BLOCKu) {
-    MERGE_WARPS
+    KIND sum0 = KIND(0), sum1 = KIND(0);
+    #pragma unroll
+    for (u32 k = 0; k < WARPSu; ++k) { sum0 += sums[k][i]; sum1 += sums[WARPSu + k][i]; }
+    STATISTICS
     const u32 c = team * OWNu + i;
-    if (c < CHANNELSu) {
-      SCRATCH[(0u + c) * CHUNKSu + chunk] = sum0;
-      SCRATCH[(CHANNELSu + c) * CHUNKSu + chunk] = sum1;
-    }
+    if (c < CHANNELSu) store_pack<KIND, 2>(SCRATCH + (chunk * CHANNELSu + c) * 2u, Pack<KIND, 2>{{sum0, sum1}});
   }
 }
 
@@ -54,7 +43,7 @@ FRAGMENT(store_sums) {
 FRAGMENT(each_channel) {
   #pragma unroll
   for (u32 round = 0; round < ROUNDSu; ++round) {
-    const u32 s0 = threadIdx.x % EACHu, spot = round * SPOTSu + threadIdx.x / EACHu;
+    const u32 s0 = threadIdx.x / SPOTSu, spot = round * SPOTSu + threadIdx.x % SPOTSu;
     const u32 place = spot < OWNu ? spot : LAST_OWNu;
     const u32 wanted = team * OWNu + place;
     const bool real = spot < OWNu && wanted < CHANNELSu;
@@ -76,18 +65,22 @@ FRAGMENT(merge_chunks) {
   CENTRE
   #pragma unroll 1
   for (u32 k0 = 0; k0 < PARTSu; k0 += TOGETHERu) {
-    KIND sums0[TOGETHER], sums1[TOGETHER];
+    Pack<KIND, 2> pairs[TOGETHER];
     #pragma unroll
     for (u32 k = 0; k < TOGETHERu; ++k) {
       const u32 number = s0 + (k0 + k) * EACHu, s = number < CHUNKSu ? number : 0u;
-      sums0[k] = FIRST;
-      sums1[k] = SECOND;
+      pairs[k] = PAIR;
     }
     MERGE
   }
-  reduce_threads<BLOCK, EACH, 1, 1>(acc0, ((KIND*)0), Add());
-  reduce_threads<BLOCK, EACH, 1, 1>(acc1, ((KIND*)0), Add());
+  if (spot < OWNu) {
+    sums[0u + s0][place] = acc0[0];
+    sums[EACHu + s0][place] = acc1[0];
+  }
+  __syncthreads();
   if (s0 == 0u && spot < OWNu) {
+    #pragma unroll
+    for (u32 k = 1; k < EACHu; ++k) { acc0[0] += sums[k][place]; acc1[0] += sums[EACHu + k][place]; }
     FINISH
   }
 }

@@ -72,8 +72,8 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
 
     @property
     def _each(self) -> int:
-        """Neighbouring threads that merge the chunks of one channel."""
-        return max(1, min(32, self.sums.block // self._own))
+        """Threads that merge the chunks of one channel."""
+        return max(1, self.sums.block // self._own)
 
     @property
     def _rounds(self) -> int:
@@ -83,8 +83,13 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     @property
     def _sum_bytes(self) -> int:
         """Shared memory for sums of warps, their centres, and the factors of channels."""
-        numbers = (2 * self.sums.block // 32 + 1 + self.factors) * self._own
+        numbers = (self._sum_rows + 1 + self.factors) * self._own
         return numbers * (8 if self.kind == "double" else 4)
+
+    @property
+    def _sum_rows(self) -> int:
+        """Rows of sums: of warps, and then of the threads that merge the chunks of a channel."""
+        return max(2 * self.sums.block // 32, 2 * self._each)
 
     @property
     def _turn_bytes(self) -> int:
@@ -122,28 +127,16 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         return (replace(launch, resident_bytes=self.resident_bytes, cooperative=plan.chunks > 1),)
 
     @property
-    def first_byte(self) -> int:
-        """Place of the elements in dynamic shared memory."""
-        return 0
-
-    @property
     def resident_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         return self.resident * self._turn_bytes
 
-    @property
-    def numbers(self) -> tuple[str, str]:
-        """The number of a block's channels, and of its rows, as C."""
-        return f"blockIdx.x % {self.sums.blocks}u", f"blockIdx.x / {self.sums.blocks}u"
-
     def place(self) -> list[str]:
         """Generate a thread's place."""
-        plan, (team, chunk) = self.sums, self.numbers
+        plan = self.sums
         lines = self._resident_cuda(
             "place",
-            TEAM=team,
-            CHUNK=chunk,
-            WARP_SUMS=2 * plan.block // 32,
+            SUM_ROWS=self._sum_rows,
             FACTORS=self.factors * self._own,
             THREADS=plan.threads,
             GROUPS=plan.groups,
@@ -167,17 +160,9 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         return lines + self._first_pass(code.lines(), bare)
 
     def store_sums(self, arguments: Arguments) -> list[str]:
-        scratch = arguments.scratch(self.kind)
-        return [
-            *self._resident_cuda("merge_warps", WARPS=self.sums.block // 32),
-            *self._resident_cuda("store_sums", MERGE_WARPS=self.block_sums(), SCRATCH=scratch),
-        ]
-
-    def block_sums(self) -> list[str]:
-        """Generate the sums of the block's channel `i`."""
-        size = f"{self.kind}({self._rows('chunk')})"
+        scratch, size = arguments.scratch(self.kind), f"{self.kind}({self._rows('chunk')})"
         statistics = self.chunk_statistics("sum0", "sum1", "centres[i]", size)
-        return self._resident_cuda("block_sums", WARPS=self.sums.block // 32, STATISTICS=statistics)
+        return self._resident_cuda("merge_warps", WARPS=self.sums.block // 32, STATISTICS=statistics, SCRATCH=scratch)
 
     def _rows(self, chunk: str) -> str:
         """Return the number of rows of a chunk."""
@@ -205,7 +190,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     def shared_place(self, start: int, number: str, c_type: str) -> str:
         """Return such a place of another type."""
         block = self.sums.block
-        return f"reinterpret_cast<{c_type}*>(memory + {self.first_byte + start}u)[({number}) * {block}u + threadIdx.x]"
+        return f"reinterpret_cast<{c_type}*>(memory + {start}u)[({number}) * {block}u + threadIdx.x]"
 
     def _first_pass(self, caching: list[str], bare: list[str]) -> list[str]:
         """Generate the first pass. The last turn comes first, and not all threads have it.
@@ -257,25 +242,18 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             body.append(f"parameter{number}[round] = wide({arguments.read(value)}[c]);")
         return [*lines, *self._each_channel(body)]
 
-    def wait_for_parameters(self) -> list[str]:
-        """Hold the parameters in registers from here on."""
-        pins = [f"pin(parameter{number}[round]);" for number, _ in enumerate(self.step.parameters)]
-        return self._resident_cuda("each_round", ROUNDS=self._rounds, BODY=pins)
-
     def meet(self, arguments: Arguments) -> list[str]:
-        return [
-            *self.wait_for_parameters(),
-            *meet_at_counter(arguments, self.sums.blocks, "team", self.sums.chunks, "chunk"),
-        ]
+        pins = [f"pin(parameter{number}[round]);" for number, _ in enumerate(self.step.parameters)]
+        each = self._resident_cuda("each_round", ROUNDS=self._rounds, BODY=pins)
+        return [*each, *meet_at_counter(arguments, self.sums.blocks, "team", self.sums.chunks, "chunk")]
 
     def merge_sums(self, arguments: Arguments) -> list[str]:
         kind, step, each, channels, chunks = self.kind, self.step, self._each, self.channels, self.sums.chunks
         parts = ceil_div(chunks, each)
         together = ceil_div(parts, ceil_div(parts, MERGED))
         turns = f"for (u32 k = 0; k < {together}u; ++k) if (const u32 s = s0 + (k0 + k) * {each}u; s < {chunks}u)"
-        merge = self.merge_loop(turns, f"{kind}({self._rows('s')})", ("sums0[k]", "sums1[k]"), together)
-        centre = self.merge_centre(self.chunk_sums(arguments, "0u")[0])
-        first, second = self.chunk_sums(arguments, "s")
+        merge = self.merge_loop(turns, f"{kind}({self._rows('s')})", ("pairs[k].v[0]", "pairs[k].v[1]"), together)
+        centre = self.merge_centre(f"across({arguments.scratch(kind)} + c * 2u)")
         code = PointwiseCode(Space((channels,), ("c",)), arguments, "p")
         code.known |= {value: f"parameter{number}[round]" for number, value in enumerate(step.parameters)}
         factors = self.forward_factors(code) if self.forward else self.backward_factors(code)
@@ -285,15 +263,16 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             small = PointwiseCode(code.space, arguments, "q", dict(code.known), dict(code.narrowed))
             small.compute(step.statistics_nodes, step.statistics)
             code.body += ["if (chunk == 0u && real) {", *small.lines(), "}"]
-        holes = {"PARTS": parts, "TOGETHER": together, "FIRST": first, "SECOND": second}
+        holes = {"PARTS": parts, "TOGETHER": together, "PAIR": self._pair(arguments, "s")}
         body = self._resident_cuda("merge_chunks", CENTRE=centre, MERGE=merge, FINISH=code.lines(), **holes)
         return [*self._each_channel(body), "__syncthreads();"]
 
-    def chunk_sums(self, arguments: Arguments, chunk: str) -> tuple[str, str]:
-        """Return the two sums of a chunk of channel `c`, number `place` of the block, as C. chunk: its number, as C."""
-        chunks, pointer = self.sums.chunks, arguments.scratch(self.kind)
-        places = (f"c * {chunks}u", f"({self.channels}u + c) * {chunks}u")
-        return f"across({pointer} + {places[0]} + {chunk})", f"across({pointer} + {places[1]} + {chunk})"
+    def _pair(self, arguments: Arguments, chunk: str) -> str:
+        """Return the two sums of a chunk of channel `c`, as C. chunk: its number, as C."""
+        place = f"{arguments.scratch(self.kind)} + ({chunk} * {self.channels}u + c) * 2u"
+        if self.kind == "float":
+            return f"across(reinterpret_cast<const Pack<float, 2>*>({place}))"
+        return f"Pack<{self.kind}, 2>{{{{across({place}), across({place} + 1u)}}}}"
 
     def write_elements(self, arguments: Arguments) -> list[str]:
         """Generate the second pass.

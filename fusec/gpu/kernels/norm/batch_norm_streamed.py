@@ -50,7 +50,7 @@ class BatchNormStreamed(BatchNormResident):
 
     @property
     def resident_bytes(self) -> int:
-        return self.first_byte + self._slots * self._turn_bytes + self._staged_bytes
+        return self._slots * self._turn_bytes + self._staged_bytes
 
     @cached_property
     def depth(self) -> int:
@@ -59,7 +59,7 @@ class BatchNormStreamed(BatchNormResident):
 
     @property
     def _slots(self) -> int:
-        room = self.figures.dynamic_bytes - self._sum_bytes - self._staged_bytes - self.first_byte
+        room = self.figures.dynamic_bytes - self._sum_bytes - self._staged_bytes
         return max(0, min(self.turns, room // self._turn_bytes))
 
     @property

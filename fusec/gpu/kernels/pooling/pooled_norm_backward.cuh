@@ -33,13 +33,13 @@ FRAGMENT(sum_windows) {
     }
 }
 
-// Gradients of STRIDE x STRIDE elements at a time.
+// Gradients of as many neighbouring elements as the strides are long.
 FRAGMENT(write_tiles) {
   const u32 lane = threadIdx.x % LANESu, at = lane;
   const u32 c1 = at * VECTORu;
+  const u32 tile = blockIdx.x * ROWSu + threadIdx.x / LANESu;
+  if (tile >= TILESu) return;
   FACTORS
-  for (u32 tile = blockIdx.x * ROWSu + threadIdx.x / LANESu; tile < TILESu; tile += STEPu) {
-    COORDINATES
-    BODY
-  }
+  COORDINATES
+  BODY
 }

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
 from fusec.gpu.kernels.codegen.row_plan import Axis, RowPlan
 from fusec.gpu.kernels.norm.batch_norm_source import BatchNormSource
@@ -33,7 +33,9 @@ from fusec.ops import BatchNormBackward, MaxPoolBackward
 VECTOR = 8  # channels of a thread
 MOST_LANES = 32  # threads for all channels, at most
 CLOSED = 255  # stands for a tap where the relu is zero
-SUM_WAVES, WRITE_WAVES = 6, 16  # blocks for each multiprocessor
+# Blocks that a multiprocessor must have room for, which bounds the registers of a thread (0: no bound), and blocks for
+# each multiprocessor of the launch that sums.
+VARIANTS = ((0, 3), (0, 6), (4, 4), (4, 8), (6, 6))
 _CUDA, _POOL = cuda_template(__package__, "pooled_norm_backward.cuh"), cuda_template(__package__, "pool.cuh")
 
 
@@ -62,9 +64,12 @@ def pooled_norm_backward(nodes: Sequence[Node], outputs: Sequence[Value], figure
     step = match_norm_step([norm], [v for v in outputs if v.node is norm], norm, 2)
     if step is None:
         return None
-    plan = _plan(x, lanes, SUM_WAVES * figures.processors)
-    source = PooledNormBackward(step, plan, plan, pool, WRITE_WAVES * figures.processors)
-    return Kernel("+".join(node.op.name for node in nodes), source.launches(), source.scratch_bytes)
+    name, kernels = "+".join(node.op.name for node in nodes), list[Kernel]()
+    for resident, waves in VARIANTS:
+        plan = _plan(x, lanes, waves * figures.processors)
+        source = PooledNormBackward(step, plan, plan, pool, resident)
+        kernels.append(Kernel(name, source.launches(), source.scratch_bytes))
+    return with_variants(kernels)
 
 
 def _plan(x: Value, lanes: int, chunks: int) -> RowPlan:
@@ -80,11 +85,11 @@ class PooledNormBackward(BatchNormSource):
     """The launches of a step.
 
     pool: the node of the pool's gradient.
-    most_blocks: of the launch that writes the result.
+    resident: blocks that a multiprocessor must have room for; 0 for any number.
     """
 
     pool: Node
-    most_blocks: int
+    resident: int
 
     def launches(self) -> tuple[Launch, ...]:
         return (self._sum_windows(), self.merge_chunks(), self._write_tiles())
@@ -146,7 +151,7 @@ class PooledNormBackward(BatchNormSource):
             CHUNKS=plan.chunks,
             **numbers,
         )
-        return arguments.early_launch("pooled_norm_sums", lines, plan.chunks, plan.block)
+        return arguments.early_launch("pooled_norm_sums", lines, plan.chunks, plan.block, resident=self.resident)
 
     def _write_tiles(self) -> Launch:
         """Return the launch that computes and stores the norm's gradient."""
@@ -166,8 +171,7 @@ class PooledNormBackward(BatchNormSource):
         code.compute((), step.epilogue_outputs)
         lines += each_element(dims, self._pool_cuda, code.lines())
         count = math.prod(size for _, size in tiles)
-        blocks = min(self.most_blocks, ceil_div(count, plan.threads))
         coordinates = split_index("tile", tiles)
-        holes = {"TILES": count, "STEP": blocks * plan.threads}
-        lines = self._pooled_cuda("write_tiles", FACTORS=factors, COORDINATES=coordinates, BODY=lines, **holes)
-        return arguments.early_launch("pooled_norm_elements", lines, blocks, plan.block)
+        lines = self._pooled_cuda("write_tiles", FACTORS=factors, TILES=count, COORDINATES=coordinates, BODY=lines)
+        blocks = ceil_div(count, plan.threads)
+        return arguments.early_launch("pooled_norm_elements", lines, blocks, plan.block, resident=self.resident)
