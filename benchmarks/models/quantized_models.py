@@ -103,7 +103,7 @@ def main() -> int:
     options.add_argument("cases", nargs="*", default=CASES, help="MODEL:BATCH[:FORMAT]")
     options.add_argument("--tune", default="quick")
     options.add_argument("--rounding", default="fused")
-    options.add_argument("--worst", type=int, default=30, help="print so many pairs of steps")
+    options.add_argument("--worst", type=int, default=30, help="number of pairs of steps to print")
     add_limit(options)
     given = options.parse_args()
     torch.backends.cudnn.benchmark = True

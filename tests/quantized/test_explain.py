@@ -1,4 +1,4 @@
-"""The explanation names what stays in floats in a quantised model, with the reason."""
+"""Test that the explanation names what stays in floats in a quantised model, with the reason."""
 
 from __future__ import annotations
 

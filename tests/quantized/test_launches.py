@@ -1,4 +1,4 @@
-"""Quantised models have few launches on a GPU: no rounding, copy or cast stays alone, and cuDNN runs products."""
+"""Test that quantised models have few launches: no rounding, copy or cast stays alone, and cuDNN runs products."""
 
 from __future__ import annotations
 

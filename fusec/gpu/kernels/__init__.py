@@ -21,7 +21,7 @@ from fusec.gpu.kernels.convolution import (
 from fusec.gpu.kernels.convolution.few_channels import few_channels
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise, scatter
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
-from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, pooled_norm_backward, roi_align
+from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
 from fusec.gpu.kernels.product import integer_product, thin_product
 from fusec.gpu.kernels.product.few_rows import few_rows, streamed_weights
 from fusec.gpu.kernels.product.int8 import dense_bytes, resident_weights
@@ -41,7 +41,6 @@ FAMILIES: tuple[Family, ...] = (
     arg_max.arg_max,
     row_reduction.row_reduction,  # before pools, because a pool over all of an image is a reduction
     batch_norm.batch_norm,
-    pooled_norm_backward.pooled_norm_backward,
     layer_norm_backward.layer_norm_backward,
     pool_forward.pool_forward,
     max_pool_backward.max_pool_backward,
@@ -90,7 +89,7 @@ def find(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -
 
     nodes: in graph order.
     outputs: the results of the nodes that other steps, or the caller, read.
-    figures: those of the GPU that the model is compiled for; they shape the kernel.
+    figures: figures of the GPU that the model is compiled for; they shape the kernel.
     """
     written, work = nodes[0].graph.memo, (find, figures, *nodes, *outputs)
     if work not in written:

@@ -35,7 +35,7 @@ class Projection:
     """A product by a constant, perhaps a constant bias, and the value that then goes to attention.
 
     weights: the matrix; of a product with packed weights its codes, scales and zero points.
-    scale: of the sums of a product of 8-bit numbers, which are scaled in fp32 before the bias.
+    scale: factor of the sums of a product of 8-bit numbers, in fp32, before the bias.
     """
 
     product: Node
@@ -133,7 +133,7 @@ def feeds_only_attention(value: Value) -> bool:
 
 
 def _are_rows_of_step(value: Value, most: int) -> bool:
-    """Tell if at most so many rows go to attention or to the cache of a decoder, perhaps through a rotary op."""
+    """Tell if at most `most` rows go to attention or to the cache of a decoder, perhaps through a rotary op."""
     return value.type.size <= most * value.type.shape[-1] and _feeds_step(value)
 
 

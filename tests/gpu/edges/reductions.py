@@ -9,7 +9,7 @@ import numpy as np
 from gpu.edges.numbers import Array, edges, name, rows
 from gpu.edges.row import FLOATS, Row, added, row
 
-from fusec.ir import HALVES, DType, Graph, Value, channels_last
+from fusec.ir import DType, channels_last
 from fusec.ops import (
     AllFinite,
     AvgPool,
@@ -36,7 +36,7 @@ KINDS = ("sum", "mean", "max", "min", "prod", "l1", "l2", "sum_square", "log_sum
 
 
 def reductions() -> Iterator[Row]:
-    """Each kind, along the inner and the outer dim; integers at their ends."""
+    """Reductions of each kind along the inner and the outer dim, of floats and of the largest integers."""
     for dtype in FLOATS:
         names, x = rows(dtype, 16)
         labels = np.array(names, object)
@@ -183,17 +183,8 @@ def _statistics(dtype: DType, image: Array, few: Array, labels: Any) -> Iterator
             )
 
 
-def pooled_norm(pool: MaxPoolBackward) -> Any:
-    """Make the gradients of a norm, of the relu after it and of a pool after that."""
-
-    def make(g: Graph, dy: Value, y: Value, *v: Value) -> Any:
-        return g.insert(BatchNormBackward(True), [g.add(pool, dy, y), *v]).results
-
-    return make
-
-
 def pools() -> Iterator[Row]:
-    """Windows of each kind of row; padding around them."""
+    """Pools over windows of edge values, with padding around them."""
     for dtype in FLOATS:
         names, x = rows(dtype, 16)
         image = np.ascontiguousarray(np.tile(x.reshape(len(names), 1, 4, 4), (1, 8, 1, 1)))
@@ -213,17 +204,6 @@ def pools() -> Iterator[Row]:
                 added(MaxPoolBackward(*window)),
                 **both,
             )
-        if dtype in HALVES:
-            plain = np.resize(loss, image.shape)
-            for word, dy, y in (("y", loss, image), ("dy", np.resize(image, loss.shape), plain)):
-                yield row(
-                    f"norm before max_pool {word} {dtype.value}",
-                    "batch_norm_backward",
-                    [dy, y, plain, *(np.full(8, value, np.float32) for value in (0.5, 0.25, 0.8, 0.1))],
-                    pooled_norm(MaxPoolBackward(*window)),
-                    labels=labels,
-                    orders=dict.fromkeys(range(3), NHWC),
-                )
         whole = AvgPool((4, 4), (4, 4), (0, 0, 0, 0), (1, 1))
         yield row(f"avg_pool whole {dtype.value}", "avg_pool", [image], added(whole), labels=labels, orders={0: NHWC})
     x = np.resize(edges(DType.I8), (1, 8, 4, 4))

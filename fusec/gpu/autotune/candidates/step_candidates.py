@@ -34,7 +34,7 @@ def candidates(graph: Graph, step: Partition, level: str, figures: GpuFigures) -
     Level `none` adds nothing. Level `quick` adds spellings, a kernel, and, where fused engines are known to be slow,
     splits into two steps. Level `full` adds every split.
 
-    figures: those of the GPU, which shape kernels.
+    figures: figures of the GPU, which shape kernels.
     """
     found: list[Candidate] = [(step,)]
     if level == "none" or not has_candidates(step):

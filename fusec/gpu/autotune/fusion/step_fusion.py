@@ -26,7 +26,7 @@ MAX_REPEATED = 8
 def fuse_steps(program: Program, figures: GpuFigures, products: bool = False) -> Program:
     """Fuse steps wherever one kernel runs them all.
 
-    figures: those of the GPU that the program is for
+    figures: figures of the GPU that the program is for
     products: fuse steps with products, too; `candidate_times` times the kernel against the steps it replaces
     """
     wiring = Wiring(program.graph)

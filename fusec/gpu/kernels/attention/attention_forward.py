@@ -43,7 +43,7 @@ def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
         return None
     (queries, keys) = (view.shape[2] for view in found.views[:2])
     tilings = [t for t in tilings_of(queries, keys) if not t.grouped or figures.has(wgmma.ARCHITECTURE)]
-    room = [figures.dynamic_bytes // found.tiles(t).shared_bytes for t in tilings]  # for so many blocks
+    room = [figures.dynamic_bytes // found.tiles(t).shared_bytes for t in tilings]  # blocks that fit
     fit = [replace(t, resident=min(t.resident, most)) for t, most in zip(tilings, room, strict=True) if most]
     return with_variants(found.kernel(tiling) for tiling in fit)
 
@@ -207,7 +207,7 @@ class AttentionSource:
         return Kernel("attention", (launch,))
 
     def _store(self, arguments: Arguments, octets: int) -> list[str]:
-        """Store a row of a result, of so many octets, of which a thread has pairs.
+        """Store a row of `octets` octets of a result, of which a thread has pairs.
 
         What is rounded to 8 bits is rounded to 16 before, as in steps apart.
         """

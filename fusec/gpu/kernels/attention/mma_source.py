@@ -51,7 +51,7 @@ class AttentionTiling:
 class WarpTiles:
     """Keys and values as rows in shared memory, from which warps load tiles of 8 x 8.
 
-    views: of queries, keys and values.
+    views: memory of queries, keys and values.
     """
 
     tiling: AttentionTiling

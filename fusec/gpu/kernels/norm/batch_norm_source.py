@@ -71,19 +71,15 @@ class BatchNormSource:
 
     def _masked_gradient(self, dy: str, centred: str, factor: str, bias: str) -> str:
         """Return dy where the norm's result, as stored, is positive, else zero."""
-        return f"({self.is_positive(centred, factor, bias)} ? {dy} : {self.kind}(0))"
-
-    def is_positive(self, centred: str, factor: str, bias: str) -> str:
-        """Return if the norm's result, as stored, is positive, as C."""
         dtype, text = self.step.y.type.dtype, f"{centred} * {factor} + {bias}"
         # what exceeds half of the least number that the type holds is rounded to more than zero
         least = LEAST_POSITIVE.get(dtype, f"{self.kind}(0)")
         text = text if dtype in LEAST_POSITIVE else rounded_to(text, dtype)
-        return f"{text} > {least}"
+        return f"({text} > {least} ? {dy} : {self.kind}(0))"
 
     def launches(self) -> tuple[Launch, ...]:
         elements = () if not (self.step.epilogue_outputs or self.step.epilogue) else (self._elements(),)
-        return (self._sums(), self.merge_chunks(), *elements)
+        return (self._sums(), self._merge_chunks(), *elements)
 
     @cached_property
     def _cuda(self) -> CudaTemplate:
@@ -166,7 +162,7 @@ class BatchNormSource:
     def name(self) -> str:
         return self.step.anchor.op.name
 
-    def merge_chunks(self) -> Launch:
+    def _merge_chunks(self) -> Launch:
         """Return the launch that merges chunks and computes statistics, and factors for the second pass."""
         plan, kind, arguments, step = self.sums, self.kind, Arguments(), self.step
         channels, chunks = self.channels, plan.chunks

@@ -32,8 +32,8 @@ class Formula:
     """The passes of an op, and its result.
 
     c_type: the type that is computed in.
-    result: of a norm, from element e, the numbers of the passes (#0, #1) and the parameters (#s, #b). Of a reduction,
-        from the last pass (#0) and the first one (#1).
+    result: the result of a norm, from element e, the numbers of the passes (#0, #1) and the parameters (#s, #b); or
+        that of a reduction, from the last pass (#0) and the first one (#1).
     parameters: the types that the parameters are read as.
     merge: how the results of chunks are combined: `plain`, `moments`, or empty if they cannot be.
     """

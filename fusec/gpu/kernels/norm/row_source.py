@@ -82,8 +82,8 @@ class RowSource:
     def one_launch(self) -> Launch:
         """Return a reduction by chunks in one launch: the last block of each number merges its chunks."""
         plan, lines = self.plan, self._chunk()
-        door = f"{self.arguments.doors(plan.blocks)} + blockIdx.x % {plan.blocks}u * DOOR"
-        lines.append(f"if (!last_of({door}, {plan.chunks}u)) return;")
+        counter = f"{self.arguments.barrier_counters(plan.blocks)} + blockIdx.x % {plan.blocks}u * COUNTER_STRIDE"
+        lines.append(f"if (!last_of({counter}, {plan.chunks}u)) return;")
         lines += ["{", *self._merge_chunks(one_launch=True), *self._write_reduction(), "}"]
         name = f"{self.anchor.op.name}_once"
         launch = self.arguments.early_launch(name, lines, plan.blocks * plan.chunks, plan.block)
@@ -157,7 +157,7 @@ class RowSource:
                 NUMBER=number,
                 START=each.start,
                 COMBINE=each.combine,
-                TERM=f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - met[0][g])",
+                TERM=f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - sums[0][g])",
                 FINISHED=each.finish.replace("#", "sum[0]"),
             )
         return [*lines, *(line for n in self._numbers for line in cuda("take_group", ACC=f"acc{n}", NUMBER=n))]

@@ -21,7 +21,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     thread_index,
     widest_vector,
 )
-from fusec.ir import Node, TensorType, Value
+from fusec.ir import Node, Value
 from fusec.ops import MaxPoolBackward
 from fusec.schedule.program import inputs_of
 
@@ -31,7 +31,7 @@ _CUDA = cuda_template(__package__, "pool.cuh")
 
 
 @dataclass(frozen=True)
-class PoolDim:
+class _Dim:
     """One spatial dim.
 
     size, count: elements of x, and windows.
@@ -55,13 +55,6 @@ class PoolDim:
         return self.dilation * (self.window - 1) // self.stride + 1
 
 
-def pool_dims(op: MaxPoolBackward, x: TensorType, dy: TensorType) -> list[PoolDim]:
-    """Return the spatial dims of a max pool."""
-    pads = op.pads[: x.rank - 2]
-    spatial = zip(x.shape[2:], dy.shape[2:], op.window, op.strides, op.dilations, pads, strict=True)
-    return [PoolDim(*each) for each in spatial]
-
-
 def max_pool_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a max_pool_backward and its epilogue; None for other steps."""
     pool, rest = nodes[0], nodes[1:]
@@ -76,7 +69,8 @@ def max_pool_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
     if x.type.size >= 1 << 31:
         return None
     rank, n = x.type.rank, x.type.rank - 2
-    dims = pool_dims(op, x.type, dy.type)
+    spatial = zip(x.type.shape[2:], dy.type.shape[2:], op.window, op.strides, op.dilations, op.pads[:n], strict=True)
+    dims = [_Dim(*each) for each in spatial]
     tile = math.prod(d.stride for d in dims)
     read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not dx]
     types = [*(v.type for v in outputs), x.type, dy.type, *read]
@@ -106,28 +100,34 @@ def max_pool_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
     if apart:
         arguments = Arguments()
         lines, grid = setup([f"o{d}" for d in range(n)], [d.count for d in dims])
-        lines += find_largest(x, dims, cuda, arguments)
+        lines += _find_largest(x, dims, cuda, arguments)
         place = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(n)))).offset(dy.type)
         lines += cuda("store_largest", STORED=f"{arguments.scratch(index)} + ({place})")
         launches.append(arguments.early_launch(f"{op.name}_places", lines, grid))
     arguments = Arguments()
     lines, grid = setup([f"i{d}" for d in range(n)], [d.tiles for d in dims])
-    lines += sum_gradients(pool, dims, cuda, arguments, index if apart else "")
+    lines += _sum_gradients(pool, dims, cuda, arguments, index if apart else "")
     space = Space(x.type.shape, tuple(f"c{d}" for d in range(rank)), 1, vector)
     code = PointwiseCode(space, arguments)
-    code.define(dx, f"sums[{element_number(dims)}][j]")
+    code.define(dx, f"sums[{_place('u', dims, 'stride')}][j]")
     code.compute(rest, outputs)
-    lines += each_element(dims, cuda, code.lines())
-    launches.append(arguments.early_launch(op.name, lines, grid))
+    body = code.lines()
+    for d, dim in reversed(tuple(enumerate(dims))):
+        body = cuda(
+            "each_element",
+            ELEMENT=f"u{d}",
+            STRIDE=dim.stride,
+            COORDINATE=f"c{d + 2}",
+            TILE_NUMBER=f"i{d}",
+            PAD=dim.pad,
+            SIZE=dim.size,
+            BODY=body,
+        )
+    launches.append(arguments.early_launch(op.name, [*lines, *body], grid))
     return Kernel(name, tuple(launches), dy.type.size * (1 if index == "u8" else 2) if apart else 0)
 
 
-def element_number(dims: Sequence[PoolDim]) -> str:
-    """Return the number of the current element among those of a thread, as C."""
-    return _place("u", dims, "stride")
-
-
-def _place(letter: str, dims: Sequence[PoolDim], extent: str) -> str:
+def _place(letter: str, dims: Sequence[_Dim], extent: str) -> str:
     """Return the row-major index of a tap, or element, from its coordinates."""
     text = f"{letter}0"
     for d, dim in enumerate(dims[1:], 1):
@@ -135,7 +135,7 @@ def _place(letter: str, dims: Sequence[PoolDim], extent: str) -> str:
     return text
 
 
-def find_largest(x: Value, dims: Sequence[PoolDim], cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+def _find_largest(x: Value, dims: Sequence[_Dim], cuda: CudaTemplate, arguments: Arguments) -> list[str]:
     """Find the first of the largest taps of the window at o0, o1 and so on, as `where`."""
     at = Space(x.type.shape, ("c0", "c1", *(f"p{d}" for d in range(len(dims))))).offset(x.type)
     tap = _place("k", dims, "window")
@@ -147,30 +147,10 @@ def find_largest(x: Value, dims: Sequence[PoolDim], cuda: CudaTemplate, argument
     return cuda("find_largest", EACH_TAP=body)
 
 
-def each_element(dims: Sequence[PoolDim], cuda: CudaTemplate, body: Sequence[str]) -> list[str]:
-    """Run statements for each element of the thread, whose coordinates are c2, c3 and so on."""
-    lines = list(body)
-    for d, dim in reversed(tuple(enumerate(dims))):
-        lines = cuda(
-            "each_element",
-            ELEMENT=f"u{d}",
-            STRIDE=dim.stride,
-            COORDINATE=f"c{d + 2}",
-            TILE_NUMBER=f"i{d}",
-            PAD=dim.pad,
-            SIZE=dim.size,
-            BODY=lines,
-        )
-    return lines
-
-
-def sum_gradients(
-    pool: Node, dims: Sequence[PoolDim], cuda: CudaTemplate, arguments: Arguments, index: str, places: str = ""
-) -> list[str]:
+def _sum_gradients(pool: Node, dims: Sequence[_Dim], cuda: CudaTemplate, arguments: Arguments, index: str) -> list[str]:
     """Sum the gradients of the thread's elements in `sums`.
 
     index: the C type of the number of a window's largest tap in scratch memory; empty if it has to be found.
-    places: pointer to these numbers, as C; default: the scratch memory.
     """
     dy, x = pool.operands
     at = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(len(dims))))).offset(dy.type)
@@ -180,9 +160,9 @@ def sum_gradients(
         return f"const Pack<{pack}> {name} = load_pack<{pack}>({pointer} + ({at}));"
 
     if index:
-        find = [load(index, "places", places or arguments.scratch(f"const {index}"))]
+        find = [load(index, "places", arguments.scratch(f"const {index}"))]
     else:
-        find = find_largest(x, dims, cuda, arguments)
+        find = _find_largest(x, dims, cuda, arguments)
     add = cuda(
         "add_gradient",
         WHERE="places.v[j]" if index else "where[j]",

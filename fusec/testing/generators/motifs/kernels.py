@@ -14,7 +14,6 @@ from fusec.ops import (
     Attention,
     AttentionBackward,
     AttentionTrain,
-    BatchNormBackward,
     Cast,
     Conv,
     Cumulate,
@@ -22,7 +21,6 @@ from fusec.ops import (
     LayerNormBackward,
     MatMul,
     MaxPool,
-    MaxPoolBackward,
     Pad,
     Reduce,
     Reshape,
@@ -122,17 +120,6 @@ def max_pool_backward(b: RandomGraph) -> None:
     """Draw the gradient of a max pool, with pointwise ops after it."""
     DRAWS["max_pool_backward"](b)
     epilogue(b, b.values[-1], 2)
-
-
-def pooled_norm_backward(b: RandomGraph) -> None:
-    """Draw the gradients of a max pool, of integers, and of the norm and relu before it."""
-    dtype, order = _half(b), channels_last(4)
-    type = TensorType((b.pick([1, 2]), b.pick([8, 16, 64]), _side(b), _side(b)), dtype, order)
-    op = MaxPoolBackward(*b.pick([((3, 3), (2, 2), (1, 1, 1, 1), (1, 1)), ((2, 2), (2, 2), (0, 0, 0, 0), (1, 1))]))
-    y = b.add(Cast(dtype), b.input(type.with_dtype(DType.I8)))
-    dy = b.input(TensorType((*type.shape[:2], *op.counts(type.shape[2:])), dtype, order))
-    numbers = [b.constant((type.shape[1],), DType.F32, style) for style in ("", "", "positive", "")]
-    b.insert(BatchNormBackward(True), b.add(op, dy, y), b.input(type), *numbers)
 
 
 def depthwise(b: RandomGraph) -> None:
@@ -479,7 +466,6 @@ KERNELS: Mapping[str, Draw] = {
             layer_norm_backward,
             pool_forward,
             max_pool_backward,
-            pooled_norm_backward,
             depthwise,
         ),
         *(

@@ -94,18 +94,6 @@ def test_the_kernel_of_a_batch_norm_in_training_runs_the_ops_around_it() -> None
     )
 
 
-def test_a_norm_takes_the_gradient_of_the_pool_after_it() -> None:
-    image, pooled = "f16[2,16,6,6]{0,2,3,1}", "f16[2,16,3,3]{0,2,3,1}"
-    check(
-        f"""graph "g" (%d: {pooled}, %y: {image}, %x: {image}, %s: f32[16], %m: f32[16], %i: f32[16], %b: f32[16]) {{
-  %p = max_pool_backward(%d, %y) {POOL} : {image}
-  %e, %f, %g = batch_norm_backward(%p, %x, %s, %m, %i, %b) {{relu=true}} : {image}, f32[16], f32[16]
-  return %e, %f, %g
-}}""",
-        ["max_pool_backward+batch_norm_backward"],
-    )
-
-
 def test_a_mask_of_2_bits_is_stored_by_the_norm_before_the_relu() -> None:
     """It would be of no use within the kernel of the backward half, which would compute it from the relu's result."""
     image = "f16[2,16,6,6]{0,2,3,1}"
@@ -129,7 +117,7 @@ def test_a_mask_of_2_bits_is_stored_by_the_norm_before_the_relu() -> None:
 
 
 def test_the_kernel_of_a_layer_norm_gradient_adds_the_residual_gradient() -> None:
-    """Rather than in front of the sum for a bias, which cuDNN takes here."""
+    """The sum is not fused into the reduction for a bias, because cuDNN runs that reduction here."""
     check(
         """graph "g" (%d: f32[6,40], %x: f32[6,40], %s: f32[40], %z: f32[6,40]) {
   %e, %p, %q = layer_norm_backward(%d, %x, %s) : f32[6,40], f32[40], f32[40]

@@ -1,4 +1,4 @@
-"""Kernels of attention of few features against the reference, through the emulator."""
+"""Test kernels of attention of few features against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def attended(
 
 
 def packed(dtype: DType, queries: int, heads: int, features: int) -> Case:
-    """Of one projection, and turned back after it."""
+    """Attention of one projection, with a transpose after it."""
 
     def make(g: Graph, x: Value) -> Value:
         width = heads * features
@@ -56,7 +56,7 @@ def packed(dtype: DType, queries: int, heads: int, features: int) -> Case:
 
 
 def rounded(dtype: DType, queries: int, features: int, op: Attention) -> Case:
-    """Rounded to bytes by one scale, and turned back after that."""
+    """Attention rounded to bytes by one scale, with a transpose after that."""
 
     def make(g: Graph, *x: Value) -> Value:
         y = g.add(pw("mul"), g.add(Cast(F32), g.add(op, *x)), g.constant(np.float32(41.7)))

@@ -1,4 +1,4 @@
-"""Kernels of reductions, softmax and norms against the reference, through the emulator."""
+"""Test kernels of reductions, softmax and norms against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_long_reductions_are_cut_into_chunks(rng: np.random.Generator, monkeypat
 
 @needs_compiler
 def test_the_last_block_puts_chunks_together(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one launch; and every launch finds the doors as the first one did."""
+    """One launch computes them, and leaves the barrier counters as it found them."""
     monkeypatch.setattr(family, "chunked_blocks", lambda _: (1 << 30, 40))
     monkeypatch.setattr(family, "MIN_TURNS", 1)
     shapes = [(RowShape(256, 4, column), True, depth) for column, depth in ((256, 0), (8, 0), (8, 3), (256, 1))]

@@ -1,4 +1,4 @@
-"""Kernels of products of many rows with few weights against the reference, through the emulator."""
+"""Test kernels of products of many rows with few weights against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def convolution(
 
 
 def matrix(n: int, k: int, columns: int) -> Case:
-    """Rows of two dims; what is in front of the last op is stored, too."""
+    """Rows of two dims; the operand of the last op is stored, too."""
 
     def make(g: Graph, x: Value) -> list[Value]:
         y = g.add(MatMul(), g.add(pw("relu"), x), constant(g, F16, k, columns))
@@ -281,7 +281,7 @@ def test_of_bytes_more_are_multiplied_for_each_that_is_moved(dtype: DType, chann
     assert (thin_product(case.nodes, case.outputs, case.figures) is not None) == runs
 
 
-def test_what_is_read_behind_the_product_is_not_taken_from_in_front() -> None:
+def test_a_prologue_whose_result_the_epilogue_reads_is_refused() -> None:
     def make(g: Graph, x: Value) -> Value:
         z = g.add(pw("relu"), x)
         return g.add(pw("add"), g.add(MatMul(), z, constant(g, F16, 64, 64)), z)

@@ -1,4 +1,4 @@
-"""Kernels of products of many rows of 8-bit integers against the reference, through the emulator."""
+"""Test kernels of products of many rows of 8-bit integers against the reference, through the emulator."""
 
 from __future__ import annotations
 

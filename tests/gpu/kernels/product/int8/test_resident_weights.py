@@ -1,4 +1,4 @@
-"""Kernels of products whose weights stay in shared memory against the reference, through the emulator."""
+"""Test kernels of products whose weights stay in shared memory against the reference, through the emulator."""
 
 from __future__ import annotations
 
