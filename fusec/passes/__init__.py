@@ -39,6 +39,7 @@ from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
 from fusec.passes.rules.recognise_scan import RecogniseScan
 from fusec.passes.training.drop_zero_rows import DropZeroRows
+from fusec.passes.training.relu_mask_bits import ReluMaskBits
 from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
 from fusec.passes.training.rematerialise import Rematerialise
 from fusec.passes.training.split_batchnorm_stats import SplitBatchNormStats
@@ -113,6 +114,8 @@ LATE_PASSES: tuple[Pass, ...] = (
     ReluMaskFromNorm(),
     # After the last merging of equal nodes, which would undo it.
     Rematerialise(),
+    # After the last pass that recomputes values, which would compute the mask from the relu's result again.
+    ReluMaskBits(),
     DuplicateBackwardViews(),
     # Only where the caller asked for it, and for the ops that are left.
     DeterministicAttention(),

@@ -77,6 +77,7 @@ FAMILIES: tuple[Family, ...] = (
 NARROW_FAMILIES: tuple[Family, ...] = (
     attention_forward.attention_forward,
     row_reduction.row_reduction,
+    batch_norm.batch_norm,
     pointwise.pointwise,
     gather_resize.gather_resize,
     packed_product.packed_product,
