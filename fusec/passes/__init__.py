@@ -16,6 +16,7 @@ from fusec.passes.cleanup.drop_unread_rows import DropUnreadRows
 from fusec.passes.cleanup.fold_constants import FoldConstants
 from fusec.passes.cleanup.simplify import Simplify
 from fusec.passes.folding.add_before_concat import AddBeforeConcat
+from fusec.passes.folding.align_channels import AlignChannels
 from fusec.passes.folding.fold_batchnorm import FoldBatchNorm
 from fusec.passes.folding.fold_pads import FoldPads
 from fusec.passes.folding.fold_scales import FoldScales
@@ -90,6 +91,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     # Only where numbers are stored in 16 bits. Before the fourth channel, which a matmul of patches does not need.
     PatchEmbedding(),
     PadChannels(),
+    # After the fourth channel and the filters of heads, which that pass pads alone.
+    AlignChannels(),
     # After Precision too, because it was measured in 16 bits alone.
     FoldUpsampling(),
     # Late, because it looks at neighbouring nodes as the partitioner will.

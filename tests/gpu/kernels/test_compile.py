@@ -38,7 +38,7 @@ from gpu.kernels.norm.test_batch_norm import channel_cases, surrounded_channels
 from gpu.kernels.norm.test_group_norm import cases as group_norm_cases
 from gpu.kernels.norm.test_instance_norm import cases as instance_cases
 from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surrounded_norm_backward
-from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
+from gpu.kernels.norm.test_row_reduction import normed, reductions, several, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
 from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
 from gpu.kernels.product.few_rows.test_few_rows import few_rows_cases
@@ -83,6 +83,7 @@ def shaped_cases() -> list[Case]:
         *top_k_cases(),
         *arg_max_cases(),
         *reductions(),
+        *several(),
         *normed(),
         *surrounded(),
         *attention_cases(),
