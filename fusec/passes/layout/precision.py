@@ -27,7 +27,7 @@ from fusec.ops import (
 )
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.row_major import converted, row_major
-from fusec.passes.rewriting.value_facts import is_pointwise
+from fusec.passes.rewriting.value_facts import has_extremes, is_pointwise
 
 _WIDE = (DType.F64, DType.F32)
 _PART, _WITHOUT_SIGN = 1 << 16, np.uint16(0x7FFF)  # a part fits into the processor's cache
@@ -86,7 +86,7 @@ def between_bytes(graph: Graph) -> set[Value]:
     """Find the fp32 values between products of 8-bit numbers and such numbers, which stay in fp32.
 
     A sum exceeds the range of fp16 before its scale, and 16 bits would round to the wrong 8 bits near ties.
-    They are virtual where a step computes all of them.
+    They are virtual where a step computes all of them. A value whose range decides its scale is stored, in 16 bits.
     """
     wide, sums = set[Value](), set[Value]()
     nodes = list(graph.nodes)
@@ -112,6 +112,7 @@ def between_bytes(graph: Graph) -> set[Value]:
         rounds = isinstance(node.op, Cast) and node.op.to in BYTES
         if rounds or (isinstance(node.op, Pointwise) and node.result in wide):
             wide.update(v for v in node.operands if v.type.dtype is DType.F32 and is_pointwise(v))
+    wide -= {v for v in wide - sums if has_extremes(v)}
     return wide.union(*map(_around_fp8, nodes))
 
 

@@ -117,6 +117,21 @@ def quantised_matrix(n: int, k: int, columns: int) -> Case:
     return build(f"i8 matrix {n} {k} {columns}", [rows(I8, 2, n, k)], make, bytes_drawn, exact=True)
 
 
+def dynamic(n: int, depth: int, columns: int) -> Case:
+    """A product whose zero point and scale are inputs, as in models that were quantised dynamically."""
+    rng = np.random.default_rng(columns)
+    weights = bytes_drawn(rng, TensorType((depth, columns), I8))
+    each = rng.uniform(0.5, 2.0, columns).astype(np.float32) / (5000 * depth**0.5)
+
+    def make(g: Graph, x: Value, zero: Value, scale: Value) -> Value:
+        sums = g.add(Cast(F32), g.add(MatMul(), x, g.constant(weights)))
+        term = g.add(pw("mul"), zero, g.constant(weights.sum(0, dtype=np.float32)[None]))
+        return g.add(pw("mul"), g.add(pw("sub"), sums, term), g.add(pw("mul"), scale, g.constant(each)))
+
+    case = build(f"dynamic {n} {depth} {columns}", [rows(I8, n, depth), rows(F32), rows(F32)], make, bytes_drawn)
+    return replace(case, within=1e-5)
+
+
 def thin_cases() -> list[Case]:
     return [
         convolution(F16, (2, 16, 16, 16), 96),
@@ -131,6 +146,7 @@ def thin_cases() -> list[Case]:
         quantised_matrix(300, 48, 40),
         strided(F16, (2, 16, 33, 38), 24, (2, 1)),
         strided(I8, (2, 32, 46, 47), 24, (2, 2)),
+        dynamic(600, 64, 40),
     ]
 
 
@@ -153,6 +169,7 @@ def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.Mo
         quantised((2, 272, 3, 5), 24, residual=True),
         strided(F16, (2, 16, 5, 6), 24, (2, 1)),
         strided(I8, (2, 32, 6, 7), 24, (2, 3)),
+        dynamic(30, 64, 40),
     ]
     check(cases, rng, every=True)
 
