@@ -271,7 +271,7 @@ class SplitKSource:
         size, scratch = tiling.pixels * tiling.filters, arguments.scratch()
         sum_blocks = cuda(
             "sum_parts",
-            READ="across",
+            READ="load_fresh",
             FROM=f"{scratch} + (block / {tiling.splits}u * {tiling.splits * size}u + item * {PACK}u)",
             COUNT=tiling.splits,
             APART=size,

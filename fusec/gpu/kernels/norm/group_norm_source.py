@@ -278,7 +278,7 @@ class GroupSource(ResidentNorm):
             mean, squares = (f"statistics[2u * (c * {groups}u + g) + {n}u]" for n in (0, 1))
         elif tiling.blocks > 1:
             first = f"{arguments.scratch()} + 2u * (team * {tiling.blocks * groups}u + g)"
-            mean, squares = (f"across({first} + c * {2 * groups} + {n})" for n in (0, 1))
+            mean, squares = (f"load_fresh({first} + c * {2 * groups} + {n})" for n in (0, 1))
         else:
             mean, squares = (f"statistics[2u * g + {n}u]" for n in (0, 1))
         count = f"{tiling.each * m}.0f"

@@ -379,7 +379,7 @@ class _LayerNormBackwardSource:
         step, kind, pointer = self.step, self.kind, arguments.scratch(self.kind)
         lines = merge.setup(kind, self.sums)
         places = (f"({pointer} + (({number * self.blocks}u + s) * {self.size}u + c))" for number in range(self.sums))
-        adds = [f"acc{number}[0] += {'across' if waited else '*'}{place};" for number, place in enumerate(places)]
+        adds = [f"acc{number}[0] += {'load_fresh' if waited else '*'}{place};" for number, place in enumerate(places)]
         lines += [*self._cuda("add_blocks", MERGING=merge.threads, ADD=adds), *merge.reduce(self.sums)]
         shape = step.parameters[0].type.shape
         names = _places(shape)

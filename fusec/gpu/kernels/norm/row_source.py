@@ -120,7 +120,7 @@ class RowSource:
         for number, each in enumerate(self.formula.passes):
             part = f"{pointer}[{self._place(number, 's')}]"
             if one_launch:
-                part = f"across({pointer} + ({self._place(number, 's')}))"
+                part = f"load_fresh({pointer} + ({self._place(number, 's')}))"
             if self.formula.merge == "moments":
                 mean = f"{pointer}[{self._place(0, 's')}]"
                 term = f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - acc0[w])"
