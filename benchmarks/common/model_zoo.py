@@ -11,6 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.common.block_zoo import block
+from benchmarks.common.library_models import library_model
+
+BATCH_NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class UNet(nn.Module):
@@ -225,10 +228,11 @@ class Diffusion(nn.Module):
 def make(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Make a model in fp32 and its inputs. A name that is defined in no zoo is one of torchvision's."""
     torch.manual_seed(0)
-    found = block(name, batch)
-    if found is not None:
+    if (found := block(name, batch)) is not None:
         return found[0].eval(), found[1]
-    if name == "unet":
+    if (found := library_model(name, batch)) is not None:
+        model, inputs = found
+    elif name == "unet":
         model, inputs = UNet(), (torch.randn(batch, 3, 256, 256),)
     elif name == "hourglass":
         model, inputs = Hourglass(), (torch.randn(batch, 3, 256, 256),)
@@ -249,10 +253,10 @@ def make(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     if name == "vit_b_16":
         nn.init.normal_(model.heads.head.weight, std=0.02)  # because torchvision starts it with zeros
     for module in model.modules():
-        if isinstance(module, (nn.BatchNorm2d, nn.InstanceNorm2d)):
+        if isinstance(module, (*BATCH_NORMS, nn.InstanceNorm2d)):
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.1)
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, BATCH_NORMS):
             nn.init.normal_(module.running_mean, std=0.1)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
     return model.eval(), inputs
