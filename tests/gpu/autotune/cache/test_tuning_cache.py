@@ -312,7 +312,7 @@ for turn in range(int(sys.argv[2])):
 def compiler(path: Path, turns: int) -> subprocess.Popen[str]:
     """A process that compiles again and again."""
     command = [sys.executable, "-W", "error", "-c", COMPILER, str(path), str(turns)]
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
 
 
