@@ -16,6 +16,7 @@ from fusec.passes.cleanup.drop_unread_rows import DropUnreadRows
 from fusec.passes.cleanup.fold_constants import FoldConstants
 from fusec.passes.cleanup.simplify import Simplify
 from fusec.passes.folding.add_before_concat import AddBeforeConcat
+from fusec.passes.folding.align_channels import AlignChannels
 from fusec.passes.folding.fold_batchnorm import FoldBatchNorm
 from fusec.passes.folding.fold_pads import FoldPads
 from fusec.passes.folding.fold_scales import FoldScales
@@ -26,6 +27,7 @@ from fusec.passes.folding.reorder_bias_first import ReorderBiasFirst
 from fusec.passes.layout.assign_layout import AssignLayout
 from fusec.passes.layout.cast_before_copy import CastBeforeCopy
 from fusec.passes.layout.epilogue_before_views import EpilogueBeforeViews
+from fusec.passes.layout.gather_windows import GatherWindows
 from fusec.passes.layout.precision import Precision
 from fusec.passes.layout.sink_views import SinkViews
 from fusec.passes.quantization.fast_fp8_sums import FastFloat8Sums
@@ -37,6 +39,7 @@ from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
 from fusec.passes.rules.recognise_scan import RecogniseScan
 from fusec.passes.training.drop_zero_rows import DropZeroRows
+from fusec.passes.training.relu_mask_bits import ReluMaskBits
 from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
 from fusec.passes.training.rematerialise import Rematerialise
 from fusec.passes.training.split_batchnorm_stats import SplitBatchNormStats
@@ -67,6 +70,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     TanhBeforeFloat8(),
     # After softmax is recognised; before other passes move the factor and views that attention contains.
     RecogniseAttention(),
+    # Before views move, because windows are then cut next to their roll.
+    GatherWindows(),
     # After recognition, whose patterns expect views in place; before the folds, so that a convolution
     # is next to the BatchNorm, factor or pad from which a transpose separated it.
     SinkViews(),
@@ -89,6 +94,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     # Only where numbers are stored in 16 bits. Before the fourth channel, which a matmul of patches does not need.
     PatchEmbedding(),
     PadChannels(),
+    # After the fourth channel and the filters of heads, which that pass pads alone.
+    AlignChannels(),
     # After Precision too, because it was measured in 16 bits alone.
     FoldUpsampling(),
     # Late, because it looks at neighbouring nodes as the partitioner will.
@@ -109,6 +116,8 @@ LATE_PASSES: tuple[Pass, ...] = (
     ReluMaskFromNorm(),
     # After the last merging of equal nodes, which would undo it.
     Rematerialise(),
+    # After the last pass that recomputes values, which would compute the mask from the relu's result again.
+    ReluMaskBits(),
     DuplicateBackwardViews(),
     # Only where the caller asked for it, and for the ops that are left.
     DeterministicAttention(),

@@ -1,4 +1,4 @@
-"""Ops of ai.onnx.ml against onnxruntime: each one compiled without a GPU, and what is refused."""
+"""Compare ops of ai.onnx.ml with onnxruntime, each compiled without a GPU, and check what is refused."""
 
 from __future__ import annotations
 

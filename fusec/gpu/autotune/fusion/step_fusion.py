@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fusec.gpu.autotune.fusion import fusion_proposals
-from fusec.gpu.kernels import GpuFigures, find
+from fusec.gpu.kernels import GpuFigures, Kernel, find
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
-from fusec.ir import Node
+from fusec.gpu.kernels.product.integer_product import uses_no_tensor_cores
+from fusec.ir import DType, Node, Value
 from fusec.ops import PackedMatMul
 from fusec.passes.partition import ordered
 from fusec.passes.partition.convexity import SEARCH_LIMIT, Wiring
@@ -26,7 +27,7 @@ MAX_REPEATED = 8
 def fuse_steps(program: Program, figures: GpuFigures, products: bool = False) -> Program:
     """Fuse steps wherever one kernel runs them all.
 
-    figures: those of the GPU that the program is for
+    figures: figures of the GPU that the program is for
     products: fuse steps with products, too; `candidate_times` times the kernel against the steps it replaces
     """
     wiring = Wiring(program.graph)
@@ -167,14 +168,19 @@ class _Groups:
         if not any(step.kind is Kind.KERNEL for step in steps):
             return False  # the partitioner or measured times decide about steps of cuDNN alone
         nodes, pair = self.nodes(members), [self.nodes(self.members[i]) for i in (number, reader)]
-        if len(nodes) > MAX_NODES or self._repeats(*pair):
+        if len(nodes) > MAX_NODES or self._repeats(*pair) or any(map(is_mask, outputs_of(pair[0]))):
             return False
         if fusion_proposals.is_joint_work(nodes) and not any(fusion_proposals.is_joint_work(each) for each in pair):
             return False  # such a kernel was proposed before, and the separate steps were faster
         if not self.proposes and _packed_products(nodes) > 1 and max(map(_packed_products, pair)) == 1:
             return False  # the same
-        kernel = find(nodes, outputs_of(nodes), self.figures)
+        kernel = self._kernel(nodes)
+        if uses_no_tensor_cores(kernel) and not any(uses_no_tensor_cores(self._kernel(each)) for each in pair):
+            return False  # another kernel runs the product faster
         return kernel is not None and not self._has_path_around((number, *views), reader)
+
+    def _kernel(self, nodes: Sequence[Node]) -> Kernel | None:
+        return find(nodes, outputs_of(nodes), self.figures)
 
     def _repeats(self, first: Sequence[Node], second: Sequence[Node]) -> bool:
         """Tell if the second would compute small results of the first many times."""
@@ -183,6 +189,11 @@ class _Groups:
         )
         is_small = first_size * 4 < second_size and second_size > MAX_REPEATED * self.figures.enough_threads
         return is_small and all(can_generate(node) for node in first)
+
+
+def is_mask(value: Value) -> bool:
+    """Tell if a value is a mask of 2 bits, which is stored for steps that run much later."""
+    return value.type.dtype is DType.U2 and value.literal is None
 
 
 def _is_view(step: Partition) -> bool:
