@@ -423,16 +423,53 @@ def test_the_sample_of_models_names_failures_and_references(monkeypatch: pytest.
         {"from": "timm", "model": "b", "ok": False, "reference": ["top_k"], **sizes},
         {"from": "timm", "model": "c", "ok": False, "failed": "ModelError: x|y"},
     ]
-    dated = [row | {"date": "d", "commit": "0123456789"} for row in rows]
+    dated = [row | {"precision": "fp32", "date": "d", "commit": "0123456789"} for row in rows]
     monkeypatch.setattr(results_of_sample, "read", lambda name: {"torch": "2", "target": "h200", "rows": dated})
     text = "\n".join(results_of_sample.model_sample())
     assert "in simulation of h200, without a GPU; torch 2; commit 0123456, d" in text
-    assert "1 of 3 models are right" in text
+    assert "1 of 3 models are right in fp32 and leave nothing" in text
     assert text.splitlines()[6:9] == [
-        "| timm | a | 3 | 5 | 1 | 2e-07 | nothing | none |",
-        "| timm | b | 3 | 5 | 1 | 2e-07 | `top_k` | none |",
-        "| timm | c |  |  |  | failed |  | ModelError: x\\|y |",
+        "| timm | a | fp32 | 3 | 5 | 1 | 2e-07 | nothing | none |",
+        "| timm | b | fp32 | 3 | 5 | 1 | 2e-07 | `top_k` | none |",
+        "| timm | c | fp32 |  |  |  | failed |  | ModelError: x\\|y |",
     ]
+
+
+def test_the_sample_on_a_gpu_counts_each_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"launches": 3, "steps": 5, "programs": 1, "reference": [], "warnings": [], "from": "timm", "model": "a"}
+    rows = [
+        {"precision": "fp32", "error": 2e-7, "ok": True, "date": "d", "commit": "0123456789", **sizes},
+        {"precision": "fp16", "error": 1e-1, "ok": False, "date": "d", "commit": "0123456789", **sizes},
+    ]
+    data = {"gpu": "NVIDIA X", "driver": 1, "cudnn": 2, "torch": "2", "rows": rows}
+    monkeypatch.setattr(results_of_sample, "read", lambda name: data if name == "model_sample_gpu.json" else {})
+    text = "\n".join(results_of_sample.model_sample_gpu())
+    assert "run on NVIDIA X, driver API 1, cuDNN 2, torch 2, step by step" in text
+    assert "0 of 1 models are right in fp16 and 1 of 1 models are right in fp32 and leave nothing" in text
+
+
+class _Called:
+    """A model that gives a wrong second output from its second call on."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self.calls += 1
+        return x, x * self.calls
+
+
+class _Tensor:
+    """Stand in for a tensor of torch."""
+
+    def numpy(self) -> np.ndarray:
+        return np.ones(4, np.float32)
+
+
+def test_the_sample_compares_each_call() -> None:
+    x = _Tensor()
+    assert model_sample._errors(_Called(), [x], [x, x], 1) == [0.0, 0.0]
+    assert model_sample._errors(_Called(), [x], [x, x], 2) == [0.0, 0.0, 0.0, 1.0]
 
 
 def test_slices_of_the_sample_hold_each_model_once() -> None:

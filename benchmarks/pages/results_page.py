@@ -28,7 +28,7 @@ from benchmarks.pages.results_of_costs import (
 )
 from benchmarks.pages.results_of_decoders import decoders, detectors, recurrent, serving, several_gpus
 from benchmarks.pages.results_of_quantised import packed_products, quantized_models
-from benchmarks.pages.results_of_sample import model_sample
+from benchmarks.pages.results_of_sample import model_sample, model_sample_gpu
 from benchmarks.pages.results_of_tuning import tuning
 
 VIEWS = {"slice", "split", "reshape", "transpose"}  # left out of a step's name in a cell
@@ -412,6 +412,7 @@ def main() -> str:
     costs |= {"quantized_models": quantized_models, "packed_products": packed_products}
     costs |= {"decoders": decoders, "recurrent": recurrent, "detectors": detectors}
     costs |= {"kernel_times": kernel_times, "model_sample": model_sample}
+    costs |= {"model_sample_gpu": model_sample_gpu}
     costs |= {"serving": serving, "scale": several_gpus}
     measured = [line for name, section in costs.items() if (RESULTS / f"{name}.json").exists() for line in section()]
     on_gpu = [*peers(), *tuning(), *training(), *digits(), *measured, *gpu_models()]

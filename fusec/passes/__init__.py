@@ -60,6 +60,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     *CLEAN_UP,
     # Before every rule that looks for a pattern, because each then needs one spelling.
     Canonicalise(),
+    # Reductions that keep their dims now are equal, and the patterns of norms read each value once.
+    EliminateCommonSubexpressions(),
     # Before factors are folded, because the 1/6 of a hard swish would go into the weights after it.
     Recognise(),
     # After indices became slices, and before views move, because each step is found by the slices that it reads.

@@ -47,7 +47,8 @@ def test_unsupported_ops_are_listed_all_at_once() -> None:
     ("op", "domain", "words"),
     [
         ("StringConcat", "", "fusec has no strings"),
-        ("Scaler", "ai.onnx.ml", "run this one in onnxruntime"),
+        ("SVMClassifier", "ai.onnx.ml", "run this one in onnxruntime"),
+        ("ZipMap", "ai.onnx.ml", "zipmap=False"),
         ("Mine", "me", "define it as a function of the model"),
     ],
 )

@@ -77,8 +77,9 @@ def test_negative_size() -> None:
     fails(_model(["n"]), {"x0": (-1,)}, "the shape given for input 'x0' has a negative dimension")
 
 
-def test_negative_dim_in_the_model() -> None:
-    fails(_model([-1, 3]), None, "input 'x0': negative dimension -1")
+def test_negative_dim_of_an_input_is_unknown() -> None:
+    fails(_model([-1, 3]), None, "input 'x0' has symbolic dims [?, 3]: give its shape, say --shape x0=1,3")
+    assert load(_model([-1, 3]), {"x0": (2, 3)}).inputs[0].type.shape == (2, 3)
 
 
 def test_absurd_dims() -> None:

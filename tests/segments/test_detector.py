@@ -11,6 +11,7 @@ import pytest
 from cli.command import fusec as command
 from frontends.onnx.models import info, model, run
 from helpers import assert_close
+from onnx import helper
 from segments.models import FLOAT, INT, floats, ints, n
 
 import fusec
@@ -174,6 +175,31 @@ def test_a_limit_that_is_computed_keeps_the_host_step() -> None:
             assert_close(got, want, 1e-5)
     (step,) = executable.explain().segments[0].steps
     assert step.most is None
+
+
+@pytest.mark.cudnn
+def test_suppression_within_a_branch_that_is_known() -> None:
+    """torch's older exporter writes torchvision's detectors so: a branch for no boxes, and one for some."""
+    branched = detector(counted=False)
+    place = next(i for i, node in enumerate(branched.graph.node) if node.op_type == "NonMaxSuppression")
+    inner = branched.graph.node[place]
+    inner.output[0] = "kept"
+    found = helper.make_graph([inner], "found", [], [info("kept", None, INT)])
+    none = helper.make_graph([n("Expand none no -> empty")], "none", [], [info("empty", [0, 3], INT)])
+    branched.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, name) for name, array in (("no", ints(0, 3)), ("none", np.array(0)))
+    )
+    branched.graph.node.remove(inner)
+    test = [n("Size boxes -> size"), n("Equal size none -> empty_boxes")]
+    test.append(n("If empty_boxes -> chosen", then_branch=none, else_branch=found))
+    for index, node in enumerate(test):
+        branched.graph.node.insert(place + index, node)
+    executable = fusec.compile(branched, target="h200", simulate=True)
+    assert isinstance(executable, SegmentedExecutable)
+    for image in images():
+        for got, want in zip(executable.run(None, {"image": image}), run(branched, {"image": image}), strict=True):
+            assert_close(got, want, 1e-5)
+    assert len(executable.programs) == 1
 
 
 @pytest.mark.cudnn

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 _STRINGS = "fusec has no strings: do this step before or after the model"
 _OLD = "onnx.version_converter writes it as a newer op"
 _OPS: Mapping[str, str] = {
-    **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "LabelEncoder"), _STRINGS),
+    **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"), _STRINGS),
     **dict.fromkeys(("Scatter", "Upsample"), _OLD),
+    "ZipMap": "fusec has no maps: convert the model without it (zipmap=False)",
     "ImageDecoder": "fusec reads no image files: decode them before the model, or give a Python function (custom_ops)",
 }
 _DOMAINS: Mapping[str, str] = {
-    "ai.onnx.ml": "fusec runs tensor ops, not classical models: run this one in onnxruntime",
+    "ai.onnx.ml": "of classical models, fusec runs what computes with numbers: run this one in onnxruntime",
     "ai.onnx.preview.training": "fusec makes training steps of graphs itself (fusec.grad, docs/training.md)",
 }
 _UNKNOWN = (

@@ -56,7 +56,7 @@ def _difference(declared: ValueInfoProto, value: ModelValue) -> tuple[str, DType
     if isinstance(value, TensorList):
         require(kind == "sequence_type", f"the model declares {name!r} as {kind}, but it is a sequence")
         return "", None
-    dtype, dims = tensor_type(declared, negative=True)
+    dtype, dims = tensor_type(declared)
     agrees = dims is None or (
         len(dims) == value.type.rank
         and all(isinstance(d, str) or d == size for d, size in zip(dims, value.type.shape, strict=True))

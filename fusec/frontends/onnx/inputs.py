@@ -68,32 +68,27 @@ def element_type(type: TypeProto) -> TypeProto:
     return type.optional_type.elem_type if type.WhichOneof("value") == "optional_type" else type
 
 
-def tensor_type(value: ValueInfoProto, *, negative: bool = False) -> tuple[DType, Dims | None]:
+def tensor_type(value: ValueInfoProto) -> tuple[DType, Dims | None]:
     """Return the dtype and the dims that a value declares; dims are None if it declares no shape.
 
-    negative: read a dim below 0 as unknown, because exporters write such dims for results.
+    A dim below 0 is unknown, because exporters write such dims: PaddlePaddle for batches, others for results.
 
     Raises VerifyError if the value is not a tensor or fusec lacks its element type.
     """
     declared = element_type(value.type)
     kind = declared.WhichOneof("value")
     if kind != "tensor_type":
-        raise VerifyError(f"has type {kind.removesuffix('_type') if kind else 'none'}, not tensor")
+        maps = declared.sequence_type.elem_type.WhichOneof("value") == "map_type"
+        remedy = " (maps of a classifier: convert the model with zipmap=False)" if maps else ""
+        raise VerifyError(f"has type {kind.removesuffix('_type') if kind else 'none'}, not tensor{remedy}")
     tensor = declared.tensor_type
     dtype = dtype_of(tensor.elem_type)
-    return dtype, (_dims(tensor, negative) if tensor.HasField("shape") else None)
+    return dtype, (_dims(tensor) if tensor.HasField("shape") else None)
 
 
-def _dims(tensor: TypeProto.Tensor, negative: bool) -> Dims:
-    dims: Dims = []
-    for dim in tensor.shape.dim:
-        if not dim.HasField("dim_value") or (negative and dim.dim_value < 0):
-            dims.append(dim.dim_param)
-            continue
-        if dim.dim_value < 0:
-            raise VerifyError(f"negative dimension {dim.dim_value}")
-        dims.append(dim.dim_value)
-    return dims
+def _dims(tensor: TypeProto.Tensor) -> Dims:
+    known = (dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor.shape.dim)
+    return [dim.dim_value if each else dim.dim_param for dim, each in zip(tensor.shape.dim, known, strict=True)]
 
 
 def _bind(

@@ -157,7 +157,7 @@ def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
         if kind == "output" and value.type.WhichOneof("value") is None:
             return value.name, None, None
         try:
-            dtype, dims = tensor_type(value, negative=kind == "output")
+            dtype, dims = tensor_type(value)
         except VerifyError as error:
             problems.append(f"{kind} {value.name!r}: {error}")
             return value.name, None, None

@@ -240,7 +240,9 @@ class NodeImporter:
             self.import_node(scope, node, name)
         except HostValueError as error:
             what = f"in its body, node {name!r} ({printable(node.op_type)}): {error.what}"
-            raise HostValueError(what, error.values, error.compute, error.body, error.custom) from error
+            raise HostValueError(
+                what, error.values, error.compute, error.body, error.custom, rows=error.rows
+            ) from error
         except VerifyError as error:
             raise VerifyError(f"in its body, node {name!r} ({printable(node.op_type)}): {error}") from error
 

@@ -13,7 +13,7 @@ from functools import cache
 from onnx import NodeProto, defs
 
 from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOps, qualified
-from fusec.frontends.onnx import contrib
+from fusec.frontends.onnx import classical, contrib
 from fusec.frontends.onnx.advice import advice
 from fusec.frontends.onnx.contrib.schemas import schema_from
 from fusec.frontends.onnx.emit import OpFunction, Table
@@ -43,6 +43,7 @@ OLDEST_OPSET = 7
 REVIEWED_OPSET = 28  # newest opset whose op versions were compared with TABLE
 # Ops that models use in older opsets than the one that defines them, because onnxruntime accepts them in any.
 _IN_ANY_OPSET = {"LayerNormalization": 17}
+CLASSICAL = "ai.onnx.ml"
 MICROSOFT = "com.microsoft"
 BLOCKED = "com.microsoft.nchwc"  # whose weights are in blocks as long as a CPU's vectors
 # Ops of onnxruntime's own domain, by the version of ONNX's op of the same name that they are equal to.
@@ -117,6 +118,9 @@ def function_of(op: str, opset: int, domain: str = "") -> tuple[OpFunction, defs
     own = CONTRIB.get((domain, op))
     if own is not None:
         return own, schema_from(own, op, domain)
+    if domain == CLASSICAL:
+        own, known = classical.TABLE.get(op), schema_of(op, opset, domain)
+        return None if own is None or known is None else (own, known)
     opset = EQUAL_TO_ONNX.get((domain, op), 0) if domain else max(opset, _IN_ANY_OPSET.get(op, 0))
     schema = schema_of(op, opset)
     versions = [since for name, since in TABLE if name == op and since <= opset]

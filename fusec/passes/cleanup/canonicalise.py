@@ -15,6 +15,8 @@ from fusec.ir import Graph, Literal, Node, Value
 from fusec.ops import Expand, Gather, Reshape, Slice, pw
 from fusec.ops.pointwise import CLASSES
 from fusec.passes.base import RulePass
+from fusec.passes.cleanup.reduced_dims import keep_reduced_dims
+from fusec.passes.cleanup.simplify import clip_nothing
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
 from fusec.passes.rewriting.expression import Symbol, call, symbol
 from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Scalar, Sides, TracedTensor, rule
@@ -232,6 +234,7 @@ class Canonicalise(RulePass):
         _divide_by_constant,
         _gather_one,
         _expand_operand,
+        keep_reduced_dims,
         _relu_of_positive,
         relu_of_relu,
         clip_of_clip,
@@ -241,6 +244,7 @@ class Canonicalise(RulePass):
         max_with_zero,
         max_with_number,
         min_with_number,
+        clip_nothing,
         square,
         cube,
         power_minus_one,

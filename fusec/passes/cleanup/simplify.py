@@ -59,7 +59,7 @@ def _times_one(graph: Graph, node: Node) -> Value | None:
 
 
 @local("clip", equation="clip(x, min=-inf, max=inf) = x")
-def _clip_nothing(graph: Graph, node: Node) -> Value | None:
+def clip_nothing(graph: Graph, node: Node) -> Value | None:
     bounds = node.op.attributes
     return node.operands[0] if bounds["min"] == -math.inf and bounds["max"] == math.inf else None
 
@@ -259,7 +259,7 @@ class Simplify(RulePass):
         _identity,
         _add_zero,
         _times_one,
-        _clip_nothing,
+        clip_nothing,
         _twice_undone,
         _with_itself,
         _cast_nothing,

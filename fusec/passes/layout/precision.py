@@ -26,6 +26,7 @@ from fusec.ops import (
     Pointwise,
 )
 from fusec.passes.base import Options, Pass
+from fusec.passes.layout.small_guards import keep_guards
 from fusec.passes.rewriting.row_major import converted, row_major
 from fusec.passes.rewriting.value_facts import has_extremes, is_pointwise
 
@@ -47,6 +48,7 @@ class Precision(Pass):
         storage = options.storage
         if storage is DType.F32:
             return
+        keep_guards(graph, storage)
         interface = [v.type.dtype for v in graph.outputs]
         nodes = list(graph.nodes)
         for value in graph.inputs:

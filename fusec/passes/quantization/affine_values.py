@@ -102,7 +102,7 @@ def factors(value: Value, shape: tuple[int, ...]) -> Factors | None:
 
 
 def dequantised(value: Value, types: Sequence[DType] = BYTES) -> Dequantised | None:
-    """Return 8-bit numbers of these types, scale and zero point of an fp32 value; None if it is not spelled so."""
+    """Return numbers of these types, scale and zero point of an fp32 value; None if it is not spelled so."""
     zero = NONE
     if value.type.dtype is not DType.F32 or (scaled := _with_constant(value, "mul")) is None:
         return None
@@ -118,9 +118,9 @@ def dequantised(value: Value, types: Sequence[DType] = BYTES) -> Dequantised | N
     return Dequantised(node.operands[0], scale, zero)
 
 
-def quantised(node: Node) -> Quantised | None:
-    """Return what a cast to integers of 8 bits rounds; None if its operand is not spelled as a quantisation."""
-    if not isinstance(node.op, Cast) or node.op.to not in BYTES:
+def quantised(node: Node, types: Sequence[DType] = BYTES) -> Quantised | None:
+    """Return what a cast to integers of these types rounds; None if its operand is not spelled as a quantisation."""
+    if not isinstance(node.op, Cast) or node.op.to not in types:
         return None
     clip = node.operands[0].node
     if clip is None or clip.op.name != "clip" or node.operands[0].type.dtype is not DType.F32:

@@ -20,6 +20,7 @@ _HALVED: dict[str, _Outer] = {
 }
 _POLYNOMIAL: dict[str, Callable[[Ops, TracedTensor], Apply]] = {
     "cube": lambda p, x: p.mul(p.add(x, p.mul(p.mul(p.mul(x, x), x), 0.044715)), SQRT_2_OVER_PI),
+    "nested": lambda p, x: p.mul(p.add(x, p.mul(x, p.mul(x, p.mul(x, 0.044715)))), SQRT_2_OVER_PI),  # TensorFlow
     "square": lambda p, x: p.mul(p.mul(x, SQRT_2_OVER_PI), p.add(p.mul(p.mul(x, x), 0.044715), 1.0)),
     "product": lambda p, x: p.mul(p.mul(x, SQRT_2_OVER_PI), p.add(p.mul(p.mul(x, 0.044715), x), 1.0)),
     "factored": lambda p, x: p.mul(p.mul(x, p.add(p.mul(p.mul(x, x), 0.044715), 1.0)), SQRT_2_OVER_PI),

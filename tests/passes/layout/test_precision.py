@@ -11,6 +11,7 @@ import pytest
 from helpers import assert_close, relative_l2
 from passes.cases import inputs_of, read_graph
 
+import fusec
 from fusec.ir import Constant, DType, Graph, Literal, TensorType
 from fusec.ops import Cast, pw
 from fusec.passes import PIPELINE
@@ -194,3 +195,15 @@ def test_the_sums_of_attention_stay_f32_and_others_read_them_narrowed() -> None:
     sums = train.results[1]
     assert [v.type.dtype.value for v in train.results] == ["f16", "f32"]
     assert {n.op.name for n, _ in sums.uses} == {"attention_backward", "cast"}
+
+
+def test_rows_of_zeros_are_normalised_to_zeros_in_fp16() -> None:
+    """Swin v2 divides by norms that are at least 1e-12, and padded windows have rows of zeros."""
+    b = fusec.Builder("f32")
+    x = b.input("x", (4, 8))
+    b.output(y=x / x.reduce("l2", 1, keepdims=True).clip(1e-12))
+    rows = np.zeros((4, 8), np.float32)
+    rows[0] = 1.0
+    (got,) = fusec.compile(b.graph(), target="cpu", precision="fp16").run(None, {"x": rows})
+    np.testing.assert_allclose(got[0], np.full(8, 8**-0.5), rtol=1e-3)
+    assert not got[1:].any()

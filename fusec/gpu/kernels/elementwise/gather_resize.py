@@ -172,28 +172,40 @@ def _sample(anchor: Node, arguments: Arguments) -> Sample | None:
             elif not _look_up(op.nearest(np, dim, x.shape[dim]), dim, sample):
                 return None
         elif isinstance(op, Pad) and (op.pads[dim] or op.pads[x.rank + dim]):
-            first, last = op.pads[dim], op.pads[x.rank + dim]
+            first = op.pads[dim]
             sample.moved.add(dim)
             if op.mode == "constant":
                 sample.lines.append(f"const u32 p{dim} = c{dim} - {first}u;")
                 sample.names[dim] = f"p{dim}"
                 sample.guards[dim] = f"p{dim} < {x.shape[dim]}u"
                 continue
-            indices = np.arange(x.shape[dim])
-            table: Any = np.pad(indices, (first, last), mode=op.mode)  # type: ignore[call-overload]  # a literal
-            if not _look_up(table, dim, sample):
-                return None
+            _pad_coordinate(op, dim, x.shape[dim], sample)
     if isinstance(op, Pad) and sample.guards:
         value = np.array(op.value).astype(y.dtype.numpy)
         sample.fill = literal(float(value) if y.dtype.is_float else int(op.value), y.dtype)
     return sample
 
 
+def _pad_coordinate(op: Pad, dim: int, size: int, sample: Sample) -> None:
+    """Compute the coordinate in an operand that is padded by its own elements. Sound can be too long for a table."""
+    last = size - 1
+    sample.lines.append(f"const int m{dim} = (int)c{dim} - {op.pads[dim]};")
+    if op.mode == "reflect":  # by less than the operand
+        inside = f"m{dim} < 0 ? -m{dim} : m{dim} > {last} ? {2 * last} - m{dim} : m{dim}"
+    elif op.mode == "edge":
+        inside = f"m{dim} < 0 ? 0 : m{dim} > {last} ? {last} : m{dim}"
+    else:
+        rounds = ceil_div(op.pads[dim], size) * size  # so that the remainder is that of no negative number
+        inside = f"(m{dim} + {rounds}) % {size}"
+    sample.lines.append(f"const u32 p{dim} = (u32)({inside});")
+    sample.names[dim] = f"p{dim}"
+
+
 def _look_up(table: np.ndarray[Any, Any], dim: int, sample: Sample) -> bool:
     """Compute one coordinate by a table, or by a division if that gives the same; False if the table is too long."""
     indices = np.arange(len(table))
-    factor = next((k for k in range(2, 9) if np.array_equal(table, indices // k)), None)
-    if factor is not None:
+    factor = len(table) // (int(table.max()) + 1)
+    if factor > 1 and np.array_equal(table, indices // factor):
         sample.lines.append(f"const u32 p{dim} = c{dim} / {factor}u;")
     elif len(table) > MAX_TABLE:
         return False

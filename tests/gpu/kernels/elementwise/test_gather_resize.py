@@ -33,6 +33,8 @@ def resize_cases() -> list[Case]:
     add(Resize((2, 16, 10, 14), (1.0, 1.0, 2.0, 2.0), "nearest"), rows(F32, 2, 16, 5, 7))
     add(Resize((2, 16, 10, 14), (1.0, 1.0, 2.0, 2.0), "nearest", "asymmetric", "floor"), last(DType.I8, 2, 16, 5, 7))
     add(Resize((2, 6, 10), (1.0, 1.0, 2.0), "linear"), last(F32, 2, 6, 5), awkward)
+    sound = Resize((1, 1, 18_000), (1.0, 1.0, 300.0), "nearest", "asymmetric", "floor")  # no table is that long
+    add(sound, rows(F32, 1, 1, 60))
     return cases
 
 
@@ -47,6 +49,11 @@ def pad_cases() -> list[Case]:
                     op = Pad(pads, mode, 2.0 if mode == "constant" else 0.0)
                     x = kind(dtype, 2, 3 if pads[5] else 8, 4, 5)
                     cases.append(build(f"{op} {x}", [x], lambda g, x, op=op: g.add(op, x), exact=True))
+    for mode in ("reflect", "edge", "wrap"):  # sound, whose coordinates do not fit into a table
+        sound, op = rows(F32, 1, 1, 17_000), Pad((0, 0, 400, 0, 0, 200), mode)
+        cases.append(build(f"{op} {sound}", [sound], lambda g, x, op=op: g.add(op, x), exact=True))
+    few, around = rows(F32, 2, 3), Pad((0, 7, 0, 8), "wrap")
+    cases.append(build(f"{around} {few}", [few], lambda g, x: g.add(around, x), exact=True))
     return cases
 
 

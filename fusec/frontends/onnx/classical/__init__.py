@@ -1,0 +1,10 @@
+"""Import the ops of ai.onnx.ml that compute with numbers, as converters of scikit-learn write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fusec.frontends.onnx.classical import features, linear, trees
+from fusec.frontends.onnx.emit import OpFunction
+
+TABLE: Mapping[str, OpFunction] = {**features.TABLE, **linear.TABLE, **trees.TABLE}
