@@ -95,11 +95,11 @@ def _quietly(work: Callable[[], None]) -> None:
 
 @contextmanager
 def compiled_ahead(proposed: ProposedKernels, oracle: Oracle | None) -> Generator[None]:
-    """Compile proposed kernels if workers are asked about this machine's GPU during the body.
+    """Compile proposed kernels if workers are asked during the body about a program that this machine's GPU will run.
 
     Nothing is compiled where all answers are stored, because then the kernels are on disk, too.
     """
-    if oracle is None or not oracle.device:
+    if oracle is None or not oracle.hand_over:
         yield
         return
     begun: list[threading.Thread] = []
