@@ -346,3 +346,12 @@ def test_plans_of_one_library_do_not_confirm_each_other() -> None:
     tuned = rank_plans({"a": graph(1)}, bench, TuningOptions("full"))["a"]
     assert tuned.plans[0][0].engine == 0
     assert bench.noted == ["1048576: its results are off by 0.5"] * 3
+
+
+def test_plans_that_workers_compile_are_timed_after_all_others() -> None:
+    """So that nothing waits for the workers while other plans could be timed."""
+    table = Table({1: [100.0, 90.0, 80.0], 2: [50.0, 40.0, 30.0]}, noise=0.0, compiled=frozenset({1}))
+    ranked = rank_plans({str(size): graph(size) for size in (1, 2)}, table, TuningOptions("quick"))
+    assert table.built == [(1, 0), (2, 0), (1, 2), (2, 2), (1, 1), (2, 1)]
+    assert [ranked[key].plans[0][0].engine for key in ("1", "2")] == [2, 2]
+    assert all(choice.complete for result in ranked.values() for choice, _ in result.plans)

@@ -402,7 +402,7 @@ RUNNING: tuple[Mutant, ...] = (
         "tune_complete",
         "tuning",
         "gpu/autotune/plan_search.py",
-        "replace(choice, complete=finished)",
+        "replace(choice, complete=finished[key])",
         "replace(choice, complete=True)",
         "what ran out of time is never looked at again",
         "gpu/autotune/test_plan_search.py",
