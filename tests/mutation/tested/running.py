@@ -984,7 +984,7 @@ RUNNING: tuple[Mutant, ...] = (
         "weights_read_twice",
         "runtime",
         "execution/program_runner.py",
-        "            self._ahead = loaded.result()\n",
+        "            self._constants.held = loaded.result()\n",
         "            loaded.result()\n",
         "weights that are loaded while plans are prepared are read from the file again",
         "execution/test_weights_read_once.py",
