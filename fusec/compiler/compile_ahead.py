@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
+from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.candidate_times import StepTuning, candidate_kernels, kernels_of
 from fusec.gpu.autotune.step_choices import apply_choices, before_choices
 from fusec.gpu.cudnn.deviceless import nvrtc_libraries
 from fusec.gpu.cudnn.judges import RulesJudge
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.kernels import GpuFigures
+from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch.cubins import compile_ahead
 from fusec.ir import Graph
@@ -27,6 +30,9 @@ from fusec.passes.partition import Judge, partition
 from fusec.passes.partition.concat_in_place import concat_in_place
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.targets.target import Target
+
+if TYPE_CHECKING:
+    from fusec.gpu.autotune.tuning_cache import TuningCache  # needs cupy and cudnn
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +68,12 @@ class ProposedKernels:
         _quietly(partial(self.compile, graph))
         threading.Thread(target=_quietly, args=(self.warm_up,), name="fusec-warm-up", daemon=True).start()
 
+    def _load(self, kernels: Sequence[Kernel], coming: Mapping[str, Future[bytes | None]]) -> None:
+        """Load kernels on the GPU as they are compiled."""
+        from fusec.gpu.launch.kernel_launcher import load_ahead  # needs CuPy
+
+        load_ahead(kernels, coming)
+
     def warm_up(self) -> None:
         """Load what choosing plans needs: see `warm_up.warm_up`."""
         from fusec.gpu.warm_up import warm_up  # needs cuDNN and CuPy
@@ -83,7 +95,28 @@ class ProposedKernels:
             tuning = StepTuning(options.tensor_cores, self.target.launch_us, self.level, figures)
             offered = candidate_kernels(program, tuning).values()
             found = [variant for kernel in offered for variant in variants_of(kernel)]
-        compile_ahead(found, self.target.sm, nvrtc_libraries())
+        coming = compile_ahead(found, self.target.sm, nvrtc_libraries())
+        threading.Thread(target=_quietly, args=(partial(self._load, found, coming),), daemon=True).start()
+
+
+@contextmanager
+def candidates_compiled_ahead(compiled: Compiled, cache: TuningCache) -> Generator[None]:
+    """Compile the kernels that will compete for the steps of a program, in a thread during the body and after it.
+
+    cache: what it knows is not compiled.
+    """
+    from fusec.gpu.launch.kernel_launcher import load_ahead  # needs CuPy
+
+    def work() -> None:
+        unknown = (kernel for kernel in compiled.candidate_kernels.values() if not cache.kernel_variant(kernel.key))
+        variants = [variant for kernel in unknown for variant in variants_of(kernel)]
+        coming = compile_ahead(variants, compiled.target.sm, nvrtc_libraries(), cache.cubin)
+        load_ahead(variants, coming)
+
+    thread = threading.Thread(target=_quietly, args=(work,), name="fusec-ahead", daemon=True)
+    thread.start()
+    yield
+    thread.join()  # so that no kernel is begun twice
 
 
 def _quietly(work: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from fusec import lockfile
 from fusec.artifacts import fusec_file
 from fusec.compiler.choose_target import require_cudnn, require_runs_on_gpu
+from fusec.compiler.compile_ahead import candidates_compiled_ahead
 from fusec.compiler.gpu_executable import autotune
 from fusec.errors import ModelError
 from fusec.execution.shared_weights import SharedWeights
@@ -17,6 +18,7 @@ from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.gpu.cudnn.deviceless import load_cudnn
+from fusec.plans.plan_cache import PlanStore
 from fusec.runtime import Executable
 from fusec.system.garbage import seldom_collected
 
@@ -74,8 +76,11 @@ def _on_gpu(artifact: fusec_file.Artifact, tune: str, weights: SharedWeights | N
     are timed once, and so are the candidates of each step, as far as the file has plans of them. The cache stores what
     was chosen for the next load.
     """
-    from fusec.gpu.autotune.tuning_cache import KnownChoices
+    from fusec.gpu.autotune.tuning_cache import KnownChoices, TuningCache
+    from fusec.gpu.autotune.tuning_environment import environment_here
     from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
+    from fusec.gpu.launch.cubins import forget_ahead
+    from fusec.gpu.launch.kernel_launcher import forget_loaded
 
     compiled, lock = artifact.compiled, artifact.lock
     options = compiled.options
@@ -88,9 +93,15 @@ def _on_gpu(artifact: fusec_file.Artifact, tune: str, weights: SharedWeights | N
         accept_incomplete=tune != "full",
         side_by_side=tune != "full" and lockfile.side_by_side(lock, compiled.target),
     )
-    backend = CudnnBackend(tune, known, plan_filter=options.plan_filter)
     if competes:
+        environment = environment_here(device.device_name() or "GPU", options.plan_filter, False)
+        with candidates_compiled_ahead(compiled, TuningCache(PlanStore(), environment, tune, known)):
+            backend = CudnnBackend(tune, known, plan_filter=options.plan_filter)
         own = (lowered.graph.key for lowered in compiled.lowered if lowered is not None)
-        return autotune(compiled, backend, weights, only=frozenset((*own, *artifact.plans)))
+        executable = autotune(compiled, backend, weights, only=frozenset((*own, *artifact.plans)))
+        forget_ahead()
+        forget_loaded()
+        return executable
+    backend = CudnnBackend(tune, known, plan_filter=options.plan_filter)
     backend.time_variants(program)
     return Executable(replace(compiled, program=program), backend, weights)

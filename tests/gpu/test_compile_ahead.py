@@ -12,9 +12,11 @@ from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import compiled
 
-from fusec.compiler.compile_ahead import ProposedKernels, compiled_ahead
+from fusec.compiler.compile_ahead import ProposedKernels, candidates_compiled_ahead, compiled_ahead
 from fusec.gpu.cudnn.legality import PROBE, Oracle
+from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch import cubins
+from fusec.gpu.launch.cubins import entry_of, source_of
 from fusec.ir import DType, Graph
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.sqlite_cache import Store
@@ -183,3 +185,25 @@ def test_work_for_meanwhile_begins_with_the_first_question(tmp_path: Path, monke
     assert begun == ["meanwhile", "asked"]
     oracle.judge([PROBE])
     assert begun == ["meanwhile", "asked", "asked"]
+
+
+@pytest.mark.parametrize("known", ["nothing", "a cubin", "the times"])
+def test_candidates_of_a_file_are_compiled_unless_the_cache_knows_them(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    from fusec.gpu.launch import kernel_launcher
+
+    of, begun, loaded = compiled(SOFTMAX), set[str](), list[str]()
+    launches = (la for kernel in of.candidate_kernels.values() for each in variants_of(kernel) for la in each.launches)
+    every = {source_of(launch, of.target.sm).key for launch in launches}
+    stored = min(every)
+    monkeypatch.setattr(cubins, "compiled", lambda new, *_: begun.update(each.key for each in new) or {})
+    monkeypatch.setattr(kernel_launcher, "load_ahead", lambda variants, coming: loaded.append("begun"))
+    cache: Any = SimpleNamespace(
+        kernel_variant=lambda key: {"fastest": key} if known == "the times" else {},
+        cubin=lambda key: entry_of(key, b"cubin") if known == "a cubin" and key == stored else None,
+    )
+    with candidates_compiled_ahead(of, cache):
+        pass
+    assert begun == {"nothing": every, "a cubin": every - {stored}, "the times": set()}[known]
+    assert loaded == ["begun"]

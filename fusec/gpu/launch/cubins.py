@@ -23,6 +23,7 @@ from fusec.plans.plan_record import NVRTC, Choice, Entry
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
 MAX_AHEAD = 12  # processes while cuDNN's workers start, when most cores have nothing else to do
 MAX_PROCESSES = 8  # otherwise, because each loads NVRTC, and others build plans meanwhile
+IDLE_S = 60.0  # after which a process without work ends
 KEY_PREFIX = "kernel "  # of the name of a source, before its digest
 NO_CHOICE = Choice(NVRTC, ())
 
@@ -117,16 +118,30 @@ class Cubins:
 _AHEAD: dict[str, Future[bytes | None]] = {}
 
 
-def compile_ahead(kernels: Iterable[Kernel], sm: int, libraries: Sequence[str]) -> None:
-    """Begin to compile kernels that a launcher may need later for a compute capability; its `Cubins` take them over."""
+def compile_ahead(
+    kernels: Iterable[Kernel],
+    sm: int,
+    libraries: Sequence[str],
+    known: Callable[[str], Entry | None] = lambda key: None,
+) -> Mapping[str, Future[bytes | None]]:
+    """Begin to compile kernels that a launcher may need later for a compute capability; its `Cubins` take them over.
+
+    known: see `Cubins`; what is known is not compiled.
+
+    Returns the cubins to come, by key of the source.
+    """
     new = [source for source in _sources(kernels, sm) if source.key not in _AHEAD]
-    _AHEAD.update(compiled(new, libraries, MAX_AHEAD))
+    new = [source for source in new if cubin_in(source.key, known(source.key)) is None]
+    coming = compiled(new, libraries, MAX_AHEAD)
+    _AHEAD.update(coming)
+    return coming
 
 
 def forget_ahead() -> None:
-    """Drop what was compiled ahead and nothing needed; what is still waiting is not compiled."""
+    """Drop what was compiled ahead and nothing needed; what is still waiting is not compiled. End idle processes."""
     while _AHEAD:
         _AHEAD.popitem()[1].cancel()
+    threading.Thread(target=_IDLE.close, name="fusec-end-nvrtc", daemon=True).start()
 
 
 def compile_all(
@@ -179,7 +194,7 @@ def _work(
         if not futures[source.key].set_running_or_notify_cancel():
             continue
         try:
-            child = child or nvrtc_process.NvrtcChild(libraries)
+            child = child or _IDLE.take(libraries)
             cubin = child.cubin(source.code, (*OPTIONS, f"--gpu-architecture={source.architecture}"))
         except OSError as error:
             child = None
@@ -187,7 +202,54 @@ def _work(
         else:
             futures[source.key].set_result(cubin)
     if child is not None:
-        child.close()
+        _IDLE.give(child, libraries)
+
+
+class _IdleProcesses:
+    """Processes that have nothing to compile. They end after some seconds, because each holds NVRTC in memory.
+
+    The first source of a process takes up to a second longer than the next ones.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: list[tuple[nvrtc_process.NvrtcChild, list[str], object]] = []
+
+    def take(self, libraries: list[str]) -> nvrtc_process.NvrtcChild:
+        """Return a process that loaded these libraries, or start one. Raises OSError if it does not start."""
+        with self._lock:
+            for place, (child, loaded, _) in enumerate(self._held):
+                if loaded == libraries:
+                    del self._held[place]
+                    return child
+        return nvrtc_process.NvrtcChild(libraries)
+
+    def give(self, child: nvrtc_process.NvrtcChild, libraries: list[str]) -> None:
+        """Hold a process for the next source."""
+        turn = object()
+        with self._lock:
+            self._held.append((child, libraries, turn))
+        timer = threading.Timer(IDLE_S, self._end, [turn])
+        timer.daemon = True
+        timer.start()
+
+    def _end(self, turn: object) -> None:
+        """End the process that was given at a turn, if nobody took it since."""
+        with self._lock:
+            ended = [child for child, _, given in self._held if given is turn]
+            self._held = [item for item in self._held if item[2] is not turn]
+        for child in ended:
+            child.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            ended, self._held = self._held, []
+        for child, *_ in ended:
+            child.close()
+
+
+_IDLE = _IdleProcesses()
 
 
 def _rest(waiting: queue.SimpleQueue[CudaSource]) -> Iterator[CudaSource]:

@@ -5,6 +5,7 @@ CuPy caches on disk what it compiles.
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ from fusec.gpu.nvrtc import compute_capability, function_of
 from fusec.ir import Array, TensorType, Value
 from fusec.system.compile_timer import spent_on
 
+_log = logging.getLogger(__name__)
+LOADERS = 4  # threads that load kernels ahead
 VOTERS = 2  # variants of a kernel that the fastest is compared with, until one agrees
 MIN_COUNTERS = 1 << 14  # barrier counters, so that the memory is seldom allocated again
 NUMBERS = {"u32": np.uint32, "u64": np.uint64}
@@ -143,8 +146,9 @@ class Launcher:
             sm = compute_capability()
             self._cubins.expect(source_of(launch, sm) for _, launch in new if launch.runs_on(sm))
         pool = ThreadPoolExecutor(min(len(new), compilers(), 16), thread_name_prefix="fusec-nvrtc")
-        for item in new:
-            self._coming[item[1].entry] = pool.submit(_compiled, item[1], self._cubins)
+        for _, launch in new:
+            ahead = _LOADED_AHEAD.pop(launch.entry, None)
+            self._coming[launch.entry] = pool.submit(_taken_over, ahead, launch, self._cubins)
         pool.shutdown(wait=False)  # the threads end when all is compiled
 
     def missing(self, kernels: Iterable[Kernel]) -> list[tuple[Kernel, Launch]]:
@@ -214,6 +218,50 @@ class Launcher:
         return self._counters
 
 
+# What is loaded before it is known which launcher needs it, by entry.
+_LOADED_AHEAD: dict[str, Future[Any]] = {}
+
+
+def load_ahead(kernels: Iterable[Kernel], coming: Mapping[str, Future[bytes | None]]) -> None:
+    """Load kernels on the GPU as they are compiled, before a launcher needs them. The driver loads one at a time.
+
+    coming: their cubins, by key of the source
+    """
+    sm = compute_capability()
+    launches = {each.entry: each for kernel in kernels for each in kernel.launches if each.runs_on(sm)}
+    with_cubins = [(each, coming.get(source_of(each, sm).key)) for each in launches.values()]
+    pool = ThreadPoolExecutor(LOADERS, thread_name_prefix="fusec-load")
+    for launch, cubin in with_cubins:
+        if cubin is not None:
+            _LOADED_AHEAD[launch.entry] = pool.submit(_loaded_ahead, launch, cubin)
+    pool.shutdown(wait=False)  # the threads end when all is loaded
+
+
+def forget_loaded() -> None:
+    """Drop what was loaded ahead and nothing needed."""
+    while _LOADED_AHEAD:
+        _LOADED_AHEAD.popitem()[1].cancel()
+
+
+def _loaded_ahead(launch: Launch, coming: Future[bytes | None]) -> Any:
+    """Return the function of a launch once it is compiled; see `_compiled`. Raises LookupError if it is refused."""
+    cubin = coming.result()
+    if cubin is None:
+        raise LookupError(launch.entry)
+    cupy.cuda.runtime.memGetInfo()  # creates a CUDA context in this thread
+    return _fitted(CubinFunction(cubin, launch.entry, launch.cooperative), launch)
+
+
+def _taken_over(ahead: Future[Any] | None, launch: Launch, cubins: Cubins | None) -> Any:
+    """Return what was loaded ahead; where that failed, compile it as without it."""
+    if ahead is not None:
+        try:
+            return ahead.result()
+        except Exception:  # noqa: BLE001  # raised or reported again, if it fails again
+            _log.debug("%s was not loaded ahead", launch.entry, exc_info=True)
+    return _compiled(launch, cubins)
+
+
 def _compiled(launch: Launch, cubins: Cubins | None) -> Any:
     """Return the function of a launch, or the compiler's message if it refuses the source.
 
@@ -227,6 +275,11 @@ def _compiled(launch: Launch, cubins: Cubins | None) -> Any:
             function = function_of(launch.source, launch.entry, launch.cooperative, launch.architecture)
     except cupy.cuda.compiler.CompileException as error:
         return str(error)
+    return _fitted(function, launch)
+
+
+def _fitted(function: Any, launch: Launch) -> Any:
+    """Return a function ready to launch; None if the GPU lacks room for all blocks that must run at the same time."""
     if (launch.resident_bytes or launch.cooperative) and not _has_room(function, launch):
         return None
     begin = driver() if launch.dependent else None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -137,3 +139,52 @@ def test_the_cores_that_this_process_may_use_bound_the_others(monkeypatch: pytes
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
     assert module.compilers() == 3
+
+
+class Quick:
+    """A child process that compiles immediately."""
+
+    made: ClassVar[list[Quick]] = []
+
+    def __init__(self, libraries: list[str]) -> None:
+        self.libraries, self.closed = libraries, threading.Event()
+        Quick.made.append(self)
+
+    def cubin(self, code: str, options: Sequence[str]) -> bytes:
+        return code.encode()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_process_that_has_nothing_to_do_compiles_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.nvrtc_process, "NvrtcChild", Quick)
+    monkeypatch.setattr(module, "compilers", lambda: 1)
+    monkeypatch.setattr(module, "_IDLE", module._IdleProcesses())
+    monkeypatch.setattr(Quick, "made", [])
+    for libraries, processes in ((["a"], 1), (["a"], 1), (["b"], 2)):
+        for each in module.compiled(SOURCES, libraries).values():
+            assert each.result(10)
+        wait_until(lambda expected=processes: len(module._IDLE._held) == expected)
+        assert len(Quick.made) == processes
+    forget_ahead()
+    assert all(each.closed.wait(10) for each in Quick.made)
+
+
+def test_an_idle_process_ends_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.2)
+    idle = module._IdleProcesses()
+    child: Any = Quick(["a"])
+    idle.give(child, ["a"])
+    assert idle.take(["a"]) is child
+    assert not child.closed.wait(0.4), "it is in use"
+    idle.give(child, ["a"])
+    assert child.closed.wait(10)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    raise AssertionError

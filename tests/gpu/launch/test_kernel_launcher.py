@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.codegen.kernel import Arguments, Launch
+from fusec.gpu.launch.cubins import source_of
 
 
 def kernel(name: str) -> Kernel:
@@ -70,3 +72,33 @@ def test_kernels_that_are_needed_soon_are_compiled_once_and_meanwhile(monkeypatc
     goes_on.set()
     some.compile([kernel("a"), kernel("b"), kernel("c")])
     assert sorted(compiled) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_kernels_that_were_loaded_ahead_are_taken_over(monkeypatch: pytest.MonkeyPatch, loads: bool) -> None:
+    """Those that did not load are compiled as others, and the rest is dropped."""
+    pytest.importorskip("cupy")
+    from fusec.gpu.launch import kernel_launcher
+
+    compiled, loaded, function = list[str](), list[str](), object()
+
+    def load(launch: Launch, coming: Future[bytes | None]) -> object:
+        assert coming.result(10) == b"cubin"
+        if not loads:
+            raise LookupError
+        loaded.append(launch.entry[0])
+        return function
+
+    monkeypatch.setattr(kernel_launcher, "compute_capability", lambda: 90)
+    monkeypatch.setattr(kernel_launcher, "_loaded_ahead", load)
+    monkeypatch.setattr(kernel_launcher, "_compiled", lambda launch, _: compiled.append(launch.entry[0]) or function)
+    kernels = [kernel("a"), kernel("b"), kernel("c")]
+    coming = {source_of(each.launches[0], 90).key: Future[bytes | None]() for each in kernels[:2]}
+    kernel_launcher.load_ahead(kernels, coming)
+    for each in coming.values():
+        each.set_result(b"cubin")
+    kernel_launcher.Launcher().compile([kernels[0], kernels[2]])
+    assert sorted(compiled) == (["c"] if loads else ["a", "c"])
+    assert list(kernel_launcher._LOADED_AHEAD) == [kernels[1].launches[0].entry]
+    kernel_launcher.forget_loaded()
+    assert not kernel_launcher._LOADED_AHEAD
