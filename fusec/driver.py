@@ -20,7 +20,7 @@ from fusec.compiler.load_file import load_artifact
 from fusec.diagnostics import hints
 from fusec.dynamic_shapes.compile_dynamic import DynamicOptions, compile_dynamic, dynamic_executable, read_source
 from fusec.dynamic_shapes.executable import DynamicExecutable
-from fusec.dynamic_shapes.saved_shapes import load
+from fusec.dynamic_shapes.load_shapes import load
 from fusec.dynamic_shapes.size_ranges import GivenShapes, read_sizes, sizing_of
 from fusec.dynamic_shapes.sizing import Shapes
 from fusec.errors import ManyLaunchesWarning, ModelError
@@ -29,7 +29,7 @@ from fusec.execution.compile_options import CompileOptions, Progress
 from fusec.execution.shape_family import ShapeFamily
 from fusec.frontends.custom_ops import CustomOp
 from fusec.gpu import device
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.ir import Graph
 from fusec.plans.plan_filter import DEFAULT_MODES, Engines, Names
 from fusec.runtime import Executable

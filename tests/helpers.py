@@ -55,12 +55,6 @@ def cudnn_backend(executable: AnyExecutable | DynamicExecutable) -> CudnnBackend
     return backend
 
 
-def for_sizes(executable: AnyExecutable | DynamicExecutable) -> DynamicExecutable:
-    """Return what was compiled; it must take several sizes."""
-    assert isinstance(executable, DynamicExecutable)
-    return executable
-
-
 def literal_of(value: Value) -> Array:
     """Return the array of a constant."""
     assert value.literal is not None

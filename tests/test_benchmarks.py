@@ -29,7 +29,7 @@ from test_runtime import executable
 import fusec
 from benchmarks.checks import fuzz_results, gpu_evidence, model_sample, onnx_suite, quantized_rounding
 from benchmarks.common.attempt import TooLongError, within
-from benchmarks.common.result_files import KEYS, ROOT, merge, write_row
+from benchmarks.common.result_files import KEYS, ROOT, merge, parser, write_row
 from benchmarks.common.step_pairs import NamedStep, named_steps, step_pairs, table
 from benchmarks.kernels import fusion_penalties, leave_one_out, packed_products
 from benchmarks.models import ablation
@@ -536,6 +536,14 @@ def test_fuzzing_results_add_up_runs_and_count_kernels(
     assert new.endswith(
         "\n| kernel family | kernels run on the device |\n|---|---:|\n| `attention` | 57 |\n| `rows` | 9 |\n"
     )
+
+
+def test_scripts_refuse_a_result_file_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
+    given = parser(None, "peers.json").parse_args(["--output", "out/peers.json"])
+    assert given.output == Path("out/peers.json")
+    with pytest.raises(SystemExit):
+        parser(None, "peers.json").parse_args(["--output", "out/mine.json"])
+    assert "the file must be called peers.json" in capsys.readouterr().err
 
 
 def evidence(folder: Path) -> gpu_evidence.Machine:

@@ -203,7 +203,8 @@ def test_auto_without_a_gpu_is_an_h200() -> None:
 def test_bad_options_are_named() -> None:
     with pytest.raises(TargetError, match="no target 'gtx'; targets are t4, a100, l4, h100, h200, b200"):
         fusec.compile(model(), target="gtx")
-    with pytest.raises(FusecError, match="precision is one of fp32, tf32, fp16, bf16, not 'int4'"):
+    quantise = "not 'int4'; a model that `fusec quantize` wrote runs in 8 or 4 bits"
+    with pytest.raises(FusecError, match=f"precision is one of fp32, tf32, fp16, bf16, {quantise}"):
         fusec.compile(model(), precision="int4")
     with pytest.raises(FusecError, match="tune is one of none, quick, full, not 'max'"):
         fusec.compile(model(), tune="max")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import Any
 
@@ -215,9 +214,13 @@ TOKENS = [
 WEIGHTS = {"w": np.ones((4, 2, 3, 3), np.float32)}
 
 
-def parses_or_refuses(text: str) -> None:
-    with contextlib.suppress(ModelError):
-        parse(text, WEIGHTS)
+def check_parses_or_refuses(text: str) -> None:
+    """A text is refused by a ModelError, or is a graph that survives being printed."""
+    try:
+        printed = print_graph(parse(text, WEIGHTS), locations=True)
+    except ModelError:
+        return
+    assert print_graph(parse(printed, WEIGHTS), locations=True) == printed
 
 
 def test_the_text_that_is_edited_is_valid() -> None:
@@ -233,7 +236,7 @@ def test_edited_text_parses_or_is_refused(data: st.DataObject) -> None:
         until = data.draw(st.integers(at, min(len(text), at + 12)) | st.just(at))
         new = data.draw(st.sampled_from(TOKENS) | st.text(max_size=3) | st.just(""))
         text = text[:at] + new + text[until:]
-    parses_or_refuses(text)
+    check_parses_or_refuses(text)
 
 
 @settings(max_examples=400, deadline=None)
@@ -242,7 +245,7 @@ def test_exchanged_tokens_parse_or_are_refused(data: st.DataObject) -> None:
     """Exchanged tokens are still tokens, so errors come from later stages of the parser."""
     tokens = list(re.finditer(r'%?"[^"]*"|%?[\w.+-]+', VALID))
     match = data.draw(st.sampled_from(tokens))
-    parses_or_refuses(VALID[: match.start()] + data.draw(st.sampled_from(TOKENS)) + VALID[match.end() :])
+    check_parses_or_refuses(VALID[: match.start()] + data.draw(st.sampled_from(TOKENS)) + VALID[match.end() :])
 
 
 @settings(max_examples=200, deadline=None)
@@ -259,7 +262,7 @@ def test_random_attributes_are_taken_or_refused(data: st.DataObject) -> None:
     spelled = ", ".join(f"{k}={data.draw(values)}" for k in case.op.attributes)
     inputs = ", ".join(f"%x{i}: {t}" for i, t in enumerate(types))
     names = ", ".join(f"%x{i}" for i in range(len(types)))
-    parses_or_refuses(f'graph "g" ({inputs}) {{\n  %y = {case.op.name}({names}) {{{spelled}}}\n  return %y\n}}')
+    check_parses_or_refuses(f'graph "g" ({inputs}) {{\n  %y = {case.op.name}({names}) {{{spelled}}}\n  return %y\n}}')
 
 
 @PROFILE
@@ -273,7 +276,7 @@ def test_random_attributes_are_taken_or_refused(data: st.DataObject) -> None:
 @example('graph "g" (' + "%x: f32[1], " * 3)
 @example("[" * 100_000)
 def test_any_text_parses_or_is_refused(text: str) -> None:
-    parses_or_refuses(text)
+    check_parses_or_refuses(text)
 
 
 @pytest.mark.parametrize(

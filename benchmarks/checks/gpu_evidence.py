@@ -152,7 +152,8 @@ def times(machine: Machine, seconds: float) -> None:
             except queue.Empty:
                 return
             name = f"times-{case.replace(':', '-b')}"
-            output = ("--output", str(machine.folder / f"{name}.json"), "--commit", machine.commit)
+            (machine.folder / name).mkdir(exist_ok=True)
+            output = ("--output", str(machine.folder / name / "peers.json"), "--commit", machine.commit)
             command = ("-m", "benchmarks.models.peers", "--peers", "", *output, case)
             status = machine.run(name, gpu, command, end - time.monotonic())
             machine.say(f"{name}: {last_line(machine.folder / f'{name}.out')[:120]}", failed=status != 0)

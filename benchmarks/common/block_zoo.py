@@ -1,4 +1,7 @@
-"""Define blocks of models whose ops few whole models have: sampling at learned places, regions, selective scans."""
+"""Define blocks of models whose ops few whole models have.
+
+They sample at learned places or regions, scan with learned decay, add messages of a graph's edges, or choose tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from torch.nn import functional
 
 LEVELS = ((64, 64), (32, 32), (16, 16), (8, 8))  # of a pyramid of features
 MAMBA_STEPS = 64  # the exporter writes out each step
+NODES, EDGES = 4096, 32768  # of a graph
 
 
 class DeformableAttention(nn.Module):
@@ -81,6 +85,38 @@ class Mamba(nn.Module):
         return self.leave(y * functional.silu(gate))
 
 
+class GraphLayers(nn.Module):
+    """Two layers of GraphSAGE (W. Hamilton et al., 2017): each node takes the mean of its neighbours' features."""
+
+    def __init__(self, width: int = 128):
+        super().__init__()
+        self.own = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.others = nn.ModuleList(nn.Linear(width, width, False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        places, one = targets[:, None], torch.ones_like(targets[:, None], dtype=x.dtype)
+        count = torch.zeros_like(x[:, :1]).scatter_add(0, places, one)
+        for own, others in zip(self.own, self.others, strict=True):
+            messages = x[sources]
+            total = torch.zeros_like(x).scatter_add(0, places.expand_as(messages), messages)
+            x = functional.relu(own(x) + others(total / count.clamp(1)))
+        return x
+
+
+class NucleusHead(nn.Module):
+    """The head of a language model with nucleus sampling (A. Holtzman et al., 2020) among its best tokens."""
+
+    def __init__(self, width: int = 768, tokens: int = 32000, best: int = 1024, mass: float = 0.9):
+        super().__init__()
+        self.head, self.best, self.mass = nn.Linear(width, tokens, False), best, mass
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chances = self.head(x).float().softmax(-1).topk(self.best).values
+        before = chances.cumsum(-1) - chances
+        chosen = torch.where(before < self.mass, chances, 0.0)
+        return chosen / chosen.sum(-1, keepdim=True)
+
+
 def block(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]] | None:
     """Make a block in fp32 and its inputs; None for other names."""
     if name == "deformable_attention":
@@ -92,4 +128,9 @@ def block(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]] |
         return RegionHead(), (torch.randn(batch, 256, 50, 68), regions)
     if name == "mamba_block":
         return Mamba(), (torch.randn(batch, MAMBA_STEPS, 768),)
+    if name == "graph_layers":
+        ends = torch.randint(batch * NODES, (2, batch * EDGES))
+        return GraphLayers(), (torch.randn(batch * NODES, 128), ends[0], ends[1])
+    if name == "nucleus_head":
+        return NucleusHead(), (torch.randn(batch, 768),)
     return None

@@ -55,7 +55,14 @@ def parser(description: str | None, output: str, budget: bool = False) -> argpar
     budget: the script times plans, and takes a limit for that.
     """
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--output", type=Path, default=RESULTS / output, help="result file")
+
+    def result_file(text: str) -> Path:
+        """Refuse another name, because the name says what identifies a row."""
+        if (path := Path(text)).name != output:
+            raise argparse.ArgumentTypeError(f"the file must be called {output}")
+        return path
+
+    made.add_argument("--output", type=result_file, default=RESULTS / output, help="result file, in any folder")
     made.add_argument("--commit", default="", help="the measured commit; git is asked if it is not given")
     if budget:
         made.add_argument("--budget", type=float, default=float("inf"), help="seconds to time plans, per compilation")

@@ -141,8 +141,8 @@ def measure(case: Case, row: dict[str, Any], wanted: Sequence[str], attempt: Att
 def named(row: Mapping[str, Any]) -> str:
     """Name the model of a row, as tables show it: `vit_b_16 b32`, or `vit_b_16 training b32, 2 layers`."""
     form = "" if row.get("form", "fp16") == "fp16" else f"{row['form']} "
-    layers = f", {row['layers']} layers" if "layers" in row else ""
-    return f"{row['model']} {form}b{row['batch']}{layers}"
+    smaller = "".join(f", {row[name]} {name}" for name in ("layers", "steps") if name in row)
+    return f"{row['model']} {form}b{row['batch']}{smaller}"
 
 
 def list_families(case: Case) -> dict[str, int]:

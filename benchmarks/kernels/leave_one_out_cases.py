@@ -1,7 +1,8 @@
 """Prepare the models that benchmarks/kernels/leave_one_out.py compiles again and again: MODEL:BATCH[:FORM].
 
 FORM is fp16 (the default), a format of fusec.quantize, `training`, or, for decoders, the bits of a weight: `4bit`. The
-models are those of the other benchmarks. Decoders and training steps have fewer layers, so that they compile soon.
+models are those of the other benchmarks. Decoders and training steps have fewer layers, and recurrent networks fewer
+steps, so that they compile soon.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fusec.segments.executable import SegmentedExecutable
 FP16, TRAINING = "fp16", "training"
 BITS = {FP16: 16, "4bit": 4}  # of a decoder's weights
 LAYERS: dict[str, dict[str, Any]] = {"resnet50": {"blocks": (1, 1, 1, 1)}, "vit_b_16": {"depth": 2}}  # in training
-DECODER_LAYERS, PROMPT = 2, 64
+DECODER_LAYERS, RECURRENT_STEPS, PROMPT = 2, 40, 16
 SIDE = 224  # of images in training
 TRAINING_STEPS = 3  # whose losses are compared
 Made = Executable | SegmentedExecutable
@@ -56,7 +57,7 @@ class Case:
 
     compile: takes options of fusec.compile.
     start: runs what was compiled for the first time.
-    layers: of a model that has fewer layers than elsewhere.
+    smaller: what the model has less of than elsewhere, and how many: `layers` or `steps`.
     """
 
     model: str
@@ -64,12 +65,12 @@ class Case:
     form: str
     compile: Callable[..., Made]
     start: Callable[[Made], Trial]
-    layers: int | None = None
+    smaller: tuple[str, int] | None = None
 
     def row(self) -> dict[str, Any]:
         """Return what identifies the row of the result file."""
         found: dict[str, Any] = {"model": self.model, "batch": self.batch, "form": self.form}
-        return found if self.layers is None else {**found, "layers": self.layers}
+        return found if self.smaller is None else {**found, self.smaller[0]: self.smaller[1]}
 
 
 def prepare(text: str, folder: Path) -> Case:
@@ -129,7 +130,7 @@ def _started(made: Made, feeds: dict[str, Any]) -> Trial:
 
 def _recurrent(model: str, batch: int) -> Case:
     """Prepare recurrent layers."""
-    network = replace(recurrent.CASES[model], batch=batch)
+    network = replace(recurrent.CASES[model], batch=batch, steps=RECURRENT_STEPS)
     data = network.in_onnx(network.in_torch(_device()))
     shape = (network.steps, network.batch, network.size)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
@@ -139,7 +140,8 @@ def _recurrent(model: str, batch: int) -> Case:
 
         return _started(made, {"x": cupy.asarray(x)})
 
-    return Case(model, batch, FP16, partial(fusec.compile, data, precision="fp16"), start)
+    compiled = partial(fusec.compile, data, precision="fp16")
+    return Case(model, batch, FP16, compiled, start, ("steps", RECURRENT_STEPS))
 
 
 def _detector(batch: int) -> Case:
@@ -203,7 +205,7 @@ def _decoder(model: str, batch: int, form: str, folder: Path) -> Case:
         most = config.max_position_embeddings - length - 1
         return Trial(program, torch.as_tensor(logits).clone(), decoders.span(begin, program.replay, most))
 
-    return Case(model, batch, form, compiled, start, DECODER_LAYERS)
+    return Case(model, batch, form, compiled, start, ("layers", DECODER_LAYERS))
 
 
 def _training(model: str, batch: int) -> Case:
@@ -228,4 +230,4 @@ def _training(model: str, batch: int) -> Case:
         return Trial(program, torch.tensor(losses), partial(device_ms, program.replay))
 
     (count,) = (sum(size) if isinstance(size, tuple) else size for size in sizes.values())
-    return Case(model, batch, TRAINING, compiled, start, count)
+    return Case(model, batch, TRAINING, compiled, start, ("layers", count))

@@ -43,8 +43,9 @@ Read [`fusec/driver.py`](../fusec/driver.py) first, then
 QUESTIONS
 ## Who imports whom
 
-An arrow leads from a layer to a layer that it imports. Arrows that others imply are left out. Nothing imports upwards;
-[pyproject.toml](../pyproject.toml) holds the order of all modules, and `make lint` checks it, also inside the folders.
+An arrow leads from a layer to a layer that it imports. Arrows that others imply are left out. Nothing imports upwards,
+and no files import each other in a circle. [pyproject.toml](../pyproject.toml) holds the order of the folders, and that
+of the files in many folders. `make lint` checks it.
 
 PICTURE
 ## Folders
@@ -65,7 +66,7 @@ STAGES = {  # what each stage does, and where; the files are below fusec/
     "passes": ("rewrite the Graph: fold, recognise, choose the precision and the layout", "passes/__init__.py"),
     "partition": ("split the Graph into the steps of a Program", "passes/partition/partition_graph.py"),
     "lower": ("write each step for cuDNN as a cuDNN graph, which is plain data", "lower_cudnn.py"),
-    "judge": ("ask cuDNN if it can run these graphs; partitioning asks for several at a time", "gpu/cudnn/legality.py"),
+    "judge": ("ask cuDNN if it can run these graphs; partitioning asks for several at a time", "gpu/cudnn/oracle.py"),
     "tune": ("time plans and kernels on the GPU, and choose one for each step", "gpu/autotune/__init__.py"),
     "run": ("bind the steps to memory, run them, and capture them as a CUDA graph", "runtime.py"),
 }

@@ -23,6 +23,10 @@ QUESTIONS = {
     "The model, and its passes": {
         "In which order do passes run, and why?": ("`PIPELINE` in passes/__init__.py"),
         "Which options does a compilation have, and where are they checked?": ("execution/compile_options.py"),
+        "Who refuses an ONNX op, and says what to do instead?": (
+            "frontends/onnx/tables.py lists the ops that fusec imports, frontends/onnx/advice.py gives the reason "
+            "and the remedy. A known op with other attributes or types is refused by the function that imports it"
+        ),
         "Which input sizes are padded, and to what?": (
             "dynamic_shapes/padding.py pads where frontends/padding_proof.py proves that results stay the same; "
             "serving/batch_sizes.py pads rows of a batch"
@@ -59,7 +63,7 @@ QUESTIONS = {
     "Fusion": {
         "Which ops become one step?": ("passes/partition/candidates.py proposes, passes/partition/cover.py chooses"),
         "Why did an op not fuse? Who decides?": (
-            "passes/partition/cover.py (`_pick`, `_decide`); cuDNN, which gpu/cudnn/legality_judge.py asks"
+            "passes/partition/cover.py (`_pick`, `_decide`); cuDNN, which gpu/cudnn/oracle.py asks"
         ),
         "Who words the reason why an op did not fuse?": (
             "`WITHOUT` in lower_cudnn.py for an op; passes/partition/cover.py, "
@@ -72,9 +76,22 @@ QUESTIONS = {
             "`refusal` in gpu/cudnn/judges.py hold what fusec does not ask. gpu/kernels/__init__.py finds a "
             "kernel for it"
         ),
+        "Where may fp32 be rounded to tf32?": (
+            "`tensor_cores` in passes/base.py says if it may: in every precision but fp32. A cuDNN graph carries it "
+            "(lowering/cudnn_graph.py); gpu/cudnn/plan_list.py then excludes plans, gpu/cublaslt/match.py chooses "
+            "the type"
+        ),
+        "What runs a step that neither cuDNN nor a kernel runs?": (
+            "cuBLASLt, for a product (gpu/cublaslt/lone_matmul.py). Other ops run one by one by their definition in "
+            "CuPy (reference.py), as execution/step_binding.py binds them"
+        ),
+        "When does a step move nothing, as a view?": (
+            "schedule/aliasing.py tells which ops may share the memory of their operand; `single_step` in "
+            "schedule/program.py makes such a step"
+        ),
         "What does cuDNN compute wrongly?": ("lowering/known_bugs/graph_rules.py, lowering/known_bugs/plan_rules.py"),
         "Who consults these rules?": (
-            "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/judges.py and gpu/cudnn/legality.py; "
+            "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/judges.py and gpu/cudnn/oracle.py; "
             "for plans gpu/cudnn/plan_list.py, gpu/cudnn/plan_builder.py, gpu/autotune/plan_bench.py and "
             "gpu/autotune/tuning_cache.py"
         ),
@@ -119,6 +136,15 @@ QUESTIONS = {
             "gpu/backend.py bounds the search over the whole model"
         ),
         "Which plans may a compilation use: engines, workspace, fixed order of sums?": ("plans/plan_filter.py"),
+        "What does `deterministic=True` change?": (
+            "plans/plan_filter.py leaves out plans, passes/attention/deterministic_attention.py orders the sums of "
+            "attention's gradients, and compiler/choose_target.py refuses ops whose updates a GPU adds in no fixed "
+            "order"
+        ),
+        "What depends on the numbers of cuDNN's engines, should a release change them?": (
+            "what uses plans/engine_numbers.py, and the rules of lowering/known_bugs/plan_rules.py. Stored choices and "
+            "verdicts do not: their keys hold the version"
+        ),
         "What is the least time of a step (roofline), and its modelled time?": ("passes/partition/cost_model.py"),
         "Which kernel runs a product, such as one of int8?": (
             "gpu/kernels/product/thin_product.py and the folders next to it; `FAMILIES` in "
@@ -134,17 +160,33 @@ QUESTIONS = {
             "gpu/autotune/tuning_cache.py fill"
         ),
         "Where are cuDNN's verdicts stored, and by which key?": (
-            "plans/sqlite_cache.py; `_environment` in gpu/cudnn/legality.py"
+            "plans/sqlite_cache.py; `_environment` in gpu/cudnn/oracle.py"
         ),
         "Which plans and kernels of others does this machine run?": (
             "those that plans/trusted_plans.py lists; artifacts/read_file.py and gpu/launch/cubins.py ask it"
         ),
-        "Where is CUDA source compiled?": ("gpu/nvrtc.py"),
+        "Where is CUDA source compiled?": (
+            "gpu/launch/cubins.py compiles kernels in child processes (gpu/launch/nvrtc_process.py), gpu/nvrtc.py the "
+            "others in this process, through CuPy. compiler/compile_ahead.py begins before the program is known"
+        ),
+        "Where is the cache folder, and how large does it get?": (
+            "plans/cache_folder.py finds it. `MAX_BYTES` in plans/plan_cache.py bounds plans, `MAX_ENTRIES` in "
+            "plans/sqlite_cache.py bounds verdicts"
+        ),
+        "What if two processes compile the same model?": (
+            "cuDNN is asked about each graph once: gpu/cudnn/oracle.py claims a graph by a lock of "
+            "system/machine_locks.py, and others wait for the verdict. Each process times plans for itself; "
+            "plans/plan_cache.py writes whole files, and the last one stays"
+        ),
+        "Can a later version of fusec read a `.fusec` file?": (
+            "if it knows its format: `FORMAT` and the other numbers in artifacts/members.py. artifacts/read_file.py "
+            "refuses others. With another cuDNN, plans are built again by engine and knobs"
+        ),
         "What makes a stored choice or verdict stale?": (
             "its key. A choice depends on the graph or kernel source, the GPU, the driver, the versions of cuDNN, "
             "its frontend and cuBLASLt, the filter of plans and the level; choices of steps also on the figures "
             "of the target (gpu/autotune/tuning_environment.py). A verdict depends on the graph, the target, "
-            "the versions of cuDNN, its frontend and NVRTC, and fusec's rules (`_environment` in gpu/cudnn/legality.py)"
+            "the versions of cuDNN, its frontend and NVRTC, and fusec's rules (`_environment` in gpu/cudnn/oracle.py)"
         ),
         "How does a plan get from a machine without a GPU to one with a GPU?": (
             "compiler/build_plans.py has several plans built for each graph (gpu/cudnn/plan_serialization.py), "
@@ -160,6 +202,12 @@ QUESTIONS = {
             "(passes/folding/fold_scales.py: factors), passes/layout/precision.py casts it, "
             "passes/layout/assign_layout.py orders it, execution/shared_weights.py stores it once, "
             "execution/step_binding.py uploads it, lowering/packing.py packs narrow types"
+        ),
+        "Where is a weight transposed, or stored in another memory order?": (
+            "passes/cleanup/fold_constants.py folds a transpose of a constant. Each reader names the memory order "
+            "that it wants: a cuDNN graph by `ConstantBinding` (lowering/graph_builder.py), a kernel by `Argument` "
+            "(gpu/kernels/codegen/kernel.py). `Constants` in execution/step_binding.py holds one array for each "
+            "order, which gpu/launch/device_constants.py arranges on the device"
         ),
         "Where are the scales of 8-bit products folded?": (
             "passes/quantization/integer_products.py folds them into one factor of the exact sums, after "
@@ -186,9 +234,9 @@ QUESTIONS = {
             "execution/program_runner.py asks for it in the second call, holds it and replays it; "
             "gpu/launch/capture.py and gpu/launch/cuda_graph.py capture it"
         ),
-        "Which steps run side by side?": (
-            "schedule/dependencies.py finds the steps that each must wait for; gpu/launch/cuda_graph.py captures "
-            "both orders and times them"
+        "Which steps run side by side, and on how many streams?": (
+            "schedule/dependencies.py finds the steps that each must wait for, and assigns at most `MOST_LANES` "
+            "streams; gpu/launch/cuda_graph.py captures both orders and times them"
         ),
         "Where is a launch made dependent?": (
             "`dependent` of a `Launch` (gpu/kernels/codegen/kernel.py), which each kernel sets for itself; "

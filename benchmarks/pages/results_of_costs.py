@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.common.result_files import RESULTS
@@ -15,6 +16,11 @@ def read(name: str) -> dict[str, Any]:
 def table(header: list[str], rows: list[list[Any]]) -> list[str]:
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+
+
+def section(title: str, text: str, header: list[str], rows: list[list[Any]], after: Iterable[str] = ()) -> list[str]:
+    """Print a section of the page: a heading, a paragraph, a table, and the lines after it."""
+    return [f"## {title}", "", text, "", *table(header, rows), "", *after]
 
 
 def machine_of(data: dict[str, Any]) -> str:
@@ -69,21 +75,21 @@ def calls() -> list[str]:
         for row in data["rows"]
     ]
     worst = max(row["more"]["call"]["median_us"] - row["more"]["replay"]["median_us"] for row in data["rows"])
-    return [
-        "## Call overhead",
-        "",
+    return section(
+        "Call overhead",
         f"{where(data)}; fp16 (`benchmarks/serving/call_overhead.py`). Steps: replays of the captured graph, queued "
-        "one after the other. The next columns show how many microseconds longer a call takes: medians with deciles of "
-        "the differences within a turn. The host waits for each call. In the last column, calls are queued like the "
-        f"replays. The slowest call takes {worst:.1f} us longer than a replay for which the host waits, too.",
-        "",
-        *table(["model", "batch", "MB in / out", "steps us", *kinds.values()], rows),
-        "",
-        "Steps in order and in parallel, timed in turns at capture:",
-        "",
-        *table(["model", "batch", "in order us", "in parallel us", "chosen", "streams"], orders),
-        "",
-    ]
+        "one after the other. The next columns show how many microseconds longer a call takes: medians with deciles "
+        "of the differences within a turn. The host waits for each call. In the last column, calls are queued like "
+        f"the replays. The slowest call takes {worst:.1f} us longer than a replay for which the host waits, too.",
+        ["model", "batch", "MB in / out", "steps us", *kinds.values()],
+        rows,
+        [
+            "Steps in order and in parallel, timed in turns at capture:",
+            "",
+            *table(["model", "batch", "in order us", "in parallel us", "chosen", "streams"], orders),
+            "",
+        ],
+    )
 
 
 def choices() -> list[str]:
@@ -108,19 +114,17 @@ def choices() -> list[str]:
             ]
         )
     header = ["choice", "model", "batch", "precision", "with ms", "without ms", "without / with", "chosen"]
-    return [
-        "## Gain of single choices",
-        "",
+    return section(
+        "Gain of single choices",
         f"{where(data)}; the same model compiled with a choice and without it (`benchmarks/models/ablation.py`). "
         "Replays take turns; the table shows medians with deciles. If a choice is measured to be slower, fusec does "
         "not take it, and both columns are the same. dense_block: the first dense block of DenseNet-121, between "
         "poolings. resnet_stem: a 7x7 convolution of 3 channels with stride 2, bias and relu. vit_stem: a 16x16 "
         "convolution with stride 16, whose patches become rows. linear_gelu: a matmul of 197 rows per image by "
         "768x3072, with bias and gelu in its erf form.",
-        "",
-        *table(header, rows),
-        "",
-    ]
+        header,
+        rows,
+    )
 
 
 def first_result() -> list[str]:
@@ -144,19 +148,17 @@ def first_result() -> list[str]:
             rows.append([title, level, *seconds, plans, f"{turns[1]['run_us']:.0f}", f"{turns[1]['error']:.1e}"])
     imports = [row["imports_s"] for row in data["rows"]]
     cores = " or ".join(map(str, sorted({row["cores"] for row in data["rows"]})))
-    return [
-        "## Start-up time",
-        "",
+    return section(
+        "Start-up time",
         f"{where(data)}, {cores} cores; {data['model']} in {data['precision']}, batch {data['batch']} "
         "(`benchmarks/compile_time/first_result.py`). Seconds from the call of `fusec.compile` or `fusec.load` to the "
         f"first result, each in its own process. Starting Python and imports take another {min(imports):.1f} to "
         f"{max(imports):.1f} s. First: with empty caches of plans and kernels. Again: the next process. Plans: how "
         "many were built, and how many were read from serialized plans, in the first process and the next. Errors are "
         "relative L2 against the reference in fp32.",
-        "",
-        *table(["how", "tune", "first s", "again s", "plans built, read", "steps us", "error"], rows),
-        "",
-    ]
+        ["how", "tune", "first s", "again s", "plans built, read", "steps us", "error"],
+        rows,
+    )
 
 
 def builds() -> list[str]:
@@ -192,28 +194,26 @@ def builds() -> list[str]:
         for row in alone["rows"]
     ]
     batches = data["sizes"][0]["batches"]
-    return [
-        "## Build time of cuDNN plans",
-        "",
+    return section(
+        "Build time of cuDNN plans",
         f"Without a GPU, for an {data['target'].upper()}, cuDNN {data['cudnn']}, fp16, commit {data['commit'][:10]}, "
         f"{data['date']}; processor seconds for the first plan that builds (`benchmarks/compile_time/plan_builds.py`). "
         f"One size: batch size {batches[0]}. All sizes: with dynamic shapes and a kernel cache, for batch size "
         f"{batches[0]} first, then the slower of {' and '.join(map(str, batches[1:]))}.",
-        "",
-        *table(
-            ["graph", "plans for one size", "first build", "plans for all sizes", "first build", "next sizes"], sizes
-        ),
-        "",
-        "A convolution with pointwise ops after it:",
-        "",
-        *table(["pointwise ops", "build s"], lengths),
-        "",
-        f"Pointwise ops alone, of which many store their result: commit {alone['commit'][:10]}, {alone['date']}, at a "
-        f"load average of {alone['load']}:",
-        "",
-        *table(["pointwise ops", "tensors in memory", "build s", "s per op"], by_tensors),
-        "",
-    ]
+        ["graph", "plans for one size", "first build", "plans for all sizes", "first build", "next sizes"],
+        sizes,
+        [
+            "A convolution with pointwise ops after it:",
+            "",
+            *table(["pointwise ops", "build s"], lengths),
+            "",
+            f"Pointwise ops alone, of which many store their result: commit {alone['commit'][:10]}, {alone['date']}, "
+            f"at a load average of {alone['load']}:",
+            "",
+            *table(["pointwise ops", "tensors in memory", "build s", "s per op"], by_tensors),
+            "",
+        ],
+    )
 
 
 def penalties() -> list[str]:
@@ -228,17 +228,15 @@ def penalties() -> list[str]:
         ]
         for row in data["rows"]
     ]
-    return [
-        "## The cost model's penalties",
-        "",
+    return section(
+        "The cost model's penalties",
         f"{where(data)}; fp16, the fastest plan of each graph, with a cold cache "
         "(`benchmarks/kernels/fusion_penalties.py`). Depthwise convolutions: the layers of MobileNetV2 at batch 32, "
         "with bias and relu against without. No fast precompiled engine: a convolution of 64 to 256 channels, 56x56, "
         "batch 32, with bias, residual and relu. The bias comes before the residual, against the residual first.",
-        "",
-        *table(["penalty for", "layers", "us", "without us", "ratio"], rows),
-        "",
-    ]
+        ["penalty for", "layers", "us", "without us", "ratio"],
+        rows,
+    )
 
 
 def shapes() -> list[str]:
@@ -267,18 +265,16 @@ def shapes() -> list[str]:
             ]
         )
     worst = max((row["error"] for row in data["rows"]), default=0.0)
-    return [
-        "## New sizes of a dynamic model",
-        "",
+    return section(
+        "New sizes of a dynamic model",
         f"{where(data)}; fp16 (`benchmarks/compile_time/new_shapes.py`). Seconds from a call with a new size to its "
         "result. Each row is a process of its own that meets the sizes in this order. The first size includes loading "
         "the libraries. To the program: import, passes, and asking cuDNN. After the first size there is a pause, in "
         "which runtime engines are compiled for all sizes. A padded size runs the program of the next larger size "
         f"([shapes.md](shapes.md)). Results are within {worst:.0e} of torch's in fp32.",
-        "",
-        *table(header, rows),
-        "",
-    ]
+        header,
+        rows,
+    )
 
 
 def genstats() -> list[str]:
@@ -298,18 +294,16 @@ def genstats() -> list[str]:
     taken = [each for each in row["convolutions"] if each["with_sums_us"] is not None]
     totals = [sum(each["count"] * each[key] for each in taken) for key in ("alone_us", "with_sums_us", "pass_us")]
     rows.append(["all supported", sum(each["count"] for each in taken), *(f"{total:.0f}" for total in totals)])
-    return [
-        "## Statistics by the convolution before the norm",
-        "",
+    return section(
+        "Statistics by the convolution before the norm",
         f"{where(data)}; the convolutions of a ResNet-50 with a norm after them, batch {row['batch']}, fp16, with a "
         "cold cache (`benchmarks/kernels/genstats.py`). Alone: the fastest plan of the convolution. With sums: the "
         "fastest plan that also gives the sums and sums of squares of each channel (cuDNN's genstats). Reading: the "
         "time to read the result once more, from its bytes.",
-        "",
-        *table(["convolution", "times", "alone us", "with sums us", "reading us"], rows),
-        "",
-        *_in_a_step(),
-    ]
+        ["convolution", "times", "alone us", "with sums us", "reading us"],
+        rows,
+        [*_in_a_step()],
+    )
 
 
 def _in_a_step() -> list[str]:
@@ -357,17 +351,15 @@ def digits() -> list[str]:
         ]
         for row in read("digits.json")["rows"]
     ]
-    return [
-        "## Handwritten digits by the toy framework",
-        "",
+    return section(
+        "Handwritten digits by the toy framework",
         "Whole runs of `examples/toy_framework/train_digits.py`, each in its own process "
         "(`benchmarks/models/digits_training.py`). All: from the start of the process to the accuracy of the exported "
         "and reloaded model. Steps: the loop over the epochs. Again: a second run on the GPU, with the plans and "
         "kernels that the first run cached.",
-        "",
-        *table(header, rows),
-        "",
-    ]
+        header,
+        rows,
+    )
 
 
 def kernel_times() -> list[str]:
@@ -383,13 +375,11 @@ def kernel_times() -> list[str]:
         ]
         for row in data["rows"]
     ]
-    return [
-        "## fusec's own kernels",
-        "",
+    return section(
+        "fusec's own kernels",
         f"{where(data)}; fp16 unless named otherwise, each kernel alone with an empty L2 cache "
         "(`benchmarks/kernels/kernel_times.py`). The limit is the time that its bytes take at the GPU's bandwidth. "
         "Where a kernel has variants, the fastest on the GPU at hand is used.",
-        "",
-        *table(["kernel", "us", "of its variants us", "limit us", "share of the limit"], rows),
-        "",
-    ]
+        ["kernel", "us", "of its variants us", "limit us", "share of the limit"],
+        rows,
+    )

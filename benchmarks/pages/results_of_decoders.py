@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.pages.results_of_costs import read, spread, table, where
+from benchmarks.pages.results_of_costs import read, section, spread, where
 
 
 def decoders() -> list[str]:
@@ -38,18 +38,16 @@ def decoders() -> list[str]:
                 ]
             )
     header = ["layers", "batch", "bits", "of", "fusec ms", "torch ms", "best peer / fusec", "limit ms", "limit / fusec"]
-    return [
-        "## Decoders compared with torch",
-        "",
+    return section(
+        "Decoders compared with torch",
         f"{where(data)}. A Llama-like decoder, 4,096 wide, with a cache of 2,048 tokens that is nearly full "
         "(`benchmarks/models/decoders.py`). All run as CUDA graphs and take turns. With 4 bits, torch has the weights "
         "in fp16. `compile` is torch.compile of a whole step, `layers` that of one layer, which all layers use. A time "
         "of another run has its commit, and so has a prompt; the best peer may be one of these. The limit is the time "
         "to read weights and cache once, for a prompt also that of the arithmetic.",
-        "",
-        *table(header, rows),
-        "",
-    ]
+        header,
+        rows,
+    )
 
 
 def late(row: Mapping[str, Any]) -> list[str]:
@@ -71,15 +69,13 @@ def recurrent() -> list[str]:
         ]
         for row in data["rows"]
     ]
-    return [
-        "## Recurrent layers compared with torch",
-        "",
+    return section(
+        "Recurrent layers compared with torch",
         f"{where(data)}. Three layers of 512, 400 steps, batch 16, fp16 (`benchmarks/models/recurrent.py`). torch "
         "calls cuDNN's recurrent layers.",
-        "",
-        *table(["layers", "launches", "cold s", "fusec ms", "torch ms", "torch / fusec"], rows),
-        "",
-    ]
+        ["layers", "launches", "cold s", "fusec ms", "torch ms", "torch / fusec"],
+        rows,
+    )
 
 
 def detectors() -> list[str]:
@@ -100,15 +96,13 @@ def detectors() -> list[str]:
         for row in data["rows"]
     ]
     header = ["model", "batch", "launches", "fusec ms", "of these, on the device", "torch ms", "best peer / fusec"]
-    return [
-        "## Detectors compared with torch",
-        "",
+    return section(
+        "Detectors compared with torch",
         f"{where(data)}. From images of 640² on the GPU to the boxes that non-maximum suppression leaves, by "
         "the host's clock (`benchmarks/models/detectors.py`).",
-        "",
-        *table([*header, "cold s"], rows),
-        "",
-    ]
+        [*header, "cold s"],
+        rows,
+    )
 
 
 def serving() -> list[str]:
@@ -130,16 +124,14 @@ def serving() -> list[str]:
         if "load_p99_ms" in row
     ]
     header = ["model", "images a request", "through", "executable, images/s", "server, images/s", "share"]
-    return [
-        "## A server under load",
-        "",
+    return section(
+        "A server under load",
         f"{where(data)}. Clients and server share the cores of one machine (`benchmarks/serving/server_load.py`). "
         "Images are 224² bytes, and preprocessing is part of the model. The server forms the batches. Latencies are "
         "those at 70 % of the full load, from when a request was due.",
-        "",
-        *table([*header, "at 70 %, images/s", "median / p99 ms", "refused"], rows),
-        "",
-    ]
+        [*header, "at 70 %, images/s", "median / p99 ms", "refused"],
+        rows,
+    )
 
 
 PARTS = {
@@ -170,9 +162,8 @@ def several_gpus() -> list[str]:
         if f"{shared}over_one" in row
     ]
     header = ["case", "model", "batch a GPU", "GPUs", "one GPU, images/s", "all, images/s", "all / one", "difference"]
-    return [
-        "## Several GPUs",
-        "",
+    return section(
+        "Several GPUs",
         f"{where(data)} (`benchmarks/serving/several_gpus.py`). Images of inference come from the host's memory. The "
         "difference is that of results, or for training that of losses from those of one GPU with the whole batch."
         + "".join(
@@ -181,7 +172,6 @@ def several_gpus() -> list[str]:
             for row in data["rows"]
             if "files" in row
         ),
-        "",
-        *table(header, rows),
-        "",
-    ]
+        header,
+        rows,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.pages.results_of_costs import read, spread, table, where
+from benchmarks.pages.results_of_costs import read, section, spread, where
 
 LOSSES = 3  # groups of steps that are listed for a model
 
@@ -40,17 +40,15 @@ def quantized_models() -> list[str]:
         "launches",
         "cold s",
     ]
-    return [
-        "## Quantised models compared with fp16",
-        "",
+    return section(
+        "Quantised models compared with fp16",
         f"{where(data)}. Both forms are compiled by fusec, captured as CUDA graphs, and timed in turns "
         "(`benchmarks/models/quantized_models.py`). Weights and calibration data are random. Launches and seconds of a "
         "cold compilation are of the quantised form / of fp16. The limit is that of the quantised form's steps.",
-        "",
-        *table([*header, "launches", "cold s"], rows),
-        "",
-        *(line for row in complete for line in _losses(row)),
-    ]
+        [*header, "launches", "cold s"],
+        rows,
+        [*(line for row in complete for line in _losses(row))],
+    )
 
 
 def _losses(row: dict[str, Any]) -> list[str]:
@@ -86,13 +84,11 @@ def packed_products() -> list[str]:
     if not rows:
         return []
     header = ["rows x depth x columns", "bits", "block", "packed µs", "fp16 µs", "torch fp16 µs"]
-    return [
-        "## Products with packed weights",
-        "",
+    return section(
+        "Products with packed weights",
         f"{where(data)}. A case is a chain of products, there and back, whose weights exceed the L2 cache; times are "
         "of one product (`benchmarks/kernels/packed_products.py`). The limit is that of reading the packed weights and "
         "their scales.",
-        "",
-        *table([*header, "share of the limit", "fp16 / packed", "torch / packed"], rows),
-        "",
-    ]
+        [*header, "share of the limit", "fp16 / packed", "torch / packed"],
+        rows,
+    )

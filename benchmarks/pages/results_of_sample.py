@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.pages.results_of_costs import read, table
+from benchmarks.pages.results_of_costs import read, section
 
 
 def model_sample() -> list[str]:
@@ -17,18 +17,16 @@ def model_sample() -> list[str]:
     libraries = ", ".join(f"{name} {data[name]}" for name in names if name in data)
     commits = sorted({row["commit"][:7] for row in rows})
     header = ["from", "model", "launches", "steps", "programs", "error", "left to references", "warnings"]
-    return [
-        "## A sample of exported models",
-        "",
+    return section(
+        "A sample of exported models",
         "Small configurations with random weights, exported by torch's ONNX exporter. They are compiled in fp32 "
         f"without timing and run {where}; {libraries}; commit {', '.join(commits)}, {max(row['date'] for row in rows)} "
         "(`benchmarks/checks/model_sample.py`). Errors are relative L2 against torch on the CPU. A reference is the "
         "definition of an op in CuPy, for steps that no library and no kernel of fusec runs. "
         f"{right} of {len(rows)} models are right and leave nothing to references.",
-        "",
-        *table(header, [_cells(row) for row in rows]),
-        "",
-    ]
+        header,
+        [_cells(row) for row in rows],
+    )
 
 
 def _cells(row: dict[str, Any]) -> list[Any]:

@@ -21,6 +21,7 @@ from benchmarks.pages.results_of_costs import (
     machine_of,
     penalties,
     read,
+    section,
     shapes,
     spread,
     table,
@@ -70,34 +71,29 @@ def light_models() -> list[str]:
         if without
         else "Every convolution partition was offered precompiled plans."
     )
-    return [
-        "## The nine light models without a GPU",
-        "",
+    return section(
+        "The nine light models without a GPU",
         f"Target {data['target']}, fp32, cuDNN {data['cudnn']}, {machine['cores']} cores, Python {machine['python']}, "
         f"commit {data['commit'][:10]}, {data['date']}. `import fusec` takes {data['import_s']} s. Errors are "
         "relative L2: against the outputs shipped with the models, and with seeded random weights against "
         "onnxruntime (`benchmarks/checks/light_models.py`). Steps are counted without views. Cold means an empty cache "
         "of verdicts.",
-        "",
-        *table(header, rows),
-        "",
-        note,
-        "",
-    ]
+        header,
+        rows,
+        [note, ""],
+    )
 
 
 def scaling() -> list[str]:
     data = read("scaling.json")
     rows = [[row["nodes"], row["passes_s"], row["all_s"], row["launches"]] for row in data["graphs"]]
-    return [
-        "## Compile time by graph size",
-        "",
+    return section(
+        "Compile time by graph size",
         f"Sequences of convolution, bias, residual add and activation; verdicts cached; {data['cores']} cores, "
         f"commit {data['commit'][:10]}, {data['date']} (`benchmarks/compile_time/graph_size.py`).",
-        "",
-        *table(["nodes", "passes s", "passes and partitioning s", "steps"], rows),
-        "",
-    ]
+        ["nodes", "passes s", "passes and partitioning s", "steps"],
+        rows,
+    )
 
 
 def compile_time() -> list[str]:
@@ -118,9 +114,8 @@ def compile_time() -> list[str]:
         for row in data["rows"]
     ]
     names = ["case", "processes", "compile s", "save s", "weights s", "processor s", "peak GB", "file GB", "load"]
-    return [
-        "## Compile time and memory without a GPU",
-        "",
+    return section(
+        "Compile time and memory without a GPU",
         f"Without a GPU, for {data['target']}; {data['cores']} cores, Python {data['python']} "
         "(`benchmarks/compile_time/time_and_memory.py`). `import` is the time of `fusec --version`. `pointwise N` is a "
         "random graph of N unary and binary ops over mixed shapes. The weights are 16 fp32 matrices of 67 MB each, or "
@@ -130,10 +125,9 @@ def compile_time() -> list[str]:
         "weights; vgg19 has 575 MB. Of several processes that start together, the table shows the slowest. Processor "
         "seconds are those of all processes, and count the making of a graph, not of a file. `load` is the load "
         "average: where it exceeds the cores, others slowed the run.",
-        "",
-        *table([*names, "date and commit"], rows),
-        "",
-    ]
+        [*names, "date and commit"],
+        rows,
+    )
 
 
 def warm_start() -> list[str]:
@@ -153,17 +147,15 @@ def warm_start() -> list[str]:
         for row in data["rows"]
     ]
     names = ["model", "MB", "start", "compile s", "first result s", "longest stages s", "imports s", "peak GB"]
-    return [
-        "## Cold and warm starts",
-        "",
+    return section(
+        "Cold and warm starts",
         f"{machine_of(data)}; fp16 (`benchmarks/compile_time/warm_start.py`). Seconds from the call of `fusec.compile` "
         "to its return, and to the first result. Cold: with empty caches of plans and kernels. Warm: the next "
         "processes, of which the table shows the median. MB is the size of the ONNX file, peak the memory on the "
         "host.",
-        "",
-        *table([*names, "date and commit"], rows),
-        "",
-    ]
+        [*names, "date and commit"],
+        rows,
+    )
 
 
 def _longest(stages: dict[str, float]) -> list[tuple[str, float]]:
@@ -188,20 +180,15 @@ def gpu_models() -> list[str]:
         ]
         for row in data["models"]
     ]
-    return [
-        "## Models on a GPU",
-        "",
+    return section(
+        "Models on a GPU",
         f"{_where(data)} (`benchmarks/checks/gpu_models.py`). Outputs are compared with torch's in float64 "
         "(torchvision's models with random weights and statistics, batch 2) or with onnxruntime's (light models). Each "
         "distinct cuDNN graph also runs alone and is compared with its simulation. Compile time starts with an empty "
         "cache: it includes cuDNN's verdicts and the choice of plans.",
-        "",
-        *table(
-            ["model", "precision", "steps", "distinct cuDNN graphs", "error", "worst step", "compile s"],
-            rows,
-        ),
-        "",
-    ]
+        ["model", "precision", "steps", "distinct cuDNN graphs", "error", "worst step", "compile s"],
+        rows,
+    )
 
 
 def _mark(row: dict[str, Any], who: str) -> str:
@@ -350,20 +337,18 @@ def training() -> list[str]:
         ]
         slowest += [f"The slowest steps of {row['model']}, timed alone:", ""]
         slowest += [*table(["steps", "run by", "times", "us", "limit us"], lines), ""]
-    return [
-        "## Training steps compared with torch on one GPU",
-        "",
+    return section(
+        "Training steps compared with torch on one GPU",
         f"{_where(data)}; 224x224 images, fp16 with fp32 master weights (`benchmarks/models/training.py`). Loss "
         "scaling skips steps with gradients that are not finite. ResNet-50 has SGD with momentum, ViT-B/16 has AdamW. "
         "Each step is one CUDA graph. Torch uses channels last and fused optimisers. The table shows medians with "
         "deciles; all take turns in random order. Losses: the worst relative difference to the mean of torch's losses, "
         "over five steps "
         f"on the same data. {_products_note(data)}{data.get('note', '')}".rstrip(),
-        "",
-        *table(header, rows),
-        "",
-        *slowest,
-    ]
+        header,
+        rows,
+        [*slowest],
+    )
 
 
 def slowest_steps(steps: list[dict[str, Any]], count: int) -> list[tuple[str, str, int, float, float]]:

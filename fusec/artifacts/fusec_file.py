@@ -1,10 +1,7 @@
-"""Save a compiled model as one `.fusec` file, and load it: graphs, weights, programs and plans, for some targets.
+"""Write a compiled model as one `.fusec` file: graphs, weights, programs and plans, for some targets.
 
 A file may hold programs for several sets of input shapes. The members of all but the first are in `shapes/N/`.
-
-Loading runs no pass and no partitioning, and asks cuDNN nothing.
-A serialized plan holds machine code. It is used only if this machine trusts it (`PlanStore.trusts`); for other plans,
-engine and knobs are used to build them again.
+`read_file` reads such files. Other packages call its functions through this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Read a `.fusec` file: graphs, weights, programs and plans. No pass runs, and cuDNN is asked nothing."""
+"""Read a `.fusec` file: graphs, weights, programs and plans. No pass runs, and cuDNN is asked nothing.
+
+A serialized plan holds machine code. It is used only if this machine trusts it (`PlanStore.trusts`); for other plans,
+engine and knobs are used to build them again.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ from fusec.execution.compilation import Compiled
 from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.judges import CudnnJudge
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.launch.cubins import NO_CHOICE
 from fusec.ir import Graph, Literal, MissingLiteral
 from fusec.passes.base import PRECISIONS, Options

@@ -18,7 +18,7 @@ from fusec.diagnostics.refusal_core.variants import Change, variants
 from fusec.errors import FusecError
 from fusec.gpu.cudnn.engine_ids import Identity
 from fusec.gpu.cudnn.judges import CudnnJudge
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.ir import Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph

@@ -18,7 +18,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.cudnn.judges import CudnnJudge, NoJudge
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.ir import BYTES, HALVES, Constant, Graph, load_early
 from fusec.passes.base import Options, run
 from fusec.passes.layout.io_layout import insert_interface_copies

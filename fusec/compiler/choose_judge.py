@@ -14,7 +14,7 @@ from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless, driver_stand_in
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.judges import CudnnJudge, RulesJudge
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.cudnn.worker_pool import most_workers
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge

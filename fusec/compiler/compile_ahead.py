@@ -19,7 +19,7 @@ from fusec.gpu.autotune.candidate_times import StepTuning, candidate_kernels, ke
 from fusec.gpu.autotune.step_choices import apply_choices, before_choices
 from fusec.gpu.cudnn.deviceless import nvrtc_libraries
 from fusec.gpu.cudnn.judges import RulesJudge
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch.cubins import compile_ahead

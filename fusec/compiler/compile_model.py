@@ -28,7 +28,7 @@ from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
 from fusec.gpu.cudnn import driver_stand_in
 from fusec.gpu.cudnn.deviceless import load_cudnn
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.ir import Graph
 from fusec.passes.base import FASTEST, ROUND_ACTIVATIONS
 from fusec.runtime import Executable, SimulatorBackend

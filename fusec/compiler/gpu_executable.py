@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def tuned_executable(
-    compiled: Compiled, options: CompileOptions, workers: CudnnWorkers, family: ShapeFamily | None = None
+    compiled: Compiled, options: CompileOptions, workers: CudnnWorkers, family: ShapeFamily | None
 ) -> Executable:
     """Time candidates of each step on the GPU, and prepare the fastest.
 

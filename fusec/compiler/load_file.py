@@ -28,7 +28,7 @@ def load(
 ) -> Executable:
     """Load the program of a `.fusec` file, the first one if it has several, and return it ready to call.
 
-    Parameters as in `fusec.dynamic_shapes.saved_shapes.load`.
+    Parameters as in `fusec.dynamic_shapes.load_shapes.load`.
     """
     with seldom_collected():
         with nullcontext() if simulate else device.woken(target):

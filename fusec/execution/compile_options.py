@@ -49,7 +49,7 @@ class CompileOptions:
         if not self.budget_s >= 0:  # NaN
             raise FusecError(f"budget is a number of seconds, 0 or more, not {self.budget_s}")
         _require("tune", self.tune, LEVELS)
-        _require("precision", self.precision, PRECISIONS)
+        _require("precision", self.precision, PRECISIONS, "; a model that `fusec quantize` wrote runs in 8 or 4 bits")
         _require("rounding", self.rounding, ROUNDINGS)
         if unknown := sorted(names - passes.names()):
             raise FusecError(f"no pass or rule is named {', '.join(unknown)}; `python -m fusec.passes` lists them")
@@ -92,6 +92,6 @@ class CompileOptions:
         )
 
 
-def _require(option: str, given: str, known: Collection[str]) -> None:
+def _require(option: str, given: str, known: Collection[str], remedy: str = "") -> None:
     if given not in known:
-        raise FusecError(f"{option} is one of {', '.join(known)}, not {given!r}")
+        raise FusecError(f"{option} is one of {', '.join(known)}, not {given!r}{remedy}")

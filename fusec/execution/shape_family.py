@@ -14,7 +14,7 @@ from fusec.execution.shared_weights import SharedWeights
 from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.cudnn.build_pool import BuildPool
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.shape_transfer.transfer_choices import TransferredChoices, transfer
 from fusec.gpu.shape_transfer.transfer_plans import NEAR, SizePlans
 from fusec.ir import Graph

@@ -12,7 +12,7 @@ from fusec.errors import ModelError, VerifyError
 from fusec.ir import Array
 from fusec.ops.spec import require
 
-_DEFAULT_DOMAINS = ("", "ai.onnx")
+DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def custom_ops_of(given: Mapping[str, Callable[..., Any] | CustomOp] | None) -> 
         made = function if isinstance(function, CustomOp) else CustomOp(function)
         if not callable(made.function):
             raise ModelError(f"custom op {name!r}: needs a function, not {made.function!r}")
-        found[qualified("" if domain in _DEFAULT_DOMAINS else domain, op)] = made
+        found[qualified("" if domain in DEFAULT_DOMAINS else domain, op)] = made
     return found
 
 

@@ -268,6 +268,10 @@ def _read(path: Path, file: str) -> tuple[ModelProto | Graph, TensorFiles | None
             raise ModelError(f"{path}: is a directory, not a model")
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"{path}: is not a regular file")
+        if path.suffix == ".fusec":
+            raise ModelError(
+                f"{path}: is a compiled model: load it with fusec.load, or give the model that it was compiled from"
+            )
         if status.st_size >= _PROTOBUF_LIMIT:
             raise ModelError(
                 f"{path}: {status.st_size} bytes, and protobuf reads less than 2 GiB: "

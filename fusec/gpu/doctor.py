@@ -13,9 +13,10 @@ from fusec.errors import FusecError
 from fusec.gpu.cublaslt import algorithms
 from fusec.gpu.cudnn import deviceless, driver_stand_in
 from fusec.gpu.cudnn.deviceless import INSTALL
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.device import device_name
-from fusec.plans import sqlite_cache
+from fusec.plans.cache_folder import cache_folder
+from fusec.plans.sqlite_cache import Store
 from fusec.targets.target import load, names
 
 
@@ -118,10 +119,10 @@ def _gpu() -> Requirement:
 
 def _cache_folder() -> Requirement:
     try:
-        folder = sqlite_cache.folder()
+        folder = cache_folder()
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
-        return Requirement("cache folder", True, f"{folder}, {len(sqlite_cache.Store())} answers")
+        return Requirement("cache folder", True, f"{folder}, {len(Store())} answers")
     except (FusecError, OSError) as error:
         return Requirement(
             "cache folder", False, str(error.__cause__ or error), "set FUSEC_CACHE to a folder that can be written"

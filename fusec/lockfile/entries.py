@@ -12,12 +12,12 @@ from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import has_candidates, step_key, steps_of_choice
 from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_version
-from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import Graph, Value
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.base import Options
+from fusec.plans.engine_numbers import DEVICE_ONLY
 from fusec.plans.lock_record import Locked
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, ORDERS, Choice, Part
@@ -29,7 +29,7 @@ WHOLE = "model"  # name of the entry for all steps
 Builds = Callable[[CudnnGraph, Choice], bool]  # tells if cuDNN builds a plan
 
 
-def work_of(step: Partition, graph: Graph, tensor_cores: bool = True) -> str:
+def work_of(step: Partition, graph: Graph, tensor_cores: bool) -> str:
     """Return the digest of what a step computes: ops, attributes, types and wiring, without names and weights."""
     return digest_of(step_key(graph, step), tensor_cores)
 
@@ -71,7 +71,7 @@ def versions() -> dict[str, str]:
     return {"fusec": __version__, "cudnn": cudnn_version(), "frontend": frontend}
 
 
-def whole_work(program: Program, tensor_cores: bool = True) -> str:
+def whole_work(program: Program, tensor_cores: bool) -> str:
     """Return the digest of what the steps of a partitioned program compute, and how they are connected."""
     number: dict[str, int] = {}
     lines: list[str] = []

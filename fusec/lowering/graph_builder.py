@@ -92,11 +92,15 @@ class CudnnBuilder:
 
     fold_batch: merge the batch dims of a matmul with its rows.
     pointwise_only: the body has no anchor.
+    for_cudnn: False if another library reads the graph, so that known bugs of cuDNN do not matter.
     scaled: the body has a product of 8-bit numbers, whose sums are scaled.
     uids: tensors of computed values; bound: tensors of inputs and constants, by root, dims, strides and offset.
     stored: for computed values that outputs hold, the name of the output and the strides.
     feeds_anchor: values that a prologue computes.
+    offsets: elements from the memory of a value to a tensor that is a slice of it.
+    scalars: tensors of numbers, by value, sign and rank.
     images: stored tensors that a convolution reads.
+    aliases: second tensors over the memory of another, for graphs that may not read one tensor twice.
     conversions: for the clip and the cast at the end of a conversion to 8-bit integers, the nodes from its round on.
     """
 

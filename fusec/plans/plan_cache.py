@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from fusec.errors import FusecError, writing
-from fusec.plans import shared_folder
 from fusec.plans.cache_file import (
     CHOICES,
     OLD_CHOICES,
@@ -32,9 +31,8 @@ from fusec.plans.cache_file import (
     plan_digest,
     unpack,
 )
+from fusec.plans.cache_folder import UnwritableError, cache_folder, folder_errors, lock_folder
 from fusec.plans.plan_record import Choice, Entry, Knobs, PlanKey
-from fusec.plans.sqlite_cache import UnwritableError
-from fusec.plans.sqlite_cache import folder as cache_folder
 from fusec.plans.trusted_plans import TrustedPlans
 from fusec.system import atomic_write
 
@@ -174,7 +172,7 @@ class PlanStore:
         """Delete everything: plans, choices, quarantine and trusted hashes. Return the number of plans."""
         plans = self._files(PLANS)
         choices = (*self._files(CHOICES), *self._files(OLD_CHOICES))
-        with shared_folder.errors(self.folder):
+        with folder_errors(self.folder):
             for path in (*plans, *choices, *self._quarantined(), self._trusted.path):
                 path.unlink(missing_ok=True)
         return len(plans)
@@ -265,7 +263,7 @@ class PlanStore:
         warnings.warn(f"dropped the cached plan {path} ({reason}); it will be built anew", stacklevel=4)
 
     def _write(self, path: Path, data: bytes) -> None:
-        with shared_folder.errors(self.folder):
+        with folder_errors(self.folder):
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write.written(path, durable=False, collects=False) as file:  # see `_bound`
                 file.write(data)
@@ -279,7 +277,7 @@ class PlanStore:
             if self._until_scan >= 0 and self._room >= 0:
                 return
             self._until_scan = SCAN_EVERY
-        with shared_folder.errors(self.folder), shared_folder.lock(self.folder, "bound"):
+        with folder_errors(self.folder), lock_folder(self.folder, "bound"):
             for place in (self.folder / PLANS, self.folder / CHOICES, *(self.folder / QUARANTINE).glob("*/")):
                 atomic_write.collect(place)
             found: list[tuple[float, int, Path]] = []

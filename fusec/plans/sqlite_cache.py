@@ -20,47 +20,24 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-import platformdirs
 from filelock import FileLock
 
 from fusec.errors import FusecError
+from fusec.plans.cache_folder import UNWRITABLE, UnwritableError, cache_folder
 from fusec.system import atomic_write
 
 MAX_ENTRIES = 100_000  # of about 2 KB each; beyond them the oldest are deleted
-# why a folder cannot be written, by the number of the error
-UNWRITABLE = {
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "is read-only"),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "is on a full disk"),
-}
 NEEDED_BYTES = 1 << 20  # that SQLite may need for its journal and shared memory
 BUSY_S = 60.0  # how long to wait for another process that writes
 _SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, text TEXT, checksum TEXT, written REAL)"
 _Result = TypeVar("_Result")
 
 
-def folder() -> Path:
-    """Return the cache folder, and make it if it is missing: FUSEC_CACHE, else the platform's folder for fusec."""
-    path = Path(os.environ.get("FUSEC_CACHE") or platformdirs.user_cache_dir("fusec"))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FusecError(f"cannot make the cache folder {path} ({error}); set FUSEC_CACHE to another") from error
-    return path
-
-
-class UnwritableError(FusecError):
-    """A cache could not be written, because it is read-only for this process, or its disk is full. `why`: which."""
-
-    def __init__(self, message: str, why: str):
-        super().__init__(message)
-        self.why = why
-
-
 class Store:
     """A mapping from key to text in a file. Raises FusecError if the file cannot be used."""
 
     def __init__(self, path: Path | None = None, max_entries: int = MAX_ENTRIES):
-        self.path = path or folder() / "answers.sqlite"
+        self.path = path or cache_folder() / "answers.sqlite"
         self.max_entries = max_entries
         self._warned = False  # that the folder cannot be written
 

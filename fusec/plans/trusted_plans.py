@@ -7,7 +7,7 @@ import hashlib
 import threading
 from pathlib import Path
 
-from fusec.plans import shared_folder
+from fusec.plans.cache_folder import folder_errors, lock_folder
 from fusec.system import atomic_write
 
 MAX_BYTES = 8 << 20  # of the list of trusted hashes, 65 bytes each; beyond it the older half is deleted
@@ -35,7 +35,7 @@ class TrustedPlans:
         new = [digest for blob in blobs if (digest := hashlib.sha256(blob).hexdigest()) not in known]
         if not new:
             return
-        with shared_folder.errors(self.folder), shared_folder.lock(self.folder, "trusted"):
+        with folder_errors(self.folder), lock_folder(self.folder, "trusted"):
             if self.path.exists() and self.path.stat().st_size > MAX_BYTES:
                 lines = self.path.read_text(encoding="ascii", errors="replace").split("\n")
                 with atomic_write.written(self.path, durable=False) as newer:
@@ -53,7 +53,7 @@ class TrustedPlans:
         with self._mutex:
             if size != self._read_bytes:
                 text = ""
-                with contextlib.suppress(FileNotFoundError), shared_folder.errors(self.folder):
+                with contextlib.suppress(FileNotFoundError), folder_errors(self.folder):
                     text = self.path.read_text(encoding="ascii", errors="replace")
                 self._known, self._read_bytes = set(text.split("\n")), len(text)
             return self._known

@@ -71,7 +71,7 @@ def calibrate(
     probe: Probe | None,
     data: Iterable[Batch],
     progress: Callable[[int], None],
-    counted: bool = True,
+    counted: bool,
 ) -> CalibrationResult:
     """Run all batches once.
 

@@ -86,8 +86,8 @@ def quantize(
     data: calibration data: a folder or file of `.npz` or `.npy`; arrays by input name, or one array, with many samples
         along the first dim; an iterable of batches, or a function that returns one. Formats of weights alone need none.
     format: `int8` and `fp8` (E4M3) quantise weights and activations. Weights have a scale per output channel; in fp8
-        products have one scale for all weights. `weights-int8` and
-        `weights-int4` quantise weights alone, per output channel and per block. All formats are symmetric.
+        products have one scale for all weights. `weights-int8` and `weights-int4` quantise weights alone, per output
+        channel and per block. All formats are symmetric.
     calibration: `max`, `entropy` or `percentile`; by default entropy for int8, max for fp8.
     percentile: percent of a tensor's elements that do not saturate, with calibration `percentile`.
     block_size: weights that share a scale in `weights-int4`.
@@ -172,7 +172,7 @@ def quantize_model(source: frontends.Source, data: CalibrationData | None, optio
 
 
 def _only_report(options: QuantizeOptions) -> bool:
-    """Tell if a report of weights alone was asked for, which needs no data."""
+    """Tell if no option but `report` ranks the layers. Of weights alone, such a report needs no data."""
     return not options.keep_float and options.min_sqnr is None and options.score is None
 
 

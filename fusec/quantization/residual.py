@@ -1,8 +1,7 @@
 """Find residual additions: sums of a convolution's result and a value from a shortcut.
 
-The convolution's operand is not quantised, because the sum happens in the convolution's epilogue before it is rounded.
-The other operand is read from memory, so it is quantised: otherwise the step reads it in float, which takes as long as
-the convolution saves.
+The convolution's result is not quantised, because its epilogue adds before anything is rounded. The shortcut is read
+from memory, so it is quantised. In float it would take as long to read as the convolution saves.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Residuals:
             self._depth.update(dict.fromkeys(node.output, depth))
 
     def residual_input(self, node: NodeProto, quantised: set[str]) -> tuple[int, str] | str:
-        """Return the place of the shortcut among the node's inputs, and the name of the convolution of the other.
+        """Return the place of the shortcut among the inputs, and the name of the convolution that computes the other.
 
         A text is the reason why the shortcut is not quantised; it is empty for a bias.
 

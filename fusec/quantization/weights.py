@@ -42,7 +42,7 @@ class QuantizedWeight:
 
 
 def quantized_weight(
-    array: Array, layer: QuantizedLayer, format: NumberFormat, block: int, magnitude: float | None = None
+    array: Array, layer: QuantizedLayer, format: NumberFormat, block: int, magnitude: float | None
 ) -> QuantizedWeight:
     """Quantise the weight of a layer.
 

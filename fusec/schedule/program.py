@@ -187,7 +187,7 @@ def body_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
     return graph.extract(inputs, [*constants, *nodes], outputs_of(nodes))
 
 
-def alone(graph: Graph, node: Node) -> Partition:
+def single_step(graph: Graph, node: Node) -> Partition:
     """Return a step of one node that cuDNN does not run."""
     return Partition((node,), Kind.VIEW if is_view(node) else Kind.KERNEL, body_of(graph, [node]))
 

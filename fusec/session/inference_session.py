@@ -16,7 +16,7 @@ import numpy as np
 from fusec import convert, frontends
 from fusec.driver import compile_dynamic
 from fusec.dynamic_shapes.executable import MAX_SHAPES, DynamicExecutable
-from fusec.dynamic_shapes.saved_shapes import loaded
+from fusec.dynamic_shapes.load_shapes import load_dynamic
 from fusec.dynamic_shapes.size_ranges import GivenShapes
 from fusec.errors import writing
 from fusec.execution.signature import array_of, require_by_name
@@ -100,7 +100,7 @@ class InferenceSession(SaysWhy, Unpicklable):
         if is_compiled:
             path = cast("str", path_or_bytes)
             self._source = None
-            self._make = lambda source, choice: loaded(path, target, tune, choice.simulate)
+            self._make = lambda source, choice: load_dynamic(path, target, tune, choice.simulate)
         else:
             with self._event("model_loading"), quiet(settings.severity):
                 self._source = edited(frontends.Source(path_or_bytes, custom_ops=custom_ops), settings, self._options)

@@ -1,7 +1,7 @@
 """Read numbers and round them to another type, part by part on several cores.
 
-The numbers are never in memory as a whole in their own type. Using new memory for the first
-time takes longer than reading a file that the system has in memory. So each thread reads into one small buffer.
+The numbers are never in memory as a whole in their own type. Using new memory for the first time takes longer than
+reading a file that the system has in memory. So each thread reads into one small buffer.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from fusec.system.byte_ranges import ByteRanges
+from fusec.system.threaded_parts import PARALLEL_BYTES
 
 PART_BYTES = 1 << 20  # small enough to be rounded while it is in the cache of the processor
-PARALLEL_BYTES = 1 << 25  # starting threads for less takes longer than it saves
 MOST_THREADS = 8  # for one array, because several arrays are read at the same time
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fusec.plans import sqlite_cache
+from fusec.plans.cache_folder import cache_folder
 from fusec.system.json_child import Inbox, JsonChild
 from fusec.testing.failure import DIED, HUNG, Failure
 
@@ -18,7 +18,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 def fuzz_folder() -> Path:
     """Return the fuzzer's folder inside fusec's cache folder."""
-    return sqlite_cache.folder() / "fuzz"
+    return cache_folder() / "fuzz"
 
 
 class Child(JsonChild):

@@ -49,7 +49,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("evil"))
 
 
-def quiet(result: Result, status: int = 0) -> Result:
+def check_quiet(result: Result, status: int = 0) -> Result:
     """The result, of which a terminal obeys nothing and whose lines are all fusec's own."""
     for text in (result.stdout, result.stderr):
         bad = {c for line in text.split("\n") for c in line if not c.isprintable()}
@@ -82,9 +82,9 @@ SHAPE = ("--shape", f"{name('x')}=1,3,8,8")
 def test_what_a_command_prints(command: tuple[object, ...], status: int, evil: Path) -> None:
     first, *more = command
     result = fusec(first, evil, *SHAPE, *more)
-    assert "FORGED" in quiet(result, status).stdout
+    assert "FORGED" in check_quiet(result, status).stdout
     told = fusec(first, evil, *SHAPE, *more, "--json")
-    document = json.loads(quiet(told, status).stdout)
+    document = json.loads(check_quiet(told, status).stdout)
     assert document["model"] == str(evil)
     for kind in ("inputs", "outputs"):
         names = [spec["name"] for spec in document.get(kind, ())]
@@ -97,29 +97,29 @@ def test_commands_that_write(evil: Path, tmp_path: Path, monkeypatch: pytest.Mon
     recorded_answers.seed(tmp_path / f"cache{EVIL}")
     monkeypatch.chdir(tmp_path)
     out: Callable[[str], Path] = lambda end: tmp_path / f"{name('out')}{end}"  # noqa: E731
-    quiet(fusec("compile", evil, *SHAPE, "-o", out(".fusec")))
-    quiet(fusec("compile", evil, *SHAPE, "-o", out(".json")))
+    check_quiet(fusec("compile", evil, *SHAPE, "-o", out(".fusec")))
+    check_quiet(fusec("compile", evil, *SHAPE, "-o", out(".json")))
     for command in (("compile",), ("run",), ("verify",), ("explain",), ("lock", "write", "-o", out(".lock"))):
-        quiet(fusec(*command, out(".fusec")))
-    quiet(fusec("compile", out(".fusec"), *SHAPE), 2)
-    quiet(fusec("lock", "diff", out(".lock"), evil, *SHAPE))
-    quiet(fusec("convert", evil, *SHAPE, "-o", out(".onnx")))
-    quiet(fusec("quantize", evil, "--format", "weights-int8", "--report", "-o", out(".onnx")))
-    quiet(fusec("quantize", evil, "--exclude", name("z"), "-o", out(".onnx")), 2)
-    quiet(fusec("run", evil, *SHAPE, "-o", out(".npz")))
+        check_quiet(fusec(*command, out(".fusec")))
+    check_quiet(fusec("compile", out(".fusec"), *SHAPE), 2)
+    check_quiet(fusec("lock", "diff", out(".lock"), evil, *SHAPE))
+    check_quiet(fusec("convert", evil, *SHAPE, "-o", out(".onnx")))
+    check_quiet(fusec("quantize", evil, "--format", "weights-int8", "--report", "-o", out(".onnx")))
+    check_quiet(fusec("quantize", evil, "--exclude", name("z"), "-o", out(".onnx")), 2)
+    check_quiet(fusec("run", evil, *SHAPE, "-o", out(".npz")))
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 8, 8), np.float32))
-    quiet(fusec("run", evil, *SHAPE, "--input", f"{name('x')}={tmp_path / 'x.npy'}"))
-    quiet(fusec("run", evil, *SHAPE, "--input", f"{name('z')}={tmp_path / 'x.npy'}"), 2)
-    quiet(fusec("repro", evil, *SHAPE, "--partition", 0))
-    quiet(fusec("repro", evil, *SHAPE, "--partition", 0), 2)  # the folder is in use
-    quiet(fusec("repro", evil, *SHAPE, "--partition", 99, "-o", out("")), 2)
-    quiet(fusec("cache", "info"))
-    quiet(fusec("cache", "export", out(".zip")))
-    quiet(fusec("cache", "import", out(".zip")))
-    quiet(fusec("cache", "import", evil), 2)
-    quiet(fusec("cache", "trust", out(".fusec")))
-    quiet(fusec("cache", "trust", evil), 2)
-    quiet(fusec("cache", "clear"))
+    check_quiet(fusec("run", evil, *SHAPE, "--input", f"{name('x')}={tmp_path / 'x.npy'}"))
+    check_quiet(fusec("run", evil, *SHAPE, "--input", f"{name('z')}={tmp_path / 'x.npy'}"), 2)
+    check_quiet(fusec("repro", evil, *SHAPE, "--partition", 0))
+    check_quiet(fusec("repro", evil, *SHAPE, "--partition", 0), 2)  # the folder is in use
+    check_quiet(fusec("repro", evil, *SHAPE, "--partition", 99, "-o", out("")), 2)
+    check_quiet(fusec("cache", "info"))
+    check_quiet(fusec("cache", "export", out(".zip")))
+    check_quiet(fusec("cache", "import", out(".zip")))
+    check_quiet(fusec("cache", "import", evil), 2)
+    check_quiet(fusec("cache", "trust", out(".fusec")))
+    check_quiet(fusec("cache", "trust", evil), 2)
+    check_quiet(fusec("cache", "clear"))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_commands_that_write(evil: Path, tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_arguments_in_errors(arguments: tuple[str, ...]) -> None:
-    quiet(fusec(*arguments), 2)
+    check_quiet(fusec(*arguments), 2)
 
 
 def change(edit: Callable[[onnx.ModelProto], object]) -> Callable[[Path], None]:
@@ -182,13 +182,13 @@ def external(model: onnx.ModelProto) -> None:
 def test_models_that_are_refused(edit: Callable[[onnx.ModelProto], object], tmp_path: Path) -> None:
     file = save(tmp_path)
     change(edit)(file)
-    result = quiet(fusec("compile", file, *SHAPE), 2)
+    result = check_quiet(fusec("compile", file, *SHAPE), 2)
     assert "FORGED" in result.stderr
 
 
 def test_a_shape_that_is_missing(tmp_path: Path) -> None:
-    quiet(fusec("compile", save(tmp_path)), 2)
-    quiet(fusec("compile", save(tmp_path), "--shape", f"{name('z')}=1"), 2)
+    check_quiet(fusec("compile", save(tmp_path)), 2)
+    check_quiet(fusec("compile", save(tmp_path), "--shape", f"{name('z')}=1"), 2)
 
 
 def test_text_that_does_not_parse(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_text_that_does_not_parse(tmp_path: Path) -> None:
     file.write_text(
         'graph "g" (%x: f32[2]) {\n  %y = ' + "\x1b[2J\u202e\x07" + "(%x)\n  return %y\n}", encoding="utf-8"
     )
-    result = quiet(fusec("compile", file), 2)
+    result = check_quiet(fusec("compile", file), 2)
     assert "line 2" in result.stderr
 
 
@@ -212,7 +212,7 @@ def test_warnings(evil: Path, tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "is damaged" in quiet(Result(done.returncode, done.stdout, done.stderr)).stderr
+    assert "is damaged" in check_quiet(Result(done.returncode, done.stdout, done.stderr)).stderr
 
 
 @pytest.mark.cudnn

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from cli.command import SHAPE, fusec
 from cli.test_hostile_names import SHAPE as EVIL_SHAPE
-from cli.test_hostile_names import quiet, save
+from cli.test_hostile_names import check_quiet, save
 from onnx import TensorProto, helper
 from report.page_structure import checked
 
@@ -151,11 +151,11 @@ def test_on_a_gpu_everything_is_timed(model: Path, tmp_path: Path, monkeypatch: 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:
     evil, file = save(tmp_path), tmp_path / "page.html"
-    quiet(fusec("report", evil, *EVIL_SHAPE, "-o", file))
+    check_quiet(fusec("report", evil, *EVIL_SHAPE, "-o", file))
     source = page(file)
     assert "FORGED" in checked(source).text
     assert not {c for c in source if not c.isprintable() and c != "\n"}
-    quiet(fusec("report", "diff", evil, evil, *EVIL_SHAPE, "--no-cores", "-o", file))
+    check_quiet(fusec("report", "diff", evil, evil, *EVIL_SHAPE, "--no-cores", "-o", file))
     assert not {c for c in page(file) if not c.isprintable() and c != "\n"}
 
 

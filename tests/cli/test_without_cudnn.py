@@ -20,7 +20,7 @@ from fusec.artifacts import fusec_file
 from fusec.errors import CudnnNotAskedWarning, TargetError
 from fusec.execution import compilation
 from fusec.gpu import device
-from fusec.gpu.cudnn import deviceless, legality, worker_process
+from fusec.gpu.cudnn import deviceless, oracle, worker_process
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.reference import evaluate
@@ -42,7 +42,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         raise AssertionError("cuDNN was asked")
 
     monkeypatch.setattr(worker_process.WorkerProcess, "__init__", asked)
-    monkeypatch.setattr(legality.Oracle, "__init__", asked)
+    monkeypatch.setattr(oracle.Oracle, "__init__", asked)
     cache = tmp_path / "cache"
     monkeypatch.setenv("FUSEC_CACHE", str(cache))
     return cache

@@ -88,13 +88,13 @@ def test_fp32_tells_how_many_steps_it_leaves_out_of_cudnn() -> None:
 
 def test_the_refusal_of_the_judge_is_one_for_want_of_tensor_cores() -> None:
     """The hint counts these refusals, so the words of the message may change, but not its meaning."""
-    judge = pytest.importorskip("fusec.gpu.cudnn.legality_judge")
+    check = pytest.importorskip("fusec.gpu.cudnn.graph_check")
     deselected = {0: RuntimeError("Deselecting execution plan due to numerical notes")}
     fp32 = CudnnGraph((), (), tensor_cores=False)
-    assert judge._refusal(fp32, deselected).needs_tensor_cores
-    assert not judge._refusal(CudnnGraph((), ()), deselected).needs_tensor_cores
-    assert not judge._refusal(fp32, {0: RuntimeError("no engine")}).needs_tensor_cores
-    assert not judge._refusal(fp32, {}).needs_tensor_cores
+    assert check._refusal(fp32, deselected).needs_tensor_cores
+    assert not check._refusal(CudnnGraph((), ()), deselected).needs_tensor_cores
+    assert not check._refusal(fp32, {0: RuntimeError("no engine")}).needs_tensor_cores
+    assert not check._refusal(fp32, {}).needs_tensor_cores
 
 
 def test_an_op_that_cudnn_never_takes_is_no_matter_of_precision() -> None:

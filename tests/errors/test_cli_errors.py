@@ -24,7 +24,7 @@ def model(tmp_path: Path) -> Path:
     return tiny(tmp_path)
 
 
-def refused(*args: object, says: tuple[object, ...]) -> None:
+def check_refused(*args: object, says: tuple[object, ...]) -> None:
     result = fusec(*args)
     assert result.exit_code == 2, result
     assert result.stdout == ""
@@ -35,27 +35,27 @@ def refused(*args: object, says: tuple[object, ...]) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_missing_file(command: str, tmp_path: Path) -> None:
-    refused(command, tmp_path / "none.onnx", says=(tmp_path / "none.onnx", "No such file"))
+    check_refused(command, tmp_path / "none.onnx", says=(tmp_path / "none.onnx", "No such file"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_folder_for_a_model(command: str, tmp_path: Path) -> None:
     says = "has no file that ends in .onnx" if command == "run" else "is a directory"  # run takes folders of models
-    refused(command, tmp_path, says=(tmp_path, says))
+    check_refused(command, tmp_path, says=(tmp_path, says))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_bytes(seed: int, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(random.Random(seed).randbytes(2000))
-    refused("explain", path, says=(path,))
+    check_refused("explain", path, says=(path,))
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.99])
 def test_truncated_model(part: float, model: Path) -> None:
     data = model.read_bytes()
     model.write_bytes(data[: int(part * len(data))])
-    refused("compile", model, *SHAPE, says=(model,))
+    check_refused("compile", model, *SHAPE, says=(model,))
 
 
 def test_external_data_outside_the_folder_is_not_read(tmp_path: Path) -> None:
@@ -70,35 +70,35 @@ def test_external_data_outside_the_folder_is_not_read(tmp_path: Path) -> None:
     graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", types[:1], types[1:], [weight])
     path = folder / "m.onnx"
     path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
-    refused("run", path, says=(path, "secret.bin", "folder"))
+    check_refused("run", path, says=(path, "secret.bin", "folder"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_unknown_target(command: str, model: Path) -> None:
-    refused(command, model, *SHAPE, "--target", "gtx", says=("gtx", "t4, a100, l4, h100, h200, b200"))
+    check_refused(command, model, *SHAPE, "--target", "gtx", says=("gtx", "t4, a100, l4, h100, h200, b200"))
 
 
 def test_one_unknown_target_among_others(model: Path) -> None:
-    refused("explain", model, *SHAPE, "--target", "t4,gtx", says=("'gtx'",))
-    refused("explain", model, *SHAPE, "--target", "t4,", says=("''",))
+    check_refused("explain", model, *SHAPE, "--target", "t4,gtx", says=("'gtx'",))
+    check_refused("explain", model, *SHAPE, "--target", "t4,", says=("''",))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_unknown_precision(command: str, model: Path) -> None:
-    refused(command, model, *SHAPE, "--precision", "int4", says=("fp32, tf32, fp16, bf16", "int4"))
+    check_refused(command, model, *SHAPE, "--precision", "int4", says=("fp32, tf32, fp16, bf16", "int4"))
 
 
 def test_unknown_pass(model: Path) -> None:
-    refused("compile", model, *SHAPE, "--disable", "nonsense", says=("nonsense",))
+    check_refused("compile", model, *SHAPE, "--disable", "nonsense", says=("nonsense",))
 
 
 @pytest.mark.parametrize("text", ["x", "=1,2", "x=1,a", "x=1;8;8;8", "x=1.5,8,8,8", "x=1,,8,8"])
 def test_shape_that_is_none(text: str, model: Path) -> None:
-    refused("compile", model, "--shape", text, says=(text,))
+    check_refused("compile", model, "--shape", text, says=(text,))
 
 
 def test_shape_given_twice(model: Path) -> None:
-    refused("compile", model, *SHAPE, *SHAPE, says=("twice", "x"))
+    check_refused("compile", model, *SHAPE, *SHAPE, says=("twice", "x"))
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_shape_given_twice(model: Path) -> None:
     [("q=1,2", "'q'"), ("x=1,2", "x"), ("x=-1,8,8,8", "negative"), ("x=1,9,8,8", "x"), (f"x={10**30},8,8,8", "x")],
 )
 def test_shape_that_does_not_fit(text: str, says: str, model: Path) -> None:
-    refused("compile", model, "--shape", text, says=(says,))
+    check_refused("compile", model, "--shape", text, says=(says,))
 
 
 def test_symbolic_dims_without_a_shape(model: Path) -> None:
-    refused("verify", model, says=(model, "'x'", "--shape"))
+    check_refused("verify", model, says=(model, "'x'", "--shape"))
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_symbolic_dims_without_a_shape(model: Path) -> None:
     ],
 )
 def test_bad_options(args: tuple[str, ...], says: str) -> None:
-    refused(*args, says=(says,))
+    check_refused(*args, says=(says,))
 
 
 def test_unknown_tuning(model: Path) -> None:
-    refused("run", model, *SHAPE, "--tune", "max", says=("max", "none, quick"))
+    check_refused("run", model, *SHAPE, "--tune", "max", says=("max", "none, quick"))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -145,27 +145,27 @@ def test_full_disk_under_the_output() -> None:
 # arrays ---------------------------------------------------------------------------------------------
 
 
-def refused_input(model: Path, path: object, *says: object) -> None:
-    refused("run", model, *SHAPE, "--input", f"x={path}", says=says)
+def check_refused_input(model: Path, path: object, *says: object) -> None:
+    check_refused("run", model, *SHAPE, "--input", f"x={path}", says=says)
 
 
 def test_input_that_is_no_pair(model: Path, tmp_path: Path) -> None:
-    refused("run", model, *SHAPE, "--input", tmp_path / "x.npy", says=("--input", "NAME="))
+    check_refused("run", model, *SHAPE, "--input", tmp_path / "x.npy", says=("--input", "NAME="))
 
 
 def test_input_file_missing(model: Path, tmp_path: Path) -> None:
-    refused_input(model, tmp_path / "none.npy", tmp_path / "none.npy", "No such file")
+    check_refused_input(model, tmp_path / "none.npy", tmp_path / "none.npy", "No such file")
 
 
 def test_input_folder(model: Path, tmp_path: Path) -> None:
-    refused_input(model, tmp_path, tmp_path)
+    check_refused_input(model, tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", NPY_MAGIC, NPY_MAGIC + b"\x76\x00" + b"(" * 118, b"\x93NUMPY\x09\x00"])
 def test_input_that_is_no_npy(data: bytes, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     path.write_bytes(data)
-    refused_input(model, path, path, ".npy")
+    check_refused_input(model, path, path, ".npy")
 
 
 def test_pickled_npy_is_never_read(model: Path, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_pickled_npy_is_never_read(model: Path, tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "exploded"),)
 
     np.save(tmp_path / "x.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
-    refused_input(model, tmp_path / "x.npy", tmp_path / "x.npy", "bject")
+    check_refused_input(model, tmp_path / "x.npy", tmp_path / "x.npy", "bject")
     assert not (tmp_path / "exploded").exists()
 
 
@@ -182,30 +182,30 @@ def test_header_larger_than_the_file_costs_no_memory(model: Path, tmp_path: Path
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 64), }".ljust(117) + b"\n"
     path = tmp_path / "x.npy"
     path.write_bytes(NPY_MAGIC + struct.pack("<H", len(header)) + header + bytes(64))
-    refused_input(model, path, path)
+    check_refused_input(model, path, path)
 
 
 def test_npz_for_an_npy(model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.ones(3))
-    refused_input(model, tmp_path / "x.npz", tmp_path / "x.npz", ".npy")
+    check_refused_input(model, tmp_path / "x.npz", tmp_path / "x.npz", ".npy")
 
 
 @pytest.mark.cudnn
 def test_input_of_another_shape(model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((1, 8, 8, 9), np.float32))
-    refused_input(model, tmp_path / "x.npy", "'x'", "[1, 8, 8, 8]", "[1, 8, 8, 9]")
+    check_refused_input(model, tmp_path / "x.npy", "'x'", "[1, 8, 8, 8]", "[1, 8, 8, 9]")
 
 
 @pytest.mark.cudnn
 def test_input_of_another_dtype(model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((1, 8, 8, 8), np.float64))
-    refused_input(model, tmp_path / "x.npy", "'x'", "float32", "float64")
+    check_refused_input(model, tmp_path / "x.npy", "'x'", "float32", "float64")
 
 
 @pytest.mark.cudnn
 def test_input_of_no_name(model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((1, 8, 8, 8), np.float32))
-    refused("run", model, *SHAPE, "--input", f"q={tmp_path / 'x.npy'}", says=("'q'", "x"))
+    check_refused("run", model, *SHAPE, "--input", f"q={tmp_path / 'x.npy'}", says=("'q'", "x"))
 
 
 # files written --------------------------------------------------------------------------------------
@@ -214,22 +214,22 @@ def test_input_of_no_name(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("command", "name"), [("compile", "o.json"), ("run", "o.npz")])
 class TestOutput:
     def test_folder_missing(self, command: str, name: str, model: Path, tmp_path: Path) -> None:
-        refused(command, model, *SHAPE, "--output", tmp_path / "none" / name, says=(tmp_path / "none" / name,))
+        check_refused(command, model, *SHAPE, "--output", tmp_path / "none" / name, says=(tmp_path / "none" / name,))
 
     def test_folder_is_a_file(self, command: str, name: str, model: Path) -> None:
-        refused(command, model, *SHAPE, "--output", model / name, says=(model / name,))
+        check_refused(command, model, *SHAPE, "--output", model / name, says=(model / name,))
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
     def test_folder_not_writable(self, command: str, name: str, model: Path, tmp_path: Path) -> None:
         folder = tmp_path / "locked"
         folder.mkdir(mode=0o500)
-        refused(command, model, *SHAPE, "--output", folder / name, says=(folder / name, "cannot be written"))
+        check_refused(command, model, *SHAPE, "--output", folder / name, says=(folder / name, "cannot be written"))
 
     def test_existing_file_survives_a_failure(self, command: str, name: str, model: Path, tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_bytes(b"precious")
         model.write_bytes(b"broken")
-        refused(command, model, "--output", path, says=(model,))
+        check_refused(command, model, "--output", path, says=(model,))
         assert path.read_bytes() == b"precious"
 
     @pytest.mark.cudnn
@@ -242,14 +242,14 @@ class TestOutput:
         path = tmp_path / name
         path.write_bytes(b"precious")
         monkeypatch.setattr(os, "fsync", full)
-        refused(command, model, *SHAPE, "--output", path, says=(path, "No space left on device"))
+        check_refused(command, model, *SHAPE, "--output", path, says=(path, "No space left on device"))
         assert path.read_bytes() == b"precious"
         assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "tiny.onnx"])
 
 
 def test_a_device_is_not_replaced(model: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "o.json")
-    refused("compile", model, *SHAPE, "--output", tmp_path / "o.json", says=(tmp_path / "o.json", "regular file"))
+    check_refused("compile", model, *SHAPE, "--output", tmp_path / "o.json", says=(tmp_path / "o.json", "regular file"))
     assert (tmp_path / "o.json").is_fifo()
 
 

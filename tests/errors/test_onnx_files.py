@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from fusec.frontends import load
 from fusec.ir import DType, Graph, TensorType
 
 
-def _fails(model: Any, *parts: str, **more: Any) -> str:
+def fails(model: Any, *parts: str, **more: Any) -> str:
     with pytest.raises(ModelError) as caught:
         load(model, **more)
     message = str(caught.value)
@@ -29,12 +30,23 @@ def _fails(model: Any, *parts: str, **more: Any) -> str:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    _fails(tmp_path / "none.onnx", "none.onnx: No such file")
+    fails(tmp_path / "none.onnx", "none.onnx: No such file")
 
 
 def test_a_file_of_a_few_bytes(tmp_path: Path) -> None:
     (tmp_path / "short.onnx").write_bytes(b"hello")
-    _fails(tmp_path / "short.onnx", "short.onnx: is no ONNX model, or a truncated one")
+    fails(tmp_path / "short.onnx", "short.onnx: is no ONNX model, or a truncated one")
+
+
+def test_a_compiled_model(tmp_path: Path) -> None:
+    """Not a truncated ONNX model, as which protobuf would refuse it."""
+    fusec.compile(one("Relu", [2]).SerializeToString(), target="cpu").save(tmp_path / "m.fusec")
+    wanted = "m.fusec: is a compiled model: load it with fusec.load, or give the model that it was compiled from"
+    fails(tmp_path / "m.fusec", wanted)
+    with pytest.raises(ModelError, match=re.escape(wanted)):
+        fusec.compile(tmp_path / "m.fusec")
+    with pytest.raises(ModelError, match=re.escape(wanted)):
+        fusec.quantize(tmp_path / "m.fusec", format="weights-int8")
 
 
 def test_an_old_model_that_onnx_cannot_convert() -> None:
@@ -43,20 +55,20 @@ def test_an_old_model_that_onnx_cannot_convert() -> None:
     node = onnx.helper.make_node("Add", ["x", "w"], ["y"])
     graph = onnx.helper.make_graph([node], "g", [info("x", [3])], [info("y", [3])], [value])
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 6)], ir_version=3)
-    _fails(proto, "has opset 6, older than 7, and onnx cannot convert it: Input w is undefined")
+    fails(proto, "has opset 6, older than 7, and onnx cannot convert it: Input w is undefined")
 
 
 def test_null_byte_in_the_name() -> None:
-    _fails("a\0b.onnx", "null byte")
+    fails("a\0b.onnx", "null byte")
 
 
 def test_directory(tmp_path: Path) -> None:
-    _fails(tmp_path, f"{tmp_path}: is a directory")
+    fails(tmp_path, f"{tmp_path}: is a directory")
 
 
 def test_fifo_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    _fails(tmp_path / "pipe", "is not a regular file")
+    fails(tmp_path / "pipe", "is not a regular file")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -64,35 +76,35 @@ def test_unreadable_file(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(one("Relu", [2]).SerializeToString())
     path.chmod(0)
-    _fails(path, "m.onnx: Permission denied")
+    fails(path, "m.onnx: Permission denied")
 
 
 def test_empty_file(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").touch()
-    _fails(tmp_path / "m.onnx", "m.onnx: is empty")
+    fails(tmp_path / "m.onnx", "m.onnx: is empty")
 
 
 def test_empty_bytes() -> None:
-    _fails(b"", "<bytes>: is empty")
+    fails(b"", "<bytes>: is empty")
 
 
 def test_a_file_protobuf_cannot_hold_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "m.onnx").open("wb") as file:
         file.truncate(1 << 40)  # sparse: takes no room
-    _fails(tmp_path / "m.onnx", "protobuf reads less than 2 GiB", "external data")
+    fails(tmp_path / "m.onnx", "protobuf reads less than 2 GiB", "external data")
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
 def test_truncated_model(tmp_path: Path, part: float) -> None:
     data = light("squeezenet").read_bytes()
     (tmp_path / "m.onnx").write_bytes(data[: int(len(data) * part)])
-    _fails(tmp_path / "m.onnx", "m.onnx: ")
+    fails(tmp_path / "m.onnx", "m.onnx: ")
 
 
 def test_random_bytes() -> None:
     generator = random.Random(0)
     for size in range(1, 400):
-        _fails(generator.randbytes(size), "<bytes>: ")
+        fails(generator.randbytes(size), "<bytes>: ")
 
 
 def test_mutated_models_load_or_raise_model_error() -> None:
@@ -113,65 +125,65 @@ def test_mutated_models_load_or_raise_model_error() -> None:
 
 def test_names_that_are_not_utf8() -> None:
     data = one("Relu", [2]).SerializeToString().replace(b"Relu", b"Re\xff\xfe")
-    _fails(data, "b'Re\\xff\\xfe'", "not UTF-8")
+    fails(data, "b'Re\\xff\\xfe'", "not UTF-8")
 
 
 def test_something_else_than_a_model() -> None:
     message = "a model is a path, bytes, a ModelProto or a Graph, not int"
-    _fails(12, message)
+    fails(12, message)
     with pytest.raises(ModelError, match=message):  # its interface is read before it is checked
         fusec.compile(cast("bytes", 12), shapes={"n": "1..8"})
 
 
 def test_proto_without_graph() -> None:
-    _fails(onnx.ModelProto(ir_version=8), "is no ONNX model: it has no graph")
+    fails(onnx.ModelProto(ir_version=8), "is no ONNX model: it has no graph")
 
 
 def test_proto_without_ir_version() -> None:
     proto = one("Relu", [2])
     proto.ClearField("ir_version")
-    _fails(proto, "is no ONNX model: it has no IR version")
+    fails(proto, "is no ONNX model: it has no IR version")
 
 
 def test_newer_ir_version() -> None:
     proto = one("Relu", [2])
     proto.ir_version = 999
-    _fails(proto, "has IR version 999", "install a newer onnx")
+    fails(proto, "has IR version 999", "install a newer onnx")
 
 
 def test_newer_opset() -> None:
-    _fails(one("Relu", [2], opset=999), "has opset 999", "install a newer onnx")
+    fails(one("Relu", [2], opset=999), "has opset 999", "install a newer onnx")
 
 
 def test_older_opset() -> None:
     """onnx converts what it can: Upsample is not there yet."""
-    _fails(one("Upsample", [1, 1, 2, 2], opset=1), "has opset 1, older than 7, and onnx cannot convert it")
+    fails(one("Upsample", [1, 1, 2, 2], opset=1), "has opset 1, older than 7, and onnx cannot convert it")
 
 
 def test_no_opset() -> None:
     proto = one("Relu", [2])
     del proto.opset_import[:]
-    _fails(proto, "does not say which opset")
+    fails(proto, "does not say which opset")
 
 
 def test_two_opsets_of_one_domain() -> None:
     proto = one("Relu", [2])
     proto.opset_import.add(domain="ai.onnx", version=13)
-    _fails(proto, "imports domain '' in versions 21 and 13")
+    fails(proto, "imports domain '' in versions 21 and 13")
 
 
 def test_text_with_an_error(tmp_path: Path) -> None:
     (tmp_path / "g.txt").write_text('graph "g" (%x: f32[2]) {\n  %y = nothing(%x) : f32[2]\n  return %y\n}\n')
-    _fails(tmp_path / "g.txt", "g.txt: ", "nothing")
+    fails(tmp_path / "g.txt", "g.txt: ", "nothing")
 
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "g.fusec-ir").write_bytes(b'graph "\xff"')
-    _fails(tmp_path / "g.fusec-ir", "is not UTF-8 text")
+    fails(tmp_path / "g.fusec-ir", "is not UTF-8 text")
 
 
 def test_shapes_that_contradict_a_graph() -> None:
     graph = Graph()
     graph.set_outputs([graph.add_input("x", TensorType((2,), DType.F32))])
-    _fails(graph, "input 'x' has shape [2], not [3]", shapes={"x": (3,)})
-    _fails(graph, "there is no input 'y'; inputs: x", shapes={"y": (3,)})
+    fails(graph, "input 'x' has shape [2], not [3]", shapes={"x": (3,)})
+    fails(graph, "there is no input 'y'; inputs: x", shapes={"y": (3,)})

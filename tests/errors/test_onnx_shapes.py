@@ -20,7 +20,7 @@ def _model(*shapes: Sequence[int | str | None] | None, dtype: int = TensorProto.
     return model(nodes, [info(n, s, dtype) for n, s in zip(names, shapes, strict=True)], [f"y{n}" for n in names])
 
 
-def _fails(proto: onnx.ModelProto, shapes: Any, *parts: str) -> str:
+def fails(proto: onnx.ModelProto, shapes: Any, *parts: str) -> str:
     with pytest.raises(ModelError) as caught:
         load(proto, shapes)
     message = str(caught.value)
@@ -30,7 +30,7 @@ def _fails(proto: onnx.ModelProto, shapes: Any, *parts: str) -> str:
 
 
 def test_unbound_dims_come_with_the_remedy() -> None:
-    _fails(
+    fails(
         _model(["batch", 3, "h", None]),
         None,
         "input 'x0' has symbolic dims [batch, 3, h, ?]",
@@ -40,50 +40,50 @@ def test_unbound_dims_come_with_the_remedy() -> None:
 
 
 def test_every_unbound_input_is_named() -> None:
-    _fails(_model(["n", 4], ["m"], [2]), None, "2 problems", "'x0' has symbolic dims [n, 4]", "'x1' has symbolic")
+    fails(_model(["n", 4], ["m"], [2]), None, "2 problems", "'x0' has symbolic dims [n, 4]", "'x1' has symbolic")
 
 
 def test_input_without_shape() -> None:
-    _fails(_model(None), None, "input 'x0' declares no shape: give one, say --shape x0=")
+    fails(_model(None), None, "input 'x0' declares no shape: give one, say --shape x0=")
 
 
 def test_dims_of_one_name_that_disagree() -> None:
     shapes = {"x0": (2, 4), "x1": (3,)}
-    _fails(_model(["n", 4], ["n"]), shapes, "dim 'n' is 2 in the shape given for 'x0', 3 in that for 'x1'")
+    fails(_model(["n", 4], ["n"]), shapes, "dim 'n' is 2 in the shape given for 'x0', 3 in that for 'x1'")
 
 
 def test_a_dim_twice_in_one_input_that_disagrees() -> None:
-    _fails(_model(["n", "n"]), {"x0": (2, 3)}, "dim 'n' is 2 in the shape given for 'x0', 3 in that for 'x0'")
+    fails(_model(["n", "n"]), {"x0": (2, 3)}, "dim 'n' is 2 in the shape given for 'x0', 3 in that for 'x0'")
 
 
 def test_shape_against_the_declared_one() -> None:
-    _fails(_model(["n", 4]), {"x0": (2, 5)}, "input 'x0': has shape [n, 4], the shape given is [2, 5]")
+    fails(_model(["n", 4]), {"x0": (2, 5)}, "input 'x0': has shape [n, 4], the shape given is [2, 5]")
 
 
 def test_rank_against_the_declared_one() -> None:
-    _fails(_model(["n", 4]), {"x0": (2,)}, "input 'x0': has 2 dims [n, 4], the shape given is [2]")
+    fails(_model(["n", 4]), {"x0": (2,)}, "input 'x0': has 2 dims [n, 4], the shape given is [2]")
 
 
 def test_unknown_input() -> None:
-    _fails(_model([4]), {"image": (4,)}, "there is no input 'image'; inputs: x0")
+    fails(_model([4]), {"image": (4,)}, "there is no input 'image'; inputs: x0")
 
 
 @pytest.mark.parametrize("shape", [5, ("a",), (1.5,), None])
 def test_shape_that_is_none(shape: object) -> None:
-    _fails(_model(["n"]), {"x0": shape}, "the shape given for input 'x0' is", "not a sequence of sizes")
+    fails(_model(["n"]), {"x0": shape}, "the shape given for input 'x0' is", "not a sequence of sizes")
 
 
 def test_negative_size() -> None:
-    _fails(_model(["n"]), {"x0": (-1,)}, "the shape given for input 'x0' has a negative dimension")
+    fails(_model(["n"]), {"x0": (-1,)}, "the shape given for input 'x0' has a negative dimension")
 
 
 def test_negative_dim_in_the_model() -> None:
-    _fails(_model([-1, 3]), None, "input 'x0': negative dimension -1")
+    fails(_model([-1, 3]), None, "input 'x0': negative dimension -1")
 
 
 def test_absurd_dims() -> None:
-    _fails(_model([1 << 30, 1 << 30]), None, "input 'x0': a tensor f32[1073741824,1073741824] takes", "limit is 64 GiB")
-    _fails(_model(["n"]), {"x0": (1 << 50,)}, "input 'x0': a tensor", "the limit is 64 GiB")
+    fails(_model([1 << 30, 1 << 30]), None, "input 'x0': a tensor f32[1073741824,1073741824] takes", "limit is 64 GiB")
+    fails(_model(["n"]), {"x0": (1 << 50,)}, "input 'x0': a tensor", "the limit is 64 GiB")
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,16 @@ def test_absurd_dims() -> None:
     [(TensorProto.STRING, "string"), (TensorProto.COMPLEX64, "complex64")],
 )
 def test_element_types_fusec_does_not_have(dtype: int, name: str) -> None:
-    _fails(_model([2], dtype=dtype), None, f"input 'x0': element type {name} is not supported")
+    fails(_model([2], dtype=dtype), None, f"input 'x0': element type {name} is not supported")
 
 
 def test_input_that_is_no_tensor() -> None:
     proto = _model([2])
     proto.graph.input[0].CopyFrom(helper.make_tensor_sequence_value_info("x0", TensorProto.FLOAT, [2]))
-    _fails(proto, None, "input 'x0': has type sequence, not tensor")
+    fails(proto, None, "input 'x0': has type sequence, not tensor")
 
 
 def test_input_without_type() -> None:
     proto = _model([2])
     proto.graph.input[0].ClearField("type")
-    _fails(proto, None, "input 'x0': has type none, not tensor")
+    fails(proto, None, "input 'x0': has type none, not tensor")

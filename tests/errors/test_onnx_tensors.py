@@ -31,7 +31,7 @@ def _external(**entries: str) -> TensorProto:
     return tensor
 
 
-def _fails(model: Any, *parts: str) -> None:
+def fails(model: Any, *parts: str) -> None:
     with pytest.raises(ModelError) as caught:
         load(model)
     for part in parts:
@@ -47,21 +47,21 @@ def _saved(folder: Path, tensor: TensorProto) -> Path:
 
 def test_absolute_location(tmp_path: Path) -> None:
     path = _saved(tmp_path, _external(location=str(tmp_path / "w.bin")))
-    _fails(path, "m.onnx: initializer 'w': external data", "is outside the model's folder")
+    fails(path, "m.onnx: initializer 'w': external data", "is outside the model's folder")
 
 
 @pytest.mark.parametrize("location", ["../w.bin", "sub/../../w.bin", "../model/w.bin"])
 def test_location_with_dots(tmp_path: Path, location: str) -> None:
     (tmp_path / "w.bin").write_bytes(W.tobytes())
     path = _saved(tmp_path / "model", _external(location=location))
-    _fails(path, f"initializer 'w': external data {location!r} is outside the model's folder")
+    fails(path, f"initializer 'w': external data {location!r} is outside the model's folder")
 
 
 def test_symlink_out_of_the_folder(tmp_path: Path) -> None:
     path = _saved(tmp_path / "model", _external(location="link.bin"))
     (tmp_path / "secret").write_bytes(W.tobytes())
     (tmp_path / "model" / "link.bin").symlink_to(tmp_path / "secret")
-    _fails(path, "'link.bin' is outside the model's folder (through a symbolic link)")
+    fails(path, "'link.bin' is outside the model's folder (through a symbolic link)")
 
 
 def test_folder_that_is_a_symlink_out(tmp_path: Path) -> None:
@@ -69,30 +69,30 @@ def test_folder_that_is_a_symlink_out(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "secret").write_bytes(W.tobytes())
     (tmp_path / "model" / "sub").symlink_to(tmp_path / "out")
-    _fails(path, "(through a symbolic link)")
+    fails(path, "(through a symbolic link)")
 
 
 def test_hard_link_out_of_the_folder(tmp_path: Path) -> None:
     path = _saved(tmp_path / "model", _external(location="link.bin"))
     (tmp_path / "secret").write_bytes(W.tobytes())
     (tmp_path / "model" / "link.bin").hardlink_to(tmp_path / "secret")
-    _fails(path, "'link.bin' has several hard links, so it may be a file of another folder: copy it")
+    fails(path, "'link.bin' has several hard links, so it may be a file of another folder: copy it")
 
 
 def test_symlink_loop(tmp_path: Path) -> None:
     path = _saved(tmp_path, _external(location="loop"))
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    _fails(path, "'loop'", "no such file")
+    fails(path, "'loop'", "no such file")
 
 
 def test_missing_external_file(tmp_path: Path) -> None:
-    _fails(_saved(tmp_path, _external(location="none.bin")), "'none.bin': no such file in the model's folder")
+    fails(_saved(tmp_path, _external(location="none.bin")), "'none.bin': no such file in the model's folder")
 
 
 def test_external_data_that_is_a_folder(tmp_path: Path) -> None:
     path = _saved(tmp_path, _external(location="sub"))
     (tmp_path / "sub").mkdir()
-    _fails(path, "'sub' is not a regular file")
+    fails(path, "'sub' is not a regular file")
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,16 @@ def test_external_data_that_is_a_folder(tmp_path: Path) -> None:
     ],
 )
 def test_external_entries(tmp_path: Path, entries: dict[str, str], said: str) -> None:
-    _fails(_saved(tmp_path, _external(**{"location": "w.bin", **entries})), "initializer 'w': ", said)
+    fails(_saved(tmp_path, _external(**{"location": "w.bin", **entries})), "initializer 'w': ", said)
 
 
 def test_external_data_without_location(tmp_path: Path) -> None:
-    _fails(_saved(tmp_path, _external(offset="0")), "external data without a location")
+    fails(_saved(tmp_path, _external(offset="0")), "external data without a location")
 
 
 def test_external_data_of_a_model_without_a_folder(tmp_path: Path) -> None:
     path = _saved(tmp_path, _external(location="w.bin"))
-    _fails(path.read_bytes(), "external data in 'w.bin', but the model was not given as a path")
+    fails(path.read_bytes(), "external data in 'w.bin', but the model was not given as a path")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_external_data_of_a_model_without_a_folder(tmp_path: Path) -> None:
     ],
 )
 def test_inline_data_that_does_not_fit(tensor: TensorProto, said: str) -> None:
-    _fails(_model(tensor), "initializer 'w': ", said)
+    fails(_model(tensor), "initializer 'w': ", said)
 
 
 @pytest.mark.parametrize(
@@ -164,4 +164,4 @@ def test_sparse_initializers(indices: list[int], shape: list[int], said: str) ->
         numpy_helper.from_array(np.ones(2, np.float32), "w"), numpy_helper.from_array(np.array(indices), "i"), shape
     )
     proto.graph.sparse_initializer.append(sparse)
-    _fails(proto, "initializer 'w': ", said)
+    fails(proto, "initializer 'w': ", said)

@@ -15,13 +15,13 @@ from fusec import lockfile
 from fusec.errors import CheckError, FusecError, ModelError
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune import step_choices, step_fusion
-from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
 from fusec.lockfile import Lock, Locked, LockedPart, changes
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
+from fusec.plans.engine_numbers import DEVICE_ONLY
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, Choice, Entry, Part
 from fusec.plans.verdict import Plan
@@ -109,7 +109,7 @@ def test_equal_work_is_one_entry_with_the_plan_that_was_built() -> None:
     lock = lockfile.make([c, compiled(target="l4")])
     steps = lockfile.cudnn_steps(c.program)
     assert len(steps) == 4
-    first, second, third, fourth = (lockfile.work_of(step, c.graph) for step in steps)
+    first, second, third, fourth = (lockfile.work_of(step, c.graph, True) for step in steps)
     assert second == third
     assert len({first, second, fourth}) == 3  # the first reads its input in another memory order
     assert [e.target for e in lock.entries] == ["h200"] * 8 + ["l4"] * 8, "four kernels and the whole, too"
@@ -256,7 +256,7 @@ def with_kernels(lock: Lock, c: Compiled) -> Lock:
     first = step_fusion.fuse_steps(c.program, FIGURES)
     decided = {}
     for step in lockfile.cudnn_steps(first):
-        entry = lock.entry(lockfile.work_of(step, c.graph), "h200")
+        entry = lock.entry(lockfile.work_of(step, c.graph, True), "h200")
         assert entry is not None
         decided[step_choices.step_key(c.graph, step)] = entry.split
     program = step_choices.apply_choices(c.program, decided, FIGURES)
@@ -264,9 +264,6 @@ def with_kernels(lock: Lock, c: Compiled) -> Lock:
     kernels = [e for e in lockfile.make([ran]).entries if e.split[0].runs == "kernel"]
     others = [e for e in lock.entries if e.split[0].runs != "kernel"]
     return dataclasses.replace(lock, entries=lockfile.in_order([*kernels, *others]))
-
-
-CONV_PART = LockedPart(Part(1), Choice(4, ()))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_most_of_it_passes() -> None:
     assert sum(number for family, (number, _) in passed.items() if family != "Node") >= 130
 
 
-def _compiles(shard: int, of: int, device: str) -> None:
+def _check_compiles(shard: int, of: int, device: str) -> None:
     """The cases of a shard give what they should, or are refused as the record says."""
     chosen = [case for case in cases() if zlib.crc32(f"{SEED} {case[1]}".encode()) % of == shard]
     assert chosen
@@ -53,17 +53,17 @@ def _compiles(shard: int, of: int, device: str) -> None:
 
 @pytest.mark.cudnn
 def test_a_sample_is_right_in_simulation() -> None:
-    _compiles(0, SAMPLE, "cpu")
+    _check_compiles(0, SAMPLE, "cpu")
 
 
 @pytest.mark.slow
 @pytest.mark.cudnn
 @each_shard
 def test_all_of_it_is_right_in_simulation(shard: int) -> None:
-    _compiles(shard, SHARDS, "cpu")
+    _check_compiles(shard, SHARDS, "cpu")
 
 
 @pytest.mark.gpu
 @each_shard
 def test_all_of_it_is_right_on_the_gpu(shard: int) -> None:
-    _compiles(shard, SHARDS, "cuda")
+    _check_compiles(shard, SHARDS, "cuda")

@@ -14,6 +14,7 @@ import pytest
 
 from fusec.errors import FusecError
 from fusec.plans import sqlite_cache
+from fusec.plans.cache_folder import cache_folder
 from fusec.plans.sqlite_cache import Store
 
 WRITER = """
@@ -49,11 +50,11 @@ def test_another_process_reads_written_entries(store: Store) -> None:
 
 def test_the_folder_is_the_variable_or_the_platforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "deep" / "one"))
-    assert sqlite_cache.folder() == tmp_path / "deep" / "one"
-    assert sqlite_cache.folder().is_dir()
+    assert cache_folder() == tmp_path / "deep" / "one"
+    assert cache_folder().is_dir()
     monkeypatch.delenv("FUSEC_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert sqlite_cache.folder() == tmp_path / "xdg" / "fusec"
+    assert cache_folder() == tmp_path / "xdg" / "fusec"
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

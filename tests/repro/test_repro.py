@@ -69,7 +69,6 @@ TO_FP8 = """graph "q" (%x: f8e4m3[3,8,64]) {
   return %y
 }"""
 LOGARITHM = 'graph "l" (%x: f32[3,40]) {\n  %y = log(%x)\n  return %y\n}'
-TWO_OUTPUTS = BODIES["a value needed outside is a second output"]
 TRANSPOSED = BODIES["batched matmul with a transposed operand and a scale"]
 FILES = {
     *("repro.py", "test_repro.py", "inputs.npz", "expected.npz", "graph.txt", "graph.json", "partition.onnx"),
@@ -120,7 +119,7 @@ def test_the_script_of_a_residual_block_is_short_and_knows_no_fusec() -> None:
     assert imports == ["sys", "pathlib", "cudnn", "cupy", "numpy"]
 
 
-def same_as_emitted(lowered: Lowered, plans: bool = True) -> None:
+def check_same_as_emitted(lowered: Lowered, plans: bool = True) -> None:
     variables = build(source.script(lowered, ones(lowered.graph)), plans)
     from fusec.gpu.cudnn.emit import emit  # imports cudnn, which wants the driver library loaded
 
@@ -143,7 +142,7 @@ def test_the_script_builds_the_graph_that_emit_makes(title: str, tensor_cores: b
     lowered = lower(load(BODIES[title]))
     # the frontend rewrites its attention node when it plans; emit's graph is only validated here
     plans = not any(call.op.startswith("sdpa") for call in lowered.graph.calls)
-    same_as_emitted(replace(lowered, graph=replace(lowered.graph, tensor_cores=tensor_cores)), plans)
+    check_same_as_emitted(replace(lowered, graph=replace(lowered.graph, tensor_cores=tensor_cores)), plans)
 
 
 def more_graphs() -> Iterator[CudnnGraph]:
@@ -169,7 +168,7 @@ def more_graphs() -> Iterator[CudnnGraph]:
 @pytest.mark.cudnn
 @pytest.mark.parametrize("graph", list(more_graphs()), ids=lambda g: f"{g.calls[0].op}-{g.calls[0].mode}")
 def test_further_operations_are_built_as_emit_does(graph: CudnnGraph) -> None:
-    same_as_emitted(bare(graph))
+    check_same_as_emitted(bare(graph))
 
 
 @pytest.mark.cudnn
@@ -178,10 +177,10 @@ def test_every_pointwise_mode_is_built_as_emit_does() -> None:
     from fusec.gpu.cudnn.emit import DTYPES, POINTWISE
 
     for mode, count in POINTWISE.items():
-        same_as_emitted(bare(mode_graph(mode, count)), plans=False)  # no engine takes each mode in these types
+        check_same_as_emitted(bare(mode_graph(mode, count)), plans=False)  # no engine takes each mode in these types
     reduction = CudnnCall("reduction", (1,), (2,), "max", compute=DType.F16)
     tensors = (image(1, (64, 128, 1, 1)), image(2, (64, 1, 1, 1)))
-    same_as_emitted(bare(CudnnGraph(tensors, (reduction,))), plans=False)
+    check_same_as_emitted(bare(CudnnGraph(tensors, (reduction,))), plans=False)
     assert {dtype: names[1] for dtype, names in source.NAMES.items()} == {d: known.name for d, known in DTYPES.items()}
 
 

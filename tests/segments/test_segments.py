@@ -26,7 +26,7 @@ def compiled(proto: Any, **options: Any) -> SegmentedExecutable:
     return executable
 
 
-def agrees(executable: Any, proto: Any, feeds: Any) -> None:
+def check_agrees(executable: Any, proto: Any, feeds: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         want = run(proto, dict(feeds))
@@ -43,7 +43,7 @@ def test_every_case_agrees_with_onnxruntime(name: str) -> None:
     case = CASES[name]()
     executable = compiled(case.proto, target="cpu")
     for feeds in (*case.feeds, case.feeds[0]):
-        agrees(executable, case.proto, feeds)
+        check_agrees(executable, case.proto, feeds)
         steps = tuple(step.op for segment in executable.explain().segments for step in segment.steps)
         assert not case.steps or steps == case.steps
 
@@ -54,11 +54,11 @@ def test_every_case_agrees_if_all_segments_are_programs(name: str, monkeypatch: 
     case = CASES[name]()
     executable = compiled(case.proto, target="cpu")
     for feeds in case.feeds:
-        agrees(executable, case.proto, feeds)
+        check_agrees(executable, case.proto, feeds)
     assert "numpy" not in [segment.runs_as for segment in executable.explain().segments]
     count = len(executable.programs)
     for feeds in case.feeds:
-        agrees(executable, case.proto, feeds)
+        check_agrees(executable, case.proto, feeds)
     assert len(executable.programs) == count, "a segment was compiled again"
 
 
@@ -69,7 +69,7 @@ def test_cases_agree_in_simulation(name: str, monkeypatch: pytest.MonkeyPatch) -
     case = CASES[name]()
     executable = compiled(case.proto, target="h200", simulate=True)
     for feeds in case.feeds:
-        agrees(executable, case.proto, feeds)
+        check_agrees(executable, case.proto, feeds)
     assert executable.device == "simulated"
     assert executable.verify().ok
 
@@ -101,7 +101,7 @@ def test_the_segments_used_last_are_cached(monkeypatch: pytest.MonkeyPatch) -> N
     case = non_zero()
     executable = compiled(case.proto, target="cpu")
     for feeds in (*case.feeds, *case.feeds):
-        agrees(executable, case.proto, feeds)
+        check_agrees(executable, case.proto, feeds)
         assert len(executable.programs) <= 3
 
 
@@ -170,7 +170,7 @@ def test_the_body_of_a_loop_is_compiled_once() -> None:
     executable = compiled(case.proto, target="cpu")
     trips = set[int | None]()
     for feeds in case.feeds:
-        agrees(executable, case.proto, feeds)
+        check_agrees(executable, case.proto, feeds)
         trips.add(executable.explain().segments[0].steps[0].trips)
     assert len(trips) > 1
     assert len(executable.programs) == 2, "one for what is in front of the loop, one for its body"
@@ -185,7 +185,7 @@ def test_a_loop_that_makes_no_trip_has_empty_scan_outputs(target: str) -> None:
     """As where a detector finds nothing to loop over. A dim that the body computes is 0."""
     case = CASES["loop"]()
     executable = compiled(case.proto, target="cpu")
-    agrees(executable, case.proto, {"x": np.full((4, 5), -9, np.float32)})
+    check_agrees(executable, case.proto, {"x": np.full((4, 5), -9, np.float32)})
     body = onnx.helper.make_graph(
         [n("Identity go -> on"), n("Neg v -> row"), n("NonZero v -> places"), n("Shape places -> count")], "body",
         [info("i", [], INT), info("go", [], BOOL), info("v", [2, 3])],
@@ -197,7 +197,7 @@ def test_a_loop_that_makes_no_trip_has_empty_scan_outputs(target: str) -> None:
                    *(info(name, None, INT) for name in ("places", "counts"))])  # fmt: skip
     executable = compiled(proto, target=target)
     for trips in (0, 3, 0):
-        agrees(executable, proto, {"x": floats(2, 3), "trips": np.array(trips)})
+        check_agrees(executable, proto, {"x": floats(2, 3), "trips": np.array(trips)})
     assert executable(floats(2, 3), np.array(0))[2].shape == (0, 2, 0)
 
 
@@ -258,4 +258,4 @@ def test_suppression_among_many_boxes(seed: int) -> None:
     low = rng.uniform(0, 60, (1, 300, 2))
     boxes = np.concatenate([low, low + rng.uniform(1, 30, (1, 300, 2))], -1).astype(np.float32)
     scores = rng.uniform(0, 1, (1, 4, 300)).astype(np.float32)
-    agrees(compiled(proto, target="cpu"), proto, {"boxes": boxes, "scores": scores})
+    check_agrees(compiled(proto, target="cpu"), proto, {"boxes": boxes, "scores": scores})

@@ -102,5 +102,5 @@ def test_in_a_read_only_folder_each_process_works_for_itself(tmp_path: Path) -> 
 def test_where_there_can_be_no_folder_each_process_works_for_itself(tmp_path: Path) -> None:
     (tmp_path / FOLDER).write_text("a file where the folder should be")
     locks = MachineLocks(tmp_path, 1)
-    with locks.slot(stop), locks.slot(stop), locks.claim("ab" * 32, stop):
-        pass
+    with locks.slot(stop) as first, locks.slot(stop) as second, locks.claim("ab" * 32, stop):
+        assert first and second, "the only slot is held twice"

@@ -31,7 +31,7 @@ def compiled_alone(net: Any, inputs: tuple[Any, ...], keywords: Mapping[str, Any
     return report.result
 
 
-def agree(got: Any, want: Any) -> None:
+def check_agree(got: Any, want: Any) -> None:
     assert_close(got.double().numpy(), want.double().numpy(), 1e-5)
 
 
@@ -49,7 +49,7 @@ def test_a_transformer_encoder_is_one_compiled_graph(layer: dict[str, Any], mask
     with torch.inference_mode():
         want = net(x, **masks)
     shown = ~masks.get("src_key_padding_mask", torch.zeros(2, 7, dtype=torch.bool))  # eager torch gives 0 elsewhere
-    agree(got[shown], want[shown])
+    check_agree(got[shown], want[shown])
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_multi_head_attention_is_compiled(keywords: dict[str, Any]) -> None:
     got = compiled_alone(net, (x, x, x), keywords)
     with torch.inference_mode():
         want = net(x, x, x, **keywords)
-    agree(got[0], want[0])
+    check_agree(got[0], want[0])
     assert (got[1] is None) == (want[1] is None)
     if want[1] is not None:
-        agree(got[1], want[1])
+        check_agree(got[1], want[1])
 
 
 SEEN = torch.tensor([[True, True, False, False, True]] * 3 + [[False] * 5])  # the last query sees no key
@@ -90,7 +90,7 @@ def test_a_query_that_sees_no_key_gets_what_torch_gives(mask: Any, heads: int) -
             return torch.nn.functional.scaled_dot_product_attention(q, k, k, mask, scale=0.3, enable_gqa=True)
 
     inputs = (torch.randn(4, 2, 4, 8), torch.randn(4, heads, 5, 8), mask)
-    agree(compiled_alone(Net(), inputs, {}), Net()(*inputs))
+    check_agree(compiled_alone(Net(), inputs, {}), Net()(*inputs))
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (3, 4, 8), (2, 3, 2, 4, 8)], ids=lambda s: f"{len(s)} dims")
@@ -103,7 +103,7 @@ def test_attention_of_other_ranks_is_compiled(shape: tuple[int, ...], causal: bo
             return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=causal)
 
     inputs = torch.randn(shape), torch.randn(shape)
-    agree(compiled_alone(Net(), inputs, {}), Net()(*inputs))
+    check_agree(compiled_alone(Net(), inputs, {}), Net()(*inputs))
 
 
 CLASSES = torch.tensor([[0, 1, 3], [2, 2, 1]])
@@ -123,7 +123,7 @@ def test_a_loss_smooths_its_labels(target: Any, weight: Any, reduction: str) -> 
             return torch.nn.functional.cross_entropy(x, target, weight, **keywords)
 
     x = torch.randn(2, 4, 3)
-    agree(compiled_alone(Net(), (x,), {}), Net()(x))
+    check_agree(compiled_alone(Net(), (x,), {}), Net()(x))
 
 
 LARGE = torch.tensor([-torch.inf, -200.0, -100.0, -1.0, 0.0, 25.0, 100.0])
@@ -141,7 +141,7 @@ def test_logarithms_neither_underflow_nor_overflow(function: Any) -> None:
 
     got, want = compiled_alone(Net(), (LARGE,), {}), function(LARGE)
     assert torch.equal(got.isinf(), want.isinf())
-    agree(got[want.isfinite()], want[want.isfinite()])
+    check_agree(got[want.isfinite()], want[want.isfinite()])
 
 
 class Scattered(torch.nn.Module):
@@ -168,13 +168,13 @@ def test_what_the_exporter_leaves_out_is_refused(net: Any, message: str) -> None
     with pytest.raises(fusec.ModelError, match=message):
         fusec.from_torch(torch.export.export(net, (x,)), target="h200")
     with pytest.warns(UserWarning, match=message):
-        agree(torch.compile(net, backend="fusec")(x), net(x))
+        check_agree(torch.compile(net, backend="fusec")(x), net(x))
 
 
 @pytest.mark.parametrize("reduction", ["sum", "amax"])
 def test_other_reductions_of_scattered_rows_are_compiled(reduction: str) -> None:
     net, x = Scattered(reduction), torch.randn(1, 2, 4, 4)
-    agree(compiled_alone(net, (x,), {}), net(x))
+    check_agree(compiled_alone(net, (x,), {}), net(x))
 
 
 SMALL = torch.cat([10.0 ** -torch.arange(1.0, 9.0), torch.tensor([0.0, 0.249, 0.251, 0.7])])
@@ -217,7 +217,7 @@ def test_running_products_of_integers_are_integers() -> None:
     x = torch.arange(1, 11, dtype=torch.int32).reshape(2, 5)
     got, want = compiled_alone(Net(), (x,), {}), Net()(x)
     assert torch.equal(got[0], want[0]) and got[0].dtype is want[0].dtype
-    agree(got[1], want[1])
+    check_agree(got[1], want[1])
 
 
 def test_checks_of_bools_are_read() -> None:
@@ -232,7 +232,7 @@ def test_checks_of_bools_are_read() -> None:
     program = torch.export.export(Net(), (x,))
     with torch.inference_mode():
         for got, want in zip(fusec.from_torch(program)(x), Net()(x), strict=True):
-            agree(torch.as_tensor(got), want)
+            check_agree(torch.as_tensor(got), want)
 
 
 def test_a_running_product_along_a_symbolic_dim_is_refused() -> None:

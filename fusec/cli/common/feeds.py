@@ -101,7 +101,7 @@ def rounds_less(executable: AnyExecutable) -> bool:
 
 
 def distances(
-    model: str | bytes, name: str, feeds: Mapping[str, Any], got: Mapping[str, Any], optimised: bool = True
+    model: str | bytes, name: str, feeds: Mapping[str, Any], got: Mapping[str, Any], optimised: bool
 ) -> dict[str, float]:
     """Return the relative L2 distance of each output from onnxruntime's on the CPU.
 

@@ -84,10 +84,10 @@ class Request:
 
     def artifact(self, target: str) -> Artifact:
         """Read the program of a `.fusec` file, with its plans."""
-        from fusec.dynamic_shapes import saved_shapes
+        from fusec.dynamic_shapes import load_shapes
 
         self._require_several_shapes()
-        artifact = saved_shapes.load_program(self.model, target, cli_options.shapes_of(self.shape or ()))
+        artifact = load_shapes.read_artifact(self.model, target, cli_options.shapes_of(self.shape or ()))
         self._require_no_late_option(artifact.compiled)
         return artifact
 
@@ -97,7 +97,7 @@ class Request:
         simulate: also on a machine with the GPU.
         """
         from fusec import driver
-        from fusec.dynamic_shapes import saved_shapes
+        from fusec.dynamic_shapes import load_shapes
 
         if self.is_compiled:
             if self.options.lock is not None:
@@ -107,7 +107,7 @@ class Request:
                 )
             self._require_several_shapes()
             given = cli_options.shapes_of(self.shape or ())
-            executable = saved_shapes.loaded_program(self.model, target, self.options.tune, given)
+            executable = load_shapes.load_program(self.model, target, self.options.tune, given)
             self._require_no_late_option(executable.compiled)
             return executable
         options = replace(self.options, target=target, progress=report, simulate=simulate)

@@ -16,7 +16,7 @@ Dims = list[int | str]  # a size, or the name of a symbolic dim ("" if it has no
 
 
 def input_types(
-    graph: GraphProto, shapes: Mapping[str, Sequence[int]], file: str, given: frozenset[str] = frozenset()
+    graph: GraphProto, shapes: Mapping[str, Sequence[int]], file: str, given: frozenset[str]
 ) -> dict[str, TensorType]:
     """Return the type of each input that the caller passes at run time.
 

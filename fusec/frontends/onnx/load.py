@@ -21,13 +21,13 @@ from onnx import (
 )
 
 from fusec.errors import ModelError, VerifyError
-from fusec.frontends.custom_ops import CustomOp, CustomOps, qualified
+from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOp, CustomOps, qualified
 from fusec.frontends.onnx.functions import all_nodes, inlined
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.inputs import tensor_type
 from fusec.frontends.onnx.split_model import TensorFiles, split
 from fusec.frontends.onnx.structure import GRAPHS, constants, draws, node_names, ordered, report
-from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, OLDEST_OPSET, newest_versions, unsupported
+from fusec.frontends.onnx.tables import OLDEST_OPSET, newest_versions, unsupported
 from fusec.ir import DType, Graph, Literal
 from fusec.system.byte_ranges import ByteRanges
 
@@ -43,8 +43,8 @@ def load_onnx(
     shapes: Mapping[str, Sequence[int]],
     file: str,
     files: TensorFiles | None,
-    bound: Mapping[str, Bound] | None = None,
-    weights: MutableMapping[str, Literal] | None = None,
+    bound: Mapping[str, Bound],
+    weights: MutableMapping[str, Literal],
 ) -> Graph:
     """Load the graph of a model whose outputs are tensors.
 
@@ -54,7 +54,7 @@ def load_onnx(
     bound: values of some inputs, which become constants.
     weights: initializers that an earlier load read; this load adds those that it reads.
     """
-    graph, lengths = load_bound(model, shapes, bound or {}, file, files, weights)
+    graph, lengths = load_bound(model, shapes, bound, file, files, weights)
     if lengths:
         raise ModelError(f"{file}: output {next(iter(lengths))!r} is a sequence of tensors, not a tensor")
     return graph

@@ -13,7 +13,7 @@ from functools import cache
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs, helper
 
 from fusec.errors import SizeError, VerifyError
-from fusec.frontends.custom_ops import CustomOp, CustomOps, qualified
+from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOp, CustomOps, qualified
 from fusec.frontends.onnx.annotations import check
 from fusec.frontends.onnx.attributes import attributes
 from fusec.frontends.onnx.emit import Emitter, ModelValue, OpFunction, TensorList
@@ -23,7 +23,7 @@ from fusec.frontends.onnx.scope import Scope, live_nodes, reads, scope_of, witho
 from fusec.frontends.onnx.split_model import TensorFiles
 from fusec.frontends.onnx.standard import body_of
 from fusec.frontends.onnx.structure import captured, constants, node_names
-from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, SEQUENCES, domain_of, function_of, schema_of, unsupported
+from fusec.frontends.onnx.tables import SEQUENCES, domain_of, function_of, schema_of, unsupported
 from fusec.frontends.onnx.tensors import ELEMENT_TYPES, Tensors
 from fusec.ir import Array, Graph, Literal, Value
 from fusec.ops.spec import require

@@ -20,6 +20,7 @@ class Scope:
     outer: scope of the outer graph, whose names this graph also sees.
     values: values that are imported already.
     dense, sparse: initializers.
+    inputs, outputs: declared inputs of the graph, and names of its outputs.
     annotations: declared types of all names but inputs.
     read: names that nodes or outputs of the graph read.
     failed: names that have no value because of a problem that is already noted.

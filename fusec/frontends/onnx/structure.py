@@ -12,6 +12,7 @@ from fusec.ir import quote_string
 from fusec.system.printable import printable
 
 _SHOWN = 8  # problems that a message lists; further ones are counted
+_FIRST = 4  # the same of names
 RANDOM = frozenset(
     {
         *("RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike"),
@@ -46,9 +47,10 @@ def captured(node: NodeProto) -> set[str]:
     return found
 
 
-def abridged(items: Sequence[str], shown: int = 4) -> str:
+def abridged(items: Sequence[str]) -> str:
     """Join the first items, and the number of further ones."""
-    return ", ".join(items[:shown]) + (f" and {len(items) - shown} more" if len(items) > shown else "")
+    more = len(items) - _FIRST
+    return ", ".join(items[:_FIRST]) + (f" and {more} more" if more > 0 else "")
 
 
 def report(file: str, problems: Sequence[str]) -> ModelError:

@@ -12,7 +12,7 @@ from functools import cache
 
 from onnx import NodeProto, defs
 
-from fusec.frontends.custom_ops import CustomOps, qualified
+from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOps, qualified
 from fusec.frontends.onnx import contrib
 from fusec.frontends.onnx.advice import advice
 from fusec.frontends.onnx.contrib.schemas import schema_from
@@ -41,7 +41,6 @@ from fusec.system.printable import printable
 
 OLDEST_OPSET = 7
 REVIEWED_OPSET = 28  # newest opset whose op versions were compared with TABLE
-DEFAULT_DOMAINS = ("", "ai.onnx")
 # Ops that models use in older opsets than the one that defines them, because onnxruntime accepts them in any.
 _IN_ANY_OPSET = {"LayerNormalization": 17}
 MICROSOFT = "com.microsoft"

@@ -15,7 +15,6 @@ from fusec.gpu.autotune.ranked_plans import Offer
 from fusec.gpu.cublaslt.algorithms import Blas, BlasPlan, is_algorithm
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.built_plan import BuiltPlan, revive
-from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES
 from fusec.gpu.cudnn.plan_list import DECLINED, compiles_slowly
 from fusec.gpu.frontend_plans import FrontendPlans
 from fusec.gpu.measure.random_inputs import distance, poison, random_data
@@ -24,6 +23,7 @@ from fusec.ir import Array
 from fusec.lowering.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.lowering.known_bugs import wrong_plan
 from fusec.lowering.simulator import extent, simulate
+from fusec.plans.engine_numbers import PYTHON_ENGINES
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, Choice
 from fusec.system.compile_timer import spent_on

@@ -19,7 +19,7 @@ from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.partition.cost_model import flops, is_depthwise, is_fast
 from fusec.passes.partition.equivalent_spellings import IN_HALVES, UNPACKED, faster_spellings, spelled, spellings
 from fusec.schedule.aliasing import is_view
-from fusec.schedule.program import Kind, Partition, alone, body_of
+from fusec.schedule.program import Kind, Partition, body_of, single_step
 
 SLOW_FLOPS = 1 << 27  # of a product; above it, a kernel without tensor cores is not timed
 _SCALES = ("cast", "mul")  # ops that scale the sums of a product of 8-bit numbers
@@ -153,7 +153,7 @@ def _cached_apart(graph: Graph, nodes: Sequence[Node], level: str, figures: GpuF
     writing, views, attention = parts_of_cached(nodes)
     for first in _kernel(graph, writing, figures):
         for rest in candidates(graph, next(_spelled(graph, attention)), level, figures):
-            yield (first, *(alone(graph, node) for node in views), *rest)
+            yield (first, *(single_step(graph, node) for node in views), *rest)
 
 
 def _unpacked(graph: Graph, nodes: Sequence[Node], figures: GpuFigures) -> Iterator[Candidate]:

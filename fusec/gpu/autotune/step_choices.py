@@ -15,7 +15,7 @@ from fusec.ops import POINTWISE_OPS, PRODUCTS, PackedMatMul
 from fusec.passes.partition.equivalent_spellings import spelled
 from fusec.passes.partition.verdict_cache import canonical_key
 from fusec.plans.plan_record import Part
-from fusec.schedule.program import Kind, Partition, Program, alone, body_of, display_name, outputs_of
+from fusec.schedule.program import Kind, Partition, Program, body_of, display_name, outputs_of, single_step
 
 StepChoice = tuple[Part, ...]  # the candidate taken for a step, as data
 
@@ -134,7 +134,7 @@ def steps_of_choice(graph: Graph, step: Partition, choice: StepChoice, figures: 
 
 def _steps_of_part(graph: Graph, nodes: tuple[Node, ...], part: Part, figures: GpuFigures) -> Iterator[Partition]:
     if part.runs == "ops":
-        yield from (alone(graph, node) for node in nodes)
+        yield from (single_step(graph, node) for node in nodes)
         return
     body = body_of(graph, nodes)
     names = " ".join(display_name(node) for node in nodes)

@@ -80,7 +80,7 @@ class LoneProduct:
 
 
 def lone_product(
-    blas: Blas, step: Partition, known: dict[str, list[Choice]], workspace_limit: int | None = None
+    blas: Blas, step: Partition, known: dict[str, list[Choice]], workspace_limit: int | None
 ) -> LoneProduct | None:
     """Return a step as a call of cuBLASLt, by the first algorithm whose result is right; None if there is none.
 

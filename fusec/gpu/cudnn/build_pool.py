@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from fusec.errors import ExecutionError, TargetError
-from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
 from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.engine_numbers import DEVICE_ONLY
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Knobs
 from fusec.plans.verdict import Plan

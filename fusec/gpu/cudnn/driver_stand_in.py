@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fusec.errors import TargetError
 from fusec.gpu.cudnn import private_library
-from fusec.plans.sqlite_cache import folder
+from fusec.plans.cache_folder import cache_folder
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _HANDLES = ("cuLibraryLoadData", "cuLibraryGetKernel", "cuModuleLoadData", "cuModuleGetFunction")
@@ -71,7 +71,7 @@ def stand_in() -> Path:
 def _stand_in() -> Path:
     source = _source()
     stem = f"libcuda-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    own, roots = (folder() / f"native-{user}" for user in (os.geteuid(), 0))
+    own, roots = (cache_folder() / f"native-{user}" for user in (os.geteuid(), 0))
     library = private_library.find(own, stem)
     if library is None and roots != own and os.access(roots, os.X_OK):
         library = private_library.find(roots, stem)

@@ -1,4 +1,4 @@
-"""Name cuDNN's engines and their knobs as plain numbers."""
+"""Identify a plan of cuDNN by plain numbers: its engine and knobs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from typing import Any
 from fusec.plans.plan_record import Knobs
 
 Identity = tuple[int, Knobs]  # of a plan: engine and knobs
-
-PYTHON_ENGINES = 10_000  # engines from this number on belong to the frontend, not to the library
-# Engines that cuDNN 9.19 offers on an H200 and does not build without a device, not even when named.
-DEVICE_ONLY = frozenset({4, 53})
 
 
 def identity_of(pygraph: Any, place: int) -> Identity:

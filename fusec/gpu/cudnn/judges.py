@@ -1,4 +1,4 @@
-"""Judge bodies of partitions: by cuDNN, or by fusec's own rules where cuDNN cannot be asked."""
+"""Define the judges of candidate partitions: cuDNN through the oracle, fusec's own rules, or none for NumPy alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from fusec.errors import LoweringError
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.ir import Constant, Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph

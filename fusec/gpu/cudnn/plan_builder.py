@@ -12,11 +12,12 @@ import cudnn
 
 from fusec.errors import LoweringError
 from fusec.gpu.cudnn.emit import emit, kernel_cache
-from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY, Identity
+from fusec.gpu.cudnn.engine_ids import Identity
 from fusec.gpu.cudnn.error_messages import reason_of
 from fusec.gpu.cudnn.plan_list import DECLINED, build, exclude_notes, list_plans, serialized
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
+from fusec.plans.engine_numbers import DEVICE_ONLY
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, Choice
 from fusec.targets.target import Target

@@ -8,10 +8,11 @@ from typing import Any
 
 import cudnn
 
-from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, identity_of
+from fusec.gpu.cudnn.engine_ids import identity_of
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
+from fusec.plans.engine_numbers import PYTHON_ENGINES, SLOW_BUILD_OF_INTEGERS
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.verdict import Plan
 
@@ -67,11 +68,8 @@ def _left_out_text(engines: Set[int]) -> str:
 
 
 def compiles_slowly(graph: CudnnGraph, engine: int) -> bool:
-    """Tell if plans of an engine take several times as long to compile as others of their list.
-
-    So does engine 2 of cuDNN 9.19 for convolutions of 8-bit integers.
-    """
-    return engine == 2 and any(call.compute is DType.I32 for call in graph.calls)
+    """Tell if plans of an engine take several times as long to compile as others of their list."""
+    return engine == SLOW_BUILD_OF_INTEGERS and any(call.compute is DType.I32 for call in graph.calls)
 
 
 def build(pygraph: Any, place: int, engine: int, plan_filter: PlanFilter) -> int:

@@ -61,13 +61,13 @@ def _answers(target: Target, device: bool) -> tuple[int, dict[str, Answer]]:
     """Return cuDNN's version, and the function that answers each kind of question."""
     import cudnn  # these imports need the driver and NVRTC loaded
 
-    from fusec.gpu.cudnn.legality_judge import LegalityJudge
+    from fusec.gpu.cudnn.graph_check import GraphCheck
     from fusec.gpu.cudnn.plan_builder import PlanBuilder
 
     handle: Any = cudnn.create_handle() if device else None
-    judge, builder = LegalityJudge(target, handle), PlanBuilder(target, handle)
+    check, builder = GraphCheck(target, handle), PlanBuilder(target, handle)
     answers: dict[str, Answer] = {
-        "verdict": judge.answer,
+        "verdict": check.verdict,
         "plan": builder.plan,
         "plans": builder.plans,
     }

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 from fusec.errors import TargetError
 from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath, WorkerProcess
-from fusec.plans.sqlite_cache import folder
+from fusec.plans.cache_folder import cache_folder
 from fusec.system.machine_locks import MachineLocks
 from fusec.targets.target import Target
 
@@ -50,7 +50,7 @@ class WorkerPool:
         self._prestarted = self._waiting = 0  # workers that `start` starts, and threads that wait for a worker
         self._first = 0  # of `_prestarted`, those that do not wait for another one to be ready
         self._epoch = 0  # how often the pool was closed
-        self.locks = MachineLocks(cache or folder(), max(self.workers, len(os.sched_getaffinity(0))))
+        self.locks = MachineLocks(cache or cache_folder(), max(self.workers, len(os.sched_getaffinity(0))))
         self._changed = threading.Condition()
         # ends the workers with this object or the interpreter
         self._finalizer = weakref.finalize(self, WorkerProcess.close_all, self._all, self._new)
@@ -221,7 +221,7 @@ class WorkerPool:
         self.close()
 
 
-def most_workers(here: Target | None = None) -> int:
+def most_workers(here: Target | None) -> int:
     """Return the most worker processes: `FUSEC_WORKERS`, else one per core, at most 8, and on a GPU as memory allows.
 
     here: this machine's GPU, if the workers use it

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.cudnn.plan_serialization import entry_of
 from fusec.gpu.cudnn.similar_graphs import SimilarGraphs, factor
 from fusec.gpu.cudnn.worker_process import WorkerDeath, WorkerProcess

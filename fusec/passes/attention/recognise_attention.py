@@ -24,11 +24,14 @@ class RecogniseAttention(RulePass):
             return attention.apply(graph, node) if halved else None
 
         rewrite(graph, [Local(attention.name, attention.equation, attention.roots, apply)], options.disable)
-        _keep_sums(graph)
+        _merge_with_training(graph)
 
 
-def _keep_sums(graph: Graph) -> None:
-    """Merge the forward attention with the one that a gradient computes for its sums."""
+def _merge_with_training(graph: Graph) -> None:
+    """Merge equal attentions where one is for training: a gradient needs its sums of exponentials.
+
+    The forward half has the op without sums, and the gradient's rule adds the op with sums.
+    """
     erased: set[Node] = set()
     for node in list(graph.nodes):
         op, operands = node.op, node.operands

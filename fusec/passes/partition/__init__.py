@@ -6,6 +6,5 @@ from fusec.passes.partition.equivalent_spellings import spellings
 from fusec.passes.partition.judge import Judge
 from fusec.passes.partition.partition_graph import kernels_only, ordered, partition
 from fusec.passes.partition.verdict_cache import canonical_key
-from fusec.schedule.program import alone
 
-__all__ = ["Judge", "alone", "canonical_key", "kernels_only", "ordered", "partition", "spellings"]
+__all__ = ["Judge", "canonical_key", "kernels_only", "ordered", "partition", "spellings"]

@@ -23,6 +23,7 @@ from fusec.ops import (
     Pointwise,
 )
 from fusec.ops.matmul import SUMMED_IN
+from fusec.plans import engine_numbers
 from fusec.plans.verdict import Legal
 from fusec.schedule.program import inputs_of, outputs_of
 from fusec.targets.target import Target
@@ -31,9 +32,6 @@ from fusec.targets.target import Target
 DEPTHWISE_FUSED = 3.68 / 0.280
 # 32x64x56x56, 1x1 to 256, residual, bias, relu: best precompiled plan 0.0446 ms, without those 0.0511 ms.
 RUNTIME_COMPILED = 0.0511 / 0.0446
-# The generic precompiled engine: offered for relu6, sigmoid, tanh, elu after a bias, and slower than the
-# runtime-compiled ones offered with it.
-GENERIC_ENGINE = 0
 PENALISED: tuple[type[Op], ...] = (Conv, ConvTranspose)  # whose time depends on the engines that cuDNN offers
 _PEAKS = {DType.F16: "fp16", DType.BF16: "bf16", DType.I8: "fp16", DType.F8E4M3: "fp16"}
 BYTE_RATE = 2  # tensor cores multiply numbers of 8 bits twice as fast as fp16 (data sheets of all targets)
@@ -92,7 +90,7 @@ def penalty(nodes: Sequence[Node], verdict: Legal | None = None) -> float:
 
 def is_fast(verdict: Legal) -> bool:
     """Tell if cuDNN offers a precompiled engine other than the generic one, or was not asked."""
-    return not verdict.plans or any(p.precompiled and p.engine != GENERIC_ENGINE for p in verdict.plans)
+    return not verdict.plans or any(p.precompiled and p.engine != engine_numbers.GENERIC for p in verdict.plans)
 
 
 def is_depthwise(node: Node) -> bool:

@@ -1,6 +1,6 @@
-"""Define what a judge is: it tells if a candidate partition is legal.
+"""Declare the interface of a judge, which tells partitioning if candidate partitions are legal.
 
-A judge asks cuDNN, or in tests a recording or a rule.
+The judges are in `gpu/cudnn/judges.py`. They lower each candidate, and most of them ask cuDNN.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fusec.plans.verdict import Refused, Verdict
 
 
 class Judge(Protocol):
-    """Judges bodies of candidate partitions (see program.Partition.body)."""
+    """Judges candidate partitions, each as a graph of its own (see `Partition.body`)."""
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
         """Return one verdict per body, in order.

@@ -16,7 +16,7 @@ from fusec.passes.partition.cover import CoverSearch
 from fusec.passes.partition.equivalent_spellings import respell
 from fusec.passes.partition.judge import Judge
 from fusec.schedule.multi_tensor import multi_tensor_steps
-from fusec.schedule.program import Kind, Partition, Program, Refusal, alone, body_of
+from fusec.schedule.program import Kind, Partition, Program, Refusal, body_of, single_step
 from fusec.schedule.row_writes import row_write_steps
 from fusec.targets.target import Target
 
@@ -60,7 +60,7 @@ def partition(
     for i, node in enumerate(planner.wiring.nodes):
         if i in taken:
             continue
-        step = alone(graph, node)
+        step = single_step(graph, node)
         steps.append(step)
         if step.kind is Kind.KERNEL and not isinstance(node.op, (*ANCHORS, *POINTWISE_OPS)):
             refusals.append(Refusal((node,), step.body, UNPROPOSED))
@@ -71,7 +71,7 @@ def partition(
 
 def kernels_only(graph: Graph) -> Program:
     """Make a program of one kernel or view per node, without asking cuDNN."""
-    return Program(graph, tuple(alone(graph, node) for node in graph.nodes if not isinstance(node.op, Constant)))
+    return Program(graph, tuple(single_step(graph, node) for node in graph.nodes if not isinstance(node.op, Constant)))
 
 
 def ordered(steps: Sequence[Partition], wiring: Wiring) -> tuple[Partition, ...]:

@@ -14,7 +14,8 @@ import numpy as np
 from fusec.ir import HALVES, DType, Graph, Node, Value
 from fusec.lowering.dim_folding import trace
 from fusec.ops import Cast, MatMul, pw
-from fusec.passes.rewriting.rewriter import NoMatch, on_copy, single_use
+from fusec.passes.rewriting.rewriter import NoMatch, on_copy
+from fusec.passes.rewriting.value_facts import is_rounded_to_integers
 
 # Coefficients of twice p, fitted to the logarithm of Phi(x) / Phi(-x) for |x| <= 6.5;
 # beyond it p keeps growing, and tanh is 1.
@@ -81,21 +82,8 @@ def _is_wanted(node: Node) -> bool:
     """
     (x,) = node.operands
     root = trace(x).root
-    is_rounded = x.type.dtype in HALVES or _is_rounded_to_bytes(node.result)
+    is_rounded = x.type.dtype in HALVES or is_rounded_to_integers(node.result)
     return is_rounded and root.node is not None and root.literal is None
-
-
-def _is_rounded_to_bytes(value: Value) -> bool:
-    """Return True for fp32 that is only scaled and rounded to 8-bit integers in the same step."""
-    while value.type.dtype is DType.F32 and single_use(value):
-        user = value.users[0]
-        if user.op.name == "round":
-            return True
-        others_are_constant = all(v is value or v.literal is not None for v in user.operands)
-        if user.op.name not in ("mul", "div", "add") or not others_are_constant:
-            return False
-        value = user.result
-    return False
 
 
 def _spell(graph: Graph, node: Node, argument: Argument) -> None:

@@ -1,10 +1,11 @@
-"""Derive facts about a value during compilation: what computes it, its numbers if it is a small constant, its sign."""
+"""Derive facts about a value during compilation: what computes and reads it, its sign, a small constant's numbers."""
 
 from __future__ import annotations
 
-from fusec.ir import Array, Value
+from fusec.ir import Array, DType, Value
 from fusec.ops import POINTWISE_OPS, Reduce
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
+from fusec.passes.rewriting.rewriter import single_use
 
 DEPTH = 6  # how far up to look: at most 64 values, because ops have two operands at most
 
@@ -28,6 +29,19 @@ def all_equal(value: Value, number: float) -> bool:
 def is_pointwise(value: Value) -> bool:
     """Tell if a pointwise op computes a value."""
     return value.node is not None and isinstance(value.node.op, POINTWISE_OPS)
+
+
+def is_rounded_to_integers(value: Value) -> bool:
+    """Tell if an fp32 value is read only by constant scales and offsets, and then rounded, as a quantisation does."""
+    while value.type.dtype is DType.F32 and single_use(value):
+        user = value.users[0]
+        if user.op.name == "round":
+            return True
+        others_are_constant = all(v is value or v.literal is not None for v in user.operands)
+        if user.op.name not in ("mul", "div", "add") or not others_are_constant:
+            return False
+        value = user.result
+    return False
 
 
 def never_negative(value: Value, depth: int = DEPTH) -> bool:

@@ -164,7 +164,7 @@ def _finite_inside(graph: Graph, feeds: Mapping[str, Array]) -> bool:
     return True
 
 
-def in_f64(graph: Graph, lift: bool = False) -> tuple[Graph, dict[str, Array]]:
+def in_f64(graph: Graph, lift: bool) -> tuple[Graph, dict[str, Array]]:
     """Copy a graph with every floating-point tensor in f64.
 
     lift: make inputs of the constants that have several elements.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 from fusec.gpu.cudnn.judges import CudnnJudge, OfflineJudge
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.ir import Constant, Graph
 from fusec.ops import ANCHORS
 from fusec.passes.partition.judge import Judge

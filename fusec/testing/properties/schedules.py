@@ -11,14 +11,14 @@ import numpy as np
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.ir import Constant, Graph, Value, quote
 from fusec.ops import Scatter
-from fusec.passes.partition import alone, kernels_only, ordered
+from fusec.passes.partition import kernels_only, ordered
 from fusec.passes.partition.convexity import Wiring
 from fusec.reference import evaluate_node
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.schedule.buffer_donation import CHANNELS, in_place, reads
 from fusec.schedule.dependencies import Waits, waits
 from fusec.schedule.multi_tensor import equal_members, multi_tensor_steps
-from fusec.schedule.program import Kind, Partition, Program, body_of
+from fusec.schedule.program import Kind, Partition, Program, body_of, single_step
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.properties.fixtures import CASE, prepared, stored_values
 from fusec.testing.properties.running import same_bits
@@ -120,7 +120,7 @@ def _multi_tensor_program(graph: Graph) -> Program:
     multi_tensor, wiring = multi_tensor_steps(graph, state), Wiring(graph)
     taken = {node for nodes in multi_tensor for node in nodes}
     steps = [Partition(nodes, Kind.KERNEL, body_of(graph, nodes)) for nodes in multi_tensor]
-    steps += [alone(graph, n) for n in graph.nodes if n not in taken and not isinstance(n.op, Constant)]
+    steps += [single_step(graph, n) for n in graph.nodes if n not in taken and not isinstance(n.op, Constant)]
     return Program(graph, ordered(steps, wiring))
 
 

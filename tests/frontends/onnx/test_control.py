@@ -29,7 +29,7 @@ def _branch(op: str, name: str) -> onnx.GraphProto:
     return helper.make_graph([node(op, ["x"], [name])], op, [], [info(name, None)])
 
 
-def _agrees(proto: onnx.ModelProto, **feeds: np.ndarray) -> list[str]:
+def _check_agrees(proto: onnx.ModelProto, **feeds: np.ndarray) -> list[str]:
     """Compare a model with onnxruntime, and return the op names of its graph."""
     graph = load(proto)
     got = evaluate(graph, feeds)
@@ -42,7 +42,7 @@ def _agrees(proto: onnx.ModelProto, **feeds: np.ndarray) -> list[str]:
 def test_a_known_condition_chooses_its_branch(condition: bool, op: str) -> None:
     branches: dict[str, Any] = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Neg", "b")}
     proto = model([node("If", ["c"], ["y"], **branches)], [X], [info("y", None)], {"c": np.array(condition)}, opset=16)
-    assert _agrees(proto, x=X_VALUE) == [op]
+    assert _check_agrees(proto, x=X_VALUE) == [op]
 
 
 def test_a_condition_on_a_shape_is_known() -> None:
@@ -53,7 +53,7 @@ def test_a_condition_on_a_shape_is_known() -> None:
         node("If", ["c"], ["y"], then_branch=_branch("Relu", "a"), else_branch=_branch("Neg", "b")),
     ]
     proto = model(nodes, [X], [info("y", None)], {"three": np.array(3)}, opset=16)
-    assert _agrees(proto, x=X_VALUE) == ["relu"]
+    assert _check_agrees(proto, x=X_VALUE) == ["relu"]
 
 
 def test_a_function_called_in_a_branch_is_inlined() -> None:
@@ -64,7 +64,7 @@ def test_a_function_called_in_a_branch_is_inlined() -> None:
     proto = model([node("If", ["c"], ["y"], **branches)], [X], [info("y", None)], {"c": np.array(True)}, opset=16,
                   functions=[double])  # fmt: skip
     proto.opset_import.add(domain="me", version=1)
-    assert _agrees(proto, x=X_VALUE) == ["add"]
+    assert _check_agrees(proto, x=X_VALUE) == ["add"]
 
 
 def _loop_body(condition: list[onnx.NodeProto]) -> onnx.GraphProto:
@@ -86,7 +86,7 @@ def test_a_loop_is_unrolled() -> None:
         [node("Loop", ["n", "", "x"], ["last", "rows"], body=body)], [X], [info("last", None), info("rows", None)],
         {"n": np.array(3)}, opset=16,
     )  # fmt: skip
-    assert _agrees(proto, x=X_VALUE).count("add") == 3
+    assert _check_agrees(proto, x=X_VALUE).count("add") == 3
 
 
 @pytest.mark.parametrize(("trips", "runs"), [(0, True), (3, False)])
@@ -107,7 +107,7 @@ def test_a_loop_ends_by_its_own_condition() -> None:
         [node("Loop", ["", "yes", "x"], ["last", "rows"], body=body)], [X], [info("last", None), info("rows", None)],
         {"yes": np.array(True), "two": np.array(2)}, opset=16,
     )  # fmt: skip
-    assert _agrees(proto, x=X_VALUE).count("add") == 3
+    assert _check_agrees(proto, x=X_VALUE).count("add") == 3
 
 
 def test_scan_reads_rows_backwards() -> None:
@@ -116,7 +116,7 @@ def test_scan_reads_rows_backwards() -> None:
     scan = node("Scan", ["s", "x"], ["last", "rows"], body=body, num_scan_inputs=1, scan_input_directions=[1],
                 scan_output_directions=[1], scan_output_axes=[1])  # fmt: skip
     proto = model([scan], [X], [info("last", None), info("rows", None)], {"s": np.ones(3, np.float32)}, opset=16)
-    _agrees(proto, x=X_VALUE)
+    _check_agrees(proto, x=X_VALUE)
 
 
 def test_optional_values_are_resolved() -> None:
@@ -130,7 +130,7 @@ def test_optional_values_are_resolved() -> None:
         node("If", ["no"], ["y"], then_branch=_branch("Neg", "a"), else_branch=_branch("Relu", "b")),
     ]
     outputs = [info("yes", [], TensorProto.BOOL), info("no", [], TensorProto.BOOL), info("same", None), info("y", None)]
-    assert _agrees(model(nodes, [X], outputs, opset=18), x=X_VALUE) == ["constant", "constant", "relu"]
+    assert _check_agrees(model(nodes, [X], outputs, opset=18), x=X_VALUE) == ["constant", "constant", "relu"]
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_sequences_are_resolved() -> None:
     ]
     outputs = [info(n, None) for n in ("joined", "stacked", "last")] + [info("n", [], TensorProto.INT64)]
     proto = model(nodes, [X], outputs, {"zero": np.array(0), "minus": np.array(-1)}, opset=16)
-    assert set(_agrees(proto, x=X_VALUE)) <= {"relu", "concat", "reshape", "constant"}
+    assert set(_check_agrees(proto, x=X_VALUE)) <= {"relu", "concat", "reshape", "constant"}
 
 
 def test_control_flow_that_depends_on_inputs_is_refused_by_name() -> None:
@@ -206,7 +206,7 @@ def test_ops_with_a_function_body_are_imported_by_it() -> None:
     q = info("q", [1, 2, 4, 8])
     proto = model([node("Attention", ["q", "q", "q"], ["y"], is_causal=1)], [q], [info("y", None)], opset=23)
     value = np.random.default_rng(0).standard_normal((1, 2, 4, 8)).astype(np.float32)
-    ops = _agrees(proto, q=value)
+    ops = _check_agrees(proto, q=value)
     assert {"matmul", "softmax"} <= set(ops)
     assert "where" not in ops  # the guard against rows that see nothing: with this mask there are none
 
@@ -225,12 +225,12 @@ def _on_condition(branches: dict[str, Any]) -> onnx.ModelProto:
 def test_a_computed_condition_selects_between_both_branches(sign: int) -> None:
     branches = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Neg", "b")}
     x = np.abs(X_VALUE) * np.float32(sign)
-    assert "where" in _agrees(_on_condition(branches), x=x)
+    assert "where" in _check_agrees(_on_condition(branches), x=x)
 
 
 def test_branches_with_a_result_in_common_select_nothing() -> None:
     branches = {"then_branch": _branch("Identity", "a"), "else_branch": _branch("Identity", "b")}
-    assert _agrees(_on_condition(branches), x=X_VALUE) == []
+    assert _check_agrees(_on_condition(branches), x=X_VALUE) == []
 
 
 @pytest.mark.parametrize("start", [-2.5, 2.5])
@@ -249,7 +249,7 @@ def test_a_computed_condition_within_a_loop(start: float) -> None:
     body = helper.make_graph(nodes, "body", inputs, [info("on", [], TensorProto.BOOL), info("next", None)])
     proto = model([node("Loop", ["n", "", "v0"], ["y"], body=body)], [X, info("v0", [2, 3])], [info("y", None)],
                   {"n": np.array(5), "limit": np.array(3, np.float32)}, opset=16)  # fmt: skip
-    ops = _agrees(proto, x=X_VALUE + 2, v0=np.full((2, 3), start, np.float32))
+    ops = _check_agrees(proto, x=X_VALUE + 2, v0=np.full((2, 3), start, np.float32))
     assert ops.count("where") == 5
 
 

@@ -21,7 +21,7 @@ X_VALUE = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 node = helper.make_node
 
 
-def _agrees(proto: onnx.ModelProto, said: str, **feeds: np.ndarray) -> None:
+def _check_agrees(proto: onnx.ModelProto, said: str, **feeds: np.ndarray) -> None:
     """Import a model with one warning, and compare the graph with onnxruntime."""
     with pytest.warns(UserWarning, match=r"^<ModelProto>: ") as caught:
         graph = load(proto)
@@ -41,7 +41,7 @@ def _agrees(proto: onnx.ModelProto, said: str, **feeds: np.ndarray) -> None:
 def test_a_stale_shape_of_a_result_is_a_warning(declared: list[int | str]) -> None:
     proto = model([node("Relu", ["x"], ["y"])], [X], [info("y", declared)])
     shape = ",".join(map(str, declared))
-    _agrees(proto, f"the model declares 'y' as f32[{shape}], but it is f32[2,3]", x=X_VALUE)
+    _check_agrees(proto, f"the model declares 'y' as f32[{shape}], but it is f32[2,3]", x=X_VALUE)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_a_stale_shape_of_a_result_is_a_warning(declared: list[int | str]) -> No
 def test_a_stale_shape_of_a_pool_is_a_warning(op: str, attributes: dict[str, Any]) -> None:
     x = np.random.default_rng(1).random((1, 2, 5, 5), np.float32)
     proto = model([node(op, ["x"], ["y"], **attributes)], [info("x", x.shape)], [info("y", [1, 2, 5, 5])])
-    _agrees(proto, "the model declares 'y' as f32[1,2,5,5]", x=x)
+    _check_agrees(proto, "the model declares 'y' as f32[1,2,5,5]", x=x)
 
 
 def test_several_stale_annotations_are_one_warning() -> None:
     nodes = [node("Split", ["x"], ["a", "b", "c"], axis=1, num_outputs=3), node("Neg", ["b"], ["y"])]
     proto = model(nodes, [X], [info("a", [2, 2]), info("y", [2, 1]), info("c", [2, 2])])
     proto.graph.value_info.append(info("b", [7]))
-    _agrees(proto, "'a' as f32[2,2], but it is f32[2,1], the model declares 'b' as f32[7]", x=X_VALUE)
+    _check_agrees(proto, "'a' as f32[2,2], but it is f32[2,1], the model declares 'b' as f32[7]", x=X_VALUE)
 
 
 def test_a_stale_annotation_of_an_intermediate_value_is_a_warning() -> None:
@@ -82,7 +82,7 @@ def test_a_negative_dim_of_a_result_is_unknown() -> None:
 def test_a_stale_annotation_of_a_weight_is_a_warning() -> None:
     proto = model([node("Add", ["x", "w"], ["y"])], [X], ["y"], {"w": np.ones(3, np.float32)})
     proto.graph.value_info.append(info("w", [4]))
-    _agrees(proto, "the model declares 'w' as f32[4], but it is f32[3]", x=X_VALUE)
+    _check_agrees(proto, "the model declares 'w' as f32[4], but it is f32[3]", x=X_VALUE)
 
 
 def test_a_source_warns_once_for_all_its_shapes() -> None:
@@ -158,7 +158,7 @@ def test_ops_of_microsofts_domain_that_is_not_imported(
     op: str, held: dict[str, np.ndarray], attributes: dict[str, Any]
 ) -> None:
     nodes = [node(op, ["x", *held], ["y"], domain="com.microsoft", **attributes)]
-    _agrees(model(nodes, [X], ["y"], held, opset=13), "does not import domain 'com.microsoft'", x=X_VALUE)
+    _check_agrees(model(nodes, [X], ["y"], held, opset=13), "does not import domain 'com.microsoft'", x=X_VALUE)
     proto = model(nodes, [X], ["y"], held, opset=13)
     proto.opset_import.add(domain="com.microsoft", version=1)
     assert_close(evaluate(load(proto), {"x": X_VALUE})["y"], run(proto, {"x": X_VALUE})[0], 1e-5)
@@ -172,7 +172,7 @@ def test_dequantize_and_grid_sample_of_microsofts_domain() -> None:
     ]
     q = np.arange(12, dtype=np.int8).reshape(1, 1, 3, 4)
     proto = model(nodes, [info("q", q.shape, TensorProto.INT8)], ["y"], held, opset=13)
-    _agrees(proto, "does not import domain 'com.microsoft'", q=q)
+    _check_agrees(proto, "does not import domain 'com.microsoft'", q=q)
 
 
 def test_other_ops_of_microsofts_domain_are_refused() -> None:

@@ -26,7 +26,7 @@ from fusec.passes.partition import partition
 from fusec.plans.plan_record import Part
 from fusec.plans.verdict import Legal, Plan
 from fusec.runtime import Executable, SimulatorBackend
-from fusec.schedule.program import Kind, Partition, Program, alone, body_of
+from fusec.schedule.program import Kind, Partition, Program, body_of, single_step
 from fusec.targets.target import load
 from fusec.text import parse
 
@@ -227,7 +227,7 @@ def test_a_candidate_whose_step_does_not_lower_has_no_code() -> None:
     (kernel,) = runnables((softmax,), True, FIGURES) or [None]
     assert isinstance(kernel, Kernel) and kernel.name == "softmax"
     assert runnables((replace(softmax, kind=Kind.CUDNN),), True, FIGURES) is None
-    conv = alone(of.graph, of.program.steps[0].nodes[0])
+    conv = single_step(of.graph, of.program.steps[0].nodes[0])
     assert runnables((conv,), True, FIGURES) is None, "there is no kernel of a dense convolution"
 
 

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from fusec.gpu import cudnn
-from fusec.gpu.cudnn.legality import _environment
+from fusec.gpu.cudnn.oracle import _environment
 from fusec.plans.sqlite_cache import Store
 from fusec.targets.target import load, names
 

@@ -18,7 +18,7 @@ from gpu.test_backend import check, compiled
 
 from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.cudnn.build_pool import BuildPool
-from fusec.gpu.cudnn.legality import PROBE, Oracle
+from fusec.gpu.cudnn.oracle import PROBE, Oracle
 from fusec.gpu.cudnn.worker_process import WorkerDeath
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore
@@ -282,7 +282,7 @@ def test_plans_of_a_worker_are_used_only_where_they_are_all() -> None:
 
 
 def test_workers_that_do_not_use_the_gpu_build_no_plan_that_needs_it_and_know_no_list() -> None:
-    from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
+    from fusec.plans.engine_numbers import DEVICE_ONLY
 
     shop = Shop()
     shop.offered = (Plan(1, (), True),)
@@ -301,7 +301,7 @@ def test_workers_that_do_not_use_the_gpu_build_no_plan_that_needs_it_and_know_no
 
 
 def test_plans_that_need_the_gpu_are_built_by_workers_that_use_it() -> None:
-    from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
+    from fusec.plans.engine_numbers import DEVICE_ONLY
 
     shop, other = Shop(), Shop()
     shop.device, made = False, list[BuildPool]()

@@ -14,7 +14,7 @@ from helpers import assert_close, one_program
 
 import fusec
 from fusec.gpu.cudnn.build_pool import BuildPool
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.launch.nvrtc_process import NvrtcChild
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph

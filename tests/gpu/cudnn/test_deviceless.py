@@ -154,7 +154,7 @@ def test_cudnn_outside_of_the_interpreters_site_packages(tmp_path: Path) -> None
         done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=False, env=environment)
         assert (done.returncode == 0) is works, done.stderr
     assert done.stdout.strip() == deviceless.cudnn_number()
-    prove = "from fusec.gpu.cudnn.legality import Oracle; from fusec.targets.target import load\n"
+    prove = "from fusec.gpu.cudnn.oracle import Oracle; from fusec.targets.target import load\n"
     prove += "with Oracle(load('h200'), workers=1) as oracle: print(oracle.prove())"
     done = subprocess.run([python, "-c", prove], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr

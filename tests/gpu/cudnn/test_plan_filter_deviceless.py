@@ -11,7 +11,7 @@ from gpu.cudnn_graphs import conv
 import fusec
 from fusec import driver, lockfile
 from fusec.errors import CheckError, FusecError
-from fusec.gpu.cudnn.legality import PROBE, Oracle
+from fusec.gpu.cudnn.oracle import PROBE, Oracle
 from fusec.gpu.cudnn.plan_serialization import Tries, serialize
 from fusec.ir import DType, Graph, TensorType
 from fusec.lowering.cudnn_graph import CudnnGraph

@@ -13,7 +13,7 @@ from gpu.cudnn_graphs import conv
 from helpers import assert_close
 
 from fusec.errors import TargetError
-from fusec.gpu.cudnn.legality import PROBE
+from fusec.gpu.cudnn.oracle import PROBE
 from fusec.gpu.cudnn.plan_serialization import Tries, serialize
 from fusec.gpu.device import detect
 from fusec.ir import DType

@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_made_names_the_remedy(own: Path, monkeypatch: p
     def refuse(path: Path, mode: int = 0, exist_ok: bool = False) -> None:
         raise OSError(30, "Read-only file system")
 
-    driver_stand_in.folder()
+    driver_stand_in.cache_folder()
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(TargetError, match=r"cannot make the folder .*Read-only.*FUSEC_CACHE"):
         private_library.make_folder(own)

@@ -21,7 +21,7 @@ from gpu.cudnn_graphs import conv
 
 from fusec.errors import TargetError
 from fusec.gpu.cudnn import worker, worker_process
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath, WorkerProcess
 from fusec.plans.sqlite_cache import Store
 from fusec.targets.target import Target, load

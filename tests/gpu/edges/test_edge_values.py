@@ -75,7 +75,7 @@ def test_an_entry_is_about_its_own_forms_rows_and_values_only() -> None:
 def test_some_rows_give_what_they_mean_simulated_and_emulated() -> None:
     titles = sorted(table())
     seed = int(os.environ.get("FUSEC_TEST_SEED", "0"))
-    _holds(_on_cpu([table()[t] for t in random.Random(seed).sample(titles, SAMPLE)]))
+    _check_holds(_on_cpu([table()[t] for t in random.Random(seed).sample(titles, SAMPLE)]))
 
 
 @needs_compiler
@@ -95,7 +95,7 @@ def test_the_emulator_flushes_denormals_as_the_gpu_does() -> None:
 @needs_compiler
 @pytest.mark.slow
 def test_all_rows_give_what_they_mean_simulated_and_emulated() -> None:
-    _holds(_on_cpu(list(table().values())))
+    _check_holds(_on_cpu(list(table().values())))
 
 
 @pytest.mark.gpu
@@ -104,7 +104,7 @@ def test_all_rows_give_what_they_mean_on_the_gpu() -> None:
     results = device.run_all(list(table()), max(1, min(device.WORKERS, (os.cpu_count() or 2) - 1)))
     assert not [(r.row, r.form, r.said) for r in results if r.status in ("died", "failed")]
     assert len({r.form.split()[0] for r in results if r.status == "ran"}) == 4  # cudnn, kernel, cupy, compiled
-    _holds(results)
+    _check_holds(results)
     assert not [d.what for d in stale(results)], "no row needs these entries any more"
 
 
@@ -116,6 +116,6 @@ def _on_cpu(rows: Sequence[Row]) -> Iterator[Result]:
             yield Result(name, form, "ran", found=found)
 
 
-def _holds(results: Sequence[Result] | Iterator[Result]) -> None:
+def _check_holds(results: Sequence[Result] | Iterator[Result]) -> None:
     lines = [f"{r.row} | {r.form} | {d.kind} | {d.label}: {d.got} for {d.want}" for r, d in undocumented(results)]
     assert not lines, f"{len(lines)} differences that are not documented:\n" + "\n".join(lines[:50])

@@ -181,10 +181,10 @@ def test_sources_compile(architecture: int) -> None:
     assert not any("__CUDA_ARCH__" in launch.source for launch in launches())
     fast = ["--Ofast-compile=max"] if compiler.getVersion() >= (12, 9) else []
     small = [*map(distance_of, TYPES), *map(reorder_of, WIDTHS), *map(source_of_codes, (2, 4))]
-    _compile(compiler, [SOURCE, *small, *(launch.source for launch in some)], f"sm_{architecture}", *fast)
+    _check_compiles(compiler, [SOURCE, *small, *(launch.source for launch in some)], f"sm_{architecture}", *fast)
     own = [launch for launch in launches() if launch.architecture.rstrip("a") == f"sm_{architecture}"]
     for only in {launch.architecture for launch in own}:
-        _compile(compiler, [launch.source for launch in own if launch.architecture == only][::3], only)
+        _check_compiles(compiler, [launch.source for launch in own if launch.architecture == only][::3], only)
 
 
 @pytest.mark.cudnn
@@ -194,16 +194,16 @@ def test_products_of_warpgroups_do_not_wait_for_each_other() -> None:
     ways = [way for kernel in some if kernel is not None for way in (kernel, *kernel.others)]
     own = [launch for way in ways for launch in way.launches if launch.architecture == "sm_90a"]
     assert {launch.entry.rpartition("_")[0] for launch in own} == {"attention", "attention_backward"}
-    _compile(nvrtc(), list({launch.entry: launch.source for launch in own}.values()), "sm_90a")
+    _check_compiles(nvrtc(), list({launch.entry: launch.source for launch in own}.values()), "sm_90a")
 
 
 @pytest.mark.slow
 @pytest.mark.cudnn
 def test_sources_compile_as_for_a_gpu() -> None:
-    _compile(nvrtc(), [launch.source for launch in launches() if not launch.architecture][::24], "sm_90")
+    _check_compiles(nvrtc(), [launch.source for launch in launches() if not launch.architecture][::24], "sm_90")
 
 
-def _compile(compiler: Any, some: list[str], architecture: str, *options: str) -> None:
+def _check_compiles(compiler: Any, some: list[str], architecture: str, *options: str) -> None:
     program = compiler.createProgram(prelude() + "".join(some), "kernels.cu", (), ())
     try:
         compiler.compileProgram(program, ("--std=c++17", f"--gpu-architecture={architecture}", *options))

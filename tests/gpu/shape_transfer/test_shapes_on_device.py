@@ -35,7 +35,7 @@ def net() -> ModelProto:
     return model(nodes, [info("x", ["N", 64, 28, 28])], [info("y", ["N", 40])], held)
 
 
-def made_and_right(exe: Any, simulated: Any, batch: int) -> tuple[Any, float, float]:
+def check_made_and_right(exe: Any, simulated: Any, batch: int) -> tuple[Any, float, float]:
     """The program of a batch, which computes what the simulation does; seconds to make it, and us that it runs."""
     import cupy
 
@@ -55,7 +55,7 @@ def test_every_size_is_right(share_kernels: bool, capsys: pytest.CaptureFixture[
     simulated = fusec.compile_dynamic(net(), precision="fp16", simulate=True)
     lines: list[str] = []
     for batch in (8, 9, 16, 3):
-        _, seconds, whole_us = made_and_right(exe, simulated, batch)
+        _, seconds, whole_us = check_made_and_right(exe, simulated, batch)
         lines.append(
             f"batch {batch}, share_kernels={share_kernels}: made in {seconds:.2f} s, runs in {whole_us:.1f} us"
         )
@@ -73,7 +73,7 @@ def test_sizes_share_plans_and_kernels(
     simulated = fusec.compile_dynamic(net(), precision="fp16", simulate=True)
     asked, lines = 0, list[str]()
     for batch in (8, 9, 16, 12, 24):
-        program, seconds, whole_us = made_and_right(exe, simulated, batch)
+        program, seconds, whole_us = check_made_and_right(exe, simulated, batch)
         oracle, tuned = program.compiled.judge.oracle, program.backend.plans.ranked.values()
         if batch > 8:
             assert oracle.asked == asked

@@ -261,7 +261,7 @@ QUANTISED: tuple[Mutant, ...] = (
     _m(
         "stored_gelu_by_tanh",
         "quantised",
-        "passes/partition/tanh_spelling.py",
+        "passes/rewriting/value_facts.py",
         "while value.type.dtype is DType.F32 and single_use(value):",
         "while value.type.dtype is DType.F32:",
         "gelu that is stored in fp32 has the digits of 16 bits",

@@ -469,11 +469,11 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "verdict_before_proof",
         "tuning",
-        "gpu/cudnn/legality.py",
+        "gpu/cudnn/oracle.py",
         "                self._require_proof()\n",
         "",
         "verdicts of a cuDNN that does not work are stored",
-        "gpu/cudnn/test_legality.py",
+        "gpu/cudnn/test_oracle.py",
     ),
     _m(
         "hazard_pow",

@@ -11,7 +11,7 @@ from passes.partition.judges import Measured
 from passes.partition.test_cases import FILES, cases, read_graph
 
 from fusec.gpu.cudnn.judges import CudnnJudge
-from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.oracle import Oracle
 from fusec.ir import Graph
 from fusec.passes.partition import canonical_key, partition
 from fusec.passes.partition.cost_model import is_fast

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import pytest
@@ -48,6 +49,12 @@ UPDATE = parse("""graph "g" (%p: f32[5], %q: f32[7], %g: f32[5], %h: f32[7], %ra
   return %b, %d
 }""")
 
+SCATTER = """graph "g" (%x: f32[600,2], %u: f32[300,2]) {{
+  %i = constant {indices} : i64[300]
+  %y = scatter(%x, %i, %u) {{reduction="{reduction}"}}
+  return %y
+}}"""
+
 
 class Emulated:
     """Run the kernels' CUDA code on the CPU, with a chosen fault."""
@@ -78,6 +85,8 @@ class Emulated:
             calls[launch.entry](launch, [*pointers, *(value for _, value in launch.numbers)])
         for (value, type), buffer in buffers.items():
             buffer.view(np.uint8)[...] = held[value, type]
+            if value in kernel.written and self.fault == "other order":
+                buffer[0] *= 1 + len(self.ran) * 2**-23
             if value in kernel.written and self.fault == "wrong":
                 buffer[0] += 1
             if value in kernel.written and self.fault == "too far":
@@ -199,6 +208,34 @@ def test_wrong_kernel_is_found(gpu: Any, fault: str, message: str) -> None:
     gpu(Emulated(fault))
     with pytest.raises(MismatchError, match=message):
         kernels_agree(GRAPH)
+
+
+def scatter(reduction: str, indices: list[int]) -> Graph:
+    return parse(SCATTER.format(reduction=reduction, indices=indices))
+
+
+@needs_compiler
+def test_sums_in_any_order_need_not_have_the_same_bits(gpu: Any) -> None:
+    same = [7] * 300
+    launches = gpu(Emulated("other order"))
+    kernels_agree(scatter("add", same))
+    assert launches.ran == ["scatter", "scatter"]
+    with pytest.raises(MismatchError, match="depends on what its memory held"):
+        kernels_agree(scatter("max", same))
+    for fault in ("wrong", "stale"):
+        gpu(Emulated(fault))
+        with pytest.raises(MismatchError, match="differs in"):
+            kernels_agree(scatter("add", same))
+
+
+@needs_compiler
+def test_rows_that_are_replaced_twice_have_no_right_result(gpu: Any) -> None:
+    launches = gpu(Emulated())
+    with pytest.raises(SkipTest, match="any of them may stay"):
+        kernels_agree(scatter("none", [5, -595, *range(6, 304)]))
+    assert not launches.ran
+    kernels_agree(scatter("none", [5, -594, *range(7, 305)]))
+    assert launches.ran
 
 
 def test_kernel_that_does_not_fit_the_gpu_is_skipped(gpu: Any) -> None:

@@ -115,8 +115,31 @@ def _element_places(g: Emitter, x: Value, indices: Value, axis: int) -> Value:
     return g(pw("add"), at, _places_of(g, [n if d != axis else 1 for d, n in enumerate(shape)], strides))
 
 
+def _index_of_slices(g: Emitter, x: Value, indices: Value, axis: int) -> Value | None:
+    """Return one index for each slice along an axis, in place of one for each element; None if the elements differ.
+
+    So exporters spell a gather or scatter of whole slices: as one of elements, by an index that is expanded.
+    """
+    shape, wanted = indices.type.shape, list(x.type.shape)
+    if len(shape) != len(wanted) or not x.type.size:
+        return None
+    wanted[axis] = shape[axis]
+    node = indices.node
+    if list(shape) != wanted or node is None or not isinstance(node.op, Expand):
+        return None
+    source = node.operands[0]
+    if source.type.rank < len(shape) - axis:
+        return None
+    if source.type.size != source.type.shape[axis - len(shape)]:
+        return None
+    index = g.reshape(source, (source.type.size,))
+    return g(Expand((shape[axis],)), index) if source.type.size < shape[axis] else index
+
+
 def gather_elements(g: Emitter, x: Value, indices: Value, /, *, axis: int = 0) -> Value:
     axis = normalize_axis(axis, x.type.rank)
+    if (index := _index_of_slices(g, x, indices, axis)) is not None:
+        return g(Gather(axis), x, _counted(g, index))
     return g(Gather(0), g.reshape(x, (x.type.size,)), _element_places(g, x, indices, axis))
 
 
@@ -161,9 +184,18 @@ def scatter_elements(
     axis = normalize_axis(axis, x.type.rank)
     require(reduction in REDUCTIONS, f"knows no reduction {reduction!r}")
     require(updates.type.shape == indices.type.shape, f"updates {updates.type} for indices {indices.type}")
-    places = g.reshape(_element_places(g, x, indices, axis), (indices.type.size,))
-    flat = g.reshape(x, (x.type.size,))
-    return g.reshape(g(Scatter(reduction), flat, places, g.reshape(updates, (updates.type.size,))), x.type.shape)
+    shape, rest = x.type.shape, x.type.shape[axis + 1 :]
+    index = _index_of_slices(g, x, indices, axis) if math.prod(rest) > 1 else None
+    if index is None:
+        places, rest = _element_places(g, x, indices, axis), ()
+    else:  # whole rows of what is after the axis
+        places = _counted(g, index) if axis == 0 else from_front(g, index, shape[axis])
+        if axis:
+            first = shape[axis] * np.arange(math.prod(shape[:axis]), dtype=np.int64)
+            places = g(pw("add"), g.constant(first[:, None]), g.reshape(places, (1, places.type.size)))
+    flat = g.reshape(x, (math.prod(shape) // math.prod(rest), *rest))
+    rows = g.reshape(places, (places.type.size,))
+    return g.reshape(g(Scatter(reduction), flat, rows, g.reshape(updates, (places.type.size, *rest))), shape)
 
 
 def scatter_nd(g: Emitter, x: Value, indices: Value, updates: Value, /, *, reduction: str = "none") -> Value:

@@ -128,14 +128,13 @@ def layer_norm(
 
     If parameters and data have different types, the wider type is used for all.
     """
-    axis, dtype = normalize_axis(axis, x.type.rank), _at_least(stash_type, x)
-    if stash_type != _F32:
-        bias = None if bias is None else g.cast(bias, dtype)
-        results = layer_norm(g, g.cast(x, dtype), g.cast(scale, dtype), bias, axis=axis, epsilon=epsilon)
+    axis, dtypes = normalize_axis(axis, x.type.rank), {v.type.dtype for v in (x, scale, bias) if v is not None}
+    if stash_type != _F32 or len(dtypes) > 1:
+        wide = _at_least(stash_type, x) if stash_type != _F32 else _wider_type(g, dtypes)
+        bias = None if bias is None else g.cast(bias, wide)
+        results = layer_norm(g, g.cast(x, wide), g.cast(scale, wide), bias, axis=axis, epsilon=epsilon)
         y, *more = results if isinstance(results, tuple) else (results,)
         return (g.cast(y, x.type.dtype), *(g.cast(v, dtype_of(stash_type)) for v in more))
-    if len({v.type.dtype for v in (x, scale, bias) if v is not None}) > 1:
-        return _mixed_layer_norm(g, x, scale, bias, axis, epsilon)
     parameters = [_trailing(g, v, axis, x) for v in ((scale,) if bias is None else (scale, bias))]
     known = [v for v in parameters if v is not None]
     if len(known) == len(parameters):
@@ -152,21 +151,14 @@ def layer_norm(
     return y, mean, g(pw("rsqrt"), g(pw("add"), variance, g.scalar(epsilon, variance)))
 
 
-def _mixed_layer_norm(
-    g: Emitter, x: Value, scale: Value, bias: Value | None, axis: int, epsilon: float
-) -> Value | tuple[Value, ...]:
-    """Import a LayerNormalization whose parameters have another type than the data.
+def _wider_type(g: Emitter, dtypes: set[DType]) -> DType:
+    """Return the type in which to compute a LayerNormalization whose parameters have another type than the data.
 
     The standard does not allow it, but exporters of half precision write it.
     """
-    dtypes = {v.type.dtype for v in (x, scale, bias) if v is not None}
     require(all(d.is_float for d in dtypes), f"takes floats, not {', '.join(sorted(d.value for d in dtypes))}")
     g.note("LayerNormalization has parameters of another type than its data; its result has the type of the data")
-    wide = DType.F64 if DType.F64 in dtypes else DType.F32
-    bias = None if bias is None else g.cast(bias, wide)
-    results = layer_norm(g, g.cast(x, wide), g.cast(scale, wide), bias, axis=axis, epsilon=epsilon)
-    y, *more = results if isinstance(results, tuple) else (results,)
-    return (g.cast(y, x.type.dtype), *more)
+    return DType.F64 if DType.F64 in dtypes else DType.F32
 
 
 def rms_norm(

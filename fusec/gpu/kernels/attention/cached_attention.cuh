@@ -61,16 +61,7 @@ FRAGMENT(kernel) {
     bool is_last = true;  // of the rows with this place
     for (u32 m = 0; m < count; ++m) is_last &= places[m] != place || news[m] <= row;
     for (u32 i = lane; is_last && i < PACKSu; i += 32u) {
-      const u32 column = i * VECTORu;
-      TYPE *const key = keys + (place * PITCHu + column), *const value = values + (place * PITCHu + column);
-      if (row == sequence) {
-        *(PACK*)key = *(const PACK*)(fresh + column);
-        *(PACK*)value = *(const PACK*)(fresh + (PITCHu + column));
-      } else {
-        { TYPE* const to = key; NEW_KEY }
-        { TYPE* const to = value; NEW_VALUE }
-      }
-      STORE_NEW
+      WRITE_NEW
     }
   }
   __syncthreads();
@@ -181,6 +172,20 @@ FRAGMENT(copy) {
       copy_or_zeros_ahead(SHARED + (key * PITCHu + octet * 8u),
                           OLD + ((first_row + (is_there ? key : 0u)) * FEATURESu + octet * 8u), is_there);
   }
+}
+
+// Put neighbours of a new key and value among the rows in shared memory, and store them.
+FRAGMENT(write_new) {
+  const u32 column = i * VECTORu;
+  TYPE *const key = keys + (OWN_ROW * PITCHu + column), *const value = values + (OWN_ROW * PITCHu + column);
+  if (row == sequence) {
+    *(PACK*)key = *(const PACK*)(fresh + column);
+    *(PACK*)value = *(const PACK*)(fresh + (PITCHu + column));
+  } else {
+    { TYPE* const to = key; NEW_KEY }
+    { TYPE* const to = value; NEW_VALUE }
+  }
+  STORE_NEW
 }
 
 FRAGMENT(load) {

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fusec.gpu.kernels.attention.match_cached import CachedAttention
-from fusec.gpu.kernels.attention.rotary import neighbours, rotate
-from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
+from fusec.gpu.kernels.attention.rotary import element_coordinates, neighbours, rotate
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, Filling, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import View
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, CLUSTERS, Arguments, Kernel, Launch, ceil_div
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, split_index, stride_along
-from fusec.ir import Node, TensorType
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, stride_along
+from fusec.ir import Node
 from fusec.schedule.row_writes import RowWrite
 
 MOST_TOGETHER = 8  # blocks of a cluster, which every GPU with clusters can start
@@ -124,15 +126,16 @@ class CachedAttentionSource:
             ATTENDED=arguments.write(step.attention.result),
         )
         copies = self._copies(cuda, arguments)
-        holes = {
+        holes: dict[str, Filling] = {
             "INDICES": arguments.read(step.indices),
             "BIAS": self._bias(arguments),
             "LOAD_QUERY": self._query(cuda, arguments),
             "NEW_KEY": self._new_row(cuda, arguments, step.writes[0]),
             "NEW_VALUE": self._new_row(cuda, arguments, step.writes[1]),
-            **self._stores(cuda, arguments),
+            **self._stores(cuda, partial(cuda, "keep"), arguments),
             **self._merge(cuda, arguments),
         }
+        holes["WRITE_NEW"] = cuda("write_new", OWN_ROW="place", **holes)
         lines = cuda(
             "kernel",
             COPY_EARLY=copies if step.is_constant else [],
@@ -225,10 +228,12 @@ class CachedAttentionSource:
             code.tail.append(f"*(Pack<{C_TYPES[y.type.dtype]}, {self.vector}>*)to = found;")
 
         rotated = rotate(node, (x, View.of(x.type)), self.vector, arguments, store)
-        return cuda("embed", AT=place, COORDINATES=_coordinates(y.type), ROTATE=rotated)
+        return cuda("embed", AT=place, COORDINATES=element_coordinates(y.type), ROTATE=rotated)
 
-    def _stores(self, cuda: CudaTemplate, arguments: Arguments) -> dict[str, list[str]]:
-        """Store new rows, and rows that stay where the result has memory of its own."""
+    def _stores(
+        self, cuda: CudaTemplate, keep_rows: Callable[..., list[str]], arguments: Arguments
+    ) -> dict[str, list[str]]:
+        """Store new rows. Where the result has memory of its own, `keep_rows` stores the other rows."""
         new, keep = list[str](), list[str]()
         for name, row, write, result in zip(
             ("keys", "values"), ("key", "value"), self.step.writes, self.step.written, strict=True
@@ -236,10 +241,5 @@ class CachedAttentionSource:
             if result is not None:
                 holes = {"RESULT": arguments.write(result), "OLD": arguments.read(write.reads[0])}
                 new += cuda("store_new", SHARED_ROW=row, **holes)
-                keep += cuda("keep", SHARED=name, **holes)
+                keep += keep_rows(SHARED=name, **holes)
         return {"STORE_NEW": new, "KEEP": keep}
-
-
-def _coordinates(type: TensorType) -> list[str]:
-    """Return the statements that find the coordinates of `element`, in the order of memory."""
-    return split_index("element", [(f"c{d}", type.shape[d]) for d in type.order or range(type.rank)])

@@ -20,7 +20,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     strides_from,
     widest_vector,
 )
-from fusec.ir import Node, Value
+from fusec.ir import Node, TensorType, Value
 from fusec.ops import Rotary
 from fusec.schedule.program import inputs_of
 
@@ -73,6 +73,11 @@ def neighbours(node: Node, view: View, outputs: Sequence[Value], epilogue: Seque
     steps = [strides_from(t, y.rank, y.rank - 1) for t in types]
     steps[0].append(view.start)
     return widest_vector(y.shape[-1] // 2, types, steps)
+
+
+def element_coordinates(type: TensorType) -> list[str]:
+    """Return the statements that find the coordinates c0, c1 and so on of `element`, in the order of memory."""
+    return split_index("element", [(f"c{d}", type.shape[d]) for d in type.order or range(type.rank)])
 
 
 def rotate(

@@ -12,12 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fusec.gpu.kernels.attention.rotary import neighbours, rotate
+from fusec.gpu.kernels.attention.rotary import element_coordinates, neighbours, rotate
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import View
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, VECTOR_BYTES, Arguments, Kernel, by_value, ceil_div
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, split_index
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Rotary
 from fusec.schedule.row_writes import RowWrite, match_row_writes
@@ -69,7 +69,7 @@ class _Parts:
         y, view = node.result, View.of(node.operands[0].type)
         vector = neighbours(node, view, [y])
         rotated = rotate(node, (node.operands[0], view), vector, self.arguments, lambda code: code.store(y))
-        work = _CUDA("embed", VECTOR=vector, COORDINATES=_coordinates(y.type), ROTATE=rotated)
+        work = _CUDA("embed", VECTOR=vector, COORDINATES=element_coordinates(y.type), ROTATE=rotated)
         self._add(y.type.size // vector, work)
 
     def write(self, write: RowWrite) -> None:
@@ -95,7 +95,7 @@ class _Parts:
         else:
             work = cuda(
                 "embed_row",
-                COORDINATES=_coordinates(write.rotary.result.type),
+                COORDINATES=element_coordinates(write.rotary.result.type),
                 ROTATE=self._rotated(write.rotary, result, vector, width),
             )
         self._add(rows.type.size // vector, cuda("write", NEIGHBOURS=work))
@@ -137,8 +137,3 @@ class _Parts:
 def _widest(type: TensorType, width: int) -> int:
     """Return how many neighbours of a row of this width one access moves."""
     return math.gcd(width, VECTOR_BYTES // type.dtype.itemsize)
-
-
-def _coordinates(type: TensorType) -> list[str]:
-    """Return the statements that find the coordinates of `element`, in the order of memory."""
-    return split_index("element", [(f"c{d}", type.shape[d]) for d in type.order or range(type.rank)])

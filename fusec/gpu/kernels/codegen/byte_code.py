@@ -17,6 +17,7 @@ from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import EXACT, PointwiseCode
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Pointwise
+from fusec.passes.rewriting.value_facts import is_rounded_to_integers
 
 SMALL = float(1 << 22)  # integers up to here are exact in the bits of a float near 1.5 * 2^23
 START = 0x4B400000  # the bits of 1.5 * 2^23; sums that begin here become floats by one subtraction
@@ -137,7 +138,7 @@ class ByteCode(PointwiseCode):
             if operand.type.dtype is DType.I32 and self.bound(operand) <= SMALL:
                 return f"small_to_f32({self.get(operand)})"
             return self._bytes_read(operand) if operand.type.dtype is DType.I8 else None
-        if node.op.name == "gelu" and is_rounded(result):
+        if node.op.name == "gelu" and is_rounded_to_integers(result):
             return f"gelu_for_bytes({self.get(operand)})"
         if node.op.name == "relu" and operand.type.dtype in _FLOATS:
             return f"larger({self.get(operand)}, 0.0f)"
@@ -193,19 +194,6 @@ class ByteCode(PointwiseCode):
         if node is None or node.op.name != "relu" or node.operands[0] not in self.known:
             return None
         return f"rounded_unit({self.known[node.operands[0]]} * ({scale}{UNIT}))"
-
-
-def is_rounded(value: Value) -> bool:
-    """Return True for fp32 that is only scaled and then rounded to integers."""
-    while value.type.dtype is DType.F32 and len(value.users) == 1 and value not in value.graph.outputs:
-        user = value.users[0]
-        if user.op.name == "round":
-            return True
-        others_are_constant = all(v is value or v.literal is not None for v in user.operands)
-        if user.op.name not in ("mul", "div", "add") or not others_are_constant:
-            return False
-        value = user.results[0]
-    return False
 
 
 def _is_positive_scalar(value: Value) -> bool:

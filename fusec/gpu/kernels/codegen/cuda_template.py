@@ -57,8 +57,13 @@ class CudaTemplate:
 @cache
 def cuda_template(package: str | None, file: str) -> CudaTemplate:
     """Return the template of a file in a package, which a module calls `__package__`."""
+    return CudaTemplate.parse(cuda_file(package, file))
+
+
+def cuda_file(package: str | None, file: str) -> str:
+    """Return a file of CUDA C as it is."""
     assert package is not None
-    return CudaTemplate.parse(resources.files(package).joinpath(file).read_text(encoding="utf-8"))
+    return resources.files(package).joinpath(file).read_text(encoding="utf-8")
 
 
 def c_bool(condition: bool) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from fusec.targets.target import STATIC_BYTES, Target, resident_cache_bytes
 
+REGISTERS = 1 << 16  # of a multiprocessor, on every GPU since Kepler
+
 
 @dataclass(frozen=True)
 class GpuFigures:

@@ -10,9 +10,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 
-from fusec.gpu.kernels.codegen.cuda_template import indented
+from fusec.gpu.kernels.codegen.cuda_template import cuda_file, indented
 from fusec.ir import HALVES, DType, TensorType, Value
 
 BLOCK = 256
@@ -235,7 +234,7 @@ class Arguments:
         declared = ", ".join([*given, *(f"const {c_type} bound{i}" for i, (c_type, _) in enumerate(numbers))])
         before = "".join(f"{line}\n" for line in preamble)
         if _NARROW_TYPE.search(declared + body):
-            before = _text("narrow_types.cuh") + before
+            before = cuda_file(__package__, "narrow_types.cuh") + before
         bounds = f"__launch_bounds__({block}, {resident})" if resident else f"__launch_bounds__({block})"
         bounds += f" __cluster_dims__({cluster})" if cluster > 1 else ""
         text = f'{before}extern "C" __global__ void {bounds} ENTRY({declared}) {{\n{body}\n}}\n'
@@ -247,11 +246,7 @@ class Arguments:
 
 def prelude() -> str:
     """Return the CUDA C that every source begins with."""
-    return _text("prelude.cuh")
-
-
-def _text(file: str) -> str:
-    return resources.files("fusec.gpu.kernels.codegen").joinpath(file).read_text(encoding="utf-8")
+    return cuda_file(__package__, "prelude.cuh")
 
 
 def ceil_div(a: int, b: int) -> int:

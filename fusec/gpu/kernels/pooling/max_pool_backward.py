@@ -26,7 +26,7 @@ from fusec.ops import MaxPoolBackward
 from fusec.schedule.program import inputs_of
 
 UNROLLED = 256  # taps of all windows of a thread; the compiler decides about larger loops
-KEPT = 64  # numbers that a thread sums in registers
+MAX_SUMS = 64  # that a thread has in registers
 _CUDA = cuda_template(__package__, "pool.cuh")
 
 
@@ -77,7 +77,7 @@ def max_pool_backward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
     packs = all(t.strides[1] == 1 for t in (x.type, dy.type))
     steps = [strides_from(t, rank, 1) for t in types]
     vector = widest_vector(x.type.shape[1], types, steps) if packs else 1
-    while vector > 1 and vector * tile > KEPT:
+    while vector > 1 and vector * tile > MAX_SUMS:
         vector //= 2
     pack = ("pack", x.type.shape[1] // vector)
 

@@ -171,8 +171,7 @@ def thin_product(b: RandomGraph) -> None:
         strides = (1, 1) if b.chance(70) else (1, b.pick([2, 3]))
         y = b.add(Conv(strides, (0,) * 4, (1, 1), 1), x, b.constant((columns, depth, 1, 1), dtype))
     if dtype is DType.I8:
-        y = b.pointwise("mul", b.add(Cast(DType.F32), y), b.constant((), DType.F32, "positive"))
-        b.add(Cast(b.dtype), epilogue(b, y, 2))
+        b.add(Cast(b.dtype), epilogue(b, _scaled(b, y), 2))
     else:
         epilogue(b, y, 2)
 
@@ -182,8 +181,7 @@ def dense_bytes(b: RandomGraph) -> None:
     b.dtype = _half(b)
     rows = b.pick([(64,), (2, 50), (128,)])
     y = b.add(MatMul(), b.input(TensorType((*rows, 128), DType.I8)), b.constant((128, 128), DType.I8))
-    y = b.pointwise("mul", b.add(Cast(DType.F32), y), b.constant((), DType.F32, "positive"))
-    b.add(Cast(b.dtype), epilogue(b, y, 2))
+    b.add(Cast(b.dtype), epilogue(b, _scaled(b, y), 2))
 
 
 def resident_weights(b: RandomGraph) -> None:
@@ -192,8 +190,7 @@ def resident_weights(b: RandomGraph) -> None:
     channels = b.pick([32, 64])
     x = b.input(TensorType((1, channels, 16, 16), DType.I8, channels_last(4)))
     y = b.add(Conv((1, 1), (0,) * 4, (1, 1), 1), x, b.constant((64, channels, 1, 1), DType.I8))
-    y = b.pointwise("mul", b.add(Cast(DType.F32), y), b.constant((), DType.F32, "positive"))
-    epilogue(b, b.add(Cast(b.dtype), y), 2)
+    epilogue(b, b.add(Cast(b.dtype), _scaled(b, y)), 2)
 
 
 def few_channels(b: RandomGraph) -> None:
@@ -219,8 +216,7 @@ def resident_filters(b: RandomGraph) -> None:
     x = b.input(TensorType((1, channels, 16, b.pick([16, 17])), dtype, channels_last(4)))
     y = b.add(Conv((1, 1), (1,) * 4, (1, 1), 1), x, b.constant((64, channels, 3, 3), dtype))
     if dtype is DType.I8:
-        y = b.pointwise("mul", b.add(Cast(DType.F32), y), b.constant((), DType.F32, "positive"))
-        y = b.add(Cast(b.dtype), y)
+        y = b.add(Cast(b.dtype), _scaled(b, y))
     epilogue(b, y, 2)
 
 
@@ -425,6 +421,11 @@ def _about(b: RandomGraph, x: Value, name: str) -> None:
     if node is None or not node.results[0].type.dtype.is_float:
         raise Unfit("no float result for pointwise ops")
     epilogue(b, node.results[0], 2)
+
+
+def _scaled(b: RandomGraph, sums: Value) -> Value:
+    """Multiply the sums of an integer product by a scale."""
+    return b.pointwise("mul", b.add(Cast(DType.F32), sums), b.constant((), DType.F32, "positive"))
 
 
 def _half(b: RandomGraph) -> DType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -171,24 +172,28 @@ def roi_align(b: RandomGraph) -> None:
     """Draw a roi_align of known regions, which rounding to 16 bits leaves where they are."""
     x = b.some(lambda t: t.rank == 4 and 0 < t.size <= 4096 and t.dtype.is_float)
     count = b.between(1, 3)
-    corners = np.array([b.between(-4, 12) for _ in range(2 * count)]).reshape(count, 2) / 4
-    sizes = np.array([b.between(2, 24) for _ in range(2 * count)]).reshape(count, 2) / 4
-    rois = np.concatenate([corners, corners + sizes], 1).astype(x.type.dtype.numpy)
-    batches = np.array([b.below(x.type.shape[0]) for _ in range(count)], np.int64)
+    corners, sizes = ([b.between(*bounds) for _ in range(2 * count)] for bounds in ((-4, 12), (2, 24)))
+    regions = _regions(b, x, corners, sizes)
     op = RoiAlign((b.between(1, 2), b.between(1, 3)), b.between(1, 2), b.pick(["avg", "max"]), 0.5, b.chance(50))
-    b.add(op, x, b.graph.constant(rois), b.graph.constant(batches))
+    b.add(op, x, *regions)
 
 
 def roi_pool(b: RandomGraph) -> None:
     """Draw a roi_pool of known regions, none of which has a corner halfway between whole pixels."""
     x = b.some(lambda t: t.rank == 4 and 0 < t.size <= 4096 and t.dtype.is_float)
     count = b.between(1, 3)
-    corners = np.array([2 * b.between(-3, 6) + 1 for _ in range(2 * count)]).reshape(count, 2) / 4
-    sizes = np.array([2 * b.between(-1, 12) for _ in range(2 * count)]).reshape(count, 2) / 4
-    rois = np.concatenate([corners, corners + sizes], 1).astype(x.type.dtype.numpy)
-    batches = np.array([b.below(x.type.shape[0]) for _ in range(count)], np.int64)
-    op = RoiPool((b.between(1, 3), b.between(1, 3)), b.pick([0.5, 1.0]))
-    b.add(op, x, b.graph.constant(rois), b.graph.constant(batches))
+    corners = [2 * b.between(-3, 6) + 1 for _ in range(2 * count)]
+    sizes = [2 * b.between(-1, 12) for _ in range(2 * count)]
+    regions = _regions(b, x, corners, sizes)
+    b.add(RoiPool((b.between(1, 3), b.between(1, 3)), b.pick([0.5, 1.0])), x, *regions)
+
+
+def _regions(b: RandomGraph, x: Value, corners: Sequence[int], sizes: Sequence[int]) -> tuple[Value, Value]:
+    """Return regions by their first corners and sizes, in quarters of a pixel, and the image that each is of."""
+    first, extent = (np.array(numbers).reshape(-1, 2) / 4 for numbers in (corners, sizes))
+    rois = np.concatenate([first, first + extent], 1).astype(x.type.dtype.numpy)
+    images = np.array([b.below(x.type.shape[0]) for _ in rois], np.int64)
+    return b.graph.constant(rois), b.graph.constant(images)
 
 
 def resize(b: RandomGraph) -> None:

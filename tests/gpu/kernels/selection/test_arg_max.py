@@ -12,7 +12,7 @@ from gpu.kernels.emulator import needs_compiler
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Cast, Reduce, pw
-from fusec.schedule.program import Program, alone
+from fusec.schedule.program import Program, single_step
 
 
 def arg_max(shape: Sequence[int], dtype: DType = DType.F16, to: DType | None = DType.I64, last: int = -1) -> Case:
@@ -77,6 +77,6 @@ def test_other_steps_have_other_kernels(case: Case) -> None:
 def test_its_ops_become_one_step() -> None:
     """Each time steps are fused, they join the step after them. A program is fused twice."""
     graph = arg_max((1, 32000)).graph
-    steps = [alone(graph, node) for node in graph.nodes if node.op.name != "constant"]
+    steps = [single_step(graph, node) for node in graph.nodes if node.op.name != "constant"]
     once = fuse_steps(Program(graph, tuple(steps)), FIGURES)
     assert [step.signature for step in fuse_steps(once, FIGURES).steps] == ["reduce+cmp_ge+where+reduce+cast"]

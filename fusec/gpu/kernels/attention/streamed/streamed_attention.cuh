@@ -79,16 +79,7 @@ FRAGMENT(kernel) {
       for (u32 n = 0; n < last_count; ++n) {
         const u32 row = news[last[n]], place = places[last[n]], own_key = place - start;
         for (u32 i = lane; place / 16u == start / 16u && i < PACKSu; i += 32u) {
-          const u32 column = i * VECTORu;
-          TYPE *const key = keys + (own_key * PITCHu + column), *const value = values + (own_key * PITCHu + column);
-          if (row == sequence) {
-            *(PACK*)key = *(const PACK*)(fresh + column);
-            *(PACK*)value = *(const PACK*)(fresh + (PITCHu + column));
-          } else {
-            { TYPE* const to = key; NEW_KEY }
-            { TYPE* const to = value; NEW_VALUE }
-          }
-          STORE_NEW
+          WRITE_NEW
         }
       }
       __syncwarp();

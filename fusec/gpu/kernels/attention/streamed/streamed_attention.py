@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fusec.gpu.kernels.attention.cached_source import BATCH, CUDA, CachedAttentionSource
-from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
+from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import stride_along
@@ -92,17 +93,22 @@ class StreamedAttentionSource(CachedAttentionSource):
         olds = [arguments.read(write.reads[0]) for write in step.writes]
         cuda = cuda.bind(REQUEST=cuda("request", OLD_KEYS=olds[0], OLD_VALUES=olds[1]))
         first = cuda("first_requests")
-        store_new, keep = self._streamed_stores(cuda, shared, arguments)
+        stores = self._stores(shared, partial(cuda, "keep"), arguments)
         cuda = cuda.bind(
             INDICES=arguments.read(step.indices),
             LOAD_BIAS=cuda("load_bias", BIAS=self._bias(arguments)),
             FIND_LAST=cuda("find_last", BIAS=self._bias(arguments)) if self.is_shared_bias else [],
             STOP_EARLY=cuda("stop_early", IN_PLACE=self._in_place(arguments)) if self.is_shared_bias else [],
             LOAD_QUERY=self._query(shared, arguments),
-            NEW_KEY=self._new_row(shared, arguments, step.writes[0]),
-            NEW_VALUE=self._new_row(shared, arguments, step.writes[1]),
-            STORE_NEW=store_new,
-            KEEP=keep,
+        )
+        rows = {
+            "NEW_KEY": self._new_row(shared, arguments, step.writes[0]),
+            "NEW_VALUE": self._new_row(shared, arguments, step.writes[1]),
+        }
+        cuda = cuda.bind(
+            **rows,
+            WRITE_NEW=shared("write_new", OWN_ROW="own_key", STORE_NEW=stores["STORE_NEW"], **rows),
+            KEEP=stores["KEEP"],
             ADD_UP=shared("add_up", LOAD_PART=cuda("load_part")),
         )
         lines = cuda(
@@ -120,16 +126,3 @@ class StreamedAttentionSource(CachedAttentionSource):
         pairs = [(w.reads[0], y) for w, y in zip(self.step.writes, self.step.written, strict=True) if y is not None]
         same = [f"(const void*){arguments.read(old)} == (const void*){arguments.write(new)}" for old, new in pairs]
         return " && ".join(same) or "true"
-
-    def _streamed_stores(
-        self, cuda: CudaTemplate, shared: CudaTemplate, arguments: Arguments
-    ) -> tuple[list[str], list[str]]:
-        """Store new rows, and rows that stay where the result has memory of its own."""
-        new, keep = list[str](), list[str]()
-        names = zip(("keys", "values"), ("key", "value"), self.step.writes, self.step.written, strict=True)
-        for name, row, write, result in names:
-            if result is not None:
-                holes = {"RESULT": arguments.write(result), "OLD": arguments.read(write.reads[0])}
-                new += shared("store_new", SHARED_ROW=row, **holes)
-                keep += cuda("keep", SHARED=name, **holes)
-        return new, keep

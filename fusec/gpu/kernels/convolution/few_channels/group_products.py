@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
+from fusec.gpu.kernels.codegen.gpu_figures import REGISTERS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, by_value, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import split_index
 from fusec.gpu.kernels.convolution.few_channels.image_tile import (
     OCTET,
     PAIR,
-    REGISTERS,
     RESERVED,
     THREADS,
     ImageTile,

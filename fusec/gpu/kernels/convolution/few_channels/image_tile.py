@@ -18,7 +18,6 @@ OCTET = 8  # rows, and columns, of the results of a product
 PAIR = 16  # bytes of two pixels
 STRIDE = 2  # pixels from one window to the next
 THREADS = 128
-REGISTERS = 65536  # of a multiprocessor
 RESERVED = 1024  # bytes of shared memory of a block that the driver uses
 _CUDA = cuda_template(__package__, "image_tile.cuh")
 

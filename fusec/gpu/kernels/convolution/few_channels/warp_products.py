@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
+from fusec.gpu.kernels.codegen.gpu_figures import REGISTERS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, by_value, ceil_div
 from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS
 from fusec.gpu.kernels.codegen.pointwise_code import split_index
@@ -24,7 +25,6 @@ TAPS = 4  # of one step
 MOST_STEPS = 16  # because the filters of a warp need 8 registers a step
 WARPS = 4  # of a block, at least
 BANKS = 16  # of shared memory, eight bytes each
-REGISTERS = 65536  # of a multiprocessor of every GPU that fusec knows
 WORKING = 64  # registers of a thread, without those of its filters
 SIZES = (
     (8, 128),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
-from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.gpu_figures import REGISTERS, GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate, split_index
 from fusec.gpu.kernels.product.row_norm import MAX_ROWS, PACK, BlockRows, begins_few_rows, has_packed_rows
@@ -23,7 +23,6 @@ WARPS = (8, 16, 4, 14, 2, 1)  # of a block
 WIDTHS = (4, 2, 8, 1)  # columns of a block at a time, of each product
 MAX_WORDS, GOOD_WORDS = 112, 72  # of weights and rows in a thread's registers; near the second one most bytes are moved
 OTHER_REGISTERS = 40  # of a thread, about
-REGISTERS = 1 << 16  # of a multiprocessor, on every GPU since Kepler
 MAX_WASTE = 1.25  # threads and packs for each pack of a row
 MAX_VARIANTS = 6
 _CUDA = cuda_template(__package__, "few_rows.cuh")

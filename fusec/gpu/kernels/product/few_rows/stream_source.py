@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from importlib import resources
 
 import numpy as np
 
-from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_file, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, CLUSTERS, Arguments, Launch, by_value, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
 from fusec.gpu.kernels.product.few_rows.few_rows import RowsStep
@@ -18,7 +17,7 @@ from fusec.ops import RmsNorm
 WARPS = 8  # that multiply
 TILE, OCTET, STEP = 16, 8, 32  # columns of a tile, rows of one product of a warp, depth that a thread's loads span
 _CUDA = cuda_template(__package__, "streamed_weights.cuh")
-_RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
+_RING = cuda_file("fusec.gpu.kernels.product", "stage_ring.cuh")
 
 
 def _pitch(stage_depth: int) -> int:

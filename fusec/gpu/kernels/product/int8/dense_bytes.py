@@ -9,11 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, ByteCode
-from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_file, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, Launch, by_value, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import Space
@@ -28,7 +27,7 @@ LANES = 4  # threads that share a row of a warp's product
 REGISTERS_AHEAD = 7  # for each neighbour: two scales, biases and residuals, and their addresses
 MIN_ROWS = 16  # a bound of what is tried; tuning times the kernel on each GPU
 _CUDA = cuda_template(__package__, "dense_bytes.cuh")
-_RING = resources.files("fusec.gpu.kernels.product").joinpath("stage_ring.cuh").read_text(encoding="utf-8")
+_RING = cuda_file("fusec.gpu.kernels.product", "stage_ring.cuh")
 
 
 def dense_bytes(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:

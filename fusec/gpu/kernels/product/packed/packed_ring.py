@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate
-from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
+from fusec.gpu.kernels.codegen.gpu_figures import REGISTERS, GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Launch, ceil_div
 from fusec.gpu.kernels.product.packed.packed_codes import PackedCodes
 from fusec.gpu.kernels.product.packed.packed_source import OCTET, PackedSource
@@ -22,7 +22,6 @@ MAX_TILES = 16  # of a block
 FEW_SUMS = 16  # of a thread, which leave registers for the rows of two chunks
 STATIC_BYTES = 34 << 10  # of the sums of a block's warps, at most, in static shared memory
 CODE_BYTES = 512  # of a chunk
-REGISTERS = 1 << 16  # of a multiprocessor
 # Warps, chunks in shared memory, blocks of a multiprocessor: for up to 8 rows, and for 16.
 TILINGS = {1: ((32, 4, 1), (16, 8, 1), (16, 6, 2)), 2: ((16, 8, 1),)}
 
@@ -32,7 +31,7 @@ def packed_rings(
     epilogue: Sequence[Node],
     outputs: Sequence[Value],
     figures: GpuFigures,
-    norm: Node | None = None,
+    norm: Node | None,
 ) -> Iterator[PackedRing]:
     """Yield the forms of one product, or of two of the same rows, in which all blocks run at the same time.
 

@@ -1,6 +1,6 @@
-"""Ask the real cuDNN in worker processes if graphs are legal for a target, and store the verdicts.
+"""Ask worker processes if cuDNN graphs are legal for a target, and store the verdicts.
 
-A graph that kills its worker is a refusal.
+In a worker, `graph_check` finds the answer. A graph that kills its worker is a refusal.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from lowering.bodies import BODIES
 from lowering.bodies import load as load_body
 
 from fusec.errors import TargetError
-from fusec.gpu.cudnn import legality as oracle_module
+from fusec.gpu.cudnn import oracle as oracle_module
 from fusec.gpu.cudnn import worker_process as process
 from fusec.gpu.cudnn.deviceless import cudnn_number
 from fusec.gpu.cudnn.error_messages import NEEDS_DEVICE
-from fusec.gpu.cudnn.legality import PROBE, Oracle
+from fusec.gpu.cudnn.oracle import PROBE, Oracle
 from fusec.gpu.cudnn.plan_list import compiles_slowly
 from fusec.gpu.cudnn.verdict_json import decode, encode
 from fusec.ir import DType

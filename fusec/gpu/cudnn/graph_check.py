@@ -1,4 +1,4 @@
-"""Judge graphs by asking cuDNN, in a worker process."""
+"""Check one graph with cuDNN: describe it, list its plans and build one. This runs in a worker process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from fusec.plans.verdict import ONLY_TENSOR_CORES, Legal, Plan, Refused
 from fusec.targets.target import Target
 
 
-class LegalityJudge:
-    """Judge of graphs: on the GPU of a handle, or without a device for a target."""
+class GraphCheck:
+    """Checks graphs: on the GPU of a handle, or without a device for a target."""
 
     def __init__(self, target: Target, handle: Any):
         self._target, self._handle = target, handle
 
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+    def verdict(self, question: dict[str, Any]) -> dict[str, Any]:
         """Answer with the verdict on `graph`: legal with the plans offered, if one of them builds; else refused.
 
         proven: `plans` and `engines` that were built for graphs that show that this one builds; if the first plan

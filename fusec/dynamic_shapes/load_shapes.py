@@ -41,7 +41,7 @@ def load(
     return cast("Executable", _with_shapes(path, table, target, tune, simulate))
 
 
-def loaded(
+def load_dynamic(
     path: str | os.PathLike[str], target: str = "auto", tune: str = "quick", simulate: bool = False
 ) -> DynamicExecutable:
     """Load a `.fusec` file as a DynamicExecutable, also if it is for one set of input shapes."""
@@ -53,14 +53,14 @@ def loaded(
     return DynamicExecutable(source, lambda shapes: program, program.device, max_shapes=1)
 
 
-def loaded_program(path: str | os.PathLike[str], target: str, tune: str, given: GivenShapes | None) -> Executable:
+def load_program(path: str | os.PathLike[str], target: str, tune: str, given: GivenShapes | None) -> Executable:
     """Load one program of a file: that for the shapes given, else the first one."""
     with device.woken(target):
-        artifact = load_program(path, target, given)
+        artifact = read_artifact(path, target, given)
     return load_file.executable_of(artifact, tune, simulate=False)
 
 
-def load_program(path: str | os.PathLike[str], target: str, given: GivenShapes | None = None) -> fusec_file.Artifact:
+def read_artifact(path: str | os.PathLike[str], target: str, given: GivenShapes | None) -> fusec_file.Artifact:
     """Read one program of a file, without preparing it: that for the shapes given, else the first one.
 
     Raises ModelError if shapes are given for a file that has one program, or they have no program.
