@@ -21,7 +21,9 @@ from fusec.passes.partition import Judge
 from fusec.plans.plan_filter import PlanFilter
 from fusec.targets.target import Target
 
-MOST_ON_DEVICE = 4  # workers that use the GPU next to others that do not
+# Workers that use the GPU next to others that do not. They start when so many plans need them: a context takes as long
+# to create as some plans to build.
+MOST_ON_DEVICE, LEAST_ON_DEVICE = 4, 5
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class CudnnWorkers:
             return None
 
         def on_device() -> BuildPool:
-            return BuildPool(oracle.on_device or oracle, plan_filter, ends)
+            return BuildPool(oracle.on_device or oracle, plan_filter, ends, least=LEAST_ON_DEVICE)
 
         return BuildPool(oracle, plan_filter, ends, None if oracle.device else on_device)
 

@@ -50,6 +50,7 @@ class BuildPool:
 
     plan_filter: the plans that may be used; default: all
     ends: end the workers when all plans are chosen, because each holds a CUDA context
+    least: fewer plans are built here before a worker is ready
     on_device: makes a pool for plans that need a GPU to be built, if the workers do not use it; None: they are built
         here
     """
@@ -60,7 +61,9 @@ class BuildPool:
         plan_filter: PlanFilter | None = None,
         ends: bool = False,
         on_device: Callable[[], BuildPool] | None = None,
+        least: int = MIN_PLANS,
     ):
+        self._least = least
         self._make_on_device, self._on_device = on_device, cast("BuildPool | None", None)
         self._workers, self._limit = workers, workers.workers
         self._plan_filter, self._ends = plan_filter or PlanFilter(), ends
@@ -82,7 +85,7 @@ class BuildPool:
             wanted = {(graph.key, *choice.identity): graph for graph, choice in orders if self._can_build(choice)}
             there = {*self._started, *self._answers, *self._built()}
             self._waiting = {order: graph for order, graph in wanted.items() if order not in there}
-            if not self._limit or (len(self._waiting) < MIN_PLANS and not self._threads):
+            if not self._limit or (len(self._waiting) < self._least and not self._threads):
                 self._waiting.clear()
             self._start_threads()
 
