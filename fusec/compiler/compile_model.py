@@ -26,6 +26,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
+from fusec.gpu.cudnn import driver_stand_in
 from fusec.gpu.cudnn.deviceless import load_cudnn
 from fusec.gpu.cudnn.oracle import Oracle
 from fusec.ir import Graph
@@ -74,6 +75,8 @@ def compile_model(
     """Compile a model with checked options. See `compile`, whose keywords become the options."""
     shared = shared or Shared()
     options.report("import", 0, 1)
+    if wakes_gpu(options) and shared.oracle is None:
+        driver_stand_in.begin_building()
     with device.woken(options.target) if wakes_gpu(options) else nullcontext():
         source = read_model(model, shapes)
     target = resolve_target(options.target)

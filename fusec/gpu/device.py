@@ -13,7 +13,7 @@ from fusec.errors import TargetError
 from fusec.targets.target import Target, load, names
 
 # CUdevice_attribute values, CUDA driver API (cuda.h): CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MULTIPROCESSORS = 75, 76, 16
 
 
 def _driver() -> ctypes.CDLL | None:
@@ -73,6 +73,22 @@ def is_present(target: Target) -> bool:
     """Return True if this machine's GPU is of that target."""
     here = detect() if _first_gpu() is not None else None
     return here is not None and here.name == target.name
+
+
+def is_described(target: Target) -> bool:
+    """Return True if a target describes this machine's GPU exactly, so that cuDNN can plan for it without using it.
+
+    A GPU without a target file, or a part of a GPU (MIG), has another name or fewer multiprocessors.
+    """
+    return device_name() == target.device_name and _multiprocessors() == target.processors
+
+
+def _multiprocessors() -> int:
+    """Return the number of multiprocessors of GPU 0; 0 without a driver."""
+    driver, device, count = _driver(), ctypes.c_int(), ctypes.c_int()
+    if driver is not None and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        driver.cuDeviceGetAttribute(ctypes.byref(count), _MULTIPROCESSORS, device)
+    return count.value
 
 
 @contextmanager

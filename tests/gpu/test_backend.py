@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -763,7 +764,7 @@ def test_a_program_with_only_nondeterministic_plans_is_an_error(machine: Machine
 class Workers:
     """An oracle whose processes many models share; it says who ended them."""
 
-    target, workers, plan_filter = load("h200"), 1, PlanFilter()
+    target, workers, plan_filter, device = load("h200"), 1, PlanFilter(), True
 
     def __init__(self) -> None:
         self.built: dict[str, Any] = {}
@@ -819,3 +820,30 @@ def test_programs_that_share_weights_share_workers(
     assert isinstance(judge, CudnnJudge)
     assert judge.oracle is made[0]
     assert choose_judge.choose_judge(load("h200"), Options(), found[1].oracle, family) is judge
+
+
+@pytest.mark.parametrize(("described", "compiler"), [(True, True), (False, True), (True, False)])
+def test_workers_do_not_use_a_gpu_that_a_target_describes(
+    monkeypatch: pytest.MonkeyPatch, described: bool, compiler: bool
+) -> None:
+    """They start sooner without it, if the stand-in for the driver can be loaded."""
+    from fusec.compiler import choose_judge
+
+    made: list[Any] = []
+
+    def oracle(target: Any, **given: Any) -> Any:
+        made.append(SimpleNamespace(**given, start_if_new=lambda: made.append("started")))
+        return made[-1]
+
+    monkeypatch.setattr(choose_judge, "Oracle", oracle)
+    monkeypatch.setattr(choose_judge.device, "is_described", lambda target: described)
+    monkeypatch.setattr(choose_judge.driver_stand_in, "is_available", lambda: compiler)
+    workers = choose_judge.start_workers(load("h200"), True, PlanFilter())
+    chosen: Any = workers.oracle
+    assert made == [chosen, "started"] and chosen.hand_over
+    on_device = chosen.on_device() if described and compiler else chosen
+    assert on_device.device and on_device.hand_over
+    assert (on_device is not chosen) == (not getattr(chosen, "device", False)) == (described and compiler)
+    made.clear()
+    assert choose_judge.start_workers(load("h200"), False, PlanFilter()).oracle is made[0]
+    assert made[0].reuse_builds and not hasattr(made[0], "hand_over")

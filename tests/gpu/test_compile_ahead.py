@@ -93,7 +93,7 @@ def test_nothing_is_compiled_ahead_without_questions_or_without_a_gpu(
 ) -> None:
     begun: list[str] = []
     monkeypatch.setattr(ProposedKernels, "start", lambda self: begun.append("started"))
-    oracle: Any = SimpleNamespace(device=on_gpu, meanwhile=None)
+    oracle: Any = SimpleNamespace(hand_over=on_gpu, meanwhile=None)
     ahead = proposed()
     with compiled_ahead(ahead, oracle):
         assert (oracle.meanwhile is not None) == on_gpu
@@ -115,7 +115,7 @@ def test_all_kernels_are_known_when_the_answers_are(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(ProposedKernels, "compile", compile)
     monkeypatch.setattr(ProposedKernels, "warm_up", lambda self, types: None)
-    oracle: Any = SimpleNamespace(device=True, meanwhile=None)
+    oracle: Any = SimpleNamespace(hand_over=True, meanwhile=None)
     with compiled_ahead(proposed(), oracle):
         oracle.meanwhile()
         assert not known.is_set()

@@ -96,9 +96,25 @@ def rank_plans(
     waiting.sort(key=lambda item: item[:2])
     bench.expect([(graphs[key], offer) for _, key, rest in waiting for offer in rest])
     rng = random.Random(0)
+
+    def goes_on() -> bool:
+        return clock() < end
+
+    began: set[str] = set()
+    finished: dict[str, bool] = {}
+    for _, key, rest in waiting:  # meanwhile workers compile the other plans
+        if rest and goes_on():
+            began.add(key)
+            ready = [offer for offer in rest if offer.precompiled]
+            finished[key] = _time_others(bench, ranked[key], ready, goes_on, level)
+        else:
+            finished[key] = not rest
     for count, (_, key, rest) in enumerate(waiting):
-        finished = not rest or (clock() < end and _rest(bench, ranked[key], rest, rng, lambda: clock() < end, level))
-        ranked[key].plans = [(replace(choice, complete=finished), plan) for choice, plan in ranked[key].plans]
+        if key in began:
+            late = [offer for offer in rest if not offer.precompiled]
+            finished[key] = finished[key] and _time_others(bench, ranked[key], late, goes_on, level)
+            finished[key] = _rank_by_time(bench, ranked[key], rng) and finished[key]
+        ranked[key].plans = [(replace(choice, complete=finished[key]), plan) for choice, plan in ranked[key].plans]
         if not ranked[key].is_beaten:
             reject_wrong_plans(bench, ranked[key])
         ranked[key].plans = _to_keep(ranked[key].plans)
@@ -249,29 +265,27 @@ def _time_us(bench: PlanBench, graph: CudnnGraph, choice: Choice, plan: Any, onc
         ) from error
 
 
-def _rest(
-    bench: PlanBench,
-    result: RankedPlans,
-    offers: Sequence[Offer],
-    rng: random.Random,
-    goes_on: Callable[[], bool],
-    level: str,
+def _time_others(
+    bench: PlanBench, result: RankedPlans, offers: Sequence[Offer], goes_on: Callable[[], bool], level: str
 ) -> bool:
-    """Build and time the offers, then time close plans again; False if time ran out before, or a rival is faster."""
-    finished = True
+    """Build and time the offers; False if time ran out before."""
     for offer in offers:
         if not goes_on() and result.plans:
-            finished = False
-            break
+            return False
         if level == "quick" and _is_of_slow_engine(result, offer):
             continue
         if _built(bench, result, offer):
             _time_last(bench, result)
+    return True
+
+
+def _rank_by_time(bench: PlanBench, result: RankedPlans, rng: random.Random) -> bool:
+    """Sort the plans by time, after close ones were timed again; False if a rival is faster, so that none was."""
     result.is_beaten = min((_us(choice) for choice, _ in result.plans), default=0.0) > LOSING * result.rival_us
     if not result.is_beaten:
         _time_in_rounds(bench, result, rng)
     result.plans.sort(key=lambda item: _us(item[0]) * (TIE if item[0].engine == BLAS else 1.0))
-    return finished and not result.is_beaten
+    return not result.is_beaten
 
 
 def _is_of_slow_engine(result: RankedPlans, offer: Offer) -> bool:

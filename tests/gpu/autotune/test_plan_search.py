@@ -354,3 +354,12 @@ def test_one_plan_of_each_engine_that_is_about_as_fast_is_kept() -> None:
     table = Table({1: times}, noise=0.0, engines={**dict.fromkeys(range(5), 7), 5: 8, 6: 9})
     kept = [(choice.engine, choice.time_us) for choice, _ in one(table).plans]
     assert kept == [(7, 10.0), (7, 10.1), (7, 10.2), (8, 10.9)]
+
+
+def test_plans_that_workers_compile_are_timed_after_all_others() -> None:
+    """So that nothing waits for the workers while other plans could be timed."""
+    table = Table({1: [100.0, 90.0, 80.0], 2: [50.0, 40.0, 30.0]}, noise=0.0, compiled=frozenset({1}))
+    ranked = rank_plans({str(size): graph(size) for size in (1, 2)}, table, TuningOptions("quick"))
+    assert table.built == [(1, 0), (2, 0), (1, 2), (2, 2), (1, 1), (2, 1)]
+    assert [ranked[key].plans[0][0].engine for key in ("1", "2")] == [2, 2]
+    assert all(choice.complete for result in ranked.values() for choice, _ in result.plans)
