@@ -16,6 +16,7 @@ from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.judges import CudnnJudge, RulesJudge
 from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.cudnn.worker_pool import most_workers
+from fusec.gpu.launch.cubins import start_compilers
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge
 from fusec.plans.plan_filter import PlanFilter
@@ -83,8 +84,8 @@ def start_workers(
         oracle = Oracle(target, hand_over=True, plan_filter=plan_filter, on_device=few)
     else:
         oracle = on_device()
-    if on_gpu:  # where plans are built in them later, too
-        oracle.start_if_new()
+    if on_gpu and oracle.start_if_new():  # where plans are built in them later, too
+        start_compilers(deviceless.nvrtc_libraries())
     if family is not None:
         family.workers = oracle
     return CudnnWorkers(oracle)

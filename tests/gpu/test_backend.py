@@ -770,8 +770,8 @@ class Workers:
         self.built: dict[str, Any] = {}
         self.closed: list[str] = []
 
-    def start_if_new(self) -> None:
-        pass
+    def start_if_new(self) -> bool:
+        return False
 
     def plans(self, graph: CudnnGraph) -> tuple[Plan, ...]:
         return ()
@@ -832,15 +832,16 @@ def test_workers_do_not_use_a_gpu_that_a_target_describes(
     made: list[Any] = []
 
     def oracle(target: Any, **given: Any) -> Any:
-        made.append(SimpleNamespace(**given, start_if_new=lambda: made.append("started")))
+        made.append(SimpleNamespace(**given, start_if_new=lambda: made.append("started") is None))
         return made[-1]
 
     monkeypatch.setattr(choose_judge, "Oracle", oracle)
+    monkeypatch.setattr(choose_judge, "start_compilers", lambda libraries: made.append("compilers"))
     monkeypatch.setattr(choose_judge.device, "is_described", lambda target: described)
     monkeypatch.setattr(choose_judge.driver_stand_in, "is_available", lambda: compiler)
     workers = choose_judge.start_workers(load("h200"), True, PlanFilter())
     chosen: Any = workers.oracle
-    assert made == [chosen, "started"] and chosen.hand_over
+    assert made == [chosen, "started", "compilers"] and chosen.hand_over
     on_device = chosen.on_device() if described and compiler else chosen
     assert on_device.device and on_device.hand_over
     assert (on_device is not chosen) == (not getattr(chosen, "device", False)) == (described and compiler)

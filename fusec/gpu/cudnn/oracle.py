@@ -253,14 +253,16 @@ class Oracle(WorkerPool):
         self._store.put({self._proof: json.dumps(encode(verdict))})
         return worker.versions
 
-    def start_if_new(self) -> None:
+    def start_if_new(self) -> bool:
         """Start workers and the proof, if nothing was asked on this machine before with these versions.
 
-        Only half of the workers, because a small model needs no more.
+        Only half of the workers, because a small model needs no more. False if something was asked before.
         """
-        if not self._store.get([self._proof]):
+        is_new = not self._store.get([self._proof])
+        if is_new:
             self.start(max(1, self.workers // 2))
             self._begin_proof()
+        return is_new
 
     def _begin_proof(self) -> None:
         """Start to prove, in a thread, because it takes as long as a compilation; once per environment.

@@ -137,6 +137,15 @@ def compile_ahead(
     return coming
 
 
+def start_compilers(libraries: Sequence[str]) -> None:
+    """Start processes that compile, and let them load NVRTC, before it is known what they compile.
+
+    To start one and to load NVRTC takes as long as to compile several kernels.
+    """
+    count = min(MAX_AHEAD, compilers())
+    threading.Thread(target=_IDLE.start, args=(count, list(libraries)), name="fusec-nvrtc-start", daemon=True).start()
+
+
 def forget_ahead() -> None:
     """Drop what was compiled ahead and nothing needed; what is still waiting is not compiled. End idle processes."""
     while _AHEAD:
@@ -214,6 +223,14 @@ class _IdleProcesses:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: list[tuple[nvrtc_process.NvrtcChild, list[str], object]] = []
+
+    def start(self, count: int, libraries: list[str]) -> None:
+        """Start processes until so many wait for a source."""
+        for _ in range(count - len(self._held)):
+            try:
+                self.give(nvrtc_process.NvrtcChild(libraries), libraries)
+            except OSError:  # reported where a source needs a process
+                return
 
     def take(self, libraries: list[str]) -> nvrtc_process.NvrtcChild:
         """Return a process that loaded these libraries, or start one. Raises OSError if it does not start."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from fusec.system.json_child import JsonChild, ParentPipe
 
+NOTHING = 'extern "C" __global__ void fusec_nothing() {}'
 SECONDS = 120.0  # for one source; the largest kernel takes a second
 
 
@@ -46,6 +47,7 @@ def main() -> None:
         try:
             if nvrtc is None:
                 nvrtc = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in message["libraries"]][-1]
+                compile_source(nvrtc, NOTHING, ())  # loads the rest of NVRTC before the first question
                 continue
             cubin = compile_source(nvrtc, message["code"], message["options"])
         except (OSError, AttributeError, IndexError) as error:  # of another version, or not there

@@ -391,13 +391,13 @@ def test_missing_libraries_are_an_error_and_never_a_verdict(tmp_path: Path, monk
 def test_workers_start_early_only_where_nothing_was_asked(tmp_path: Path) -> None:
     store = Store(tmp_path / "answers.sqlite")
     with Oracle(load("h200"), store=store, workers=2) as oracle:
-        oracle.start_if_new()
+        assert oracle.start_if_new()
         assert oracle._all or oracle._starting
         oracle.close()  # the proof ends with its workers, and is no verdict about cuDNN
         assert isinstance(oracle.judge([conv("bias", "relu")])[0], Legal)
         assert store.get([oracle._proof])
     with Oracle(load("h200"), store=store, workers=2) as oracle:
-        oracle.start_if_new()
+        assert not oracle.start_if_new()
         assert not oracle._all and not oracle._starting
 
 

@@ -24,6 +24,7 @@ from fusec.gpu.launch.cubins import (
     entry_of,
     forget_ahead,
     source_of,
+    start_compilers,
 )
 from fusec.plans.plan_record import Entry
 
@@ -169,6 +170,20 @@ def test_a_process_that_has_nothing_to_do_compiles_what_comes_later(monkeypatch:
         assert len(Quick.made) == processes
     forget_ahead()
     assert all(each.closed.wait(10) for each in Quick.made)
+
+
+def test_processes_that_start_early_compile_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.nvrtc_process, "NvrtcChild", Quick)
+    monkeypatch.setattr(module, "compilers", lambda: 2)
+    monkeypatch.setattr(module, "_IDLE", module._IdleProcesses())
+    monkeypatch.setattr(Quick, "made", [])
+    for _ in range(2):
+        start_compilers(["a"])
+        wait_until(lambda: len(module._IDLE._held) == 2)
+    assert all(each.result(10) for each in module.compiled(SOURCES, ["a"]).values())
+    wait_until(lambda: len(module._IDLE._held) == 2)
+    assert len(Quick.made) == 2
+    forget_ahead()
 
 
 def test_an_idle_process_ends_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
