@@ -228,20 +228,22 @@ def _built(bench: PlanBench, result: RankedPlans, offer: Offer) -> bool:
 def _time_last(bench: PlanBench, result: RankedPlans) -> None:
     """Time the plan built last, and drop it if it fails.
 
-    One run warms up. Two more tell if the plan is far slower than the best, because some plans take milliseconds. If
-    not, two measurements follow. The better one counts, because one may be disturbed.
+    One run warms up. One or two more tell if the plan is far slower than the best, because some plans take
+    milliseconds. If not, two measurements follow. The better one counts, because one may be disturbed.
     """
     choice, plan = result.plans.pop()
     best_us = min([result.rival_us, *(_us(other) for other, _ in result.plans)])
-    absurd_us = ABSURD * best_us + ONE_RUN_US
+    absurd_us, hopeless_us = ABSURD * best_us + ONE_RUN_US, HOPELESS * best_us + ONE_RUN_US
     try:
         time_us = _time_us(bench, result.graph, choice, plan, once=True)
         if time_us <= max(absurd_us, ABSURD_US):
             again_us = _time_us(bench, result.graph, choice, plan, once=True)
             time_us = min(time_us, again_us)
             if time_us <= absurd_us:
-                time_us = min(again_us, _time_us(bench, result.graph, choice, plan, once=True))
-        if time_us <= HOPELESS * best_us + ONE_RUN_US:
+                time_us = again_us
+                if again_us > hopeless_us:
+                    time_us = min(again_us, _time_us(bench, result.graph, choice, plan, once=True))
+        if time_us <= hopeless_us:
             time_us = min(_time_us(bench, result.graph, choice, plan) for _ in range(2))
     except ExecutionError as error:
         result.reject(choice, error)
