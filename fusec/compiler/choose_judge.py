@@ -16,7 +16,7 @@ from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.judges import CudnnJudge, RulesJudge
 from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.cudnn.worker_pool import most_workers
-from fusec.gpu.launch.cubins import start_compilers
+from fusec.gpu.launch.nvrtc_pool import start_compilers
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge
 from fusec.plans.plan_filter import PlanFilter

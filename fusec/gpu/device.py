@@ -113,13 +113,24 @@ def woken(target: str) -> Generator[None]:
 def _wake(target: str, detected: threading.Event) -> None:
     try:
         with suppress(TargetError):  # the caller loads the target again, and reports the error
-            is_wanted = _first_gpu() is not None and (target == "auto" or is_present(load(target)))
+            is_wanted = wanted(target) is not None
             detected.set()
             if is_wanted:
-                with _CONTEXT:
-                    _hold_context()
+                hold_context()
     finally:
         detected.set()
+
+
+def wanted(target: str) -> Target | None:
+    """Return the target of this machine's GPU if `auto` or its name is wanted. Raises TargetError: see `detect`."""
+    here = detect()
+    return here if here is not None and (target == "auto" or load(target).name == here.name) else None
+
+
+def hold_context() -> None:
+    """Create the context of GPU 0, which CuPy and cuDNN use, and hold it until the process ends."""
+    with _CONTEXT:
+        _hold_context()
 
 
 _CONTEXT = threading.Lock()  # so that one thread creates it
@@ -127,7 +138,6 @@ _CONTEXT = threading.Lock()  # so that one thread creates it
 
 @functools.cache
 def _hold_context() -> None:
-    """Create the context of GPU 0, which CuPy and cuDNN use, and hold it until the process ends."""
     driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
     if driver is not None and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

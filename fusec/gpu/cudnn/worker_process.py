@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusec.errors import TargetError
-from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.system import parent_death
 from fusec.targets.target import Target
 
@@ -114,6 +113,8 @@ class WorkerProcess:
                 return self._death()
         answer = json.loads(line)
         if "defect" in answer:
+            from fusec.lowering.cudnn_graph import CudnnGraph  # not needed to start the process
+
             subject = f" for\n{CudnnGraph.from_json(question['graph'])}" if "graph" in question else ""
             raise RuntimeError(f"fusec failed in a cuDNN worker{subject}\n{answer['defect']}")
         return answer
@@ -167,3 +168,46 @@ class WorkerProcess:
             worker._process.kill()
         for worker in ended:
             worker.close()
+
+
+class EarlyWorkers:
+    """Processes that were started before the pool that will ask them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: list[tuple[Target, bool, WorkerProcess]] = []
+        self._opened = 0  # compilations that may take one
+
+    def open(self) -> None:
+        """Let processes be started until as many calls of `close`."""
+        with self._lock:
+            self._opened += 1
+
+    def start(self, target: Target, device: bool) -> None:
+        """Start a process, unless `close` was called meanwhile."""
+        worker = WorkerProcess(target, device)
+        with self._lock:
+            if self._opened:
+                self._held.append((target, device, worker))
+                return
+        worker.close()
+
+    def take(self, target: Target, device: bool) -> WorkerProcess | None:
+        """Return a process for a target that nobody took yet; None if there is none."""
+        with self._lock:
+            for place, (for_target, on_device, worker) in enumerate(self._held):
+                if (for_target, on_device) == (target, device):
+                    del self._held[place]
+                    return worker
+        return None
+
+    def close(self) -> None:
+        """End the processes that nobody took, once no compilation may take one."""
+        with self._lock:
+            self._opened -= 1
+            ended = [] if self._opened else [worker for *_, worker in self._held]
+            self._held = self._held if self._opened else []
+        WorkerProcess.close_all(ended)
+
+
+EARLY = EarlyWorkers()

@@ -1,0 +1,99 @@
+"""Wake the GPU and start the processes of a first compilation while most of fusec is imported.
+
+To import fusec takes a second where files are read slowly, and so does a process that asks cuDNN or compiles kernels.
+This module and what it imports are a small part of fusec.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from fusec.gpu import device
+from fusec.gpu.cudnn import deviceless, driver_stand_in
+from fusec.gpu.cudnn.worker_pool import most_workers
+from fusec.gpu.cudnn.worker_process import EARLY
+from fusec.gpu.launch.nvrtc_pool import start_compilers
+from fusec.plans.cache_folder import ANSWERS, cache_folder
+from fusec.targets.target import CPU
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+
+
+def with_early_processes(function: Callable[P, R]) -> Callable[P, R]:
+    """Start processes before a function that compiles is called, and end those that it does not use.
+
+    Its keywords `target`, `simulate`, `oracle` and `family` tell if it needs any.
+    """
+
+    @functools.wraps(function)
+    def started(*args: P.args, **kwargs: P.kwargs) -> R:
+        target = str(kwargs.get("target", "auto"))
+        if (
+            target == CPU
+            or kwargs.get("simulate")
+            or any(kwargs.get(name) is not None for name in ("oracle", "family"))
+        ):
+            return function(*args, **kwargs)
+        model = args[0] if args else kwargs.get("model")
+        threads = [
+            threading.Thread(target=_quietly, args=(work,), name="fusec-early", daemon=True)
+            for work in (partial(wake, target), partial(start_processes, target), partial(import_reader, model))
+        ]
+        EARLY.open()
+        for thread in threads:
+            thread.start()
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            for thread in threads:  # because the process may end now
+                thread.join()
+            raise
+        finally:
+            EARLY.close()
+
+    return started
+
+
+def wake(target: str) -> None:
+    """Create the context of the GPU if it is wanted."""
+    if device.wanted(target) is not None:
+        device.hold_context()
+
+
+def start_processes(target: str) -> None:
+    """Start half of the workers that ask cuDNN without the GPU, and all processes that compile kernels.
+
+    Only where no answer of cuDNN is stored, because a compilation may find all that it needs. The other workers are
+    started when it is known that there is enough to ask.
+    """
+    here = device.wanted(target)
+    is_new = here is not None and device.is_described(here) and not (cache_folder() / ANSWERS).exists()
+    if here is None or not is_new or deviceless.is_absent():
+        return
+    start_compilers(deviceless.nvrtc_libraries())
+    if driver_stand_in.is_available():
+        for _ in range(max(1, most_workers(None) // 2)):
+            EARLY.start(here, device=False)
+
+
+def import_reader(model: object) -> None:
+    """Import the package that reads a model, because it does not depend on fusec."""
+    if isinstance(model, bytes) or (isinstance(model, str | os.PathLike) and os.fspath(model).endswith(".onnx")):
+        importlib.import_module("onnx")
+
+
+def _quietly(work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except Exception:  # noqa: BLE001  # the compilation reports what fails again
+        _log.debug("work ahead of a compilation failed", exc_info=True)
