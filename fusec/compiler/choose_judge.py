@@ -20,6 +20,7 @@ from fusec.gpu.launch.nvrtc_pool import start_compilers
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge
 from fusec.plans.plan_filter import PlanFilter
+from fusec.system.fork_server import OPEN
 from fusec.targets.target import Target
 
 # Workers that use the GPU next to others that do not. They start when so many plans need them: a context takes as long
@@ -84,7 +85,8 @@ def start_workers(
         oracle = Oracle(target, hand_over=True, plan_filter=plan_filter, on_device=few)
     else:
         oracle = on_device()
-    if on_gpu and oracle.start_if_new():  # where plans are built in them later, too
+    # in these workers plans are built later, too
+    if on_gpu and oracle.start_if_new() and OPEN.of() is not None:  # without a server, processes take long to start
         start_compilers(deviceless.nvrtc_libraries())
     if family is not None:
         family.workers = oracle

@@ -17,10 +17,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless, driver_stand_in
-from fusec.gpu.cudnn.worker_pool import most_workers
-from fusec.gpu.cudnn.worker_process import EARLY
-from fusec.gpu.launch.nvrtc_pool import start_compilers
+from fusec.gpu.cudnn.worker_process import environment
 from fusec.plans.cache_folder import ANSWERS, cache_folder
+from fusec.system.fork_server import OPEN, ForkServer
 from fusec.targets.target import CPU
 
 P = ParamSpec("P")
@@ -47,9 +46,9 @@ def with_early_processes(function: Callable[P, R]) -> Callable[P, R]:
         model = args[0] if args else kwargs.get("model")
         threads = [
             threading.Thread(target=_quietly, args=(work,), name="fusec-early", daemon=True)
-            for work in (partial(wake, target), partial(start_processes, target), partial(import_reader, model))
+            for work in (partial(wake, target), partial(start_server, target), partial(import_reader, model))
         ]
-        EARLY.open()
+        OPEN.want()
         for thread in threads:
             thread.start()
         try:
@@ -59,7 +58,7 @@ def with_early_processes(function: Callable[P, R]) -> Callable[P, R]:
                 thread.join()
             raise
         finally:
-            EARLY.close()
+            OPEN.release()
 
     return started
 
@@ -70,20 +69,18 @@ def wake(target: str) -> None:
         device.hold_context()
 
 
-def start_processes(target: str) -> None:
-    """Start half of the workers that ask cuDNN without the GPU, and all processes that compile kernels.
+def start_server(target: str) -> None:
+    """Start a server that forks the processes which ask cuDNN without the GPU and compile kernels.
 
-    Only where no answer of cuDNN is stored, because a compilation may find all that it needs. The other workers are
-    started when it is known that there is enough to ask.
+    Only where no answer of cuDNN is stored, because a compilation may find all that it needs.
     """
     here = device.wanted(target)
     is_new = here is not None and device.is_described(here) and not (cache_folder() / ANSWERS).exists()
-    if here is None or not is_new or deviceless.is_absent():
+    if here is None or not is_new or deviceless.is_absent() or not driver_stand_in.is_available():
         return
-    start_compilers(deviceless.nvrtc_libraries())
-    if driver_stand_in.is_available():
-        for _ in range(max(1, most_workers(None) // 2)):
-            EARLY.start(here, device=False)
+    variables = {**environment(), "OPENBLAS_NUM_THREADS": "1"}  # because a process with threads must not fork
+    arguments = here.name, "fusec.gpu.launch.nvrtc_process"
+    OPEN.open(here.name, partial(ForkServer, "fusec.gpu.cudnn.worker", arguments, variables))
 
 
 def import_reader(model: object) -> None:

@@ -423,7 +423,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     patch(plan_list, "cudnn", cudnn)
     patch(cubin_function, "cupy", cupy)
     patch(warm_up, "cudnn", cudnn)
-    patch(warm_up, "emit", machine.emit)
+    patch(plan_list, "emit", machine.emit)
     patch(cubins, "compiled", machine.compile_elsewhere)
     patch(launch, "driver", lambda: None)  # launches run one after the other
     for module in (full_edges, memset_nodes):  # no driver, even where that of cuDNN without a GPU is loaded

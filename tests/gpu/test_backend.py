@@ -837,11 +837,12 @@ def test_workers_do_not_use_a_gpu_that_a_target_describes(
 
     monkeypatch.setattr(choose_judge, "Oracle", oracle)
     monkeypatch.setattr(choose_judge, "start_compilers", lambda libraries: made.append("compilers"))
+    monkeypatch.setattr(choose_judge.OPEN, "of", lambda: object() if compiler else None)
     monkeypatch.setattr(choose_judge.device, "is_described", lambda target: described)
     monkeypatch.setattr(choose_judge.driver_stand_in, "is_available", lambda: compiler)
     workers = choose_judge.start_workers(load("h200"), True, PlanFilter())
     chosen: Any = workers.oracle
-    assert made == [chosen, "started", "compilers"] and chosen.hand_over
+    assert made == [chosen, "started", *(["compilers"] if compiler else [])] and chosen.hand_over
     on_device = chosen.on_device() if described and compiler else chosen
     assert on_device.device and on_device.hand_over
     assert (on_device is not chosen) == (not getattr(chosen, "device", False)) == (described and compiler)

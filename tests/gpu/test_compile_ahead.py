@@ -166,10 +166,10 @@ def test_plans_are_listed_and_small_kernels_compiled_in_advance(
 
 @pytest.mark.cudnn
 def test_cudnn_has_plans_of_the_graph_that_is_listed_in_advance(tmp_path: Path) -> None:
-    from fusec.gpu.warm_up import GRAPH
+    from fusec.gpu.cudnn.plan_list import SMALL_CONVOLUTION
 
     with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle:
-        assert isinstance(oracle.judge([GRAPH])[0], Legal)
+        assert isinstance(oracle.judge([SMALL_CONVOLUTION])[0], Legal)
 
 
 def test_work_for_meanwhile_begins_with_the_first_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

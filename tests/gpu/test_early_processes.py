@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,56 +15,40 @@ import pytest
 
 from fusec.compiler import early_processes
 from fusec.compiler.early_processes import with_early_processes
-from fusec.gpu.cudnn import worker_pool, worker_process
-from fusec.gpu.cudnn.worker_pool import WorkerPool
-from fusec.gpu.cudnn.worker_process import EarlyWorkers
+from fusec.gpu.cudnn.deviceless import nvrtc_libraries
+from fusec.gpu.cudnn.oracle import PROBE, Oracle
+from fusec.gpu.cudnn.worker_process import WorkerDeath, environment
+from fusec.gpu.launch.nvrtc_process import NvrtcChild
 from fusec.plans.cache_folder import ANSWERS
+from fusec.plans.sqlite_cache import Store
+from fusec.plans.verdict import Legal
+from fusec.system.fork_server import OPEN, ForkServer, OpenServer
 from fusec.targets.target import load
 
 H200 = load("h200")
 
 
-class Worker:
-    """A process that is only closed."""
-
-    def __init__(self, target: Any, device: bool) -> None:
-        self.is_closed = False
-        self.versions: dict[str, Any] = {"cudnn": 1}
-        MADE.append(self)
-
-    def wait_ready(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    @staticmethod
-    def close_all(*groups: list[Worker]) -> None:
-        for group in groups:
-            for worker in group:
-                worker.close()
-
-
-MADE: list[Worker] = []
-
-
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """A machine with an H200 and an empty cache, on which processes only seem to start. The list says what started."""
-    what: list[str] = []
-    early = EarlyWorkers()
-    MADE.clear()
-    for module in (worker_pool, worker_process):
-        monkeypatch.setattr(module, "WorkerProcess", Worker)
-    for module in (worker_pool, early_processes):
-        monkeypatch.setattr(module, "EARLY", early)
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """A machine with an H200 and an empty cache, on which a server only seems to start. The list says what started."""
+    what: list[Any] = []
+
+    class Server:
+        """A server that starts and closes."""
+
+        def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+            what.append(arguments[0])
+
+        def close(self) -> None:
+            what.append("closed")
+
+    monkeypatch.setattr(early_processes, "ForkServer", Server)
+    monkeypatch.setattr(early_processes, "OPEN", OpenServer())
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
-    monkeypatch.setenv("FUSEC_WORKERS", "4")
     monkeypatch.setattr(early_processes.device, "wanted", lambda target: H200 if target in ("auto", "h200") else None)
     monkeypatch.setattr(early_processes.device, "is_described", lambda target: True)
-    monkeypatch.setattr(early_processes.device, "hold_context", lambda: what.append("context"))
+    monkeypatch.setattr(early_processes.device, "hold_context", lambda: None)
     monkeypatch.setattr(early_processes.driver_stand_in, "is_available", lambda: True)
-    monkeypatch.setattr(early_processes, "start_compilers", lambda libraries: what.append("compilers"))
     return what
 
 
@@ -72,66 +59,36 @@ def joined() -> None:
 
 
 @with_early_processes
-def compile(model: object = None, **options: Any) -> list[Worker]:
+def compile(model: object = None, **options: Any) -> None:
     joined()
-    return list(MADE)
-
-
-def test_half_of_the_workers_start_before_the_rest_is_imported(started: list[str]) -> None:
-    assert len(compile()) == 2
-    assert sorted(started) == ["compilers", "context"]
-    assert all(worker.is_closed for worker in MADE), "nobody took them"
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("options", "starts"),
     [
-        ({"target": "cpu"}, []),
-        ({"target": "t4"}, []),
-        ({"simulate": True}, []),
-        ({"oracle": object()}, []),
-        ({"family": object()}, []),
-        ({"target": "h200"}, ["compilers", "context"]),
+        ({}, True),
+        ({"target": "h200"}, True),
+        ({"target": "cpu"}, False),
+        ({"target": "t4"}, False),
+        ({"simulate": True}, False),
+        ({"oracle": object()}, False),
+        ({"family": object()}, False),
     ],
 )
-def test_they_start_only_for_this_gpu_and_for_one_model(
-    started: list[str], options: dict[str, Any], expected: list[str]
+def test_a_server_starts_only_for_this_gpu_and_for_one_model(
+    started: list[Any], options: dict[str, Any], starts: bool
 ) -> None:
-    assert bool(compile(**options)) == bool(expected)
-    assert sorted(started) == expected
+    compile(**options)
+    assert started == (["h200", "closed"] if starts else [])
 
 
-def test_nothing_but_the_context_starts_where_answers_are_stored(started: list[str], tmp_path: Path) -> None:
+def test_none_starts_where_answers_are_stored(started: list[Any], tmp_path: Path) -> None:
     (tmp_path / ANSWERS).touch()
-    assert compile() == []
-    assert started == ["context"]
+    compile()
+    assert started == []
 
 
-def test_a_pool_takes_the_workers_that_were_started_for_its_target(started: list[str], tmp_path: Path) -> None:
-    @with_early_processes
-    def asks() -> list[Any]:
-        joined()
-        taken: list[Any] = []
-        for target, device in ((load("t4"), False), (H200, True), (H200, False)):
-            pool = WorkerPool(target, tmp_path, workers=1, device=device)
-            taken.append(pool._take())
-            pool._finalizer.detach()
-        return taken
-
-    other, on_device, same = asks()
-    assert [MADE.index(worker) for worker in (other, on_device, same)] == [2, 3, 0]
-    assert [worker.is_closed for worker in MADE] == [False, True, False, False]
-
-
-def test_workers_end_although_they_start_after_the_compilation(started: list[str]) -> None:
-    early = EarlyWorkers()
-    early.open()
-    early.close()
-    early.start(H200, device=False)
-    assert MADE[-1].is_closed
-
-
-def test_threads_have_ended_when_a_compilation_fails(started: list[str]) -> None:
+def test_threads_have_ended_when_a_compilation_fails(started: list[Any]) -> None:
     @with_early_processes
     def fails() -> None:
         raise ValueError("no model")
@@ -139,7 +96,34 @@ def test_threads_have_ended_when_a_compilation_fails(started: list[str]) -> None
     with pytest.raises(ValueError, match="no model"):
         fails()
     assert not any(thread.name == "fusec-early" for thread in threading.enumerate())
-    assert all(worker.is_closed for worker in MADE)
+    assert started == ["h200", "closed"]
+
+
+def test_workers_and_compilers_are_forked_from_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They answer as others, and one that dies does so alone."""
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    libraries = nvrtc_libraries()
+    OPEN.want()
+    try:
+        arguments = "h200", "fusec.gpu.launch.nvrtc_process"
+        OPEN.open("h200", lambda: ForkServer("fusec.gpu.cudnn.worker", arguments, environment()))
+        server = OPEN.of("h200")
+        assert server is not None
+        compiler = NvrtcChild(libraries)
+        with Oracle(H200, store=Store(tmp_path / "other.sqlite"), workers=2) as oracle:
+            assert isinstance(oracle.judge([PROBE])[0], Legal)
+            (worker,) = oracle._all[:1]
+            os.kill(worker.pid, signal.SIGSEGV)
+            death = worker.exchange({"ask": "verdict"})
+            assert isinstance(death, WorkerDeath) and death.by_own_fault and death.signal == "SIGSEGV"
+        assert compiler.cubin('extern "C" __global__ void k() {}', ("--gpu-architecture=sm_90",))
+        parents = {
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] for pid in (compiler._child.pid,)
+        }
+        assert parents == {str(server._process.pid)}
+        compiler.close()
+    finally:
+        OPEN.release()
 
 
 def test_driver_is_imported_without_the_packages_that_take_long() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from fusec.errors import TargetError
-from fusec.gpu.cudnn.worker_process import EARLY, EndedError, WorkerDeath, WorkerProcess
+from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath, WorkerProcess
 from fusec.plans.cache_folder import cache_folder
 from fusec.system.machine_locks import MachineLocks
 from fusec.targets.target import Target
@@ -147,7 +147,7 @@ class WorkerPool:
                 with self._changed:
                     if epoch != self._epoch:
                         raise EndedError
-                    worker = EARLY.take(self.target, self.device) or WorkerProcess(self.target, self.device)
+                    worker = WorkerProcess(self.target, self.device)
                     self._new.append(worker)
                 worker.wait_ready()
         finally:

@@ -16,6 +16,7 @@ from typing import Any
 
 from fusec.errors import TargetError
 from fusec.system import parent_death
+from fusec.system.fork_server import OPEN, ForkedProcess
 from fusec.targets.target import Target
 
 TIMEOUT_S = 300.0  # far above what the longest graphs take to build (benchmarks/compile_time/plan_builds.py)
@@ -45,6 +46,11 @@ class WorkerDeath:
     closed: bool = False
 
 
+def environment() -> dict[str, str]:
+    """Return the variables that a process which asks cuDNN gets."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+
+
 class EndedError(TargetError):
     """Error for a question whose workers were closed before it was answered."""
 
@@ -62,12 +68,12 @@ class WorkerProcess:
         handle = parent_death.handle()
         start = _START.format(path=sys.path, module=module, name=target.name, device=device, handle=handle)
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see close
-        self._process = subprocess.Popen(
+        self._process = self._forked(target, device, module) or subprocess.Popen(
             [sys.executable, "-P", "-c", start],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={k: v for k, v in os.environ.items() if k not in _NOT_PASSED_ON},
+            env=environment(),
             pass_fds=[handle],
             text=True,
         )
@@ -75,6 +81,14 @@ class WorkerProcess:
         self._reading = threading.Lock()
         self._ended = False
         self.versions: dict[str, Any] = {}
+
+    def _forked(self, target: Target, device: bool, module: str) -> ForkedProcess | None:
+        """Fork the process from a server for its target; None without one, and for a process that uses the GPU."""
+        server = None if device else OPEN.of(target.name)
+        if server is not None:
+            with contextlib.suppress(OSError):
+                return server.fork(module, (target.name, device), self._errors.fileno())
+        return None
 
     def wait_ready(self) -> None:
         """Wait until cuDNN is loaded in the worker.
@@ -168,46 +182,3 @@ class WorkerProcess:
             worker._process.kill()
         for worker in ended:
             worker.close()
-
-
-class EarlyWorkers:
-    """Processes that were started before the pool that will ask them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: list[tuple[Target, bool, WorkerProcess]] = []
-        self._opened = 0  # compilations that may take one
-
-    def open(self) -> None:
-        """Let processes be started until as many calls of `close`."""
-        with self._lock:
-            self._opened += 1
-
-    def start(self, target: Target, device: bool) -> None:
-        """Start a process, unless `close` was called meanwhile."""
-        worker = WorkerProcess(target, device)
-        with self._lock:
-            if self._opened:
-                self._held.append((target, device, worker))
-                return
-        worker.close()
-
-    def take(self, target: Target, device: bool) -> WorkerProcess | None:
-        """Return a process for a target that nobody took yet; None if there is none."""
-        with self._lock:
-            for place, (for_target, on_device, worker) in enumerate(self._held):
-                if (for_target, on_device) == (target, device):
-                    del self._held[place]
-                    return worker
-        return None
-
-    def close(self) -> None:
-        """End the processes that nobody took, once no compilation may take one."""
-        with self._lock:
-            self._opened -= 1
-            ended = [] if self._opened else [worker for *_, worker in self._held]
-            self._held = self._held if self._opened else []
-        WorkerProcess.close_all(ended)
-
-
-EARLY = EarlyWorkers()

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from fusec.system.fork_server import OPEN
 from fusec.system.json_child import JsonChild, ParentPipe
 
 NOTHING = 'extern "C" __global__ void fusec_nothing() {}'
@@ -21,7 +22,7 @@ class NvrtcChild:
     """
 
     def __init__(self, libraries: Sequence[str]):
-        self._child = JsonChild("fusec.gpu.launch.nvrtc_process")
+        self._child = JsonChild("fusec.gpu.launch.nvrtc_process", server=OPEN.of())
         self._child.tell({"libraries": list(libraries)})
 
     def cubin(self, code: str, options: Sequence[str]) -> bytes | None:
