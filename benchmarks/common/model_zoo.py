@@ -11,6 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.common.block_zoo import block
+from benchmarks.common.library_models import library_model
+
+BATCH_NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
+FACTORS = {"hrnet_w18": (0.1, 0.5)}  # of norms whose sums over many branches would exceed fp16
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class UNet(nn.Module):
@@ -225,10 +230,11 @@ class Diffusion(nn.Module):
 def make(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Make a model in fp32 and its inputs. A name that is defined in no zoo is one of torchvision's."""
     torch.manual_seed(0)
-    found = block(name, batch)
-    if found is not None:
+    if (found := block(name, batch)) is not None:
         return found[0].eval(), found[1]
-    if name == "unet":
+    if (found := library_model(name, batch)) is not None:
+        model, inputs = found
+    elif name == "unet":
         model, inputs = UNet(), (torch.randn(batch, 3, 256, 256),)
     elif name == "hourglass":
         model, inputs = Hourglass(), (torch.randn(batch, 3, 256, 256),)
@@ -249,10 +255,10 @@ def make(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     if name == "vit_b_16":
         nn.init.normal_(model.heads.head.weight, std=0.02)  # because torchvision starts it with zeros
     for module in model.modules():
-        if isinstance(module, (nn.BatchNorm2d, nn.InstanceNorm2d)):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
+        if isinstance(module, (*BATCH_NORMS, nn.InstanceNorm2d)):
+            nn.init.uniform_(module.weight, *FACTORS.get(name, (0.5, 1.5)))
             nn.init.normal_(module.bias, std=0.1)
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, BATCH_NORMS):
             nn.init.normal_(module.running_mean, std=0.1)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
     return model.eval(), inputs
@@ -275,8 +281,14 @@ def halved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def channels_last(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Store images in NHWC memory."""
-    return tuple(x.to(memory_format=torch.channels_last) if x.ndim == 4 else x for x in inputs)
+    """Store images in NHWC memory, and volumes in NDHWC."""
+    return tuple(x.to(memory_format=FORMATS[x.ndim]) if x.ndim in FORMATS else x for x in inputs)
+
+
+def with_channels_last(model: nn.Module) -> nn.Module:
+    """Store a model's filters as `channels_last` stores its images."""
+    rank = max((weight.ndim for weight in model.parameters()), default=0)
+    return model.to(memory_format=FORMATS[rank]) if rank in FORMATS else model
 
 
 def feeds_of(inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 import fusec
 import fusec.driver
 import fusec.gpu.backend
-from fusec.gpu.autotune import plan_bench
+from fusec.gpu.autotune.plans import plan_bench
 from fusec.lockfile import toml_text
 
 

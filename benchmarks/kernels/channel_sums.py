@@ -3,7 +3,7 @@
 Usage, with a GPU, torch and torchvision:
 python -m benchmarks.kernels.channel_sums [--batch 64] [--least 3] [--budget 24] [--commit HASH]
 For each norm, convolution and norm are timed with the sums in the one and in the other, as autotuning does it
-(`fusec.gpu.autotune.step_split`). The whole step is timed with such convolutions and without, in turns.
+(`fusec.gpu.autotune.steps.step_split`). The whole step is timed with such convolutions and without, in turns.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure(batch: int, min_bytes: int, budget_s: float) -> dict[str, Any]:
     import cupy
 
     from benchmarks.models.torch_training_steps import first_weights
-    from fusec.gpu.autotune import step_selection
+    from fusec.gpu.autotune.steps import step_selection
 
     weights = {name: value.numpy() for name, value in first_weights("resnet50").items()}
     rows: list[dict[str, Any]] = []

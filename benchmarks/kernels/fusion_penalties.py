@@ -76,7 +76,7 @@ def rows(times_us: Callable[[dict[str, CudnnGraph], int], dict[str, float]]) -> 
 
 def main() -> int:
     given = parser(__doc__, "penalties.json", budget=True).parse_args()
-    from fusec.gpu.autotune.plan_search import TuningOptions
+    from fusec.gpu.autotune.plans.plan_search import TuningOptions
     from fusec.gpu.backend import CudnnBackend
 
     machine = gpu()

@@ -92,8 +92,8 @@ QUESTIONS = {
         "What does cuDNN compute wrongly?": ("lowering/known_bugs/graph_rules.py, lowering/known_bugs/plan_rules.py"),
         "Who consults these rules?": (
             "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/judges.py and gpu/cudnn/oracle.py; "
-            "for plans gpu/cudnn/plan_list.py, gpu/cudnn/plan_builder.py, gpu/autotune/plan_bench.py and "
-            "gpu/autotune/tuning_cache.py"
+            "for plans gpu/cudnn/plan_list.py, gpu/cudnn/plan_builder.py, gpu/autotune/plans/plan_bench.py and "
+            "gpu/autotune/cache/tuning_cache.py"
         ),
         "Where does a step get its name, such as `conv+bias+relu`?": (
             "`signature` and `display_name` in schedule/program.py"
@@ -101,13 +101,14 @@ QUESTIONS = {
     },
     "Plans, kernels and tuning": {
         "Does cuDNN, cuBLASLt or a kernel run a step?": (
-            "gpu/autotune/step_candidates.py lists the candidates, gpu/autotune/candidate_times.py chooses by "
-            "time, gpu/autotune/neighbour_times.py compares those that differ by little between the steps around "
-            "them, gpu/autotune/step_selection.py stores the choice. Without a GPU: passes/partition/cover.py, "
-            "and passes/partition/partition_graph.py for what cuDNN does not run"
+            "gpu/autotune/candidates/step_candidates.py lists the candidates, "
+            "gpu/autotune/candidates/candidate_times.py chooses by time, "
+            "gpu/autotune/candidates/neighbour_times.py compares those that differ by little between the steps "
+            "around them, gpu/autotune/steps/step_selection.py stores the choice. Without a GPU: "
+            "passes/partition/cover.py, and passes/partition/partition_graph.py for what cuDNN does not run"
         ),
-        "Which plan of cuDNN runs a graph?": ("gpu/autotune/plan_selection.py"),
-        "Which variant of a kernel runs?": ("gpu/autotune/variant_selection.py"),
+        "Which plan of cuDNN runs a graph?": ("gpu/autotune/plans/plan_selection.py"),
+        "Which variant of a kernel runs?": ("gpu/autotune/steps/variant_selection.py"),
         "Where is split-K chosen: how many blocks share the depth of a sum?": (
             "each kernel chooses for itself: gpu/kernels/convolution/split_k.py for convolutions, "
             "gpu/kernels/product/few_rows/streamed_weights.py (`parts`) and "
@@ -120,20 +121,20 @@ QUESTIONS = {
             "number of multiprocessors. Choices of steps timed with other figures are not used"
         ),
         "How often is a plan or kernel timed, and how?": (
-            "`_time_last` and `ROUNDS` in gpu/autotune/plan_search.py; gpu/measure/timer.py measures, on data of "
+            "`_time_last` and `ROUNDS` in gpu/autotune/plans/plan_search.py; gpu/measure/timer.py measures, on data of "
             "gpu/measure/random_inputs.py"
         ),
         "Which results reject a plan or a kernel?": (
-            "gpu/autotune/ranked_plans.py for plans, gpu/launch/kernel_launcher.py for variants of a kernel; "
+            "gpu/autotune/plans/plan_check.py for plans, gpu/launch/kernel_launcher.py for variants of a kernel; "
             "gpu/measure/tolerance.py is the bound"
         ),
         "When does tuning stop?": (
-            "`LEVELS` and the budget in gpu/autotune/plan_search.py; `SECONDS` in "
-            "gpu/autotune/coordinate_descent.py for the whole model"
+            "`LEVELS` and the budget in gpu/autotune/plans/plan_search.py; `SECONDS` in "
+            "gpu/autotune/model/coordinate_descent.py for the whole model"
         ),
         "What does `--budget` stop?": (
             "questions to cuDNN (`within` in gpu/cudnn/judges.py): what was not asked about runs unfused "
-            "(passes/partition/cover.py). Timing, in gpu/autotune/plan_search.py: each graph still gets a plan. "
+            "(passes/partition/cover.py). Timing, in gpu/autotune/plans/plan_search.py: each graph still gets a plan. "
             "gpu/backend.py bounds the search over the whole model"
         ),
         "Which plans may a compilation use: engines, workspace, fixed order of sums?": ("plans/plan_filter.py"),
@@ -154,11 +155,11 @@ QUESTIONS = {
     },
     "Caches and files": {
         "When is a choice not measured again?": (
-            "gpu/autotune/tuning_cache.py; gpu/shape_transfer/transfer_choices.py for other sizes"
+            "gpu/autotune/cache/tuning_cache.py; gpu/shape_transfer/transfer_choices.py for other sizes"
         ),
         "Where are choices stored, and by which key?": (
-            "plans/plan_cache.py; `PlanKey` in plans/plan_record.py, which gpu/autotune/tuning_environment.py and "
-            "gpu/autotune/tuning_cache.py fill"
+            "plans/plan_cache.py; `PlanKey` in plans/plan_record.py, which "
+            "gpu/autotune/cache/tuning_environment.py and gpu/autotune/cache/tuning_cache.py fill"
         ),
         "Where are cuDNN's verdicts stored, and by which key?": (
             "plans/sqlite_cache.py; `_environment` in gpu/cudnn/oracle.py"
@@ -186,13 +187,13 @@ QUESTIONS = {
         "What makes a stored choice or verdict stale?": (
             "its key. A choice depends on the graph or kernel source, the GPU, the driver, the versions of cuDNN, "
             "its frontend and cuBLASLt, the filter of plans and the level; choices of steps also on the figures "
-            "of the target (gpu/autotune/tuning_environment.py). A verdict depends on the graph, the target, "
+            "of the target (gpu/autotune/cache/tuning_environment.py). A verdict depends on the graph, the target, "
             "the versions of cuDNN, its frontend and NVRTC, and fusec's rules (`_environment` in gpu/cudnn/oracle.py)"
         ),
         "How does a plan get from a machine without a GPU to one with a GPU?": (
             "compiler/build_plans.py has several plans built for each graph (gpu/cudnn/plan_serialization.py), "
             "artifacts/fusec_file.py writes them into the file, and compiler/load_file.py reads it on the GPU. "
-            "There gpu/autotune/suggested_plans.py times them, if plans/trusted_plans.py lists them; of others "
+            "There gpu/autotune/plans/suggested_plans.py times them, if plans/trusted_plans.py lists them; of others "
             "only engine and knobs are used"
         ),
     },
@@ -247,19 +248,19 @@ QUESTIONS = {
             "generation/decoder_graph.py makes them state of two programs; execution/state.py holds state on the device"
         ),
         "Who holds a plan, and who frees it?": (
-            "gpu/autotune/plan_selection.py holds the plans of a backend, and with it they go: Python frees "
+            "gpu/autotune/plans/plan_selection.py holds the plans of a backend, and with it they go: Python frees "
             "gpu/cudnn/built_plan.py, and gpu/cublaslt/descriptors.py its own"
         ),
     },
     "Failures": {
         "What happens when cuDNN crashes or hangs?": (
             "it runs in a process of its own: gpu/cudnn/worker_process.py tells how that ended, and "
-            "gpu/cudnn/worker_pool.py starts another. On the GPU, gpu/autotune/plan_search.py puts a plan that "
+            "gpu/cudnn/worker_pool.py starts another. On the GPU, gpu/autotune/plans/plan_search.py puts a plan that "
             "costs the process its GPU into quarantine (plans/plan_cache.py)"
         ),
         "What happens when the GPU has no memory left?": (
             "`out_of_memory` in gpu/launch/stream_calls.py makes it an ExecutionError, in a call and while plans "
-            "and kernels are timed. gpu/autotune/plan_bench.py leaves out plans whose workspace does not fit"
+            "and kernels are timed. gpu/autotune/plans/plan_bench.py leaves out plans whose workspace does not fit"
         ),
         "What stays when a process is killed?": (
             "complete files: system/atomic_write.py writes each whole or not at all, for plans/plan_cache.py, "

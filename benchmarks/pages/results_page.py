@@ -29,6 +29,7 @@ from benchmarks.pages.results_of_costs import (
 from benchmarks.pages.results_of_decoders import decoders, detectors, recurrent, serving, several_gpus
 from benchmarks.pages.results_of_quantised import packed_products, quantized_models
 from benchmarks.pages.results_of_sample import model_sample
+from benchmarks.pages.results_of_tuning import tuning
 
 VIEWS = {"slice", "split", "reshape", "transpose"}  # left out of a step's name in a cell
 LONGEST = 48  # characters of that name
@@ -413,7 +414,7 @@ def main() -> str:
     costs |= {"kernel_times": kernel_times, "model_sample": model_sample}
     costs |= {"serving": serving, "scale": several_gpus}
     measured = [line for name, section in costs.items() if (RESULTS / f"{name}.json").exists() for line in section()]
-    on_gpu = [*peers(), *training(), *digits(), *measured, *gpu_models()]
+    on_gpu = [*peers(), *tuning(), *training(), *digits(), *measured, *gpu_models()]
     return "\n".join([*head, *on_gpu, *light_models(), *scaling(), *compile_time(), *builds()]).rstrip() + "\n"
 
 

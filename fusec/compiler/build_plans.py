@@ -14,7 +14,7 @@ from fusec import lockfile
 from fusec.errors import CheckError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import Progress
-from fusec.gpu.autotune.candidate_times import kernels_of
+from fusec.gpu.autotune.candidates.candidate_times import kernels_of
 from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_number, nvrtc_libraries

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fusec.execution.compilation import Compiled
-from fusec.gpu.autotune.candidate_times import StepTuning, candidate_kernels, kernels_of
+from fusec.gpu.autotune.candidates.candidate_times import StepTuning, candidate_kernels, kernels_of
 from fusec.gpu.autotune.step_choices import apply_choices, before_choices
 from fusec.gpu.cudnn.deviceless import nvrtc_libraries
 from fusec.gpu.cudnn.judges import RulesJudge
@@ -32,7 +32,7 @@ from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.targets.target import Target
 
 if TYPE_CHECKING:
-    from fusec.gpu.autotune.tuning_cache import TuningCache  # needs cupy and cudnn
+    from fusec.gpu.autotune.cache.tuning_cache import TuningCache  # needs cupy and cudnn
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.execution.shared_weights import SharedWeights
-from fusec.gpu.autotune.plan_search import TuningOptions
+from fusec.gpu.autotune.plans.plan_search import TuningOptions
 from fusec.ir import Array
 from fusec.plans.plan_record import Entry
 from fusec.runtime import Executable, SimulatorBackend
@@ -76,7 +76,7 @@ def locked_executable(
     workers: are closed, because nothing is asked any more.
     Raises CheckError when a plan of the lock does not build on this GPU.
     """
-    from fusec.gpu.autotune.tuning_cache import KnownChoices
+    from fusec.gpu.autotune.cache.tuning_cache import KnownChoices
     from fusec.gpu.backend import CudnnBackend
 
     workers.close()

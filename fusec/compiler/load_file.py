@@ -76,8 +76,8 @@ def _on_gpu(artifact: fusec_file.Artifact, tune: str, weights: SharedWeights | N
     are timed once, and so are the candidates of each step, as far as the file has plans of them. The cache stores what
     was chosen for the next load.
     """
-    from fusec.gpu.autotune.tuning_cache import KnownChoices, TuningCache
-    from fusec.gpu.autotune.tuning_environment import environment_here
+    from fusec.gpu.autotune.cache.tuning_cache import KnownChoices, TuningCache
+    from fusec.gpu.autotune.cache.tuning_environment import environment_here
     from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
     from fusec.gpu.launch.cubins import forget_ahead
     from fusec.gpu.launch.kernel_launcher import forget_loaded

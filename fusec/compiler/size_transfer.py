@@ -10,7 +10,7 @@ from fusec.errors import ExecutionError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
-from fusec.gpu.autotune.plan_search import TuningOptions
+from fusec.gpu.autotune.plans.plan_search import TuningOptions
 from fusec.gpu.autotune.step_choices import can_run_as_kernel
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.runtime import Executable
@@ -23,7 +23,7 @@ def executable_for_size(
 
     build: builds the program again, if no plan builds for a graph whose verdict was reused from another shape.
     """
-    from fusec.gpu.autotune.tuning_cache import KnownChoices
+    from fusec.gpu.autotune.cache.tuning_cache import KnownChoices
     from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
     may_transfer = True

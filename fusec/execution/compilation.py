@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.errors import TargetError
-from fusec.gpu.autotune.candidate_times import StepTuning, candidate_graphs, candidate_kernels
+from fusec.gpu.autotune.candidates.candidate_times import StepTuning, candidate_graphs, candidate_kernels
 from fusec.gpu.autotune.step_choices import TunedChoices, before_choices
 from fusec.gpu.cudnn.deviceless import INSTALL
 from fusec.gpu.cudnn.judges import asks_cudnn

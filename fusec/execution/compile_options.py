@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from fusec import passes
 from fusec.errors import FusecError
-from fusec.gpu.autotune.plan_search import LEVELS
+from fusec.gpu.autotune.plans.plan_search import LEVELS
 from fusec.ir import Graph, quote
 from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, Options, names_of
 from fusec.passes.layout.io_layout import chosen

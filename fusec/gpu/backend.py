@@ -11,16 +11,16 @@ import cudnn
 import cupy
 
 from fusec.gpu import device, kernels
-from fusec.gpu.autotune.candidate_times import StepTuning
-from fusec.gpu.autotune.coordinate_descent import SECONDS, DescentResult
-from fusec.gpu.autotune.plan_bench import CudnnContext
-from fusec.gpu.autotune.plan_search import TuningOptions
-from fusec.gpu.autotune.plan_selection import PlanSelector
+from fusec.gpu.autotune.cache.tuning_cache import KnownChoices, TuningCache
+from fusec.gpu.autotune.cache.tuning_environment import environment_here
+from fusec.gpu.autotune.candidates.candidate_times import StepTuning
+from fusec.gpu.autotune.model.coordinate_descent import SECONDS, DescentResult
+from fusec.gpu.autotune.model.whole_model import WholeModelTrial
+from fusec.gpu.autotune.plans.plan_bench import CudnnContext
+from fusec.gpu.autotune.plans.plan_search import TuningOptions
+from fusec.gpu.autotune.plans.plan_selection import PlanSelector
 from fusec.gpu.autotune.step_choices import TunedChoices
-from fusec.gpu.autotune.step_selection import StepSelector
-from fusec.gpu.autotune.tuning_cache import KnownChoices, TuningCache
-from fusec.gpu.autotune.tuning_environment import environment_here
-from fusec.gpu.autotune.whole_model import WholeModelTrial
+from fusec.gpu.autotune.steps.step_selection import StepSelector
 from fusec.gpu.cublaslt.algorithms import Blas
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.deviceless import nvrtc_libraries

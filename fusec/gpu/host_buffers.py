@@ -10,8 +10,8 @@ import cupy
 import numpy as np
 
 from fusec.errors import ExecutionError
-from fusec.gpu.autotune.plan_bench import AnyPlan
-from fusec.gpu.autotune.plan_selection import PlanSelector
+from fusec.gpu.autotune.plans.plan_bench import AnyPlan
+from fusec.gpu.autotune.plans.plan_selection import PlanSelector
 from fusec.gpu.launch.stream_calls import Streams
 from fusec.ir import Array
 from fusec.lowering.cudnn_graph import CudnnGraph

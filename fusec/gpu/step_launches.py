@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fusec.errors import ExecutionError
 from fusec.gpu import kernels
-from fusec.gpu.autotune.plan_selection import PlanSelector
+from fusec.gpu.autotune.plans.plan_selection import PlanSelector
 from fusec.gpu.cublaslt.algorithms import Blas
 from fusec.gpu.cublaslt.lone_matmul import lone_product
 from fusec.gpu.launch.cuda_graph import StepLaunch

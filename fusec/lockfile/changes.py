@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
-from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
 from fusec.gpu.autotune.step_choices import apply_choices, before_choices, step_key
+from fusec.gpu.autotune.steps.concat_choice import concat_choices, concats_in_place, copy_concats
 from fusec.lockfile.entries import (
     WHOLE,
     Builds,

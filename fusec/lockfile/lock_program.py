@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from fusec.errors import CheckError, LoweringError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
-from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
 from fusec.gpu.autotune.step_choices import TunedChoices, apply_choices, before_choices, step_key
+from fusec.gpu.autotune.steps.concat_choice import concat_choices, concats_in_place, copy_concats
 from fusec.lockfile.entries import (
     WHOLE,
     Builds,

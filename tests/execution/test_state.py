@@ -16,7 +16,7 @@ from fusec import training
 from fusec.builder import Builder
 from fusec.errors import ExecutionError, FusecError
 from fusec.execution.compilation import Compiled
-from fusec.gpu.autotune.step_fusion import fuse_steps
+from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
 from fusec.ops import Rotary, Scatter
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run

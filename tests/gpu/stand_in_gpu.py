@@ -394,7 +394,8 @@ class Machine:
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
     from fusec.gpu import backend, device_arrays, frontend_plans, host_buffers, nvrtc, warm_up
-    from fusec.gpu.autotune import plan_bench, tuning_environment
+    from fusec.gpu.autotune.cache import tuning_environment
+    from fusec.gpu.autotune.plans import plan_bench
     from fusec.gpu.cublaslt import algorithms, lone_matmul
     from fusec.gpu.cudnn import plan_list
     from fusec.gpu.launch import (

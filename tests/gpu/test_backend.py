@@ -24,7 +24,7 @@ from lowering.lowers_judge import LowersJudge
 from fusec.errors import CheckError, ExecutionError
 from fusec.execution.compilation import Compiled
 from fusec.execution.shape_family import ShapeFamily
-from fusec.gpu.autotune.tuning_cache import KnownChoices
+from fusec.gpu.autotune.cache.tuning_cache import KnownChoices
 from fusec.gpu.cudnn.judges import CudnnJudge
 from fusec.ir import DType, TensorType
 from fusec.lowering.cudnn_graph import CudnnGraph

@@ -81,7 +81,7 @@ def own_keys(of: Compiled) -> list[str]:
 @pytest.fixture
 def saved(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A function that writes a file, on a machine whose kernels take KERNEL_US."""
-    from fusec.gpu.autotune.step_selection import StepSelector
+    from fusec.gpu.autotune.steps.step_selection import StepSelector
     from fusec.gpu.measure.timer import Stopwatch
 
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "cache"))

@@ -60,7 +60,7 @@ def test_the_modes_of_the_heuristics_are_those_of_the_caller(machine: Machine, t
 
 def test_a_named_plan_that_is_left_out_is_replaced(machine: Machine, tmp_path: Path) -> None:
     """A `.fusec` file may name a plan that the caller leaves out when it is loaded."""
-    from fusec.gpu.autotune.tuning_cache import KnownChoices
+    from fusec.gpu.autotune.cache.tuning_cache import KnownChoices
     from fusec.gpu.backend import CudnnBackend
     from fusec.plans.plan_record import Choice, Entry
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from gpu.autotune.test_plan_search import Table, best, graph
-from gpu.autotune.test_step_candidates import compiled
+from gpu.autotune.candidates.test_step_candidates import compiled
+from gpu.autotune.plans.test_plan_search import Table, best, graph
 from gpu.kernels.cases import FIGURES
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import compiled as on_stand_in
 
-from fusec.gpu.autotune.candidate_times import StepTuning, Timers, _rivals_us, choose_steps
-from fusec.gpu.autotune.plan_search import BEATEN, LOSING, RivalTimes, TuningOptions, rank_plans
+from fusec.gpu.autotune.candidates.candidate_times import StepTuning, Timers, _rivals_us, choose_steps
+from fusec.gpu.autotune.plans.plan_search import BEATEN, LOSING, RivalTimes, TuningOptions, rank_plans
 from fusec.gpu.autotune.ranked_plans import RankedPlans
 from fusec.gpu.kernels import Kernel
 from fusec.lowering.cudnn_graph import CudnnGraph

@@ -10,8 +10,8 @@ from gpu.kernels.convolution import test_resident_filters as windows
 from gpu.kernels.product.test_thin_product import convolution, quantised, strided
 from lowering.lowers_judge import LowersJudge
 
-from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps
-from fusec.gpu.autotune.plan_search import RivalTimes
+from fusec.gpu.autotune.candidates.candidate_times import StepTuning, Timers, choose_steps
+from fusec.gpu.autotune.plans.plan_search import RivalTimes
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.sure_kernels import SureKernels, is_sure_kernel
 from fusec.ir import DType, Graph

@@ -16,7 +16,7 @@ pytest.importorskip("cudnn")
 def test_the_free_memory_is_asked_for_where_a_workspace_is_no_small_part_of_it(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusec.gpu.autotune import plan_bench
+    from fusec.gpu.autotune.plans import plan_bench
 
     free_bytes = [16 << 30, 4 << 30]
     monkeypatch.setattr(plan_bench.cupy.cuda.runtime, "memGetInfo", lambda: (free_bytes.pop(0), 1 << 37))

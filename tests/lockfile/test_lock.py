@@ -14,7 +14,8 @@ from lowering.lowers_judge import LowersJudge
 from fusec import lockfile
 from fusec.errors import CheckError, FusecError, ModelError
 from fusec.execution.compilation import Compiled
-from fusec.gpu.autotune import step_choices, step_fusion
+from fusec.gpu.autotune import step_choices
+from fusec.gpu.autotune.fusion import step_fusion
 from fusec.lockfile import Lock, Locked, LockedPart, changes
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph

@@ -10,7 +10,7 @@ from quantization.models import linear_net
 from quantization.test_exported_models import fed
 
 import fusec
-from fusec.gpu.autotune.step_fusion import fuse_steps
+from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
 from fusec.runtime import Executable
 from fusec.schedule.program import Kind
 

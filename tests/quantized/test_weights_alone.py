@@ -16,8 +16,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 import fusec
 from fusec.diagnostics.explain.float_edges import float_edges
 from fusec.gpu import kernels
+from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
 from fusec.gpu.autotune.step_choices import apply_choices, step_key
-from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.ir import DType
 from fusec.lowering.packing import code_bytes
 from fusec.ops import PackedMatMul

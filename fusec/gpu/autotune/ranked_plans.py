@@ -1,14 +1,13 @@
-"""Define the bench that builds, times and compares plans, hold the plans ranked on it, and reject wrong ones."""
+"""Define the bench that builds, times and compares plans, and hold the plans ranked on it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.plans.plan_record import BLAS, Choice
+from fusec.plans.plan_record import Choice
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,26 @@ class PlanBench(Protocol):
         ...
 
 
+class RevivingPlanBench(PlanBench, Protocol):
+    """Bench that also reads serialized plans, and creates plans by name."""
+
+    def named(self, graph: CudnnGraph, choices: Sequence[Choice]) -> Sequence[Offer]:
+        """Return the plans of these engines and knobs, without those that cuDNN refuses."""
+        ...
+
+    def revive(self, graph: CudnnGraph, blob: bytes) -> Any:
+        """Read a serialized plan. Raises ExecutionError if cuDNN does not accept it."""
+        ...
+
+    def serialized(self, plan: Any) -> bytes | None:
+        """Serialize a plan; None if cuDNN cannot."""
+        ...
+
+    def is_revived(self, plan: Any) -> bool:
+        """Tell if a plan was read from its serialized form."""
+        ...
+
+
 @dataclass
 class RankedPlans:
     """Built plans of one graph, the best first, and the reasons why others were rejected.
@@ -91,41 +110,3 @@ class RankedPlans:
     def reject(self, choice: Choice, reason: object) -> None:
         """Record why a plan is not used."""
         self.rejected.append(f"{choice.name} {dict(choice.knobs)}: {reason}")
-
-
-def reject_wrong_plans(bench: PlanBench, result: RankedPlans) -> None:
-    """Reject the best plan while its results are wrong, by the reference or by a vote of three plans."""
-    while result.plans:
-        choice, plan = result.plans[0]
-        error = bench.error(result.graph, plan, None)
-        others = _voters(result)
-        if error is None and others:
-            errors: list[float | None] = []
-            for other in others:  # until one agrees
-                errors.append(bench.error(result.graph, plan, other))
-                if (last := errors[-1]) is not None and last <= TOLERANCE:
-                    break
-            agreeing = [e for e in errors if e is not None and e <= TOLERANCE]
-            error = agreeing[0] if agreeing else errors[0]
-        if error is None or error <= TOLERANCE:
-            result.plans[0] = (replace(choice, error=error), plan)
-            return
-        reason = f"its results are off by {error:.2g}"
-        result.reject(choice, reason)
-        bench.quarantine(result.graph, choice, reason)
-        del result.plans[0]
-
-
-def _voters(result: RankedPlans) -> list[Any]:
-    """Choose at most two plans to compare the best with.
-
-    They use other engines if possible, because plans of one engine may share an error. One of them is of the other
-    library if there is one.
-    """
-    choice = result.plans[0][0]
-    rest = sorted(result.plans[1:], key=lambda p: p[0].engine == choice.engine)
-    same = [plan for c, plan in rest if c.library == choice.library]
-    others = [plan for c, plan in rest if c.library != choice.library]
-    if choice.engine == BLAS:
-        return others[:2] or same[:2]
-    return [*others[:1], *same, *others[1:]][:2]

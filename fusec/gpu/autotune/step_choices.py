@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fusec.gpu import kernels
-from fusec.gpu.autotune import fusion_proposals
-from fusec.gpu.autotune.step_fusion import fuse_steps
+from fusec.gpu.autotune.fusion import fusion_proposals
+from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.gpu.kernels.attention.match_cached import is_cached_attention, parts_of_cached
 from fusec.ir import Graph, Node

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusec.gpu import kernels
-from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
 from fusec.gpu.autotune.step_choices import (
     TunedChoices,
     apply_choices,
@@ -16,6 +15,7 @@ from fusec.gpu.autotune.step_choices import (
     step_key,
     steps_of_choice,
 )
+from fusec.gpu.autotune.steps.concat_choice import concat_choices, concats_in_place, copy_concats
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program

@@ -16,6 +16,9 @@ from fusec.passes.rewriting.rewriter import erase_unused, use_count
 
 GROWTH = 4  # a result may be this many times its operands (int8 to f32), and all of them that many times the model
 SLACK_BYTES = 1 << 24
+OUTER_SHARE = (
+    64  # a result of small operands, as a mask of window numbers is, may be this part of the model's constants
+)
 
 
 class FoldConstants(Pass):
@@ -25,10 +28,11 @@ class FoldConstants(Pass):
 
     def run(self, graph: Graph, options: Options) -> None:
         nodes = list(graph.nodes)
-        left = SLACK_BYTES + GROWTH * sum(n.result.type.nbytes for n in nodes if isinstance(n.op, Constant))
+        held = sum(n.result.type.nbytes for n in nodes if isinstance(n.op, Constant))
+        left = SLACK_BYTES + GROWTH * held
         erased = set[Node]()
         for node in nodes:
-            if node in erased or not _foldable(node):
+            if node in erased or not _foldable(node, held // OUTER_SHARE):
                 continue
             added = sum(v.type.nbytes for v in node.results)
             if added > left:
@@ -39,12 +43,16 @@ class FoldConstants(Pass):
             erased |= set(gone)
 
 
-def _foldable(node: Node) -> bool:
+def _foldable(node: Node, outer_bytes: int) -> bool:
+    """Tell if a node's results may become constants.
+
+    outer_bytes: allowed for results that are much larger than their operands.
+    """
     if isinstance(node.op, Constant) or not node.operands or any(v.literal is None for v in node.operands):
         return False
     result, given = sum(v.type.nbytes for v in node.results), sum(v.type.nbytes for v in node.operands)
     largest = max(v.type.nbytes for v in node.operands)  # a weight may exceed the limit, but is transposed nevertheless
-    return result <= min(max(largest, MAX_CONSTANT_BYTES), max(EAGER_BYTES, GROWTH * given))
+    return result <= min(max(largest, MAX_CONSTANT_BYTES), max(EAGER_BYTES, outer_bytes, GROWTH * given))
 
 
 def _fold(graph: Graph, node: Node) -> list[Node]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from math import prod
 
 import numpy as np
 
-from fusec.ir import Array, DType, Graph, Node, Op, Value
-from fusec.ops import Cast, Reshape, pw
+from fusec.ir import Array, DType, Graph, Node, Op, TensorType, Value
+from fusec.ops import Cast, Expand, Reshape, pw
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch
 from fusec.passes.rewriting.value_facts import small_constant
-from fusec.passes.rules.attention_scores import Scores, Term, known_array, lowest
+from fusec.passes.rules.attention_scores import MASK_BYTES, Scores, Term, known_array, lowest
 
 
 class Maker:
@@ -58,16 +59,41 @@ def added_bias(make: Maker, scores: Scores, lead: tuple[int, int]) -> tuple[Valu
 
 
 def _with_lead(make: Maker, term: Term, lead: tuple[int, int]) -> Value:
-    """Reshape a value that broadcasts with the scores to broadcast with the scores of four dims."""
+    """Reshape a value that broadcasts with the scores to broadcast with the scores of four dims.
+
+    Several dims may form the batch, as images and windows do. A mask that has only some of them is repeated.
+    """
     value, shape = term.value, term.value.type.shape
     if term.lead == lead or len(shape) <= 2:
         return value
     own = (1,) * (len(term.lead) + 2 - len(shape)) + shape
     if all(d == 1 for d in own[:-2]):
         return make(Reshape(own[-2:]), value)
-    if own[:-2] == term.lead:
-        return make(Reshape((*lead, *own[-2:])), value)
-    raise NoMatch(f"a mask of shape {list(shape)} for {lead[0]} times {lead[1]} heads", value)
+    cuts = [i for i in range(len(term.lead) + 1) if (prod(term.lead[:i]), prod(term.lead[i:])) == lead]
+    if not cuts:
+        raise NoMatch(f"a mask of shape {list(shape)} for {lead[0]} times {lead[1]} heads", value)
+    parts = [(own[: cuts[0]], term.lead[: cuts[0]]), (own[cuts[0] : -2], term.lead[cuts[0] :])]
+    filled = [dims if all(d == 1 for d in dims) else whole for dims, whole in parts]
+    wanted, whole = (*map(prod, filled), *own[-2:]), (*filled[0], *filled[1], *own[-2:])
+    if whole == own:
+        return make(Reshape(wanted), value)
+    if value.literal is None:
+        return make(Reshape(wanted), make(Expand(whole), make(Reshape(own), value)))
+    if prod(wanted) * value.type.dtype.itemsize > MASK_BYTES:
+        raise NoMatch(f"a mask of shape {list(shape)} that is large if it is repeated", value)
+    repeated = TensorType(wanted, value.type.dtype)
+    return make.keep(derive(make.graph, make.before, repeated, [value.literal], _Repeated(own, whole), value.literal))
+
+
+class _Repeated:
+    """Repeats an array of some shape along its dims of size one."""
+
+    def __init__(self, shape: tuple[int, ...], whole: tuple[int, ...]):
+        self.shape, self.whole = shape, whole
+        self.key = ("repeated", shape, whole)
+
+    def __call__(self, array: Array) -> Array:
+        return np.broadcast_to(array.reshape(self.shape), self.whole)
 
 
 def _is_finite(value: Value) -> bool:

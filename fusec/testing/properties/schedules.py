@@ -8,7 +8,7 @@ from unittest import SkipTest
 
 import numpy as np
 
-from fusec.gpu.autotune.step_fusion import fuse_steps
+from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
 from fusec.ir import Constant, Graph, Value, quote
 from fusec.ops import Scatter
 from fusec.passes.partition import kernels_only, ordered

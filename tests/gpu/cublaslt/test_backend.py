@@ -14,7 +14,7 @@ from helpers import assert_close
 
 from fusec.diagnostics import step_times
 from fusec.execution.compilation import Compiled
-from fusec.gpu.autotune.tuning_cache import KnownChoices
+from fusec.gpu.autotune.cache.tuning_cache import KnownChoices
 from fusec.gpu.cublaslt import algorithms
 from fusec.passes.partition import kernels_only
 from fusec.plans.plan_cache import PlanStore

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu.autotune.test_coordinate_descent_on_device import graph_of
+from gpu.autotune.model.test_coordinate_descent_on_device import graph_of
 from helpers import assert_close, one_program
 
 import fusec

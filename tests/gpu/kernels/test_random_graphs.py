@@ -12,7 +12,7 @@ from hypothesis import Phase, given, seed, settings
 from lowering.lowers_judge import LowersJudge
 
 from fusec.gpu import kernels
-from fusec.gpu.autotune.step_fusion import fuse_steps
+from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.ir import Graph, Value
 from fusec.passes import PIPELINE

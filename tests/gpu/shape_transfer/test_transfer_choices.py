@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from gpu.autotune.test_step_candidates import CONV, TEXT
+from gpu.autotune.candidates.test_step_candidates import CONV, TEXT
 from gpu.kernels.cases import FIGURES
 from lowering.lowers_judge import LowersJudge
 
-from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
 from fusec.gpu.autotune.step_choices import TunedChoices, apply_choices, has_candidates, step_key
+from fusec.gpu.autotune.steps.concat_choice import concat_choices, concats_in_place, copy_concats
 from fusec.gpu.kernels import find
 from fusec.gpu.shape_transfer.transfer_choices import TransferredChoices, transfer
 from fusec.passes.base import Options

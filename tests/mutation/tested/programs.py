@@ -505,10 +505,10 @@ PROGRAMS: tuple[Mutant, ...] = (
     _m(
         "views_not_passed",
         "scans",
-        "gpu/autotune/step_fusion.py",
+        "gpu/autotune/fusion/step_fusion.py",
         "while len(after := self._readers(groups[-1])) == 1 and _is_view(self.steps[groups[-1]]):",
         "while len(after := self._readers(groups[-1])) == 9 and _is_view(self.steps[groups[-1]]):",
         "slices are copied for a concat that could read them where they are",
-        "gpu/autotune/test_step_fusion.py",
+        "gpu/autotune/fusion/test_step_fusion.py",
     ),
 )

@@ -450,11 +450,11 @@ QUANTISED: tuple[Mutant, ...] = (
     _m(
         "products_joined_after_times",
         "quantised",
-        "gpu/autotune/step_fusion.py",
+        "gpu/autotune/fusion/step_fusion.py",
         "if not self.proposes and _packed_products(nodes) > 1",
         "if len(nodes) > 99 and _packed_products(nodes) > 1",
         "two packed products become one launch though two were faster",
-        "gpu/autotune/test_packed_candidates.py",
+        "gpu/autotune/candidates/test_packed_candidates.py",
     ),
     _m(
         "ring_overwritten_early",

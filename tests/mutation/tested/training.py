@@ -575,10 +575,10 @@ TRAINING: tuple[Mutant, ...] = (
     _m(
         "split_without_norm",
         "tuning",
-        "gpu/autotune/step_split.py",
+        "gpu/autotune/steps/step_split.py",
         "faster |= {key: splits[key].choice, **splits[key].others}",
         "faster[key] = splits[key].choice",
         "an epilogue is split off for a kernel of a norm that cuDNN still runs",
-        "gpu/autotune/test_epilogue_split.py",
+        "gpu/autotune/steps/test_epilogue_split.py",
     ),
 )

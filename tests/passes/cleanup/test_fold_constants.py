@@ -10,7 +10,7 @@ import pytest
 from helpers import assert_close
 
 from fusec.ir import Constant, DType, Graph, Literal, TensorType, Value
-from fusec.ops import BatchNorm, Concat, Conv, Transpose, pw
+from fusec.ops import BatchNorm, Concat, Conv, MatMul, Transpose, pw
 from fusec.passes.base import Options, run
 from fusec.passes.cleanup.fold_constants import FoldConstants
 from fusec.passes.folding.fold_batchnorm import FoldBatchNorm
@@ -143,6 +143,21 @@ def test_constants_shared_by_many_uses_are_computed_once(rng: np.random.Generato
     (constant,) = [n for n in graph.nodes if isinstance(n.op, Constant)]
     assert_close(constant.op.literal.array, reads.array.T, 0)  # type: ignore[attr-defined]
     assert reads.count == 1
+
+
+@pytest.mark.parametrize(("columns", "folded"), [(1 << 9, False), (1 << 12, True)])
+def test_outer_differences_become_constants_in_proportion_to_the_model(columns: int, folded: bool) -> None:
+    """The mask of windows is an outer difference of their numbers; its size is the square of theirs."""
+    graph = Graph("g")
+    x = graph.add_input("x", TensorType((1 << 12, 1 << 8), DType.F32))
+    wide = graph.add_input("wide", TensorType((1 << 8, columns), DType.F32))
+    row, column = (graph.constant(np.arange(1 << 8, dtype=np.float32).reshape(s)) for s in ((1, -1), (-1, 1)))
+    mask = graph.add(pw("sub"), row, column)
+    weight = graph.constant(np.ones((1 << 12, columns), np.float32))
+    sums = graph.add(MatMul(), x, graph.add(pw("mul"), mask, mask))
+    graph.set_outputs([sums, graph.add(pw("add"), graph.add(MatMul(), x, wide), weight)], ["a", "b"])
+    run([FoldConstants()], graph)
+    assert all(node.op.name != "sub" for node in graph.nodes) is folded
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from gpu.kernels.cases import FIGURES
 from gpu.stand_in_gpu import Machine
 from lowering.lowers_judge import LowersJudge
 
-from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps
-from fusec.gpu.autotune.plan_search import RivalTimes
+from fusec.gpu.autotune.candidates.candidate_times import StepTuning, Timers, choose_steps
+from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
+from fusec.gpu.autotune.plans.plan_search import RivalTimes
 from fusec.gpu.autotune.step_choices import apply_choices
-from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.ir import Array, DType, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -46,7 +46,7 @@ def launches(program: Program) -> list[str]:
 
 def test_steps_are_timed_over_a_cache_that_they_write_in_place(machine: Machine) -> None:
     """Elsewhere they copy all rows that stay, which a program does not do."""
-    from fusec.gpu.autotune.candidate_runner import bind_candidate
+    from fusec.gpu.autotune.candidates.candidate_runner import bind_candidate
     from fusec.gpu.measure.random_inputs import RandomInputs
 
     bound: list[Memory] = []

@@ -10,11 +10,11 @@ import pytest
 from gpu.kernels.attention.test_cached_candidates import ATTENDS, TUNING, WRITES, launches, program
 from gpu.stand_in_gpu import Machine
 
-from fusec.gpu.autotune.candidate_times import Timers, choose_steps
-from fusec.gpu.autotune.plan_search import RivalTimes
-from fusec.gpu.autotune.step_candidates import Candidate
+from fusec.gpu.autotune.candidates.candidate_times import Timers, choose_steps
+from fusec.gpu.autotune.candidates.step_candidates import Candidate
+from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
+from fusec.gpu.autotune.plans.plan_search import RivalTimes
 from fusec.gpu.autotune.step_choices import StepChoice, apply_choices
-from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore

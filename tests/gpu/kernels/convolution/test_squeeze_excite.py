@@ -10,7 +10,7 @@ from gpu.kernels.cases import FIGURES, Case, awkward, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
 from gpu.kernels.product.test_thin_product import constant
 
-from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
+from fusec.gpu.autotune.fusion.fusion_proposals import is_joint_work, may_begin
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean
 from fusec.ir import DType, Graph, Value
 from fusec.ops import Conv, MatMul, Reduce, pw

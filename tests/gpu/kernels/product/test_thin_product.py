@@ -10,7 +10,7 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
-from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
+from fusec.gpu.autotune.fusion.fusion_proposals import is_joint_work, may_begin
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.kernels.product import product_step
 from fusec.gpu.kernels.product.thin_product import thin_product

@@ -9,7 +9,7 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, awkward, build, check, normal
 from gpu.kernels.emulator import needs_compiler
 
-from fusec.gpu.autotune.step_fusion import fuse_steps
+from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Cast, Reduce, pw
 from fusec.schedule.program import Program, single_step

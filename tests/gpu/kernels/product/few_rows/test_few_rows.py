@@ -11,7 +11,7 @@ from gpu.kernels.cases import FIGURES, Case, build, check, rows
 from gpu.kernels.emulator import needs_compiler
 from gpu.kernels.product.few_rows.products import gated, product, refused, weights
 
-from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
+from fusec.gpu.autotune.fusion.fusion_proposals import is_joint_work, may_begin
 from fusec.gpu.kernels import GpuFigures, find
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import MatMul, RmsNorm, pw

@@ -11,7 +11,7 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
-from fusec.gpu.autotune.fusion_proposals import is_joint_work, may_begin
+from fusec.gpu.autotune.fusion.fusion_proposals import is_joint_work, may_begin
 from fusec.gpu.kernels.codegen.kernel import Launch
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import PackedMatMul, RmsNorm, pw

@@ -1,0 +1,1 @@
+"""Store tuned choices on disk, and read them again."""

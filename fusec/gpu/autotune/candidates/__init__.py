@@ -1,0 +1,1 @@
+"""List what could run a step, time it, and take the fastest."""

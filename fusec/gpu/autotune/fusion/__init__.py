@@ -1,0 +1,1 @@
+"""Choose which steps run together as one kernel."""

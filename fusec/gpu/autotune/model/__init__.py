@@ -1,0 +1,1 @@
+"""Choose among close plans and kernels by the time of the whole model."""

@@ -1,0 +1,1 @@
+"""Choose the plan that runs each cuDNN graph."""
