@@ -18,6 +18,7 @@ from fusec.builder import Builder
 from fusec.compiler.build_program import ModelWithHostSteps, build_program, read_model
 from fusec.compiler.choose_judge import start_workers
 from fusec.compiler.choose_target import require_runs_on_gpu, resolve_target
+from fusec.compiler.early_processes import early_processes
 from fusec.compiler.faster_form import faster_form, whole_us
 from fusec.compiler.gpu_executable import locked_executable, tuned_executable
 from fusec.compiler.segmented import require_whole, segmented_executable
@@ -74,6 +75,17 @@ def compile_model(
 ) -> AnyExecutable:
     """Compile a model with checked options. See `compile`, whose keywords become the options."""
     shared = shared or Shared()
+    is_alone = shared.oracle is None and shared.family is None
+    with early_processes(options.target, model) if wakes_gpu(options) and is_alone else nullcontext():
+        return _compiled(model, options, shapes, shared)
+
+
+def _compiled(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
+    options: CompileOptions,
+    shapes: Mapping[str, Sequence[int]] | None,
+    shared: Shared,
+) -> AnyExecutable:
     options.report("import", 0, 1)
     if wakes_gpu(options) and shared.oracle is None:
         driver_stand_in.begin_building()

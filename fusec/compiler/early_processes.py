@@ -11,7 +11,8 @@ import importlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def with_early_processes(function: Callable[P, R]) -> Callable[P, R]:
-    """Start processes before a function that compiles is called, and end those that it does not use.
+    """Start processes before a function that compiles is called: see `early_processes`.
 
     Its keywords `target`, `simulate`, `oracle` and `family` tell if it needs any.
     """
@@ -37,30 +38,36 @@ def with_early_processes(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def started(*args: P.args, **kwargs: P.kwargs) -> R:
         target = str(kwargs.get("target", "auto"))
-        if (
-            target == CPU
-            or kwargs.get("simulate")
-            or any(kwargs.get(name) is not None for name in ("oracle", "family"))
-        ):
+        shares = any(kwargs.get(name) is not None for name in ("oracle", "family"))
+        if target == CPU or kwargs.get("simulate") or shares:
             return function(*args, **kwargs)
-        model = args[0] if args else kwargs.get("model")
-        threads = [
-            threading.Thread(target=_quietly, args=(work,), name="fusec-early", daemon=True)
-            for work in (partial(wake, target), partial(start_server, target), partial(import_reader, model))
-        ]
-        OPEN.want()
-        for thread in threads:
-            thread.start()
-        try:
+        with early_processes(target, args[0] if args else kwargs.get("model")):
             return function(*args, **kwargs)
-        except BaseException:
-            for thread in threads:  # because the process may end now
-                thread.join()
-            raise
-        finally:
-            OPEN.release()
 
     return started
+
+
+@contextmanager
+def early_processes(target: str, model: object) -> Generator[None]:
+    """Wake the GPU, start the server that forks processes, and import what reads the model, during the body.
+
+    After the body the server ends with its last process.
+    """
+    threads = [
+        threading.Thread(target=_quietly, args=(work,), name="fusec-early", daemon=True)
+        for work in (partial(wake, target), partial(start_server, target), partial(import_reader, model))
+    ]
+    OPEN.want()
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    except BaseException:
+        for thread in threads:  # because the process may end now
+            thread.join()
+        raise
+    finally:
+        OPEN.release()
 
 
 def wake(target: str) -> None:
