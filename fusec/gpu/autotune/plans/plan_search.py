@@ -12,7 +12,9 @@ from typing import Any
 from fusec.errors import DeviceLostError, ExecutionError
 from fusec.gpu.autotune.plans.plan_check import reject_wrong_plans
 from fusec.gpu.autotune.ranked_plans import Offer, PlanBench, RankedPlans
+from fusec.ir import HALVES
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.engine_numbers import GENERIC
 from fusec.plans.plan_record import BLAS, Choice
 
 LEVELS = ("none", "quick", "full")
@@ -80,7 +82,7 @@ def rank_plans(
     for count, (key, result) in enumerate(ranked.items(), 1):
         offers[key] = _offers(bench, result, known.get(key), level)
         if count & (count - 1) == 0 or count == len(ranked):  # workers build meanwhile
-            bench.expect([(graphs[key], offer) for key, offer in _expected(offers, known, level)])
+            bench.expect([(graphs[key], offer) for key, offer in _expected(graphs, offers, known, level)])
     waiting: list[tuple[float, str, list[Offer]]] = []
     # Graphs whose first plan is compiled at run time come last, because workers still compile it.
     order = sorted(graphs, key=lambda key: not (offers[key] and offers[key][0].precompiled))
@@ -173,7 +175,7 @@ def _is(offer: Offer, known: Choice | None) -> bool:
 
 
 def _expected(
-    offers: Mapping[str, Sequence[Offer]], known: Mapping[str, Choice], level: str
+    graphs: Mapping[str, CudnnGraph], offers: Mapping[str, Sequence[Offer]], known: Mapping[str, Choice], level: str
 ) -> Iterator[tuple[str, Offer]]:
     """Yield the offers that will be built if each first one builds: the first of each graph, then the others.
 
@@ -184,7 +186,7 @@ def _expected(
     for key, each in offers.items():
         choice = known.get(key)
         if each and not (choice is not None and choice.complete and _is(each[0], choice)):
-            yield from ((key, offer) for offer in _others(each[1:], level) if not offer.is_slow)
+            yield from ((key, offer) for offer in _others(graphs[key], each, level) if not offer.is_slow)
 
 
 def _first(
@@ -194,27 +196,43 @@ def _first(
 
     Returns the offers left to time, or None if there is nothing to time.
     """
-    rest = list(offers)
+    rest, tried = list(offers), list[Offer]()
     if known is not None and known.complete and rest and _is(rest[0], known) and _built(bench, result, rest[0]):
         result.plans = [(known, result.plans[0][1])]
         return None
     while rest and not result.plans:
-        _built(bench, result, rest.pop(0))
+        tried = [rest.pop(0)]
+        _built(bench, result, *tried)
     if level == "none" or not result.plans:
         return None
     _time_last(bench, result)
-    return _others(rest, level)
+    return _others(result.graph, [*tried, *rest], level)
 
 
-def _others(rest: Sequence[Offer], level: str) -> list[Offer]:
-    """List the offers to time against the first one."""
+def _others(graph: CudnnGraph, offers: Sequence[Offer], level: str) -> list[Offer]:
+    """List the offers to time against the first one.
+
+    Level quick compiles no plan of a plain convolution with precompiled plans, which were always faster on an H200.
+    """
+    first, *rest = offers
     if level == "none":
         return []
     if level == "full":
-        return list(rest)
+        return rest
     others = [o for o in rest if o.choice.engine == BLAS]  # few, and quickly built
-    precompiled = [o for o in rest if o.precompiled and o not in others][:QUICK_PRECOMPILED]
-    return [*others, *precompiled, *[o for o in rest if not o.precompiled][:QUICK_COMPILED]]
+    precompiled = [o for o in rest if o.precompiled and o not in others]
+    fast = [o for o in (first, *precompiled) if o.precompiled and o.choice.engine not in (BLAS, GENERIC)]
+    compiled = [] if fast and is_plain_convolution(graph) else [o for o in rest if not o.precompiled]
+    return [*others, *precompiled[:QUICK_PRECOMPILED], *compiled[:QUICK_COMPILED]]
+
+
+def is_plain_convolution(graph: CudnnGraph) -> bool:
+    """Tell if a graph has a convolution of one group in 16 bits, for which cuDNN's precompiled engines are fast."""
+    for call in graph.calls:
+        if call.op == "conv_fprop":
+            image, filters = (graph.tensor(uid) for uid in call.inputs[:2])
+            return image.dims[1] == filters.dims[1] and image.dtype in HALVES
+    return False
 
 
 def _built(bench: PlanBench, result: RankedPlans, offer: Offer) -> bool:

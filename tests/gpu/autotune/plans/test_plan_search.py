@@ -19,7 +19,8 @@ from fusec.gpu.autotune.plans.plan_search import (
 from fusec.gpu.autotune.ranked_plans import Offer, RankedPlans
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.ir import DType
-from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
+from fusec.lowering.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
+from fusec.plans.engine_numbers import GENERIC
 from fusec.plans.plan_record import BLAS, Choice
 
 
@@ -179,6 +180,30 @@ def test_level_quick_tries_only_the_first_plans() -> None:
     assert len(tried) == 1 + QUICK_PRECOMPILED + QUICK_COMPILED
     assert {3, 5} <= tried and not {7, 39} & tried
     assert tuned.plans[0][0].complete
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype", "first", "compiles"),
+    [
+        (64, DType.F16, 7, False),
+        (64, DType.BF16, 7, False),
+        (64, DType.F32, 7, True),
+        (1, DType.F16, 7, True),  # one group for each channel
+        (64, DType.F16, GENERIC, True),  # slower than engines compiled at run time
+    ],
+)
+def test_level_quick_compiles_no_plan_of_a_convolution_with_precompiled_ones(
+    channels: int, dtype: DType, first: int, compiles: bool
+) -> None:
+    shapes = {1: (1, 64, 8, 8), 2: (64, channels, 1, 1), 3: (1, 64, 8, 8)}
+    tensors = tuple(CudnnTensor(uid, dims, (dims[1], 1, dims[1], dims[1]), dtype) for uid, dims in shapes.items())
+    window = tuple((name, (size, size)) for name, size in zip(PORTS["conv_fprop"][2], (0, 0, 1, 1), strict=True))
+    convolution = CudnnGraph(tensors, (CudnnCall("conv_fprop", (1, 2), (3,), attributes=window),))
+    for level in ("quick", "full"):
+        table = Table({8: [10.0, 9.0, 8.0]}, noise=0.0, compiled=frozenset({1, 2}), engines={0: first})
+        rank_plans({"a": convolution}, table, TuningOptions(level))
+        assert {place for _, place in table.built} == ({0, 1, 2} if compiles or level == "full" else {0})
+        assert (table.expected[0] == [(8, 0)]) == (level == "quick" and not compiles)
 
 
 def test_level_quick_leaves_out_engines_whose_plans_are_far_slower() -> None:
