@@ -58,6 +58,7 @@ def start_workers(
     plan_filter: PlanFilter,
     oracle: Oracle | None = None,
     family: ShapeFamily | None = None,
+    precompiled: bool = True,
 ) -> CudnnWorkers:
     """Return the workers of the caller or of a shape family, or new ones; none if cuDNN is not installed.
 
@@ -66,6 +67,8 @@ def start_workers(
     on_gpu: the GPU of the target is there, and will run the program.
     oracle: the workers of the caller.
     family: the programs of the same model for other input shapes.
+    precompiled: the model has ops for which cuDNN has precompiled plans; if not, most of its plans are compiled at run
+        time, and for many of those cuDNN needs the GPU.
     Raises FusecError if the caller's workers are for another target.
     """
     if oracle is not None:
@@ -81,7 +84,7 @@ def start_workers(
     few = partial(on_device, workers=min(MOST_ON_DEVICE, most_workers(target)))
     if not on_gpu:
         oracle = Oracle(target, reuse_builds=True, plan_filter=plan_filter)
-    elif device.is_described(target) and driver_stand_in.is_available():
+    elif precompiled and device.is_described(target) and driver_stand_in.is_available():
         oracle = Oracle(target, hand_over=True, plan_filter=plan_filter, on_device=few)
     else:
         oracle = on_device()

@@ -31,6 +31,7 @@ from fusec.gpu.cudnn import driver_stand_in
 from fusec.gpu.cudnn.deviceless import load_cudnn
 from fusec.gpu.cudnn.oracle import Oracle
 from fusec.ir import Graph
+from fusec.ops import Conv
 from fusec.passes.base import FASTEST, ROUND_ACTIVATIONS
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.segments.executable import AnyExecutable
@@ -113,7 +114,8 @@ def compile_graph(
         return Executable(build_program(source, options, target), SimulatorBackend(CPU))
 
     on_gpu = not options.simulate and device.is_present(target)
-    workers = start_workers(target, on_gpu, options.plan_filter, shared.oracle, family)
+    precompiled = any(isinstance(node.op, Conv) for node in source.nodes)
+    workers = start_workers(target, on_gpu, options.plan_filter, shared.oracle, family, precompiled)
     build = partial(build_program, source, options, target, family, workers.oracle)
     if family is not None and family.transfers:
         family.prefetch_plans(shapes or {})

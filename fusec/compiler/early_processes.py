@@ -49,13 +49,13 @@ def with_early_processes(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def early_processes(target: str, model: object) -> Generator[None]:
-    """Wake the GPU, start the server that forks processes, and import what reads the model, during the body.
+    """Wake the GPU, start the server that forks processes, and import other packages, during the body.
 
     After the body the server ends with its last process.
     """
     threads = [
         threading.Thread(target=_quietly, args=(work,), name="fusec-early", daemon=True)
-        for work in (partial(wake, target), partial(start_server, target), partial(import_reader, model))
+        for work in (partial(wake, target), partial(start_server, target), partial(import_packages, target, model))
     ]
     OPEN.want()
     for thread in threads:
@@ -90,10 +90,14 @@ def start_server(target: str) -> None:
     OPEN.open(here.name, partial(ForkServer, "fusec.gpu.cudnn.worker", arguments, variables))
 
 
-def import_reader(model: object) -> None:
-    """Import the package that reads a model, because it does not depend on fusec."""
+def import_packages(target: str, model: object) -> None:
+    """Import packages that do not depend on fusec: what reads the model, and what runs it on the GPU."""
     if isinstance(model, bytes) or (isinstance(model, str | os.PathLike) and os.fspath(model).endswith(".onnx")):
         importlib.import_module("onnx")
+    if device.device_name() and device.wanted(target) is not None and not deviceless.is_absent():
+        deviceless.load_cudnn()
+        for name in ("cudnn", "cupy"):
+            importlib.import_module(name)
 
 
 def _quietly(work: Callable[[], Any]) -> None:

@@ -82,6 +82,26 @@ def test_a_server_starts_only_for_this_gpu_and_for_one_model(
     assert started == (["h200", "closed"] if starts else [])
 
 
+@pytest.mark.parametrize(
+    ("model", "target", "imported"),
+    [
+        ("a.onnx", "auto", ["onnx", "cudnn", "cupy"]),
+        (b"", "t4", ["onnx"]),
+        (Path("a.onnx"), "t4", ["onnx"]),
+        ("a.txt", "h200", ["cudnn", "cupy"]),
+    ],
+)
+def test_packages_are_imported_that_a_compilation_needs(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, model: object, target: str, imported: list[str]
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(early_processes.importlib, "import_module", found.append)
+    monkeypatch.setattr(early_processes.deviceless, "load_cudnn", lambda: None)
+    monkeypatch.setattr(early_processes.device, "device_name", lambda: "NVIDIA H200")
+    early_processes.import_packages(target, model)
+    assert found == imported
+
+
 def test_none_starts_where_answers_are_stored(started: list[Any], tmp_path: Path) -> None:
     (tmp_path / ANSWERS).touch()
     compile()
