@@ -30,7 +30,7 @@ _GPUS = ("CUDA", "CUDA:0")
 
 
 class FusecBackendRep(BackendRep):
-    """A model that is compiled when it is run. graph, executable: those of the last call."""
+    """A model that is compiled when it is run. graph, executable: the graph and executable of the last call."""
 
     def __init__(
         self, model: ModelProto, compile: Callable[[Graph], driver.AnyExecutable | DynamicExecutable] = driver.compile

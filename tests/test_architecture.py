@@ -56,6 +56,9 @@ PARTS = {
     ],
 }
 
+# A file of tests opens with what it does; "Test that ..." says what must hold.
+OPENINGS = ("Ask", "Check", "Compare", "Compile", "Export", "Hold", "Import", "Load", "Read", "Run", "Search", "Test")
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -89,6 +92,21 @@ def test_every_package_and_module_says_what_it_does() -> None:
 def test_docstrings_do_not_open_with_a_question() -> None:
     told = [f"{where}: {text}" for where, text in docstrings() if text.split()[0].strip(",.:") in QUESTIONS]
     assert not told, "\n".join(told)
+
+
+def test_parameters_have_a_noun() -> None:
+    """As in `rows: rows of a block`, because a reader of `rows: of a block` has to guess what it counts."""
+    bare = re.compile(r"^ *\w+(, \w+)*: (of|that of|those of) ", re.MULTILINE)
+    assert not [f"{where}: {found[0]}" for where, text in docstrings() for found in bare.finditer(text)]
+
+
+def test_files_of_tests_open_with_a_verb() -> None:
+    texts = {
+        path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in TESTS if path.stem.startswith("test_")
+    }
+    assert not [
+        f"{path.relative_to(ROOT)}: {text}" for path, text in texts.items() if text.split(" ")[0] not in OPENINGS
+    ]
 
 
 @pytest.mark.parametrize("part", PARTS)

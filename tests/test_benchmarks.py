@@ -125,7 +125,7 @@ def test_every_kind_of_call_is_compared_with_the_steps(rng: np.random.Generator)
     assert call_overhead.stream_times(net) == {"lanes": 1, "declined": ""}  # the simulator runs steps in order only
 
 
-def test_times_in_order_and_in_parallel_are_told_apart() -> None:
+def test_times_in_order_and_in_parallel_have_separate_rows() -> None:
     class Captured:
         def __init__(self, lanes: int, other_us: float, this_us: float) -> None:
             self.recorded = (lanes, other_us, "", this_us)
@@ -158,7 +158,7 @@ def test_families_of_narrow_types_are_left_out_too() -> None:
 
 
 class _Program:
-    """A compiled model whose run takes so many ms."""
+    """A compiled model whose run takes a given time."""
 
     def __init__(self, executable: Executable, ms: float, results: object = None):
         self.compiled, self.kernels = executable.compiled, set(executable.compiled.program.steps)

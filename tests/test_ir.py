@@ -434,7 +434,7 @@ def test_any_nodes_may_be_erased_while_iterating(gone: list[int], at: int) -> No
     assert seen == [n for i, n in enumerate(nodes) if i <= at or n in left]
 
 
-def test_iteration_meets_nodes_inserted_after_the_current_one() -> None:
+def test_iteration_reaches_nodes_inserted_after_the_current_one() -> None:
     graph = chain(2)
     seen: list[str] = []
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""The nine light models the whole way for an H200, without one: shipped outputs, random weights, what fused."""
+"""Test the nine light models the whole way for an H200, without one: shipped outputs, random weights, what fused."""
 
 from __future__ import annotations
 

@@ -56,11 +56,11 @@ def _apply(draw: st.DrawFn, graph: Graph, case: Case, rng: np.random.Generator) 
             with np.errstate(all="ignore"):
                 array = (rng.choice(EXTREMES, array.shape) if extreme else array).astype(float_type)
         type = TensorType(array.shape, DType.of(array.dtype))
-        alike = [v for v in graph.values() if v.type.same_value_type(type)]
+        same_type = [v for v in graph.values() if v.type.same_value_type(type)]
         origin = draw(st.lists(NAMES, max_size=2))
         match draw(st.integers(0, 2)):
-            case 0 if alike:
-                arguments.append(draw(st.sampled_from(alike)))
+            case 0 if same_type:
+                arguments.append(draw(st.sampled_from(same_type)))
             case 1:
                 name = graph.fresh_name(draw(NAMES))  # the label is what a large weight is looked up by
                 literal = Literal.of(array, name)
@@ -151,7 +151,7 @@ def test_colons_belong_to_names_but_the_last() -> None:
     assert x.name == "x:0"
 
 
-def test_equal_ops_print_alike() -> None:
+def test_equal_ops_print_the_same_text() -> None:
     graph = parse('graph "g" (%x: f32[2]) { %y = swish(%x) {beta=2} return %y }')
     assert "{beta=2.0}" in print_graph(graph)
     graph.set_op(next(graph.nodes), pw("swish", beta=2))

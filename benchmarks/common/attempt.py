@@ -57,4 +57,4 @@ class Attempt:
 
 def add_limit(options: argparse.ArgumentParser) -> None:
     """Add the option for the limit of a whole run."""
-    options.add_argument("--seconds", type=float, default=0.0, help="stop after so many seconds; 0: no limit")
+    options.add_argument("--seconds", type=float, default=0.0, help="stop after this many seconds; 0: no limit")

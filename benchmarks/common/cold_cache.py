@@ -9,7 +9,7 @@ SWEEP_BYTES = 1 << 28  # more than any L2 cache holds
 
 
 def cold_timer(runs: int) -> Callable[[Callable[[], object]], float]:
-    """Make a function that returns the median time of so many runs, in us.
+    """Make a function that returns the median time of `runs` runs, in us.
 
     It times CuPy's current stream, and overwrites the L2 cache before each run.
     """

@@ -108,7 +108,7 @@ class _Group:
 
 
 def table(pairs: Sequence[StepPair], first: str, second: str, worst: int) -> str:
-    """Return a table of the pairs of which the first form loses most, so many, and of the sums of all."""
+    """Return a table of the `worst` pairs, whose first form loses most, and of the sums of all pairs."""
     heads = "  ".join(f"{name:>8} {'limit':>7}" for name in (first, second))
     every = StepPair([s for p in pairs for s in p.first], [s for p in pairs for s in p.second])
     sums = "  ".join(f"{_sum_us(steps):8.1f} {_limit_us(steps):7.1f}" for steps in (every.first, every.second))

@@ -90,7 +90,7 @@ def captured(run: Callable[[], T]) -> tuple[Callable[[], None], T]:
 
 
 def device_ms(run: Callable[[], object], count: int) -> float:
-    """Return the ms of one of so many runs on the device, between two events."""
+    """Return the ms of one of `count` runs on the device, between two events."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
@@ -102,7 +102,7 @@ def device_ms(run: Callable[[], object], count: int) -> float:
 
 
 def host_ms(run: Callable[[], object], count: int) -> float:
-    """Return the ms of one of so many calls by the host's clock, until the device is done."""
+    """Return the ms of one of `count` calls by the host's clock, until the device is done."""
     torch.cuda.synchronize()
     started = time.perf_counter()
     for _ in range(count):

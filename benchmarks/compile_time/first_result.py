@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.common.result_files import KEYS, ROOT, compiler_caches, gpu, parser, write_row
 
 FILE, PACKED, MODEL, ANSWERS, LOCK = "resnet50.fusec", "resnet50.fusec.xz", "resnet50.onnx", "answers.npz", "fusec.lock"
-SIGNS_FROM = 4096  # weights of so many elements get random signs
+SIGNS_FROM = 4096  # elements of a weight that gets random signs, at least
 TOLERANCE = 2e-2  # relative L2 of a whole model in fp16
 GROUPS = ("model", "lock", "file")
 

@@ -17,7 +17,7 @@ SIDE = 4096  # of a square weight
 SHAPES = ((8, 64, 32), (8, 1, 32), (64, 1), (8, 64, 1), (32,), (4, 64, 32), (4, 1, 32))
 UNARY = ("relu", "tanh", "sigmoid", "neg", "abs", "exp", "sqrt", "erf", "gelu", "swish", "sin", "cos", "softplus")
 BINARY = ("add", "mul", "sub", "max", "min", "div")
-RECENT = 60  # most operands are among so many values before
+RECENT = 60  # most operands are among the last values, of this number
 
 
 def pointwise(nodes: int) -> Graph:

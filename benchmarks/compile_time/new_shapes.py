@@ -70,7 +70,7 @@ def exported(name: str, path: Path) -> None:
 def measure(
     case: str, path: Path, cache: Path, seconds: float, pause: float, recording: Recording
 ) -> list[dict[str, Any]]:
-    """Run a case and write a row for each size. After so many seconds the process is stopped.
+    """Run a case and write a row for each size. The process is stopped after the time limit.
 
     path: the model.
     cache: folder of the plan cache.

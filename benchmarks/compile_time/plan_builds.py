@@ -68,7 +68,7 @@ def conv(g: Graph, x: Value, w: Value) -> Value:
 
 
 def with_epilogue(length: int) -> CudnnGraph:
-    """Make a convolution with so many pointwise ops after it."""
+    """Make a convolution with `length` pointwise ops after it."""
 
     def make(g: Graph, x: Value, w: Value) -> Value:
         y = conv(g, x, w)
@@ -80,7 +80,7 @@ def with_epilogue(length: int) -> CudnnGraph:
 
 
 def pointwise(length: int) -> CudnnGraph:
-    """Make a graph of so many pointwise ops, of which many read a further input and store their result.
+    """Make a graph of `length` pointwise ops, of which many read a further input and store their result.
 
     So are the steps of a large graph of pointwise ops: about one tensor in memory for each op.
     """

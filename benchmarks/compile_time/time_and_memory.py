@@ -29,8 +29,8 @@ class Case:
     """A model to compile, and its options.
 
     what: `import`, a graph made by `models.pointwise` or `models.weights`, or a file of `models.FILES`.
-    size: of the graph.
-    precision, sources: of the compiled model and its file; sources: the file also holds the weights of the ONNX file.
+    size: number that the graph is made with.
+    precision: precision of the compiled model. sources: its file also holds the weights of the ONNX file.
     saves: the model is saved.
     warm: another process has filled the cache.
     """

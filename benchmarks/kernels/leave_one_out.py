@@ -56,7 +56,7 @@ def used_families(steps: Sequence[Partition], figures: GpuFigures) -> dict[str, 
     """Count the steps of each kernel family. A family with variants is counted under a second name, too.
 
     steps: those that a kernel runs.
-    figures: of the GPU that they run on.
+    figures: figures of the GPU that they run on.
     """
     counts: dict[str, int] = {}
     for step in steps:

@@ -42,7 +42,7 @@ class Trial:
     """A compiled model after its first run.
 
     program: the steps on the GPU.
-    results: of the first run.
+    results: results of the first run.
     span: takes a number of runs, and returns the ms of one.
     """
 

@@ -49,7 +49,7 @@ Packed = tuple[Array, Array]  # bytes [columns, blocks, bytes of a block], and s
 class Chain:
     """Products x @ w1 @ w2 …, where each product with [depth, columns] is followed by one with [columns, depth].
 
-    bits: of an integer weight. block: weights along the depth that share a scale of 16 bits.
+    bits: bits of an integer weight. block: weights along the depth that share a scale of 16 bits.
     """
 
     rows: int

@@ -28,7 +28,7 @@ WEIGHTS = "weights.bin"
 class FileWriter(Writer):
     """Writes a decoder whose large weights are external data, and keeps them for torch.
 
-    bits: of the weights of products: 16, or 4 (MatMulNBits).
+    bits: bits of the weights of products: 16, or 4 (MatMulNBits).
     matrices: weights of the products in the order of the model, [columns, rows] each, in fp16.
     scales: weights of the norms in that order.
     read_bytes: bytes of the weights that a decode step reads.
@@ -181,7 +181,7 @@ def layer(
 ) -> torch.Tensor:
     """Compute a layer of x[B, S, width]. It has no number, so that one compiled form computes all layers.
 
-    weights: of norm, products to queries, keys and values, product from heads, norm, and the two products after it.
+    weights: norm, products to queries, keys and values, product from heads, norm, and the two products after it.
     cache: keys and values, [B, heads, capacity, features] each; those of x are written into it.
     places: positions of x, their cosines and sines, and the mask of `attend`; without one, queries see earlier keys.
     """

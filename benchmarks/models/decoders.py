@@ -62,8 +62,8 @@ Row = dict[str, Any]
 class Settings:
     """Options that all parts share.
 
-    bits: of weights: 16 or 4.
-    peer_s: a peer that is not ready after so many seconds is left out; 0 is no limit.
+    bits: bits of a weight: 16 or 4.
+    peer_s: seconds after which a peer that is not ready is left out; 0 is no limit.
     """
 
     config: Config
@@ -263,7 +263,7 @@ def compare(case: Case, who: str, got: torch.Tensor, want: torch.Tensor) -> None
 
 
 def span(start: Callable[[], None], run: Callable[[], None], most: int) -> Callable[[int], float]:
-    """Return a function that starts anew, and times so many steps, at most `most`; in ms of one."""
+    """Return a function that starts anew and times a number of steps, at most `most`; it returns the ms of one."""
 
     def spanned(count: int) -> float:
         start()
@@ -397,7 +397,7 @@ def run(settings: Settings, attempt: Attempt) -> Row:
 
 
 def show(row: Row, worst: int) -> None:
-    """Print a row, and its slowest steps, so many."""
+    """Print a row, and its `worst` slowest steps."""
     for name, value in row.items():
         if name not in ("steps", "prompt_steps"):
             print(f"  {name}: {value}")
@@ -416,7 +416,7 @@ def main() -> int:
     options.add_argument("--peer-seconds", type=float, default=100.0, help="leave out a slower peer; 0: no limit")
     options.add_argument("--tune", default="quick")
     options.add_argument("--simulate", action="store_true", help="run a small decoder without a GPU, and time nothing")
-    options.add_argument("--worst", type=int, default=12, help="print so many of the slowest steps")
+    options.add_argument("--worst", type=int, default=12, help="number of the slowest steps to print")
     given = options.parse_args()
     config = SMALL if given.simulate else LLAMA
     config = replace(config, num_hidden_layers=given.layers or config.num_hidden_layers)

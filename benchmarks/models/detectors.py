@@ -67,7 +67,7 @@ class Settings:
     """Options that all cases share.
 
     tune, budget_s: as `fusec.compile` takes them.
-    peer_s: a peer that is not ready after so many seconds is left out; 0 is no limit.
+    peer_s: seconds after which a peer that is not ready is left out; 0 is no limit.
     products: libraries whose matrix products torch.compile times; those of 1x1 convolutions are among them.
     """
 
@@ -328,7 +328,7 @@ def times_on_device(
 
 
 def show(row: dict[str, Any], worst: int) -> None:
-    """Print a row, and its slowest steps, so many."""
+    """Print a row, and its `worst` slowest steps."""
     for name, value in row.items():
         if name != "steps":
             print(f"  {name}: {value}", flush=True)
@@ -344,7 +344,7 @@ def main() -> int:
     options.add_argument("--products", default=PRODUCTS, help="libraries whose products torch.compile times")
     options.add_argument("--tune", default="quick")
     options.add_argument("--simulate", action="store_true", help="run small images without a GPU, and time nothing")
-    options.add_argument("--worst", type=int, default=12, help="print so many of the slowest steps")
+    options.add_argument("--worst", type=int, default=12, help="number of the slowest steps to print")
     given = options.parse_args()
     peers = tuple(p for p in given.peers.split(",") if p)
     if unknown := set(peers) - set(PEERS):

@@ -59,7 +59,7 @@ class Settings:
     """Options that all cases share.
 
     tune, budget_s: as `fusec.compile` takes them.
-    peer_s: a peer that is not ready after so many seconds is left out; 0 is no limit.
+    peer_s: seconds after which a peer that is not ready is left out; 0 is no limit.
     products: libraries whose matrix products torch.compile times.
     levels: other tuning levels of fusec, whose programs take turns with its own.
     """
@@ -165,7 +165,7 @@ def first_result(
 
 
 def show(row: dict[str, Any], worst: int) -> None:
-    """Print a row, and its slowest steps, so many."""
+    """Print a row, and its `worst` slowest steps."""
     shown = "  ".join(
         f"{who} {t['median_ms']:.3f} ({t['low_ms']:.3f}..{t['high_ms']:.3f}) e {row['errors'][who]:.0e}"
         for who, t in row["times"].items()
@@ -190,7 +190,7 @@ def main() -> int:
     options.add_argument("--levels", default="none", help="other tuning levels to time, separated by commas")
     images = {"listed": "channels last for CHANNELS_LAST", "rows": "row-major", "last": "channels last"}
     options.add_argument("--images", choices=images, default="listed", help=f"fusec's images: {images}")
-    options.add_argument("--worst", type=int, default=0, help="print so many of the slowest steps")
+    options.add_argument("--worst", type=int, default=0, help="number of the slowest steps to print")
     given = options.parse_args()
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     torch.backends.cudnn.benchmark = True

@@ -19,6 +19,7 @@ import torch
 
 import fusec
 from benchmarks.common.attempt import Attempt, TooLongError, add_limit, within
+from benchmarks.common.dynamic_quantization import quantized_dynamically
 from benchmarks.common.model_zoo import channels_last, exported, feeds_of, halved, make
 from benchmarks.common.result_files import parser
 from benchmarks.common.step_pairs import named_steps, step_pairs, table
@@ -29,6 +30,7 @@ from fusec.diagnostics.step_times import measure
 NAME = "quantized_models.json"
 CASES = ["resnet50:32", "bert_base:32", "resnet50:256", "mobilenet_v2:32", "vit_b_16:32"]
 FLOAT = "fp16"
+DYNAMIC = "dynamic"  # activations are quantised at run time; other formats are those of `fusec.quantize`
 
 
 class Measurement:
@@ -60,9 +62,7 @@ class Measurement:
         """
         self._compile(FLOAT, self._exported, feeds_of(self._halves))
         started = time.perf_counter()
-        quantised = fusec.quantize(
-            self._data, self._samples, format=self.form, calibration="max", target="auto"
-        ).model.SerializeToString()
+        quantised = self._quantised()
         self.attempt.say(f"quantised in {time.perf_counter() - started:.1f} s")
         wide = tuple(x.float() if x.is_floating_point() else x for x in self._halves)
         self._compile(self.form, quantised, feeds_of(wide))
@@ -74,6 +74,12 @@ class Measurement:
         both = f"{self.form} {quantised_ms:.3f} ms, fp16 {float_ms:.3f} ms, {float_ms / quantised_ms:.2f}x"
         self.attempt.say(f"in turns: {both}; {self.row['difference']:.1e} apart")
         self._compare_steps(worst)
+
+    def _quantised(self) -> bytes:
+        if self.form == DYNAMIC:
+            return quantized_dynamically(self._data)
+        options: dict[str, Any] = {"format": self.form, "calibration": "max", "target": "auto"}
+        return fusec.quantize(self._data, self._samples, **options).model.SerializeToString()
 
     def _compile(self, form: str, source: bytes, feeds: dict[str, Any]) -> None:
         """Compile a form, and time it alone."""
@@ -103,7 +109,7 @@ def main() -> int:
     options.add_argument("cases", nargs="*", default=CASES, help="MODEL:BATCH[:FORMAT]")
     options.add_argument("--tune", default="quick")
     options.add_argument("--rounding", default="fused")
-    options.add_argument("--worst", type=int, default=30, help="print so many pairs of steps")
+    options.add_argument("--worst", type=int, default=30, help="number of pairs of steps to print")
     add_limit(options)
     given = options.parse_args()
     torch.backends.cudnn.benchmark = True

@@ -48,7 +48,7 @@ class Settings:
     budget_s: seconds to time plans.
     once: do not compile a second time with the cached choices.
     cache: folder of choices that were made before; None starts without any.
-    peer_s: a peer that is not ready after so many seconds is left out; 0 is no limit.
+    peer_s: seconds after which a peer that is not ready is left out; 0 is no limit.
     """
 
     side: int
@@ -231,7 +231,7 @@ def case(name: str, batch: int, settings: Settings) -> dict[str, Any]:
 
 
 def show(row: dict[str, Any], worst: int) -> None:
-    """Print a row, and its slowest kinds of steps, so many."""
+    """Print a row, and its `worst` slowest kinds of steps."""
     print(f"{'ok ' if row['ok'] else 'BAD'} {row['model']}:{row['batch']}", end="")
     for key in ("best_peer_over_fusec", "launches", "limit_ms", "sum_ms", "cold_s", "warm_s", "in_place"):
         if key in row:
@@ -257,7 +257,7 @@ def main() -> int:
     options.add_argument("--products", default="ATEN,TRITON", help="libraries whose products torch.compile times")
     options.add_argument("--peer-seconds", type=float, default=0.0, help="leave out a slower peer; 0: no limit")
     options.add_argument("--tune", default="quick", help="empty: peers alone")
-    options.add_argument("--worst", type=int, default=0, help="print so many of the slowest kinds of steps")
+    options.add_argument("--worst", type=int, default=0, help="number of the slowest kinds of steps to print")
     options.add_argument("--once", action="store_true", help="do not compile again with the cached choices")
     options.add_argument("--cache", type=Path, help="folder of earlier choices; their time then counts as warm")
     options.add_argument("--dry", action="store_true", help="list the steps for an H200; needs no GPU")

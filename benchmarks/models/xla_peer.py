@@ -66,7 +66,7 @@ class XlaPeer:
             raise
 
     def span(self, runs: int) -> float:
-        """Return the ms of a run, from at least so many runs."""
+        """Return the ms of a run, from at least `runs` runs."""
         assert self._process.stdin is not None
         print(runs, file=self._process.stdin, flush=True)
         return self._answer()

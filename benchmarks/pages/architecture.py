@@ -99,10 +99,14 @@ def stages() -> str:
 
 
 def linked(text: str) -> str:
-    """Turn the names of files below fusec/ into links."""
-    for name in FILE.findall(text):
-        (PACKAGE / name).stat()
-    return FILE.sub(r"[`\g<0>`](../fusec/\g<0>)", text)
+    """Turn the names of files below fusec/, and those that begin with tests/ or benchmarks/, into links."""
+
+    def link(found: re.Match[str]) -> str:
+        folder = ROOT if found[0].startswith(("tests/", "benchmarks/")) else PACKAGE
+        (folder / found[0]).stat()
+        return f"[`{found[0]}`](../{(folder / found[0]).relative_to(ROOT)})"
+
+    return FILE.sub(link, text)
 
 
 def summary(path: Path) -> str:

@@ -54,7 +54,7 @@ def worth(rows: Sequence[Mapping[str, Any]], name: str) -> str:
 def kernel_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a row for each family: its lines, models, worth, and the worth of its further variants.
 
-    rows: of leave_one_out.json
+    rows: rows of leave_one_out.json
     """
     lines: list[list[Any]] = []
     for name in MODULES:
@@ -62,9 +62,9 @@ def kernel_table(rows: Sequence[Mapping[str, Any]]) -> str:
         alone = ALONE.format(name)
         count = sum(len(path.read_text().splitlines()) for path in files_of(name))
         about = max(100, round(count, -2))  # so that few changes of a kernel change this page
-        told = worth(rows, name) if serves else "in no model of the table"
+        largest = worth(rows, name) if serves else "in no model of the table"
         variants = worth(rows, alone) if any(alone in row["without"] for row in rows) else ""
-        lines.append([f"`{name}`", about, serves, told, variants])
+        lines.append([f"`{name}`", about, serves, largest, variants])
     header = ["family", "lines, about", f"models of {len(rows)}", "largest worth", "of its variants"]
     return "\n".join(table(header, lines))
 

@@ -1,6 +1,6 @@
 """Answer where each thing is decided in fusec, for docs/architecture.md.
 
-Answers name files below fusec/, which become links. Keys are topics, then questions.
+Answers name files below fusec/, or from tests/ or benchmarks/ on. They become links. Keys are topics, then questions.
 """
 
 from __future__ import annotations
@@ -94,6 +94,10 @@ QUESTIONS = {
             "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/judges.py and gpu/cudnn/oracle.py; "
             "for plans gpu/cudnn/plan_list.py, gpu/cudnn/plan_builder.py, gpu/autotune/plans/plan_bench.py and "
             "gpu/autotune/cache/tuning_cache.py"
+        ),
+        "In which order do steps run?": (
+            "`ordered` in passes/partition/partition_graph.py: a step runs after those that it reads, and of several "
+            "such steps the one that begins first in the graph runs first"
         ),
         "Where does a step get its name, such as `conv+bias+relu`?": (
             "`signature` and `display_name` in schedule/program.py"
@@ -244,8 +248,16 @@ QUESTIONS = {
             "`dependent` of a `Launch` (gpu/kernels/codegen/kernel.py), which each kernel sets for itself; "
             "gpu/launch/dependent_launch.py launches it so"
         ),
+        "What if two threads call one executable?": (
+            "they take turns ([calls.md](calls.md#how-threads-and-streams-share-an-executable)): "
+            "execution/program_runner.py and gpu/launch/stream_calls.py hold locks"
+        ),
         "Where does a decoder store keys and values?": (
             "generation/decoder_graph.py makes them state of two programs; execution/state.py holds state on the device"
+        ),
+        "Where does a decoder choose the next token?": (
+            "in its program, for the best token (generation/decoder_graph.py); on the host, for a drawn one "
+            "(generation/sampling.py)"
         ),
         "Who holds a plan, and who frees it?": (
             "gpu/autotune/plans/plan_selection.py holds the plans of a backend, and with it they go: Python frees "
@@ -278,6 +290,15 @@ QUESTIONS = {
         ),
         "What does the fuzzer compare, and how close must results be?": (
             "`PROPERTIES` in testing/properties/table.py; testing/error_bounds/bounds.py bounds the difference"
+        ),
+        "How do tests run kernels and plans without a GPU?": (
+            "tests/gpu/kernels/emulator.py compiles the CUDA C of kernels for the CPU; tests/gpu/stand_in_gpu.py and "
+            "tests/gpu/stand_in_blaslt.py stand in for CuPy, cuDNN and cuBLASLt. cuDNN's verdicts are real: "
+            "tests/gpu/cudnn/recorded_answers.py reads them from a file if the code that asks has not changed"
+        ),
+        "Which script measures a table of docs/results.md, and which writes the page?": (
+            "the text of each section names the script. benchmarks/pages/results_page.py writes the page from "
+            "the JSON files of benchmarks/results"
         ),
         "How is a failing graph made smaller?": (
             "testing/runner/shrink.py; testing/runner/crash_shrink.py for crashes"

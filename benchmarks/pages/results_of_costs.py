@@ -268,7 +268,7 @@ def shapes() -> list[str]:
     return section(
         "New sizes of a dynamic model",
         f"{where(data)}; fp16 (`benchmarks/compile_time/new_shapes.py`). Seconds from a call with a new size to its "
-        "result. Each row is a process of its own that meets the sizes in this order. The first size includes loading "
+        "result. Each row is a process of its own that gets the sizes in this order. The first size includes loading "
         "the libraries. To the program: import, passes, and asking cuDNN. After the first size there is a pause, in "
         "which runtime engines are compiled for all sizes. A padded size runs the program of the next larger size "
         f"([shapes.md](shapes.md)). Results are within {worst:.0e} of torch's in fp32.",

@@ -99,11 +99,11 @@ def loaded(server: Server, requests: Requests, clients: Clients, rate: float = 0
             command = [sys.executable, "-m", "benchmarks.serving.load_client", json.dumps({**load, "seed": seed})]
             processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT))
         before = cpu_seconds(server.pid)
-        told = [process.communicate(timeout=clients.seconds + 120)[0] for process in processes]
+        texts = [process.communicate(timeout=clients.seconds + 120)[0] for process in processes]
         after = cpu_seconds(server.pid)
     if any(process.returncode for process in processes):
         raise SystemExit("a client failed")
-    reports = [json.loads(text) for text in told]
+    reports = [json.loads(text) for text in texts]
     answers = np.array([answer for report in reports for answer in report["answers"]]).reshape(-1, 4)
     cpu = {part: after[part] - before[part] for part in after}
     cpu["clients"] = sum(report["cpu_s"] for report in reports)

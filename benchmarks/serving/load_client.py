@@ -33,8 +33,8 @@ SEND_BYTES = 4 << 20  # of a socket's buffer, so that a request is sent by one c
 class Load:
     """The requests of one client process.
 
-    request: file with whole HTTP requests, which are sent in turn. lengths: of them.
-    connections: as many requests are in progress at most.
+    request: file with whole HTTP requests, which are sent in turn. lengths: the bytes of each.
+    connections: largest number of requests in progress.
     start, seconds: when to begin, on the monotonic clock of this machine, and for how long.
     rate: requests a second, at random times (Poisson), whether or not others were answered; 0: as soon as a connection
         is free.
@@ -135,7 +135,7 @@ class Client:
                 self.idle.append(connection)
 
     def run(self) -> None:
-        """Ask for the time of the load, and then wait for the last answers."""
+        """Send requests for `seconds`, then wait for the last answers."""
         load = self.load
         time.sleep(max(0.0, load.start - time.monotonic()))
         before, end = time.process_time(), load.start + load.seconds
@@ -154,7 +154,7 @@ class Client:
             connection.socket.close()
 
     def ask_at_random_times(self, end: float) -> None:
-        """Send each request when it is due, or as soon as a connection is free. Its time counts from the former."""
+        """Send each request when it is due, or as soon as a connection is free. Its time counts from when due."""
         rng, due, waiting = random.Random(self.load.seed), self.load.start, deque[float]()
         while True:
             now = time.monotonic()

@@ -91,7 +91,7 @@ def main() -> int:
     options.add_argument("--connections", type=int, default=0, help="of each client; default: five batches in all")
     options.add_argument("--rows", type=int, nargs="+", default=[1], help="images of a request: a run for each number")
     options.add_argument("--batches", type=int, nargs="+", help="sizes to compile for; the last is the largest batch")
-    options.add_argument("--limit", type=float, default=0.0, help="stop after so many seconds; 0: no limit")
+    options.add_argument("--limit", type=float, default=0.0, help="stop after this many seconds; 0: no limit")
     options.add_argument("--front-ends", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)))
     options.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     options.add_argument("--file", type=Path, help="a .fusec file of the case, in place of compiling it")
@@ -130,7 +130,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def clients_of(given: argparse.Namespace, case: Case, count: int) -> Clients:
-    """Return the load by the options for requests of so many images."""
+    """Return the load by the options for requests of `count` images."""
     connections = given.connections or max(2, -(-5 * case.batches[-1] // (given.processes * count)))
     stub_us = tuple(given.stub_us) if case.model == "stub" else None
     served_as = (given.front_ends, count, stub_us, tuple(given.option), given.shared_memory)

@@ -58,7 +58,7 @@ Tell = Callable[..., None]  # takes figures of a part by name
 class Sizes:
     """The sizes of the measurements.
 
-    batches: of a round of the pool. files, rows: the folder for Dask. steps: of a round of training.
+    batches: batches in a round of the pool. files, rows: the folder for Dask. steps: steps in a round of training.
     budget_s: seconds to time plans, per compilation.
     tune: tuning level.
     """

@@ -26,7 +26,7 @@ SIZES = (1, 8, 16, 32, 48, 64)
 class Device:
     """A device that runs one batch after the other, and a thread that gathers one after the other. Times are seconds.
 
-    row_s, batch_s: of a row and of a batch on the device; about ResNet-50 in fp16 on an H200.
+    row_s, batch_s: times of a row and of a batch on the device; about ResNet-50 in fp16 on an H200.
     gather_row_s, gather_batch_s: the same for the thread that gathers, with the copies to the device.
     answer_s: from the end of a batch until the thread that answers has woken up.
     slots: batches that are gathered or run at a time.
@@ -51,7 +51,7 @@ class Device:
 def latencies(device: Device, load: float, rows: int, delay_s: float, count: int = 20_000) -> np.ndarray:
     """Return the seconds from the arrival of each request to its answer.
 
-    load: share of the throughput of full batches on the device. rows: of a request.
+    load: share of the throughput of full batches on the device. rows: rows of a request.
     """
     rng, now = random.Random(0), 0.0
     rate = load * SIZES[-1] / device.run_s(SIZES[-1]) / rows

@@ -66,7 +66,7 @@ class Ending:
     at: float
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait for the end of the batch."""
         time.sleep(max(0.0, self.at - time.monotonic()))
 
 
@@ -76,7 +76,7 @@ class StubModel(loaded_model.LoadedModel):
     busy_until = 0.0
 
     def run(self, batch: loaded_model.PreparedBatch, outputs: Sequence[str]) -> Any:
-        """Take the device for a batch."""
+        """Hold the device for the time of a batch."""
         (image,) = batch.feeds.arrays.values()
         seconds = float(os.environ[BATCH_S]) + len(image) * float(os.environ[ROW_S])
         StubModel.busy_until = max(StubModel.busy_until, time.monotonic()) + seconds
@@ -85,7 +85,7 @@ class StubModel(loaded_model.LoadedModel):
 
 
 def run(module: str) -> None:
-    """Run a process of the server; a worker gets this device."""
+    """Run a process of the server; give this device to a worker."""
     part = importlib.import_module(f"fusec.serving.server.{module}")
     if module == "model_worker":
         vars(part)["LoadedModel"] = StubModel
@@ -93,7 +93,7 @@ def run(module: str) -> None:
 
 
 def main() -> None:
-    """Serve."""
+    """Compile the network, and serve it on the stub."""
     file, os.environ[ROW_S], os.environ[BATCH_S], *options = sys.argv[1:]
     start: str = vars(supervisor)["_START"]
     own = "from benchmarks.serving.stub_device import run; run({module!r})"

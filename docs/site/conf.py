@@ -25,7 +25,8 @@ nitpicky = True
 # Types in signatures that the site does not describe: those of other packages, and of fusec's inside.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!fusec\.)[\w.\[\], |]+"),
-    ("py:class", r"fusec\.(artifacts|dynamic_shapes|execution|lowering|plans|scale|schedule|segments|serving)\..*"),
+    ("py:class", r"fusec\.(artifacts|dynamic_shapes|execution|lowering|passes|plans)\..*"),
+    ("py:class", r"fusec\.(scale|schedule|segments|serving)\..*"),
 ]
 
 myst_heading_anchors = 4

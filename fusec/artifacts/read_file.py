@@ -71,7 +71,7 @@ class Artifact:
     kernels: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
 
 
-class _LateJudge:
+class _LazyJudge:
     """A judge that starts its worker processes when it is first asked, because only reports ask it."""
 
     def __init__(self, target: Target, options: Options):
@@ -107,10 +107,10 @@ def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artif
     return _load(_open(Path(path)), target, store, 1)[0]
 
 
-def load_all(path: str | Path, target: str, store: PlanStore | None = None) -> list[Artifact]:
+def load_all(path: str | Path, target: str) -> list[Artifact]:
     """Read the contents of a file for a target, for each set of input shapes; see `load`. They share the weights."""
     file = _open(Path(path))
-    return _load(file, target, store, file.manifest.get("programs", 1))
+    return _load(file, target, None, file.manifest.get("programs", 1))
 
 
 def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> list[Artifact]:
@@ -127,7 +127,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
     options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders, plans=plans)
     options = replace(options, target=gpu)
     weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
-    late = {**_late_weights(file), **_left_out(file), **weights}
+    late = {**_lazy_weights(file), **_left_out(file), **weights}
     _log.info("%s: read for %s, made with cuDNN %s", path, target, manifest["cudnn"] or "none")
     kernels, untrusted = _kernels(file, target, store or PlanStore())
     found: list[Artifact] = []
@@ -140,7 +140,7 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
         data = file.json(member)
         try:
             program = read_program(graph, data, weights, derived)
-            judge = None if deviceless.is_absent() else _LateJudge(gpu, options)
+            judge = None if deviceless.is_absent() else _LazyJudge(gpu, options)
             compiled = Compiled(source, program, gpu, options, judge)
             lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
             lock = replace(lock, timed=target in manifest.get("timed", [target]))
@@ -207,7 +207,7 @@ def _weights(file: Reader, member: str, data: memoryview) -> dict[str, Literal]:
         raise ModelError(f"{file.path}: {member}: {error}") from error
 
 
-def _late_weights(file: Reader) -> dict[str, Literal]:
+def _lazy_weights(file: Reader) -> dict[str, Literal]:
     """Return the weights that only the imported model has. They are checked at first use, as no step reads them."""
     room, lock, checked = file.room(SOURCE_WEIGHTS), threading.Lock(), list[bool]()
     file.fill(SOURCE_WEIGHTS, room[:8])

@@ -11,7 +11,7 @@ _CHANNELS_LAST = {3: "{0,2,1}", 4: "{0,2,3,1}", 5: "{0,2,3,4,1}"}
 def text_of(words: str, dtype: str, channels_last: bool = True) -> str:
     """Return the graph of a pattern such as `conv bias relu`; one of the words is an anchor.
 
-    dtype: of the first operand, such as `f16`
+    dtype: element type of the first operand, such as `f16`
     channels_last: images have their channels innermost in memory
     """
     parts = words.split()

@@ -32,8 +32,8 @@ Runs = Annotated[int, typer.Option(min=1, help="On a GPU: number of times that e
 
 
 @dataclass(frozen=True)
-class _Wish:
-    """Options of a page. runs, seed: of the measurement on a GPU."""
+class _PageOptions:
+    """Options of a page. runs: timed runs on a GPU. seed: seed of their random inputs."""
 
     cores: bool
     runs: int
@@ -61,7 +61,7 @@ def write(
     pages.need_jinja()
     files.check_writable(file)
     with output.progress() as progress:
-        programs = _programs(request, target, _Wish(cores, runs, seed), progress)
+        programs = _programs(request, target, _PageOptions(cores, runs, seed), progress)
         fleet_programs = _fleet(request, programs[0], progress) if fleet else []
     side = pages.fleet(fleet_programs) if fleet_programs else None
     data: dict[str, Any] = {"programs": list(map(pages.totals_json, programs))}
@@ -102,11 +102,11 @@ def diff(
         )
     if len(targets) > 2:
         raise FusecError(f"--target {target}: names more than two GPUs; `fusec report MODEL --fleet` compares all")
-    wish = _Wish(cores, runs, seed)
+    options = _PageOptions(cores, runs, seed)
     programs: list[ReportedProgram] = []
     with output.progress() as progress:
         for model, name in zip((old, request.model), (targets[0], targets[-1]), strict=True):
-            found = _programs(replace(request, model=model), name, wish, progress)
+            found = _programs(replace(request, model=model), name, options, progress)
             if len(found) > 1:
                 raise FusecError(f"{model}: has host steps, and only models of one program are compared")
             programs += found
@@ -164,7 +164,7 @@ def _names(models: Sequence[str], programs: Sequence[ReportedProgram]) -> tuple[
     return f"{short[0]} (old)", f"{short[1]} (new)"
 
 
-def _programs(request: Request, target: str, wish: _Wish, progress: output.Report) -> list[ReportedProgram]:
+def _programs(request: Request, target: str, options: _PageOptions, progress: output.Report) -> list[ReportedProgram]:
     """Return the program of a model, measured if its GPU is in this machine; several if the model has host steps."""
     from fusec import report as pages
     from fusec.cli.common.feeds import feeds
@@ -178,12 +178,12 @@ def _programs(request: Request, target: str, wish: _Wish, progress: output.Repor
     if _is_present(request, target):
         executable = request.executable(target, progress)
         if isinstance(executable, SegmentedExecutable):
-            return _segments(request, executable, wish, progress)
+            return _segments(request, executable, options, progress)
         bench = None
         if executable.device not in step_times.WITHOUT_GPU:
             progress("bench", 0, 0)
-            bench = step_times.measure(executable, feeds(executable, {}, wish.seed), wish.runs)
-        return [pages.of_executable(executable, title, cores=wish.cores, bench=bench)]
+            bench = step_times.measure(executable, feeds(executable, {}, options.seed), options.runs)
+        return [pages.of_executable(executable, title, cores=options.cores, bench=bench)]
     plans: dict[str, Any] = {}
     try:
         if request.is_compiled:
@@ -197,8 +197,8 @@ def _programs(request: Request, target: str, wish: _Wish, progress: output.Repor
     except NotOneProgramError:
         segmented = request.executable(target, progress, simulate=True)
         assert isinstance(segmented, SegmentedExecutable)
-        return _segments(request, segmented, wish, progress)
-    explanation = pages.explained(compiled, wish.cores, progress)
+        return _segments(request, segmented, options, progress)
+    explanation = pages.explained(compiled, options.cores, progress)
     return [pages.of_compiled(compiled, explanation, pages.Background(title, plans=plans))]
 
 
@@ -215,7 +215,7 @@ def _is_present(request: Request, target: str) -> bool:
 
 
 def _segments(
-    request: Request, executable: SegmentedExecutable, wish: _Wish, progress: output.Report
+    request: Request, executable: SegmentedExecutable, options: _PageOptions, progress: output.Report
 ) -> list[ReportedProgram]:
     """Return the programs of a model with host steps. One call on random inputs compiles the later ones."""
     from fusec import report as pages
@@ -223,7 +223,7 @@ def _segments(
 
     progress("run", 0, 0)
     try:
-        executable.run(None, feeds(executable, {}, wish.seed))
+        executable.run(None, feeds(executable, {}, options.seed))
     except FusecError as error:
         what = "the call on random inputs failed, so that the segments after it are not shown"
         warnings.warn(f"{what}: {error}", stacklevel=2)
@@ -231,7 +231,7 @@ def _segments(
     for number, (program, record) in enumerate(executable.last_segments()):
         if program is not None:
             title = f"{Path(request.model).name}, segment {number}"
-            found.append(pages.of_executable(program, title, cores=wish.cores, anchor=f"segment-{number}-"))
+            found.append(pages.of_executable(program, title, cores=options.cores, anchor=f"segment-{number}-"))
         if found:
             rows = tuple(map(pages.host_step_row, record.steps))
             found[-1] = replace(found[-1], host_steps=found[-1].host_steps + rows)

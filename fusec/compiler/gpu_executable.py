@@ -72,7 +72,7 @@ def locked_executable(
 ) -> Executable:
     """Prepare the plans and kernels that a lock names; nothing is timed.
 
-    path: that of the lock, for messages.
+    path: path of the lock, for messages.
     workers: are closed, because nothing is asked any more.
     Raises CheckError when a plan of the lock does not build on this GPU.
     """

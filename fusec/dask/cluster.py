@@ -22,7 +22,7 @@ def gpu_cluster(devices: str | int | Sequence[str | int] = "all", **options: Any
     worker on the host runs one.
 
     devices: as for `fusec.pool`.
-    options: those of `distributed.SpecCluster`.
+    options: options of `distributed.SpecCluster`.
     """
     distributed = extra_module("distributed", "dask")
     chosen = worker_devices(devices)

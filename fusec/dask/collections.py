@@ -20,7 +20,7 @@ def map_bag(bag: Any, model: str | os.PathLike[str], **options: Any) -> Any:
 
     bag: its elements are batches: arrays, tuples of arrays in the order of the inputs, or dicts by name.
     model: path of an ONNX file or a `.fusec` file, which all workers see.
-    options: those of `fusec.compile`, or of `fusec.load` for a `.fusec` file.
+    options: options of `fusec.compile`, or of `fusec.load` for a `.fusec` file.
     """
     return bag.map_partitions(_run_batches, ModelRecipe.of(model, options))
 

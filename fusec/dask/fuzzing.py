@@ -31,9 +31,9 @@ def fuzz_cluster(address: str, findings: Path, options: Mapping[str, Any]) -> Fu
 
     Dask repeats the part of a worker that dies. Findings are written here.
 
-    address: that of Dask's scheduler, such as `tcp://10.0.0.1:8786`.
+    address: address of Dask's scheduler, such as `tcp://10.0.0.1:8786`.
     findings: folder for findings.
-    options: those of `fusec.testing.fuzz.fuzz`. `examples` is the number for all workers together, `time` that of each.
+    options: options of `fusec.testing.fuzz.fuzz`; `examples` counts those of all workers, `time` is that of each.
         A worker runs as many processes as it has threads.
     Raises FusecError if the cluster cannot be reached or has no workers.
     """

@@ -19,7 +19,7 @@ R = TypeVar("R")
 def connected(address: str) -> Generator[Any]:
     """Connect to a cluster that has workers, and yield the client (`distributed.Client`).
 
-    address: that of Dask's scheduler, such as `tcp://10.0.0.1:8786`.
+    address: address of Dask's scheduler, such as `tcp://10.0.0.1:8786`.
     Raises FusecError if the cluster cannot be reached or has no workers.
     """
     distributed = extra_module("distributed", "dask")

@@ -127,8 +127,8 @@ def _check(file: str, sizing: Sizing, buckets: Mapping[str, Sequence[int]]) -> N
 def pad(name: str, array: Any, shape: tuple[int, ...], large: tuple[int, ...], program: Executable) -> Array:
     """Pad the array of an input to the larger shape with copies of its last rows, which are valid input data.
 
-    name: that of the input.
-    shape, large: that of the array, and the larger one.
+    name: name of the input.
+    shape, large: shape of the array, and the larger shape.
     program: the one for the larger shape; it knows the memory order of the input.
     """
     if shape == large:

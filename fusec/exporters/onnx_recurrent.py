@@ -29,7 +29,7 @@ def _recurrent(e: Exporter, node: Node, x: list[str]) -> list[str]:
     identity = e.op("EyeLike", square, dtype=ELEMENT_TYPES[type.dtype])
     weights = e.op("Reshape", identity, e.ints((count, width, count * width)))
     bias = ""
-    if op.cell == "gru" and parameter is not None:  # that of h @ r is the last of the six
+    if op.cell == "gru" and parameter is not None:  # the bias of h @ r is the last of six
         bias = e.op("Pad", parameter, e.ints((0, 5 * size, 0, 0)))
     ends = e.op("Cast", lengths, to=TensorProto.INT32) if lengths is not None else ""
     operands = [x[0], weights, x[1], bias, ends, *x[2 : 2 + states]]

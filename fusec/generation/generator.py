@@ -18,7 +18,7 @@ from fusec.errors import ExecutionError, ModelError
 from fusec.execution.compile_options import Progress
 from fusec.execution.shape_family import ShapeFamily
 from fusec.frontends import Source
-from fusec.generation.arguments import checked_count, checked_number, padded, rows_of, sampler, stop_tokens
+from fusec.generation.arguments import checked_count, checked_number, padded, rows_of, stop_tokens
 from fusec.generation.decoder_graph import (
     LENGTHS,
     LOGITS,
@@ -32,6 +32,7 @@ from fusec.generation.decoder_graph import (
 from fusec.generation.decoder_model import DecoderModel
 from fusec.generation.explanation import CacheTensorSize, GeneratorExplanation
 from fusec.generation.programs import DecoderPrograms, checked_sizes
+from fusec.generation.sampling import sampler
 from fusec.runtime import Executable
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ class Generator:
 
         prompts: token ids, one sequence for each prompt; at most `batch` of them, of any lengths.
         max_new_tokens: most tokens for each prompt; by default as many as the cache has room for.
-        temperature, seed: of the draw among the best `top_k`. Only a generator with `top_k` takes a temperature.
+        temperature, seed: how to draw among the best `top_k`. Only a generator with `top_k` takes a temperature.
         choose: chooses tokens in place of fusec: it gets the logits f32[B, V] on the host, and returns B tokens.
 
         Raises ExecutionError for prompts that do not fit.

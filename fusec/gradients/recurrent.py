@@ -1,4 +1,4 @@
-"""Differentiate LSTM, GRU and RNN: by the formula of all their steps, which adds a few ops a step to the graph."""
+"""Differentiate LSTM, GRU and RNN by writing out all their steps as ops."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class _Direction:
 
     def _lstm(self, total: Tensor, h: Tensor, c: Tensor) -> list[Tensor]:
         i, o, f, new = (self._part(total, k) for k in range(4))
-        i = self._activate(0, self._peeped(i, 0, c))
-        f = 1.0 - i if self.op.input_forget else self._activate(0, self._peeped(f, 2, c))
+        i = self._activate(0, self._with_peephole(i, 0, c))
+        f = 1.0 - i if self.op.input_forget else self._activate(0, self._with_peephole(f, 2, c))
         c = f * c + i * self._activate(1, new)
-        return [self._activate(0, self._peeped(o, 1, c)) * self._activate(2, c, clips=False), c]
+        return [self._activate(0, self._with_peephole(o, 1, c)) * self._activate(2, c, clips=False), c]
 
-    def _peeped(self, gate: Tensor, k: int, c: Tensor) -> Tensor:
+    def _with_peephole(self, gate: Tensor, k: int, c: Tensor) -> Tensor:
         return gate if self.parameter is None else gate + self._part(self.parameter, k) * c
 
     def _gru(self, x: Tensor, h: Tensor) -> Tensor:

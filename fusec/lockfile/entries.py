@@ -87,7 +87,7 @@ def cudnn_parts(
     """Return the parts of a step that cuDNN runs, as steps, each with the number of the part.
 
     split: the parts that an entry of the lock names.
-    figures: those of the GPU, which shape kernels.
+    figures: figures of the GPU, which shape kernels.
     Raises ValueError if the split does not fit the step.
     """
     steps = iter(steps_of_choice(graph, step, tuple(split), figures))

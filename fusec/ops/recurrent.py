@@ -92,7 +92,7 @@ class Recurrent(Op):
     def places(self, dtypes: Sequence[DType]) -> tuple[int | None, int | None]:
         """Return the places of the parameter (peepholes or bias) and of the lengths among the operands.
 
-        dtypes: those of all operands.
+        dtypes: dtypes of all operands.
         """
         first, last = 2 + self.states, len(dtypes) - 1
         lengths = None if last < first or dtypes[last].is_float else last

@@ -26,6 +26,7 @@ from fusec.passes.folding.reorder_bias_first import ReorderBiasFirst
 from fusec.passes.layout.assign_layout import AssignLayout
 from fusec.passes.layout.cast_before_copy import CastBeforeCopy
 from fusec.passes.layout.epilogue_before_views import EpilogueBeforeViews
+from fusec.passes.layout.gather_windows import GatherWindows
 from fusec.passes.layout.precision import Precision
 from fusec.passes.layout.sink_views import SinkViews
 from fusec.passes.quantization.fast_fp8_sums import FastFloat8Sums
@@ -65,6 +66,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     TanhBeforeFloat8(),
     # After softmax is recognised; before other passes move the factor and views that attention contains.
     RecogniseAttention(),
+    # Before views move, because windows are then cut next to their roll.
+    GatherWindows(),
     # After recognition, whose patterns expect views in place; before the folds, so that a convolution
     # is next to the BatchNorm, factor or pad from which a transpose separated it.
     SinkViews(),

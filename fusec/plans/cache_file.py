@@ -50,7 +50,7 @@ def pack(name: str, header: Mapping[str, Any], blob: bytes = b"") -> bytes:
 def unpack(path: str, data: bytes) -> tuple[dict[str, Any], bytes]:
     """Read what `pack` returned: the header and the blob.
 
-    path: of the file, relative to the folder of the cache.
+    path: path of the file, relative to the folder of the cache.
     Raises ValueError for damaged data, and for a header that does not fit the path, because anyone can compute a
     checksum.
     """

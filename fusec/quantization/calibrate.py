@@ -28,7 +28,7 @@ class CalibrationResult:
     """Magnitudes, shapes and first batches of the calibration data.
 
     histograms: by tensor name; tensors that share a scale share one.
-    shapes, dtypes: of each tensor in the first batch.
+    shapes, dtypes: shape and type of each tensor in the first batch.
     first_batches: the first batches, for measurements.
     """
 

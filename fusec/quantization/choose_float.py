@@ -17,7 +17,7 @@ def choose_float(
     score falls, if the user gave one. Raises CheckError if a bound holds only with every layer in float.
     """
     total = len(placement.layers)
-    ranking = measurement.sensitivities(lambda done: options.tell("measure layers", done, total))
+    ranking = measurement.sensitivities(lambda done: options.report_progress("measure layers", done, total))
     order = list(ranking)
     score = options.score
     exact = 0.0 if score is None else score(lambda feeds: measurement.run((), feeds))

@@ -26,7 +26,7 @@ class QuantizedLayer:
     activations: places among the node's inputs of the computed operands that are quantised.
     weight: place of the constant operand, or None.
     channel_axis, sum_axis: axes of the weight that count the results' channels, and that the node sums over.
-    follows: of an addition, the name of the convolution that computes it; the addition is float if that is.
+    follows: the convolution that computes an addition, by name. If it stays in float, so does the addition.
     """
 
     node: NodeProto

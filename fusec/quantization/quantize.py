@@ -125,7 +125,7 @@ def quantize(
 
 def quantize_model(source: frontends.Source, data: CalibrationData | None, options: QuantizeOptions) -> QuantizedModel:
     """Quantise a model with checked options. See `quantize`, whose keywords become the options."""
-    options.tell("import", 0, 1)
+    options.report_progress("import", 0, 1)
     model = source.standalone(_least_opset(source, options))
     _require_float(model, source.file)
     fold_batchnorm(model)
@@ -140,7 +140,7 @@ def quantize_model(source: frontends.Source, data: CalibrationData | None, optio
     if data is not None and (probe is not None or options.ranks_layers):
         given = batches(data, source.interface[0])
         counted = options.method != "max"
-        seen = calibrate(model, probe, given, lambda samples: options.tell("calibrate", samples), counted)
+        seen = calibrate(model, probe, given, lambda samples: options.report_progress("calibrate", samples), counted)
     if probe is not None:
         placement.leave_in_float(vector_products(placement.layers, seen.shapes))
         _require_layers(placement, source.file)

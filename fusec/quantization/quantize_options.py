@@ -85,7 +85,7 @@ class QuantizeOptions:
         """Tell if each layer's loss must be measured alone."""
         return self.report or self.keep_float > 0 or self.min_sqnr is not None or self.score is not None
 
-    def tell(self, stage: str, done: int, total: int = 0) -> None:
+    def report_progress(self, stage: str, done: int, total: int = 0) -> None:
         """Report progress. `total`: 0 if it is not known."""
         if self.progress is not None:
             self.progress(stage, done, total)

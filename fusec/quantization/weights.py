@@ -46,7 +46,7 @@ def quantized_weight(
 ) -> QuantizedWeight:
     """Quantise the weight of a layer.
 
-    magnitude: of the weights that share one scale, where the layer's weights have no scales of their own.
+    magnitude: largest magnitude of the weights that share one scale, if the layer's weights have no other scales.
     block: 0 for a scale per output channel, from its largest magnitude. Filters of a convolution are blocked along
         their flattened inputs. A scale for each pixel of each filter would take more room than 4-bit codes.
     """

@@ -25,7 +25,7 @@ class BatchPredictor:
 
         model: path of an ONNX file or a `.fusec` file, which all machines see.
         rows, pad: see `BatchOptions`. The last batch of a dataset rarely fills a fixed batch: then it needs `pad`.
-        options: those of `fusec.compile`, or of `fusec.load` for a `.fusec` file.
+        options: options of `fusec.compile`, or of `fusec.load` for a `.fusec` file.
         """
         self._pipeline = loaded_pipeline(ModelRecipe.of(model, options))
         self.model = self._pipeline.model

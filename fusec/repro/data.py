@@ -47,7 +47,7 @@ def make(body: Graph, lowered: Lowered, seed: int, feeds: Mapping[str, Array] | 
     """Compute the buffers from inputs by name, or from random ones.
 
     lowered: the cuDNN graph of the body, whose tensors the buffers are for.
-    seed: that of the random inputs.
+    seed: seed of the random inputs.
     feeds: inputs by name.
     Raises ExecutionError if an input is missing, or has another shape or dtype.
     """

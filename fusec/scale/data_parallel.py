@@ -43,7 +43,7 @@ def data_parallel(
     bucket_bytes: about as many bytes of gradients are sent in one message.
     overlap: send each bucket as soon as it is complete, while the backward pass goes on; it is then part of the CUDA
         graph. False: send all after it.
-    options: those of `fusec.compile`.
+    options: options of `fusec.compile`.
     Raises ModelError if the update depends on the batch in another way than through the gradients.
     """
     return DataParallel(builder, communicator or Alone(), SendOptions(bucket_bytes, overlap), options)

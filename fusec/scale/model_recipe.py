@@ -33,7 +33,7 @@ class ModelRecipe:
     """A model file with the options to compile or load it.
 
     path: an ONNX file, a text form, or a `.fusec` file. All workers must see it under this path.
-    options: those of `fusec.compile`, or of `fusec.load` for a `.fusec` file, as JSON.
+    options: options of `fusec.compile`, or of `fusec.load` for a `.fusec` file, as JSON.
     """
 
     path: str

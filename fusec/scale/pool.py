@@ -35,7 +35,7 @@ def pool(
     devices: `all` GPUs (without one: one simulated), or a list of `cuda:0` (or 0), `cpu` and `simulated`.
     depth: batches that each worker holds, so that others are copied while it runs one.
     timeout_s: seconds after which a worker that gives no answer counts as dead; None: no limit.
-    options: those of `fusec.compile`, or of `fusec.load` for a `.fusec` file.
+    options: options of `fusec.compile`, or of `fusec.load` for a `.fusec` file.
     Raises FusecError if the model cannot be loaded, TargetError for a device that this machine does not have.
     """
     if depth < 1:
@@ -83,7 +83,7 @@ class DevicePool:
         Such arrays, and views of them, go to a worker without a copy. The memory is used again when none of them is
         left. Waits for memory while batches are unfinished.
 
-        shapes: of inputs with symbolic dims.
+        shapes: sizes of inputs with symbolic dims.
         Raises ExecutionError for an unknown shape, and if no memory is free although all batches are done.
         """
         inputs = self._batches.model.inputs

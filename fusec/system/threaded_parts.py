@@ -16,7 +16,7 @@ def each_part(act: Callable[[int], None], starts: Sequence[int], nbytes: int) ->
     """Compute the parts that begin at `starts`, in several threads if they are large together.
 
     act: computes a part. Infinities and NaN cause no warning.
-    nbytes: of all parts together.
+    nbytes: size of all parts together.
     """
 
     def quietly(start: int) -> None:

@@ -14,7 +14,7 @@ from fusec.errors import TargetError
 
 CPU = "cpu"  # the target without a GPU: NumPy runs each op
 DEFAULT = "h200"  # the target on a machine without a GPU
-# Kept free of dynamic shared memory, because the sources of kernels declare some static shared memory, too. It depends
+# Not used for dynamic shared memory, because the sources of kernels declare some static shared memory, too. It depends
 # on these sources alone, so it is the same for every GPU.
 STATIC_BYTES = 3 << 10
 

@@ -103,7 +103,7 @@ def fuzz(
     with tempfile.TemporaryDirectory(prefix="run-", dir=state.folder) as scratch:
         run = Run(plan, state, report, Path(scratch), progress or (lambda report: None))
         try:
-            run.go()
+            run.run_all()
         except KeyboardInterrupt:
             report.interrupted = True
             raise FuzzInterrupted(report) from None

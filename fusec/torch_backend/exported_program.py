@@ -18,7 +18,7 @@ from fusec.torch_backend.tensors import named, run
 def from_torch(exported_program: Any, **options: Any) -> TorchExecutable:
     """Compile an exported program. The result takes and returns tensors like the exported model.
 
-    options: those of `fusec.compile_dynamic`. Without `channels_last`, tensors use the memory formats of the export.
+    options: options of `fusec.compile_dynamic`. Without `channels_last`, tensors use the memory formats of the export.
     Programs are compiled for the shapes they are called with. Later changes of the model's parameters have no effect.
     Raises ModelError for a training graph, or one that cannot be imported.
     """

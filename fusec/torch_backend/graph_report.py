@@ -18,7 +18,7 @@ from fusec.torch_backend.graph_breaks import GraphBreak, first_line
 class TorchReport:
     """The graphs of one call of a model under torch.compile.
 
-    result: of the call.
+    result: result of the call.
     graphs: in the order of their capture. Those that were not called have no program.
     breaks: the ends of graphs at ops that dynamo cannot capture. Python and torch run these ops.
     skipped: the number of functions of which dynamo captured nothing.
@@ -50,7 +50,7 @@ class TorchReport:
 def explain(model: Callable[..., Any], **options: Any) -> Callable[..., TorchReport]:
     """Return a function that runs a model once, compiled by fusec, and reports its graphs.
 
-    options: those of `fusec.compile_dynamic`. The call computes gradients as the model's own call would: use
+    options: options of `fusec.compile_dynamic`. The call computes gradients as the model's own call would: use
     `torch.inference_mode()` around the call to see the graphs of inference.
     """
 

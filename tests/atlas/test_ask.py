@@ -34,7 +34,7 @@ def answers() -> Mapping[str, Any]:
 
 
 @pytest.mark.slow
-def test_engines_are_told(answers: Mapping[str, Any]) -> None:
+def test_engines_are_listed(answers: Mapping[str, Any]) -> None:
     assert answers["precompiled"]["precompiled"]
     assert not answers["runtime"]["precompiled"]
     assert answers["runtime"]["runtime"]

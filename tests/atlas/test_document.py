@@ -1,4 +1,4 @@
-"""The table as JSON: what is written is read again, equal answers are stored once, and the committed one is valid."""
+"""Test the table as JSON: it is read as written, equal answers are stored once, and the committed one is valid."""
 
 from __future__ import annotations
 

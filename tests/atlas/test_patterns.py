@@ -1,4 +1,4 @@
-"""The patterns are graphs: each parses, has its own name, and computes what its words say."""
+"""Test that the patterns are graphs: each parses, has its own name, and computes what its words say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Releases: which wheels pip is asked for, what its process sees, and clear errors."""
+"""Test releases: which wheels pip is asked for, what its process sees, and clear errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_malformed_version_is_refused(version: str) -> None:
         pass
 
 
-def test_pips_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_that_pip_gives_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", Pip(fails=True))
     with pytest.raises(FusecError, match=r"--cudnn 9\.99: .*No matching distribution"), releases.release("9.99"):
         pass

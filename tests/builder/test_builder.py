@@ -1,4 +1,4 @@
-"""The builder: operators and indices as in NumPy, immediate shapes, errors with the caller's line."""
+"""Test the builder: operators and indices as in NumPy, immediate shapes, errors with the caller's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fusec compile -o model.fusec`, and what the other commands make of such a file."""
+"""Test `fusec compile -o model.fusec`, and what the other commands make of such a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fusec atlas` and `fusec lock diff --cudnn`, with the cuDNN that is installed."""
+"""Test `fusec atlas` and `fusec lock diff --cudnn`, with the cuDNN that is installed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_lock_is_compared_with_another_release(model: Path, tmp_path: Path) ->
     assert line.startswith("cudnn: 8.")
 
 
-def test_a_release_that_fails_is_told(model: Path, tmp_path: Path) -> None:
+def test_a_release_that_fails_is_reported(model: Path, tmp_path: Path) -> None:
     lock = tmp_path / "fusec.lock"
     fusec("lock", model, *SHAPE, "--target", "h200", "-o", lock)
     two = fusec("lock", "diff", lock, lock, "--cudnn", "installed")

@@ -1,4 +1,4 @@
-"""`fusec cache`: info, clear, export, import."""
+"""Test `fusec cache`: info, clear, export, import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every report counts the steps of a program the same way."""
+"""Test that every report counts the steps of a program the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that are ended from outside: soon, at any moment, and without a process that stays."""
+"""Test commands that are ended from outside: soon, at any moment, and without a process that stays."""
 
 from __future__ import annotations
 

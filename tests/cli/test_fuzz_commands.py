@@ -1,4 +1,4 @@
-"""`fusec fuzz` and `fusec fuzz replay`: what they print, write and exit with."""
+"""Test `fusec fuzz` and `fusec fuzz replay`: what they print, write and exit with."""
 
 from __future__ import annotations
 

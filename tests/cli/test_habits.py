@@ -1,4 +1,4 @@
-"""Habits of a command line: help without arguments, versions, completion, -v and -q, written files, progress."""
+"""Test habits of a command line: help without arguments, versions, completion, -v and -q, written files, progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that try to rule the terminal: no command prints a control or bidi character of them, JSON keeps them."""
+"""Test names that try to rule the terminal: no command prints a control or bidi character of them, JSON keeps them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fusec lock`, `fusec lock diff` and `fusec compile --locked`, with the real cuDNN."""
+"""Test `fusec lock`, `fusec lock diff` and `fusec compile --locked`, with the real cuDNN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fusec quantize`: writes standard ONNX, reports, and fails with one clear line."""
+"""Test `fusec quantize`: writes standard ONNX, reports, and fails with one clear line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fusec report` writes one page that opens without a network, and `fusec report diff` compares two models."""
+"""Test that `fusec report` writes one page without a network, and that `fusec report diff` compares two models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fusec run` with several models and folders, and comparisons of models that are no ONNX files."""
+"""Test `fusec run` with several models and folders, and comparisons of models that are no ONNX files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of sizes on the command line: files with several programs, and one program of them."""
+"""Test ranges of sizes on the command line: files with several programs, and one program of them."""
 
 from __future__ import annotations
 

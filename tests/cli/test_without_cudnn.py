@@ -122,7 +122,7 @@ def test_what_would_claim_an_answer_is_refused(
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == []
 
 
-def test_a_lock_is_not_kept_to_or_compared(model: Path, tmp_path: Path) -> None:
+def test_a_lock_is_neither_followed_nor_compared(model: Path, tmp_path: Path) -> None:
     lock = tmp_path / "fusec.lock"
     lockfile.write(lock, lockfile.Lock({}, ()))
     for args in (("run", model, "--locked", lock), ("compile", model, "--locked", lock), ("lock", "diff", lock, model)):

@@ -1,4 +1,4 @@
-"""Hints after a compilation: each is given where it holds, names what it is about, and is absent elsewhere."""
+"""Test hints after a compilation: each is given where it holds, names what it is about, and is absent elsewhere."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_op_that_cudnn_never_takes_is_no_matter_of_precision() -> None:
 
 
 def chain(nodes: int, origins: int) -> Graph:
-    """So many ops that no kernel runs together, from so many nodes of a model."""
+    """Make a graph of ops that no kernel runs together, from `origins` nodes of a model."""
     lines = [f'  %x{i + 1} = softmax(%x{i}) {{axis=1}} loc("n{i % origins}")' for i in range(nodes)]
     return parse("\n".join(['graph "g" (%x0: f32[4,8]) {', *lines, f"  return %x{nodes}\n}}"]))
 
@@ -119,7 +119,7 @@ def chain(nodes: int, origins: int) -> Graph:
         (15, 5, []),  # too few to matter
     ],
 )
-def test_growth_and_many_launches_are_told(nodes: int, origins: int, told: list[str]) -> None:
+def test_growth_and_many_launches_are_reported(nodes: int, origins: int, told: list[str]) -> None:
     made = compiled(chain(nodes, origins))
     assert made.program.launches == nodes
     assert kinds(hints(made)) == told

@@ -1,4 +1,4 @@
-"""Must-fuse patterns: what counts as a place, when a place is whole, and what is said when it is not."""
+"""Test must-fuse patterns: what counts as a place, when a place is whole, and what is said when it is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of the whole, of calls and of steps, in simulation; and what is said of them."""
+"""Test times of the whole, of calls and of steps, in simulation; and what is said of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification finds faults planted at each level, and passes what is right."""
+"""Test that verification finds faults planted at each level, and passes what is right."""
 
 from __future__ import annotations
 

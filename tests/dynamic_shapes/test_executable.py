@@ -1,4 +1,4 @@
-"""Models with symbolic dims: a program per set of shapes, shared weights, padding where it is proved harmless."""
+"""Test models with symbolic dims: a program per set of shapes, shared weights, padding where it is proved harmless."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check(exe: fusec.DynamicExecutable, proto: onnx.ModelProto, **feeds: np.ndar
         assert_close(a, b, 1e-5)
 
 
-def test_each_shape_is_compiled_when_it_comes_and_kept() -> None:
+def test_each_shape_is_compiled_once_when_it_first_comes() -> None:
     proto = image_net()
     exe = fusec.compile_dynamic(proto, max_shapes=2)
     assert exe.device == "simulated"
@@ -122,7 +122,7 @@ def test_weights_are_held_once_and_let_go_of() -> None:
 
 @pytest.mark.parametrize("called", quick([True, False], [False]))
 def test_the_next_size_reads_no_weights(monkeypatch: pytest.MonkeyPatch, called: bool) -> None:
-    """Neither the model's own, nor those the passes made of them: batch norm folded, narrowed, turned for a product."""
+    """Neither those of the model, nor those that passes folded, cast or transposed."""
     rng = np.random.default_rng(5)
     filters, square = (rng.standard_normal(shape).astype(np.float32) for shape in ((1280, 3, 3, 3), (200, 200)))
     statistics = {name: rng.uniform(0.5, 1.5, 1280).astype(np.float32) for name in ("scale", "bias", "mean", "var")}

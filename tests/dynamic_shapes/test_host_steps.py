@@ -1,4 +1,4 @@
-"""Ranges of sizes of a model with host steps: reports work, and what needs one program says so."""
+"""Test ranges of sizes of a model with host steps: reports work, and what needs one program says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`.fusec` files with programs for several sets of input shapes: what they hold, share and refuse."""
+"""Test `.fusec` files with programs for several sets of input shapes: what they hold, share and refuse."""
 
 from __future__ import annotations
 

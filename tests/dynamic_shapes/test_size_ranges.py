@@ -1,4 +1,4 @@
-"""Sizes and ranges for symbolic dims: how they are written, what they fix, and what a call outside them says."""
+"""Test sizes and ranges for symbolic dims: how they are written, what they fix, and what a call outside them says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input at the command line: exit status 2, one clear message on stderr, nothing on stdout, no file touched."""
+"""Test bad input at the command line: exit status 2, one clear message on stderr, no output, no file touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files, bytes and headers that are no ONNX model fusec can read: one ModelError each."""
+"""Test files, bytes and headers that are no ONNX model fusec can read: one ModelError each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs that are broken or use what fusec does not take: the message names the node, the tensor and the reason."""
+"""Test broken graphs, and unsupported ones: the message names the node, the tensor and the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symbolic dims: what stays unbound or is bound twice, and inputs of no known type."""
+"""Test symbolic dims: what stays unbound or is bound twice, and inputs of no known type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models that ask for huge tensors: refused by a message with the size, before anything is allocated."""
+"""Test small models that ask for huge tensors: refused by a message with the size, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_constant_computed_by_blocks_is_the_same_as_at_once() -> None:
     np.testing.assert_array_equal(literal.array, np.arange(5, 5 + 3 * 3_000_001, 3))
 
 
-def test_a_large_weight_may_be_turned(tmp_path: Path) -> None:
+def test_a_large_weight_may_be_transposed(tmp_path: Path) -> None:
     """A constant may be as large as its operands: here 3 GiB, of which the file has no byte."""
     (tmp_path / "w.bin").touch()
     os.truncate(tmp_path / "w.bin", 3 << 30)

@@ -1,4 +1,4 @@
-"""Weights whose data is missing, does not fit, or lies where it must not: nothing outside the folder is opened."""
+"""Test weights whose data is missing, does not fit, or lies where it must not: nothing outside the folder is opened."""
 
 from __future__ import annotations
 

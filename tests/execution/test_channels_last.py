@@ -267,7 +267,7 @@ def test_a_whole_compilation_and_its_plans() -> None:
 
 
 @pytest.mark.cudnn
-def test_sizes_that_are_met_and_padded() -> None:
+def test_sizes_that_fit_and_sizes_that_are_padded() -> None:
     from dynamic_shapes.test_executable import image_net
 
     graph = image_net()

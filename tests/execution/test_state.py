@@ -301,7 +301,7 @@ def test_a_scale_is_updated_where_its_norm_reads_it(rng: np.random.Generator) ->
 
 
 def trained(copied: bool, w: Array) -> Builder:
-    """A linear layer in 16 bits with fp32 weights, and momentum; the weights cast in each call, or kept as a copy."""
+    """A linear layer in 16 bits with fp32 weights, and momentum; weights are cast in each call, or a copy is stored."""
     b = Builder("f16")
     x, held = b.input("x", (6, 4)), b.parameter("w", w)
     narrow = b.copy(held, "f16") if copied else held.astype("f16")

@@ -79,7 +79,7 @@ def test_a_weight_that_a_step_reads_as_it_is_is_read_once(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_of_a_chain_of_derived_weights_the_last_is_kept(
+def test_only_the_last_of_a_chain_of_derived_weights_is_stored(
     precision: str, reads: list[int], rng: np.random.Generator
 ) -> None:
     """A transposed weight is narrowed, and becomes the filters of a convolution."""

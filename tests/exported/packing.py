@@ -11,7 +11,7 @@ import onnx
 from onnx import ModelProto, TensorProto, numpy_helper
 
 ARCHIVE = Path(__file__).with_name("models.zip")
-LARGE = 128  # elements; what is smaller, or has one dim (statistics must stay positive), is kept
+LARGE = 128  # elements; what is smaller, or has one dim (statistics must stay positive), stays as it is
 
 
 def pack(models: dict[str, ModelProto], path: Path = ARCHIVE) -> None:

@@ -1,4 +1,4 @@
-"""Architectures as both exporters of torch write them: the answers are onnxruntime's, and every step is verified.
+"""Test architectures as both exporters of torch write them: the answers are onnxruntime's, and every step is verified.
 
 Made by benchmarks/checks/export_models.py from small configurations with random weights.
 """

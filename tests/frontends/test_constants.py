@@ -1,4 +1,4 @@
-"""Values that the user gives for inputs at compile time, compared with onnxruntime."""
+"""Test values that the user gives for inputs at compile time, compared with onnxruntime."""
 
 from __future__ import annotations
 

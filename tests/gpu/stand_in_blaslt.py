@@ -153,26 +153,26 @@ class Bindings:
 
     def _check(self, operation: int, *layouts: int) -> None:
         a, b, c, d = (self.layouts[name] for name in layouts)
-        told = self.operations[operation]
-        rows, inner = (a["columns"], a["rows"]) if told[3] else (a["rows"], a["columns"])
-        also, columns = (b["columns"], b["rows"]) if told[4] else (b["rows"], b["columns"])
+        desc = self.operations[operation]
+        rows, inner = (a["columns"], a["rows"]) if desc[3] else (a["rows"], a["columns"])
+        also, columns = (b["columns"], b["rows"]) if desc[4] else (b["rows"], b["columns"])
         assert (rows, columns, inner) == (d["rows"], d["columns"], also), "sizes do not fit"
         assert (c["rows"], c["columns"]) == (d["rows"], d["columns"])
         assert a["batch"] == b["batch"] == c["batch"] == d["batch"]
         added = d["dtype"]
-        assert (told[-1] == COMPUTE_I32) == (a["dtype"] == I8) == (d["dtype"] == I32)
+        assert (desc[-1] == COMPUTE_I32) == (a["dtype"] == I8) == (d["dtype"] == I32)
         if a["dtype"] == I8:
-            assert b["dtype"] == I8 and told[3] and not told[4] and told[MatmulDescAttribute.EPILOGUE] == 1, "no form"
+            assert b["dtype"] == I8 and desc[3] and not desc[4] and desc[MatmulDescAttribute.EPILOGUE] == 1, "no form"
             assert not any(size % 4 for size in (rows, inner, a["ld"], b["ld"])), "not in the table"
         if a["dtype"] == FP8:
-            assert told[3] and not told[4] and not any(size % 16 for size in (rows, inner, a["ld"], b["ld"]))
+            assert desc[3] and not desc[4] and not any(size % 16 for size in (rows, inner, a["ld"], b["ld"]))
             added = c["dtype"] if d["dtype"] == FP8 else added
-            assert added != FP8 and (d["dtype"] != 0 or not told[MatmulDescAttribute.EPILOGUE] & 4), "not in the table"
+            assert added != FP8 and (d["dtype"] != 0 or not desc[MatmulDescAttribute.EPILOGUE] & 4), "not in the table"
         else:
-            assert not {*POINTERS[1:]} & told.keys(), "scales of fp8"
+            assert not {*POINTERS[1:]} & desc.keys(), "scales of fp8"
         assert c["dtype"] == added
-        if told[MatmulDescAttribute.EPILOGUE] & 4:
-            assert told[MatmulDescAttribute.BIAS_DATA_TYPE] == added
+        if desc[MatmulDescAttribute.EPILOGUE] & 4:
+            assert desc[MatmulDescAttribute.BIAS_DATA_TYPE] == added
 
     def matmul(
         self,
@@ -200,9 +200,9 @@ class Bindings:
             raise BlasError("execution failed")
         if self.layouts[d_layout]["dtype"] == FP8 and c == d:
             raise BlasError("an unsupported value")  # as the library says of C in another type at the address of D
-        told = dict(self.operations[operation])  # a capture keeps what was told then
+        desc = dict(self.operations[operation])  # a capture holds those of its time
         layouts = [dict(self.layouts[name]) for name in (a_layout, b_layout, c_layout, d_layout)]
-        number = ctypes.c_int32 if told[-1] == COMPUTE_I32 else ctypes.c_float
+        number = ctypes.c_int32 if desc[-1] == COMPUTE_I32 else ctypes.c_float
         scales = [number.from_address(at).value for at in (alpha, beta)]
 
         def work() -> None:
@@ -210,24 +210,24 @@ class Bindings:
             self.machine.now_us += self.times_us.get(algorithm, 20.0)
             addresses = zip((a, b, c or d, d), layouts, strict=True)
             left, right, added, result = (_stack(at, layout) for at, layout in addresses)
-            wide = np.int64 if told[-1] == COMPUTE_I32 else np.float32
-            x = left.astype(wide).transpose(0, 2, 1) if told[3] else left.astype(wide)
-            y = right.astype(wide).transpose(0, 2, 1) if told[4] else right.astype(wide)
+            wide = np.int64 if desc[-1] == COMPUTE_I32 else np.float32
+            x = left.astype(wide).transpose(0, 2, 1) if desc[3] else left.astype(wide)
+            y = right.astype(wide).transpose(0, 2, 1) if desc[4] else right.astype(wide)
             with np.errstate(
                 over="ignore", invalid="ignore"
             ):  # the device says nothing of what replays of replays grow to
-                total = scales[0] * _number_at(told, MatmulDescAttribute.A_SCALE_POINTER) * (x @ y)
+                total = scales[0] * _number_at(desc, MatmulDescAttribute.A_SCALE_POINTER) * (x @ y)
             if scales[1]:
                 total = total + scales[1] * added.astype(np.float32)
-            epilogue = told[MatmulDescAttribute.EPILOGUE]
+            epilogue = desc[MatmulDescAttribute.EPILOGUE]
             if epilogue & 4:
-                rows, kind = layouts[3]["rows"], TYPES[told[MatmulDescAttribute.BIAS_DATA_TYPE]]
-                total = total + _flat(told[MatmulDescAttribute.BIAS_POINTER], rows, kind).astype(np.float32)[:, None]
+                rows, kind = layouts[3]["rows"], TYPES[desc[MatmulDescAttribute.BIAS_DATA_TYPE]]
+                total = total + _flat(desc[MatmulDescAttribute.BIAS_POINTER], rows, kind).astype(np.float32)[:, None]
             if epilogue & 2:
                 total = np.maximum(total, 0)
             if epilogue & 32:
                 total = 0.5 * total * (1 + np.tanh(np.sqrt(2 / np.pi) * (total + 0.044715 * total**3)))
-            total = total * _number_at(told, MatmulDescAttribute.D_SCALE_POINTER)
+            total = total * _number_at(desc, MatmulDescAttribute.D_SCALE_POINTER)
             if layouts[3]["dtype"] == FP8:
                 total = np.clip(total, -448, 448)
             result[...] = 0 if algorithm in self.wrong else total.astype(result.dtype)
@@ -235,8 +235,8 @@ class Bindings:
         self.machine.do(work)
 
 
-def _number_at(told: dict[int, int], attribute: int) -> float:
-    return ctypes.c_float.from_address(told[attribute]).value if attribute in told else 1.0
+def _number_at(desc: dict[int, int], attribute: int) -> float:
+    return ctypes.c_float.from_address(desc[attribute]).value if attribute in desc else 1.0
 
 
 def _number(address: int, size: int, signed: bool) -> int:

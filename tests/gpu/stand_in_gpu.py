@@ -300,7 +300,7 @@ class Machine:
                     raise CompileError("error: identifier is undefined")
 
             def compile(self) -> None:
-                """Nobody calls what is in it."""
+                """Its attributes are never called."""
 
             def get_function(self, entry: str) -> Any:
                 machine.compiled.append(self.code)

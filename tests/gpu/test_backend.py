@@ -195,7 +195,7 @@ def test_a_call_that_fails_leaves_the_next_one_free(machine: Machine, tmp_path: 
 
 
 def test_an_error_of_the_device_names_the_step(machine: Machine, tmp_path: Path) -> None:
-    """Whatever else fails after it: a context that is lost fails everything."""
+    """After a lost context every call fails; the first error is reported."""
     net = build(tmp_path, "none")
     fault = net.backend.xp.cuda.runtime.CUDARuntimeError("cudaErrorIllegalAddress")
 
@@ -402,7 +402,7 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     arrays = {v: array + array.dtype.type(0.5) for v, array in case.arrays(rng).items()}
     held = {v: on_device(pack(np, arrays[v], v.type).view(np.uint8)) for v in case.graph.inputs}
     held |= {v: on_device(np.zeros(v.type.nbytes, np.uint8)) for v in case.outputs}
-    for _ in range(2):  # the doors are as they were
+    for _ in range(2):  # barrier counters are as they were
         launcher.bind(kernel, lambda value, _: held[value])()
     got = [unpack(held[v].get().view(v.type.dtype.numpy), v.type) for v in case.outputs]
     assert_same(case, got, case.reference(arrays))
@@ -701,7 +701,7 @@ def test_locked_choices_are_used_without_timing(
 
 
 def _at_hand(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Whatever is compiled is that text, and the GPU is there."""
+    """Stand for a compiler that returns this text, on a machine with a GPU."""
     from fusec import driver
     from fusec.compiler import compile_model
 

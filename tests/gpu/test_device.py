@@ -288,7 +288,7 @@ def test_their_neighbours_are_safe(case: tuple[str, str, str]) -> None:
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("tune", ["none", "quick"])
 def test_inverted_bottlenecks_with_a_gate(rng: np.random.Generator, precision: str, tune: str) -> None:
-    """Thin products, a depthwise convolution with its mean, and the gate in front of the projection."""
+    """Thin products, a depthwise convolution with its mean, and the gate before the projection."""
     b = fusec.Builder("f32")
     x = b.input("x", (4, 16, 24, 24))
 

@@ -1,4 +1,4 @@
-"""Copy arrays of the host to the stand-in for a GPU."""
+"""Test copies of arrays of the host to the stand-in for a GPU."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_a_plan_that_this_gpu_lacks_is_left_out(machine: Machine, saved: Callabl
 
 @needs_compiler
 @pytest.mark.parametrize("why", ["none", "timed", "locked"])
-def test_choices_that_were_made_are_kept(machine: Machine, saved: Callable[..., Path], why: str) -> None:
+def test_no_kernel_replaces_a_plan_that_was_chosen(machine: Machine, saved: Callable[..., Path], why: str) -> None:
     """No kernel replaces a plan that was timed, or that a lock names; with tune="none" nothing is timed."""
     of = compiled()
     given = plans(of, own_keys(of), 1.0 if why == "timed" else None)

@@ -1,4 +1,4 @@
-"""Choose heuristics, engines and workspace on the stand-in for a GPU: no other plan is built, stored or reused."""
+"""Test heuristics, engines and workspace on the stand-in for a GPU: no other plan is built, stored or reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products that a kernel surely runs faster than cuDNN: cuDNN is not asked, and none of its plans is built."""
+"""Test products that a kernel surely runs faster than cuDNN: cuDNN is not asked, and builds no plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients at edges that random graphs seldom reach: ties, rows without keys, long pads, transposed weights."""
+"""Test gradients at edges that random graphs seldom reach: ties, rows without keys, long pads, transposed weights."""
 
 from __future__ import annotations
 

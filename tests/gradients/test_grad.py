@@ -1,4 +1,4 @@
-"""`grad` and `backward`: interface, accumulation, and what they refuse."""
+"""Test `grad` and `backward`: interface, accumulation, and what they refuse."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_half_precision_statistics_are_summed_in_fp32(rng: np.random.Generator) 
 
 
 def test_top_k_sends_gradients_back_to_where_the_values_were(rng: np.random.Generator) -> None:
-    """Of distinct numbers: which of two equals is the larger is nobody's derivative."""
+    """Use distinct numbers, because the maximum of two equal numbers has no derivative."""
     for axis, largest in ((0, True), (1, False), (-1, True)):
         b = Builder("f64")
         x = b.input("x", (4, 6, 3))

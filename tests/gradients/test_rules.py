@@ -1,4 +1,4 @@
-"""Every gradient rule against finite differences in float64, over all attributes the ops take."""
+"""Test every gradient rule against finite differences in float64, over all attributes the ops take."""
 
 from __future__ import annotations
 

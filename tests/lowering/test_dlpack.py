@@ -1,4 +1,4 @@
-"""Arrays of 8-bit floats from another library, by DLPack: a producer that writes dlpack.h's codes into a capsule."""
+"""Test arrays of 8-bit floats from another library by DLPack: a producer writes dlpack.h's codes into a capsule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of fp8 as cuDNN graphs: what they mean, their spelling in fp16, and what is refused."""
+"""Test products of fp8 as cuDNN graphs: what they mean, their spelling in fp16, and what is refused."""
 
 from __future__ import annotations
 

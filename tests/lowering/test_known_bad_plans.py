@@ -21,7 +21,7 @@ def tensor(uid: int, virtual: bool = False, order: tuple[int, ...] = LAST) -> Cu
 def graph(
     *calls: tuple[str, tuple[int, ...], int], stored: tuple[int, ...], order: tuple[int, ...] = LAST
 ) -> CudnnGraph:
-    """Pointwise calls around a convolution of tensor 1, or of what is made of it, by filters 2; results in `stored`."""
+    """Make pointwise calls around a convolution of tensor 1, or of a value computed from it, by filters 2."""
     made = {out for _, _, out in calls}
     uids = sorted({uid for _, inputs, out in calls for uid in (*inputs, out)} - {2})
     tensors = [tensor(uid, uid in made and uid not in stored, order) for uid in uids]
@@ -36,7 +36,7 @@ def graph(
 
 
 CONV = ("conv", (1, 2), 3)
-BESIDE = {
+INDEPENDENT = {
     "an epilogue": (graph(CONV, ("relu", (3,), 4), stored=(4,)), False),
     "a longer one, with a residual": (graph(CONV, ("add", (3, 5), 6), ("relu", (6,), 4), stored=(4,)), False),
     "a prologue of two ops": (graph(("relu", (1,), 5), ("abs", (5,), 6), ("conv", (6, 2), 3), stored=(3,)), False),
@@ -45,9 +45,9 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("what", BESIDE)
+@pytest.mark.parametrize("what", INDEPENDENT)
 def test_engine_8_and_what_does_not_depend_on_the_convolution(what: str) -> None:
-    found, wrong = BESIDE[what]
+    found, wrong = INDEPENDENT[what]
     reason = wrong_plan(found, 8, {})
     assert (reason is not None) == wrong
     assert reason is None or "an epilogue op that does not depend on the convolution" in reason

@@ -556,7 +556,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "convex_backwards",
         "partition",
         "passes/partition/convexity.py",
-        "self._detour(node, inside, self.wiring.preds, min(places), at)",
+        "self._path_outside(node, inside, self.wiring.preds, min(places), at)",
         "False",
         "a path that leaves and comes back is not seen",
     ),

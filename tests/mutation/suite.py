@@ -22,7 +22,7 @@ from mutation.tested import TESTED
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "fusec"
 ALL = (*MUTANTS, *TESTED)
-BESIDE = ("tests", "examples", "benchmarks", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")  # what tests read
+NEEDED = ("tests", "examples", "benchmarks", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")  # what tests read
 CACHE = "failed"  # pytest writes there which tests failed
 BUDGET = 2000  # examples: the default of `fusec fuzz`
 
@@ -119,7 +119,7 @@ def _tested(mutant: Mutant, package: Path) -> dict[str, Any]:
     start, row = time.perf_counter(), _row(mutant)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve()
-        file = planted(mutant, folder, package, BESIDE) / mutant.file
+        file = planted(mutant, folder, package, NEEDED) / mutant.file
         planted_text, held = file.read_text(), folder / CACHE / "v" / "cache" / "lastfailed"
         while True:
             known = [f"--deselect={of['property']}" for of in row["not_of_it"]]
@@ -174,7 +174,7 @@ def hunt_all(
 ) -> None:
     """Hunt each, all in the package as it is now; `tell` hears of each when it is known."""
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(workers) as pool:
-        package = copied(PACKAGE, Path(scratch).resolve(), BESIDE)  # edits during the run do not count
+        package = copied(PACKAGE, Path(scratch).resolve(), NEEDED)  # edits during the run do not count
         futures = [pool.submit(hunt, mutant, examples, 0, package) for mutant in mutants]
         for future in as_completed(futures):
             tell(future.result())

@@ -1,4 +1,4 @@
-"""The planted faults still fit the code; a few are hunted here, all of them with `-m manual`."""
+"""Test that the planted faults still fit the code; a few are hunted here, all of them with `-m manual`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of onnx's suite with something wrong with them run, or a FusecError says why not; nothing else is raised."""
+"""Test that models of onnx's suite with a fault run, or raise a FusecError that says why; nothing else is raised."""
 
 from __future__ import annotations
 

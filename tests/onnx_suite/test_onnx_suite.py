@@ -1,4 +1,4 @@
-"""onnx's backend test suite runs as users run models: compiled, in simulation and on the GPU, and nothing is wrong.
+"""Run onnx's backend test suite as users run models: compiled, in simulation and on the GPU.
 
 The reference, which other tests judge compiled programs by, runs all of it in seconds. Compiling all takes minutes: the
 default tests take a sample, `-m slow` takes all in simulation, `-m gpu` all on the GPU.
@@ -13,7 +13,7 @@ import pytest
 from conftest import SEED
 from onnx_suite.suite import RECORD, cases, counts, outcomes, record, unlike_the_record
 
-SAMPLE = 80  # one case of so many is compiled, `make slow` compiles all; another FUSEC_TEST_SEED takes others
+SAMPLE = 80  # cases for each one that is compiled; `make slow` compiles all; another FUSEC_TEST_SEED takes others
 SHARDS = 64  # for pytest-xdist to spread
 each_shard = pytest.mark.parametrize("shard", range(SHARDS))
 

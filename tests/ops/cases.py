@@ -349,7 +349,7 @@ def conv_transpose(
 
 def reduce(kind: str, oracle: str, axes: tuple[int, ...], keepdims: bool, draw: Draw, *, rounds: bool = True) -> Case:
     def compute(x: Array) -> list[Array]:
-        # ONNX reads an empty list of axes as all of them, unless told otherwise
+        # ONNX reads an empty list of axes as all of them, unless an attribute says otherwise
         return run(oracle, [x, np.array(axes, np.int64)], keepdims=int(keepdims), noop_with_empty_axes=1)
 
     return Case(Reduce(kind, axes, keepdims), ((2, 3, 4),), compute, draw, rounds)
@@ -407,7 +407,7 @@ def attended_with_sums(scale: float, causal: bool) -> Oracle:
 
 
 def attention_gradient(scale: float, causal: bool) -> Oracle:
-    """Query by query, of whatever the result and the sums are said to be."""
+    """Compute gradients query by query from the given result and sums."""
 
     def compute(dy: Array, q: Array, k: Array, v: Array, y: Array, sums: Array) -> list[Array]:
         shared = q.shape[1] // k.shape[1]

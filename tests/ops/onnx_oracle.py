@@ -1,4 +1,4 @@
-"""One ONNX operator run by onnxruntime, as an independent opinion of what an op means."""
+"""Run one ONNX operator in onnxruntime, as an independent opinion of what an op means."""
 
 from __future__ import annotations
 

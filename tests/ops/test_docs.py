@@ -34,7 +34,7 @@ def test_every_op_is_in_the_tables_and_says_what_it_means() -> None:
     assert set(_KINDS) <= set(re.findall(r"\w+", Reduce.__doc__ or ""))
 
 
-def test_graphs_in_the_docs_parse_and_print_alike() -> None:
+def test_graphs_in_the_docs_parse_and_print_the_same_text() -> None:
     blocks = re.findall(r"^```\n(graph .*?)\n```$", DOC.read_text(), re.MULTILINE | re.DOTALL)
     assert blocks
     for block in blocks:

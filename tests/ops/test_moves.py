@@ -1,4 +1,4 @@
-"""Resize, slice, pad, reductions, gather and split of random shapes against onnxruntime or NumPy."""
+"""Test resize, slice, pad, reductions, gather and split of random shapes against onnxruntime or NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Non-maximum suppression against onnxruntime, on thousands of random cases."""
+"""Test non-maximum suppression against onnxruntime, on thousands of random cases."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("thresholds", [0, 1, 2])
 def test_rows_are_those_of_onnxruntime(rng: np.random.Generator, centred: bool, thresholds: int) -> None:
-    """Of ties, empty results, thresholds that an overlap or a score meets, and boxes without area, too."""
+    """Of ties, empty results, thresholds that equal an overlap or a score, and boxes without area."""
     ort = session(centred, thresholds)
     counts: set[int] = set()
     for _ in range(700):

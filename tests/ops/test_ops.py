@@ -1,4 +1,4 @@
-"""Every op against its oracle, in every precision: inference and reference agree with each other and with others."""
+"""Test every op against its oracle, in every precision, and that inference and reference agree."""
 
 from __future__ import annotations
 

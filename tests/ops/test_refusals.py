@@ -466,7 +466,7 @@ def test_every_op_but_pointwise_ones_has_its_refusals() -> None:
 
 @pytest.mark.parametrize("op_class", ALL, ids=lambda c: c.name)
 def test_no_operand_is_a_refusal(op_class: type[Any]) -> None:
-    """Whatever the attributes: too few operands never raise IndexError."""
+    """Too few operands never raise IndexError."""
     for op in (op for op, _, _ in REFUSALS if isinstance(op, op_class)):
         with pytest.raises(VerifyError):
             op.infer()

@@ -1,4 +1,4 @@
-"""Convolutions and pools of random geometry against onnxruntime; bounded memory."""
+"""Test convolutions and pools of random geometry against onnxruntime; bounded memory."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_integer_and_padding_only_windows(pool: type[Any]) -> None:
 
 
 def test_one_window_may_hang_over_a_small_image() -> None:
-    """EfficientNet's last pool is as wide as its channels, with ceil_mode over whatever is left of the image."""
+    """EfficientNet's last pool has a window larger than the image, with ceil_mode."""
     operands = [np.random.default_rng(0).standard_normal((1, 2, 3, 2)).astype(np.float32)]
     op = AvgPool((5, 4), (5, 4), (0, 0, 0, 0), (1, 1), ceil_mode=True)
     check(op, operands, [operands[0].mean((2, 3), keepdims=True)], 1e-6)

@@ -1,4 +1,4 @@
-"""Text in, text out for every pass; each case has a sibling that must not fire. `pytest --accept` rewrites."""
+"""Test every pass, text in and text out; each case has a sibling that must not fire. `pytest --accept` rewrites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/passes.md holds the pipeline and the rules as the code prints them."""
+"""Test that docs/passes.md holds the pipeline and the rules as the code prints them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipeline as a whole, on the simplest model."""
+"""Test the pipeline as a whole, on the simplest model."""
 
 from __future__ import annotations
 

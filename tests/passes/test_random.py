@@ -1,4 +1,4 @@
-"""The pipeline keeps the meaning of random graphs of the ops that rules match."""
+"""Test that the pipeline keeps the meaning of random graphs of the ops that rules match."""
 
 from __future__ import annotations
 

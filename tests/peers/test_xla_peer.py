@@ -38,7 +38,7 @@ def feeds_of(graph: Graph, rng: np.random.Generator) -> dict[str, Array]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is not None, reason="JAX is installed")
-def test_the_reason_of_a_process_that_ends_is_told() -> None:
+def test_the_reason_of_a_process_that_ends_is_reported() -> None:
     with pytest.raises(XlaError, match="JAX ended with status 1: ModuleNotFoundError: No module named 'jax'"):
         XlaPeer(b"", [])
 

@@ -242,7 +242,7 @@ def plan_file_bytes(store: PlanStore) -> bytes:
     return plan_file(store, "a").read_bytes()
 
 
-def test_quarantine_is_kept_by_graph_target_and_version(store: PlanStore) -> None:
+def test_quarantine_is_stored_by_graph_target_and_version(store: PlanStore) -> None:
     store.quarantine("g", "h200", "9", 4, ((3, 1), (1, 2)), "nan")
     store.quarantine("g", "h200", "9", 4, ((1, 2), (3, 1)), "nan, again")
     store.quarantine("g", "h200", "9", 0, (), "slow")

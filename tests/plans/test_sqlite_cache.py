@@ -92,7 +92,7 @@ def test_a_damaged_file_is_set_aside_and_begun_anew(store: Store, content: bytes
     assert aside.read_bytes() == content
 
 
-def test_damage_met_in_the_middle_of_the_file_is_healed_too(store: Store) -> None:
+def test_damage_in_the_middle_of_the_file_is_healed_too(store: Store) -> None:
     store.put({f"{i:04}": "text" * 100 for i in range(200)})
     connection = sqlite3.connect(store.path)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,4 +1,4 @@
-"""Number formats, histograms and thresholds, against the standard's own evaluator and plain definitions."""
+"""Test number formats, histograms and thresholds, against the standard's own evaluator and plain definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration data from files, folders and Python objects becomes batches that fit the model; all else is refused."""
+"""Test that calibration data from files and Python objects becomes batches that fit; all else is refused."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_floats_are_cast_to_the_inputs_float() -> None:
         ([(np.ones((2, 5)),)], TWO, "holds 1 arrays, the model has 2 inputs"),
     ],
 )
-def test_what_does_not_fit_is_told(given: Any, inputs: tuple[Declaration, ...], message: str) -> None:
+def test_data_that_does_not_fit_the_model_is_refused(given: Any, inputs: tuple[Declaration, ...], message: str) -> None:
     with pytest.raises(FusecError, match=message):
         list(batches(given, inputs))
 
 
-def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 no archive")
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
     (tmp_path / "empty").mkdir()

@@ -1,4 +1,4 @@
-"""Models as torch's exporters write them: quantised, fusec and onnxruntime compute the same."""
+"""Test models as torch's exporters write them: quantised, fusec and onnxruntime compute the same."""
 
 from __future__ import annotations
 

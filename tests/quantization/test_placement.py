@@ -179,7 +179,7 @@ def test_batch_norms_that_cannot_be_folded_stay(why: str) -> None:
     assert fold_batchnorm(frontends.Source(proto).standalone(13)) == 0
 
 
-def test_a_model_that_cannot_be_converted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_converted_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(model: ModelProto, version: int) -> ModelProto:
         raise version_converter.ConvertError("no adapter")
 

@@ -1,4 +1,4 @@
-"""Quantised models: standard ONNX that onnxruntime and fusec run to the same answer, close to the float model."""
+"""Test quantised models: standard ONNX that onnxruntime and fusec run to the same answer, close to the float model."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_the_report_of_an_edge_is_its_own_noise() -> None:
         ({"data": []}, "holds no batches"),
     ],
 )
-def test_wrong_options_are_told(options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"data": rows(), **options}
     with pytest.raises(FusecError, match=message.replace("*", r"\*")):
         fusec.quantize(linear_net(), **given)

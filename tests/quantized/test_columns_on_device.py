@@ -1,4 +1,4 @@
-"""Products of 8-bit integers by weights that are stored by columns, on a GPU: every plan of cuDNN."""
+"""Test products of 8-bit integers by weights that are stored by columns, on a GPU: every plan of cuDNN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The explanation names what stays in floats in a quantised model, with the reason."""
+"""Test that the explanation names what stays in floats in a quantised model, with the reason."""
 
 from __future__ import annotations
 
@@ -148,3 +148,20 @@ def test_sums_that_stay_integers_are_no_floats(rng: np.random.Generator) -> None
 def test_a_float_model_has_no_such_list() -> None:
     graph = parse('graph "g" (%x: f32[2,3], %y: f32[3,2]) {\n  %z = matmul(%x, %y)\n  return %z\n}')
     assert edges(graph) == {}
+
+
+def test_a_value_whose_range_is_computed_is_named(rng: np.random.Generator) -> None:
+    text = """graph "g" (%x: i8[4,8]) {
+  %w = constant weight("w") : i8[8,16]
+  %s = constant [0.05] : f32[]
+  %p = matmul(%x, %w)
+  %f = cast(%p) {to=f32}
+  %y = mul(%f, %s)
+  %m = reduce(%y) {kind="max", axes=[0, 1], keepdims=false}
+  %d = div(%y, %m)
+  %r = round(%d)
+  %q = cast(%r) {to=i8}
+  return %q
+}"""
+    dynamic = parse(text, {"w": rng.integers(-128, 128, (8, 16), np.int8)})
+    assert edges(dynamic)["y"].reason == "its result is stored in f32 until its range is known at run time"

@@ -1,4 +1,4 @@
-"""Integer convolutions whose channels or filters are no multiples of 8 run in cuDNN, padded with zeros."""
+"""Test that integer convolutions whose channels or filters are no multiples of 8 run in cuDNN, padded with zeros."""
 
 from __future__ import annotations
 

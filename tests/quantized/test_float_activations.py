@@ -1,4 +1,4 @@
-"""Quantised models whose activations are not rounded to 8 bits, and the choice between both forms by time."""
+"""Test quantised models whose activations are not rounded to 8 bits, and the choice between both forms by time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random quantised layers against onnxruntime's integer kernels: equal within one step, and nearly always equal."""
+"""Test random quantised layers against onnxruntime's integer kernels: equal but for single steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MatMulInteger and ConvInteger for every form of their zero points, known at import or not, equal their definition."""
+"""Test MatMulInteger and ConvInteger for every form of their zero points, known at import or not."""
 
 from __future__ import annotations
 

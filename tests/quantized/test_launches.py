@@ -1,13 +1,17 @@
-"""Quantised models have few launches on a GPU: no rounding, copy or cast stays alone, and cuDNN runs products."""
+"""Test that quantised models have few launches: no rounding, copy or cast stays alone, and cuDNN runs products."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 from exported.packing import read
 from helpers import assert_close, one_program
+from onnxruntime.quantization import QuantType
 from quantization.models import linear_net
 from quantization.test_exported_models import fed
+from quantized.models import dynamic_products
 
 import fusec
 from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
@@ -50,3 +54,15 @@ def test_cudnn_multiplies_integers_with_odd_columns(rng: np.random.Generator) ->
     assert product.kind is Kind.CUDNN and program.launches == 3, [step.signature for step in program.steps]
     want = one_program(fusec.compile(quantised, target="cpu"))(**data)
     assert_close(executable(**data), want, 2e-3)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_dynamically_quantised_product_takes_three_launches(tmp_path: Path, per_channel: bool) -> None:
+    """One for both ends of the range, the scale and the zero point, one that rounds, and the product with its terms."""
+    layers = dynamic_products(tmp_path, QuantType.QInt8, per_channel)
+    compiled = one_program(fusec.compile(layers.model, target="h200", simulate=True)).compiled
+    program = fuse_steps(compiled.program, compiled.figures)
+    names = [step.signature for step in program.steps if step.kind is not Kind.VIEW]
+    assert program.launches == 6 == len(names), names
+    for first, second, third in (names[:3], names[3:]):
+        assert first.startswith("reduce") and second.startswith("div+round") and "matmul" in third, names

@@ -1,4 +1,4 @@
-"""cuDNN's verdicts on quantised steps for each GPU that multiplies 8-bit integers; no GPU is needed."""
+"""Test cuDNN's verdicts on quantised steps for each GPU that multiplies 8-bit integers; no GPU is needed."""
 
 from __future__ import annotations
 

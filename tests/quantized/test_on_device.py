@@ -1,4 +1,4 @@
-"""Quantised layers and a quantised CNN on a GPU, against onnxruntime's integer kernels."""
+"""Test quantised layers and a quantised CNN on a GPU, against onnxruntime's integer kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that onnxruntime quantised dynamically: products of integers with scales and zero points of run time."""
+"""Test models that onnxruntime quantised dynamically: products of integers with scales and zero points of run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CNN that onnxruntime quantised: onnxruntime's results, in about as many steps as the float model."""
+"""Test a CNN that onnxruntime quantised: onnxruntime's results, in about as many steps as the float model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products whose weights alone are quantised: packed in memory for few rows, dequantised at compile time for more."""
+"""Test products whose weights alone are quantised: packed for few rows, dequantised at compile time for more."""
 
 from __future__ import annotations
 

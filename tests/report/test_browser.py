@@ -1,4 +1,4 @@
-"""A real browser opens the pages: the script runs, the policy holds, and a step opens by its link."""
+"""Test that a real browser opens the pages: the script runs, the policy holds, and a step opens by its link."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_plans_say_how_they_were_chosen() -> None:
             assert "conv" in step.plans.graph or "pointwise" in step.plans.graph
 
 
-def test_a_prepared_plan_is_told_with_its_time() -> None:
+def test_a_prepared_plan_is_reported_with_its_time() -> None:
     compiled = executable().compiled
     keys = [lowered.graph.key for lowered in compiled.lowered if lowered is not None]
     timed = Choice(11, ((2, 7),), 4096, time_us=12.5)

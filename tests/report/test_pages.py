@@ -1,4 +1,4 @@
-"""Pages hold every step, plan, refusal and figure, need no network, and give strangers' names no power."""
+"""Test that pages hold every step, plan, refusal and figure, need no network, and give strangers' names no power."""
 
 from __future__ import annotations
 

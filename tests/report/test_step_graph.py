@@ -1,4 +1,4 @@
-"""The drawing of the steps: each value has a lane of its own while it is alive, and each edge arrives."""
+"""Test the drawing of the steps: each value has a lane of its own while it is alive, and each edge arrives."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A GPU for the scripts of fusec.repro where there is none: cupy over host memory, and a pygraph of the real cuDNN
-that plans devicelessly and executes by the simulator.
-"""
+"""Stand in for the GPU of the scripts of fusec.repro: cupy over host memory, and cuDNN's graphs in the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repro folders: the script builds what emit builds and judges what it runs; the folder is whole; errors are clear."""
+"""Test repro folders: the script builds what emit builds and judges what it runs; errors are clear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of a model in the script of `fusec repro` stay in string literals and never become code."""
+"""Test that names of a model in the script of `fusec repro` stay in string literals and never become code."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Later:
 
 
 class Device:
-    """Stands for an executable on a GPU. A batch reads its inputs and writes its results when somebody waits for it.
+    """Stands for an executable on a GPU. A batch reads its inputs and writes its results when its result is asked for.
 
     events: what was asked, with the first number of each batch.
     fails: the first number of the batch that fails.

@@ -61,7 +61,7 @@ def test_a_cluster_runs_calls_in_order_although_a_worker_is_killed(client: Clien
     client.wait_for_workers(2)
 
 
-def test_progress_is_told_while_other_calls_run(client: Client, tmp_path: Path) -> None:
+def test_progress_is_reported_while_other_calls_run(client: Client, tmp_path: Path) -> None:
     flag, told = tmp_path / "flag", list[tuple[int, int]]()
 
     def done(count: int, total: int) -> None:

@@ -74,7 +74,7 @@ def test_parts_of_a_later_concat_in_the_same_memory_have_other_rows() -> None:
 
 
 def test_a_part_reaches_to_its_last_row() -> None:
-    """%a's rows have gaps; what has the memory of the last of them next waits for whoever reads %a."""
+    """The rows of %a have gaps. A later step that gets memory in the last gap waits for the readers of %a."""
     of = program(TEXT.replace("%e = reshape(%d) {shape=[2,512]}\n  return %e", "%e = neg(%a)\n  return %d, %e"))
     plan, values = plan_memory(of), {v.name: v for v in of.graph.values()}
     last_row = plan.offsets[values["a"]] + values["a"].type.nbytes + 64  # in the row after as many bytes as it has

@@ -1,4 +1,4 @@
-"""Ops that a user's Python function computes, compared with onnx's reference implementation."""
+"""Test ops that a user's Python function computes, compared with onnx's reference implementation."""
 
 from __future__ import annotations
 

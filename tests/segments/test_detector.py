@@ -1,4 +1,4 @@
-"""A small detector: a convolution, boxes that are decoded, NonMaxSuppression, and the boxes that stay."""
+"""Test a small detector: a convolution, boxes that are decoded, NonMaxSuppression, and the boxes that stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""onnx's own cases whose shapes depend on values of inputs: compiled without these values, they run with host steps."""
+"""Test onnx's cases whose shapes depend on values of inputs: compiled without the values, they run with host steps."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_cases_whose_inputs_decide_shapes() -> None:
         assert isinstance(executable, SegmentedExecutable)
         run += 1
         for got, want in zip(executable.run(None, feeds), outputs, strict=True):
-            alike = got.shape == want.shape and got.dtype == want.dtype
-            close = alike and np.allclose(got.astype(float), want.astype(float), 1e-3, 1e-5, equal_nan=True)
+            same_type = got.shape == want.shape and got.dtype == want.dtype
+            close = same_type and np.allclose(got.astype(float), want.astype(float), 1e-3, 1e-5, equal_nan=True)
             if not close:
                 wrong.append(case.name)
     assert not wrong

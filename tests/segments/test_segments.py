@@ -76,7 +76,7 @@ def test_cases_agree_in_simulation(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.cudnn
 def test_hints_are_those_of_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product before the host step and one after it: each program says the same, which is told once."""
+    """A product before the host step and one after it: both programs give the same hint, which is shown once."""
     monkeypatch.setattr(programs, "SMALL_ELEMENTS", -1)
     nodes = [
         n("MatMul x x -> s"),
@@ -150,7 +150,7 @@ def test_outputs_by_name_and_into_arrays() -> None:
         executable(np.zeros((4, 5)))
 
 
-def test_the_explanation_tells_what_a_call_met() -> None:
+def test_the_explanation_times_host_steps_after_a_call() -> None:
     case = non_zero()
     executable = compiled(case.proto, target="cpu")
     before = executable.explain()

@@ -32,7 +32,7 @@ class Dealt:
         return [self._stack.enter_context(socket.create_connection(self.address)) for _ in range(count)]
 
     def take(self, total: int) -> list[int]:
-        """Take connections until there are so many; return how many each front end has."""
+        """Take `total` connections; return how many each front end has."""
         end = time.monotonic() + 10
         while sum(map(len, self.taken)) < total and time.monotonic() < end:
             for taken, channel in zip(self.taken, self.channels, strict=True):

@@ -1,4 +1,4 @@
-"""Messages between the processes of a server."""
+"""Test messages between the processes of a server."""
 
 from __future__ import annotations
 

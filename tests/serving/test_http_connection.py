@@ -1,4 +1,4 @@
-"""Bodies of inference requests go to shared memory, however a connection cuts them; all else to the server library."""
+"""Test that bodies of inference requests go to shared memory, and all else to the server library."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Connected:
         self.connection.answered(HttpAnswer(200, [data]))
 
     def feed(self, data: bytes, most: int = 1 << 20) -> None:
-        """Let bytes arrive, at most so many at a time, until the server stops to read. All were read, or it stopped."""
+        """Let bytes arrive, at most `most` at a time, until the server stops to read. All were read, or it stopped."""
         while data and self.wire.reads:
             room = self.connection.get_buffer(-1)
             count = min(len(room), len(data), most)

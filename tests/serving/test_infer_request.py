@@ -1,4 +1,4 @@
-"""Requests of strangers: each is read or refused with a reason, and nothing is allocated for a claim."""
+"""Test requests of strangers: each is read or refused with a reason, and nothing is allocated for a claim."""
 
 from __future__ import annotations
 

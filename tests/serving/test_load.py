@@ -1,4 +1,4 @@
-"""A server under load, in simulation: throughput against the executable that it runs, and latency."""
+"""Test a server under load, in simulation: throughput against the executable that it runs, and latency."""
 
 from __future__ import annotations
 

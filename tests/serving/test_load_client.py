@@ -1,4 +1,4 @@
-"""The client that loads a server: it finds the end of each answer, and counts its time from when it was due."""
+"""Test the client that loads a server: it finds the end of each answer, and counts its time from when it was due."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_request_that_does_not_fit_is_no_failure_of_the_device(monkeypatch: py
 
 
 def test_a_front_end_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the worker would answer nobody."""
+    """Otherwise the worker would answer no request."""
     monkeypatch.setattr(queued_request, "SEND_S", 1)
     mine, theirs = socket.socketpair()
     with mine, theirs:

@@ -1,4 +1,4 @@
-"""The device of a worker, on stand-ins: which GPU it takes, and how batches get there."""
+"""Test the device of a worker, on stand-ins: which GPU it takes, and how batches get there."""
 
 from __future__ import annotations
 

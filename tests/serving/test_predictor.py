@@ -1,4 +1,4 @@
-"""A predictor: any number of rows, on the batch sizes of a file, in any process."""
+"""Test a predictor: any number of rows, on the batch sizes of a file, in any process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of front ends are read together, in the thread that asks for them."""
+"""Test that requests of front ends are read together, in the thread that asks for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fusec serve` as clients see it: a real client of the protocol, limits, overload, dead workers, and the end."""
+"""Test `fusec serve` as clients see it: a real client of the protocol, limits, overload, dead workers, and the end."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def counts(server: Running) -> dict[str, float]:
 
 
 def test_bad_requests_are_refused(server: Running) -> None:
-    """Each with its reason, and the server goes on."""
+    """Each request gets its reason, and the server goes on."""
     x = images(1)
     body, headers = binary_request({"image": x}, "UINT8")
     length = "Inference-Header-Content-Length"

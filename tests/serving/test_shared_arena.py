@@ -1,4 +1,4 @@
-"""The memory of request bodies: spans never overlap, and all of it comes back."""
+"""Test the memory of request bodies: spans never overlap, and all of it comes back."""
 
 from __future__ import annotations
 

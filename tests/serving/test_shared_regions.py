@@ -1,4 +1,4 @@
-"""Tensors in shared memory of a client: Triton's extension `system_shared_memory`, with NVIDIA's client."""
+"""Test tensors in shared memory of a client: Triton's extension `system_shared_memory`, with NVIDIA's client."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def answered(ask: Callable[[], Any]) -> Callable[[], bool]:
     return tell
 
 
-def test_a_server_must_be_told_to_use_regions(file: Path) -> None:
+def test_a_server_uses_regions_only_if_an_option_allows_it(file: Path) -> None:
     with serving(file, "--front-ends", 1) as server, made(192) as (_, key):
         client: Any = triton.InferenceServerClient(server.address)
         with client:

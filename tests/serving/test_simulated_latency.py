@@ -1,4 +1,4 @@
-"""Latency in virtual time: the defaults of the server let few requests wait much longer than others."""
+"""Test latency in virtual time: the defaults of the server let few requests wait much longer than others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model repository for Triton, run with a stub of the module that Triton gives its Python backend."""
+"""Test a model repository for Triton, run with a stub of the module that Triton gives its Python backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worked example of docs/serving.md, run as it is written."""
+"""Test the worked example of docs/serving.md, run as it is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Atomic writes with two writers of one path, planted symlinks, files of dead writers, and failures."""
+"""Test atomic writes with two writers of one path, planted symlinks, files of dead writers, and failures."""
 
 from __future__ import annotations
 

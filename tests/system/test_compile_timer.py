@@ -1,4 +1,4 @@
-"""Times of a compilation: stages add up to the total, and nothing is counted twice."""
+"""Test times of a compilation: stages add up to the total, and nothing is counted twice."""
 
 from __future__ import annotations
 

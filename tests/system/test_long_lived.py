@@ -1,4 +1,4 @@
-"""Objects of a process that has started are not looked at again."""
+"""Test that objects of a process that has started are not looked at again."""
 
 from __future__ import annotations
 

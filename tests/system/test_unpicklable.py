@@ -1,4 +1,4 @@
-"""Executables and sessions say what to give to other processes in their place."""
+"""Test that executables and sessions say what to give to other processes in their place."""
 
 from __future__ import annotations
 

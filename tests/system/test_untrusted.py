@@ -1,4 +1,4 @@
-"""JSON that is nested too deep for Python gives a clear error in every kind of file."""
+"""Test that JSON that is nested too deep for Python gives a clear error in every kind of file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets as data: complete, distinct, and with the sources of their figures."""
+"""Test targets as data: complete, distinct, and with the sources of their figures."""
 
 from __future__ import annotations
 

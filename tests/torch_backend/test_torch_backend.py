@@ -64,7 +64,7 @@ def close(got: Any, want: Any, rtol: float = 1e-5) -> None:
     assert_close(got.detach().double().numpy(), want.detach().double().numpy(), rtol)
 
 
-def test_a_net_is_compiled_for_the_sizes_it_meets() -> None:
+def test_a_net_is_compiled_for_the_sizes_of_its_calls() -> None:
     net, watched = Net().eval(), Watched()
     compiled = watched.compile(net, dynamic=True)
     with torch.no_grad(), warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Optimisers against their formulas, and loss scaling."""
+"""Test optimisers against their formulas, and loss scaling."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class _Count(MofNCompleteColumn):
         return super().render(task) if task.total is not None else Text("")
 
 
-class _LateBars(Progress):
+class _BarsOfLongStages(Progress):
     """Progress bars that show only stages longer than PATIENCE_S."""
 
     def get_renderables(self) -> Iterable[Any]:
@@ -46,7 +46,7 @@ def bars() -> Generator[Callable[[str, int, int], None]]:
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Count(), TimeElapsedColumn())
     current: list[tuple[str, TaskID]] = []
-    with _LateBars(*columns, console=Console(stderr=True), transient=True) as shown:
+    with _BarsOfLongStages(*columns, console=Console(stderr=True), transient=True) as shown:
 
         def report(stage: str, done: int, total: int) -> None:
             kind = stage.partition(" ")[0]  # `pass assign_layout` and `pass cse` share a bar

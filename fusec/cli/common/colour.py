@@ -44,13 +44,13 @@ def coloured(text: str) -> str:
 def _line(line: str) -> str:
     for pattern, colour in _LINES.items():
         if pattern.search(line):
-            return _painted(line, colour)
+            return _in_colour(line, colour)
     if _ROW.match(line):
         for pattern, colour in _RUNS_AS.items():
             if pattern.search(line):
-                return pattern.sub(lambda found, colour=colour: _painted(found.group(), colour), line, count=1)
+                return pattern.sub(lambda found, colour=colour: _in_colour(found.group(), colour), line, count=1)
     return line
 
 
-def _painted(text: str, colour: str) -> str:
+def _in_colour(text: str, colour: str) -> str:
     return f"\x1b[{colour}m{text}\x1b[0m"

@@ -105,7 +105,7 @@ def distances(
 ) -> dict[str, float]:
     """Return the relative L2 distance of each output from onnxruntime's on the CPU.
 
-    name: of the model in errors.
+    name: name of the model in errors.
     optimised: use onnxruntime's optimisations.
     """
     import onnxruntime  # here, because only the extra `demo` installs it

@@ -20,6 +20,7 @@ from fusec.passes.quantization.integer_products import reasons
 from fusec.passes.quantization.keep_packed_weights import KeepPackedWeights, refusal
 from fusec.passes.quantization.packed_weights import packed_weights
 from fusec.passes.quantization.run_in_integers import RunInIntegers
+from fusec.passes.rewriting.value_facts import has_extremes
 from fusec.schedule.program import Kind, Partition, display_name, inputs_of
 
 FEW_CHANNELS = 16  # which tensor cores multiply at a time
@@ -123,5 +124,6 @@ def _results(compiled: Compiled, step: Partition, product: Node) -> Iterator[Flo
         if not value.type.dtype.is_float:
             continue
         readers = dict.fromkeys(display_name(u) if u.results else "the caller" for u in value.users)
-        why = f"its result is stored in {value.type.dtype.value} for {', '.join(readers)}"
+        goal = "until its range is known at run time" if has_extremes(value) else f"for {', '.join(readers)}"
+        why = f"its result is stored in {value.type.dtype.value} {goal}"
         yield FloatEdge(product.op.name, value.name, why, product.origin, _moved_us(compiled, value))

@@ -34,7 +34,7 @@ MAX_UNROLLED = 100_000  # nodes of unrolled loops; larger graphs would take too 
 class TensorList:
     """A sequence of tensors. Its length is known, so no sequence is left after the import.
 
-    dtype: of an empty sequence.
+    dtype: element type of an empty sequence.
     present: False for an optional value without an element. An optional value with an element is that element.
     """
 

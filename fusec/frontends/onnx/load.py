@@ -174,7 +174,7 @@ def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
 def decoded(data: ByteRanges, file: str, folder: Path | None) -> tuple[ModelProto, TensorFiles]:
     """Decode a model, whose large weights are read later. Raises ModelError if the bytes are not an ONNX model.
 
-    folder: that of external data; None if there is none.
+    folder: folder of external data, or None.
     """
     if not data.size:
         raise ModelError(f"{file}: is empty")

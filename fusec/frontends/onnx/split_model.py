@@ -40,7 +40,7 @@ class Place(NamedTuple):
 class TensorFiles:
     """Files with the data that the messages of tensors lack.
 
-    folder: that of external data; None if there is none.
+    folder: folder of external data, or None.
     own: the bytes of the model itself.
     places: the ranges of `own` that were split off.
     """
@@ -57,7 +57,7 @@ class _WireError(Exception):
 class _Field(NamedTuple):
     """A field of a message: from `start` to `end`, its content from `content` on.
 
-    value: of a varint; 0 for other fields.
+    value: number of a varint field; 0 for other fields.
     """
 
     number: int

@@ -77,7 +77,7 @@ def apply_choices(
 ) -> Program:
     """Return the program as it runs on a GPU: steps replaced by their choices, and kernels fused with their neighbours.
 
-    figures: those of the GPU
+    figures: figures of the GPU
     as_source: fuse nothing, because fusing would round otherwise than the model does
 
     Raises ValueError if a choice does not fit its step.
@@ -113,7 +113,7 @@ def step_key(graph: Graph, step: Partition) -> str:
 def steps_of_choice(graph: Graph, step: Partition, choice: StepChoice, figures: GpuFigures) -> Iterator[Partition]:
     """Yield the steps that replace a step; ops that run one by one are a step each.
 
-    figures: those of the GPU, which shape kernels.
+    figures: figures of the GPU, which shape kernels.
     Raises ValueError if the choice does not fit the step.
     """
     if len(choice) == 1 and (choice[0].runs, choice[0].spelling) == (step.kind.value, step.spelling):

@@ -83,7 +83,7 @@ class Epilogue:
 def epilogue_of(graph: CudnnGraph, uid: int, calls: list[CudnnCall]) -> Epilogue | None:
     """Return the epilogue of a product if cuBLASLt has these ops in this order; else None.
 
-    uid: of the product's sums.
+    uid: tensor of the product's sums.
     """
     found = Epilogue()
     for call in calls:

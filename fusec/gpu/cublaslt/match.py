@@ -17,7 +17,7 @@ DTYPES = (DType.F16, DType.BF16, DType.F32)
 CONVOLUTIONS = ("conv_fprop", "conv_dgrad", "conv_wgrad")
 FP8 = DType.F8E4M3
 BYTES = (FP8, DType.I8)
-BYTES_MULTIPLE = 16  # of the inner dim and of the rows of d: cuBLASLt's rows of 8-bit numbers begin on so many bytes
+BYTES_MULTIPLE = 16  # of the inner dim and of the rows of d: cuBLASLt's rows of 8-bit numbers begin on multiples of it
 
 
 @dataclass(frozen=True)

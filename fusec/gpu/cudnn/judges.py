@@ -32,7 +32,7 @@ class CudnnJudge:
         self.left_s = left_s
 
     def within(self, budget_s: float) -> CudnnJudge:
-        """Return a judge that asks for so many seconds. A budget of 0 bounds only what is timed."""
+        """Return a judge that asks cuDNN for `budget_s` seconds at most. A budget of 0 bounds only what is timed."""
         return self if budget_s == 0.0 else CudnnJudge(self.oracle, self.tensor_cores, budget_s)
 
     def refusal(self, body: Graph) -> Refused | None:

@@ -88,7 +88,7 @@ def find(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -
 
     nodes: in graph order.
     outputs: the results of the nodes that other steps, or the caller, read.
-    figures: those of the GPU that the model is compiled for; they shape the kernel.
+    figures: figures of the GPU that the model is compiled for; they shape the kernel.
     """
     written, work = nodes[0].graph.memo, (find, figures, *nodes, *outputs)
     if work not in written:

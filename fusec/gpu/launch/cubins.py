@@ -163,7 +163,7 @@ def _sources(kernels: Iterable[Kernel], sm: int) -> list[CudaSource]:
 def compiled(
     sources: Sequence[CudaSource], libraries: Sequence[str], processes: int = MAX_PROCESSES
 ) -> dict[str, Future[bytes | None]]:
-    """Start to compile sources in child processes, at most so many, and return a cubin for each key.
+    """Start to compile sources in at most `processes` child processes, and return a cubin for each key.
 
     It is None for a source that NVRTC refuses. It raises OSError if the child process failed. Long sources come first,
     because they take longest, and the last one should not run alone.

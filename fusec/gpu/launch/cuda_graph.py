@@ -96,7 +96,7 @@ def _captured(
 
 
 def one_after_another(launches: Sequence[StepLaunch], waits: Waits) -> Waits:
-    """Let steps that share scratch memory, or whose blocks meet, wait for those before them."""
+    """Let steps that share scratch memory, or whose blocks wait for each other, wait for the steps before them."""
     apart = [i for i, run in enumerate(launches) if run.shares_scratch or run.blocks_meet]
     return tuple(
         w if w is None or i not in apart else tuple(sorted({*w, *(s for s in apart if s < i)}))

@@ -48,7 +48,7 @@ class Launcher:
         self._coming: dict[str, Future[Any]] = {}  # by entry, what threads compile
         self._wrong: set[str] = set()  # kernels, by key
         self._scratch: Array | None = None
-        self._counters: Array | None = None  # at which the blocks of a kernel meet
+        self._counters: Array | None = None  # at which the blocks of a kernel wait for each other
         self._fastest: dict[str, int] = {}  # number of the fastest variant, by key of the kernel
         self._fitting: dict[str, int] = {}  # number of the first variant that fits on the GPU, where none was timed
         self._times_us: dict[str, list[float]] = {}  # of all variants, by key of the kernel

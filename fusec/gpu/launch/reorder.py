@@ -80,7 +80,7 @@ def _numbers(array: Array, order: tuple[int, ...]) -> list[Any]:
 
 
 def module(width: int) -> Any:
-    """Return the module with the kernel for elements of so many bytes; CuPy holds what it compiled."""
+    """Return the module with the kernel for elements of `width` bytes; CuPy holds what it compiled."""
     return module_of(source_of(width))
 
 
@@ -93,12 +93,12 @@ def _codes_entry(bits: int) -> str:
 
 
 def source_of(width: int) -> str:
-    """Return the kernel for elements of so many bytes."""
+    """Return the kernel for elements of `width` bytes."""
     return _source(SOURCE, {"ENTRY": _entry(width), "TYPE": WIDTHS[width]})
 
 
 def source_of_codes(bits: int) -> str:
-    """Return the kernel for elements of so many bits, which share bytes."""
+    """Return the kernel for elements of fewer than 8 bits, which share bytes."""
     numbers = {"EACH": str(8 // bits), "LOW": f"{(1 << bits) - 1}u", "BITS": str(bits)}
     return _source(CODES, {"ENTRY": _codes_entry(bits), **numbers})
 

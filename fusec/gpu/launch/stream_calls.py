@@ -139,7 +139,7 @@ class Replay:
 
     lanes: the most steps that run in parallel
     held: memory that must stay allocated
-    times_us: of this replay and of the other (in order, or in parallel), if both were timed
+    times_us: times of this replay and of the other one (in order, or in parallel), if both were timed
     declined: why steps were not captured in parallel, or not at all
     at_once: all steps are one CUDA graph
     ahead: a kernel that runs before the graphs

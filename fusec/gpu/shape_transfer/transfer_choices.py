@@ -38,7 +38,7 @@ def transfer(
     Types in the program's graph change where a choice makes a concat a copy.
 
     tuned: the choices of the other input shape, whose program ran as `ran`
-    figures: those of the GPU that both programs are for
+    figures: figures of the GPU that both programs are for
     """
     types = {value: value.type for value in program.graph.values()}
     transferred = _transferred(tuned, ran, program, figures, as_source)

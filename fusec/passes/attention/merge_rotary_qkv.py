@@ -10,7 +10,8 @@ from typing import cast
 
 from fusec.ir import Graph, Node, Value
 from fusec.ops import Attention, Reshape, Rotary, Slice, Transpose
-from fusec.passes.attention.merge_qkv import HEADS_FIRST, PRODUCTS, Projection, as_projection, merged_product
+from fusec.passes.attention.merge_qkv import HEADS_FIRST, PRODUCTS, merged_product
+from fusec.passes.attention.projection import Projection, as_projection
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import made_by, only_operand, single_use, substitute
 

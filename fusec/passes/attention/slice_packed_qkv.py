@@ -14,7 +14,8 @@ from typing import cast
 
 from fusec.ir import HALVES, Graph, Node, Value
 from fusec.ops import Attention, Reshape, Slice, Transpose
-from fusec.passes.attention.merge_qkv import ALIGNED, feeds_only_attention
+from fusec.passes.attention.merge_qkv import feeds_only_attention
+from fusec.passes.attention.projection import ALIGNED
 from fusec.passes.base import Options, RulePass
 from fusec.passes.cleanup.simplify import reshape_of_reshape, transpose_of_transpose
 from fusec.passes.layout.compose_views import common_dims, one_transpose

@@ -14,7 +14,7 @@ from fusec.ops import POINTWISE_OPS, LayerNorm, MatMul, RmsNorm, Slice
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import substitute
 
-LEAST_SHARE = 2  # at most one row of so many is read; otherwise the slice stays where it is
+LEAST_SHARE = 2  # rows for each row that is read, at least; otherwise the slice stays where it is
 
 
 class DropUnreadRows(Pass):
@@ -43,7 +43,7 @@ def _reads_few_rows(node: Node) -> bool:
 class _ReadRows:
     """The ops before a slice that work row by row.
 
-    moved: the slice of each value, where it was made.
+    moved: for each value, its slice, if one was made.
     """
 
     graph: Graph
@@ -89,7 +89,7 @@ class _ReadRows:
         return isinstance(node.op, POINTWISE_OPS) and "axis" not in node.op.attributes
 
     def move(self) -> None:
-        """Compute the ops again of the rows that are read; the others then have no reader."""
+        """Compute the rows that are read by new ops, so that the old ops have no reader."""
         for node in reversed(self.nodes):
             first, *others = node.operands
             whole = isinstance(node.op, (MatMul, LayerNorm, RmsNorm))

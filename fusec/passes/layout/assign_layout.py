@@ -29,7 +29,7 @@ from fusec.passes.layout.layout_regions import LayoutRegions, movable_values
 from fusec.passes.layout.op_layouts import KERNELS, LOWERED_AS_ONE, reads_result_order, tied_operands
 from fusec.schedule.aliasing import same_storage
 
-COLUMN_BYTES = 16  # engines and cuBLASLt copy pieces of so many bytes, so columns (and rows) are whole pieces
+COLUMN_BYTES = 16  # of the pieces that engines and cuBLASLt copy, so columns (and rows) are whole pieces
 
 
 class AssignLayout(Pass):

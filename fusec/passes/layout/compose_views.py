@@ -172,7 +172,7 @@ def _transposed_later(value: Value) -> bool:
 
 
 def _transposed_before(value: Value) -> bool:
-    """Tell if such a sequence computes a value that is used once."""
+    """Tell if reshapes and transposes compute a value that is used once, with a transpose among them."""
     while single_use(value) and value.node is not None:
         if isinstance(value.node.op, Transpose):
             return True

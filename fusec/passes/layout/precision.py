@@ -28,7 +28,7 @@ from fusec.ops import (
 )
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.row_major import converted, row_major
-from fusec.passes.rewriting.value_facts import is_pointwise
+from fusec.passes.rewriting.value_facts import has_extremes, is_pointwise
 from fusec.system.threaded_parts import each_part
 
 _WIDE = (DType.F64, DType.F32)
@@ -56,14 +56,14 @@ class Precision(Pass):
             if value.type.dtype in _WIDE:
                 _narrow_input(graph, value, storage, nodes[0] if nodes else graph.return_node)
         scales = _packed_scales(graph)
-        kept = between_bytes(graph) | scales
+        exempt = between_bytes(graph) | scales
         literals = {node.result: node.op.literal for node in nodes if isinstance(node.op, Constant)}
         narrowed: dict[Literal, Literal] = {}
         for node in nodes:
             _widen_sums(graph, node, literals)
             if isinstance(node.op, Constant) and all(user is graph.return_node for user in node.result.users):
                 continue
-            if isinstance(node.op, Cast) and node.op.to in _WIDE and node.result not in kept:
+            if isinstance(node.op, Cast) and node.op.to in _WIDE and node.result not in exempt:
                 graph.set_op(node, Cast(storage))
             if isinstance(node.op, Constant) and node.op.literal.type.dtype in _WIDE and node.result not in scales:
                 literal = node.op.literal
@@ -71,11 +71,11 @@ class Precision(Pass):
                     narrowed[literal] = _Narrow(literal, storage, literal.label or node.result.name)
                 graph.set_op(node, Constant(narrowed[literal]))
             for value in node.results:
-                if value.type.dtype in _WIDE and value not in kept:
+                if value.type.dtype in _WIDE and value not in exempt:
                     graph.set_type(value, value.type.with_dtype(storage))
             for place in SUMS.get(type(node.op), ()):
                 _keep_wide(graph, node.results[place], storage)
-        _cast_fp32_values(graph, kept, literals, storage)
+        _cast_fp32_values(graph, exempt, literals, storage)
         last, wide = graph.return_node, dict[Value, Value]()
         for index, (value, dtype) in enumerate(zip(graph.outputs, interface, strict=True)):
             if value.type.dtype is dtype:
@@ -89,7 +89,7 @@ def between_bytes(graph: Graph) -> set[Value]:
     """Find the fp32 values between products of 8-bit numbers and such numbers, which stay in fp32.
 
     A sum exceeds the range of fp16 before its scale, and 16 bits would round to the wrong 8 bits near ties.
-    They are virtual where a step computes all of them.
+    They are virtual where a step computes all of them. A value whose range decides its scale is stored, in 16 bits.
     """
     wide, sums = set[Value](), set[Value]()
     nodes = list(graph.nodes)
@@ -115,6 +115,7 @@ def between_bytes(graph: Graph) -> set[Value]:
         rounds = isinstance(node.op, Cast) and node.op.to in BYTES
         if rounds or (isinstance(node.op, Pointwise) and node.result in wide):
             wide.update(v for v in node.operands if v.type.dtype is DType.F32 and is_pointwise(v))
+    wide -= {v for v in wide - sums if has_extremes(v)}
     return wide.union(*map(_around_fp8, nodes))
 
 
@@ -140,19 +141,21 @@ def _packed_scales(graph: Graph) -> set[Value]:
     return {v for node in products for v in [node.operands[PACKED_SCALES]] if v.type.dtype is DType.F32}
 
 
-def _cast_fp32_values(graph: Graph, kept: Collection[Value], literals: Mapping[Value, Literal], storage: DType) -> None:
+def _cast_fp32_values(
+    graph: Graph, exempt: Collection[Value], literals: Mapping[Value, Literal], storage: DType
+) -> None:
     """Cast between values that stay in fp32 and their neighbours in the storage type."""
     casts: dict[tuple[Value, DType], Value] = {}
     for node in [*graph.nodes, graph.return_node]:
         if isinstance(node.op, (Cast, Constant, Return)):
             continue  # a cast reads any type; outputs are cast to theirs
-        wanted = DType.F32 if node.results[0] in kept else storage
+        wanted = DType.F32 if node.results[0] in exempt else storage
         for index, value in enumerate(node.operands):
             if value.type.dtype not in (DType.F32, storage) or value.type.dtype is wanted:
                 continue
             if isinstance(node.op, PackedMatMul) and index == PACKED_SCALES:
                 continue
-            if wanted is storage and value not in kept:
+            if wanted is storage and value not in exempt:
                 continue  # sums that an op reads in fp32
             if (value, wanted) not in casts:
                 literal, narrow = literals.get(value), value.node

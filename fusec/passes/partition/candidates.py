@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from fusec.ir import BYTES, DType, Node, Op, TensorType, Value
+from fusec.ir import BYTES, HALVES, DType, Node, Op, TensorType, Value
 from fusec.lower_cudnn import WITHOUT
 from fusec.ops import (
     ATTENTION_OPS,
@@ -29,6 +29,7 @@ from fusec.ops import (
     Split,
 )
 from fusec.passes.partition.convexity import Condensation, Wiring
+from fusec.passes.rewriting.value_facts import has_extremes
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import inputs_of, outputs_of
 
@@ -90,7 +91,7 @@ class Grower:
         nodes, owned = self.wiring.nodes, list[bool]()
         for i in range(len(nodes)):
             fed = (p for p in self.wiring.preds[i] if self.type[p].shape == self.type[i].shape)
-            stored = self._reads_bytes(i)  # the step before stores them, so that another may begin here
+            stored = self._widens_stored(i)  # the step before stores them, so that another may begin here
             owned.append(
                 not stored
                 and self.pointwise[i]
@@ -98,10 +99,16 @@ class Grower:
             )
         return owned
 
-    def _reads_bytes(self, i: int) -> bool:
-        """Tell if a node makes floats of 8-bit integers, which are rounded only where they are stored."""
+    def _widens_stored(self, i: int) -> bool:
+        """Tell if a node casts what is stored anyway, so that its reader casts instead of a second tensor in memory.
+
+        Such are 8-bit integers, which are rounded only where they are stored, and 16 bits whose range is computed.
+        """
         node = self.wiring.nodes[i]
-        return isinstance(node.op, Cast) and node.operands[0].type.dtype in BYTES
+        if not isinstance(node.op, Cast):
+            return False
+        (x,) = node.operands
+        return x.type.dtype in BYTES or (x.type.dtype in HALVES and has_extremes(x))
 
     def reset(self, condensation: Condensation, free: list[bool]) -> None:
         """Start again with no node merged."""
@@ -211,7 +218,9 @@ class Grower:
         kind = self.type[anchor]
 
         def joins(i: int) -> bool:
-            return self._joins(i, kind) and not self._reads_bytes(i) and not self._is_recomputation(i, candidate.nodes)
+            return (
+                self._joins(i, kind) and not self._widens_stored(i) and not self._is_recomputation(i, candidate.nodes)
+            )
 
         self._grow(candidate, self.wiring.succs.__getitem__, joins)
 
@@ -238,10 +247,21 @@ class Grower:
             stack = [i]
             while stack and len(inside) <= MAX_POINTWISE:
                 for p in self.wiring.preds[stack.pop()]:
-                    if p in inside or self.owned[p] or not self._feeds_only(p, inside) or not self._joins(p, kind):
+                    joins = self._joins(p, kind) or self._is_scaled_row(p, kind)
+                    if p in inside or self.owned[p] or not joins or not self._feeds_only(p, inside):
                         continue
                     if self._take(candidate, inside, p):
                         stack.append(p)
+
+    def _is_scaled_row(self, i: int, kind: TensorType) -> bool:
+        """Tell if a node multiplies a constant of one number per column by one number, as terms of zero points do."""
+        size, columns = self.type[i].size, kind.shape[-1]
+        return (
+            self.free[i]
+            and self.wiring.nodes[i].op.name == "mul"
+            and 1 < size == columns == self.type[i].shape[-1]
+            and all(v.type.size == 1 or v.literal is not None for v in self.wiring.nodes[i].operands)
+        )
 
     def _sibling(self, candidate: Candidate, anchor: int) -> None:
         """Add another matmul of the same rows that only the epilogue reads, such as the gate of a SwiGLU.

@@ -57,11 +57,11 @@ class Condensation:
         places = [self.place[i] for i in inside]
         at = self.place[node]
         return not (
-            self._detour(node, inside, self.wiring.preds, min(places), at)
-            or self._detour(node, inside, self.wiring.succs, at, max(places))
+            self._path_outside(node, inside, self.wiring.preds, min(places), at)
+            or self._path_outside(node, inside, self.wiring.succs, at, max(places))
         )
 
-    def _detour(
+    def _path_outside(
         self, start: int, inside: Collection[int], adjacent: Sequence[tuple[int, ...]], low: int, high: int
     ) -> bool:
         """Tell if a path leaves `start`, visits vertices placed between low and high, and ends inside."""

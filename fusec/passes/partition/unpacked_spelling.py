@@ -1,4 +1,4 @@
-"""Spell a product with packed weights as a product of floats, which cuDNN runs: with it the kernel competes."""
+"""Spell a product with packed weights as a product of floats, so that cuDNN can compete with the kernel."""
 
 from __future__ import annotations
 

@@ -152,7 +152,15 @@ def widen_before_terms(graph: Graph, node: Node) -> Value | None:
         at = at.operands[0].node
     if at is None or not isinstance(at.op, (Conv, MatMul)) or not single_use(at.result):
         raise NoMatch("no product that is used once", node.operands[0])
-    return graph.add(pw("sub"), *(graph.add(Cast(DType.F32), v, before=node) for v in sums.operands), before=node)
+    return graph.add(pw("sub"), *(_widened(graph, v, node) for v in sums.operands), before=node)
+
+
+def _widened(graph: Graph, value: Value, before: Node) -> Value:
+    """Return a term in f32. A product that makes it is in f32, too, so that cuDNN runs it next to the sums."""
+    factors = value.node.operands if value.node is not None and value.node.op.name == "mul" else ()
+    if not factors:
+        return graph.add(Cast(DType.F32), value, before=before)
+    return graph.add(pw("mul"), *(graph.add(Cast(DType.F32), v, before=before) for v in factors), before=before)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,11 @@ def is_pointwise(value: Value) -> bool:
     return value.node is not None and isinstance(value.node.op, POINTWISE_OPS)
 
 
+def has_extremes(value: Value) -> bool:
+    """Tell if a largest or smallest element is read, as a quantisation at run time does; no step stores less for it."""
+    return any(isinstance(user.op, Reduce) and user.op.kind in ("max", "min") for user in value.users)
+
+
 def is_rounded_to_integers(value: Value) -> bool:
     """Tell if an fp32 value is read only by constant scales and offsets, and then rounded, as a quantisation does."""
     while value.type.dtype is DType.F32 and single_use(value):

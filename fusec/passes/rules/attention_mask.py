@@ -49,13 +49,26 @@ def added_bias(make: Maker, scores: Scores, lead: tuple[int, int]) -> tuple[Valu
             value = make(Cast(dtype), value)
         if term.factor != 1.0:
             value = make(pw("mul"), value, make.number(term.factor, dtype))
-        total = value if total is None else make(pw("add"), total, value)
+        total = value if total is None else _sum(make, total, value)
     if scores.hidden and any(not _is_finite(term.value) for term in scores.terms):
         raise NoMatch("masked scores, to which a value is added that may be infinite", scores.product.result)
     for mask, keeps in scores.hidden:
         shown, never = total if total is not None else make.number(0.0, dtype), make.number(-math.inf, dtype)
         total = make(pw("where"), _with_lead(make, mask, lead), *((shown, never) if keeps else (never, shown)))
     return total, bool(scores.hidden)
+
+
+def _sum(make: Maker, a: Value, b: Value) -> Value:
+    """Add two addends. The sum of constants is a constant, although it is much larger than each of them."""
+    op = pw("add")
+    (type,) = op.infer(a.type, b.type)
+    if a.literal is None or b.literal is None or type.nbytes > MASK_BYTES:
+        return make(op, a, b)
+    return make.keep(derive(make.graph, make.before, type, [a.literal, b.literal], _added, a.literal))
+
+
+def _added(a: Array, b: Array) -> Array:
+    return pw("add").reference(np, a, b)[0]
 
 
 def _with_lead(make: Maker, term: Term, lead: tuple[int, int]) -> Value:
@@ -111,7 +124,8 @@ def split_causal(make: Maker, bias: Value | None) -> tuple[Value | None, bool, b
     if bias is None or array is None:
         return bias, False, False
     least_number = lowest(bias)
-    wide = np.atleast_2d(array.astype(np.float64))
+    # Not as fp64, because copies of a mask for each window take long.
+    wide = np.atleast_2d(array if array.dtype.itemsize >= 4 else array.astype(np.float32))
     hidden = wide <= least_number
     if hidden.all(axis=-1).any() or np.isnan(wide).any():
         return bias, False, False

@@ -27,7 +27,7 @@ from fusec.ops import (
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import erase_unused, made_by, only_operand, substitute
 
-LEAST_SHARE = 2  # at most one row of so many is not zero; otherwise the pad stays where it is
+LEAST_SHARE = 2  # rows for each row that is not zero, at least; otherwise the pad stays where it is
 
 
 class DropZeroRows(Pass):

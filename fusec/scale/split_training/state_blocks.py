@@ -28,7 +28,7 @@ def blocks(xp: Any, tensors: Sequence[tuple[str, TensorType]], most_bytes: float
     """Allocate zeroed blocks for tensors, in their order. A block has one dtype.
 
     xp: the array module, numpy or cupy.
-    most_bytes: of a block with several tensors.
+    most_bytes: largest size of a block with several tensors.
     """
     groups: list[list[tuple[str, TensorType]]] = []
     filled: list[int] = []

@@ -45,7 +45,7 @@ class ClientRegions:
             for link in self._links:
                 link.forget(region.identity)
 
-    def tidy(self) -> None:
+    def unmap_removed(self) -> None:
         """Unmap objects that another front end was asked to remove."""
         if self._mapped:
             self._mapped.keep({region.identity for region in self._registry.regions()})

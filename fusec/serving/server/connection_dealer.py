@@ -46,10 +46,10 @@ class ConnectionDealer:
                 self._closed.wait(_RETRY_S)
                 continue
             with connection:
-                while not self._dealt(connection, lives) and not self._closed.is_set():
+                while not self._is_sent(connection, lives) and not self._closed.is_set():
                     time.sleep(_RETRY_S)
 
-    def _dealt(self, connection: socket.socket, lives: Callable[[int], bool]) -> bool:
+    def _is_sent(self, connection: socket.socket, lives: Callable[[int], bool]) -> bool:
         """Send a connection to a front end; return False if none can take it now."""
         for _ in self._channels:
             number = self._turn

@@ -38,7 +38,7 @@ def split_answers(header: Mapping[str, Any], data: bytes) -> Iterator[tuple[int,
     """Yield the number and the outputs of each request in a message about several.
 
     A worker answers all requests of a batch that one front end sent together, because it answers for all front ends.
-    ids, rows: of each request; rows is None for one request whose results have no batch.
+    ids, rows: id and number of rows of each request; rows is None for one request whose results have no batch.
     outputs: name, datatype, shape without the batch, and bytes of all rows, one output after the other.
     """
     ids, rows = header["ids"], header["rows"]

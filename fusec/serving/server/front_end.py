@@ -148,7 +148,7 @@ class FrontEnd:
                 connection.close_idle(before - _IDLE_S)
             for link in self._links:
                 link.refuse_late(before)
-            self._regions.tidy()
+            self._regions.unmap_removed()
             self._set_gauges()
 
     def _set_gauges(self) -> None:

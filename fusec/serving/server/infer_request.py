@@ -34,7 +34,7 @@ class BadRequestError(FusecError):
 class GivenTensor:
     """A checked input: its bytes are at `start` of the body, or `values` holds them if JSON gave numbers.
 
-    region: of shared memory, where `start` counts from, if that is not the body.
+    region: shared memory in which `start` counts; None for the body.
     """
 
     name: str
@@ -54,7 +54,7 @@ class GivenTensor:
 class WantedOutput:
     """An output that the answer has, and if its numbers are binary.
 
-    region: of shared memory to which it is written, if any; from `offset` on, in at most `room` bytes.
+    region: shared memory to which it is written, if any, from `offset` on, in at most `room` bytes.
     """
 
     name: str

@@ -78,7 +78,7 @@ class LoadedModel:
     def gather(self, group: BatchGroup, requests: Sequence[Arrays], size: int, page_locked: bool) -> PreparedBatch:
         """Gather the rows of requests in a buffer.
 
-        size: of the batch; 0 runs the only request as it is. page_locked: requests are in page-locked memory.
+        size: rows of the batch; 0 runs the only request as it is. page_locked: requests are in page-locked memory.
         """
         if not size:
             return PreparedBatch(Feeds({name: np.array(array) for name, array in requests[0].items()}), None)

@@ -94,7 +94,7 @@ def by_sender(batch: Batch) -> Batch:
 def send_results(batch: Batch, results: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Answer each request of a batch with its rows; one message to each front end (`frames.split_answers`).
 
-    results: of the whole batch, by name of the output.
+    results: results of the whole batch, by name of the output.
     """
     start = 0
     for sender, group in groupby(batch.tickets, key=lambda ticket: ticket.sender):

@@ -123,12 +123,12 @@ class WorkerLink:
 
     def _answered(self, header: Mapping[str, Any], data: bytes) -> None:
         if "error" in header:
-            self._settle(header["id"], WorkerAnswer({}, header["error"], header["status"]))
+            self._finish(header["id"], WorkerAnswer({}, header["error"], header["status"]))
             return
         for number, outputs in split_answers(header, data):
-            self._settle(number, WorkerAnswer(outputs))
+            self._finish(number, WorkerAnswer(outputs))
 
-    def _settle(self, number: int, answer: WorkerAnswer) -> None:
+    def _finish(self, number: int, answer: WorkerAnswer) -> None:
         pending = self._pending.pop(number)
         self.rows -= pending.rows
         pending.release()
@@ -139,5 +139,5 @@ class WorkerLink:
         self._writer, self.models = None, {}
         self._outgoing.clear()
         for number in list(self._pending):
-            self._settle(number, WorkerAnswer({}, "the worker process ended before it answered", 503))
+            self._finish(number, WorkerAnswer({}, "the worker process ended before it answered", 503))
         self._changed()

@@ -260,7 +260,7 @@ class _Sampler:
                 continue
             if inner:
                 arrays = [
-                    self.errors.shaken(a, inner + self._stored_error(v, tf32, folded), k, i)
+                    self.errors.disturbed(a, inner + self._stored_error(v, tf32, folded), k, i)
                     for i, (a, v) in enumerate(zip(arrays, node.operands, strict=True))
                 ]
             rows.append(self._evaluate(node, arrays, self._rounded_attributes(node.op, k)))

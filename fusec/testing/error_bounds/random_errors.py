@@ -33,7 +33,7 @@ class RandomErrors:
         self.scales = [1.0] * min(count, FULL) + [REDUCED**j for j in range(1, count - FULL + 1)]
         self.salt = 0
 
-    def shaken(self, x: Array, relative: float, k: int, operand: int) -> Array:
+    def disturbed(self, x: Array, relative: float, k: int, operand: int) -> Array:
         """Disturb each element of sample k by a relative error whose sign depends on the element's place.
 
         relative: the size of the error.

@@ -239,9 +239,9 @@ class RandomGraph(Choices):
             dims = tuple(min(d, 3) for d in dims[:3]) + (1,) * max(rank - 3, 0)
         return dims
 
-    def image_shape(self, spatial: int = 0) -> Shape:
+    def image_shape(self) -> Shape:
         """Draw a shape of batch, channels and 1 to 3 (mostly 2) spatial dims."""
-        spatial = spatial or self.pick([2, 2, 2, 2, 1, 3])
+        spatial = self.pick([2, 2, 2, 2, 1, 3])
         side = [4, 3, 5, 1, 2, 6, 8] if spatial < 3 else [2, 3, 1]
         return (self.pick([1, 2, 3]), self.pick([4, 8, 3, 1, 2, 6]), *(self.pick(side) for _ in range(spatial)))
 

@@ -61,7 +61,7 @@ def _strided(array: Array) -> Array:
 def same_bits(names: Sequence[str], got: Sequence[Array], want: Sequence[Array], what: str) -> None:
     """Raise MismatchError unless arrays are equal, bit by bit.
 
-    names: those of the outputs.
+    names: names of the outputs.
     what: says in the message what was run.
     """
     for name, array, right in zip(names, got, want, strict=True):

@@ -16,7 +16,7 @@ from fusec.ir import Constant, DType, Graph, Literal, print_graph
 from fusec.testing.case import Case
 from fusec.testing.failure import Failure
 from fusec.testing.finding_folder import Finding
-from fusec.testing.runner.simpler_graphs import STAGES, Stage, intricacy, unusual
+from fusec.testing.runner.simpler_graphs import STAGES, Stage, complexity, unusual
 
 SECONDS = 20.0
 SEEDS = (0, 1, 2)  # seeds of inputs for smaller graphs, in addition to the seed of the failure
@@ -129,7 +129,7 @@ def weight(graph: Graph) -> tuple[int, ...]:
         sum(d for v in values for d in v.type.shape),
         sum(v.type.dtype is not DType.F32 for v in values if v.type.dtype.is_float),
         sum(bool(v.type.order) for v in values),
-        sum(map(intricacy, constants)),
+        sum(map(complexity, constants)),
     )
 
 

@@ -199,7 +199,7 @@ def unusual(op: Op) -> list[tuple[str, Any]]:
     return found
 
 
-def intricacy(literal: Literal) -> int:
+def complexity(literal: Literal) -> int:
     """Rate the complexity of a constant from 0 (zeros or empty) to 4 (any numbers)."""
     array = literal.array
     if array.size and np.all(array == array.reshape(-1)[0]):

@@ -104,7 +104,7 @@ class Run:
     key: str = ""
     start: float = 0.0
 
-    def go(self) -> None:
+    def run_all(self) -> None:
         """Run until the budget is used and all workers are idle."""
         self.start = time.monotonic()
         self.key = self.plan.task.key

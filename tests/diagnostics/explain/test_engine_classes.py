@@ -1,4 +1,4 @@
-"""Each cuDNN step has one of NVIDIA's four classes of engines, or `unknown`."""
+"""Test that each cuDNN step has one of NVIDIA's four classes of engines, or `unknown`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_plan_that_runs_decides() -> None:
     assert with_chosen_plans(found, offered, None, {}) == found
 
 
-def test_nothing_is_told_that_was_not_asked() -> None:
+def test_nothing_is_reported_that_was_not_asked() -> None:
     (step,) = program().steps
     assert class_of_step(step, PROPOSED) == UNKNOWN
     assert class_of_step(step, None) == UNKNOWN

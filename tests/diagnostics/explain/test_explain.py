@@ -1,4 +1,4 @@
-"""Explanations: steps and totals, what is left out and why, refused fusions, targets side by side."""
+"""Test explanations: steps and totals, what is left out and why, refused fusions, targets side by side."""
 
 from __future__ import annotations
 

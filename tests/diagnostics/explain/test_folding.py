@@ -1,4 +1,4 @@
-"""Equal layers are shown once, and a table fits its width."""
+"""Test that equal layers are shown once, and a table fits its width."""
 
 from __future__ import annotations
 

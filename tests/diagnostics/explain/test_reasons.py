@@ -1,4 +1,4 @@
-"""Reasons in an explanation, each given once, and tables that fit their width."""
+"""Test reasons in an explanation, each given once, and tables that fit their width."""
 
 from __future__ import annotations
 

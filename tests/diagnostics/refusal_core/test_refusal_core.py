@@ -1,4 +1,4 @@
-"""Core search: what is taken from a refused body, what may not be, the variants, the bound on questions."""
+"""Test core search: what is taken from a refused body, what may not be, the variants, the bound on questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with small errors that onnxruntime accepts: fusec accepts them too, with one warning."""
+"""Test models with small errors that onnxruntime accepts: fusec accepts them too, with one warning."""
 
 from __future__ import annotations
 

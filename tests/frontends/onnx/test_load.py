@@ -1,4 +1,4 @@
-"""Properties of loaded models: names, origins, folding, lazy weights, bound dims, inlined functions."""
+"""Test properties of loaded models: names, origins, folding, lazy weights, bound dims, inlined functions."""
 
 from __future__ import annotations
 

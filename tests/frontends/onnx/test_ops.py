@@ -1,4 +1,4 @@
-"""Each op of the front end against onnxruntime, at the first and the last opset of each table entry."""
+"""Test each op of the front end against onnxruntime, at the first and the last opset of each table entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools where values are awkward."""
+"""Test pools where values are awkward."""
 
 from __future__ import annotations
 

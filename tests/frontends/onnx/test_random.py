@@ -1,4 +1,4 @@
-"""Ops that draw random numbers: their distributions, and that a seed or a state gives the same numbers again."""
+"""Test ops that draw random numbers: their distributions, and that a seed or a state gives the same numbers again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN of random sizes and attributes: imported and exported, they compute what onnxruntime does."""
+"""Test LSTM, GRU and RNN of random sizes and attributes: imported and exported, they compute what onnxruntime does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions whose results are rounded to integers, or that have no elements."""
+"""Test reductions whose results are rounded to integers, or that have no elements."""
 
 from __future__ import annotations
 

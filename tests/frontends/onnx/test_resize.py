@@ -1,4 +1,4 @@
-"""Resize where values or lengths are awkward, against onnxruntime: NaN and infinities, fractional lengths."""
+"""Test resize where values or lengths are awkward, against onnxruntime: NaN and infinities, fractional lengths."""
 
 from __future__ import annotations
 

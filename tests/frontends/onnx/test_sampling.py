@@ -1,4 +1,4 @@
-"""Ops that read images between their pixels keep their meaning: each is one op, one step and one launch."""
+"""Test that ops that read images between their pixels keep their meaning: each is one op, one step and one launch."""
 
 from __future__ import annotations
 

@@ -25,7 +25,11 @@ EXCITATION = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
 
 
 def drawn(text: str) -> dict[str, np.ndarray]:
-    """Normal numbers for the weights that a text names."""
+    """Normal numbers for the weights that a text names, or bytes."""
     rng = np.random.default_rng(4)
-    found = re.findall(r'weight\("(\w+)"\) : f32\[([\d,]+)\]', text)
-    return {name: rng.standard_normal([int(d) for d in dims.split(",")]).astype(np.float32) for name, dims in found}
+    found = re.findall(r'weight\("(\w+)"\) : (f32|i8)\[([\d,]+)\]', text)
+    shapes = {name: (dtype, [int(d) for d in dims.split(",")]) for name, dtype, dims in found}
+    return {
+        name: rng.standard_normal(shape).astype(np.float32) if dtype == "f32" else rng.integers(-128, 128, shape, "i1")
+        for name, (dtype, shape) in shapes.items()
+    }

@@ -46,21 +46,25 @@ def product(
     sizes: Dims = (1, 6, 5, 7),
     epilogue: tuple[str, ...] = (),
     dtype: DType = DType.F16,
-    turned: str = "",
+    transposed: str = "",
     apart: int = 0,
     one: str = "",
     result: DType | None = None,
     tensor_cores: bool = True,
 ) -> CudnnGraph:
-    """[batch, m, k] by [batch, k, n]. turned: which of a, b, c, d are stored column by column; apart: gaps between
-    rows of all four; one: which of a, b, c are the same for the whole batch."""
+    """Return the graph of a product of a[batch, m, k] and b[batch, k, n].
+
+    transposed: names of tensors (a, b, c, d) that are stored by columns
+    apart: gap between rows of all four
+    one: names of operands (a, b, c) that are the same for the whole batch
+    """
     batch, m, n, k = sizes
     kind = result or dtype
     tensors: list[CudnnTensor] = []
 
     def matrix(name: str, rows: int, columns: int, dtype: DType = dtype, virtual: bool = False) -> int:
         dims = (1 if name in one else batch, rows, columns)
-        order = (0, 2, 1) if name in turned else (0, 1, 2)
+        order = (0, 2, 1) if name in transposed else (0, 1, 2)
         concat_choices = strides(dims, order, 0 if virtual else apart)
         tensors.append(CudnnTensor(len(tensors) + 1, dims, concat_choices, DType.F32 if virtual else dtype, virtual))
         return len(tensors)
@@ -233,10 +237,10 @@ INTEGER_SIZES = ((24, 16, 32), (1, 48, 16), (197, 64, 768), (128, 256, 1024))
 def grid() -> Iterator[tuple[str, CudnnGraph]]:
     """Every epilogue by type by layout, small and of odd sizes."""
     for dtype, epilogue in itertools.product((DType.F16, DType.BF16, DType.F32), EPILOGUES):
-        for turned in ("", "a", "b", "ab"):
+        for transposed in ("", "a", "b", "ab"):
             for sizes, apart in (((1, 6, 5, 7), 0), ((3, 8, 16, 24), 8), ((1, 1, 33, 9), 0), ((2, 17, 1, 8), 0)):
-                name = f"{dtype.value} {'+'.join(epilogue)} {turned or '-'} {sizes} {apart}"
-                yield name, product(sizes, epilogue, dtype, turned, apart)
+                name = f"{dtype.value} {'+'.join(epilogue)} {transposed or '-'} {sizes} {apart}"
+                yield name, product(sizes, epilogue, dtype, transposed, apart)
         for one in ("a", "b", "c", "bc"):
             yield f"{dtype.value} {'+'.join(epilogue)} one {one}", product((3, 8, 16, 24), epilogue, dtype, one=one)
         if "bias" not in epilogue:

@@ -1,4 +1,4 @@
-"""cuBLASLt next to cuDNN in the GPU backend, on stand-ins for both: who is chosen, kept, named, and what gives way."""
+"""Test cuBLASLt and cuDNN together in the GPU backend, on stand-ins: which plan is chosen, stored, named or dropped."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_next_process_revives_the_algorithm_without_asking(
     check(net, 1)
 
 
-def test_plans_chosen_with_and_without_the_library_are_kept_apart(
+def test_plans_chosen_with_and_without_the_library_have_separate_keys(
     machine: Machine, fast: Bindings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as without:
@@ -131,9 +131,7 @@ def test_an_algorithm_that_is_no_longer_taken_is_chosen_anew(machine: Machine, f
     check(net, 0)
 
 
-def test_an_activation_the_library_lacks_is_a_kernel_behind_it(
-    machine: Machine, fast: Bindings, tmp_path: Path
-) -> None:
+def test_a_kernel_runs_an_activation_that_the_library_lacks(machine: Machine, fast: Bindings, tmp_path: Path) -> None:
     from fusec.gpu.backend import CudnnBackend
 
     machine.times_us = {7: 30.0, 4: 30.0, 3: 30.0}

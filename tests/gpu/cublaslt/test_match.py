@@ -1,4 +1,4 @@
-"""cuBLASLt without a GPU: which graphs are one call of it, how it reads their memory, and who is chosen."""
+"""Test cuBLASLt without a GPU: which graphs are one call of it, how it reads their memory, and who is chosen."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ REFUSED = {
     "a bias in another type": changed(BIAS, 4, dtype=DType.F32),
     "a bias with gaps": changed(BIAS, 4, strides=(10, 10, 2)),
     "a bias for each row": changed(BIAS, 4, dims=(1, 6, 1), strides=(6, 1, 1)),
-    "a residual by columns": product(epilogue=("c",), turned="c"),
-    "a bias of a result by columns": product(epilogue=("bias",), turned="d"),
+    "a residual by columns": product(epilogue=("c",), transposed="c"),
+    "a bias of a result by columns": product(epilogue=("bias",), transposed="d"),
     "every other element": changed(product(), 1, strides=(84, 14, 2)),
     "overlapping rows": changed(product(), 1, strides=(42, 3, 1)),
     "two results": changed(BIAS, 3, virtual=False, dtype=DType.F16),

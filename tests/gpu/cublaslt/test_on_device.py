@@ -1,4 +1,4 @@
-"""cuBLASLt itself, on a real GPU: all it offers for products of every layout, type and epilogue, and whole graphs."""
+"""Test cuBLASLt on a real GPU: all it offers for products of every layout, type and epilogue, and whole graphs."""
 
 from __future__ import annotations
 
@@ -191,10 +191,10 @@ def test_a_layer_in_fp8_is_right_in_whatever_form_is_fastest(
         assert np.linalg.norm(got - want) <= limit * np.linalg.norm(want), (rows, depth, columns)
 
 
-def test_a_long_sum_split_in_parts_is_kept_in_fp32() -> None:
+def test_the_parts_of_a_long_sum_are_stored_in_fp32() -> None:
     blas = opened()
     for epilogue in ((), ("bias", "relu")):
-        graph = product((1, 64, 64, 8192), epilogue, turned="b")
+        graph = product((1, 64, 64, 8192), epilogue, transposed="b")
         found = errors(blas, graph, 3)
         assert found and max(found) <= 5e-4, found  # partial sums in 16 bits would be off by 1e-3 and more
 
@@ -234,9 +234,7 @@ def test_products_in_true_fp32_are_captured(tmp_path: Path, monkeypatch: pytest.
     assert list(net.libraries().values()).count("cublaslt") == 2
 
 
-def test_gelu_behind_a_product_is_right_in_whatever_form_is_fastest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gelu_after_a_product_is_right_in_the_fastest_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((768, 3072)) / 27, "b": rng.standard_normal(3072)}

@@ -19,7 +19,7 @@ NODE = "CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN; Reason: Unsupported node in th
 OTHER = "CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH; Reason: only supported since Blackwell"
 
 
-def test_the_first_reason_of_each_engine_is_kept_and_equal_ones_are_joined() -> None:
+def test_the_first_reason_of_each_engine_is_listed_and_equal_ones_are_joined() -> None:
     text = (
         block(1, LAYOUT, *CALLERS) + block(10, OTHER, *CALLERS) + block(7, LAYOUT, *CALLERS) + block(2, NODE, *CALLERS)
     )

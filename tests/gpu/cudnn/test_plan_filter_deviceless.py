@@ -141,5 +141,5 @@ def test_a_lock_whose_plan_is_left_out_is_refused(tmp_path: Path) -> None:
     assert engines(compiled(lock=lock))
     locked = {part.choice.engine for e in made.entries for part in e.parts if part.choice is not None}
     for engine in locked:
-        with pytest.raises(CheckError, match=r"write a new lock"):  # other steps, or the plan is left out
+        with pytest.raises(CheckError, match=r"write a new lock"):  # the steps differ, or the plan is left out
             compiled(lock=lock, engines=f"-{engine}")

@@ -88,7 +88,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> type[SlowProcess]:
 
 
 def _begun(slow: type[SlowProcess], count: int) -> bool:
-    """Wait until so many workers have begun to start, and tell if no more do soon."""
+    """Wait until `count` workers have begun to start, and tell if no more do soon."""
     until = time.monotonic() + 30
     while slow.begun < count and time.monotonic() < until:
         time.sleep(0.01)
@@ -100,7 +100,7 @@ def _begun(slow: type[SlowProcess], count: int) -> bool:
 def test_half_of_the_workers_of_a_gpu_start_when_one_is_ready(
     tmp_path: Path, slow: type[SlowProcess], monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """They also start where the first half failed, so that somebody reports the error."""
+    """They also start where the first half failed, because one of them then reports the error."""
     monkeypatch.setattr(slow, "fails", fails)
     with WorkerPool(load("h200"), tmp_path, workers=8, device=True) as pool:
         pool.start(2)

@@ -30,7 +30,7 @@ STAND_IN = "FUSEC_EDGES_STAND_IN"  # set: workers use stand-ins for CuPy and cuD
 
 @dataclass
 class Result:
-    """The end of one form of a row: `ran`, `no plan`, `nothing` (there is no such form), `failed` or `died`."""
+    """The outcome of one form of a row: `ran`, `no plan`, `nothing` (no such form), `failed` or `died`."""
 
     row: str
     form: str

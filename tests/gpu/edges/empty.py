@@ -1,4 +1,4 @@
-"""Rows without elements: a dim of size zero, in what is kept and in what is summed up."""
+"""Rows without elements: a dim of size zero, among the dims that stay and among those that are summed."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ TF32 = 2e-3
 SMALL = 1e-6  # where less is left of a result, all of it may be what a sum or a function in fp32 rounds off
 TINY = 2.0**-100  # no further from zero than what denormals are made of, or lead to
 FEW = 1e-3  # of what approximate functions give, this much may be wrong
-MOST = 400  # different disagreements of one run that are kept
+MOST = 400  # different disagreements of one run that are listed
 
 
 @dataclass(frozen=True)

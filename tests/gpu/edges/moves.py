@@ -35,7 +35,7 @@ NHWC = channels_last(4)
 
 
 def moves() -> Iterator[Row]:
-    """Each by itself, and one in front of a sum."""
+    """Each move alone, and one before a sum."""
     for dtype in (*FLOATS, DType.I8, DType.BOOL):
         x = np.resize(edges(dtype), (2, 8, 3, 4))
         ops = [

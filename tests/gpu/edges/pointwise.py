@@ -113,7 +113,7 @@ def _alone(op: Pointwise, dtype: DType) -> Row:
 
 
 def epilogues() -> Iterator[Row]:
-    """Behind a product that gives each edge value as it is: one term of its sum is the value, the rest are zeros."""
+    """After a product that gives each edge value as it is: one term of its sum is the value, the rest are zeros."""
     for name, made in CLASSES.items():
         if name not in LOWER or made.row.rule not in ("float", "number"):
             continue

@@ -33,7 +33,7 @@ WIDE = ((1, 1), (1, 1, 1, 1), (1, 1))
 
 
 def factors(dtype: DType, width: int = 16) -> tuple[Array, Array, Array]:
-    """Rows, columns and the names of their products: every edge value meets every other one at one term; in the last
+    """Rows, columns and the names of their products: one term multiplies each pair of edge values; in the last
     rows infinities of both signs meet in one sum."""
     values = edges(dtype)
     left = np.tile(plain(width, dtype), (len(values) + 4, 1))
@@ -225,8 +225,8 @@ def _windows(dtype: DType) -> Iterator[Row]:
         x[:, 0] = np.resize(plain(32, dtype), (2, 4, 4))
         x[1, 0, 2, 3] = value
         runs.append([x, unit])
-    alike: Any = {"orders": {0: NHWC}, "constants": (1,), "more": runs[1:], "labels": np.array("")}
-    yield row(f"conv+channel_sums {dtype.value}", "channel_sums", runs[0], summed, **alike)
+    common: Any = {"orders": {0: NHWC}, "constants": (1,), "more": runs[1:], "labels": np.array("")}
+    yield row(f"conv+channel_sums {dtype.value}", "channel_sums", runs[0], summed, **common)
 
     def averaged(g: Any, x: Value, w: Value) -> Sequence[Value]:
         y = g.add(pw("relu"), g.add(Conv(*WIDE, 16), x, w))

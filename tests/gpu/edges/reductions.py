@@ -36,7 +36,7 @@ KINDS = ("sum", "mean", "max", "min", "prod", "l1", "l2", "sum_square", "log_sum
 
 
 def reductions() -> Iterator[Row]:
-    """Each kind, along the inner and the outer dim; integers at their ends."""
+    """Reductions of each kind along the inner and the outer dim, of floats and of the largest integers."""
     for dtype in FLOATS:
         names, x = rows(dtype, 16)
         labels = np.array(names, object)
@@ -184,7 +184,7 @@ def _statistics(dtype: DType, image: Array, few: Array, labels: Any) -> Iterator
 
 
 def pools() -> Iterator[Row]:
-    """Windows of each kind of row; padding around them."""
+    """Pools over windows of edge values, with padding around them."""
     for dtype in FLOATS:
         names, x = rows(dtype, 16)
         image = np.ascontiguousarray(np.tile(x.reshape(len(names), 1, 4, 4), (1, 8, 1, 1)))

@@ -1,4 +1,4 @@
-"""Edge values: every op that cuDNN or a kernel runs has rows of them, and gives for them what it means."""
+"""Test edge values: every op that cuDNN or a kernel runs has rows of them, and gives for them what it means."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Case:
         return [known[v] for v in self.outputs]
 
     def magnitudes(self, arrays: dict[Value, np.ndarray]) -> list[np.ndarray | float]:
-        """Of each output that is a sum or mean, the same of the absolute values that it adds up; of any other, zero.
+        """Return for each output that is a sum or mean the same of absolute values; zero for other outputs.
 
         The rounding of a sum scales with its operands, and not with a result in which they cancel.
         """

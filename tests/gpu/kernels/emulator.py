@@ -1,4 +1,4 @@
-"""Runs kernels on the CPU: their CUDA C, built by g++ with host.h, over NumPy buffers with guarded ends."""
+"""Run kernels on the CPU: their CUDA C, built by g++ with host.h, over NumPy buffers with guarded ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // Runs CUDA C on the CPU: blocks one after the other, the threads of a block as fibers that take turns at barriers.
-// Blocks that meet, all or those of a cluster, run up to there first; shared memory that a source declares is the next block's from then on.
+// Blocks that wait for each other, all or those of a cluster, run up to there first; shared memory that a source declares is the next block's from then on.
 #define FUSEC_EMULATED
 #include <math.h>
 #include <setjmp.h>
@@ -56,7 +56,7 @@ static unsigned short f32_to_f16(float x) { return f64_to_f16(x); }
 static int misaligned;  // set by a wide access that a GPU would refuse
 static const char *unexpected;  // what a peer should not have sent
 #define ALIGNED(p, n) (misaligned |= (size_t)(p) % (n) != 0)
-static unsigned together;  // blocks that are there at once: all that meet, or a cluster
+static unsigned together;  // blocks that are there at once: all that wait for each other, or a cluster
 static char *resident;        // what each of these keeps
 static size_t resident_bytes;  // from one block's to the next one's, so that all are aligned in the same way
 // An instruction for global memory, which a GPU refuses for the address of shared memory; here for that of what blocks keep.
@@ -70,7 +70,7 @@ template <class... Words> static void store_words(void *p, Words... words) {
   memcpy(p, all, sizeof(all));
 }
 
-enum { STACK = 1 << 16, MOST = 8192, MEETS = -9, POLLS = -10 };
+enum { STACK = 1 << 16, MOST = 8192, AT_BLOCKS = -9, POLLS = -10 };
 static jmp_buf scheduler, fibers[MOST];  // where each goes on: swapcontext would ask the kernel for a signal mask
 static bool begun[MOST];                 // whether a fiber has a stack, and waits for a barrier or its next body
 static char *stacks;
@@ -159,13 +159,13 @@ template <class T> static T atomicCAS(T *place, T wanted, T x) {
   return before;
 }
 static unsigned add_after_writes(unsigned *counter, unsigned x) { return atomicAdd(counter, x); }
-static void meet(unsigned *door, unsigned blocks, bool is_first) {
-  if (threadIdx.x == 0) door[1] += is_first ? 0x80000001u - blocks : 1u;
-  barrier(MEETS);
-  if (door[1] << 1) unexpected = "no first block of those that meet, or several";
+static void wait_for_blocks(unsigned *counter, unsigned blocks, bool is_first) {
+  if (threadIdx.x == 0) counter[1] += is_first ? 0x80000001u - blocks : 1u;
+  barrier(AT_BLOCKS);
+  if (counter[1] << 1) unexpected = "no first block of those that wait, or several";
 }
-static void cluster_begins(unsigned long long *door, unsigned nbytes) { *door = nbytes; }
-static void cluster_is_there() { barrier(MEETS); }
+static void cluster_begins(unsigned long long *mbarrier, unsigned nbytes) { *mbarrier = nbytes; }
+static void cluster_is_there() { barrier(AT_BLOCKS); }
 template <class T> static T *of_peer(T *p, unsigned rank) {
   if (rank >= together) {
     unexpected = "sent to a peer that is not there";
@@ -173,14 +173,14 @@ template <class T> static T *of_peer(T *p, unsigned rank) {
   }
   return (T *)((char *)p + ((long)rank - (long)(blockIdx.x - first_block)) * (long)resident_bytes);
 }
-template <class Numbers> static void send(float *to, const Numbers &x, unsigned long long *door, unsigned rank) {
+template <class Numbers> static void send(float *to, const Numbers &x, unsigned long long *mbarrier, unsigned rank) {
   misaligned |= (size_t)to % (sizeof(x) < 16 ? sizeof(x) : 16) != 0;
   memcpy(of_peer(to, rank), &x, sizeof(x));
-  *of_peer(door, rank) -= sizeof(x);
+  *of_peer(mbarrier, rank) -= sizeof(x);
 }
-static void wait_for_peers(unsigned long long *door) {
-  barrier(MEETS);
-  if (*door) unexpected = "peers have sent more or less than was told";
+static void wait_for_peers(unsigned long long *mbarrier) {
+  barrier(AT_BLOCKS);
+  if (*mbarrier) unexpected = "peers have sent more or fewer bytes than the receiver expects";
 }
 static void pin(float &) {}
 static void pin(double &) {}
@@ -289,7 +289,7 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
       bool polls = has(at, together * block, POLLS, true);
       for (unsigned b = 0; b < together && !problem; ++b) {
         int *own = at + b * block;
-        if (polls && own[0] == MEETS && !apart(own, 0, block)) {  // other blocks are not there yet
+        if (polls && own[0] == AT_BLOCKS && !apart(own, 0, block)) {  // other blocks are not there yet
           going = 1;
           continue;
         }
@@ -299,7 +299,7 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
           for (unsigned t = 0; t < block && !problem; t += 32) {
             if (polled && own[t] != POLLS) continue;
             do run_warp(b, t);
-            while (own[t] < -1 && own[t] != MEETS && own[t] != POLLS && !apart(own, t, t + 32));  // for its own threads only
+            while (own[t] < -1 && own[t] != AT_BLOCKS && own[t] != POLLS && !apart(own, t, t + 32));  // for its own threads only
             if (apart(own, t, t + 32)) problem = "threads of a warp wait at different barriers";
           }
           if (has(own, block, POLLS, true)) {
@@ -307,7 +307,7 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
             continue;
           }
           if (!problem && apart(own, 0, block)) problem = "threads of a block wait at different barriers";
-          if (own[0] == MEETS) break;
+          if (own[0] == AT_BLOCKS) break;
         }
         going |= has(own, block, -1, false);
       }

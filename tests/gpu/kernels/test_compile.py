@@ -1,4 +1,4 @@
-"""Every kernel's source compiles for every GPU fusec knows, without a GPU; and, on one, computes what it should."""
+"""Test that every kernel's source compiles for every target, without a GPU, and that a GPU computes it right."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gpu.kernels.attention.test_attention_backward import backward_cases
 from gpu.kernels.attention.test_attention_forward import attention_cases
 from gpu.kernels.attention.test_cached_attention import cached_cases
 from gpu.kernels.attention.test_rotary import cases as rotary_cases
+from gpu.kernels.attention.test_score_bias import bias_cases
 from gpu.kernels.attention.test_streamed_attention import streamed_cases as streamed_attentions
 from gpu.kernels.attention.test_write_rows import cases as row_write_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
@@ -37,7 +38,7 @@ from gpu.kernels.norm.test_batch_norm import channel_cases, surrounded_channels
 from gpu.kernels.norm.test_group_norm import cases as group_norm_cases
 from gpu.kernels.norm.test_instance_norm import cases as instance_cases
 from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surrounded_norm_backward
-from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
+from gpu.kernels.norm.test_row_reduction import normed, reductions, several, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
 from gpu.kernels.pooling.test_roi_align import random_cases as region_cases
 from gpu.kernels.product.few_rows.test_few_rows import few_rows_cases
@@ -82,9 +83,11 @@ def shaped_cases() -> list[Case]:
         *top_k_cases(),
         *arg_max_cases(),
         *reductions(),
+        *several(),
         *normed(),
         *surrounded(),
         *attention_cases(),
+        *bias_cases(),
         *backward_cases(),
         *cached_cases(),
         *channel_cases(),

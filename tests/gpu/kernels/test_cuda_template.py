@@ -1,4 +1,4 @@
-"""CUDA C in `.cuh` files: fragments with holes."""
+"""Test CUDA C in `.cuh` files: fragments with holes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulator itself: threads that wait for each other, threads that cannot, and how many compilers it starts."""
+"""Test the emulator itself: threads that wait for each other, threads that cannot, and how many compilers it starts."""
 
 from __future__ import annotations
 

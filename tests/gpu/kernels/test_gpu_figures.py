@@ -1,4 +1,4 @@
-"""The figures of the GPU that kernels are shaped for come from its target."""
+"""Test that the figures of the GPU that kernels are shaped for come from its target."""
 
 from __future__ import annotations
 

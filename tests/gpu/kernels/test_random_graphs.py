@@ -1,4 +1,4 @@
-"""Kernels of random programs: whatever steps the partitioner leaves and joins, they compute what the reference does."""
+"""Test that the kernels of random programs compute what the reference does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of another batch: the same source, given how much there is to do."""
+"""Test kernels of another batch: the same source, given how much there is to do."""
 
 from __future__ import annotations
 

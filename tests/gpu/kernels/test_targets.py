@@ -1,4 +1,4 @@
-"""Kernels are shaped for the target: each launch fits its shared memory, clusters and instructions."""
+"""Test that kernels are shaped for the target: each launch fits its shared memory, clusters and instructions."""
 
 from __future__ import annotations
 

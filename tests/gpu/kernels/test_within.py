@@ -1,4 +1,4 @@
-"""Kernels over tensors that lie within larger ones, read and written: the same numbers, and nothing in between."""
+"""Test kernels over tensors that lie within larger ones, read and written: the same numbers, and nothing in between."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST = 16  # of each: compiling takes time
 
 
 def widened(type: TensorType, dim: int, by: int) -> TensorType:
-    """As a part of something with so many elements more along a dim."""
+    """Return the type as a part of memory that has `by` more elements along a dim."""
     return replace(type, within=tuple(d + by if i == dim else d for i, d in enumerate(type.shape)))
 
 

@@ -1,4 +1,4 @@
-"""Arrays and streams shared with other libraries."""
+"""Test arrays and streams shared with other libraries."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_other_graphs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_a_dependent_launch_after_two_streams_reads_what_both_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is launched as cuDNN launches some kernels: whatever it follows, and without a wait of its own."""
+    """Launch it as cuDNN launches some kernels: as a dependent launch that does not wait by itself."""
     launch = dependent_launch.driver()
     if launch is None:
         pytest.skip("no dependent launches")

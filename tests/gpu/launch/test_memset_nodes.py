@@ -26,7 +26,7 @@ class Driver:
     nodes: the kind of each node.
     edges: from one node to another.
     memsets: what each memset node does.
-    added: of kernel nodes that were added, threads and arguments.
+    added: threads and arguments of the kernel nodes that were added.
     """
 
     def __init__(self, nodes: dict[int, int], edges: set[tuple[int, int]], memsets: dict[int, tuple[int, ...]]):

@@ -1,4 +1,4 @@
-"""Copy arrays into another memory order on the stand-in for a GPU."""
+"""Test copies of arrays into another memory order, on the stand-in for a GPU."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_a_run_that_was_queued_late_is_timed_again(
     assert count == runs
 
 
-def test_runs_are_queued_behind_each_other_between_a_gate_that_is_shut_and_open(
+def test_runs_are_queued_one_after_the_other_while_a_gate_is_shut(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fusec.gpu.measure import timer as module
@@ -165,7 +165,7 @@ os._exit(0)  # CuPy cannot free anything any more
 
 
 @pytest.mark.gpu
-def test_an_illegal_access_is_told_as_the_loss_of_the_gpu() -> None:
+def test_an_illegal_access_is_reported_as_the_loss_of_the_gpu() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOSE_THE_GPU], capture_output=True, text=True, timeout=120, check=False
     )

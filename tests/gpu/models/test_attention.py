@@ -1,4 +1,4 @@
-"""Attention by cuDNN: which shapes it takes on which GPU, and on a GPU that the numbers are right."""
+"""Test attention by cuDNN: which shapes it takes on which GPU, and on a GPU that the numbers are right."""
 
 from __future__ import annotations
 

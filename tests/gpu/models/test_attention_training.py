@@ -1,4 +1,4 @@
-"""Attention's gradient by cuDNN: what it takes, that nothing is copied on the way, and on a GPU that it is right."""
+"""Test attention's gradient by cuDNN: its steps, that none copies, and on a GPU its results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def feeds(b: Builder, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def expected(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """In f64, where the gradient is spelled out in products and a softmax."""
+    """Return results in f64, by products and a softmax."""
     batch, rows, heads, features, _, causal = SHAPES[name]
     wide = fusec.compile(layer(batch, rows, heads, features, "f64", causal), target="cpu")
     return dict(zip(("y", "dx", "dw"), wide(**{k: v.astype(np.float64) for k, v in given.items()}), strict=True))
@@ -67,7 +67,7 @@ def test_both_halves_are_one_step_each_and_read_the_projection_as_it_lies(name: 
     program = build(layer(*SHAPES[name]).graph(), target="h200", oracle=asked_once).program
     found = [s.signature for s in program.steps if s.kind.value != "view"]
     assert found.count("attention_train") == found.count("attention_backward") == 1
-    # and what it gets is written where the projection's gradient lies: no parts are put together
+    # gradients are written into the projection's gradient, so that no step joins them
     assert not [s.signature for s in program.steps if s.kind.value == "kernel"]
 
 

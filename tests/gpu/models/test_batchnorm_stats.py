@@ -1,4 +1,4 @@
-"""Statistics of a batch norm by the convolution in front of it: what cuDNN is asked for, and what it gives."""
+"""Test statistics of a batch norm that the convolution before it computes: cuDNN's graph, and its results."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_what_the_device_gives(
     window: int,
     side: int,
 ) -> None:
-    """With the sums, as without: the channels' mean is so many deviations."""
+    """Statistics by sums equal those of the op where a channel's mean is many deviations."""
     monkeypatch.setattr(split_batchnorm_stats, "resident_bytes", lambda target: 0)
     b, size = Builder("f16"), inputs * window * window
     x = _last(b, b.input("x", (16, inputs, side, side)))

@@ -1,4 +1,4 @@
-"""Inputs and outputs that lie channels last, on a stand-in for the GPU: one copy each, or none."""
+"""Test inputs and outputs that lie channels last, on a stand-in for the GPU: one copy each, or none."""
 
 from __future__ import annotations
 

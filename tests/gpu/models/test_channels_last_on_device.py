@@ -1,4 +1,4 @@
-"""Inputs and outputs that lie channels last, on a GPU: the answers of the reference, whatever lies how."""
+"""Test inputs and outputs in NHWC on a GPU: results equal the reference's in each mix of memory orders."""
 
 from __future__ import annotations
 

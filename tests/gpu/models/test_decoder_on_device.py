@@ -1,4 +1,4 @@
-"""A decoder on a GPU: tokens without a cache, and logits of the same tokens read again."""
+"""Test a decoder on a GPU: tokens without a cache, and logits of the same tokens read again."""
 
 from __future__ import annotations
 

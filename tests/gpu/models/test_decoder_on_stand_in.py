@@ -1,4 +1,4 @@
-"""A decoder on a stand-in GPU: a decode step is captured once, and replayed over the same memory for each token."""
+"""Test a decoder on a stand-in GPU: a decode step is captured once, and replayed over the same memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with host steps on a stand-in GPU and on a real one: arrays stay on the device but for what the host reads."""
+"""Test models with host steps, on a stand-in and on a GPU: only what the host reads leaves the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doors on a stand-in GPU: arrays stay on the device, programs of several shapes have their weights in common."""
+"""Test the interfaces for onnxruntime and torch on a stand-in GPU: arrays stay on the device, shapes share weights."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_binding_reads_and_writes_device_memory(machine: Machine) -> None:
     check(session.run(None, {"x": value}), fresh(1))
 
 
-def test_the_simulator_can_be_asked_for_beside_a_gpu(machine: Machine) -> None:
+def test_the_simulator_can_be_chosen_on_a_machine_with_a_gpu(machine: Machine) -> None:
     session = fusec.InferenceSession(net(), providers=["CPUExecutionProvider"])
     assert session.get_providers() == ["CPUExecutionProvider"]
     check(session.run(None, {"x": fresh(2)}), fresh(2))
@@ -207,7 +207,7 @@ def test_a_file_for_several_shapes_keeps_the_tuned_choices(machine: Machine, tmp
     assert [program.lock().entries for program in (loaded.at({"N": n}) for n in (2, 1, 4, 3))] == names
 
 
-def test_a_file_can_be_simulated_beside_a_gpu(machine: Machine, tmp_path: Path) -> None:
+def test_a_file_can_be_simulated_on_a_machine_with_a_gpu(machine: Machine, tmp_path: Path) -> None:
     exe: Any = fusec.compile(net(), shapes={"N": (1, 2)}, tune="none")
     exe.save(tmp_path / "net.fusec")
     session = fusec.InferenceSession(tmp_path / "net.fusec", providers=["CPUExecutionProvider"])

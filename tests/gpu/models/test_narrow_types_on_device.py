@@ -1,4 +1,4 @@
-"""Types of 8 bits and fewer on a GPU: constants, inputs, outputs and all steps, bit by bit as in simulation."""
+"""Test types of 8 bits and fewer on a GPU: constants, inputs, outputs and all steps, bit by bit as in simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of 8 bits and fewer on a stand-in GPU: constants and values are packed bytes, kernels run in the emulator."""
+"""Test types of 8 bits and fewer on a stand-in GPU: values are packed bytes, kernels run in the emulator."""
 
 from __future__ import annotations
 

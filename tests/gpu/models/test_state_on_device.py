@@ -1,4 +1,4 @@
-"""State in place on a GPU: who reads what it replaces reads it in time."""
+"""Test state in place on a GPU: readers of the old value run before it is replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State in place on a stand-in GPU, whose blocks run one after the other: who reads too late reads what is new."""
+"""Test state in place on a stand-in GPU. Its blocks run one after the other, so a late read gets the new value."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SIZE = 96
 UPDATES: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "each by the other": lambda a, b, x: (a - b * 0.5, b - a * 0.5),
     "one by the other": lambda a, b, x: (a - x * 0.5, b - a * 0.5),
-    "by itself turned": lambda a, b, x: (a.T * x, b + b.T),
+    "by its transpose": lambda a, b, x: (a.T * x, b + b.T),
     "by its first row": lambda a, b, x: (a[0:1] * x, b * 0.5 + b[:, 0:1]),
     "by itself alone": lambda a, b, x: (a * 0.5 + x, b - x),
 }
-# how many of the two are written in place: what is turned, or a column, is put elsewhere by a step of its own, before
+# States written in place. A step before the update copies a transpose or a column elsewhere.
 PLACED = dict(zip(UPDATES, (0, 1, 2, 1, 2), strict=True))
 
 
@@ -61,8 +61,8 @@ def test_new_state_is_made_of_the_old(
     assert here.in_place == PLACED[what]
 
 
-def test_a_count_beside_numbers_of_another_shape(machine: Machine, tmp_path: Path, asked_once: Oracle) -> None:
-    """Adam's count is read for a parameter of shape [1], too, by another block than that which counts on."""
+def test_a_count_and_a_parameter_of_another_shape(machine: Machine, tmp_path: Path, asked_once: Oracle) -> None:
+    """The update of a parameter of shape [1] reads Adam's count in another block than the one that raises it."""
     from fusec import training
     from fusec.gpu.backend import CudnnBackend
 

@@ -1,4 +1,4 @@
-"""Training steps on a GPU do what they do in NumPy: state in place, random bits, gradients, one CUDA graph."""
+"""Test that training steps on a GPU do what they do in NumPy: state in place, random bits, one CUDA graph."""
 
 from __future__ import annotations
 

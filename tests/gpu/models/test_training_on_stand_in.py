@@ -1,4 +1,4 @@
-"""A whole training step on a stand-in GPU: kernels over lists of parameters, in place, captured and replayed."""
+"""Test a whole training step on a stand-in GPU: kernels over lists of parameters, in place, captured and replayed."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_gradient_of_attention_in_a_fixed_order_has_plans(asked_once: Oracle) 
 
 
 def normed() -> Builder:
-    """A convolution with a batch norm whose running statistics are kept, after another convolution."""
+    """A convolution with a batch norm whose running statistics are state, after another convolution."""
     rng = np.random.default_rng(6)
     b, trained = Builder("f16"), list[Any]()
 

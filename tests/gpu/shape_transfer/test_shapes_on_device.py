@@ -101,7 +101,7 @@ def test_kernels_for_all_sizes_are_stored_serialized(tmp_path: Path, monkeypatch
     results: list[np.ndarray] = []
     for again in (False, True):
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a plan that is not kept says so
+            warnings.simplefilter("error")  # a plan that is not stored warns
             exe = fusec.compile_dynamic(net(), precision="fp16", tune="none", share_kernels=True)
             results.append(exe(x))
         tuned = cudnn_backend(exe.at({"x": x.shape})).plans.ranked.values()

@@ -511,6 +511,15 @@ QUANTISED: tuple[Mutant, ...] = (
         "gpu/kernels/pooling/test_pool_forward.py",
     ),
     _m(
+        "offset_of_bias_by_difference",
+        "quantised",
+        "gpu/kernels/attention/attention_forward.cuh",
+        "scores[a][n][h * 2 + e] = whole[a][n][h * 2 + e] + raised;",
+        "scores[a][n][h * 2 + e] -= more;",
+        "scores after masked ones are differences of large numbers",
+        "gpu/kernels/attention/test_score_bias.py",
+    ),
+    _m(
         "octets_unexchanged",
         "quantised",
         "gpu/kernels/attention/attention_forward.cuh",

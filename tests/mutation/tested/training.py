@@ -1,4 +1,4 @@
-"""Faults in gradients, optimisers, what is kept of the forward half, and state that is written in place."""
+"""Faults in gradients, optimisers, values that the backward half reads again, and state written in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expanded attention keeps its meaning, for all attributes."""
+"""Test that expanded attention keeps its meaning, for all attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants made of constants: when they are computed, how they are rounded, how much memory they may take."""
+"""Test constants made of constants: when they are computed, how they are rounded, how much memory they may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resizes that copy pixels, and resizes that do not."""
+"""Test resizes that copy pixels, and resizes that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layout on random graphs: meaning kept, no cuDNN graph over mixed orders, few copies, linear time."""
+"""Test layout on random graphs: same meaning, no cuDNN graph over mixed orders, few copies, linear time."""
 
 from __future__ import annotations
 

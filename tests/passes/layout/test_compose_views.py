@@ -1,4 +1,4 @@
-"""Random views around linear layers: rewriting ends, keeps the meaning, and leaves fewer transposes."""
+"""Test random views around linear layers: rewriting ends, keeps the meaning, and leaves fewer transposes."""
 
 from __future__ import annotations
 

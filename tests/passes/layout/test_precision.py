@@ -1,4 +1,4 @@
-"""Precision beyond the text cases: laziness, sharing, warnings, and error by storage type."""
+"""Test precision beyond the text cases: laziness, sharing, warnings, and error by storage type."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def times(values: Any, label: str = "k") -> Graph:
 
 
 @pytest.mark.parametrize(("precision", "rtol"), [("fp32", 1e-6), ("tf32", 1e-6), ("fp16", 3e-3), ("bf16", 3e-2)])
-def test_the_meaning_is_kept_to_the_storage_types_rounding(
+def test_results_differ_by_the_rounding_of_the_storage_type_only(
     precision: str, rtol: float, rng: np.random.Generator
 ) -> None:
     before = read_graph(TEXT)

@@ -1,4 +1,4 @@
-"""Attention that cuDNN refuses is expanded: the meaning stays, and the reason is reported."""
+"""Test that attention that cuDNN refuses is expanded: the meaning stays, and the reason is reported."""
 
 from __future__ import annotations
 

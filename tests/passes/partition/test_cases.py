@@ -1,4 +1,4 @@
-"""Text in, program out: every fusing case has a sibling that must not fuse. `pytest --accept` records anew.
+"""Test text in, program out: every fusing case has a sibling that must not fuse. `pytest --accept` records anew.
 
 A case is `== title [oracle]`, a graph, `=>`, the program, and a line for each thing declined.
 """

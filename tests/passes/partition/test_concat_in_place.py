@@ -1,4 +1,4 @@
-"""Concats in place: which ones, where their operands are stored, and the steps that are judged again."""
+"""Test concats in place: which ones, where their operands are stored, and the steps that are judged again."""
 
 from __future__ import annotations
 

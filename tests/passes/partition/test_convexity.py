@@ -1,4 +1,4 @@
-"""Convexity by topological window against networkx, which rebuilds the condensation each time."""
+"""Test convexity by topological window against networkx, which rebuilds the condensation each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost model: bytes, operations, and the measured penalties."""
+"""Test the cost model: bytes, operations, and the measured penalties."""
 
 from __future__ import annotations
 

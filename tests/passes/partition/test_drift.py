@@ -1,4 +1,4 @@
-"""The rules of the tests' `Measured` oracle against the real cuDNN: they must not drift apart."""
+"""Test the rules of the tests' `Measured` oracle against the real cuDNN: they must not drift apart."""
 
 from __future__ import annotations
 

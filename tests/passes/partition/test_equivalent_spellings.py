@@ -1,4 +1,4 @@
-"""Every spelling keeps inputs, outputs and meaning, fires where it should and stays silent where not."""
+"""Test that every spelling keeps inputs, outputs and meaning, fires where it should and stays silent where not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole programs: coverage, order, determinism, questions to the oracle, and time."""
+"""Test whole programs: coverage, order, determinism, questions to the oracle, and time."""
 
 from __future__ import annotations
 

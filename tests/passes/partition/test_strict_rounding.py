@@ -1,4 +1,4 @@
-"""Rounding as in the model: values inside a step that are not rounded prevent the step."""
+"""Test rounding as in the model: values inside a step that are not rounded prevent the step."""
 
 from __future__ import annotations
 

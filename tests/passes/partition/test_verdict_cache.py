@@ -1,4 +1,4 @@
-"""The canonical key is equal for bodies that compute the same."""
+"""Test that the canonical key is equal for bodies that compute the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matcher and the rewriter: commutativity, tolerance, conditions, origins, near misses, and linear time."""
+"""Test the matcher and the rewriter: commutativity, tolerance, conditions, origins, near misses, and linear time."""
 
 from __future__ import annotations
 

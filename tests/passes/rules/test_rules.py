@@ -1,4 +1,4 @@
-"""Every equation holds: random leaves, both sides in float64, and the rewrite itself."""
+"""Test that every equation holds: random leaves, both sides in float64, and the rewrite itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recomputing cheap values: the arena shrinks, results stay, and inference graphs do not change."""
+"""Test recomputing cheap values: the arena shrinks, results stay, and inference graphs do not change."""
 
 from __future__ import annotations
 

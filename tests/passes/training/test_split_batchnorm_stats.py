@@ -1,4 +1,4 @@
-"""Batch norms whose statistics are split off, if images count as large enough."""
+"""Test batch norms whose statistics are split off, if images count as large enough."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_large_16_bit_results_of_convolutions_are_split(monkeypatch: pytest.Monk
     split = ["conv", "channel_sums", "batch_norm_by_sums"]
     assert ops() == ops("bf16") == ops(parameter="f16") == split
     monkeypatch.setattr(split_batchnorm_stats, "resident_bytes", lambda target: 512)
-    assert ops() == ["conv", "batch_norm_train"]  # as large as what is kept
+    assert ops() == ["conv", "batch_norm_train"]  # no smaller than the values that stay
 
 
 def test_the_figures_are_those_of_the_target() -> None:

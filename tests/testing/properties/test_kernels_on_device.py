@@ -79,7 +79,7 @@ class Emulated:
             pointers: list[int] = []
             for argument in launch.arguments:
                 key = (argument.value, argument.type)
-                if argument.value is None and argument.type is not None:  # doors, which are zero at first
+                if argument.value is None and argument.type is not None:  # barrier counters, which are zero at first
                     held.setdefault(key, _aligned(np.zeros(argument.type.size, np.uint32)))
                 pointers.append((scratch if argument.type is None else held[key]).ctypes.data)
             calls[launch.entry](launch, [*pointers, *(value for _, value in launch.numbers)])

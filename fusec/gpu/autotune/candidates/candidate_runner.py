@@ -52,8 +52,8 @@ def bind_candidate(
 
     tensor_cores: products may round their operands, as to tf32.
     bind: binds a cuDNN graph to its buffers. launcher: binds kernels.
-    figures: those of the GPU, which shape kernels.
-    memory: of candidates that are compared; by default it is of this one alone.
+    figures: figures of the GPU, which shape kernels.
+    memory: memory that the compared candidates share; by default this candidate has its own.
     """
     memory = memory or RandomMemory()
     runs: list[Callable[[], None]] = []

@@ -181,7 +181,7 @@ def precision_times(
 def step_times_us(graph: Graph, steps: Sequence[Partition], tuning: StepTuning, timers: Timers) -> list[float]:
     """Time each step as its fastest candidate, kernels included; infinite for a step that nothing runs.
 
-    graph: that of the steps.
+    graph: graph of the steps.
     tuning: the level, and what candidates depend on.
     timers: time plans and kernels.
     """

@@ -55,10 +55,10 @@ def decide(
 ) -> dict[str, StepChoice]:
     """Return the choices that are faster between their neighbours than the fastest alone, by key.
 
-    keys: of the steps of the program; None for a step without candidates
+    keys: key of each step of the program; None for a step without candidates
     timed: the candidates that were timed, by key
     chosen: the choices so far, by key
-    figures: those of the GPU
+    figures: figures of the GPU
     """
     least_us = MIN_SHARE * sum(each.least_us * each.count for each in timed.values())
     found = dict(chosen)

@@ -12,6 +12,7 @@ from fusec.gpu.autotune.fusion.fusion_proposals import is_rounded, rounded_at
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.attention.match_cached import is_cached_attention, parts_of_cached
+from fusec.gpu.kernels.product.integer_product import uses_no_tensor_cores
 from fusec.gpu.kernels.product.row_norm import MAX_STREAMED, begins_few_rows
 from fusec.ir import BYTES, Graph, Node
 from fusec.ops import PRODUCTS, ChannelSums, Conv, MatMul, PackedMatMul, Pointwise, Reduce
@@ -34,7 +35,7 @@ def candidates(graph: Graph, step: Partition, level: str, figures: GpuFigures) -
     Level `none` adds nothing. Level `quick` adds spellings, a kernel, and, where fused engines are known to be slow,
     splits into two steps. Level `full` adds every split.
 
-    figures: those of the GPU, which shape kernels.
+    figures: figures of the GPU, which shape kernels.
     """
     found: list[Candidate] = [(step,)]
     if level == "none" or not has_candidates(step):
@@ -68,9 +69,7 @@ def _is_slow_as_kernel(step: Partition, figures: GpuFigures) -> bool:
     """Tell if the kernel of a large product of integers uses no tensor cores, so that even timing it takes long."""
     if not any(isinstance(node.op, MatMul) and node.result.type.dtype.is_int for node in step.nodes):
         return False
-    kernel = kernel_of(step.nodes, figures)
-    by_threads = kernel is not None and any(each.entry.startswith("integer_product") for each in kernel.launches)
-    return by_threads and sum(map(flops, step.nodes)) > SLOW_FLOPS
+    return uses_no_tensor_cores(kernel_of(step.nodes, figures)) and sum(map(flops, step.nodes)) > SLOW_FLOPS
 
 
 def _may_win_in_halves(step: Partition, has_kernel: bool) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fusec.gpu.autotune.fusion import fusion_proposals
-from fusec.gpu.kernels import GpuFigures, find
+from fusec.gpu.kernels import GpuFigures, Kernel, find
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
+from fusec.gpu.kernels.product.integer_product import uses_no_tensor_cores
 from fusec.ir import Node
 from fusec.ops import PackedMatMul
 from fusec.passes.partition import ordered
@@ -26,7 +27,7 @@ MAX_REPEATED = 8
 def fuse_steps(program: Program, figures: GpuFigures, products: bool = False) -> Program:
     """Fuse steps wherever one kernel runs them all.
 
-    figures: those of the GPU that the program is for
+    figures: figures of the GPU that the program is for
     products: fuse steps with products, too; `candidate_times` times the kernel against the steps it replaces
     """
     wiring = Wiring(program.graph)
@@ -173,8 +174,13 @@ class _Groups:
             return False  # such a kernel was proposed before, and the separate steps were faster
         if not self.proposes and _packed_products(nodes) > 1 and max(map(_packed_products, pair)) == 1:
             return False  # the same
-        kernel = find(nodes, outputs_of(nodes), self.figures)
+        kernel = self._kernel(nodes)
+        if uses_no_tensor_cores(kernel) and not any(uses_no_tensor_cores(self._kernel(each)) for each in pair):
+            return False  # another kernel runs the product faster
         return kernel is not None and not self._has_path_around((number, *views), reader)
+
+    def _kernel(self, nodes: Sequence[Node]) -> Kernel | None:
+        return find(nodes, outputs_of(nodes), self.figures)
 
     def _repeats(self, first: Sequence[Node], second: Sequence[Node]) -> bool:
         """Tell if the second would compute small results of the first many times."""

@@ -54,16 +54,16 @@ class WholeModelTrial:
         times_us = {key: self._times_us(key) for key in self.steps_of}
         return contests(times_us, {key: len(numbers) for key, numbers in self.steps_of.items()})
 
-    def descend(self, seconds: float, rehearse: Callable[[int], None]) -> DescentResult | None:
+    def descend(self, seconds: float, run_once: Callable[[int], None]) -> DescentResult | None:
         """Search the fastest options for some seconds: see `coordinate_descent`. None if there is no choice.
 
-        rehearse: runs the model once; plans may use a workspace of as many bytes
+        run_once: runs the model once; plans may use a workspace of as many bytes
         """
         contests, end = self.contests(), time.monotonic() + seconds
         if not contests:
             return None
         try:
-            rehearse(self._workspace_bytes(contests))
+            run_once(self._workspace_bytes(contests))
             return descend(contests, self, lambda: time.monotonic() < end)
         except ExecutionError:  # the first call names the failing step, and uses another plan
             return None

@@ -38,7 +38,7 @@ AnyPlan = BuiltPlan | BlasPlan
 class CudnnContext:
     """Context in which plans are built and timed on a GPU.
 
-    handle, stream: of cuDNN; plans run on that stream
+    handle: handle of cuDNN. stream: its stream, on which plans run
     stopwatch: times work on that stream
     kernel_cache: cuDNN's cache of kernels compiled at run time; with it, graphs without a precompiled plan are planned
         for all input shapes and share kernels

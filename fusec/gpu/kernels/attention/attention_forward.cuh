@@ -33,7 +33,21 @@ FRAGMENT(kernel) {
     #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const u32 at = first + a * 16 + h * 8;
-      const float share = 1.0f / WEIGHT[h * 2];
+      float share = 1.0f / WEIGHT[h * 2];
+      if (IS_GUARDED && !(WEIGHT[h * 2] > 0.0f)) {
+        // All weights of the row are zero. If they were NaN, only values that are not finite still matter.
+        share = 0.0f;
+        #pragma unroll
+        for (int b = 0; b < VALUE_OCTETS; ++b)
+          #pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if (WEIGHT[h * 2] != WEIGHT[h * 2]) {
+              sums[a][b][h * 2 + e] = 0.0f;
+              #pragma unroll 1
+              for (u32 key = 0u; key < KEY_COUNTu; ++key)
+                sums[a][b][h * 2 + e] += 0.0f * wide(v[key * VALUE_STRIDEu + b * 8 + 2u * t + e]);
+            }
+      }
       RESULT_TYPE* row = RESULT + (image * RESULT_IMAGE + head * RESULT_HEAD + at * RESULT_QUERY + RESULT_START);
       STORE
     }
@@ -93,14 +107,15 @@ FRAGMENT(pair_of_bytes) {
 
 // Turn scores into weights, as words that products take. Scale sums again where scores grew.
 FRAGMENT(weigh) {
+  DECLARE_WHOLE
   #pragma unroll
   for (int a = 0; a < TILES; ++a)
     #pragma unroll
     for (int n = 0; n < STEP / 8; ++n)
       #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        #pragma unroll
-        for (int e = 0; e < 2; ++e) scores[a][n][h * 2 + e] = fmaf(scores[a][n][h * 2 + e], SCALE, below[a][h]);
+      for (int h = 0; h < 2; ++h) {
+        SCALE_PAIR
+      }
   if (!KEYS_FIT && round == LAST_ROUNDu) {
     #pragma unroll
     for (int a = 0; a < TILES; ++a)
@@ -110,7 +125,7 @@ FRAGMENT(weigh) {
         for (int h = 0; h < 2; ++h)
           #pragma unroll
           for (int e = 0; e < 2; ++e)
-            if (round * KEYSu + s * STEP + n * 8 + 2u * t + e >= KEY_COUNTu) scores[a][n][h * 2 + e] = -INFINITE;
+            if (round * KEYSu + s * STEP + n * 8 + 2u * t + e >= KEY_COUNTu) MEASURED[a][n][h * 2 + e] = -INFINITE;
   }
   if (IS_CAUSAL && round * KEYSu + (KEYS - 1u) > part * QUERIESu) {
     #pragma unroll
@@ -122,19 +137,22 @@ FRAGMENT(weigh) {
           #pragma unroll
           for (int e = 0; e < 2; ++e)
             if (round * KEYSu + s * STEP + n * 8 + 2u * t + e > first + a * 16 + h * 8)
-              scores[a][n][h * 2 + e] = -INFINITE;
+              MEASURED[a][n][h * 2 + e] = -INFINITE;
   }
+  MOVE_WHOLE
   u32 power[TILES][STEP / 8][2];
-  RAISE
   u32 bits = 0u;
-  #pragma unroll
-  for (int a = 0; a < TILES; ++a)
+  if (!IS_ONE_STEP) {
+    RAISE
     #pragma unroll
-    for (int n = 0; n < STEP / 8; ++n)
+    for (int a = 0; a < TILES; ++a)
       #pragma unroll
-      for (int h = 0; h < 2; ++h) bits |= power[a][n][h];
+      for (int n = 0; n < STEP / 8; ++n)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) bits |= power[a][n][h];
+  }
   // Numbers from 2 on, and NaN, have the highest bit of the exponent, in either type.
-  if (any_of_warp(fresh || (bits & 0x40004000u) != 0u)) {
+  if (IS_ONE_STEP || any_of_warp(fresh || (bits & 0x40004000u) != 0u)) {
     bool nothing = false;
     #pragma unroll
     for (int a = 0; a < TILES; ++a)
@@ -142,33 +160,105 @@ FRAGMENT(weigh) {
       for (int h = 0; h < 2; ++h) {
         // Set a row's offset a little above its largest score, if that grew or is the first finite one. NaN counts as the
         // largest, so a row of NaN has begun and its warp does not look for a first score again.
-        float most = scores[a][0][h * 2];
+        float most = MEASURED[a][0][h * 2];
         #pragma unroll
         for (int n = 0; n < STEP / 8; ++n)
           #pragma unroll
-          for (int e = 0; e < 2; ++e) most = nmax(most, scores[a][n][h * 2 + e]);
+          for (int e = 0; e < 2; ++e) most = nmax(most, MEASURED[a][n][h * 2 + e]);
         most = nmax(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = nmax(most, __shfl_xor_sync(0xffffffffu, most, 2));
         const bool none = most == -INFINITE, begins = !none && WEIGHT[h * 2] == 0.0f;
         nothing |= none;
-        most = begins || most > 0.0f ? most + MARGIN : 0.0f;
+        RAISE_OFFSET
         // A row that begins has no sums yet. A low first score may overflow, and zero times infinity would be NaN.
-        const float less = begins ? 1.0f : quick_exp2(-most);
-        below[a][h] -= most;
-        #pragma unroll
-        for (int n = 0; n < STEP / 8; ++n)
+        const float less = begins ? 1.0f : quick_exp2(-more);
+        if (!IS_ONE_STEP) {
           #pragma unroll
-          for (int e = 0; e < 2; ++e) scores[a][n][h * 2 + e] -= most;
-        #pragma unroll
-        for (int e = 0; e < 2; ++e) WEIGHT[h * 2 + e] *= less;
-        #pragma unroll
-        for (int b = 0; b < VALUE_OCTETS; ++b)
+          for (int e = 0; e < 2; ++e) WEIGHT[h * 2 + e] *= less;
           #pragma unroll
-          for (int e = 0; e < 2; ++e) sums[a][b][h * 2 + e] *= less;
+          for (int b = 0; b < VALUE_OCTETS; ++b)
+            #pragma unroll
+            for (int e = 0; e < 2; ++e) sums[a][b][h * 2 + e] *= less;
+        }
       }
-    fresh = any_of_warp(nothing);
+    fresh = !IS_ONE_STEP && any_of_warp(nothing);
     RAISE
   }
+}
+
+FRAGMENT(raise_relative) {
+  const float more = begins || most > 0.0f ? most + MARGIN : 0.0f;
+  below[a][h] -= more;
+  #pragma unroll
+  for (int n = 0; n < STEP / 8; ++n)
+    #pragma unroll
+    for (int e = 0; e < 2; ++e) scores[a][n][h * 2 + e] -= more;
+}
+
+// Where a mask is added, whole scores are far apart. A difference from an earlier offset has lost their last digits.
+FRAGMENT(raise_whole) {
+  const float raised = begins || most + below[a][h] > 0.0f ? -(most + MARGIN) : below[a][h];
+  const float more = below[a][h] - raised;
+  below[a][h] = raised;
+  #pragma unroll
+  for (int n = 0; n < STEP / 8; ++n)
+    #pragma unroll
+    for (int e = 0; e < 2; ++e) scores[a][n][h * 2 + e] = whole[a][n][h * 2 + e] + raised;
+}
+
+FRAGMENT(scale) {
+  #pragma unroll
+  for (int e = 0; e < 2; ++e) scores[a][n][h * 2 + e] = fmaf(scores[a][n][h * 2 + e], SCALE, below[a][h]);
+}
+
+FRAGMENT(declare_whole) {
+  float whole[TILES][STEP / 8][4];
+}
+
+FRAGMENT(move_whole) {
+  #pragma unroll
+  for (int a = 0; a < TILES; ++a)
+    #pragma unroll
+    for (int n = 0; n < STEP / 8; ++n)
+      #pragma unroll
+      for (int e = 0; e < 4; ++e) scores[a][n][e] = whole[a][n][e] + below[a][e / 2];
+}
+
+FRAGMENT(scale_and_add) {
+  const Pair pair = pair_of<TYPE>(bias[a][s * (STEP / 8) + n][h]);
+  #pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float own = e ? pair.high : pair.low;
+    const float score = fmaf(scores[a][n][h * 2 + e], SCALE, ADDED);
+    whole[a][n][h * 2 + e] = HIDES && own == -INFINITE ? own : score;
+  }
+}
+
+// Load what is added to a round's scores. After the last query and key it does not matter.
+FRAGMENT(load_bias) {
+  u32 bias[TILES][KEYS / 8][2];
+  #pragma unroll
+  for (int a = 0; a < TILES; ++a)
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const u32 at = first + a * 16 + h * 8;
+      const u16* row = (const u16*)b + (at < QUERY_COUNTu ? at : QUERY_COUNT - 1u) * BIAS_QUERYu;
+      #pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n) {
+        const u32 key = round * KEYSu + n * 8 + 2u * t;
+        LOAD_PAIR
+      }
+    }
+}
+
+FRAGMENT(bias_pair) {
+  bias[a][n][h] = key < KEY_COUNTu ? *(const u32*)(row + key) : 0u;
+}
+
+FRAGMENT(bias_singles) {
+  const u32 low = key < KEY_COUNTu ? row[key * BIAS_KEYu] : 0u;
+  const u32 high = key + 1u < KEY_COUNTu ? row[(key + 1u) * BIAS_KEYu] : 0u;
+  bias[a][n][h] = low | high << 16;
 }
 
 FRAGMENT(raise) {

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.attention.mma_source import PACK, AttentionTiling, WarpTiles
+from fusec.gpu.kernels.attention.score_bias import MOST_LOADED, ScoreBias, without_bias
 from fusec.gpu.kernels.attention.wgmma_source import GroupTiles
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, View, source, view_of_operand
+from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, View, expanded, source, view_of_operand
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, PointwiseCode, Space, can_generate, split_index
 from fusec.ir import Node, Value
@@ -30,11 +31,12 @@ VARIANTS = (
     AttentionTiling(16, 1, 128, 64, 1, grouped=True),
 )
 SHORT = 256  # queries, and keys
+ONE_STEP = 64  # keys whose scores registers hold together
 RESIDENT_WARPS = 26  # of a multiprocessor: with more, registers are spilled
 
 
 def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
-    """Return the kernel of an attention without a bias; None for other steps.
+    """Return the kernel of an attention, which has a bias only if it is short; None for other steps.
 
     Its operands and its result may be views. The result may be rounded to 8 bits by one scale.
     """
@@ -43,7 +45,9 @@ def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
         return None
     (queries, keys) = (view.shape[2] for view in found.views[:2])
     tilings = [t for t in tilings_of(queries, keys) if not t.grouped or figures.has(wgmma.ARCHITECTURE)]
-    room = [figures.dynamic_bytes // found.tiles(t).shared_bytes for t in tilings]  # for so many blocks
+    if found.bias is not None:
+        tilings = [t for t in tilings if not t.grouped and t.tiles * t.keys <= MOST_LOADED]
+    room = [figures.dynamic_bytes // found.tiles(t).shared_bytes for t in tilings]  # blocks that fit
     fit = [replace(t, resident=min(t.resident, most)) for t, most in zip(tilings, room, strict=True) if most]
     return with_variants(found.kernel(tiling) for tiling in fit)
 
@@ -51,16 +55,18 @@ def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: 
 def tilings_of(queries: int, keys: int) -> tuple[AttentionTiling, ...]:
     """Return the tilings to time. Those of short sequences have no more warps than the queries of a head fill.
 
-    They copy all keys in one round, or in two.
+    They copy all keys in one round, or in two. One of them scores few keys in one step, and so looks for the largest
+    score of a row once.
     """
     if max(queries, keys) > SHORT:
         return VARIANTS
     tiles, all_keys, half = ceil_div(queries, 16), ceil_div(keys, 16) * 16, ceil_div(keys, 32) * 16
     pairs, resident = ceil_div(tiles, 2), max(1, RESIDENT_WARPS // tiles)
+    one_step = AttentionTiling(tiles, 1, all_keys, all_keys, resident)
     each, blocks = (2, 12 // pairs) if pairs <= 4 else (1, 3)
     return (
         AttentionTiling(tiles, 1, all_keys, 16, resident),
-        AttentionTiling(tiles, 1, half, 16, resident),
+        one_step if all_keys <= ONE_STEP else AttentionTiling(tiles, 1, half, 16, resident),
         AttentionTiling(pairs, each, all_keys, 16, blocks),
     )
 
@@ -77,16 +83,26 @@ def match_attention(nodes: Sequence[Node], outputs: Sequence[Value]) -> Attentio
         return None
     op, last = node.op, rounding[-1] if rounding else node
     assert isinstance(op, Attention)
-    if len(node.operands) != 3 or op.guarded or not result.type.size or node.result.type.dtype not in HALVES:
+    if not result.type.size or node.result.type.dtype not in HALVES:
         return None
     read = [found for value in node.operands if (found := source(value, nodes[:at])) is not None]
     written = _stored(last, nodes[at + 1 + len(rounding) :], result)
-    if len(read) < 3 or written is None or not all(map(_fits, [*(view for _, view in read), written])):
+    if len(read) < len(node.operands) or written is None:
         return None
-    (_, q), (_, k), (_, v) = read
+    if not all(map(_fits, [*(view for _, view in read[:3]), written])):
+        return None
+    (_, q), (_, k), (_, v) = read[:3]
     if not k.shape[2] or {q.dtype, k.dtype, v.dtype} != {node.result.type.dtype}:
         return None
-    return AttentionSource(node, tuple(value for value, _ in read), (q, k, v), result, written, rounding)
+    bias = _bias(op, read[3:], (*q.shape[:3], k.shape[2]))
+    if bias is not None and (not bias.fits or max(q.shape[2], k.shape[2]) > SHORT):
+        return None
+    return AttentionSource(node, tuple(value for value, _ in read[:3]), (q, k, v), result, written, rounding, bias)
+
+
+def _bias(op: Attention, read: Sequence[tuple[Value, View]], scores: tuple[int, ...]) -> ScoreBias | None:
+    """Return the bias of an attention whose scores have this shape; None without one."""
+    return next((ScoreBias(value, expanded(view, scores), op.hides) for value, view in read), None)
 
 
 def _rounding(value: Value, nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -134,6 +150,7 @@ class AttentionSource:
     read, views: queries, keys and values.
     written: the view of attention's result in `result`.
     rounding: the ops that round it to 8 bits.
+    bias: what is added to its scores.
     """
 
     node: Node
@@ -142,6 +159,7 @@ class AttentionSource:
     result: Value
     written: View
     rounding: tuple[Node, ...] = ()
+    bias: ScoreBias | None = None
 
     @property
     def op(self) -> Attention:
@@ -151,27 +169,36 @@ class AttentionSource:
     def tiles(self, tiling: AttentionTiling) -> WarpTiles:
         """Return the code of the products."""
         if tiling.grouped:
-            return GroupTiles(tiling, self.views, self.op.causal)
-        return WarpTiles(tiling, self.views)
+            return GroupTiles(tiling, self.views, causal=self.op.causal)
+        return WarpTiles(tiling, self.views, () if self.bias is None else self.bias.load(tiling))
 
     def kernel(self, tiling: AttentionTiling) -> Kernel:
         """Return the kernel of one variant."""
         tiles = self.tiles(tiling)
-        q, k, _ = self.views
+        q, k, v = self.views
         (batch, heads, queries, _), (_, shared, keys, _) = q.shape, k.shape
         arguments = Arguments()
         pointers: list[str] = []
         for name, value, view, head in zip("qkv", self.read, self.views, ("head", "group", "group"), strict=True):
             at = f"image * {view.strides[0]} + {head} * {view.strides[1]} + {view.start}"
             pointers.append(f"const {C_TYPES[q.dtype]}* {name} = {arguments.read(value)} + ({at});")
+        if self.bias is not None:
+            view = self.bias.view
+            at = f"image * {view.strides[0]} + head * {view.strides[1]} + {view.start}"
+            pointers.append(f"const {C_TYPES[q.dtype]}* b = {arguments.read(self.bias.value)} + ({at});")
         blocks, result = ceil_div(queries, tiling.queries), self.written
-        cuda = _CUDA.bind(**tiles.holes, WEIGHT=tiles.weight, QUERIES=tiling.queries, IS_CAUSAL=c_bool(self.op.causal))
-        weigh = cuda(
-            "weigh",
-            SCALE=f"{self.op.scale * math.log2(math.e)!r}f",
-            LAST_ROUND=keys // tiling.keys,
+        cuda = _CUDA.bind(
+            **tiles.holes,
+            WEIGHT=tiles.weight,
+            QUERIES=tiling.queries,
+            IS_CAUSAL=c_bool(self.op.causal),
             MARGIN=f"{MARGIN}f",
-            RAISE=cuda("raise"),
+        )
+        scale = f"{self.op.scale * math.log2(math.e)!r}f"
+        added = without_bias(cuda, scale) if self.bias is None else self.bias.holes(cuda, scale)
+        is_one_step = tiles.rounds == 1 and tiling.keys == tiling.step
+        weigh = cuda.bind(**added)(
+            "weigh", IS_ONE_STEP=c_bool(is_one_step), LAST_ROUND=keys // tiling.keys, RAISE=cuda("raise")
         )
         lines = cuda(
             "kernel",
@@ -185,6 +212,9 @@ class AttentionSource:
             QUERY_STRIDE=q.strides[2],
             ROUNDS=tiles.rounds,
             LOOP=tiles.loop(weigh),
+            IS_GUARDED=c_bool(self.op.guarded),
+            KEY_COUNT=keys,
+            VALUE_STRIDE=v.strides[2],
             RESULT=arguments.write(self.result),
             RESULT_TYPE=C_TYPES[self.result.type.dtype],
             STORE=self._store(arguments, tiles.octets(2)),
@@ -207,7 +237,7 @@ class AttentionSource:
         return Kernel("attention", (launch,))
 
     def _store(self, arguments: Arguments, octets: int) -> list[str]:
-        """Store a row of a result, of so many octets, of which a thread has pairs.
+        """Store a row of `octets` octets of a result, of which a thread has pairs.
 
         What is rounded to 8 bits is rounded to 16 before, as in steps apart.
         """

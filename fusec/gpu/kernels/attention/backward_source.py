@@ -24,7 +24,7 @@ from fusec.ops import AttentionBackward
 
 GROUP = 64  # rows of a warpgroup
 VISITED = 32  # queries that keys visit together
-SLACK_BYTES = 1024  # the products of the last rows read so many bytes past the end, at most, and do not use them
+SLACK_BYTES = 1024  # largest number of bytes past the end that products of the last rows read, and do not use
 _CUDA = cuda_template(__package__, "attention_backward.cuh")
 
 
@@ -179,7 +179,7 @@ class AttentionBackwardSource:
         return Kernel("attention_backward", (launch,))
 
     def _visit(self, part: int) -> list[str]:
-        """Return the code in which keys visit so many queries."""
+        """Return the code in which keys visit a part of the queries."""
         if not part:
             return []
         cuda = self._cuda.bind(PART_OCTETS=part // OCTET, PART=part)

@@ -65,7 +65,7 @@ FRAGMENT(kernel) {
     }
   }
   __syncthreads();
-  KEEP
+  COPY_ROWS
   // Scores of keys and queries: a warp has tiles of 16 keys.
   float scores[TILES][OCTETS][4];
   #pragma unroll
@@ -192,7 +192,7 @@ FRAGMENT(load) {
   *(PACK*)to = load_pack<TYPE, VECTOR>(FROM + (AT));
 }
 
-// The same neighbours of the embedding whose result holds them.
+// Compute the rotary embedding for the same neighbours.
 FRAGMENT(embed) {
   const u32 element = AT;
   COORDINATES
@@ -203,8 +203,8 @@ FRAGMENT(store_new) {
   store_pack<TYPE, VECTOR>(RESULT + ((first_row + place) * FEATURESu + column), *(const PACK*)SHARED_ROW);
 }
 
-// All rows of the block, where the result has memory of its own.
-FRAGMENT(keep) {
+// Copy all rows of the block, where the result has memory of its own.
+FRAGMENT(copy_rows) {
   if ((const void*)OLD != (const void*)RESULT) {
     for (u32 i = threadIdx.x; i < own * (FEATURESu / 8u); i += THREADSu) {
       const u32 key = i / (FEATURESu / 8u), octet = i % (FEATURESu / 8u);
@@ -242,7 +242,7 @@ FRAGMENT(record) {
 FRAGMENT(add_parts) {
   float* records = SCRATCH + BLOCKS * SHARERSu * FEATURESu;
   RECORD
-  if (!last_of(DOORS + sequence * DOOR, PARTSu)) return;
+  if (!last_of(COUNTERS + sequence * COUNTER_STRIDE, PARTSu)) return;
   for (u32 i = threadIdx.x; i < RESULTSu / 4u; i += THREADSu) {
     const u32 own_head = i / (FEATURESu / 4u), feature = i % (FEATURESu / 4u) * 4u;
     ADD_UP
@@ -258,8 +258,8 @@ FRAGMENT(load_part) {
 // The blocks of a sequence are a cluster. Each adds up a share of the results, which all send to it.
 FRAGMENT(begin_cluster) {
   float *staged = (float*)keys, *box = (float*)(memory + BOX_AT);
-  u64* door = (u64*)(memory + DOOR_AT);
-  cluster_begins(door, PARTSu * SENTu * 4u);
+  u64* mbarrier = (u64*)(memory + MBARRIER_AT);
+  cluster_begins(mbarrier, PARTSu * SENTu * 4u);
 }
 
 FRAGMENT(merge_in_cluster) {
@@ -267,11 +267,11 @@ FRAGMENT(merge_in_cluster) {
   __syncthreads();
   cluster_is_there();
   for (u32 i = threadIdx.x * 4u; i < RESULTSu; i += THREADSu * 4u)
-    send(box + (part * BOX_SIZEu + i % EACHu), *(const Pack<float, 4>*)(staged + i), door, i / EACHu);
+    send(box + (part * BOX_SIZEu + i % EACHu), *(const Pack<float, 4>*)(staged + i), mbarrier, i / EACHu);
   for (u32 i = threadIdx.x; i < SHARERSu * PARTSu; i += THREADSu)
     send(box + (part * BOX_SIZEu + EACHu + i % SHARERSu * 2u),
-         *(const Pack<float, 2>*)(staged + (RESULTSu + i % SHARERSu * 2u)), door, i / SHARERSu);
-  wait_for_peers(door);
+         *(const Pack<float, 2>*)(staged + (RESULTSu + i % SHARERSu * 2u)), mbarrier, i / SHARERSu);
+  wait_for_peers(mbarrier);
   for (u32 i = threadIdx.x; i < EACHu / 4u; i += THREADSu) {
     const u32 result = part * EACHu + i * 4u, own_head = result / FEATURESu, feature = result % FEATURESu;
     ADD_UP

@@ -30,7 +30,7 @@ CUDA = cuda_template(__package__, "cached_attention.cuh")
 class CachedAttentionSource:
     """The launch of an attention.
 
-    warps, share: of a block, and its keys.
+    warps: warps of a block. share: keys of a block.
     clusters: the blocks of a sequence are a cluster; else the last one to finish adds up the parts.
     """
 
@@ -132,7 +132,7 @@ class CachedAttentionSource:
             "LOAD_QUERY": self._query(cuda, arguments),
             "NEW_KEY": self._new_row(cuda, arguments, step.writes[0]),
             "NEW_VALUE": self._new_row(cuda, arguments, step.writes[1]),
-            **self._stores(cuda, partial(cuda, "keep"), arguments),
+            **self._stores(cuda, partial(cuda, "copy_rows"), arguments),
             **self._merge(cuda, arguments),
         }
         holes["WRITE_NEW"] = cuda("write_new", OWN_ROW="place", **holes)
@@ -169,7 +169,7 @@ class CachedAttentionSource:
         if self.clusters:
             cuda = cuda.bind(
                 BOX_AT=self.own_bytes + 16,
-                DOOR_AT=self.own_bytes,
+                MBARRIER_AT=self.own_bytes,
                 BOX_SIZE=self.box_size,
                 SENT=self.results // self.parts + 2 * self.step.sharers,
                 EACH=self.results // self.parts,
@@ -177,7 +177,7 @@ class CachedAttentionSource:
             record = cuda("record", RECORDS=f"(staged + {self.results}u)")
             merge = cuda("merge_in_cluster", RECORD=record, ADD_UP=cuda("add_up", LOAD_PART=cuda("load_sent")))
             return {"BEGIN_CLUSTER": cuda("begin_cluster"), "STORE": cuda("store_staged"), "ADD_PARTS": merge}
-        cuda = cuda.bind(SCRATCH=arguments.scratch(), DOORS=arguments.doors(self.step.sequences))
+        cuda = cuda.bind(SCRATCH=arguments.scratch(), COUNTERS=arguments.barrier_counters(self.step.sequences))
         record = cuda("record", RECORDS=f"(records + blockIdx.x * {2 * self.step.sharers}u)")
         add = cuda("add_parts", RECORD=record, ADD_UP=cuda("add_up", LOAD_PART=cuda("load_part")))
         return {"BEGIN_CLUSTER": [], "STORE": cuda("store_part"), "ADD_PARTS": add}
@@ -231,15 +231,15 @@ class CachedAttentionSource:
         return cuda("embed", AT=place, COORDINATES=element_coordinates(y.type), ROTATE=rotated)
 
     def _stores(
-        self, cuda: CudaTemplate, keep_rows: Callable[..., list[str]], arguments: Arguments
+        self, cuda: CudaTemplate, copy_rows: Callable[..., list[str]], arguments: Arguments
     ) -> dict[str, list[str]]:
-        """Store new rows. Where the result has memory of its own, `keep_rows` stores the other rows."""
-        new, keep = list[str](), list[str]()
+        """Store new rows. Where the result has memory of its own, `copy_rows` stores the other rows."""
+        new, copy = list[str](), list[str]()
         for name, row, write, result in zip(
             ("keys", "values"), ("key", "value"), self.step.writes, self.step.written, strict=True
         ):
             if result is not None:
                 holes = {"RESULT": arguments.write(result), "OLD": arguments.read(write.reads[0])}
                 new += cuda("store_new", SHARED_ROW=row, **holes)
-                keep += keep_rows(SHARED=name, **holes)
-        return {"STORE_NEW": new, "KEEP": keep}
+                copy += copy_rows(SHARED=name, **holes)
+        return {"STORE_NEW": new, "COPY_ROWS": copy}

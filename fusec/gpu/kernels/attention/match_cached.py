@@ -28,7 +28,7 @@ class CachedAttention:
     """An attention, and the writes into its cache.
 
     nodes: all of the step.
-    writes: of keys, and of values.
+    writes: the nodes that write keys, and values.
     written: the value that each write stores; None if nothing else reads the cache.
     query, query_view: the value whose memory holds the queries, and their view of it.
     """

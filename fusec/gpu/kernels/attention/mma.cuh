@@ -21,6 +21,7 @@ FRAGMENT(loop_of_warps) {
   bool fresh = true;
   #pragma unroll 1
   for (u32 round = 0; round < rounds; ++round) {
+    BEFORE_WAIT
     // This round's keys and values are copied, and no thread reads those of the round before any more.
     wait_for_copies<0>();
     __syncthreads();

@@ -51,11 +51,13 @@ class AttentionTiling:
 class WarpTiles:
     """Keys and values as rows in shared memory, from which warps load tiles of 8 x 8.
 
-    views: of queries, keys and values.
+    views: memory of queries, keys and values.
+    before_wait: statements of each round before it waits for keys and values.
     """
 
     tiling: AttentionTiling
     views: Sequence[View]
+    before_wait: Sequence[str] = ()
 
     @property
     def weight(self) -> str:
@@ -129,6 +131,7 @@ class WarpTiles:
         cuda = _CUDA.bind(**self.holes)
         return cuda(
             "loop_of_warps",
+            BEFORE_WAIT=self.before_wait,
             COPY_FIRST=self._copy_round("0", "0"),
             COPY_NEXT=self._copy_round("(round + 1u)", f"((round + 1u) % {self.stages}u)"),
             SCORE=self._by_octets(1, "score_pair", "score_last"),

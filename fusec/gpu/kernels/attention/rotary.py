@@ -64,7 +64,7 @@ def rotary(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures)
 def neighbours(node: Node, view: View, outputs: Sequence[Value], epilogue: Sequence[Node] = ()) -> int:
     """Return how many neighbours in the last dim, all in the same half, a thread can compute.
 
-    view: of the operand.
+    view: memory of the operand.
     outputs: values of the result's shape that are stored.
     """
     x, y = node.operands[0], node.result.type

@@ -10,14 +10,14 @@ FRAGMENT(part) {
   }
 }
 
-// Neighbours of the result of an embedding.
+// Compute neighbours of the result of an embedding.
 FRAGMENT(embed) {
   const u32 element = i * VECTORu;
   COORDINATES
   ROTATE
 }
 
-// Neighbours of a new row, unless there is no place for it.
+// Write neighbours of a new row, unless it has no place.
 FRAGMENT(write) {
   const u32 row = i / PACKSu, column = i % PACKSu * VECTORu;
   const i64 index = (i64)INDICES[row], place = index < 0 ? index + ROWS : index;
@@ -30,15 +30,15 @@ FRAGMENT(copy) {
   store_pack<TYPE, VECTOR>(RESULT + (place * WIDTH + column), load_pack<TYPE, VECTOR>(NEW + (row * WIDTHu + column)));
 }
 
-// The same neighbours of the embedding whose result holds the row.
+// Compute the rotary embedding for the same neighbours.
 FRAGMENT(embed_row) {
   const u32 element = STARTu + row * WIDTHu + column;
   COORDINATES
   ROTATE
 }
 
-// The other rows, where the result has memory of its own. A warp copies a row.
-FRAGMENT(keep) {
+// Copy the other rows, where the result has memory of its own. A warp copies a row.
+FRAGMENT(copy_rows) {
   if ((const void*)OLD != (const void*)RESULT) {
     const u32 lane = threadIdx.x % 32u;
     for (i64 row = blockIdx.x * WARPSu + threadIdx.x / 32u; row < ROWS; row += BLOCKS * WARPSu) {

@@ -41,7 +41,7 @@ def write_rows(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigu
         parts.write(write)
     most_rows = max((write.scatter.result.type.shape[0] for write in writes), default=0)
     blocks = max(parts.blocks, min(figures.processors, ceil_div(most_rows, BLOCK // 32)))
-    lines = [*parts.lines, *(line for write in writes for line in parts.keep(write, blocks))]
+    lines = [*parts.lines, *(line for write in writes for line in parts.copy_rows(write, blocks))]
     arguments = parts.arguments
     launch = arguments.launch("write_rows", [*arguments.begin(), *lines], blocks)
     return Kernel("+".join(node.op.name for node in nodes), (replace(launch, dependent=True),))
@@ -59,7 +59,7 @@ class _Parts:
     blocks: int = 0
 
     def _add(self, count: int, work: Sequence[str]) -> None:
-        """Add a part with so many packs."""
+        """Add a part with `count` packs."""
         first, self.blocks = self.blocks, self.blocks + ceil_div(count, BLOCK)
         ends = {"FIRST": by_value(first), "END": by_value(self.blocks), "COUNT": by_value(count)}
         self.lines += _CUDA("part", BLOCK=BLOCK, WORK=work, **ends)
@@ -113,13 +113,13 @@ class _Parts:
         x = node.operands[0]
         return rotate(node, (x, View.of(x.type)), vector, self.arguments, store)
 
-    def keep(self, write: RowWrite, blocks: int) -> list[str]:
+    def copy_rows(self, write: RowWrite, blocks: int) -> list[str]:
         """Return the statements of all blocks that copy the rows that a write leaves as they are."""
         (old, indices, _), result = write.scatter.operands, write.scatter.result
         width = math.prod(result.type.shape[1:])
         vector = _widest(result.type, width)
         return _CUDA(
-            "keep",
+            "copy_rows",
             TYPE=C_TYPES[result.type.dtype],
             VECTOR=vector,
             OLD=self.arguments.read(old),

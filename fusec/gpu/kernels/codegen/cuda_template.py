@@ -20,7 +20,7 @@ from functools import cache
 from importlib import resources
 
 Filling = int | str | Sequence[str]
-NOT_HOLES = ("DEVICE", "DOOR", "ENTRY", "INFINITE", "RESIDENT", "TABLE")  # names that the prelude defines
+NOT_HOLES = ("DEVICE", "COUNTER_STRIDE", "ENTRY", "INFINITE", "RESIDENT", "TABLE")  # names that the prelude defines
 _FRAGMENT = re.compile(r"^FRAGMENT\((\w+)\) \{\n(.*?)^\}$", re.DOTALL | re.MULTILINE)
 _HOLE = re.compile(rf"\b(?!(?:{'|'.join(NOT_HOLES)})\b)([A-Z][A-Z0-9_]*[A-Z0-9])(?=(?:u|ull)?\b)")
 

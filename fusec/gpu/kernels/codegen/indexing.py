@@ -49,11 +49,7 @@ def view_of_result(node: Node, index: int, view: View) -> View | None:
     if isinstance(op, Transpose):
         return replace(view, shape=shape, strides=tuple(view.strides[p] for p in op.perm))
     if isinstance(op, Expand):
-        lead = len(shape) - view.rank
-        spread = (
-            s if d == shape[lead + i] else 0 for i, (d, s) in enumerate(zip(view.shape, view.strides, strict=True))
-        )
-        return replace(view, shape=shape, strides=(*(0,) * lead, *spread))
+        return expanded(view, shape)
     if isinstance(op, Slice):
         start = sum(s * stride for s, stride in zip(op.starts, view.strides, strict=True))
         strides = tuple(step * stride for step, stride in zip(op.steps, view.strides, strict=True))
@@ -64,6 +60,13 @@ def view_of_result(node: Node, index: int, view: View) -> View | None:
         return replace(view, shape=shape, strides=reshape_strides(node, view.shape, view.strides, shape))
     except LoweringError:
         return None
+
+
+def expanded(view: View, shape: tuple[int, ...]) -> View:
+    """Return the view that broadcasts another to a shape."""
+    lead = len(shape) - view.rank
+    spread = (s if d == shape[lead + i] else 0 for i, (d, s) in enumerate(zip(view.shape, view.strides, strict=True)))
+    return replace(view, shape=shape, strides=(*(0,) * lead, *spread))
 
 
 def view_of_operand(node: Node, view: View) -> View | None:

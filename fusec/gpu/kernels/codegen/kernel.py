@@ -18,7 +18,7 @@ BLOCK = 256
 VECTOR_BYTES = 16  # of one load or store; the memory plan aligns every value to it
 MAX_VECTOR = 8  # elements
 CLUSTERS = "sm_90"  # the first architecture that has thread block clusters
-DOOR = 32  # 32-bit numbers from one barrier counter to the next, so that no two share a cache line
+COUNTER_STRIDE = 32  # 32-bit numbers from one barrier counter to the next, so that no two share a cache line
 
 C_TYPES: Mapping[DType, str] = {
     DType.F64: "double",
@@ -179,9 +179,9 @@ class Arguments:
         """Return the name of the pointer to the scratch memory."""
         return self._pointer(None, None, f"{c_type}*", "s", True)
 
-    def doors(self, count: int) -> str:
-        """Return the name of the pointer to `count` barrier counters, DOOR numbers apart (`meet` in prelude.cuh)."""
-        return self._pointer(None, TensorType((count * DOOR,), DType.U32), "u32*", "d", True)
+    def barrier_counters(self, count: int) -> str:
+        """Return the name of the pointer to `count` barrier counters, for `wait_for_blocks` of prelude.cuh."""
+        return self._pointer(None, TensorType((count * COUNTER_STRIDE,), DType.U32), "u32*", "d", True)
 
     def _pointer(self, value: Value | None, type: TensorType | None, c_type: str, prefix: str, written: bool) -> str:
         key = (value, type, written)

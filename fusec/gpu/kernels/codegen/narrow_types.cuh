@@ -33,7 +33,7 @@ template <int E, int M, int BIAS, Highest HIGHEST> struct Minifloat {
     if (size > 0x7f800000u)
       return (u8)(HIGHEST == INFINITIES ? sign | TOP | 1u << (M - 1) : HIGHEST == NAN_OF_EACH_SIGN ? sign | SIZES : MINUS);
 #ifdef CONVERTS_TO_E4M3
-    if constexpr (E == 4 && HIGHEST == NAN_OF_EACH_SIGN)  // above 464, half-way from 448 to the next code, that is NaN
+    if constexpr (E == 4 && HIGHEST == NAN_OF_EACH_SIGN)  // above 464, half-way from 448 to the next code, x becomes NaN
       return size > 0x43e80000u ? (u8)(sign | SIZES) : f32_to_e4m3(x);
 #endif
     u32 near;

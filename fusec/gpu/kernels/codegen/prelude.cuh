@@ -72,15 +72,15 @@ DEVICE u32 add_after_writes(u32* counter, u32 x) {
   return before;
 }
 // A barrier of `blocks` blocks, which must all run at the same time; `is_first` is true for one of them. The number after
-// `door` counts arrivals. The first block turns the first bit of the sum of all, whose other bits are 0 again. After the
+// `counter` counts arrivals. The first block flips the highest bit of the sum, whose other bits are 0 again. After the
 // barrier all may read (by `across`) what any of them wrote before it.
-DEVICE void meet(u32* door, u32 blocks, bool is_first) {
+DEVICE void wait_for_blocks(u32* counter, u32 blocks, bool is_first) {
   __syncthreads();
   if (threadIdx.x == 0) {
     u32 now;
-    const u32 before = add_after_writes(door + 1, is_first ? 0x80000001u - blocks : 1u);
+    const u32 before = add_after_writes(counter + 1, is_first ? 0x80000001u - blocks : 1u);
     do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(door + 1) : "memory");
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter + 1) : "memory");
     } while ((now ^ before) < 0x80000000u);
   }
   __syncthreads();
@@ -170,7 +170,7 @@ DEVICE void load_words(u32 (&x)[4], const void* p) {
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p) : "memory");
 #endif
 }
-// Load here and not later, too; the thread may overwrite the elements afterwards.
+// Load 16 bytes here and not later, from memory that this thread may overwrite afterwards.
 template <class T, int N> DEVICE Pack<T, N> load_pack_here(const T* p) {
 #ifndef FUSEC_EMULATED
   if constexpr (sizeof(Pack<T, N>) == 16) {
@@ -209,7 +209,7 @@ template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) {
   }
 }
 
-enum { DOOR = 32 };  // distance of barrier counters, in numbers of 32 bits, so that no two share a cache line
+enum { COUNTER_STRIDE = 32 };  // distance of barrier counters, in numbers of 32 bits, so that no two share a cache line
 // Read what another block wrote before a barrier of blocks. A load from this block's own cache could be old.
 template <class T> DEVICE T across(const T* p) { return *(const volatile T*)p; }
 
@@ -234,7 +234,7 @@ template <int N> DEVICE Pack<float, N> across(const Pack<float, N>* p) {
 // them. `receive` reads two words. In the emulator all blocks send before any receives, because blocks take turns
 // there.
 #ifdef FUSEC_EMULATED
-DEVICE void all_have_sent() { barrier(MEETS); }
+DEVICE void all_have_sent() { barrier(AT_BLOCKS); }
 DEVICE void send_word(u64* to, u32 word, u32 number) { *to = (u64)number << 32 | word; }
 DEVICE void receive(u32 (&x)[4], const u64* from) {
   ALIGNED(from, 16);
@@ -256,14 +256,14 @@ DEVICE void receive(u32 (&x)[4], const u64* from) {
 DEVICE bool is_sent(u32 number, u32 wanted) { return number == wanted; }
 #endif
 
-// Blocks of a cluster (Hopper and later) send each other numbers. Each has an mbarrier, `door`, at the same place of
-// its shared memory, and tells it how many bytes will arrive, its own included. Blocks send when all of them have
+// Blocks of a cluster (Hopper and later) send each other numbers. Each has an mbarrier at the same place of
+// its shared memory, which expects a number of bytes from all blocks, its own included. Blocks send when all of them have
 // begun.
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
 DEVICE u32 shared_place(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEVICE void cluster_begins(u64* door, u32 nbytes) {
+DEVICE void cluster_begins(u64* mbarrier, u32 nbytes) {
   if (threadIdx.x == 0) {
-    const u32 place = shared_place(door);
+    const u32 place = shared_place(mbarrier);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(place), "r"(nbytes) : "memory");
@@ -272,26 +272,26 @@ DEVICE void cluster_begins(u64* door, u32 nbytes) {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 DEVICE void cluster_is_there() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-template <int N> DEVICE void send(float* to, const Pack<float, N>& x, u64* door, u32 rank) {
-  u32 there, its_door;
+template <int N> DEVICE void send(float* to, const Pack<float, N>& x, u64* mbarrier, u32 rank) {
+  u32 there, its_mbarrier;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_place(to)), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(its_door) : "r"(shared_place(door)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(its_mbarrier) : "r"(shared_place(mbarrier)), "r"(rank));
   if constexpr (N == 2) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
-                 ::"r"(there), "f"(x.v[0]), "f"(x.v[1]), "r"(its_door) : "memory");
+                 ::"r"(there), "f"(x.v[0]), "f"(x.v[1]), "r"(its_mbarrier) : "memory");
   } else {
     for (int i = 0; i < N; i += 4)
       asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-                   ::"r"(there + 4 * i), "f"(x.v[i]), "f"(x.v[i + 1]), "f"(x.v[i + 2]), "f"(x.v[i + 3]), "r"(its_door)
+                   ::"r"(there + 4 * i), "f"(x.v[i]), "f"(x.v[i + 1]), "f"(x.v[i + 2]), "f"(x.v[i + 3]), "r"(its_mbarrier)
                    : "memory");
   }
 }
-DEVICE void wait_for_peers(u64* door) {
+DEVICE void wait_for_peers(u64* mbarrier) {
   u32 here = 0;
   while (!here)
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; "
                  "selp.u32 %0, 1, 0, p; }"
-                 : "=r"(here) : "r"(shared_place(door)) : "memory");
+                 : "=r"(here) : "r"(shared_place(mbarrier)) : "memory");
 }
 #endif
 
@@ -317,13 +317,13 @@ template <class T> DEVICE T* from_here(T* p) {
 // first bit of an address is zero.
 DEVICE u32 in_register(u32 x, const void* p) { return x - (u32)((u64)p >> 63); }
 
-// Whether a block is the last of so many to come by a door, and may read (by `across`) what the others wrote.
-DEVICE bool last_of(u32* door, u32 blocks) {
+// Count a block, and tell if it is the last of `blocks`, which may read (by `across`) what the others wrote.
+DEVICE bool last_of(u32* counter, u32 blocks) {
   __shared__ u32 before;
   __syncthreads();
   if (threadIdx.x == 0) {
-    before = add_after_writes(door, 1u);
-    if (before == blocks - 1u) *(volatile u32*)door = 0u;
+    before = add_after_writes(counter, 1u);
+    if (before == blocks - 1u) *(volatile u32*)counter = 0u;
   }
   __syncthreads();
   return before == blocks - 1u;
@@ -658,7 +658,7 @@ template <class T> DEVICE void multiply_half_tile(float (&d)[4], u32 a0, u32 a1,
 }
 #endif
 
-// The place in swizzled memory, whose rows have WIDE bytes, of what would be at `place` without.
+// Return where swizzled memory with rows of WIDE bytes holds what plain memory has at `place`.
 template <int WIDE> DEVICE u32 swizzled(u32 place) { return place ^ (place >> 7) % (WIDE / 16u) * 16u; }
 // Asynchronous products of a warpgroup, which has four warps (Hopper). Each warp has its rows of a and its sums in
 // registers. b is in shared memory, as tiles of 8 x 8. `group_begins` waits until registers are written, and
@@ -669,9 +669,9 @@ template <int WIDE> DEVICE u32 swizzled(u32 place) { return place ^ (place >> 7)
 DEVICE u32 number_of_warp() { return threadIdx.x / 32u; }
 DEVICE void group_begins() {}
 DEVICE void seen_by_groups() {}
-// A tile holds columns of b one after the other; if TURNED, rows. Tiles are `lead` bytes apart along the depth, and
+// A tile holds columns of b one after the other; if TRANSPOSED, rows. Tiles are `lead` bytes apart along the depth, and
 // `stride` bytes along the columns.
-template <class T, int N, bool TURNED>
+template <class T, int N, bool TRANSPOSED>
 DEVICE void multiply_tiles(float (*sums)[4], const u32 (&a)[4], const u8* b, u32 lead, u32 stride, int onto) {
   const u32 g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u;
   for (int n = 0; n < N; ++n) {
@@ -679,19 +679,19 @@ DEVICE void multiply_tiles(float (*sums)[4], const u32 (&a)[4], const u8* b, u32
     for (u32 i = 0; i < 2u; ++i) {
       const u16* tile = (const u16*)(b + i * lead + n * stride);
       ALIGNED(tile, 16);
-      words[i] = TURNED ? tile[16 * t + g] | (u32)tile[16 * t + 8 + g] << 16 : ((const u32*)tile)[4 * g + t];
+      words[i] = TRANSPOSED ? tile[16 * t + g] | (u32)tile[16 * t + 8 + g] << 16 : ((const u32*)tile)[4 * g + t];
     }
     for (int e = 0; e < 4 && !onto; ++e) sums[n][e] = 0.0f;
     multiply_tile<T>(sums[n], a[0], a[1], a[2], a[3], words[0], words[1]);
   }
 }
-template <class T, int N, bool TURNED>
+template <class T, int N, bool TRANSPOSED>
 DEVICE void group_product(float (&d)[N][4], const u32 (&a)[4], const void* b, u32 lead, u32 stride, int onto) {
   float (*sums)[4] = d;
   const u32 a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
   group_does([=] {
     const u32 words[4] = {a0, a1, a2, a3};
-    multiply_tiles<T, N, TURNED>(sums, words, (const u8*)b, lead, stride, onto);
+    multiply_tiles<T, N, TRANSPOSED>(sums, words, (const u8*)b, lead, stride, onto);
   });
 }
 // The same where a is in shared memory, too, as tiles that hold its rows. Tiles are STRIDE bytes apart along rows, and 128
@@ -735,7 +735,7 @@ DEVICE void group_product_of_rows(S (&d)[N][4], SwizzledRows<WIDE> a, SwizzledRo
 }
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
 DEVICE u32 number_of_warp() { return __shfl_sync(0xffffffffu, threadIdx.x / 32u, 0); }
-// The next place in shared memory that 1024 divides.
+// Round a place in shared memory up to a multiple of 1024.
 DEVICE u8* next_kilobyte(u8* p) { return p + (0u - (u32)__cvta_generic_to_shared(p)) % 1024u; }
 // Rows of WIDE bytes in swizzled memory: the low half of a descriptor. `later` adds octets of bytes, 16 each.
 template <int WIDE> struct SwizzledRows { u32 first; };
@@ -832,7 +832,7 @@ template <class T> DEVICE u32 larger_pair(u32 x, u32 y) {
   return word_of<T>(nmax(a.low, b.low), nmax(a.high, b.high));
 #endif
 }
-// The word of another thread of the warp.
+// Return the word of another thread of the warp.
 DEVICE u32 word_from(u32 word, u32 lane) {
 #ifdef FUSEC_EMULATED
   const u32 mine[6] = {word};
@@ -842,7 +842,7 @@ DEVICE u32 word_from(u32 word, u32 lane) {
 #endif
 }
 
-// Load here and not later, too: 4, 8 or 16 bytes.
+// Load 4, 8 or 16 bytes here and not later.
 template <class T, int N> DEVICE Pack<T, N> load_now(const T* p) {
   GLOBAL(p);
 #ifndef FUSEC_EMULATED
@@ -919,7 +919,7 @@ DEVICE u32 high_bytes(u32 a, u32 b) { return __byte_perm(a, b, 0x7362u); }
 DEVICE u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410u); }
 DEVICE u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632u); }
 #endif
-// The larger of two pairs of 16-bit integers, each.
+// The larger of two 16-bit integers, for two pairs in a word.
 DEVICE u32 larger_halves(u32 x, u32 y) {
 #if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
   u32 z;

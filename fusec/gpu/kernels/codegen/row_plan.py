@@ -126,7 +126,7 @@ def plan_rows(op: Op, x: TensorType, types: Sequence[Strided], shape: RowShape, 
     """Plan an op over x.
 
     types: all tensors that are read or written element by element.
-    figures: those of the GPU, which enough threads must fill.
+    figures: figures of the GPU, which enough threads must fill.
     """
     block, unrolled, column = shape
     axes, rank = _axes(op, x), x.rank

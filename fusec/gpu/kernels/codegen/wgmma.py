@@ -111,7 +111,7 @@ def product_of_rows(kind: str, columns: int, wide: int) -> list[str]:
     begin at any row, because the hardware swizzles addresses (`swizzled` in prelude.cuh). Kernels store them in the
     same way, from a multiple of 1024 bytes on.
 
-    kind: of a and b; the depth is 32 of `i8`, whose sums are i32, and 16 of others.
+    kind: type of a and b; the depth is 32 for `i8`, whose sums are i32, and 16 for others.
     wide: 32, 64 or 128.
     """
     count, is_bytes = columns // 2, kind == "i8"

@@ -74,7 +74,7 @@ FRAGMENT(sums) {
   ADD_PRODUCTS
 }
 
-// A dim of the window outside of its last.
+// Loop over a dim of the window other than its last.
 FRAGMENT(outer_taps) {
   #pragma UNROLL
   for (int TAP = 0; TAP < TAPS; ++TAP) {
@@ -133,7 +133,7 @@ FRAGMENT(tap_row) {
   if (h < 0 || h % DILATION != 0 || h / DILATION >= TAPS) continue;
 }
 
-// The same where a tile has one row.
+// The row of the window, where a tile has one row.
 FRAGMENT(only_tap_row) {
   if (high % DILATION != 0) continue;
   const int TAP = high / DILATION;

@@ -67,8 +67,8 @@ FRAGMENT(load_filters) {
   }
 }
 
-// The same of filters as the convolution has them whose gradient this is: channels are filters, and taps in reverse order. A
-// thread loads eight neighbours of eight filters at a time, and stores them the other way.
+// Store the filters of a convolution for the gradient of its image: channels become filters, and taps are in reverse order.
+// A thread loads eight neighbours of eight filters at a time, and transposes them.
 FRAGMENT(load_transposed) {
   for (u32 i = threadIdx.x; i < TAPS * OCTETS * FILTERSu / 8u; i += THREADSu) {
     const u32 from = i % (FILTERSu / 8u), o = i / (FILTERSu / 8u) % OCTETSu, tap = i / (OCTETS * FILTERSu / 8u);

@@ -97,11 +97,11 @@ FRAGMENT(kernel) {
 // Tell the cluster how many bytes this block will receive: the sums of the pixels that it finishes.
 FRAGMENT(begin_cluster) {
   float* box = sums + DEEP * TILES * 8 * SUMS_PITCH;
-  u64* door = (u64*)memory;
+  u64* mbarrier = (u64*)memory;
   const u32 finished = (part + 1u) * ROWS_EACHu <= PIXELSu
                            ? ROWS_EACHu
                            : (part * ROWS_EACHu < PIXELSu ? PIXELSu - part * ROWS_EACHu : 0u);
-  cluster_begins(door, finished * (SPLITS * FILTERS * 4u));
+  cluster_begins(mbarrier, finished * (SPLITS * FILTERS * 4u));
 }
 
 // Each block sends its sums to the blocks that finish these pixels.
@@ -110,9 +110,9 @@ FRAGMENT(merge_in_cluster) {
   for (u32 i = threadIdx.x; i < PIXELS * OCTETSu; i += THREADSu) {
     const u32 pixel = i / OCTETSu, octet = i % OCTETSu;
     SUM_WARPS
-    send(box + ((part * ROWS_EACHu + pixel % ROWS_EACHu) * SUMS_PITCHu + octet * 8u), total, door, pixel / ROWS_EACHu);
+    send(box + ((part * ROWS_EACHu + pixel % ROWS_EACHu) * SUMS_PITCHu + octet * 8u), total, mbarrier, pixel / ROWS_EACHu);
   }
-  wait_for_peers(door);
+  wait_for_peers(mbarrier);
   FINISH
 }
 
@@ -123,7 +123,7 @@ FRAGMENT(merge_in_scratch) {
     SUM_WARPS
     store_pack<float, 8>(SCRATCH + (block * SIZEu + i * 8u), total);
   }
-  if (!last_of(COUNTERS + block / SPLITSu * DOOR, SPLITSu)) return;
+  if (!last_of(COUNTERS + block / SPLITSu * COUNTER_STRIDE, SPLITSu)) return;
   FINISH
 }
 

@@ -72,7 +72,7 @@ def variants(conv: Node, figures: GpuFigures) -> list[SplitKTiling]:
 def _tiling(conv: Node, pixels: int, filters: int, deep: int, across: int, processors: int) -> SplitKTiling:
     """Return a tiling with a block for each multiprocessor.
 
-    pixels, filters: of a block.
+    pixels, filters: pixels and filters of a block.
     deep, across: warps that share the steps, and the filters.
     """
     high, wide = _tile(conv, pixels)

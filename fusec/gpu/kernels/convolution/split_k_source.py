@@ -281,7 +281,7 @@ class SplitKSource:
             SUM_WARPS=sum_warps,
             SCRATCH=scratch,
             SIZE=size,
-            COUNTERS=arguments.doors(self.grid // tiling.splits),
+            COUNTERS=arguments.barrier_counters(self.grid // tiling.splits),
             FINISH=self._finish(epilogues, sum_blocks),
         )
 

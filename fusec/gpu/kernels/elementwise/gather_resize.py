@@ -93,7 +93,8 @@ def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
     own = [(t, x.type.rank) for t in read if t.rank <= x.type.rank]
     steps += [strides_from(t, r, source_along) for t, r in own]
     vector = widest_vector(y.type.shape[along], [*late, *(t for t, _ in own)], steps) if along >= 0 else 1
-    one_by_one = along in sample.moved and along not in sample.guards and vector > 1
+    if along in sample.moved and along not in sample.guards:
+        vector = 1  # neighbours are looked up one by one
     total = y.type.size // vector
     names = tuple(f"c{d}" if d in dims else None for d in range(rank))
     if dims:
@@ -103,23 +104,14 @@ def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
     else:
         lines = thread_index(total)
     lines += [f"const u32 c{d} = 0;" for d in range(rank) if d not in dims]
-    space = Space(x.type.shape, tuple(sample.names), source_along, 1 if one_by_one else vector, packs)
-    loads = _load_elements(anchor, sample, space, prologue, arguments)
-    taken = "all[j]" if one_by_one else "taken[j]"
-    lines += _one_by_one(loads, f"c{along}", compute_type(x.type.dtype), vector) if one_by_one else loads
-    code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, "w", {y: taken})
+    space = Space(x.type.shape, tuple(sample.names), source_along, vector, packs)
+    lines += _load_elements(anchor, sample, space, prologue, arguments)
+    code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, "w", {y: "taken[j]"})
     code.compute(epilogue, outputs)
     lines += code.lines()
     return Kernel(
         name, (arguments.early_launch(anchor.op.name, lines, ceil_div(total, BLOCK), preamble=sample.preamble),)
     )
-
-
-def _one_by_one(loads: Sequence[str], coordinate: str, number: str, vector: int) -> list[str]:
-    """Look up neighbours one after the other into `all`, so that they can be stored together."""
-    head = [f"const u32 first = {coordinate};", f"{number} all[{vector}];", "#pragma unroll"]
-    head += [f"for (int n = 0; n < {vector}; ++n) {{", f"const u32 {coordinate} = first + n;"]
-    return [*head, *loads, "all[n] = taken[0];", "}"]
 
 
 def _load_elements(

@@ -4,18 +4,18 @@ FRAGMENT(functions) {
   DEVICE NUMBER ENTRY_combined(NUMBER x, NUMBER y) { return (NUMBER)(COMBINED); }
 }
 
-// Combine a number with one in memory, which other threads change, too.
-FRAGMENT(meet) {
-  DEVICE void ENTRY_meet(NUMBER* place, NUMBER y) {
-    MEET
+// Combine a number with one in memory by atomics, because other threads change it, too.
+FRAGMENT(update_memory) {
+  DEVICE void ENTRY_update(NUMBER* place, NUMBER y) {
+    UPDATE
   }
 }
 
-FRAGMENT(meet_by_add) {
+FRAGMENT(update_by_add) {
   atomicAdd((ADDED*)place, (ADDED)y);
 }
 
-FRAGMENT(meet_by_exchange) {
+FRAGMENT(update_by_exchange) {
   union { NUMBER number; BITS bits; } seen, made;
   seen.number = *place;
   for (;;) {
@@ -80,7 +80,7 @@ FRAGMENT(replace) {
 }
 
 FRAGMENT(combine) {
-  ENTRY_meet(MEMORY, (NUMBER)wide(NEW[AT_NEW]));
+  ENTRY_update(MEMORY, (NUMBER)wide(NEW[AT_NEW]));
 }
 
 FRAGMENT(store) {

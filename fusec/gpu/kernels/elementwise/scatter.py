@@ -164,7 +164,7 @@ class _Scatter:
                 offset = self._space("row", result).offset(result.type)
                 memory = f"{arguments.write(result)} + ({offset})"
             work = cuda("combine", MEMORY=memory)
-            preamble = [*cuda("functions"), *cuda("meet", MEET=self._meet(cuda))]
+            preamble = [*cuda("functions"), *cuda("update_memory", UPDATE=self._update(cuda))]
         lines = thread_index(new.type.size, self._rows("n", indices.type.size))
         lines = [*lines, *cuda("place"), *work]
         return arguments.launch("scatter", lines, ceil_div(new.type.size, BLOCK), preamble=preamble)
@@ -181,11 +181,11 @@ class _Scatter:
         lines = thread_index(result.type.size, self._rows("row", result.type.shape[0]))
         return arguments.launch("scatter_store", [*lines, *work], ceil_div(result.type.size, BLOCK))
 
-    def _meet(self, cuda: CudaTemplate) -> list[str]:
+    def _update(self, cuda: CudaTemplate) -> list[str]:
         """Return the statements that combine a number with one in memory."""
         if self.reduction == "add":
-            return cuda("meet_by_add", ADDED="u64" if self.number == "i64" else self.number)
-        return cuda("meet_by_exchange", BITS="u64" if self.held_bytes == 8 else "u32")
+            return cuda("update_by_add", ADDED="u64" if self.number == "i64" else self.number)
+        return cuda("update_by_exchange", BITS="u64" if self.held_bytes == 8 else "u32")
 
     def _space(self, first: str, value: Value) -> Space:
         """Return the space of the operand or of the updates. The first coordinate is the row, or the update."""

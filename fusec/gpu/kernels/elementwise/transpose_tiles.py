@@ -39,7 +39,7 @@ class TransposedDims:
 def transposed(shape: tuple[int, ...], views: Sequence[Strided]) -> TransposedDims | None:
     """Return the two dims if tensors have different innermost ones; None otherwise.
 
-    views: of the tensor that is written, and then of those that are read.
+    views: memory of the tensor that is written, then of those that are read.
     """
     rank = len(shape)
 

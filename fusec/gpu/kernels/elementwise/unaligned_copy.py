@@ -24,7 +24,7 @@ def is_unaligned_copy(
     """Tell if long rows are copied, and vectors that the pointwise kernel moves are too short.
 
     shape, groups: the dims of a row are the last group.
-    views: of what is written and read.
+    views: memory that is written, and that is read.
     vector: elements that the pointwise kernel moves by one instruction.
     """
     rank, width = len(shape), views[0].dtype.itemsize

@@ -32,8 +32,7 @@ class Formula:
     """The passes of an op, and its result.
 
     c_type: the type that is computed in.
-    result: of a norm, from element e, the numbers of the passes (#0, #1) and the parameters (#s, #b). Of a reduction,
-        from the last pass (#0) and the first one (#1).
+    result: from the numbers of the passes (#0, #1); of a norm, also from element e and the parameters (#s, #b).
     parameters: the types that the parameters are read as.
     merge: how the results of chunks are combined: `plain`, `moments`, or empty if they cannot be.
     """
@@ -92,7 +91,7 @@ def _reduction(op: Reduce, x: TensorType) -> Formula | None:
         return Formula(kind, (RowPass("Multiply", f"{kind}(1)", "e"),), "#0", merge="plain")
     if op.kind == "log_sum_exp":
         top = RowPass("Largest", f"{kind}(-INFINITE)", "e", f"fabs(#) < {kind}(INFINITE) ? # : {kind}(0)")
-        return Formula(kind, (top, _total("exp(e - #0)", kind)), "log(#0) + #1")
+        return Formula(kind, (top, _total("exp(e - #0)", kind)), "log(#1) + #0")
     terms = {"l1": magnitude, "l2": square, "sum_square": square}
     results = {"mean": f"#0 / {kind}({count})", "l2": "sqrt(#0)", "log_sum": "log(#0)"}
     return Formula(kind, (_total(terms.get(op.kind, "e"), kind),), results.get(op.kind, "#0"), merge="plain")

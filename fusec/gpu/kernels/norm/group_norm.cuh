@@ -15,9 +15,9 @@ FRAGMENT(place) {
 }
 
 FRAGMENT(cluster_memory) {
-  RESIDENT(told);
-  u64* door = reinterpret_cast<u64*>(told);
-  float* met = reinterpret_cast<float*>(told + DOOR_BYTES);
+  RESIDENT(memory);
+  u64* mbarrier = reinterpret_cast<u64*>(memory);
+  float* statistics = reinterpret_cast<float*>(memory + MBARRIER_BYTES);
 }
 
 FRAGMENT(load_elements) {

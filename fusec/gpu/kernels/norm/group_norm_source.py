@@ -19,7 +19,7 @@ from fusec.ir import DType
 from fusec.ops import GroupNorm
 
 WARP = 32
-DOOR_BYTES = 16  # for the barrier, before the numbers that the blocks of a cluster send each other
+MBARRIER_BYTES = 16  # for the barrier, before the numbers that the blocks of a cluster send each other
 _CUDA = cuda_template(__package__, "group_norm.cuh")
 
 
@@ -142,7 +142,9 @@ class GroupSource(ResidentNorm):
         lines = self.resident_body(arguments)
         launch = arguments.launch("group_norm_kept", lines, grid, tiling.block, cluster=cluster)
         if tiling.clustered:
-            launch = replace(launch, architecture=CLUSTERS, resident_bytes=DOOR_BYTES + ceil_div(self._sent, 16) * 16)
+            launch = replace(
+                launch, architecture=CLUSTERS, resident_bytes=MBARRIER_BYTES + ceil_div(self._sent, 16) * 16
+            )
         else:
             launch = replace(launch, cooperative=tiling.blocks > 1)
         scratch_bytes = 8 * grid * self._groups if launch.cooperative else 0
@@ -172,10 +174,10 @@ class GroupSource(ResidentNorm):
         """Declare shared memory, and which image, channels and pixels a thread handles."""
         tiling, shared, after = self.tiling, list[str](), list[str]()
         if tiling.clustered:
-            shared = self._cuda("cluster_memory", DOOR_BYTES=DOOR_BYTES)
-            after = [f"cluster_begins(door, {self._sent}u);"]
+            shared = self._cuda("cluster_memory", MBARRIER_BYTES=MBARRIER_BYTES)
+            after = [f"cluster_begins(mbarrier, {self._sent}u);"]
         elif tiling.blocks == 1:
-            shared = [f"__shared__ float met[{2 * self._groups}];"]
+            shared = [f"__shared__ float statistics[{2 * self._groups}];"]
         last = f"chunk == {tiling.blocks - 1}u ? {tiling.pixels}u : begin + {tiling.each}u"
         end = [] if tiling.is_even else [f"const u32 end = {last};"]
         return [*self._cuda("place", SHARED=shared, COLUMNS=self._columns, EACH=tiling.each, END=end), *after]
@@ -226,14 +228,14 @@ class GroupSource(ResidentNorm):
         tiling, groups = self.tiling, self._groups
         before = ["cluster_is_there();"] if tiling.clustered else []
         if tiling.clustered:
-            place = f"met + 2u * (chunk * {groups}u + g)"
-            store = f"if (at < {tiling.blocks}u) send({place}, Pack<float, 2>{{{{mean, spread}}}}, door, at);"
+            place = f"statistics + 2u * (chunk * {groups}u + g)"
+            store = f"if (at < {tiling.blocks}u) send({place}, Pack<float, 2>{{{{mean, spread}}}}, mbarrier, at);"
         elif tiling.blocks > 1:
             place = f"{arguments.scratch()} + 2u * (blockIdx.x * {groups}u + g)"
             store = f"if (at == 0u) {{ ({place})[0] = mean; ({place})[1] = spread; }}"
-            arguments.doors(self._teams)
+            arguments.barrier_counters(self._teams)
         else:
-            store = "if (at == 0u) { met[2u * g] = mean; met[2u * g + 1u] = spread; }"
+            store = "if (at == 0u) { statistics[2u * g] = mean; statistics[2u * g + 1u] = spread; }"
         return [*before, *self._cuda("store_statistics"), *self._merge_block(store)]
 
     def _merge_block(self, store: str) -> list[str]:
@@ -267,18 +269,18 @@ class GroupSource(ResidentNorm):
 
     def meet(self, arguments: Arguments) -> list[str]:
         if self.tiling.clustered:
-            return ["wait_for_peers(door);"]
+            return ["wait_for_peers(mbarrier);"]
         return meet_at_counter(arguments, self._teams, "team", self.tiling.blocks, "chunk")
 
     def merge_sums(self, arguments: Arguments) -> list[str]:
         tiling, m, groups = self.tiling, self._members, self._groups
         if tiling.clustered:
-            mean, squares = (f"met[2u * (c * {groups}u + g) + {n}u]" for n in (0, 1))
+            mean, squares = (f"statistics[2u * (c * {groups}u + g) + {n}u]" for n in (0, 1))
         elif tiling.blocks > 1:
             first = f"{arguments.scratch()} + 2u * (team * {tiling.blocks * groups}u + g)"
             mean, squares = (f"across({first} + c * {2 * groups} + {n})" for n in (0, 1))
         else:
-            mean, squares = (f"met[2u * g + {n}u]" for n in (0, 1))
+            mean, squares = (f"statistics[2u * g + {n}u]" for n in (0, 1))
         count = f"{tiling.each * m}.0f"
         if tiling.rest != tiling.each:
             count = f"(c == {tiling.blocks - 1}u ? {tiling.rest * m}.0f : {count})"

@@ -276,7 +276,10 @@ class _LayerNormBackwardSource:
     def one_launch(self) -> Launch:
         """Return one launch for both, whose blocks wait for each other in between."""
         arguments, merge = Arguments(), self._merge(self.plan.block // TOGETHER)
-        lines = [*self._rows(arguments), f"meet({arguments.doors(1)}, {self.blocks}u, blockIdx.x == 0u);"]
+        lines = [
+            *self._rows(arguments),
+            f"wait_for_blocks({arguments.barrier_counters(1)}, {self.blocks}u, blockIdx.x == 0u);",
+        ]
         lines += ["{", *self._columns(arguments, merge, met=True), "}"]
         return replace(self._make_launch("norm_backward", lines, arguments), cooperative=True)
 

@@ -57,4 +57,6 @@ def meet_at_counter(arguments: Arguments, teams: int, team: str, blocks: int, nu
     """
     if blocks == 1:
         return ["__syncthreads();"]
-    return [f"meet({arguments.doors(teams)} + {team} * DOOR, {blocks}u, {number} == 0u);"]
+    return [
+        f"wait_for_blocks({arguments.barrier_counters(teams)} + {team} * COUNTER_STRIDE, {blocks}u, {number} == 0u);"
+    ]

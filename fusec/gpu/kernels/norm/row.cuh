@@ -20,7 +20,7 @@ FRAGMENT(merge_chunks) {
 
 // The chunks of LOCAL groups, from the first that the block's channels belong to, each by one warp.
 FRAGMENT(find_groups) {
-  __shared__ KIND met[PASSES][LOCAL];
+  __shared__ KIND sums[PASSES][LOCAL];
   const u32 first = blockIdx.x % BLOCKSu * BLOCK_CHANNELSu / MEMBERSu;
 }
 
@@ -35,12 +35,12 @@ FRAGMENT(merge_groups) {
       sum[0] = COMBINE()(sum[0], (KIND)(TERM));
     }
     reduce_threads<BLOCK, WARP, 1, 1>(sum, (KIND*)0, COMBINE());
-    if (threadIdx.x % WARPu == 0 && mine < LOCALu) met[NUMBER][g] = FINISHED;
+    if (threadIdx.x % WARPu == 0 && mine < LOCALu) sums[NUMBER][g] = FINISHED;
   }
   __syncthreads();
 }
 
 FRAGMENT(take_group) {
   KIND ACC[WIDTH];
-  for (int w = 0; w < WIDTH; ++w) ACC[w] = met[NUMBER][(at * WIDTHu + w) / MEMBERSu - first];
+  for (int w = 0; w < WIDTH; ++w) ACC[w] = sums[NUMBER][(at * WIDTHu + w) / MEMBERSu - first];
 }

@@ -27,7 +27,7 @@ MIN_TURNS = 4  # vectors that a thread of a chunk visits, at least, because each
 class ReductionVariant(NamedTuple):
     """A variant of a reduction.
 
-    shape: of a block. With fewer threads that share a number, each visits more elements, and more chunks are merged.
+    shape: shape of a block. If fewer threads share a number, each visits more elements, and more chunks are merged.
     in_one_launch: the last block of a reduction merges its chunks, which saves the second launch.
     depth: turns whose elements are copied to shared memory ahead of their use, in one launch; 0 if they are loaded.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -47,7 +48,8 @@ class RowSource:
         self.space = Space(self.x.type.shape, tuple(names), plan.along, plan.vector)
         self._cuda = _CUDA.bind(KIND=self.kind, WIDTH=plan.width, CHUNKS=plan.chunks, THREADS=plan.threads, WARP=WARP)
         self.copied_bytes = 0  # of shared memory, once the first pass is generated
-        again = len(self.formula.passes) > 1 or not isinstance(self.op, Reduce)
+        self.joint = len(self.step.reductions) > 1
+        again = not self.joint and (len(self.formula.passes) > 1 or not isinstance(self.op, Reduce))
         self.cached = again and plan.turns * plan.vector <= CACHED
 
     @property
@@ -82,8 +84,8 @@ class RowSource:
     def one_launch(self) -> Launch:
         """Return a reduction by chunks in one launch: the last block of each number merges its chunks."""
         plan, lines = self.plan, self._chunk()
-        door = f"{self.arguments.doors(plan.blocks)} + blockIdx.x % {plan.blocks}u * DOOR"
-        lines.append(f"if (!last_of({door}, {plan.chunks}u)) return;")
+        counter = f"{self.arguments.barrier_counters(plan.blocks)} + blockIdx.x % {plan.blocks}u * COUNTER_STRIDE"
+        lines.append(f"if (!last_of({counter}, {plan.chunks}u)) return;")
         lines += ["{", *self._merge_chunks(one_launch=True), *self._write_reduction(), "}"]
         name = f"{self.anchor.op.name}_once"
         launch = self.arguments.early_launch(name, lines, plan.blocks * plan.chunks, plan.block)
@@ -157,7 +159,7 @@ class RowSource:
                 NUMBER=number,
                 START=each.start,
                 COMBINE=each.combine,
-                TERM=f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - met[0][g])",
+                TERM=f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - sums[0][g])",
                 FINISHED=each.finish.replace("#", "sum[0]"),
             )
         return [*lines, *(line for n in self._numbers for line in cuda("take_group", ACC=f"acc{n}", NUMBER=n))]
@@ -191,6 +193,8 @@ class RowSource:
 
         size: the number of elements of a chunk, if this is one. Then only what the next pass needs is finished.
         """
+        if self.joint:
+            return self._joint_passes()
         plan = self.plan
         lines = [f"{self.kind} cache[{plan.turns * plan.vector}];"] if self.cached else []
         if self.packed_threads:
@@ -198,14 +202,26 @@ class RowSource:
         for number, each in enumerate(self.formula.passes):
             acc = f"acc{number}"
             lines += self._cuda("start_pass", ACC=acc, START=each.start)
-            mine, term = f"{acc}[{'0' if plan.row else 'j'}]", self._substitute(each.term)
-            lines += self._pass(f"{mine} = {each.combine}()({mine}, ({self.kind})({term}));", first=number == 0)
+            lines += self._pass(self._statement(number), first=number == 0)
             lines += self._reduce_block(number)
             finish = each.finish
             if size:
                 finish = f"# / {self.kind}({size})" if number + 1 < len(self.formula.passes) else ""
             lines += self._finish(number, finish)
         return lines
+
+    def _joint_passes(self) -> list[str]:
+        """Run the passes of several reductions, each of which needs no other, in one visit of the elements."""
+        lines: list[str] = []
+        for number, each in enumerate(self.formula.passes):
+            lines += self._cuda("start_pass", ACC=f"acc{number}", START=each.start)
+        lines += self._pass(" ".join(map(self._statement, self._numbers)), first=True)
+        return lines + [line for number in self._numbers for line in self._reduce_block(number)]
+
+    def _statement(self, number: int) -> str:
+        """Combine the term of an element with the number of a pass."""
+        each, mine = self.formula.passes[number], f"acc{number}[{'0' if self.plan.row else 'j'}]"
+        return f"{mine} = {each.combine}()({mine}, ({self.kind})({self._substitute(each.term)}));"
 
     def _reduce_block(self, number: int) -> list[str]:
         plan, combine = self.plan, self.formula.passes[number].combine
@@ -276,9 +292,9 @@ class RowSource:
         names = tuple(None if d in op.axes else self.space.names[d] for d in kept)
         along = kept.index(plan.along) if not plan.row and plan.along in kept else -1
         code = PointwiseCode(Space(self.y.type.shape, names, along, plan.width), self.arguments, "w")
-        text = self.formula.result.replace("#0", f"acc{len(self.formula.passes) - 1}[j]").replace("#1", "acc0[j]")
-        c_type = compute_type(self.y.type.dtype)
-        code.define(self.y, f"({c_type})({text})")
+        for node, result in self.step.reductions:
+            text = re.sub(r"#(\d)", r"acc\1[j]", result)
+            code.define(node.result, f"({compute_type(node.result.type.dtype)})({text})")
         return ["if (live && t == 0) {", *self._apply_epilogue(code).lines(), "}"]
 
     def _apply_epilogue(self, code: PointwiseCode) -> PointwiseCode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.codegen.kernel import C_TYPES
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
@@ -18,9 +18,11 @@ ANCHORS = (Reduce, Softmax, LayerNorm, RmsNorm, InstanceNorm, GroupNorm, AvgPool
 
 @dataclass(frozen=True)
 class RowStep:
-    """A step with one anchor.
+    """A step with one anchor, or with several reductions of the same elements, as a quantisation needs min and max.
 
     name: the ops of the step.
+    anchor: the first of several reductions.
+    reductions: each reduction, and its result in the terms of `formula`, whose passes are those of all of them.
     op: what the anchor means: a reduction, if it is a pool over the whole image.
     prologue: the nodes that the anchor depends on.
     epilogue: the other nodes.
@@ -29,6 +31,7 @@ class RowStep:
 
     name: str
     anchor: Node
+    reductions: tuple[tuple[Node, str], ...]
     op: Op
     formula: Formula
     prologue: tuple[Node, ...]
@@ -57,15 +60,22 @@ class RowStep:
 def match_row_step(nodes: Sequence[Node], outputs: Sequence[Value]) -> RowStep | None:
     """Sort the nodes of a step by role; None if a kernel cannot run them so."""
     anchors = [node for node in nodes if isinstance(node.op, ANCHORS)]
-    if len(anchors) != 1 or not all(can_generate(node) for node in nodes if node is not anchors[0]):
+    if not anchors or not all(can_generate(node) for node in nodes if node not in anchors):
         return None
-    (anchor,) = anchors
+    anchor = anchors[0]
     op = _reduction_op(anchor)
     formula = None if op is None else formula_of(anchor, op)
     if op is None or formula is None or anchor.operands[0].type.dtype not in C_TYPES:
         return None
+    reductions = [(anchor, formula.result)] if isinstance(op, Reduce) else []
+    for other in anchors[1:]:
+        added = _same_elements(anchor, other)
+        if added is None or len(formula.passes) != len(reductions):
+            return None
+        reductions.append((other, added.result.replace("#0", f"#{len(reductions)}")))
+        formula = replace(formula, passes=(*formula.passes, *added.passes))
     prologue = ancestors(nodes, anchor.operands[:1])
-    epilogue = tuple(node for node in nodes if node is not anchor and node not in prologue)
+    epilogue = tuple(node for node in nodes if node not in anchors and node not in prologue)
     made = {v for node in nodes for v in node.results}
     if any(v in made for v in anchor.operands[1:]):
         return None
@@ -73,10 +83,20 @@ def match_row_step(nodes: Sequence[Node], outputs: Sequence[Value]) -> RowStep |
         return None
     first = tuple(v for v in outputs if v.node in prologue)
     last = tuple(v for v in outputs if v not in first)
-    step = RowStep("+".join(node.op.name for node in nodes), anchor, op, formula, prologue, epilogue, first, last)
+    name = "+".join(node.op.name for node in nodes)
+    step = RowStep(name, anchor, tuple(reductions), op, formula, prologue, epilogue, first, last)
     if any(v.type.shape != step.x.type.shape for v in first) or any(v.type.shape != step.y.type.shape for v in last):
         return None
     return step
+
+
+def _same_elements(anchor: Node, other: Node) -> Formula | None:
+    """Return the formula of a reduction that visits the same elements once, in the same type; None for others."""
+    one, two = anchor.op, other.op
+    if not isinstance(one, Reduce) or not isinstance(two, Reduce) or other.operands != anchor.operands:
+        return None
+    found = formula_of(other, two) if replace(two, kind=one.kind) == one else None
+    return found if found is not None and len(found.passes) == 1 else None
 
 
 def _reduction_op(anchor: Node) -> Op | None:

@@ -61,9 +61,9 @@ FRAGMENT(compare_tap) {
 }
 
 FRAGMENT(store_largest) {
-  Pack<INDEX, VECTOR> kept;
-  for (int j = 0; j < VECTOR; ++j) kept.v[j] = (INDEX)where[j];
-  store_pack<INDEX, VECTOR>(STORED, kept);
+  Pack<INDEX, VECTOR> places;
+  for (int j = 0; j < VECTOR; ++j) places.v[j] = (INDEX)where[j];
+  store_pack<INDEX, VECTOR>(STORED, places);
 }
 
 // The gradient of each window goes to the first of its largest taps.

@@ -14,6 +14,8 @@ from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_g
 from fusec.ir import Node, Value
 from fusec.ops import MatMul
 
+ENTRY = "integer_product"
+
 
 def integer_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a matrix product of integers and its epilogue; None for other steps."""
@@ -49,4 +51,9 @@ def integer_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: Gp
     code = PointwiseCode(Space(y.type.shape, tuple(names)), arguments, known={y: "total"})
     code.compute(rest, outputs)
     lines += code.lines()
-    return Kernel(name, (arguments.launch("integer_product", lines, ceil_div(y.type.size, BLOCK)),))
+    return Kernel(name, (arguments.launch(ENTRY, lines, ceil_div(y.type.size, BLOCK)),))
+
+
+def uses_no_tensor_cores(kernel: Kernel | None) -> bool:
+    """Tell if a kernel is one of these, which is slow for all but small products."""
+    return kernel is not None and any(launch.entry.startswith(ENTRY) for launch in kernel.launches)

@@ -77,7 +77,8 @@ class ProductStep:
     @property
     def results(self) -> set[Value]:
         """The values that may be stored."""
-        return {self.product.result, *(v for node in self.epilogue for v in node.results)}
+        made = {self.product.result, *(v for node in self.epilogue for v in node.results)}
+        return {v for v in made if v.type.shape == self.y.shape}
 
     @property
     def residuals(self) -> list[Value]:
@@ -143,6 +144,11 @@ def _outer_strides(type: TensorType, along: int) -> list[int]:
     return [type.strides[d] for d in range(type.rank) if d != along and type.shape[d] != 1]
 
 
+def _is_row(type: TensorType, y: TensorType, along: int) -> bool:
+    """Tell if a term of the epilogue has one number for each column, so that each row may compute it again."""
+    return type.size == y.shape[along] and stride_along(type, y.rank, along) == 1
+
+
 def match_product(nodes: Sequence[Node]) -> ProductStep | None:
     """Sort the nodes into prologue, one product and epilogue; None if they are not that."""
     product = next((node for node in nodes if isinstance(node.op, (Conv, MatMul))), None)
@@ -169,7 +175,8 @@ def match_product(nodes: Sequence[Node]) -> ProductStep | None:
     epilogue = [node for node in nodes if node is not product and node not in prologue]
     if any(v.type.shape != x.type.shape for node in prologue for v in node.results):
         return None
-    if any(v.type.shape != y.type.shape for node in epilogue for v in node.results):
+    along = 1 if isinstance(product.op, Conv) else y.type.rank - 1
+    if not all(v.type.shape == y.type.shape or _is_row(v.type, y.type, along) for n in epilogue for v in n.results):
         return None
     if prologue and x.type.dtype is DType.I8:
         return None

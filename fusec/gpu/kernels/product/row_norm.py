@@ -24,7 +24,7 @@ _CUDA = cuda_template(__package__, "row_norm.cuh")
 
 
 def begins_few_rows(nodes: Sequence[Node], most: int = MAX_ROWS) -> bool:
-    """Tell if an RMS norm of at most so many rows comes before products of its result, pointwise ops and slices."""
+    """Tell if an RMS norm of at most `most` rows comes before products of its result, pointwise ops and slices."""
     norm, *others = nodes
     if not isinstance(norm.op, RmsNorm) or norm.op.axis % norm.result.type.rank != norm.result.type.rank - 1:
         return False
@@ -61,8 +61,8 @@ class BlockRows:
     """Rows that the threads of a block hold in `x`, each some packs of every row.
 
     value: the rows as they are read.
-    norm: of the rows; None without one.
-    warps: of the block.
+    norm: norm of the rows; None without one.
+    warps: warps of the block.
     """
 
     value: Value

@@ -2,12 +2,12 @@
 
 FRAGMENT(kernel) {
   const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u, g = lane / 4u, q = lane % 4u;
-  const u32 first = blockIdx.x % ACROSSu * BLOCK_COLUMNSu;
+  const u32 first = blockIdx.x % COLUMN_BLOCKSu * BLOCK_COLUMNSu;
   __shared__ Pack<u32, 4> weights[WEIGHTS];
   LOAD_ONCE
   #pragma unroll 1
   for (u32 turn = 0; turn < TURNSu; ++turn) {
-    const u32 tile = ((blockIdx.x / ACROSSu + turn * DOWNu) * 8u + warp) * 16u + g;
+    const u32 tile = ((blockIdx.x / COLUMN_BLOCKSu + turn * ROW_BLOCKSu) * 8u + warp) * 16u + g;
     const u32 row0 = tile + 0u < ROWSu ? tile + 0u : LAST_ROWu;
     ROW0_COORDINATES
     const u32 row1 = tile + 8u < ROWSu ? tile + 8u : LAST_ROWu;

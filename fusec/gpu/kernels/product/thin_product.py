@@ -61,13 +61,13 @@ class ThinSource:
 
     def launch(self) -> Launch:
         step, width, arguments = self.step, self.width, Arguments()
-        depths, across = ceil_div(step.depth, step.chunk), ceil_div(step.columns, width * COLUMNS)
+        depths, column_blocks = ceil_div(step.depth, step.chunk), ceil_div(step.columns, width * COLUMNS)
         weights = depths * width * COLUMNS * DEPTH_BYTES
         phases = ceil_div(weights, self.figures.static_bytes)  # of a turn, each with its weights
         depths = ceil_div(depths, phases)
         tiles = ceil_div(step.rows, ROWS * WARPS)
-        turns = ceil_div(tiles, max(1, min(tiles, self.waves * self.figures.processors // across)))
-        down = ceil_div(tiles, turns)
+        turns = ceil_div(tiles, max(1, min(tiles, self.waves * self.figures.processors // column_blocks)))
+        row_blocks = ceil_div(tiles, turns)
         cuda = _CUDA.bind(
             TYPE=C_TYPES[step.x.dtype],
             PACK=step.pack,
@@ -90,8 +90,8 @@ class ThinSource:
             multiply = cuda("multiply_in_phases", ALL_DEPTHS=phases * depths, MULTIPLY=multiply)
         lines = cuda(
             "kernel",
-            ACROSS=across,
-            DOWN=down,
+            COLUMN_BLOCKS=column_blocks,
+            ROW_BLOCKS=row_blocks,
             TURNS=turns,
             BLOCK_COLUMNS=width * COLUMNS,
             LAST_ROW=step.rows - 1,
@@ -102,7 +102,7 @@ class ThinSource:
             STORE_ROW0=self._store_row(cuda, 0, arguments),
             STORE_ROW1=self._store_row(cuda, 1, arguments),
         )
-        return arguments.launch("thin_product", lines, across * down)
+        return arguments.launch("thin_product", lines, column_blocks * row_blocks)
 
     def _row_coordinates(self, half: int) -> list[str]:
         step = self.step

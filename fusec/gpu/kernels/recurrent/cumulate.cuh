@@ -1,5 +1,5 @@
-// Running sums and products: cumulate.py explains it and fills in the names in capitals. READ adds the statements that
-// find VALUE, the element `at` of a line, and STORE those that store what is made of `running` there.
+// Running sums and products: cumulate.py explains it and fills in the names in capitals. READ stands for
+// statements that compute VALUE, the element `at` of a line, and STORE for those that store the result from `running`.
 
 // A thread computes a line, element after element.
 FRAGMENT(by_thread) {
@@ -17,7 +17,7 @@ FRAGMENT(by_thread) {
 }
 
 // The part of a line that THREADS threads of a block compute. These threads are STRIDE apart. Threads without a line
-// compute the first one again and store nothing, because all threads of a block meet at its barriers.
+// compute the first one again and store nothing, because all threads of a block wait at its barriers.
 FRAGMENT(place) {
   const u32 lane = threadIdx.x / STRIDEu % THREADSu;
   const u32 number = blockIdx.x * TOGETHERu + threadIdx.x / (STRIDEu * THREADSu) + threadIdx.x % STRIDEu;
@@ -28,7 +28,7 @@ FRAGMENT(place) {
 }
 
 // Add up what the threads of a line hold: `before` is the sum of those of earlier threads, and `whole` of all.
-FRAGMENT(meet) {
+FRAGMENT(scan) {
   __shared__ NUMBER held[2][BLOCK];
   u32 now = 0u;
   held[0][threadIdx.x] = total;
@@ -51,7 +51,7 @@ FRAGMENT(part_sum) {
     READ
     total = (NUMBER)(total + VALUE);
   }
-  MEET
+  SCAN
   if (is_there && lane == 0u) SUMS[piece] = whole;
 }
 
@@ -60,7 +60,7 @@ FRAGMENT(earlier_parts) {
   {
     NUMBER total = NUMBER(0);
     for (u32 other = lane; other < part; other += THREADSu) total = (NUMBER)(total + SUMS[other * LINES + i]);
-    MEET
+    SCAN
     carry = whole;
   }
 }
@@ -81,7 +81,7 @@ FRAGMENT(by_threads) {
       }
       sums[k] = total;
     }
-    MEET
+    SCAN
     #pragma unroll
     for (u32 k = 0; k < ITEMSu; ++k) {
       const u32 at = first + k;

@@ -146,7 +146,7 @@ class _Cumulate:
         )
         begin = [*cuda("place"), *split_index("i", self.coordinates)]
         launches, earlier = list[Launch](), list[str]()
-        cuda = cuda.bind(MEET=cuda("meet"))
+        cuda = cuda.bind(SCAN=cuda("scan"))
         if parts > 1:
             arguments = Arguments()
             sums = arguments.scratch(number)

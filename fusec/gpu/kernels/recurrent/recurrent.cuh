@@ -1,8 +1,8 @@
 // All steps of a recurrent layer in one launch: recurrent.py explains it and fills in the names in capitals.
 
 FRAGMENT(kernel) {
-  RESIDENT(kept);
-  float* parts = reinterpret_cast<float*>(kept);
+  RESIDENT(memory);
+  float* parts = reinterpret_cast<float*>(memory);
   const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
   const u32 d = blockIdx.x / TEAMu, group = blockIdx.x / BLOCKSu % GROUPSu;
   const u32 first_unit = blockIdx.x % BLOCKSu * UNITSu, first_sequence = (FIRST_GROUP + group) * BATCHu;
@@ -20,9 +20,9 @@ FRAGMENT(kernel) {
     cell[i] = 0.0f;
     BEGIN
     const u32 step = 0u;
-    ASK_INPUT
+    LOAD_INPUT
   }
-  MEET
+  WAIT_FOR_BLOCKS
   for (u32 s = 0; s < MESSAGESu; ++s) {
     if (s > 0u) all_have_sent();
     float* const sums = parts + s % 2u * PARTSu;
@@ -59,7 +59,7 @@ FRAGMENT(kernel) {
       SEND
       const u32 step = NEXT_STEP;
       if (ends && step < STEPSu) {
-        ASK_INPUT
+        LOAD_INPUT
       }
       if (live && ends) {
         STORE
@@ -75,8 +75,8 @@ FRAGMENT(kernel) {
   }
 }
 
-// The input of a step. It is asked for a step ahead, and converted when it is used, so that nobody waits for it here.
-FRAGMENT(ask_input) {
+// Load the input of a step, one step ahead. It is converted at its use, so that no thread waits for it here.
+FRAGMENT(load_input) {
   #pragma unroll
   for (u32 k = 0; k < GATESu; ++k) {
     const TYPE zero = {};
@@ -148,8 +148,8 @@ FRAGMENT(tile_held) {
 // A thread reads its own pairs of states as others send them: two words with their numbers, 16 bytes.
 FRAGMENT(tile_product) {
   #pragma unroll
-  for (u32 column = 0; column < COLUMNSu; column += ASKEDu) {
-    u32 pairs[ASKED * DEPTH][4];
+  for (u32 column = 0; column < COLUMNSu; column += LOADEDu) {
+    u32 pairs[LOADED * DEPTH][4];
     u32 waiting = 0u;
     #pragma unroll
     for (u32 e = 0; e < ENTRIESu; ++e) {
@@ -186,7 +186,7 @@ FRAGMENT(tile_product) {
     }
     __syncwarp();
     #pragma unroll
-    for (u32 j = 0; j < ASKEDu; ++j) {
+    for (u32 j = 0; j < LOADEDu; ++j) {
       float* const own = sums + (warp * BATCHu + (column + j) * 8u + lane % 4u * 2u) * STRIDEu + lane / 4u;
       #pragma unroll UNROLLED
       for (u32 m = 0; m < TILESu; ++m) {

@@ -32,7 +32,7 @@ from fusec.gpu.kernels.codegen.kernel import (
     ceil_div,
 )
 from fusec.gpu.kernels.codegen.op_table import expression, literal
-from fusec.gpu.kernels.recurrent.recurrent_plan import ASKED_WORDS, RecurrentPlan
+from fusec.gpu.kernels.recurrent.recurrent_plan import LOADED_WORDS, RecurrentPlan
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import Recurrent, pw
 from fusec.ops.recurrent import Activation, compose
@@ -84,12 +84,12 @@ class _RecurrentSource(RecurrentPlan):
         node, op, threads = self.node, self.op, 32 * self.warps
         x, r, h = node.operands[:3]
         steps = x.type.shape[0]
-        asked = max(n for n in (1, 2, 4) if n <= self.columns and (n == 1 or n * self.depth <= ASKED_WORDS))
+        loaded = max(n for n in (1, 2, 4) if n <= self.columns and (n == 1 or n * self.depth <= LOADED_WORDS))
         words = ceil_div(self.depth * self.batch, 64)
-        entries = asked * self.depth if self.on_tensor_cores else min(8, words)
+        entries = loaded * self.depth if self.on_tensor_cores else min(8, words)
         return _CUDA.bind(
             ALL_WORDS=2 * self.sent_words * op.directions * self.groups,
-            ASKED=asked,
+            LOADED=loaded,
             BATCH=self.batch,
             BLOCKS=self.blocks,
             CHUNK=self.depth * self.batch,
@@ -140,14 +140,14 @@ class _RecurrentSource(RecurrentPlan):
             "SEND": cuda(send),
             "PLACE": cuda("place"),
             "ACTIVATIONS": self._activations(),
-            "MEET": f"meet({arguments.doors(1)}, {self.grid}u, blockIdx.x == 0u);"
+            "WAIT_FOR_BLOCKS": f"wait_for_blocks({arguments.barrier_counters(1)}, {self.grid}u, blockIdx.x == 0u);"
             if steps * self.halves > 1
             else "__syncthreads();",
             "TIME": self._time("s" if self.halves == 1 else "(s / 2u)"),
             "IS_LAST": "true" if self.halves == 1 else "s % 2u == 1u",
             "NEXT_STEP": "s + 1u" if self.halves == 1 else "s / 2u + 1u",
-            "ASK_INPUT": cuda(
-                "ask_input",
+            "LOAD_INPUT": cuda(
+                "load_input",
                 INPUT=_element(
                     arguments,
                     self.node.operands[0],

@@ -12,7 +12,7 @@ from fusec.ops import Recurrent
 
 WARPS = 8
 HELD_REGISTERS = 96  # of a thread, for weights
-ASKED_WORDS = 12  # that a thread asks for at the same time, of 16 bytes each
+LOADED_WORDS = 12  # of 16 bytes, that a thread loads at the same time
 MAX_TILES = 16  # of 16 rows, of a block of tensor cores: one more is four more sums of a thread
 MAX_DEPTH = 32  # steps of 16 of a warp: each is a word of 16 bytes that a thread asks for
 MAX_ROW_SUMS = 64  # of a thread, for 32-bit floats
@@ -24,7 +24,7 @@ class RecurrentPlan:
     """Sizes of launches whose blocks have `units` units of 8 * `columns` sequences.
 
     processors: the most blocks of a launch, because all must be on the GPU at the same time.
-    most_shared_bytes: of shared memory of a block.
+    most_shared_bytes: largest shared memory of a block.
     """
 
     node: Node

@@ -39,7 +39,7 @@ FRAGMENT(kernel) {
 // The last block of a row to finish compares what the blocks have found.
 FRAGMENT(merge) {
   if (threadIdx.x == 0) SCRATCH[blockIdx.x] = best;
-  if (!last_of(DOORS + row * DOOR, PARTSu)) return;
+  if (!last_of(COUNTERS + row * COUNTER_STRIDE, PARTSu)) return;
   best = 0ull;
   for (u32 p = threadIdx.x; p < PARTSu; p += BLOCKu) {
     const u64 found = across((const u64*)(SCRATCH + (row * PARTSu + p)));

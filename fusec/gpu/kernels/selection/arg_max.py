@@ -48,7 +48,7 @@ def arg_max(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures
     pointers = {"ELEMENTS": arguments.read(x), "PLACES": arguments.write(place)}
     merge = list[str]()
     if parts > 1:
-        merge = cuda("merge", SCRATCH=arguments.scratch("u64"), DOORS=arguments.doors(rows))
+        merge = cuda("merge", SCRATCH=arguments.scratch("u64"), COUNTERS=arguments.barrier_counters(rows))
     lines = [*arguments.begin(), *cuda("kernel", MERGE=merge, **pointers)]
     launch = arguments.launch("arg_max", lines, rows * parts, preamble=cuda("functions"))
     scratch = KEY_BYTES * rows * parts if parts > 1 else 0

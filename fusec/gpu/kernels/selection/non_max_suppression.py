@@ -124,7 +124,7 @@ def _sort(op: NonMaxSuppression, operands: Sequence[Value], plan: SuppressionPla
 
 
 def _compare(operands: Sequence[Value], plan: SuppressionPlan, cuda: CudaTemplate, panel: int, blocks: int) -> Launch:
-    """Compare the boxes of a panel with each other and with those chosen before. Each class has so many blocks."""
+    """Compare the boxes of a panel with each other and with those chosen before. Each class has `blocks` blocks."""
     arguments = Arguments()
     boxes, scratch = arguments.read(operands[0]), arguments.scratch("u32")
     lines = cuda.bind(BOXES_READ=boxes)(

@@ -21,7 +21,7 @@ class HttpAnswer:
     """An answer.
 
     parts: the body is these bytes, one part after the other.
-    json_bytes: of the JSON text before binary tensors; None if the body is JSON alone.
+    json_bytes: length of the JSON text before binary tensors; None if the body is JSON alone.
     """
 
     status: int

@@ -254,7 +254,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return count
 
     def _wake_after(self, nbytes: int) -> None:
-        """Let the kernel wake up this process when so many bytes have arrived, or enough to copy them efficiently."""
+        """Let the kernel wake up this process when `nbytes` bytes have arrived, or enough to copy them efficiently."""
         wanted = min(nbytes, _WAKE_BYTES)
         if wanted != self._wake_bytes and self._socket is not None:
             self._wake_bytes = wanted

@@ -31,7 +31,7 @@ class RequestHead:
 
     length: bytes of the body; None if they are not known.
     infers: it asks for inference, and says how long the body is.
-    json_bytes: of the JSON text before binary tensors, if the client says so.
+    json_bytes: length of the JSON text before binary tensors, if the client says so.
     expects: the client waits for "100 Continue" before it sends the body.
     without_body: the head of the same request with no body.
     model, version: that it asks for.

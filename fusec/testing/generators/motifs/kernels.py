@@ -43,7 +43,7 @@ MOST_ELEMENTS = 1 << 17  # of a value: products with resident weights have at le
 
 
 def attention_forward(b: RandomGraph) -> None:
-    """Draw attention of up to 64 features, with shared heads, a causal mask, and transposes around it."""
+    """Draw attention of up to 64 features, with shared heads, a causal mask, a bias, and transposes around it."""
     batch, heads, features = b.pick([1, 2]), b.pick([1, 2, 4]), b.pick([8, 16, 40, 64, 24])
     groups, rows, keys = b.pick([g for g in (heads, 1, 2) if heads % g == 0]), b.pick(_ROWS), b.pick(_ROWS)
     dtype, transposed = _half(b), b.chance(40)
@@ -54,7 +54,8 @@ def attention_forward(b: RandomGraph) -> None:
         return b.add(Transpose((0, 2, 1, 3)), b.input(TensorType((batch, length, count, features), dtype)))
 
     q, k, v = operand(heads, rows), operand(groups, keys), operand(groups, keys)
-    y = b.add(Attention(b.pick([0.25, 1.0, 0.125]), b.chance(50)), q, k, v)
+    bias = [b.input(TensorType((b.pick([1, batch]), b.pick([1, heads]), rows, keys), dtype))] * b.chance(40)
+    y = b.add(Attention(b.pick([0.25, 1.0, 0.125]), b.chance(50), guarded=b.chance(20)), q, k, v, *bias)
     if b.chance(40):
         b.add(Reshape((batch, rows, heads * features)), b.add(Transpose((0, 2, 1, 3)), y))
 

@@ -39,7 +39,7 @@ def window(b: RandomGraph, sizes: Sequence[int], pads_below_window: bool = False
 
 
 def convolve(b: RandomGraph, x: Value, filters: int = 0, keep_size: bool = False) -> Value:
-    """Draw a convolution of an image. `keep_size`: its result has the spatial size of the image."""
+    """Draw a convolution of an image. `keep_size`: the result has the spatial size of the image."""
     channels, spatial = x.type.shape[1], x.type.shape[2:]
     n = len(spatial)
     groups = b.pick([1, 1, 1, *(g for g in (2, channels) if g > 1 and channels % g == 0)])

@@ -1,4 +1,4 @@
-"""Fused activations, products and convolutions of onnxruntime against onnxruntime, over random shapes."""
+"""Test fused activations, products and convolutions of onnxruntime against onnxruntime, over random shapes."""
 
 from __future__ import annotations
 

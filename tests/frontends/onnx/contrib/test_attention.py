@@ -1,4 +1,4 @@
-"""Attention ops of onnxruntime against onnxruntime, over random shapes, masks, caches and attributes."""
+"""Test attention ops of onnxruntime against onnxruntime, over random shapes, masks, caches and attributes."""
 
 from __future__ import annotations
 

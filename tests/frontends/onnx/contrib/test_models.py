@@ -1,4 +1,4 @@
-"""Whole models of onnxruntime's ops: compiled, in simulation, and compared with onnxruntime."""
+"""Test whole models of onnxruntime's ops: compiled, in simulation, and compared with onnxruntime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer norms with a residual, of onnxruntime, against onnxruntime."""
+"""Test layer norms with a residual, of onnxruntime, against onnxruntime."""
 
 from __future__ import annotations
 

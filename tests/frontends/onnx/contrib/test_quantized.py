@@ -1,4 +1,4 @@
-"""Quantised arithmetic, activations, pools and products of onnxruntime against its integer kernels."""
+"""Test quantised arithmetic, activations, pools and products of onnxruntime against its integer kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LSTMs with weights of 8 bits against onnxruntime, which also rounds the input and states to 8 bits."""
+"""Test LSTMs with weights of 8 bits against onnxruntime, which also rounds the input and states to 8 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operands and attributes of each op against the schemas of onnxruntime, and which ops have tests."""
+"""Test the operands and attributes of each op against the schemas of onnxruntime, and which ops have tests."""
 
 from __future__ import annotations
 

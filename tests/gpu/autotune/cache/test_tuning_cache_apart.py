@@ -136,7 +136,7 @@ class PlanBench:
 
 
 @pytest.mark.parametrize("off", [0.0, TOLERANCE * 2, float("nan"), None])
-def test_a_plan_is_kept_if_what_comes_of_it_was_seen_to_compute_the_same(tmp_path: Path, off: float | None) -> None:
+def test_a_plan_is_stored_if_it_computes_the_same_when_read_back(tmp_path: Path, off: float | None) -> None:
     here = kept(tmp_path)
     here.store_choice(GRAPH.key, CHOICE)
     if off == 0.0:

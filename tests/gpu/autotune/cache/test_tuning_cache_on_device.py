@@ -38,7 +38,7 @@ def test_a_revived_plan_computes_the_same(title: str, folder: Path, rng: np.rand
     for revived in (False, True):
         machine, buffers = backend(folder), {uid: buffer.copy() for uid, buffer in given.items()}
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a plan that is not kept says so
+            warnings.simplefilter("error")  # a plan that is not stored warns
             machine.prepare({graph.key: graph}, 0)
             machine.run_on_host(graph, buffers)
         assert machine.plans.ranked[graph.key].revived is revived

@@ -1,4 +1,4 @@
-"""A kernel that reads packed weights competes with the product of floats that cuDNN runs."""
+"""Test that a kernel that reads packed weights competes with the product of floats that cuDNN runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of 8-bit integers compete with their form in fp16, and the times of both are recorded."""
+"""Test that products of 8-bit integers compete with their form in fp16, and the times of both are recorded."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from lowering.lowers_judge import LowersJudge
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.fusion import step_fusion
 from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
-from fusec.gpu.autotune.step_choices import apply_choices, step_key
+from fusec.gpu.autotune.step_choices import apply_choices, kernel_of, step_key
+from fusec.gpu.kernels.product.integer_product import uses_no_tensor_cores
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.plans.plan_record import Part
@@ -95,7 +96,7 @@ def test_the_kernel_of_a_batch_norm_in_training_runs_the_ops_around_it() -> None
 
 
 def test_the_kernel_of_a_layer_norm_gradient_adds_the_residual_gradient() -> None:
-    """Rather than in front of the sum for a bias, which cuDNN takes here."""
+    """The sum is not fused into the reduction for a bias, because cuDNN runs that reduction here."""
     check(
         """graph "g" (%d: f32[6,40], %x: f32[6,40], %s: f32[40], %z: f32[6,40]) {
   %e, %p, %q = layer_norm_backward(%d, %x, %s) : f32[6,40], f32[40], f32[40]
@@ -266,3 +267,23 @@ def test_the_kernel_of_a_first_convolution_finds_the_largest_of_windows() -> Non
     assert signatures(joined.program) == ["cast+pad+conv+relu+max_pool", "conv"]
     for got, right in zip(outputs(joined), outputs(of), strict=True):
         np.testing.assert_allclose(got, right, rtol=2e-2, atol=2e-2)
+
+
+def test_fusion_does_not_take_a_product_from_tensor_cores() -> None:
+    """A kernel of integers of any type could run the product with the cast before it, but without tensor cores."""
+    of = compiled(
+        """graph "g" (%x: i8[64,640], %z: u8[], %s: f32[]) {
+  %w = constant weight("w") : i8[640,128]
+  %p = matmul(%x, %w)
+  %f = cast(%z) {to=f32}
+  %g = cast(%p) {to=f32}
+  %d = sub(%g, %f)
+  %y = mul(%d, %s)
+  return %y
+}"""
+    )
+    (product,) = [step for step in of.program.steps if any(node.op.name == "matmul" for node in step.nodes)]
+    chosen = {step_key(of.graph, product): (Part(len(product.nodes), "kernel"),)}
+    program = apply_choices(of.program, chosen, FIGURES)
+    assert sorted(signatures(program)) == ["cast", "matmul+cast+sub+mul"]
+    assert not any(uses_no_tensor_cores(kernel_of(step.nodes, FIGURES)) for step in program.steps)

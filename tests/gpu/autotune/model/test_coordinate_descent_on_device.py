@@ -33,7 +33,7 @@ LAYERS = """graph "layers" (%x: f16[512,768]) {
   return %f
 }"""
 
-TURNED = """graph "turned" (%x: f16[2,128,512], %cos: f16[128,64], %sin: f16[128,64]) {
+ROTATED = """graph "rotated" (%x: f16[2,128,512], %cos: f16[128,64], %sin: f16[128,64]) {
   %wq = constant weight("wq") : f16[512,512]
   %wk = constant weight("wk") : f16[512,128]
   %wv = constant weight("wv") : f16[512,128]
@@ -86,7 +86,7 @@ def graph_of(text: str, rng: np.random.Generator) -> Graph:
 
 
 @pytest.mark.parametrize("tune", ["quick", "full"])
-@pytest.mark.parametrize("text", [LAYERS, TURNED, GROUPS, SWIGLU], ids=["layers", "turned", "groups", "swiglu"])
+@pytest.mark.parametrize("text", [LAYERS, ROTATED, GROUPS, SWIGLU], ids=["layers", "rotated", "groups", "swiglu"])
 def test_options_chosen_within_the_model_compute_the_same(
     text: str, tune: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:

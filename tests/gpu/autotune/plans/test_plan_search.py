@@ -373,7 +373,7 @@ def test_plans_of_one_library_do_not_confirm_each_other() -> None:
     assert bench.noted == ["1048576: its results are off by 0.5"] * 3
 
 
-def test_one_plan_of_each_engine_that_is_about_as_fast_is_kept() -> None:
+def test_one_plan_of_each_engine_that_is_about_as_fast_stays() -> None:
     """Within the model, plans of an engine have the same fate, so several of them are no choice."""
     times = [10.0, 10.1, 10.2, 10.3, 10.4, 10.9, 13.0]
     table = Table({1: times}, noise=0.0, engines={**dict.fromkeys(range(5), 7), 5: 8, 6: 9})

@@ -1,4 +1,4 @@
-"""Kernels of attention's gradients against the reference, through the emulator."""
+"""Test kernels of attention's gradients against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -40,16 +40,19 @@ def gradients(
     lengths: tuple[int, int],
     features: tuple[int, int],
     op: AttentionBackward | None = None,
-    kept: Sequence[int] = (0, 1, 2),
+    results: Sequence[int] = (0, 1, 2),
 ) -> Case:
-    """kept: the gradients that are outputs."""
+    """Return a case of attention's gradients.
+
+    results: the gradients that are outputs
+    """
     op = op or AttentionBackward(0.3)
 
     def make(g: Graph, *x: Value) -> list[Value]:
         made = g.insert(op, list(x)).results
-        return [made[place] for place in kept]
+        return [made[place] for place in results]
 
-    name = f"{dtype.value} {heads} {lengths} {features} {op} {tuple(kept)}"
+    name = f"{dtype.value} {heads} {lengths} {features} {op} {tuple(results)}"
     return build(name, types_of(dtype, heads, lengths, features), make)
 
 
@@ -95,8 +98,8 @@ def backward_cases() -> list[Case]:
         gradients(F16, (1, 1, 1), (64, 2), (16, 16), AttentionBackward(0.4, ordered=True)),
         gradients(F16, (35, 4, 4), (32, 16), (16, 16)),  # more heads than blocks
         gradients(F16, (1, 1, 1), (130, 256), (16, 16)),
-        gradients(F16, (1, 1, 1), (40, 24), (16, 16), kept=(0,)),
-        gradients(F16, (1, 1, 1), (24, 40), (16, 16), kept=(2, 1)),
+        gradients(F16, (1, 1, 1), (40, 24), (16, 16), results=(0,)),
+        gradients(F16, (1, 1, 1), (24, 40), (16, 16), results=(2, 1)),
         packed(F16, 20, 2, 32),
         packed(F16, 70, 3, 16),
     ]

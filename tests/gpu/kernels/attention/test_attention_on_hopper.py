@@ -1,4 +1,4 @@
-"""Every way that a kernel of attention has, those by products of four warps, too, at sizes of models, on a GPU."""
+"""Test every way that a kernel of attention has, those by products of four warps, too, at sizes of models, on a GPU."""
 
 from __future__ import annotations
 

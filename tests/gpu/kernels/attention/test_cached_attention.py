@@ -1,4 +1,4 @@
-"""Attention over a cache that the same step writes into, against the reference, through the emulator."""
+"""Test attention over a cache that the same step writes into, against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def drawn(rng: np.random.Generator, type: TensorType) -> np.ndarray:
 
 
 def placed(keys: int) -> Callable[[np.random.Generator, TensorType], np.ndarray]:
-    """Draw like that, with one new row for each sequence of so many keys, in turn from the end or the start."""
+    """Draw places of one new row for each sequence of `keys` keys, in turn from the end or the start."""
 
     def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
         if not type.dtype.is_int:

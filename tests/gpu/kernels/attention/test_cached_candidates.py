@@ -1,4 +1,4 @@
-"""Attention that writes into its cache competes as one kernel with writes and attention as steps of their own."""
+"""Test that attention with writes into its cache competes as one kernel with several steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates that are about as fast alone are timed between their neighbours, and the faster one is taken."""
+"""Test that candidates that are about as fast alone are timed between their neighbours, and the faster one is taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel of the rotary embedding against the reference, through the emulator."""
+"""Test the kernel of the rotary embedding against the reference, through the emulator."""
 
 from __future__ import annotations
 

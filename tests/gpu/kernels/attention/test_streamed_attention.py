@@ -1,4 +1,4 @@
-"""Attention over a cache by warps that stream it, against the reference, through the emulator."""
+"""Test attention over a cache by warps that stream it, against the reference, through the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel that writes rows by index against the reference, through the emulator: into new memory, and in place."""
+"""Test the kernel that writes rows by index, into new memory and in place, against the reference in the emulator."""
 
 from __future__ import annotations
 

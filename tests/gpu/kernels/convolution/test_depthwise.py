@@ -1,4 +1,4 @@
-"""Kernels of depthwise convolution against the reference, through the emulator."""
+"""Test kernels of depthwise convolution against the reference, through the emulator."""
 
 from __future__ import annotations
 

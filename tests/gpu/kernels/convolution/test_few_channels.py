@@ -1,4 +1,4 @@
-"""Kernels of convolutions of images with up to four channels against the reference, through the emulator."""
+"""Test kernels of convolutions of images with up to four channels against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_block_computes_several_tiles(rng: np.random.Generator, figures: GpuFi
 @needs_compiler
 @pytest.mark.parametrize("figures", [FIGURES, AMPERE], ids=["hopper", "ampere"])
 def test_an_infinity_spoils_only_what_it_is_in_the_window_of(rng: np.random.Generator, figures: GpuFigures) -> None:
-    """The last step of a product has fewer taps than it could: what is multiplied there is no pixel."""
+    """The last step of a product has fewer taps than room, so that some operands are no pixels."""
     case = convolved("one", last(F16, 1, 4, 8, 9), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 16, epilogue="")
     case = replace(case, figures=figures)
     assert case.kernel is not None

@@ -1,4 +1,4 @@
-"""Kernels of convolutions with few filters against the reference, through the emulator."""
+"""Test kernels of convolutions with few filters against the reference, through the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of convolutions whose filters stay in shared memory against the reference, through the emulator."""
+"""Test kernels of convolutions whose filters stay in shared memory against the reference, through the emulator."""
 
 from __future__ import annotations
 

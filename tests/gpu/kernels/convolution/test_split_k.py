@@ -1,4 +1,4 @@
-"""Kernels of convolutions over few pixels against the reference, through the emulator."""
+"""Test kernels of convolutions over few pixels against the reference, through the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of chains of small products, and of depthwise convolutions with the mean of what they give."""
+"""Test kernels of chains of small products, and of depthwise convolutions with the mean of what they give."""
 
 from __future__ import annotations
 

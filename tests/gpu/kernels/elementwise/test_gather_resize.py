@@ -1,4 +1,4 @@
-"""Kernels of resize, gather and pad against the reference, through the emulator."""
+"""Test kernels of resize, gather and pad against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -115,22 +115,3 @@ def test_pointwise_ops_around_them(rng: np.random.Generator) -> None:
     check(cases, rng)
     assert cases[0].kernel is not None
     assert "store_pack<f16, 8>" in cases[0].kernel.launches[0].source, "an image's 3 channels become 8 in one store"
-
-
-@needs_compiler
-def test_neighbours_of_an_enlarged_row_are_stored_together(rng: np.random.Generator) -> None:
-    def enlarged(g: Any, x: Any, z: Any) -> Any:
-        up = g.add(Resize((2, 3, 10, 16), (1.0, 1.0, 2.0, 4.0), "linear"), x)
-        return g.add(pw("add"), up, z)
-
-    def nearest(g: Any, x: Any) -> Any:
-        return g.add(Resize((2, 3, 10, 24), (1.0, 1.0, 2.0, 6.0), "nearest"), x)
-
-    cases = [
-        build("linear", [rows(F16, 2, 3, 5, 4), rows(F16, 2, 3, 10, 16)], enlarged),
-        build("nearest", [rows(F32, 2, 3, 5, 4)], nearest, exact=True),
-    ]
-    check(cases, rng)
-    for case, stored in zip(cases, ("store_pack<f16, 8>", "store_pack<float, 4>"), strict=True):
-        assert case.kernel is not None
-        assert stored in case.kernel.launches[0].source

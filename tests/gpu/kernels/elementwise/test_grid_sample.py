@@ -1,4 +1,4 @@
-"""Kernels that read images between their pixels, against the reference, through the emulator."""
+"""Test kernels that read images between their pixels, against the reference, through the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels over many tensors, in the emulator: pointwise lists and the search for what is not finite."""
+"""Test kernels over many tensors, in the emulator: pointwise lists and the search for what is not finite."""
 
 from __future__ import annotations
 

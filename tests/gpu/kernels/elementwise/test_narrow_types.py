@@ -1,4 +1,4 @@
-"""Kernels that cast and move floats of 8 bits and fewer, and integers below 8 bits, bit by bit as the reference."""
+"""Test kernels that cast and move floats of 8 bits and fewer, and integers below 8 bits, bit by bit."""
 
 from __future__ import annotations
 

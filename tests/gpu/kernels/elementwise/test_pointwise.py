@@ -1,4 +1,4 @@
-"""Kernels of pointwise ops against the reference, through the emulator."""
+"""Test kernels of pointwise ops against the reference, through the emulator."""
 
 from __future__ import annotations
 

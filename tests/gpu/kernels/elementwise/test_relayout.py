@@ -1,4 +1,4 @@
-"""Kernels that place elements otherwise, alone and among pointwise ops, against the reference, through the emulator."""
+"""Test kernels that move elements, alone and among pointwise ops, against the reference in the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel of scatters against the reference, through the emulator: few updates of an element, and many."""
+"""Test the kernel of scatters against the reference, through the emulator: few updates of an element, and many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of long rows that 16 bytes do not divide, through the emulator."""
+"""Test copies of long rows that 16 bytes do not divide, through the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of batch norm in training and its backward against the reference, through the emulator."""
+"""Test kernels of batch norm in training and its backward against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def forward(g: Any, *v: Value) -> Sequence[Value]:
 
 
 def keeping(nbytes: int) -> GpuFigures:
-    """Figures of a GPU whose blocks keep so many bytes."""
+    """Return figures of a GPU whose blocks have `nbytes` bytes of shared memory."""
     return replace(FIGURES, shared_bytes=nbytes + STATIC_BYTES)
 
 

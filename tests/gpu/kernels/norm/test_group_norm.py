@@ -1,4 +1,4 @@
-"""Kernels of group norm in one launch against the reference, through the emulator."""
+"""Test kernels of group norm in one launch against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("small")
-def test_blocks_that_meet_find_the_doors_as_they_were(rng: np.random.Generator) -> None:
+def test_blocks_leave_barrier_counters_as_they_were(rng: np.random.Generator) -> None:
     some = [
         normed(F16, 8, 2, 80, 9, 21),
         normed(BF16, 12, 2, 24, 31, 9, around="factor"),

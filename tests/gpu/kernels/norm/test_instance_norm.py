@@ -1,4 +1,4 @@
-"""Kernels of instance norm with channels innermost against the reference, through the emulator."""
+"""Compare kernels of instance norm, channels innermost, with the reference in the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of the gradients of layer and RMS norm against the reference, through the emulator."""
+"""Test kernels of the gradients of layer and RMS norm against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def surrounded_norm_backward() -> list[Case]:
         return dx, g.add(pw("sub"), held, dscale)
 
     def bias_in_front(g: Any, dy: Value, x: Value, s: Value, z: Value) -> Sequence[Value]:
-        """Of the linear layer whose result is normed, and the residual stream's gradient goes on."""
+        """Gradients of a linear layer before the norm; the residual's gradient is added."""
         dx, dscale, dbias = g.insert(LayerNormBackward(), [dy, x, s]).results
         total = g.add(pw("add"), dx, z)
         return total, g.add(Cast(F32), g.add(Reduce("sum", (0, 1), False), total)), dscale, dbias

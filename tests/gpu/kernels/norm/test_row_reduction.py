@@ -1,4 +1,4 @@
-"""Kernels of reductions, softmax and norms against the reference, through the emulator."""
+"""Test kernels of reductions, softmax and norms against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -55,6 +55,30 @@ def reductions() -> list[Case]:
     for dtype in (DType.I64, DType.I32, DType.I8, DType.U8):
         for kind in ("sum", "max", "min", "prod", "l1", "sum_square"):
             add(kind, (1,), rows(dtype, 4, 5, 6))
+    return cases
+
+
+def several() -> list[Case]:
+    """Several reductions of the same elements, with pointwise ops before and after."""
+
+    def extremes(g: Any, x: Any, axes: tuple[int, ...], keepdims: bool = True) -> list[Any]:
+        least, most = (g.add(Reduce(kind, axes, keepdims), x) for kind in ("min", "max"))
+        return [g.add(pw("sub"), most, least), least]
+
+    def scaled(g: Any, x: Any, y: Any) -> list[Any]:
+        return extremes(g, g.add(pw("mul"), x, y), (0, 1), keepdims=False)
+
+    def sums(g: Any, x: Any) -> list[Any]:
+        return [g.add(Reduce(kind, (1,), True), x) for kind in ("l2", "mean", "max")]
+
+    cases: list[Case] = []
+    for dtype in (*FLOATS, DType.I32):
+        for shape, axes in (((300, 77), (0, 1)), ((6, 64), (1,)), ((2, 9000), (1,)), ((70, 40), (0,)), ((2, 3, 5), ())):
+            for type in (rows(dtype, *shape), TensorType(shape, dtype, tuple(reversed(range(len(shape)))))):
+                draw = awkward if dtype is F32 else normal
+                cases.append(build(f"{type} {axes}", [type], lambda g, x, a=axes: extremes(g, x, a), draw))
+    cases.append(build("scaled", [rows(F32, 500, 33), rows(F32, 500, 33)], scaled))
+    cases.append(build("three", [rows(F32, 8, 2000)], sums))
     return cases
 
 
@@ -156,24 +180,42 @@ def test_pointwise_ops_around_them(rng: np.random.Generator) -> None:
     check(surrounded(), rng)
 
 
+@needs_compiler
+def test_several_reductions_visit_their_elements_once(rng: np.random.Generator) -> None:
+    cases = several()
+    assert all(case.kernel is not None for case in cases)
+    check(cases, rng)
+
+
+def test_reductions_over_other_dims_are_not_one_kernel() -> None:
+    def sums(g: Any, x: Any) -> list[Any]:
+        return [g.add(Reduce("sum", (axis,)), x) for axis in (0, 1)]
+
+    assert build("square", [rows(F32, 9, 9)], sums).kernel is None
+
+
 @pytest.mark.slow
 @needs_compiler
 def test_long_reductions_are_cut_into_chunks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "chunked_blocks", lambda _: (1 << 30, 40))
     monkeypatch.setattr(family, "MIN_TURNS", 1)
-    cases = [case for case in (*reductions(), *normed(), *surrounded()) if case.kernel and case.kernel.scratch_bytes]
+    cases = [
+        case
+        for case in (*reductions(), *several(), *normed(), *surrounded())
+        if case.kernel and case.kernel.scratch_bytes
+    ]
     assert len(cases) > 60
     check(cases, rng)
 
 
 @needs_compiler
 def test_the_last_block_puts_chunks_together(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one launch; and every launch finds the doors as the first one did."""
+    """One launch computes them, and leaves the barrier counters as it found them."""
     monkeypatch.setattr(family, "chunked_blocks", lambda _: (1 << 30, 40))
     monkeypatch.setattr(family, "MIN_TURNS", 1)
     shapes = [(RowShape(256, 4, column), True, depth) for column, depth in ((256, 0), (8, 0), (8, 3), (256, 1))]
     monkeypatch.setattr(family, "VARIANTS", tuple(family.ReductionVariant(*each) for each in shapes))
-    cases = [case for case in (*reductions(), *surrounded()) if case.kernel and case.kernel.scratch_bytes]
+    cases = [case for case in (*reductions(), *several(), *surrounded()) if case.kernel and case.kernel.scratch_bytes]
     ways = [(case, way) for case in cases if case.kernel for way in (case.kernel, *case.kernel.others)]
     once = [(case, way) for case, way in ways if len(way.launches) == 1]
     assert len(once) > 40 and sum(way.launches[0].resident_bytes > 0 for _, way in once) > 20

@@ -1,4 +1,4 @@
-"""Kernels of pooling against the reference, through the emulator."""
+"""Test kernels of pooling against the reference, through the emulator."""
 
 from __future__ import annotations
 

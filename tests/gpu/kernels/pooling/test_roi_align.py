@@ -1,4 +1,4 @@
-"""Kernels that pool regions of images, against the reference, through the emulator."""
+"""Test kernels that pool regions of images, against the reference, through the emulator."""
 
 from __future__ import annotations
 

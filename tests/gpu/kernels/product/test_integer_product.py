@@ -1,4 +1,4 @@
-"""The kernel of integer matrix products against the reference, through the emulator."""
+"""Test the kernel of integer matrix products against the reference, through the emulator."""
 
 from __future__ import annotations
 

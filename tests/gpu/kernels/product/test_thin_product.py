@@ -1,4 +1,4 @@
-"""Kernels of products of many rows with few weights against the reference, through the emulator."""
+"""Test kernels of products of many rows with few weights against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def convolution(
 
 
 def matrix(n: int, k: int, columns: int) -> Case:
-    """Rows of two dims; what is in front of the last op is stored, too."""
+    """Rows of two dims; the operand of the last op is stored, too."""
 
     def make(g: Graph, x: Value) -> list[Value]:
         y = g.add(MatMul(), g.add(pw("relu"), x), constant(g, F16, k, columns))
@@ -117,6 +117,21 @@ def quantised_matrix(n: int, k: int, columns: int) -> Case:
     return build(f"i8 matrix {n} {k} {columns}", [rows(I8, 2, n, k)], make, bytes_drawn, exact=True)
 
 
+def dynamic(n: int, depth: int, columns: int) -> Case:
+    """A product whose zero point and scale are inputs, as in models that were quantised dynamically."""
+    rng = np.random.default_rng(columns)
+    weights = bytes_drawn(rng, TensorType((depth, columns), I8))
+    each = rng.uniform(0.5, 2.0, columns).astype(np.float32) / (5000 * depth**0.5)
+
+    def make(g: Graph, x: Value, zero: Value, scale: Value) -> Value:
+        sums = g.add(Cast(F32), g.add(MatMul(), x, g.constant(weights)))
+        term = g.add(pw("mul"), zero, g.constant(weights.sum(0, dtype=np.float32)[None]))
+        return g.add(pw("mul"), g.add(pw("sub"), sums, term), g.add(pw("mul"), scale, g.constant(each)))
+
+    case = build(f"dynamic {n} {depth} {columns}", [rows(I8, n, depth), rows(F32), rows(F32)], make, bytes_drawn)
+    return replace(case, within=1e-5)
+
+
 def thin_cases() -> list[Case]:
     return [
         convolution(F16, (2, 16, 16, 16), 96),
@@ -131,6 +146,7 @@ def thin_cases() -> list[Case]:
         quantised_matrix(300, 48, 40),
         strided(F16, (2, 16, 33, 38), 24, (2, 1)),
         strided(I8, (2, 32, 46, 47), 24, (2, 2)),
+        dynamic(600, 64, 40),
     ]
 
 
@@ -153,6 +169,7 @@ def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.Mo
         quantised((2, 272, 3, 5), 24, residual=True),
         strided(F16, (2, 16, 5, 6), 24, (2, 1)),
         strided(I8, (2, 32, 6, 7), 24, (2, 3)),
+        dynamic(30, 64, 40),
     ]
     check(cases, rng, every=True)
 
@@ -281,7 +298,7 @@ def test_of_bytes_more_are_multiplied_for_each_that_is_moved(dtype: DType, chann
     assert (thin_product(case.nodes, case.outputs, case.figures) is not None) == runs
 
 
-def test_what_is_read_behind_the_product_is_not_taken_from_in_front() -> None:
+def test_a_prologue_whose_result_the_epilogue_reads_is_refused() -> None:
     def make(g: Graph, x: Value) -> Value:
         z = g.add(pw("relu"), x)
         return g.add(pw("add"), g.add(MatMul(), z, constant(g, F16, 64, 64)), z)

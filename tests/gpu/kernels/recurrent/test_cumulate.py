@@ -1,4 +1,4 @@
-"""The kernel of running sums and products against the reference, through the emulator."""
+"""Test the kernel of running sums and products against the reference, through the emulator."""
 
 from __future__ import annotations
 

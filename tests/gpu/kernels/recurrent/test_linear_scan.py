@@ -1,4 +1,4 @@
-"""The kernel of linear recurrences against the reference, through the emulator."""
+"""Test the kernel of linear recurrences against the reference, through the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel of recurrent layers against the reference, through the emulator."""
+"""Test the kernel of recurrent layers against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def drawn(rng: np.random.Generator) -> Case:
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(24))
 def test_random_layers_on_the_device(seed: int) -> None:
-    """Twice in a row, against the reference in float64: the second run meets what the first has left."""
+    """Twice in a row, against the reference in float64: the second run finds the memory that the first has left."""
     pytest.importorskip("cupy")
     from fusec.gpu.launch.kernel_launcher import Launcher
 

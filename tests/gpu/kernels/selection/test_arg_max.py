@@ -1,4 +1,4 @@
-"""The place of the largest element of long rows against the reference, through the emulator."""
+"""Test the place of the largest element of long rows against the reference, through the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel of non-maximum suppression against the reference, through the emulator."""
+"""Test the kernel of non-maximum suppression against the reference, through the emulator."""
 
 from __future__ import annotations
 

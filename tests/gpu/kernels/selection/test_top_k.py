@@ -1,4 +1,4 @@
-"""The kernel of top_k against the reference, through the emulator."""
+"""Test the kernel of top_k against the reference, through the emulator."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ FRAGMENT(kernel) {
       }
       __syncwarp();
     }
-    KEEP
+    COPY_ROWS
     float scores[2][4];
     #pragma unroll
     for (int n = 0; n < 2; ++n)
@@ -223,8 +223,8 @@ FRAGMENT(load_bias) {
     }
 }
 
-// All rows of the turn, where the result has memory of its own.
-FRAGMENT(keep) {
+// Copy all rows of the turn, where the result has memory of its own.
+FRAGMENT(copy_rows) {
   if ((const void*)OLD != (const void*)RESULT) {
     for (u32 i = lane; i < own * (FEATURESu / 8u); i += 32u) {
       const u32 own_key = i / (FEATURESu / 8u), octet = i % (FEATURESu / 8u);

@@ -1,6 +1,6 @@
 """Generate attention over a cache by warps that read keys and values as streams, one block for each sequence.
 
-A warp has every so many keys, sixteen at a time, and requests the next ones while it multiplies these. It needs no
+Warps take turns with the keys, sixteen at a time. A warp requests its next keys while it multiplies these. It needs no
 other warp before the end, when sums are added up. Thus a long cache of many sequences takes about the time of its
 bytes. Keys after the last one that the bias shows are not read, which are the places of a cache that no token has
 filled yet.
@@ -93,7 +93,7 @@ class StreamedAttentionSource(CachedAttentionSource):
         olds = [arguments.read(write.reads[0]) for write in step.writes]
         cuda = cuda.bind(REQUEST=cuda("request", OLD_KEYS=olds[0], OLD_VALUES=olds[1]))
         first = cuda("first_requests")
-        stores = self._stores(shared, partial(cuda, "keep"), arguments)
+        stores = self._stores(shared, partial(cuda, "copy_rows"), arguments)
         cuda = cuda.bind(
             INDICES=arguments.read(step.indices),
             LOAD_BIAS=cuda("load_bias", BIAS=self._bias(arguments)),
@@ -108,7 +108,7 @@ class StreamedAttentionSource(CachedAttentionSource):
         cuda = cuda.bind(
             **rows,
             WRITE_NEW=shared("write_new", OWN_ROW="own_key", STORE_NEW=stores["STORE_NEW"], **rows),
-            KEEP=stores["KEEP"],
+            COPY_ROWS=stores["COPY_ROWS"],
             ADD_UP=shared("add_up", LOAD_PART=cuda("load_part")),
         )
         lines = cuda(

@@ -112,9 +112,9 @@ def _columns(product: Node) -> int:
 class RowsStep:
     """One or two products of the same rows.
 
-    norm: of the rows, before the products; None without one.
+    norm: norm of the rows before the products; None without one.
     epilogue: the pointwise ops after the products.
-    slices: of the columns of results, which are stored as values of their own.
+    slices: slices of the columns of results, each stored as a value of its own.
     outputs: the values that are stored.
     """
 
@@ -161,7 +161,7 @@ class RowsStep:
 class FewRowsSource:
     """The launch of one or two products.
 
-    warps: of a block; they share the depth.
+    warps: warps of a block; they share the depth.
     width: columns of each product that a block handles at a time.
     """
 

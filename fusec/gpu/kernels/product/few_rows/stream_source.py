@@ -44,9 +44,9 @@ def scale_exponent(scale: Value) -> int:
 class StreamSource:
     """The launch of one or two products.
 
-    tiles: of 16 columns of each product, for a block.
+    tiles: tiles of 16 columns of each product, for a block.
     parts: blocks of a cluster, which share the depth.
-    stage_depth, stages: of the ring in shared memory.
+    stage_depth, stages: depth of a stage, and number of stages, of the ring in shared memory.
     """
 
     step: RowsStep

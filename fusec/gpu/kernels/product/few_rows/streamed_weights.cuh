@@ -192,7 +192,7 @@ FRAGMENT(add_squares) {
 
 FRAGMENT(send_squares) {
   for (u32 i = threadIdx.x; i < SQUARE_PACKS * PARTSu; i += THREADSu)
-    send(square_boxes + (part * SQUARE_PACKSu + i / PARTSu) * 4u, *(const Pack<float, 4>*)(square + i / PARTSu * 4u), door, i % PARTSu);
+    send(square_boxes + (part * SQUARE_PACKSu + i / PARTSu) * 4u, *(const Pack<float, 4>*)(square + i / PARTSu * 4u), mbarrier, i % PARTSu);
 }
 
 FRAGMENT(divide) {
@@ -221,18 +221,18 @@ FRAGMENT(take_sum) {
 }
 
 FRAGMENT(begin_cluster) {
-  u64* const door = empty + STAGES;
+  u64* const mbarrier = empty + STAGES;
   float *const boxes = (float*)(memory + BOX_AT), *const square_boxes = boxes + PRODUCTS * SIZEu;
-  cluster_begins(door, (PRODUCTS * SIZEu + PARTS * SQUARES_SENTu) * 4u);
+  cluster_begins(mbarrier, (PRODUCTS * SIZEu + PARTS * SQUARES_SENTu) * 4u);
 }
 
 // Each block of a cluster has a part of the depth. It adds up, and stores, a part of the results.
 FRAGMENT(store_in_cluster) {
   cluster_is_there();
   for (u32 i = threadIdx.x * 4u; i < PRODUCTS * SIZEu; i += THREADSu * 4u)
-    send(boxes + ((part * PRODUCTSu + i / SIZEu) * EACHu + i % EACHu), *(const Pack<float, 4>*)(sums + i), door, i % SIZEu / EACHu);
+    send(boxes + ((part * PRODUCTSu + i / SIZEu) * EACHu + i % EACHu), *(const Pack<float, 4>*)(sums + i), mbarrier, i % SIZEu / EACHu);
   SEND_SQUARES
-  wait_for_peers(door);
+  wait_for_peers(mbarrier);
   for (u32 i = threadIdx.x; i < EACHu; i += THREADSu) {
     const u32 at = (part * EACHu + i) / WIDTHu, column = first_column + (part * EACHu + i) % WIDTHu;
     DIVIDE

@@ -12,7 +12,7 @@ FRAGMENT(kernel) {
     phases_are_set();
   }
   __syncthreads();
-  const u32 rows = ROWS, blocks = BLOCKS, down = (rows + LAST_ROWu) / TILE_ROWSu, tiles = down * ACROSSu;
+  const u32 rows = ROWS, blocks = BLOCKS, row_blocks = (rows + LAST_ROWu) / TILE_ROWSu, tiles = row_blocks * COLUMN_BLOCKSu;
   u32 stage = 0, phase = 0;
   if (threadIdx.x >= MULTIPLYINGu) {
     COPY
@@ -29,7 +29,7 @@ FRAGMENT(copy) {
   const u32 place = first * 128u + (octet ^ first % 8u) * 16u;
   u32 early = 0;
   if (own == 0) {
-    const i8* columns = WEIGHTS + (u64)(blockIdx.x / down) * (PARTS * COLUMN_BYTES);
+    const i8* columns = WEIGHTS + (u64)(blockIdx.x / row_blocks) * (PARTS * COLUMN_BYTES);
     #pragma unroll 1
     for (u32 part = 0; part < EARLYu; ++part) {
       const u32 stage = part;
@@ -39,9 +39,9 @@ FRAGMENT(copy) {
   BEGIN
   #pragma unroll 1
   for (u32 tile = blockIdx.x; tile < tiles; tile += blocks) {
-    const u32 row = tile % down * TILE_ROWSu + first;
+    const u32 row = tile % row_blocks * TILE_ROWSu + first;
     const i8* from = IMAGE + ((u64)row * DEPTH + octet * 16u);
-    const i8* columns = WEIGHTS + (u64)(tile / down) * (PARTS * COLUMN_BYTES);
+    const i8* columns = WEIGHTS + (u64)(tile / row_blocks) * (PARTS * COLUMN_BYTES);
     #pragma unroll 1
     for (u32 part = 0; part < PARTSu; ++part) {
       wait_for_phase(empty + stage, phase ^ 1u);
@@ -102,14 +102,14 @@ FRAGMENT(multiply) {
     for (u32 n = 0; n < COLUMNS / 8; ++n)
       #pragma unroll
       for (u32 e = 0; e < 4u; ++e) pin(sums[n][e]);
-    const u32 column = tile / down * COLUMNSu + q * OWNu;
+    const u32 column = tile / row_blocks * COLUMNSu + q * VECTORu;
     STORES
   }
 }
 
 // After the last row a thread loads that row again, and stores nothing. No branch keeps loads from being issued early.
 FRAGMENT(own_row) {
-  const u32 WANTED = tile % down * TILE_ROWSu + own_row + PLACEu;
+  const u32 WANTED = tile % row_blocks * TILE_ROWSu + own_row + PLACEu;
   const bool IS_THERE = WANTED < rows;
   const u32 ROW = IS_THERE ? WANTED : rows - 1u;
 }

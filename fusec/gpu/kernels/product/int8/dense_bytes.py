@@ -62,13 +62,13 @@ class DenseSource:
     tiles: Tiles
 
     @property
-    def own(self) -> int:
+    def vector(self) -> int:
         """Neighbours of a result that a thread stores: 16 bytes if registers suffice, so that threads fill sectors."""
         short = all(value.type.dtype.itemsize == 1 for value in self.outputs)
         return 16 if short and self.tiles.free_registers >= 16 * REGISTERS_AHEAD else 8
 
     @property
-    def across(self) -> int:
+    def column_blocks(self) -> int:
         """Tiles that share rows."""
         return self.step.columns // self.tiles.columns
 
@@ -79,7 +79,7 @@ class DenseSource:
         A thread has two neighbours from each product of eight columns.
         """
         step, w = self.step, self.step.product.operands[1].type
-        columns = (self.across, self.tiles.columns // (LANES * self.own), LANES, self.own // 2, 2)
+        columns = (self.column_blocks, self.tiles.columns // (LANES * self.vector), LANES, self.vector // 2, 2)
         depth = (step.depth // PART, PART // OCTET, OCTET)
         if isinstance(step.product.op, Conv):
             return TensorType((*columns, *depth), w.dtype, (0, 5, 6, 1, 3, 2, 4, 7))
@@ -100,10 +100,10 @@ class DenseSource:
             FEW=few_and_many[0],
             MANY=few_and_many[1],
             READERS=4 * tiles.groups,
-            ACROSS=self.across,
+            COLUMN_BLOCKS=self.column_blocks,
             COLUMNS=tiles.columns,
             COLUMN_BYTES=tiles.columns * PART,
-            OWN=self.own,
+            VECTOR=self.vector,
             DEPTH=step.depth,
             PARTS=step.depth // PART,
             EARLY=min(tiles.stages, step.depth // PART),
@@ -128,14 +128,14 @@ class DenseSource:
             names = {"ROW": f"row{half}", "WANTED": f"row{half}_wanted", "IS_THERE": f"row{half}_is_there"}
             yield from cuda("own_row", PLACE=half * 8, **names)
         pieces: list[tuple[list[str], list[str]]] = []
-        for group in range(self.tiles.columns // (LANES * self.own)):
-            yield from cuda("own_column", COLUMN=f"column{group}", PLACE=group * LANES * self.own)
+        for group in range(self.tiles.columns // (LANES * self.vector)):
+            yield from cuda("own_column", COLUMN=f"column{group}", PLACE=group * LANES * self.vector)
             for half in (0, 1):
-                sums = f"sums[{group * self.own // 2} + j / 2][{half * 2} + j % 2]"
+                sums = f"sums[{group * self.vector // 2} + j / 2][{half * 2} + j % 2]"
                 code = self._epilogue(f"row{half}", f"column{group}", sums, arguments)
                 pieces.append((code.loads(), code.after_loads(f"row{half}_is_there")))
         loads, others = zip(*pieces, strict=True)
-        ahead = 2 if self.tiles.free_registers >= REGISTERS_AHEAD * self.own else 0
+        ahead = 2 if self.tiles.free_registers >= REGISTERS_AHEAD * self.vector else 0
         yield from itertools.chain(*loads[:ahead])
         for later, lines in itertools.zip_longest(loads[ahead:], others, fillvalue=()):
             yield from later
@@ -144,7 +144,7 @@ class DenseSource:
     def _epilogue(self, row: str, column: str, sums: str, arguments: Arguments) -> ByteCode:
         step, inner = self.step, self.step.inner
         names = tuple(column if d == step.along else row if d == inner else None for d in range(step.y.rank))
-        code = ByteCode(Space(step.y.shape, names, step.along, self.own), arguments, f"y_{row}_{column}_")
+        code = ByteCode(Space(step.y.shape, names, step.along, self.vector), arguments, f"y_{row}_{column}_")
         code.define_bounded(step.product.result, sums, float(step.depth * BYTE_PRODUCT))
         code.compute(step.epilogue, self.outputs)
         return code

@@ -18,7 +18,7 @@ MORE_WORK = 1.15  # of a block than with the best tiles, up to which other tiles
 class Tiles(NamedTuple):
     """The tiles of a product.
 
-    stages: operands of so many parts of the depth fit into shared memory.
+    stages: parts of the depth whose operands fit into shared memory.
     groups: groups of four warps that multiply.
     """
 

@@ -30,9 +30,9 @@ _CUDA = cuda_template(__package__, "resident_weights.cuh")
 class Tiling:
     """The shares of a block's warpgroups.
 
-    columns: of a warpgroup.
+    columns: columns of a warpgroup.
     width: warpgroups of a team, which share rows.
-    teams: of a block.
+    teams: teams of a block.
     """
 
     columns: int
@@ -50,25 +50,25 @@ class ResidentSource:
     tiling: Tiling
 
     @property
-    def own(self) -> int:
+    def vector(self) -> int:
         """Neighbours of a result that a thread stores: 16 bytes."""
         return 16 if all(value.type.dtype.itemsize == 1 for value in self.outputs) else 8
 
     @property
-    def wide(self) -> int:
-        """Bytes of a row in a part."""
-        return next(wide for wide in wgmma.SWIZZLES if self.step.depth % wide == 0)
+    def row_bytes(self) -> int:
+        """Bytes of a row that a part has."""
+        return next(nbytes for nbytes in wgmma.SWIZZLES if self.step.depth % nbytes == 0)
 
     @property
     def parts(self) -> int:
-        return self.step.depth // self.wide
+        return self.step.depth // self.row_bytes
 
     @property
     def block_columns(self) -> int:
         return self.tiling.columns * self.tiling.width
 
     @property
-    def across(self) -> int:
+    def column_blocks(self) -> int:
         """Blocks that share rows."""
         return self.step.columns // self.block_columns
 
@@ -79,10 +79,10 @@ class ResidentSource:
     @property
     def turns(self) -> int:
         """Tiles of a team."""
-        return ceil_div(self.tiles, max(1, self.figures.processors // self.across) * self.tiling.teams)
+        return ceil_div(self.tiles, max(1, self.figures.processors // self.column_blocks) * self.tiling.teams)
 
     @property
-    def down(self) -> int:
+    def row_blocks(self) -> int:
         """Blocks that share columns."""
         return ceil_div(self.tiles, self.turns * self.tiling.teams)
 
@@ -95,7 +95,7 @@ class ResidentSource:
         """Parts of a ring. While one is copied, warps that are late still read the two before the next."""
         alignment, gates = 1024, 8 * self.tiling.teams
         room = self.figures.dynamic_bytes - alignment - gates - self.weight_bytes
-        return max(0, min(MAX_SLOTS, room // (self.tiling.teams * TILE * self.wide)))
+        return max(0, min(MAX_SLOTS, room // (self.tiling.teams * TILE * self.row_bytes)))
 
     @property
     def fits(self) -> bool:
@@ -103,24 +103,24 @@ class ResidentSource:
 
     def launch(self) -> Launch:
         step, tiling, arguments = self.step, self.tiling, Arguments()
-        octets, stage_bytes = self.wide // OCTET_BYTES, TILE * self.wide
+        octets, stage_bytes = self.row_bytes // OCTET_BYTES, TILE * self.row_bytes
         team_threads = tiling.width * GROUP_THREADS
         cuda = _CUDA.bind(
             TEAMS=tiling.teams,
             WIDTH=tiling.width,
             COLUMNS=tiling.columns,
             BLOCK_COLUMNS=self.block_columns,
-            ACROSS=self.across,
+            COLUMN_BLOCKS=self.column_blocks,
             THREADS=team_threads * tiling.teams,
             TEAM_THREADS=team_threads,
             ROWS=step.rows,
             ROWS_FIT=c_bool(step.rows % TILE == 0),
             TILES=self.tiles,
             TURNS=self.turns,
-            APART=self.down * tiling.teams,
-            WIDE=self.wide,
+            APART=self.row_blocks * tiling.teams,
+            ROW_BYTES=self.row_bytes,
             OCTETS=octets,
-            PAIRS=self.own // 2,
+            PAIRS=self.vector // 2,
             PARTS=self.parts,
             STAGE_BYTES=stage_bytes,
             SLOTS=self.slots,
@@ -155,9 +155,9 @@ class ResidentSource:
         launch = arguments.launch(
             "resident_weights",
             lines,
-            self.down * self.across,
+            self.row_blocks * self.column_blocks,
             team_threads * tiling.teams,
-            preamble=wgmma.product_of_rows("i8", tiling.columns, self.wide),
+            preamble=wgmma.product_of_rows("i8", tiling.columns, self.row_bytes),
             resident=1,
         )
         nbytes = 1024 + self.weight_bytes + tiling.teams * (self.slots * stage_bytes + 8)
@@ -202,19 +202,19 @@ class ResidentSource:
     def _rows_written(self, cuda: CudaTemplate) -> Iterator[str]:
         for half in range(2):
             yield from cuda("row_written", PLACE=f"place{half}", ROW=f"row{half}", FIRST=8 * half)
-        yield f"const u32 column = first + side * {self.tiling.columns}u + lane % 4u * {self.own}u;"
+        yield f"const u32 column = first + side * {self.tiling.columns}u + lane % 4u * {self.vector}u;"
 
     def _codes(self, arguments: Arguments) -> Mapping[tuple[int, int], ByteCode]:
         """Return the code of a thread's neighbours, by their group of columns and their half of the rows."""
-        groups = range(self.tiling.columns // (LANES * self.own))
+        groups = range(self.tiling.columns // (LANES * self.vector))
         return {(n, half): self._code(n, half, arguments) for n, half in itertools.product(groups, (0, 1))}
 
     def _code(self, n: int, half: int, arguments: Arguments) -> ByteCode:
         step = self.step
-        column, row = f"(column + {n * LANES * self.own}u)", f"row{half}"
+        column, row = f"(column + {n * LANES * self.vector}u)", f"row{half}"
         names = tuple(column if d == step.along else row if d == step.inner else None for d in range(step.y.rank))
-        space, prefix = Space(step.y.shape, names, step.along, self.own), f"y{n}_{half}_"
-        sums = f"sums[{n * self.own // 2} + j / 2][{half * 2} + j % 2]"
+        space, prefix = Space(step.y.shape, names, step.along, self.vector), f"y{n}_{half}_"
+        sums = f"sums[{n * self.vector // 2} + j / 2][{half * 2} + j % 2]"
         code = ByteCode(space, arguments, prefix)
         code.define_bounded(step.product.result, sums, float(step.depth * BYTE_PRODUCT))
         code.compute(step.epilogue, self.outputs)

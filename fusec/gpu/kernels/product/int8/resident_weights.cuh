@@ -5,12 +5,12 @@ FRAGMENT(kernel) {
   u8* const weights = next_kilobyte(memory);
   u64* const gates = (u64*)(weights + WEIGHT_BYTES + TEAMS * RING_BYTES);
   const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u, team = warp / (4u * WIDTHu), side = warp / 4u % WIDTHu;
-  const u32 first = blockIdx.x % ACROSSu * BLOCK_COLUMNSu;
+  const u32 first = blockIdx.x % COLUMN_BLOCKSu * BLOCK_COLUMNSu;
   u8* const ring = weights + WEIGHT_BYTES + team * RING_BYTESu;
   u64* const gate = gates + team;
   const u32 own = threadIdx.x % TEAM_THREADSu, octet = own % OCTETSu, own_row = own / OCTETSu;
-  const SwizzledRows<WIDE> ring_rows = rows_at<WIDE>(ring), weight_rows = rows_at<WIDE>(weights);
-  const u32 rows = ROWS, begin = blockIdx.x / ACROSSu * TEAMSu + team;
+  const SwizzledRows<ROW_BYTES> ring_rows = rows_at<ROW_BYTES>(ring), weight_rows = rows_at<ROW_BYTES>(weights);
+  const u32 rows = ROWS, begin = blockIdx.x / COLUMN_BLOCKSu * TEAMSu + team;
   LOAD_WEIGHTS
   BEGIN
   // The part that is copied next, of a tile, and where to.
@@ -58,7 +58,7 @@ FRAGMENT(load_weights) {
     const u32 o = i % (PARTS * OCTETSu), n = i / (PARTS * OCTETSu);
     const u32 f = n / 8u / PAIRSu * (8u * PAIRSu) + n % 8u / 2u * (2u * PAIRSu) + n / 8u % PAIRSu * 2u + n % 2u;
     const u32 row = o / OCTETSu * BLOCK_COLUMNSu + n;
-    copy_ahead<16>(weights + swizzled<WIDE>(row * WIDEu + o % OCTETSu * 16u), POINTER + ((first + f) * STRIDE + o * 16u));
+    copy_ahead<16>(weights + swizzled<ROW_BYTES>(row * ROW_BYTESu + o % OCTETSu * 16u), POINTER + ((first + f) * STRIDE + o * 16u));
   }
 }
 
@@ -68,9 +68,9 @@ FRAGMENT(copy_part) {
     #pragma unroll
     for (u32 i = 0; i < COPIESu; ++i) {
       const u32 at = own_row + i * EACHu, place = later_tile * 64u + at;
-      const u32 row = place < rows ? place : 0u, k = later_part * WIDEu + octet * 16u;
+      const u32 row = place < rows ? place : 0u, k = later_part * ROW_BYTESu + octet * 16u;
       ROW_COORDINATES
-      u8* const to = ring + (later_slot * STAGE_BYTESu + swizzled<WIDE>(at * WIDEu + octet * 16u));
+      u8* const to = ring + (later_slot * STAGE_BYTESu + swizzled<ROW_BYTES>(at * ROW_BYTESu + octet * 16u));
       if (COPIES_FIT || at < 64u) copy_or_zeros_ahead(to, IMAGE + (AT), place < rows);
     }
     copied();
@@ -83,8 +83,8 @@ FRAGMENT(copy_part) {
 FRAGMENT(step) {
   wait_for_all(gate, step++);
   {
-    const SwizzledRows<WIDE> here = later(ring_rows, slot * (STAGE_BYTES / 16u));
-    const SwizzledRows<WIDE> there = later(weight_rows, (part * BLOCK_COLUMNSu + side * COLUMNSu) * OCTETSu);
+    const SwizzledRows<ROW_BYTES> here = later(ring_rows, slot * (STAGE_BYTES / 16u));
+    const SwizzledRows<ROW_BYTES> there = later(weight_rows, (part * BLOCK_COLUMNSu + side * COLUMNSu) * OCTETSu);
     group_begins();
     #pragma unroll
     for (u32 k = 0; k < OCTETSu; k += 2u) PRODUCT(sums, later(here, k), later(there, k), part | k);

@@ -2,13 +2,13 @@
 
 FRAGMENT(kernel) {
   const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u, g = lane / 4u, q = lane % 4u;
-  const u32 first = blockIdx.x % ACROSSu * BLOCK_COLUMNSu;
+  const u32 first = blockIdx.x % COLUMN_BLOCKSu * BLOCK_COLUMNSu;
   __shared__ Pack<u32, 4> weights[WEIGHTS];
   LOAD_WEIGHTS
   __syncthreads();
   COLUMN_INDICES
   #pragma unroll 1
-  for (u32 part = blockIdx.x / ACROSSu; part < TILESu; part += DOWNu) {
+  for (u32 part = blockIdx.x / COLUMN_BLOCKSu; part < TILESu; part += ROW_BLOCKSu) {
     const u32 tile = (part * 8u + warp) * 16u;
     FETCH_NEXT
     Pack<u32, WORDS> x[2][DEPTHS];
@@ -25,7 +25,7 @@ FRAGMENT(load_weights) {
   for (u32 i = threadIdx.x; i < WEIGHTSu; i += THREADSu) {
     const u32 part = i / 32u % HALVESu, depth = i / (32u * HALVESu) % DEPTHSu, pair = i / (32u * HALVESu * DEPTHSu);
     const u32 k = (depth * 4u + i % 4u) * PACKu + part * 8u;
-    const u32 o = first + pair / PAIRSu * GROUPu + i / 4u % 8u * OWNu + pair % PAIRSu * 2u;
+    const u32 o = first + pair / PAIRSu * GROUPu + i / 4u % 8u * VECTORu + pair % PAIRSu * 2u;
     Pack<u32, 4> w = {{0u, 0u, 0u, 0u}};
     if (o < COLUMNSu && k < DEPTHu) {
       for (u32 j = 0; j < 2u; ++j) {
@@ -38,8 +38,8 @@ FRAGMENT(load_weights) {
 }
 
 FRAGMENT(column_index) {
-  const bool LIVE = !IS_PARTIAL || first + NUMBER * GROUPu + g * OWNu < COLUMNSu;
-  const u32 INDEX = LIVE ? first + NUMBER * GROUPu + g * OWNu : 0u;
+  const bool LIVE = !IS_PARTIAL || first + NUMBER * GROUPu + g * VECTORu < COLUMNSu;
+  const u32 INDEX = LIVE ? first + NUMBER * GROUPu + g * VECTORu : 0u;
 }
 
 // Bring what the warp's next tile reads to the cache, so that memory is busy while this tile is multiplied and stored.

@@ -19,13 +19,13 @@ from fusec.schedule.program import inputs_of
 ROWS, WARPS = 16, BLOCK // 32
 ROW_REGISTERS = 64  # of a thread, for what it reads of its two rows
 LANES = 8  # of a warp, that share a row of results
-# `own`, `width`, `waves`, `resident` and `fetches` of the variants for many columns, and for few, in the order in which
-# they are proposed: of 20 products of ResNet-50 and MobileNetV2 on an H200, one of the first two that fit was at most
+# `vector`, `width`, `waves`, `resident` and `fetches` of the variants for many columns, and for few, in the order of
+# proposal: of 20 products of ResNet-50 and MobileNetV2 on an H200, one of the first two that fit was at most
 # 2 % slower than the fastest of four.
 WIDE = ((8, 2, 2, 2, True), (8, 1, 3, 3, False), (8, 1, 2, 2, True), (16, 1, 2, 2, False))
 NARROW = ((8, 1, 2, 2, True), (4, 1, 4, 2, False), (4, 1, 2, 2, False))
 MOST = 2  # variants, because each takes long to compile
-NARROWEST = (4, 1)  # `own` and `width`, also for fewer columns
+NARROWEST = (4, 1)  # `vector` and `width`, also for fewer columns
 LINE_BYTES = 128  # of the cache
 SHORT_DEPTH = 64  # fetching longer rows ahead was slower where nothing else is read with them
 FEW_COLUMNS = 192
@@ -36,8 +36,8 @@ _CUDA = cuda_template(__package__, "thin_bytes.cuh")
 class BytesSource:
     """The launch of a product of bytes.
 
-    own: neighbours of a result that a thread handles.
-    width: groups of columns of a block, each of `8 * own` columns.
+    vector: neighbours of a result that a thread handles.
+    width: groups of columns of a block, each of `8 * vector` columns.
     waves: blocks to aim at for each multiprocessor.
     resident: blocks of a multiprocessor, which bounds the registers of a thread.
     fetches: what the next tile reads is brought to the cache ahead.
@@ -46,7 +46,7 @@ class BytesSource:
     step: ProductStep
     outputs: Sequence[Value]
     figures: GpuFigures
-    own: int
+    vector: int
     width: int
     waves: int
     resident: int
@@ -54,14 +54,14 @@ class BytesSource:
 
     @property
     def group(self) -> int:
-        return LANES * self.own
+        return LANES * self.vector
 
     @property
     def depths(self) -> int:
         return ceil_div(self.step.depth, self.step.chunk)
 
     @property
-    def across(self) -> int:
+    def column_blocks(self) -> int:
         """Blocks that share rows."""
         return ceil_div(self.step.columns, self.width * self.group)
 
@@ -71,9 +71,9 @@ class BytesSource:
         return ceil_div(self.step.rows, ROWS * WARPS)
 
     @property
-    def down(self) -> int:
+    def row_blocks(self) -> int:
         """Blocks that share columns."""
-        most = max(1, min(self.tiles, self.waves * self.figures.processors // self.across))
+        most = max(1, min(self.tiles, self.waves * self.figures.processors // self.column_blocks))
         return ceil_div(self.tiles, ceil_div(self.tiles, most))
 
     @property
@@ -84,8 +84,8 @@ class BytesSource:
     def launch(self) -> Launch:
         step, width, arguments = self.step, self.width, Arguments()
         cuda = _CUDA.bind(
-            ACROSS=self.across,
-            DOWN=self.down,
+            COLUMN_BLOCKS=self.column_blocks,
+            ROW_BLOCKS=self.row_blocks,
             TILES=self.tiles,
             WORDS=step.words,
             PACK=step.pack,
@@ -95,11 +95,11 @@ class BytesSource:
             COLUMNS=step.columns,
             DEPTHS=self.depths,
             HALVES=step.words // 2,
-            WEIGHTS=width * (self.own // 2) * self.depths * (step.words // 2) * 32,
+            WEIGHTS=width * (self.vector // 2) * self.depths * (step.words // 2) * 32,
             ROWS_FIT=c_bool(step.rows % (ROWS * WARPS) == 0),
             LAST_ROW=step.rows - 1,
-            OWN=self.own,
-            PAIRS=self.own // 2,
+            VECTOR=self.vector,
+            PAIRS=self.vector // 2,
             GROUP=self.group,
             BEGIN=self.start,
         )
@@ -123,7 +123,7 @@ class BytesSource:
             LOAD_EARLY=[f"const {load.type} {load.name} = {load.text};" for load in early],
             GROUPS=self._groups(cuda, results),
         )
-        return arguments.launch("thin_product", lines, self.across * self.down, resident=self.resident)
+        return arguments.launch("thin_product", lines, self.column_blocks * self.row_blocks, resident=self.resident)
 
     def _column_indices(self, cuda: CudaTemplate) -> Iterator[str]:
         partial = c_bool(self.step.columns % (self.width * self.group) != 0)
@@ -140,12 +140,12 @@ class BytesSource:
             yield from self._fetch(cuda, arguments, value, ("first", min(self.width * self.group, step.columns)))
 
     def _fetch(self, cuda: CudaTemplate, arguments: Arguments, value: Value, span: tuple[str, int]) -> list[str]:
-        """Fetch a tile of a tensor: from a column on, so many of them."""
+        """Fetch a tile of a tensor. `span` is its first column and the number of columns."""
         begin, columns = span
         line = LINE_BYTES // value.type.dtype.itemsize
         return cuda(
             "fetch_next",
-            APART=self.down * ROWS * WARPS,
+            APART=self.row_blocks * ROWS * WARPS,
             LINES=ceil_div(columns, line),
             LINE=line,
             PITCH=value.type.shape[self.step.along],
@@ -219,7 +219,7 @@ class BytesSource:
                 names.append(row if d == step.inner else None)
             else:
                 names.append(f"({row}_{d} * {steps[d]}u)" if steps and steps[d] != 1 else f"{row}_{d}")
-        return Space((step.x if steps else step.y).shape, tuple(names), step.along, self.own)
+        return Space((step.x if steps else step.y).shape, tuple(names), step.along, self.vector)
 
 
 def thin_bytes(name: str, step: ProductStep, outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
@@ -235,18 +235,18 @@ def _sources(step: ProductStep, outputs: Sequence[Value], figures: GpuFigures) -
     if step.x.dtype is not DType.I8 or 2 * step.words * depths > ROW_REGISTERS:
         return []
     sources: list[BytesSource] = []
-    for own, width, waves, resident, fetches in WIDE if step.columns > FEW_COLUMNS else NARROW:
-        bytes_of_weights = LANES * own * width * depths * step.chunk
-        wasted = step.columns < LANES * own * width and (own, width) != NARROWEST
-        if _can_own(step, own, outputs) and not wasted and bytes_of_weights <= figures.static_bytes:
-            sources.append(BytesSource(step, outputs, figures, own, width, waves, resident, fetches))
+    for vector, width, waves, resident, fetches in WIDE if step.columns > FEW_COLUMNS else NARROW:
+        bytes_of_weights = LANES * vector * width * depths * step.chunk
+        wasted = step.columns < LANES * vector * width and (vector, width) != NARROWEST
+        if _fits_vector(step, vector, outputs) and not wasted and bytes_of_weights <= figures.static_bytes:
+            sources.append(BytesSource(step, outputs, figures, vector, width, waves, resident, fetches))
     return sources[:MOST]
 
 
-def _can_own(step: ProductStep, own: int, outputs: Sequence[Value]) -> bool:
-    """Tell if a thread can load and store so many neighbours of a result."""
-    if step.columns % own:
+def _fits_vector(step: ProductStep, vector: int, outputs: Sequence[Value]) -> bool:
+    """Tell if a thread can load and store `vector` neighbours of a result."""
+    if step.columns % vector:
         return False
     types = [v.type for v in (*inputs_of(step.epilogue), *outputs) if v.type.size != 1 and v is not step.product.result]
     steps = (strides_from(type, step.y.rank, step.along) for type in types)
-    return all(first != 1 or all(s % own == 0 for s in others) for first, *others in steps)
+    return all(first != 1 or all(s % vector == 0 for s in others) for first, *others in steps)

@@ -81,7 +81,7 @@ class PackedCodes:
         return TensorType((columns // 16, 2, 8, blocks), value.type.dtype, (0, 3, 2, 1))
 
     def by_chunk(self, value: Value, tiles: int) -> TensorType:
-        """Return the type of scales or zero points that are stored chunk by chunk, for so many tiles together.
+        """Return the type of scales or zero points that are stored chunk by chunk, for `tiles` tiles together.
 
         Where several chunks share a scale, it is stored once.
         """

@@ -207,7 +207,7 @@ FRAGMENT(load) {
   }
 }
 
-// Neighbours of a row, for each group of depths. Where there is no such row, the last one again: its sums are not used.
+// Load neighbours of a row, for each group of depths. Past the last row, load that one again: its sums are not used.
 FRAGMENT(load_row) {
   #pragma unroll
   for (int j = 0; j < GROUPS; ++j) {
@@ -259,7 +259,7 @@ FRAGMENT(add_warps) {
   for (int w = 0; w < WARPS; ++w) sum += sums[w][i];
 }
 
-// The same of the second one of two products.
+// Add up what warps have of the second product.
 FRAGMENT(add_warps_of_two) {
   float second_sum = 0.0f;
   for (int w = 0; w < WARPS; ++w) sum += sums[w][i], second_sum += sums[w][SIZEu + i];
@@ -272,7 +272,7 @@ FRAGMENT(share) {
     ADD_WARPS
     SCRATCH[blockIdx.x * SIZEu + i] = sum;
   }
-  if (!last_of(DOORS + blockIdx.x / PARTSu * DOOR, PARTSu)) return;
+  if (!last_of(COUNTERS + blockIdx.x / PARTSu * COUNTER_STRIDE, PARTSu)) return;
 }
 
 FRAGMENT(add_parts) {

@@ -123,8 +123,8 @@ class PackedChunks(PackedSource):
             tile = f"({tile} < {columns // 16}u ? {tile} : {columns // 16 - 1}u)"
         rows, add_warps = self.load_rows(cuda, arguments), cuda("add_warps")
         if self.parts > 1:
-            doors = arguments.doors(self.groups_of_tiles)
-            cuda = cuda.bind(SCRATCH=arguments.scratch(), DOORS=doors)
+            counters = arguments.barrier_counters(self.groups_of_tiles)
+            cuda = cuda.bind(SCRATCH=arguments.scratch(), COUNTERS=counters)
         store = self.store(arguments)
         body = {"LOAD": cuda("load", TILE=tile), "LOAD_ROWS": rows, "MULTIPLY": cuda("multiply")}
         body["BEGIN"] = arguments.begin()  # all pointers are named now

@@ -58,7 +58,7 @@ class PackedRing(PackedSource):
     stages: chunks of a ring, of each product; one less is waited for.
     resident: blocks of a multiprocessor.
     others: a second product of the same rows, or none.
-    norm: of the rows, which the products read from shared memory; None without one.
+    norm: norm of the rows, which the products read from shared memory; None without one.
     """
 
     stages: int

@@ -19,8 +19,8 @@ CUDA = cuda_template(__package__, "packed_product.cuh")
 class PackedSource:
     """The launch of a product.
 
-    warps: of a block; they share the depth.
-    tiles: of 16 columns, for each warp.
+    warps: warps of a block; they share the depth.
+    tiles: tiles of 16 columns, for each warp.
     """
 
     product: Node

@@ -1,4 +1,4 @@
-"""Kernels of products of some rows with constant weights against the reference, through the emulator."""
+"""Test kernels of products of some rows with constant weights against the reference, through the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of products of many rows of 8-bit integers against the reference, through the emulator."""
+"""Test kernels of products of many rows of 8-bit integers against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gpu.kernels.cases import FIGURES, Case, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
-from gpu.kernels.product.test_thin_product import rounded
+from gpu.kernels.product.test_thin_product import dynamic, rounded
 
 from fusec.gpu.kernels.product.int8.dense_bytes import dense_bytes
 from fusec.ir import DType, Graph, TensorType, Value
@@ -81,6 +81,7 @@ def dense_cases() -> list[Case]:
         matrix(400, 640, 384, "gelu"),
         convolution((2, 640, 16, 17), 128),
         single(20, 640, 128),
+        replace(dynamic(300, 640, 192), figures=FEW),
     ]
 
 
@@ -92,6 +93,7 @@ def test_all_variants_compute_the_product(rng: np.random.Generator) -> None:
         matrix(64, 640, 384, "gelu"),
         convolution((5, 768, 9, 8), 128),  # as many parts as stages, and three tiles
         single(20, 640, 128),
+        replace(dynamic(150, 640, 192), figures=FEW),
     ]
     check(cases, rng, every=True)
 

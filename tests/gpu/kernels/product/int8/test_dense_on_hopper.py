@@ -1,4 +1,4 @@
-"""All tiles of dense products of 8-bit integers, at sizes of models, on a GPU."""
+"""Test all tiles of dense products of 8-bit integers, at sizes of models, on a GPU."""
 
 from __future__ import annotations
 

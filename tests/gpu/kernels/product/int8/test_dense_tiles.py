@@ -1,4 +1,4 @@
-"""Tiles of products of 8-bit integers."""
+"""Test tiles of products of 8-bit integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of products whose weights stay in shared memory against the reference, through the emulator."""
+"""Test kernels of products whose weights stay in shared memory against the reference, through the emulator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gpu.kernels.cases import FIGURES, Case, check
 from gpu.kernels.emulator import needs_compiler
 from gpu.kernels.product.int8.test_dense_bytes import matrix
-from gpu.kernels.product.test_thin_product import convolution, quantised, quantised_matrix, strided
+from gpu.kernels.product.test_thin_product import convolution, dynamic, quantised, quantised_matrix, strided
 
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.kernels.product import product_step
@@ -42,6 +42,7 @@ def test_all_variants_compute_the_same(rng: np.random.Generator, monkeypatch: py
         strided(I8, (2, 128, 21, 25), 128, (2, 2)),
         quantised((2, 32, 12, 13), 128),
         matrix(75, 96, 128, "sums"),
+        dynamic(150, 96, 128),
     ]
     cases = [replace(case, figures=FEW) for case in cases]
     assert all(entries(case)[0] == "resident_weights" for case in cases)

@@ -1,4 +1,4 @@
-"""Kernels of products with weights of 4 and 8 bits against the reference, through the emulator."""
+"""Test kernels of products with weights of 4 and 8 bits against the reference, through the emulator."""
 
 from __future__ import annotations
 
