@@ -16,6 +16,7 @@ from fusec.passes.cleanup.drop_unread_rows import DropUnreadRows
 from fusec.passes.cleanup.fold_constants import FoldConstants
 from fusec.passes.cleanup.simplify import Simplify
 from fusec.passes.folding.add_before_concat import AddBeforeConcat
+from fusec.passes.folding.align_channels import AlignChannels
 from fusec.passes.folding.fold_batchnorm import FoldBatchNorm
 from fusec.passes.folding.fold_pads import FoldPads
 from fusec.passes.folding.fold_scales import FoldScales
@@ -38,6 +39,7 @@ from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
 from fusec.passes.rules.recognise_scan import RecogniseScan
 from fusec.passes.training.drop_zero_rows import DropZeroRows
+from fusec.passes.training.relu_mask_bits import ReluMaskBits
 from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
 from fusec.passes.training.rematerialise import Rematerialise
 from fusec.passes.training.split_batchnorm_stats import SplitBatchNormStats
@@ -90,6 +92,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
     # Only where numbers are stored in 16 bits. Before the fourth channel, which a matmul of patches does not need.
     PatchEmbedding(),
     PadChannels(),
+    # After the fourth channel and the filters of heads, which that pass pads alone.
+    AlignChannels(),
     # After Precision too, because it was measured in 16 bits alone.
     FoldUpsampling(),
     # Late, because it looks at neighbouring nodes as the partitioner will.
@@ -110,6 +114,8 @@ LATE_PASSES: tuple[Pass, ...] = (
     ReluMaskFromNorm(),
     # After the last merging of equal nodes, which would undo it.
     Rematerialise(),
+    # After the last pass that recomputes values, which would compute the mask from the relu's result again.
+    ReluMaskBits(),
     DuplicateBackwardViews(),
     # Only where the caller asked for it, and for the ops that are left.
     DeterministicAttention(),

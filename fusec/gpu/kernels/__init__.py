@@ -14,6 +14,7 @@ from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.kernels.convolution import (
     depthwise,
     few_filters,
+    grouped_conv1d,
     resident_filters,
     split_k,
     squeeze_excite,
@@ -55,6 +56,7 @@ FAMILIES: tuple[Family, ...] = (
     few_rows.few_rows,
     few_channels.few_channels,  # before gathers, because one would run the pad to four channels alone
     few_filters.few_filters,
+    grouped_conv1d.grouped_conv1d,
     gather_resize.gather_resize,
     grid_sample.grid_sample,
     roi_align.roi_align,
@@ -75,6 +77,7 @@ FAMILIES: tuple[Family, ...] = (
 NARROW_FAMILIES: tuple[Family, ...] = (
     attention_forward.attention_forward,
     row_reduction.row_reduction,
+    batch_norm.batch_norm,
     pointwise.pointwise,
     gather_resize.gather_resize,
     packed_product.packed_product,

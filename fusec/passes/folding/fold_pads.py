@@ -1,7 +1,7 @@
-"""Fold explicit padding into the padding of the convolution or pooling that follows.
+"""Fold explicit padding into the padding of the convolution or pooling that follows, and slices into that before them.
 
 Zeros fold into a convolution, and into an average that counts its padding. Minus infinity folds into a maximum; so do
-zeros where the padded value is never negative.
+zeros where the padded value is never negative. Results of a convolution that a slice leaves out need no padding.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.ir import Graph, Node, Value
-from fusec.ops import AvgPool, Conv, MaxPool, Pad
+from fusec.ops import AvgPool, Conv, MaxPool, Pad, Slice, pw
 from fusec.passes.base import RulePass
 from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 from fusec.passes.rewriting.value_facts import never_negative
@@ -80,6 +80,41 @@ def _pad_into_maximum(graph: Graph, node: Node) -> Value | None:
     return graph.add(wider, x, before=node)
 
 
+@local("slice", equation="slice(conv(x, w, pads=p) + b) = conv(x, w, pads=p-q) + b, q for the results left out")
+def _slice_into_conv(graph: Graph, node: Node) -> Value | None:
+    """Drop results at the ends of an image, as where an even window pads by half, or a causal one pads both ends."""
+    cut, total = node.op, node.operands[0]
+    bias, convolved = _without_bias(total)
+    conv = convolved.node
+    if not isinstance(cut, Slice) or conv is None or not isinstance(conv.op, Conv):
+        raise NoMatch("no slice of a convolution", total)
+    if not single_use(total) or not single_use(convolved):
+        raise NoMatch("used elsewhere too", total)
+    full, part = convolved.type.shape, node.result.type.shape
+    if set(cut.steps) != {1} or part[:2] != full[:2]:
+        raise NoMatch("it leaves out images, channels, or what is between others", node.result)
+    before = [start * stride for start, stride in zip(cut.starts[2:], conv.op.strides, strict=True)]
+    after = [(f - p) * s - b for f, p, s, b in zip(full[2:], part[2:], conv.op.strides, before, strict=True)]
+    pads = tuple(pad - less for pad, less in zip(conv.op.pads, (*before, *after), strict=True))
+    if min(pads) < 0:
+        raise NoMatch("it leaves out more than results of padding", node.result)
+    smaller = graph.insert(replace(conv.op, pads=pads), conv.operands, before=node, origin=conv.origin).result
+    if bias is None:
+        return smaller
+    return graph.add(pw("add"), smaller, bias, before=node)
+
+
+def _without_bias(total: Value) -> tuple[Value | None, Value]:
+    """Split off a constant that is added to each channel; None without one."""
+    if total.node is None or total.node.op.name != "add":
+        return None, total
+    for bias, rest in (total.node.operands, reversed(total.node.operands)):
+        shape = (1,) * (total.type.rank - bias.type.rank) + bias.type.shape
+        if bias.literal is not None and not any(size != 1 for dim, size in enumerate(shape) if dim != 1):
+            return bias, rest
+    return None, total
+
+
 def _require_small(op: AvgPool | MaxPool, pads: Sequence[int]) -> None:
     """Check that a pool's pads are smaller than its window, and that it counts no windows by ceil_mode.
 
@@ -93,7 +128,7 @@ def _require_small(op: AvgPool | MaxPool, pads: Sequence[int]) -> None:
 
 
 class FoldPads(RulePass):
-    """Fold explicit padding into the convolution or pooling that follows."""
+    """Fold explicit padding into the convolution or pooling that follows, and slices into that before them."""
 
     name = "fold_pads"
-    rules = (_pad_into_conv, _pad_into_average, _pad_into_maximum)
+    rules = (_pad_into_conv, _pad_into_average, _pad_into_maximum, _slice_into_conv)

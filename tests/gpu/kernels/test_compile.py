@@ -34,7 +34,7 @@ from gpu.kernels.elementwise.test_pointwise import cast_cases, op_cases, shape_c
 from gpu.kernels.elementwise.test_relayout import among_pointwise_ops, move_cases
 from gpu.kernels.elementwise.test_scatter import scatter_cases
 from gpu.kernels.elementwise.test_unaligned_copy import random_cases as unaligned_cases
-from gpu.kernels.norm.test_batch_norm import channel_cases, surrounded_channels
+from gpu.kernels.norm.test_batch_norm import bit_masks, channel_cases, surrounded_channels
 from gpu.kernels.norm.test_group_norm import cases as group_norm_cases
 from gpu.kernels.norm.test_instance_norm import cases as instance_cases
 from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surrounded_norm_backward
@@ -92,6 +92,7 @@ def shaped_cases() -> list[Case]:
         *cached_cases(),
         *channel_cases(),
         *surrounded_channels(),
+        *bit_masks(),
         *norm_backward_cases(),
         *surrounded_norm_backward(),
         *depthwise_cases(),

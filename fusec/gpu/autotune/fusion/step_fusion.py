@@ -12,7 +12,7 @@ from fusec.gpu.kernels import GpuFigures, Kernel, find
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.product.integer_product import uses_no_tensor_cores
-from fusec.ir import Node
+from fusec.ir import DType, Node, Value
 from fusec.ops import PackedMatMul
 from fusec.passes.partition import ordered
 from fusec.passes.partition.convexity import SEARCH_LIMIT, Wiring
@@ -168,7 +168,7 @@ class _Groups:
         if not any(step.kind is Kind.KERNEL for step in steps):
             return False  # the partitioner or measured times decide about steps of cuDNN alone
         nodes, pair = self.nodes(members), [self.nodes(self.members[i]) for i in (number, reader)]
-        if len(nodes) > MAX_NODES or self._repeats(*pair):
+        if len(nodes) > MAX_NODES or self._repeats(*pair) or any(map(is_mask, outputs_of(pair[0]))):
             return False
         if fusion_proposals.is_joint_work(nodes) and not any(fusion_proposals.is_joint_work(each) for each in pair):
             return False  # such a kernel was proposed before, and the separate steps were faster
@@ -189,6 +189,11 @@ class _Groups:
         )
         is_small = first_size * 4 < second_size and second_size > MAX_REPEATED * self.figures.enough_threads
         return is_small and all(can_generate(node) for node in first)
+
+
+def is_mask(value: Value) -> bool:
+    """Tell if a value is a mask of 2 bits, which is stored for steps that run much later."""
+    return value.type.dtype is DType.U2 and value.literal is None
 
 
 def _is_view(step: Partition) -> bool:

@@ -43,9 +43,12 @@ FRAGMENT(chunk_statistics) {
   SQUARES = nmax(squares, KIND(0));
 }
 
-FRAGMENT(merge_forward) {
+FRAGMENT(merge_centre) {
   KIND around = AROUND;
   if (!(fabs(around) < KIND(INFINITE))) around = KIND(0);
+}
+
+FRAGMENT(merge_forward) {
   #pragma unroll UNROLLED
   TURNS {
     const KIND size = SIZE;

@@ -19,7 +19,7 @@ from fusec.gpu.kernels.norm.batch_norm_resident import VARIANTS, BatchNormReside
 from fusec.gpu.kernels.norm.batch_norm_source import BatchNormBySumsSource, BatchNormSource
 from fusec.gpu.kernels.norm.batch_norm_streamed import BatchNormStreamed
 from fusec.gpu.kernels.norm.norm_step import NormStep, match_norm_step
-from fusec.ir import Node, TensorType, Value
+from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums
 from fusec.schedule.program import inputs_of
 
@@ -32,6 +32,9 @@ SUM_TURNS, WRITE_TURNS = 8, 4  # of a thread, at least, if there are several chu
 def batch_norm(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a batch norm in training or its backward; None for other steps."""
     if any(node.op.name == "gen_index" for node in nodes):
+        return None
+    types = {value.type.dtype for node in nodes for value in (*node.operands, *node.results)}
+    if any(dtype.is_narrow and dtype is not DType.U2 for dtype in types):  # masks of relus have 2 bits
         return None
     step = _match(nodes, outputs)
     if step is None or step.x.type.size >= 1 << 31:

@@ -1,17 +1,18 @@
 // Batch norm in one launch. A block has OWN channels and every CHUNKS-th group of THREADS rows.
 
 FRAGMENT(place) {
-  __shared__ KIND sums[WARP_SUMS][OWN], centres[OWN];
+  __shared__ KIND sums[SUM_ROWS][OWN], centres[OWN];
   __shared__ KIND factors[FACTORS];
-  RESIDENT(kept);
+  RESIDENT(memory);
   const u32 t = threadIdx.x / LANESu, lane = threadIdx.x % LANESu;
-  const u32 group = blockIdx.x % BLOCKSu * LANESu + lane;
-  const u32 chunk = blockIdx.x / BLOCKSu, first = chunk * THREADSu + t;
+  const u32 team = blockIdx.x % BLOCKSu, chunk = blockIdx.x / BLOCKSu, first = chunk * THREADSu + t;
+  const u32 group = team * LANESu + lane;
   const bool live = group < GROUPSu;
   const u32 at = live ? group : LAST_GROUPu;
 }
 
-// Merge the sums of threads within warps, then of warps. Chunks of a channel are neighbours, because they are read together.
+// Merge the sums of threads within warps, then of warps. Sums of neighbouring channels are neighbours, because neighbouring
+// threads read them.
 FRAGMENT(merge_warps) {
   #pragma unroll
   for (int s = 16; s >= LANES; s /= 2) {
@@ -33,11 +34,8 @@ FRAGMENT(merge_warps) {
     #pragma unroll
     for (u32 k = 0; k < WARPSu; ++k) { sum0 += sums[k][i]; sum1 += sums[WARPSu + k][i]; }
     STATISTICS
-    const u32 c = blockIdx.x % BLOCKSu * OWNu + i;
-    if (c < CHANNELSu) {
-      SCRATCH[(0u + c) * CHUNKSu + chunk] = sum0;
-      SCRATCH[(CHANNELSu + c) * CHUNKSu + chunk] = sum1;
-    }
+    const u32 c = team * OWNu + i;
+    if (c < CHANNELSu) store_pack<KIND, 2>(SCRATCH + (chunk * CHANNELSu + c) * 2u, Pack<KIND, 2>{{sum0, sum1}});
   }
 }
 
@@ -45,9 +43,9 @@ FRAGMENT(merge_warps) {
 FRAGMENT(each_channel) {
   #pragma unroll
   for (u32 round = 0; round < ROUNDSu; ++round) {
-    const u32 s0 = threadIdx.x % EACHu, spot = round * SPOTSu + threadIdx.x / EACHu;
+    const u32 s0 = threadIdx.x / SPOTSu, spot = round * SPOTSu + threadIdx.x % SPOTSu;
     const u32 place = spot < OWNu ? spot : LAST_OWNu;
-    const u32 wanted = blockIdx.x % BLOCKSu * OWNu + place;
+    const u32 wanted = team * OWNu + place;
     const bool real = spot < OWNu && wanted < CHANNELSu;
     const u32 c = real ? wanted : LAST_CHANNELu;
     BODY
@@ -61,12 +59,28 @@ FRAGMENT(each_round) {
   }
 }
 
+// A thread loads the sums of several chunks before it adds any, so that it waits for memory once.
 FRAGMENT(merge_chunks) {
   KIND acc0[1] = {KIND(0)}, acc1[1] = {KIND(0)};
-  MERGE
-  reduce_threads<BLOCK, EACH, 1, 1>(acc0, ((KIND*)0), Add());
-  reduce_threads<BLOCK, EACH, 1, 1>(acc1, ((KIND*)0), Add());
+  CENTRE
+  #pragma unroll 1
+  for (u32 k0 = 0; k0 < PARTSu; k0 += TOGETHERu) {
+    Pack<KIND, 2> pairs[TOGETHER];
+    #pragma unroll
+    for (u32 k = 0; k < TOGETHERu; ++k) {
+      const u32 number = s0 + (k0 + k) * EACHu, s = number < CHUNKSu ? number : 0u;
+      pairs[k] = PAIR;
+    }
+    MERGE
+  }
+  if (spot < OWNu) {
+    sums[0u + s0][place] = acc0[0];
+    sums[EACHu + s0][place] = acc1[0];
+  }
+  __syncthreads();
   if (s0 == 0u && spot < OWNu) {
+    #pragma unroll
+    for (u32 k = 1; k < EACHu; ++k) { acc0[0] += sums[k][place]; acc1[0] += sums[EACHu + k][place]; }
     FINISH
   }
 }

@@ -24,7 +24,7 @@ from fusec.ir import Value
 # Threads of a block, turns whose loads are issued together, and vectors of channels that a block visits together, at
 # most. Of many channels, more vectors make longer accesses to memory, and more chunks to merge.
 VARIANTS = ((512, 4, 8), (1024, 2, 8), (512, 4, 16), (512, 4, 32))
-MERGED = 16  # chunks whose sums a thread loads together
+MERGED = 24  # chunks whose sums a thread loads together, at most
 _CUDA = cuda_template(__package__, "batch_norm_resident.cuh")
 
 
@@ -72,8 +72,8 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
 
     @property
     def _each(self) -> int:
-        """Neighbouring threads that merge the chunks of one channel."""
-        return max(1, min(32, self.sums.block // self._own))
+        """Threads that merge the chunks of one channel."""
+        return max(1, self.sums.block // self._own)
 
     @property
     def _rounds(self) -> int:
@@ -83,8 +83,13 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     @property
     def _sum_bytes(self) -> int:
         """Shared memory for sums of warps, their centres, and the factors of channels."""
-        numbers = (2 * self.sums.block // 32 + 1 + self.factors) * self._own
+        numbers = (self._sum_rows + 1 + self.factors) * self._own
         return numbers * (8 if self.kind == "double" else 4)
+
+    @property
+    def _sum_rows(self) -> int:
+        """Rows of sums: of warps, and then of the threads that merge the chunks of a channel."""
+        return max(2 * self.sums.block // 32, 2 * self._each)
 
     @property
     def _turn_bytes(self) -> int:
@@ -131,7 +136,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         plan = self.sums
         lines = self._resident_cuda(
             "place",
-            WARP_SUMS=2 * plan.block // 32,
+            SUM_ROWS=self._sum_rows,
             FACTORS=self.factors * self._own,
             THREADS=plan.threads,
             GROUPS=plan.groups,
@@ -180,8 +185,12 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
 
     def shared_pack(self, start: int, number: str, value: Value) -> str:
         """Return a thread's place in shared memory, in pack `number` of each thread from byte `start` on."""
+        return self.shared_place(start, number, self._pack(value))
+
+    def shared_place(self, start: int, number: str, c_type: str) -> str:
+        """Return such a place of another type."""
         block = self.sums.block
-        return f"reinterpret_cast<{self._pack(value)}*>(kept + {start}u)[({number}) * {block}u + threadIdx.x]"
+        return f"reinterpret_cast<{c_type}*>(memory + {start}u)[({number}) * {block}u + threadIdx.x]"
 
     def _first_pass(self, caching: list[str], bare: list[str]) -> list[str]:
         """Generate the first pass. The last turn comes first, and not all threads have it.
@@ -236,17 +245,15 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     def meet(self, arguments: Arguments) -> list[str]:
         pins = [f"pin(parameter{number}[round]);" for number, _ in enumerate(self.step.parameters)]
         each = self._resident_cuda("each_round", ROUNDS=self._rounds, BODY=pins)
-        team = f"blockIdx.x % {self.sums.blocks}u"
-        return [*each, *meet_at_counter(arguments, self.sums.blocks, team, self.sums.chunks, "chunk")]
+        return [*each, *meet_at_counter(arguments, self.sums.blocks, "team", self.sums.chunks, "chunk")]
 
     def merge_sums(self, arguments: Arguments) -> list[str]:
-        plan, kind, step, each = self.sums, self.kind, self.step, self._each
-        channels, chunks, pointer = self.channels, plan.chunks, arguments.scratch(kind)
-        places = (f"c * {chunks}u", f"({channels}u + c) * {chunks}u")
-        parts = (f"across({pointer} + {places[0]} + s)", f"across({pointer} + {places[1]} + s)")
-        turns = f"for (u32 s = s0; s < {chunks}u; s += {each}u)"
-        size, around = f"{kind}({self._rows('s')})", f"across({pointer} + {places[0]})"
-        merge = self.merge_loop(turns, size, around, parts, min(MERGED, ceil_div(chunks, each)))
+        kind, step, each, channels, chunks = self.kind, self.step, self._each, self.channels, self.sums.chunks
+        parts = ceil_div(chunks, each)
+        together = ceil_div(parts, ceil_div(parts, MERGED))
+        turns = f"for (u32 k = 0; k < {together}u; ++k) if (const u32 s = s0 + (k0 + k) * {each}u; s < {chunks}u)"
+        merge = self.merge_loop(turns, f"{kind}({self._rows('s')})", ("pairs[k].v[0]", "pairs[k].v[1]"), together)
+        centre = self.merge_centre(f"across({arguments.scratch(kind)} + c * 2u)")
         code = PointwiseCode(Space((channels,), ("c",)), arguments, "p")
         code.known |= {value: f"parameter{number}[round]" for number, value in enumerate(step.parameters)}
         factors = self.forward_factors(code) if self.forward else self.backward_factors(code)
@@ -256,8 +263,16 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             small = PointwiseCode(code.space, arguments, "q", dict(code.known), dict(code.narrowed))
             small.compute(step.statistics_nodes, step.statistics)
             code.body += ["if (chunk == 0u && real) {", *small.lines(), "}"]
-        body = self._resident_cuda("merge_chunks", MERGE=merge, FINISH=code.lines())
+        holes = {"PARTS": parts, "TOGETHER": together, "PAIR": self._pair(arguments, "s")}
+        body = self._resident_cuda("merge_chunks", CENTRE=centre, MERGE=merge, FINISH=code.lines(), **holes)
         return [*self._each_channel(body), "__syncthreads();"]
+
+    def _pair(self, arguments: Arguments, chunk: str) -> str:
+        """Return the two sums of a chunk of channel `c`, as C. chunk: its number, as C."""
+        place = f"{arguments.scratch(self.kind)} + ({chunk} * {self.channels}u + c) * 2u"
+        if self.kind == "float":
+            return f"across(reinterpret_cast<const Pack<float, 2>*>({place}))"
+        return f"Pack<{self.kind}, 2>{{{{across({place}), across({place} + 1u)}}}}"
 
     def write_elements(self, arguments: Arguments) -> list[str]:
         """Generate the second pass.

@@ -174,7 +174,7 @@ class BatchNormSource:
         size = f"s == {chunks - 1}u ? {kind}({rest * by}) : {kind}({plan.each * by})"
         parts = (f"{pointer}[s * {channels}u + c]", f"{pointer}[({chunks}u + s) * {channels}u + c]")
         turns = f"for (u32 s = t; s < {chunks}u; s += {merge.threads}u)"
-        lines += self.merge_loop(turns, size, f"{pointer}[c]", parts)
+        lines += [*self.merge_centre(f"{pointer}[c]"), *self.merge_loop(turns, size, parts)]
         lines += merge.reduce(2)
         code = PointwiseCode(Space((channels,), ("c",)), arguments)
         factors = self.forward_factors(code) if self.forward else self.backward_factors(code)
@@ -184,11 +184,15 @@ class BatchNormSource:
         lines += ["if (live && t == 0) {", *code.lines(), "}"]
         return arguments.early_launch(f"{self.name}_together", lines, merge.blocks, merge.block)
 
-    def merge_loop(self, turns: str, size: str, around: str, parts: tuple[str, str], unrolled: int = 4) -> list[str]:
+    def merge_centre(self, around: str) -> list[str]:
+        """Define the number that squares of a channel are merged around (forward)."""
+        return self._cuda("merge_centre", AROUND=around) if self.forward else []
+
+    def merge_loop(self, turns: str, size: str, parts: tuple[str, str], unrolled: int = 4) -> list[str]:
         """Add up the chunks of a channel, each thread some of them."""
         holes = {"TURNS": turns, "MEAN": parts[0], "SQUARES": parts[1], "UNROLLED": unrolled}
         if self.forward:
-            return self._cuda("merge_forward", AROUND=around, SIZE=size, **holes)
+            return self._cuda("merge_forward", SIZE=size, **holes)
         return self._cuda("merge_backward", **holes)
 
     def forward_factors(self, code: PointwiseCode) -> tuple[str, ...]:

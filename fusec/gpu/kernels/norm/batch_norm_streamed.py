@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from fusec.gpu.kernels.codegen.copies_ahead import ASYNCHRONOUS, COPIED_BYTES
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
-from fusec.gpu.kernels.codegen.kernel import Arguments, ceil_div
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, ceil_div
 from fusec.gpu.kernels.codegen.loops import coordinates
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
 from fusec.gpu.kernels.norm.batch_norm_resident import BatchNormResident
@@ -24,6 +24,7 @@ from fusec.schedule.program import inputs_of
 
 BYTES_AHEAD = 64 << 10  # of a block, under way at the same time
 MOST_AHEAD = 8  # turns
+WORD_BYTES = 4  # the least that an asynchronous copy moves
 _CUDA = cuda_template(__package__, "batch_norm_streamed.cuh")
 
 
@@ -71,7 +72,14 @@ class BatchNormStreamed(BatchNormResident):
         return sum(self._pack_bytes(v) for v in values) * self.sums.block
 
     def _pack_bytes(self, value: Value) -> int:
-        return self.sums.vector * value.type.dtype.itemsize
+        return WORD_BYTES if self._shares_word(value) else self.sums.vector * value.type.dtype.itemsize
+
+    def _shares_word(self, value: Value) -> bool:
+        """Tell if two threads have their elements in one word, which each of them copies."""
+        pair = 2 * self.sums.vector
+        whole = all(number % pair == 0 for number in (value.type.size, *value.type.strides) if number != 1)
+        bits = value.type.dtype.bits
+        return whole and bits < 8 and pair * bits == 8 * WORD_BYTES
 
     @property
     def _space(self) -> Space:
@@ -84,7 +92,7 @@ class BatchNormStreamed(BatchNormResident):
     def _is_copied(self, value: Value) -> bool:
         numbers = self.step.anchor.operands[len(self.step.elements) :]
         whole = value.type.dtype.bits >= 8 and self._pack_bytes(value) in COPIED_BYTES
-        return whole and value not in numbers and self._space.is_pack(value.type)
+        return (whole or self._shares_word(value)) and value not in numbers and self._space.is_pack(value.type)
 
     def _inputs(self, nodes: Sequence[Node]) -> tuple[Value, ...]:
         return tuple(v for v in inputs_of(nodes) if self._is_copied(v))
@@ -154,10 +162,28 @@ class BatchNormStreamed(BatchNormResident):
         staged = self._staged(values)
         start = self._slots * self._turn_bytes
         start += sum(self.depth * self._bytes_of([v]) for v in staged[: staged.index(value)])
-        return self.shared_pack(start, f"{step} % {self.depth}u", value)
+        slot = f"{step} % {self.depth}u"
+        if self._shares_word(value):
+            return self.shared_place(start, slot, "u32")
+        return self.shared_pack(start, slot, value)
 
     def _copy(self, place: str, pointer: str, value: Value) -> str:
-        return f"copy_ahead<{self._pack_bytes(value)}>(&{place}, {pointer} + ({self._space.offset(value.type)}));"
+        at = self._space.offset(value.type)
+        if self._shares_word(value):
+            source = f"(const u8*){pointer} + ({at}) / {2 * self.sums.vector}u * {WORD_BYTES}u"
+            return f"copy_ahead<{WORD_BYTES}>(&{place}, {source});"
+        return f"copy_ahead<{self._pack_bytes(value)}>(&{place}, {pointer} + ({at}));"
+
+    def _take(self, code: PointwiseCode, value: Value, name: str, place: str) -> None:
+        """Read a thread's elements of a copied value."""
+        if self._shares_word(value):
+            number = f"({self._space.offset(value.type)}) / {self.sums.vector}u % 2u"
+            parts = f"PackedParts<{C_TYPES[value.type.dtype]}, {self.sums.vector}>"
+            code.head.append(f"const {parts} {name} = {{{place} >> {number} * 16u}};")
+            code.known[value] = f"wide({name}.get(j))"
+        else:
+            code.head.append(f"const {self._pack(value)} {name} = {place};")
+            code.known[value] = f"wide({name}.v[j])"
 
     def sum_elements(self, arguments: Arguments) -> list[str]:
         copies: list[str] = []
@@ -169,8 +195,7 @@ class BatchNormStreamed(BatchNormResident):
                 for step in ("ahead", "step")
             ]
             copies.append(self._copy(places[0], arguments.read(value), value))
-            code.head.append(f"const {self._pack(value)} given{number} = {places[1]};")
-            code.known[value] = f"wide(given{number}.v[j])"
+            self._take(code, value, f"given{number}", places[1])
         self.accumulate(code)
         for number, value in enumerate(v for v in self._moved if v not in self._first):
             code.head.append(f"{self._pack(value)} made{number};")
@@ -213,9 +238,7 @@ class BatchNormStreamed(BatchNormResident):
             code.head.append(f"const {self._pack(value)} element{number} = {self._slot_of(value)};")
             code.known[value] = f"wide(element{number}.v[j])"
         for number, value in enumerate(self._second):
-            place = self._stage_of(value, self._second, "step")
-            code.head.append(f"const {self._pack(value)} other{number} = {place};")
-            code.known[value] = f"wide(other{number}.v[j])"
+            self._take(code, value, f"other{number}", self._stage_of(value, self._second, "step"))
         code.compute(self.step.prologue_without(self.step.elements))
         self.normalise(code, "j")
         code.compute(self.step.epilogue, self.step.epilogue_outputs)

@@ -95,6 +95,28 @@ def test_the_kernel_of_a_batch_norm_in_training_runs_the_ops_around_it() -> None
     )
 
 
+def test_a_mask_of_2_bits_is_stored_by_the_norm_before_the_relu() -> None:
+    """It would be of no use within the kernel of the backward half, which would compute it from the relu's result."""
+    image = "f16[2,16,6,6]{0,2,3,1}"
+    check(
+        f"""graph "g" (%x: {image}, %s: f32[16], %b: f32[16], %z: {image}, %w: f16[16,16,1,1]) {{
+  %y, %m, %i = batch_norm_train(%x, %s, %b) : {image}, f32[16], f32[16]
+  %a = add(%y, %z)
+  %r = relu(%a)
+  %o = constant [0.0] : f16[]
+  %p = cmp_gt(%r, %o)
+  %k = cast(%p) {{to=u2}}
+  %d = conv(%r, %w) {{strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1]}}
+  %l = cast(%k) {{to=bool}}
+  %c = where(%l, %d, %o)
+  %e, %f, %g = batch_norm_backward(%c, %x, %s, %m, %i) : {image}, f32[16], f32[16]
+  return %c, %e, %f, %g
+}}""",
+        ["batch_norm_train+add+relu+cmp_gt+cast", "conv", "cast+where+batch_norm_backward"],
+        without=["batch_norm_train", "batch_norm_backward", "cmp_gt"],
+    )
+
+
 def test_the_kernel_of_a_layer_norm_gradient_adds_the_residual_gradient() -> None:
     """The sum is not fused into the reduction for a bias, because cuDNN runs that reduction here."""
     check(

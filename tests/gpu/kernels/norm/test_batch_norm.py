@@ -12,6 +12,7 @@ from gpu.kernels.cases import FIGURES, ROUNDING, Case, assert_same, build, check
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import GpuFigures
+from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.kernels.norm import batch_norm as family
 from fusec.gpu.kernels.norm import batch_norm_streamed as streamed
 from fusec.ir import DType, TensorType, Value
@@ -19,7 +20,7 @@ from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, Cast, 
 from fusec.targets.target import STATIC_BYTES
 from fusec.text import parse
 
-F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
+F32, F16, BF16, F64, U2 = DType.F32, DType.F16, DType.BF16, DType.F64, DType.U2
 SHAPES = ((3, 16, 9, 5), (2, 6, 3, 4), (5, 40, 12), (33, 24), (4, 1, 3, 3), (1, 3, 1, 1), (2, 264, 2, 3))
 
 
@@ -81,6 +82,37 @@ def channel_cases() -> list[Case]:
                     cases.append(build(f"by sums {name}", [x, p, p, sums, sums], by_sums, positive))
                 cases.append(build(f"backward {name}", [x, x, p, p, p], backward, positive))
                 cases.append(build(f"masked {name}", [x, x, p, p, p, p], masked, mostly_negative))
+    return cases
+
+
+def masks_or_positive(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Masks of 0 and 1 in 2 bits, and other numbers as `positive` does."""
+    return rng.integers(0, 2, type.shape).astype(np.int8).astype(U2.numpy) if type.dtype is U2 else positive(rng, type)
+
+
+def masked_by_bits(g: Any, dy: Value, mask: Value, *v: Value) -> Sequence[Value]:
+    """Make the gradient of a norm whose dy counts where a mask is 1; the masked dy is stored, too."""
+    loss = g.add(pw("where"), g.add(Cast(DType.BOOL), mask), dy, g.constant(np.zeros((), dy.type.dtype.numpy)))
+    return loss, *backward(g, loss, *v)
+
+
+def with_bits(g: Any, x: Value, s: Value, b: Value, z: Value) -> Sequence[Value]:
+    """Make a norm, a residual and a relu, and in 2 bits where the relu is positive."""
+    y, mean, inverse = forward(g, x, s, b)
+    relu = g.add(pw("relu"), g.add(pw("add"), y, z))
+    zero = g.constant(np.zeros((), x.type.dtype.numpy))
+    return relu, g.add(Cast(U2), g.add(pw("cmp_gt"), relu, zero)), mean, inverse
+
+
+def bit_masks() -> list[Case]:
+    """Masks of 2 bits, whose words belong to two threads if channels are last."""
+    cases: list[Case] = []
+    for channels in (16, 24, 48):
+        for kind in (last, rows):
+            x, p, mask = kind(F16, 4, channels, 20, 33), rows(F32, channels), kind(U2, 4, channels, 20, 33)
+            name = f"{kind.__name__} {channels}"
+            cases.append(build(f"masked by bits {name}", [x, mask, x, p, p, p], masked_by_bits, masks_or_positive))
+            cases.append(build(f"with bits {name}", [x, p, p, x], with_bits, positive))
     return cases
 
 
@@ -233,6 +265,24 @@ def test_elements_that_are_copied_ahead(
     assert len(ways) > 40
     again = ["if (ahead >=" in way.launches[0].source for _, way in ways]
     assert any(again) is not stays
+    emulator = Emulator([way for _, way in ways])
+    for case, way in ways:
+        arrays = case.arrays(rng)
+        assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
+
+
+@needs_compiler
+@pytest.mark.parametrize("kept", [1 << 20, 16000])
+def test_masks_of_two_bits(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    monkeypatch.setattr(family, "VARIANTS", ((64, 4, 8),))
+    monkeypatch.setattr(streamed, "BYTES_AHEAD", 4000)
+    cases = [replace(case, figures=replace(keeping(kept), processors=4)) for case in bit_masks()]
+    ways = [(case, way) for case in cases if case.kernel for way in variants_of(case.kernel)]
+    assert len(ways) == 2 * len(cases) - 6  # row-major ones have no launch whose blocks meet
+    assert [case.name for case, way in ways if "copy_ahead<4>" in way.launches[0].source] == [
+        "masked by bits last 16",
+        "masked by bits last 48",  # 24 channels are no whole number of words
+    ]
     emulator = Emulator([way for _, way in ways])
     for case, way in ways:
         arrays = case.arrays(rng)
