@@ -6,59 +6,41 @@ reads the sizes. `compile_graph` in `fusec/compiler/compile_model.py` calls the 
 
 from __future__ import annotations
 
-import importlib
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-from fusec.compiler.early_processes import with_early_processes
+from fusec import frontends
+from fusec.builder import Builder
+from fusec.compiler.choose_target import resolve_target
+from fusec.compiler.compile_model import Shared, build_model, compile_builder, compile_model, wakes_gpu
+from fusec.compiler.load_file import load_artifact
+from fusec.diagnostics import hints
+from fusec.dynamic_shapes.compile_dynamic import DynamicOptions, compile_dynamic, dynamic_executable, read_source
+from fusec.dynamic_shapes.executable import DynamicExecutable
+from fusec.dynamic_shapes.load_shapes import load
+from fusec.dynamic_shapes.size_ranges import GivenShapes, read_sizes, sizing_of
+from fusec.dynamic_shapes.sizing import Shapes
 from fusec.errors import ManyLaunchesWarning, ModelError
+from fusec.execution.compilation import Compiled
+from fusec.execution.compile_options import CompileOptions, Progress
+from fusec.execution.shape_family import ShapeFamily
+from fusec.frontends.custom_ops import CustomOp
 from fusec.gpu import device
+from fusec.gpu.cudnn.oracle import Oracle
+from fusec.ir import Graph
 from fusec.plans.plan_filter import DEFAULT_MODES, Engines, Names
+from fusec.runtime import Executable
+from fusec.segments.executable import AnyExecutable
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from fusec import frontends
-    from fusec.builder import Builder
-    from fusec.compiler.choose_target import resolve_target
-    from fusec.compiler.compile_model import Shared, build_model, compile_model
-    from fusec.compiler.load_file import load_artifact
-    from fusec.dynamic_shapes.compile_dynamic import compile_dynamic
-    from fusec.dynamic_shapes.executable import DynamicExecutable
-    from fusec.dynamic_shapes.load_shapes import load
-    from fusec.dynamic_shapes.size_ranges import GivenShapes
-    from fusec.dynamic_shapes.sizing import Shapes
-    from fusec.execution.compilation import Compiled
-    from fusec.execution.compile_options import CompileOptions, Progress
-    from fusec.execution.shape_family import ShapeFamily
-    from fusec.frontends.custom_ops import CustomOp
-    from fusec.gpu.cudnn.oracle import Oracle
-    from fusec.ir import Graph
-    from fusec.runtime import Executable
-    from fusec.segments.executable import AnyExecutable
-
-# Imported at their first use, because that takes a second; meanwhile `compile` starts what it will wait for.
-_HOMES = {
-    "AnyExecutable": "fusec.segments.executable",
-    "CompileOptions": "fusec.execution.compile_options",
-    "Executable": "fusec.runtime",
-    "Progress": "fusec.execution.compile_options",
-    "Shared": "fusec.compiler.compile_model",
-    "build_model": "fusec.compiler.compile_model",
-    "compile_dynamic": "fusec.dynamic_shapes.compile_dynamic",
-    "compile_model": "fusec.compiler.compile_model",
-    "load": "fusec.dynamic_shapes.load_shapes",
-    "load_artifact": "fusec.compiler.load_file",
-    "resolve_target": "fusec.compiler.choose_target",
-}
-
 __all__ = [
     "AnyExecutable",
     "CompileOptions",
-    "Executable",
     "Progress",
     "Shared",
     "build",
@@ -72,13 +54,6 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-@with_early_processes
 def compile(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source | Builder,
     *,
@@ -153,13 +128,6 @@ def compile(
     `Executable.spent` holds compile time by stage. Raises ModelError, TargetError. Warns with ManyLaunchesWarning of a
     program with 200 launches or more that are at least three times as many as the model's nodes.
     """
-    from fusec import frontends
-    from fusec.builder import Builder
-    from fusec.compiler.compile_model import Shared, compile_builder, compile_model, wakes_gpu
-    from fusec.dynamic_shapes.compile_dynamic import DynamicOptions, dynamic_executable, read_source
-    from fusec.dynamic_shapes.size_ranges import read_sizes, sizing_of
-    from fusec.execution.compile_options import CompileOptions
-
     options = CompileOptions(
         target=target,
         precision=precision,
@@ -201,9 +169,6 @@ def compile(
 
 def _warned(executable: AnyExecutable) -> AnyExecutable:
     """Return an executable, with a ManyLaunchesWarning if its model became many times as many launches."""
-    from fusec.diagnostics import hints
-    from fusec.runtime import Executable
-
     if isinstance(executable, Executable) and executable.compiled.program.launches >= hints.MANY_LAUNCHES:
         hint = hints.launches(executable.compiled)
         if hint is not None and hint.grew:
@@ -227,10 +192,6 @@ def build(
     constants: Mapping[str, Any] | None = None,
 ) -> Compiled:
     """Compile a model up to its program; nothing is prepared to run. See `compile`."""
-    from fusec import frontends
-    from fusec.compiler.compile_model import Shared, build_model
-    from fusec.execution.compile_options import CompileOptions
-
     options = CompileOptions(
         target=target,
         precision=precision,

@@ -83,13 +83,13 @@ def build_program(
     if family is not None:
         family.weights.share(source)
     graph = _run_passes(source, options, pass_options)
-    if oracle is not None and oracle.hand_over:  # a GPU of this machine will run the program
+    if oracle is not None and oracle.device:  # a GPU of this machine will run the program
         load_early(node.op.literal for node in graph.nodes if isinstance(node.op, Constant))
     judge = choose_judge(target, pass_options, oracle, family)
     asked = judge.within(options.budget_s) if isinstance(judge, CudnnJudge) else judge
     if pass_options.as_source:
         judge, asked = StrictRounding(judge), StrictRounding(asked)
-    elif oracle is not None and oracle.hand_over and _times_kernels(options, pass_options):
+    elif oracle is not None and oracle.device and _times_kernels(options, pass_options):
         asked = SureKernels(asked, GpuFigures.of(target))
 
     def partitioned(graph: Graph) -> Program:

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import partial
 
 from fusec.compiler.choose_target import require_cudnn
 from fusec.errors import CudnnNotAskedWarning, FusecError
 from fusec.execution.compilation import NOT_ASKED
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
-from fusec.gpu.cudnn import deviceless, driver_stand_in
+from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.judges import CudnnJudge, RulesJudge
 from fusec.gpu.cudnn.oracle import Oracle
-from fusec.gpu.cudnn.worker_pool import most_workers
-from fusec.gpu.launch.nvrtc_pool import start_compilers
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge
 from fusec.plans.plan_filter import PlanFilter
-from fusec.system.fork_server import OPEN
 from fusec.targets.target import Target
-
-# Workers that use the GPU next to others that do not. They start when so many plans need them: a context takes as long
-# to create as some plans to build.
-MOST_ON_DEVICE, LEAST_ON_DEVICE = 4, 5
 
 
 @dataclass(frozen=True)
@@ -37,14 +29,7 @@ class CudnnWorkers:
 
     def builders(self, plan_filter: PlanFilter) -> BuildPool | None:
         """Return a pool that builds plans in these processes, and ends them afterwards unless they are borrowed."""
-        oracle, ends = self.oracle, not self.borrowed
-        if oracle is None:
-            return None
-
-        def on_device() -> BuildPool:
-            return BuildPool(oracle.on_device or oracle, plan_filter, ends, least=LEAST_ON_DEVICE)
-
-        return BuildPool(oracle, plan_filter, ends, None if oracle.device else on_device)
+        return None if self.oracle is None else BuildPool(self.oracle, plan_filter, ends=not self.borrowed)
 
     def close(self) -> None:
         """End the processes, which hold memory of the GPU, unless they are borrowed."""
@@ -58,7 +43,6 @@ def start_workers(
     plan_filter: PlanFilter,
     oracle: Oracle | None = None,
     family: ShapeFamily | None = None,
-    precompiled: bool = True,
 ) -> CudnnWorkers:
     """Return the workers of the caller or of a shape family, or new ones; none if cuDNN is not installed.
 
@@ -67,8 +51,6 @@ def start_workers(
     on_gpu: the GPU of the target is there, and will run the program.
     oracle: the workers of the caller.
     family: the programs of the same model for other input shapes.
-    precompiled: the model has ops for which cuDNN has precompiled plans; if not, most of its plans are compiled at run
-        time, and for many of those cuDNN needs the GPU.
     Raises FusecError if the caller's workers are for another target.
     """
     if oracle is not None:
@@ -79,18 +61,10 @@ def start_workers(
         return CudnnWorkers()
     if family is not None and family.workers is not None:
         return CudnnWorkers(family.workers)
-    # On a GPU the plans that are built to judge graphs are the plans to run. Workers that do not use it start sooner.
-    on_device = partial(Oracle, target, device=True, hand_over=True, plan_filter=plan_filter)
-    few = partial(on_device, workers=min(MOST_ON_DEVICE, most_workers(target)))
-    if not on_gpu:
-        oracle = Oracle(target, reuse_builds=True, plan_filter=plan_filter)
-    elif precompiled and device.is_described(target) and driver_stand_in.is_available():
-        oracle = Oracle(target, hand_over=True, plan_filter=plan_filter, on_device=few)
-    else:
-        oracle = on_device()
-    # in these workers plans are built later, too
-    if on_gpu and oracle.start_if_new() and OPEN.of() is not None:  # without a server, processes take long to start
-        start_compilers(deviceless.nvrtc_libraries())
+    # On a GPU the plans that are built to judge graphs are the plans to run.
+    oracle = Oracle(target, device=on_gpu, hand_over=on_gpu, reuse_builds=not on_gpu, plan_filter=plan_filter)
+    if on_gpu:  # where plans are built in them later, too
+        oracle.start_if_new()
     if family is not None:
         family.workers = oracle
     return CudnnWorkers(oracle)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from fusec.gpu.autotune.step_choices import apply_choices, before_choices
 from fusec.gpu.cudnn.deviceless import nvrtc_libraries
 from fusec.gpu.cudnn.judges import RulesJudge
 from fusec.gpu.cudnn.oracle import Oracle
-from fusec.gpu.kernels import GpuFigures, Kernel
+from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch.cubins import compile_ahead
 from fusec.ir import DType, Graph
@@ -70,12 +69,6 @@ class ProposedKernels:
         warm_up = partial(self.warm_up, types)
         threading.Thread(target=_quietly, args=(warm_up,), name="fusec-warm-up", daemon=True).start()
 
-    def _load(self, kernels: Sequence[Kernel], coming: Mapping[str, Future[bytes | None]]) -> None:
-        """Load kernels on the GPU as they are compiled."""
-        from fusec.gpu.launch.kernel_launcher import load_ahead  # needs CuPy
-
-        load_ahead(kernels, coming)
-
     def warm_up(self, types: frozenset[DType]) -> None:
         """Load what choosing plans needs, with the types of the graph's values: see `warm_up.warm_up`."""
         from fusec.gpu.warm_up import warm_up  # needs cuDNN and CuPy
@@ -97,8 +90,7 @@ class ProposedKernels:
             tuning = StepTuning(options.tensor_cores, self.target.launch_us, self.level, figures)
             offered = candidate_kernels(program, tuning).values()
             found = [variant for kernel in offered for variant in variants_of(kernel)]
-        coming = compile_ahead(found, self.target.sm, nvrtc_libraries())
-        threading.Thread(target=_quietly, args=(partial(self._load, found, coming),), daemon=True).start()
+        compile_ahead(found, self.target.sm, nvrtc_libraries())
 
 
 @contextmanager
@@ -130,11 +122,11 @@ def _quietly(work: Callable[[], None]) -> None:
 
 @contextmanager
 def compiled_ahead(proposed: ProposedKernels, oracle: Oracle | None) -> Generator[None]:
-    """Compile proposed kernels if workers are asked during the body about a program that this machine's GPU will run.
+    """Compile proposed kernels if workers are asked about this machine's GPU during the body.
 
     Nothing is compiled where all answers are stored, because then the kernels are on disk, too.
     """
-    if oracle is None or not oracle.hand_over:
+    if oracle is None or not oracle.device:
         yield
         return
     begun: list[threading.Thread] = []

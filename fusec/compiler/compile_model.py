@@ -18,7 +18,6 @@ from fusec.builder import Builder
 from fusec.compiler.build_program import ModelWithHostSteps, build_program, read_model
 from fusec.compiler.choose_judge import start_workers
 from fusec.compiler.choose_target import require_runs_on_gpu, resolve_target
-from fusec.compiler.early_processes import early_processes
 from fusec.compiler.faster_form import faster_form, whole_us
 from fusec.compiler.gpu_executable import locked_executable, tuned_executable
 from fusec.compiler.segmented import require_whole, segmented_executable
@@ -27,11 +26,9 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
-from fusec.gpu.cudnn import driver_stand_in
 from fusec.gpu.cudnn.deviceless import load_cudnn
 from fusec.gpu.cudnn.oracle import Oracle
 from fusec.ir import Graph
-from fusec.ops import Conv
 from fusec.passes.base import FASTEST, ROUND_ACTIVATIONS
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.segments.executable import AnyExecutable
@@ -76,20 +73,7 @@ def compile_model(
 ) -> AnyExecutable:
     """Compile a model with checked options. See `compile`, whose keywords become the options."""
     shared = shared or Shared()
-    is_alone = shared.oracle is None and shared.family is None
-    with early_processes(options.target, model) if wakes_gpu(options) and is_alone else nullcontext():
-        return _compiled(model, options, shapes, shared)
-
-
-def _compiled(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
-    options: CompileOptions,
-    shapes: Mapping[str, Sequence[int]] | None,
-    shared: Shared,
-) -> AnyExecutable:
     options.report("import", 0, 1)
-    if wakes_gpu(options) and shared.oracle is None:
-        driver_stand_in.begin_building()
     with device.woken(options.target) if wakes_gpu(options) else nullcontext():
         source = read_model(model, shapes)
     target = resolve_target(options.target)
@@ -114,8 +98,7 @@ def compile_graph(
         return Executable(build_program(source, options, target), SimulatorBackend(CPU))
 
     on_gpu = not options.simulate and device.is_present(target)
-    precompiled = any(isinstance(node.op, Conv) for node in source.nodes)
-    workers = start_workers(target, on_gpu, options.plan_filter, shared.oracle, family, precompiled)
+    workers = start_workers(target, on_gpu, options.plan_filter, shared.oracle, family)
     build = partial(build_program, source, options, target, family, workers.oracle)
     if family is not None and family.transfers:
         family.prefetch_plans(shapes or {})

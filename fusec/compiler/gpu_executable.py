@@ -35,7 +35,6 @@ def tuned_executable(
     """
     from fusec.gpu.backend import CudnnBackend
     from fusec.gpu.launch.cubins import forget_ahead
-    from fusec.gpu.launch.kernel_launcher import forget_loaded
 
     plan_filter = compiled.options.plan_filter
     backend = CudnnBackend(
@@ -46,7 +45,6 @@ def tuned_executable(
     )
     executable = autotune(compiled, backend, None if family is None else family.weights)
     forget_ahead()
-    forget_loaded()
     if family is None:  # with several input shapes, timing each whole model would take too long
         executable.rehearse(backend.tune_whole_model)
     return executable

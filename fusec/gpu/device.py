@@ -13,7 +13,7 @@ from fusec.errors import TargetError
 from fusec.targets.target import Target, load, names
 
 # CUdevice_attribute values, CUDA driver API (cuda.h): CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MULTIPROCESSORS = 75, 76, 16
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 
 
 def _driver() -> ctypes.CDLL | None:
@@ -75,22 +75,6 @@ def is_present(target: Target) -> bool:
     return here is not None and here.name == target.name
 
 
-def is_described(target: Target) -> bool:
-    """Return True if a target describes this machine's GPU exactly, so that cuDNN can plan for it without using it.
-
-    A GPU without a target file, or a part of a GPU (MIG), has another name or fewer multiprocessors.
-    """
-    return device_name() == target.device_name and _multiprocessors() == target.processors
-
-
-def _multiprocessors() -> int:
-    """Return the number of multiprocessors of GPU 0; 0 without a driver."""
-    driver, device, count = _driver(), ctypes.c_int(), ctypes.c_int()
-    if driver is not None and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
-        driver.cuDeviceGetAttribute(ctypes.byref(count), _MULTIPROCESSORS, device)
-    return count.value
-
-
 @contextmanager
 def woken(target: str) -> Generator[None]:
     """Initialise the GPU during the body and after it, because that takes some tenths of a second.
@@ -113,24 +97,13 @@ def woken(target: str) -> Generator[None]:
 def _wake(target: str, detected: threading.Event) -> None:
     try:
         with suppress(TargetError):  # the caller loads the target again, and reports the error
-            is_wanted = wanted(target) is not None
+            is_wanted = _first_gpu() is not None and (target == "auto" or is_present(load(target)))
             detected.set()
             if is_wanted:
-                hold_context()
+                with _CONTEXT:
+                    _hold_context()
     finally:
         detected.set()
-
-
-def wanted(target: str) -> Target | None:
-    """Return the target of this machine's GPU if `auto` or its name is wanted. Raises TargetError: see `detect`."""
-    here = detect()
-    return here if here is not None and (target == "auto" or load(target).name == here.name) else None
-
-
-def hold_context() -> None:
-    """Create the context of GPU 0, which CuPy and cuDNN use, and hold it until the process ends."""
-    with _CONTEXT:
-        _hold_context()
 
 
 _CONTEXT = threading.Lock()  # so that one thread creates it
@@ -138,6 +111,7 @@ _CONTEXT = threading.Lock()  # so that one thread creates it
 
 @functools.cache
 def _hold_context() -> None:
+    """Create the context of GPU 0, which CuPy and cuDNN use, and hold it until the process ends."""
     driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
     if driver is not None and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

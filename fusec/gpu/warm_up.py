@@ -6,11 +6,25 @@ from collections.abc import Collection
 
 import cudnn
 
-from fusec.gpu.cudnn.plan_list import list_small_convolution
+from fusec.gpu.cudnn.emit import emit
+from fusec.gpu.cudnn.plan_list import modes_of
 from fusec.gpu.launch import reorder
 from fusec.gpu.measure import device_distance, timer
 from fusec.gpu.nvrtc import function_of
 from fusec.ir import DType
+from fusec.lowering.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
+from fusec.plans.plan_filter import PlanFilter
+
+# A convolution, because listing its plans loads more of cuDNN than those of other graphs.
+WINDOW = tuple((name, (size, size)) for name, size in zip(PORTS["conv_fprop"][2], (0, 0, 1, 1), strict=True))
+GRAPH = CudnnGraph(
+    (
+        CudnnTensor(1, (1, 64, 8, 8), (4096, 1, 512, 64), DType.F16),
+        CudnnTensor(2, (64, 64, 1, 1), (64, 1, 64, 64), DType.F16),
+        CudnnTensor(3, (1, 64, 8, 8), (4096, 1, 512, 64), DType.F16),
+    ),
+    (CudnnCall("conv_fprop", (1, 2), (3,), attributes=WINDOW),),
+)
 
 
 def warm_up(storage: DType, others: Collection[DType] = ()) -> None:
@@ -21,7 +35,11 @@ def warm_up(storage: DType, others: Collection[DType] = ()) -> None:
     """
     handle = cudnn.create_handle()
     try:
-        list_small_convolution(handle)
+        pygraph = emit(GRAPH, handle=handle)
+        pygraph.validate()
+        pygraph.build_operation_graph()
+        pygraph.create_execution_plans(modes_of(PlanFilter()))
+        del pygraph
     finally:
         cudnn.destroy_handle(handle)
     timer.module().compile()

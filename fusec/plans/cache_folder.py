@@ -13,7 +13,6 @@ from filelock import FileLock, Timeout
 
 from fusec.errors import FusecError
 
-ANSWERS = "answers.sqlite"  # the file in the cache folder that holds cuDNN's answers
 LOCK_S = 60.0  # how long to wait for another process
 # why a folder cannot be written, by the number of the error
 UNWRITABLE = {

@@ -23,7 +23,7 @@ from urllib.parse import quote
 from filelock import FileLock
 
 from fusec.errors import FusecError
-from fusec.plans.cache_folder import ANSWERS, UNWRITABLE, UnwritableError, cache_folder
+from fusec.plans.cache_folder import UNWRITABLE, UnwritableError, cache_folder
 from fusec.system import atomic_write
 
 MAX_ENTRIES = 100_000  # of about 2 KB each; beyond them the oldest are deleted
@@ -37,7 +37,7 @@ class Store:
     """A mapping from key to text in a file. Raises FusecError if the file cannot be used."""
 
     def __init__(self, path: Path | None = None, max_entries: int = MAX_ENTRIES):
-        self.path = path or cache_folder() / ANSWERS
+        self.path = path or cache_folder() / "answers.sqlite"
         self.max_entries = max_entries
         self._warned = False  # that the folder cannot be written
 

@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusec.system import parent_death
-from fusec.system.fork_server import ForkedProcess, ForkServer
 
 # The child gets the import path of this process, so that it finds the same fusec and the user's modules.
 _START = (
@@ -45,18 +44,16 @@ class JsonChild:
         environment: Mapping[str, str] | None = None,
         handles: Sequence[int] = (),
         inbox: Inbox | None = None,
-        server: ForkServer | None = None,
     ):
         """Start the process.
 
         environment: all its variables; default: those of this process.
         handles: descriptors that it shares, under the same numbers.
         inbox: queue for its messages; default: one of its own.
-        server: forks the process, if it has not ended; it then has the server's variables and no handles.
         """
         handle = parent_death.handle()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see close
-        self._process = self._forked(server, module) or subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _START.format(path=sys.path, handle=handle, module=module)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -71,12 +68,6 @@ class JsonChild:
         self._inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-
-    def _forked(self, server: ForkServer | None, module: str) -> ForkedProcess | None:
-        if server is not None:
-            with contextlib.suppress(OSError):
-                return server.fork(module, (), self._errors.fileno())
-        return None
 
     @property
     def pid(self) -> int:

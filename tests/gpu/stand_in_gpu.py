@@ -424,7 +424,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     patch(plan_list, "cudnn", cudnn)
     patch(cubin_function, "cupy", cupy)
     patch(warm_up, "cudnn", cudnn)
-    patch(plan_list, "emit", machine.emit)
+    patch(warm_up, "emit", machine.emit)
     patch(cubins, "compiled", machine.compile_elsewhere)
     patch(launch, "driver", lambda: None)  # launches run one after the other
     for module in (full_edges, memset_nodes):  # no driver, even where that of cuDNN without a GPU is loaded

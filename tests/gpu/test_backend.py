@@ -7,7 +7,6 @@ import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.autotune.cache.tuning_cache import KnownChoices
 from fusec.gpu.cudnn.judges import CudnnJudge
-from fusec.ir import DType, Graph, TensorType
+from fusec.ir import DType, TensorType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import pack, unpack
 from fusec.ops import BatchNormTrain, Concat, Conv, pw
@@ -705,7 +704,7 @@ def _at_hand(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     from fusec import driver
     from fusec.compiler import compile_model
 
-    monkeypatch.setattr(compile_model, "read_model", lambda model, shapes: Graph("model"))
+    monkeypatch.setattr(compile_model, "read_model", lambda model, shapes: model)
     monkeypatch.setattr(compile_model, "build_program", lambda *_, **__: compiled(text))
     monkeypatch.setattr(driver.device, "is_present", lambda target: True)
     monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))
@@ -764,14 +763,14 @@ def test_a_program_with_only_nondeterministic_plans_is_an_error(machine: Machine
 class Workers:
     """An oracle whose processes many models share; it says who ended them."""
 
-    target, workers, plan_filter, device = load("h200"), 1, PlanFilter(), True
+    target, workers, plan_filter = load("h200"), 1, PlanFilter()
 
     def __init__(self) -> None:
         self.built: dict[str, Any] = {}
         self.closed: list[str] = []
 
-    def start_if_new(self) -> bool:
-        return False
+    def start_if_new(self) -> None:
+        pass
 
     def plans(self, graph: CudnnGraph) -> tuple[Plan, ...]:
         return ()
@@ -820,36 +819,3 @@ def test_programs_that_share_weights_share_workers(
     assert isinstance(judge, CudnnJudge)
     assert judge.oracle is made[0]
     assert choose_judge.choose_judge(load("h200"), Options(), found[1].oracle, family) is judge
-
-
-@pytest.mark.parametrize(
-    ("described", "compiler", "precompiled"),
-    [(True, True, True), (False, True, True), (True, False, True), (True, True, False)],
-)
-def test_workers_do_not_use_a_gpu_that_a_target_describes(
-    monkeypatch: pytest.MonkeyPatch, described: bool, compiler: bool, precompiled: bool
-) -> None:
-    """They answer sooner without it, if the stand-in for the driver can be loaded, and cuDNN has precompiled plans."""
-    from fusec.compiler import choose_judge
-
-    made: list[Any] = []
-
-    def oracle(target: Any, **given: Any) -> Any:
-        made.append(SimpleNamespace(**given, start_if_new=lambda: made.append("started") is None))
-        return made[-1]
-
-    monkeypatch.setattr(choose_judge, "Oracle", oracle)
-    monkeypatch.setattr(choose_judge, "start_compilers", lambda libraries: made.append("compilers"))
-    monkeypatch.setattr(choose_judge.OPEN, "of", lambda: object() if compiler else None)
-    monkeypatch.setattr(choose_judge.device, "is_described", lambda target: described)
-    monkeypatch.setattr(choose_judge.driver_stand_in, "is_available", lambda: compiler)
-    workers = choose_judge.start_workers(load("h200"), True, PlanFilter(), precompiled=precompiled)
-    chosen: Any = workers.oracle
-    assert made == [chosen, "started", *(["compilers"] if compiler else [])] and chosen.hand_over
-    without = described and compiler and precompiled
-    on_device = chosen.on_device() if without else chosen
-    assert on_device.device and on_device.hand_over
-    assert (on_device is not chosen) == (not getattr(chosen, "device", False)) == without
-    made.clear()
-    assert choose_judge.start_workers(load("h200"), False, PlanFilter()).oracle is made[0]
-    assert made[0].reuse_builds and not hasattr(made[0], "hand_over")

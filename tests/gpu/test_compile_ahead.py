@@ -93,7 +93,7 @@ def test_nothing_is_compiled_ahead_without_questions_or_without_a_gpu(
 ) -> None:
     begun: list[str] = []
     monkeypatch.setattr(ProposedKernels, "start", lambda self: begun.append("started"))
-    oracle: Any = SimpleNamespace(hand_over=on_gpu, meanwhile=None)
+    oracle: Any = SimpleNamespace(device=on_gpu, meanwhile=None)
     ahead = proposed()
     with compiled_ahead(ahead, oracle):
         assert (oracle.meanwhile is not None) == on_gpu
@@ -115,7 +115,7 @@ def test_all_kernels_are_known_when_the_answers_are(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(ProposedKernels, "compile", compile)
     monkeypatch.setattr(ProposedKernels, "warm_up", lambda self, types: None)
-    oracle: Any = SimpleNamespace(hand_over=True, meanwhile=None)
+    oracle: Any = SimpleNamespace(device=True, meanwhile=None)
     with compiled_ahead(proposed(), oracle):
         oracle.meanwhile()
         assert not known.is_set()
@@ -166,10 +166,10 @@ def test_plans_are_listed_and_small_kernels_compiled_in_advance(
 
 @pytest.mark.cudnn
 def test_cudnn_has_plans_of_the_graph_that_is_listed_in_advance(tmp_path: Path) -> None:
-    from fusec.gpu.cudnn.plan_list import SMALL_CONVOLUTION
+    from fusec.gpu.warm_up import GRAPH
 
     with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle:
-        assert isinstance(oracle.judge([SMALL_CONVOLUTION])[0], Legal)
+        assert isinstance(oracle.judge([GRAPH])[0], Legal)
 
 
 def test_work_for_meanwhile_begins_with_the_first_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

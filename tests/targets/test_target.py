@@ -61,7 +61,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.ready = threading.Event()
-        self.held, self.multiprocessors = 0, 132
+        self.held = 0
 
     def cuInit(self, flags: int) -> int:  # noqa: N802  # as the driver has it
         assert self.ready.wait(10), "it is woken while something else is done"
@@ -83,7 +83,7 @@ class Driver:
         return 0
 
     def cuDeviceGetAttribute(self, value: Any, attribute: int, number: Any) -> int:  # noqa: N802
-        value._obj.value = {75: 9, 76: 0, 16: self.multiprocessors}[attribute]
+        value._obj.value = {75: 9, 76: 0}[attribute]
         return 0
 
 
@@ -152,18 +152,3 @@ def test_figures_come_from_the_device_properties() -> None:
     h200 = load("h200")
     assert (h200.processors, h200.shared_memory_bytes, h200.l2_bytes) == (132, 232448, 60 << 20)
     assert load("t4").processors == 40
-
-
-def test_a_target_describes_the_whole_gpu_of_its_name_alone(driver: Driver) -> None:
-    """A part of a GPU (MIG) has fewer multiprocessors."""
-    driver.ready.set()
-    assert device.is_described(load("h200"))
-    assert not device.is_described(load("h100")), "of the same capability"
-    driver.multiprocessors = 60
-    assert not device.is_described(load("h200"))
-
-
-def test_no_target_describes_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_first_gpu", lambda: ("NVIDIA H200", 90))
-    monkeypatch.setattr(device, "_driver", lambda: None)
-    assert not device.is_described(load("h200"))

@@ -9,13 +9,12 @@ from __future__ import annotations
 import base64
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.plans.engine_numbers import DEVICE_ONLY
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Knobs
 from fusec.plans.verdict import Plan
@@ -27,11 +26,10 @@ Answer = bytes | Exception | None  # a serialized plan, the reason why there is 
 
 
 class Workers(Protocol):
-    """Worker processes that build plans: an `Oracle` for this machine's GPU. device: they use the GPU."""
+    """Worker processes that build plans: an `Oracle` for this machine's GPU."""
 
     built: dict[str, tuple[Plan, bytes]]
     plan_filter: PlanFilter
-    device: bool
 
     @property
     def workers(self) -> int: ...
@@ -50,21 +48,9 @@ class BuildPool:
 
     plan_filter: the plans that may be used; default: all
     ends: end the workers when all plans are chosen, because each holds a CUDA context
-    least: fewer plans are built here before a worker is ready
-    on_device: makes a pool for plans that need a GPU to be built, if the workers do not use it; None: they are built
-        here
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        plan_filter: PlanFilter | None = None,
-        ends: bool = False,
-        on_device: Callable[[], BuildPool] | None = None,
-        least: int = MIN_PLANS,
-    ):
-        self._least = least
-        self._make_on_device, self._on_device = on_device, cast("BuildPool | None", None)
+    def __init__(self, workers: Workers, plan_filter: PlanFilter | None = None, ends: bool = False):
         self._workers, self._limit = workers, workers.workers
         self._plan_filter, self._ends = plan_filter or PlanFilter(), ends
         self._changed = threading.Condition()
@@ -76,21 +62,13 @@ class BuildPool:
 
     def expect(self, orders: Sequence[tuple[CudnnGraph, Choice]]) -> None:
         """Announce the plans to build, in order. They replace those announced before whose build has not started."""
-        needing = [(graph, choice) for graph, choice in orders if not self._can_build(choice)]
-        if needing and self._on_device is None and self._make_on_device is not None:
-            self._on_device = self._make_on_device()
-        if self._on_device is not None:
-            self._on_device.expect(needing)
         with self._changed:
-            wanted = {(graph.key, *choice.identity): graph for graph, choice in orders if self._can_build(choice)}
+            wanted = {(graph.key, *choice.identity): graph for graph, choice in orders}
             there = {*self._started, *self._answers, *self._built()}
             self._waiting = {order: graph for order, graph in wanted.items() if order not in there}
-            if not self._limit or (len(self._waiting) < self._least and not self._threads):
+            if not self._limit or (len(self._waiting) < MIN_PLANS and not self._threads):
                 self._waiting.clear()
             self._start_threads()
-
-    def _can_build(self, choice: Choice) -> bool:
-        return self._workers.device or choice.engine not in DEVICE_ONLY
 
     def _start_threads(self) -> None:
         for _ in range(self._threads, min(self._limit, len(self._waiting))):
@@ -102,8 +80,6 @@ class BuildPool:
 
         Raises ExecutionError when the plan killed the worker that built it.
         """
-        if self._on_device is not None and not self._can_build(choice):
-            return self._on_device.plan(graph, choice)
         order = (graph.key, *choice.identity)
         with self._changed:
             if (built := self._built().get(order)) is not None:
@@ -123,19 +99,14 @@ class BuildPool:
     def offered(self, graph: CudnnGraph) -> tuple[Plan, ...]:
         """Return the plans that cuDNN offered a worker for a graph, in its order; none if other plans may be used here.
 
-        Of a graph for which cuDNN was not asked, because of a similar one, none is known. Workers that do not use the
-        GPU are not offered all of its plans.
+        Of a graph for which cuDNN was not asked, because of a similar one, none is known.
         """
         workers = self._workers
-        if not workers.device:
-            return ()
         only_built = not graph.tensor_cores or not (self._plan_filter.is_default and workers.plan_filter.is_default)
         return () if only_built or workers.assumed_from(graph) is not None else workers.plans(graph)
 
     def close(self) -> None:
         """Drop what is waiting, and end the workers if `ends` is set. Later announcements start new ones."""
-        if self._on_device is not None:
-            self._on_device.close()
         with self._changed:
             self._waiting.clear()
             self._answers.clear()

@@ -8,7 +8,6 @@ question, or there is an error.
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -26,23 +25,12 @@ def library_folders() -> list[Path]:
     """Return the library folders of NVIDIA's wheels."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
-    return [lib for root in roots for lib in _folders(root)]
-
-
-@functools.cache
-def _folders(root: Path) -> list[Path]:
-    return sorted(root.glob("*/lib"))
-
-
-@functools.cache
-def _files(folder: Path) -> list[Path]:
-    """List a folder once, because some file systems take milliseconds."""
-    return list(folder.iterdir())
+    return [lib for root in roots for lib in sorted(root.glob("*/lib"))]
 
 
 def find_library(pattern: str) -> Path | None:
     """Return the newest library of NVIDIA's wheels that matches a glob such as `libcudnn.so.*`; None without one."""
-    found = [path for lib in library_folders() for path in _files(lib) if path.match(pattern)]
+    found = [path for lib in library_folders() for path in lib.glob(pattern)]
     return max(found, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)]) if found else None
 
 

@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Generator
 from importlib import resources
 from pathlib import Path
@@ -27,7 +26,6 @@ _HANDLES = ("cuLibraryLoadData", "cuLibraryGetKernel", "cuModuleLoadData", "cuMo
 _SUCCEED = ("cuLibraryUnload", "cuModuleUnload", "cuKernelSetAttribute")
 _MESSAGES = ("cuGetErrorString", "cuGetErrorName")
 _DRIVER_VERSION = 13000
-_BUILDING = threading.Lock()  # so that one thread compiles it
 
 
 def load_driver() -> str:
@@ -52,11 +50,6 @@ def load_driver() -> str:
     return "stand-in"
 
 
-def begin_building() -> None:
-    """Compile the stand-in in a thread if it is missing, because that takes some tenths of a second."""
-    threading.Thread(target=is_available, name="fusec-stand-in", daemon=True).start()
-
-
 def stand_in() -> Path:
     """Return the stand-in library in the user's private folder of the cache, checked; compile it the first time.
 
@@ -64,11 +57,6 @@ def stand_in() -> Path:
 
     Raises TargetError for a folder that another user owns or can write, or when the library cannot be built.
     """
-    with _BUILDING:
-        return _stand_in()
-
-
-def _stand_in() -> Path:
     source = _source()
     stem = f"libcuda-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     own, roots = (cache_folder() / f"native-{user}" for user in (os.geteuid(), 0))
@@ -76,15 +64,6 @@ def _stand_in() -> Path:
     if library is None and roots != own and os.access(roots, os.X_OK):
         library = private_library.find(roots, stem)
     return _built(source, own, stem) if library is None else library
-
-
-def is_available() -> bool:
-    """Return True if the stand-in can be loaded: it is there, or can be compiled."""
-    try:
-        stand_in()
-    except TargetError:
-        return False
-    return True
 
 
 def compiler() -> str | None:

@@ -12,7 +12,6 @@ _WARNING = re.compile(
 _FINALIZE = re.compile(r"failed with message: (.*?), and code: (CUDNN_STATUS_\w+)", re.DOTALL)
 _STATUS = re.compile(r"CUDNN_STATUS_[A-Z][A-Z_]*[A-Z]")
 _OTHER_GPU = "_ARCH_MISMATCH"  # of an engine for another GPU generation, which gives no reason about the graph
-NEEDS_DEVICE = "cuDNN asks for a real device here, and may accept it there"
 _NEEDS_DEVICE = ("cuKernelGetFunction", "EXECUTION_FAILED_CUDART")
 
 
@@ -21,7 +20,7 @@ def reason_of(error: BaseException) -> tuple[str, str]:
     text = str(error)
     code, message = _engines(text) or _finalize(text) or _plain(error)
     if any(mark in text for mark in _NEEDS_DEVICE):
-        message = f"{NEEDS_DEVICE}: {message}"
+        message = f"cuDNN asks for a real device here, and may accept it there: {message}"
     return code, _shorten(message)
 
 

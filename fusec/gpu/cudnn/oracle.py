@@ -6,7 +6,6 @@ In a worker, `graph_check` finds the answer. A graph that kills its worker is a 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import importlib.metadata
 import itertools
@@ -17,13 +16,12 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from fusec.errors import TargetError
 from fusec.gpu.cudnn.deviceless import cudnn_version, nvrtc_libraries
-from fusec.gpu.cudnn.error_messages import NEEDS_DEVICE
 from fusec.gpu.cudnn.similar_graphs import BuiltPlans, SimilarGraphs, factor
 from fusec.gpu.cudnn.verdict_json import decode, encode
 from fusec.gpu.cudnn.worker_pool import WorkerPool
@@ -63,8 +61,6 @@ class Oracle(WorkerPool):
     max_factor: a graph is also legal, without asking, if a legal one differs in size by at most this factor; 0: never.
         Such verdicts stay in memory, and `ask_again` takes one back.
     plan_filter: the plans that may be used; default: all. Verdicts with another filter are stored apart.
-    on_device: returns workers that use this machine's GPU. They are asked about the few graphs that cuDNN cannot judge
-        without one. Such verdicts are stored apart.
 
     asked: how many graphs cuDNN was asked about
     meanwhile: is called once, before the next question that a worker answers
@@ -83,29 +79,22 @@ class Oracle(WorkerPool):
         hand_over: bool = False,
         max_factor: float = 0.0,
         plan_filter: PlanFilter | None = None,
-        on_device: Callable[[], Oracle] | None = None,
     ):
         self._store = store if store is not None else Store()
         super().__init__(target, self._store.path.parent, workers=workers, device=device)
         self.asked = 0
         self.meanwhile: Callable[[], None] | None = None
         self._reuse_builds = reuse_builds
-        self.hand_over = hand_over
+        self._hand_over = hand_over
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
         self._built_plans = BuiltPlans()
         self._memory: dict[str, Verdict] = {}
         self._judged: dict[Hashable, str] = {}  # by `CudnnGraph.number_free_key`: the key of a graph with a verdict
         self.plan_filter = plan_filter or PlanFilter()
-        self._make_on_device = on_device
-        where = "described" if on_device is not None else device
-        self._environment = own = _environment(target, where, self.plan_filter)
-        any_plan = own if self.plan_filter.is_default else _environment(target, where)
-        self._proof = f"{any_plan}:{PROBE.key}"  # entry of the probe, which takes any plan
+        self._proof = f"{_environment(target, device)}:{PROBE.key}"  # entry of the probe, which takes any plan
+        self._environment = _environment(target, device, self.plan_filter)
         self._proof_result: Future[None] | None = None
         self._proof_epoch = 0
-        self._early: dict[CudnnGraph, Verdict] = {}  # verdicts that arrived before the proof
-        self._early_claims = contextlib.ExitStack()
-        self._early_lock, self._device_lock = threading.Lock(), threading.Lock()
         # a larger graph needs a larger workspace
         self._similar = SimilarGraphs() if max_factor and self.plan_filter.workspace_limit is None else None
         self._max_factor = max_factor
@@ -134,7 +123,7 @@ class Oracle(WorkerPool):
                 meanwhile()
             done = itertools.count(1)
             self._learn(graphs)  # from verdicts stored on disk
-            rounds = [sorted(new.values(), key=_has_precompiled_plans)]
+            rounds = [list(new.values())]
             if self._reuse_builds:
                 proofs = [] if self.plan_filter.needs_builds else self._built_plans.proofs(new.values())
                 self._ask(proofs, lambda graph, verdict: None, end)
@@ -253,16 +242,14 @@ class Oracle(WorkerPool):
         self._store.put({self._proof: json.dumps(encode(verdict))})
         return worker.versions
 
-    def start_if_new(self) -> bool:
+    def start_if_new(self) -> None:
         """Start workers and the proof, if nothing was asked on this machine before with these versions.
 
-        Only half of the workers, because a small model needs no more. False if something was asked before.
+        Only half of the workers, because a small model needs no more.
         """
-        is_new = not self._store.get([self._proof])
-        if is_new:
+        if not self._store.get([self._proof]):
             self.start(max(1, self.workers // 2))
             self._begin_proof()
-        return is_new
 
     def _begin_proof(self) -> None:
         """Start to prove, in a thread, because it takes as long as a compilation; once per environment.
@@ -275,7 +262,6 @@ class Oracle(WorkerPool):
             if going_on or (last is not None and last.done() and last.exception() is None):
                 return
             self._proof_result = result = Future[None]()
-            result.add_done_callback(self._store_early)
             self._proof_epoch = self._epoch
         if self._store.get([self._proof]):
             result.set_result(None)
@@ -284,32 +270,12 @@ class Oracle(WorkerPool):
 
     def _prove_once(self, result: Future[None]) -> None:
         try:
-            with self.locks.claim(PROBE.key, lambda: None, "proof"):
+            with self.locks.claim(PROBE.key, lambda: None):
                 if not self._store.get([self._proof]):
                     self.prove()
             result.set_result(None)
         except BaseException as error:  # noqa: BLE001  # raised where the proof is required
             result.set_exception(error)
-
-    def _is_early(self, graph: CudnnGraph, verdict: Verdict, claim: contextlib.ExitStack) -> bool:
-        """Hold a verdict that arrived before the proof, with the claim on its graph; False if the proof has ended.
-
-        So the proof, which takes as long as a compilation, does not hold up the next question.
-        """
-        with self._early_lock:
-            if self._proof_result is None or self._proof_result.done():
-                return False
-            self._early[graph] = verdict
-            self._early_claims.push(claim.pop_all())
-            return True
-
-    def _store_early(self, *_: object) -> None:
-        """Store the verdicts that arrived before the proof, unless it failed."""
-        with self._early_lock, self._early_claims.pop_all():
-            early, self._early = self._early, {}
-            proof = self._proof_result
-            if early and (proof is None or (proof.done() and proof.exception() is None)):
-                self._remember(early)
 
     def _require_proof(self) -> None:
         """Wait for the proof. Raises TargetError when runtime-compiled engines do not work here."""
@@ -319,23 +285,19 @@ class Oracle(WorkerPool):
     def _ask(self, graphs: list[CudnnGraph], arrived: Callable[[CudnnGraph, Verdict], None], end: float) -> None:
         """Ask workers about graphs until `end`, and store their verdicts. arrived: receives each."""
         self.ask_each(graphs, partial(self._put_once, end=end), arrived)
-        with contextlib.suppress(EndedError):  # verdicts on graphs that the closed workers left say so
-            self._require_proof()
-        self._store_early()
 
     def _put_once(self, graph: CudnnGraph, epoch: int, end: float) -> Verdict:
         """Ask a worker and store the verdict, unless another process asks the same: then wait for its answer."""
         if time.monotonic() >= end:
             return UNASKED
         try:
-            with contextlib.ExitStack() as held:
-                held.enter_context(self.locks.claim(graph.key, lambda: self.require_open(epoch)))
+            with self.locks.claim(graph.key, lambda: self.require_open(epoch)):
                 known = self._stored([graph])
                 verdict = known.get(graph) or self._put(graph, epoch)
+                self._require_proof()
                 if known:
                     self._note({graph: verdict})
-                elif not self._is_early(graph, verdict, held):
-                    self._require_proof()
+                else:
                     self._remember({graph: verdict})
         except EndedError:
             return self._put(graph, epoch)
@@ -363,7 +325,7 @@ class Oracle(WorkerPool):
             self.asked += 1
         plans, engines = self._built_plans.of(graph) if self._reuse_builds else ([], [])
         proven = {"plans": plans, "engines": engines}
-        question = {"ask": "verdict", "graph": graph.to_json(), "proven": proven, "hand_over": self.hand_over}
+        question = {"ask": "verdict", "graph": graph.to_json(), "proven": proven, "hand_over": self._hand_over}
         question["filter"] = (plan_filter or self.plan_filter).to_json()
         died: list[WorkerDeath] = []
         for _ in range(2):
@@ -374,8 +336,6 @@ class Oracle(WorkerPool):
                 break
             if not isinstance(answer, WorkerDeath):
                 verdict = decode(answer)
-                if self.on_device is not None and needs_device(verdict):
-                    return self._asked_on_device(self.on_device, graph)
                 if "blob" in answer and isinstance(verdict, Legal):
                     plan = next(plan for plan in verdict.plans if plan.built)
                     self.built[graph.key] = (plan, base64.b64decode(answer["blob"]))
@@ -385,25 +345,6 @@ class Oracle(WorkerPool):
                 break
         code = died[-1].signal if all(d.by_own_fault for d in died) else "FUSEC_WORKER_ENDED"
         return Refused("crash", code, died[-1].words)
-
-    @cached_property
-    def on_device(self) -> Oracle | None:
-        """The workers that use this machine's GPU, where these do not; they start when they are asked."""
-        return None if self._make_on_device is None else self._make_on_device()
-
-    def _asked_on_device(self, other: Oracle, graph: CudnnGraph) -> Verdict:
-        """Return the verdict of workers that use the GPU, and take over the plan that they built."""
-        with self._device_lock:
-            (verdict,) = other.judge([graph])
-        if graph.key in other.built:
-            self.built[graph.key] = other.built[graph.key]
-        return verdict
-
-    def close(self) -> None:
-        """End the workers, and those that use the GPU. The pool may be asked again, and starts new ones."""
-        super().close()
-        if "on_device" in vars(self) and self.on_device is not None:
-            self.on_device.close()
 
     def _entry(self, key: str, listed: bool = False) -> str:
         """Return the key of a stored verdict. listed: of one without a build, which only some may read."""
@@ -417,22 +358,12 @@ def _lasts(verdict: Verdict) -> bool:
     return verdict.code not in PASSING and not verdict.code.startswith("FUSEC_")
 
 
-def _has_precompiled_plans(graph: CudnnGraph) -> bool:
-    """Tell if cuDNN has precompiled plans for a graph, so that its answer takes milliseconds: for convolutions."""
-    return any(call.op.startswith("conv_") for call in graph.calls)
-
-
-def needs_device(verdict: Verdict) -> bool:
-    """Return True if cuDNN refused a graph because it would have to use a GPU to judge it."""
-    return isinstance(verdict, Refused) and verdict.message.startswith(NEEDS_DEVICE)
-
-
 def _is_listed(verdict: Verdict) -> bool:
     """Return True if a graph is legal because of plans that were built for others."""
     return isinstance(verdict, Legal) and not any(plan.built for plan in verdict.plans)
 
 
-def _environment(target: Target, device: bool | str, plan_filter: PlanFilter | None = None) -> str:
+def _environment(target: Target, device: bool, plan_filter: PlanFilter | None = None) -> str:
     """Return a digest of what a verdict depends on, apart from the graph. No wheel is loaded for it."""
     filtered = [] if plan_filter is None or plan_filter.is_default else [plan_filter.key]
     nvrtc = [Path(library).name for library in nvrtc_libraries()]  # the name of the builtins has the minor version

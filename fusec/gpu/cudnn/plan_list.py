@@ -8,26 +8,15 @@ from typing import Any
 
 import cudnn
 
-from fusec.gpu.cudnn.emit import emit
 from fusec.gpu.cudnn.engine_ids import identity_of
 from fusec.ir import DType
-from fusec.lowering.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
+from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
 from fusec.plans.engine_numbers import PYTHON_ENGINES, SLOW_BUILD_OF_INTEGERS
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.verdict import Plan
-from fusec.targets.target import Target
 
 DECLINED = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
-WINDOW = tuple((name, (size, size)) for name, size in zip(PORTS["conv_fprop"][2], (0, 0, 1, 1), strict=True))
-SMALL_CONVOLUTION = CudnnGraph(
-    (
-        CudnnTensor(1, (1, 64, 8, 8), (4096, 1, 512, 64), DType.F16),
-        CudnnTensor(2, (64, 64, 1, 1), (64, 1, 64, 64), DType.F16),
-        CudnnTensor(3, (1, 64, 8, 8), (4096, 1, 512, 64), DType.F16),
-    ),
-    (CudnnCall("conv_fprop", (1, 2), (3,), attributes=WINDOW),),
-)
 
 
 class LeftOutError(ValueError):
@@ -50,17 +39,6 @@ class PlanList:
 def modes_of(plan_filter: PlanFilter) -> list[Any]:
     """Return the modes of cuDNN's heuristics that a filter names."""
     return [getattr(cudnn.heur_mode, mode.upper()) for mode in plan_filter.heuristics]
-
-
-def list_small_convolution(handle: Any, target: Target | None = None) -> None:
-    """List plans of a small convolution, which loads more of cuDNN than to list those of other graphs.
-
-    handle: of the GPU; None: for a target, without a GPU
-    """
-    pygraph = emit(SMALL_CONVOLUTION, handle=handle, target=target)
-    pygraph.validate()
-    pygraph.build_operation_graph()
-    pygraph.create_execution_plans(modes_of(PlanFilter()))
 
 
 def list_plans(pygraph: Any, graph: CudnnGraph, plan_filter: PlanFilter) -> PlanList:

@@ -5,8 +5,6 @@ If cuDNN kills the process, the parent reads the end of the stream.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
 import os
 import signal
@@ -22,19 +20,6 @@ from fusec.gpu.device import woken
 from fusec.targets.target import Target, load
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-_brought_up = functools.cache(bring_up)  # once for all forked processes
-
-
-def preload(name: str, *modules: str) -> None:
-    """Load what workers for a target need that do not use a GPU, in a server that forks them, and these modules."""
-    target = load(name)
-    _brought_up(target.sm)
-    load_cudnn()
-    for module in ("fusec.gpu.cudnn.graph_check", "fusec.gpu.cudnn.plan_builder", *modules):
-        importlib.import_module(module)
-    from fusec.gpu.cudnn.plan_list import list_small_convolution  # needs cudnn, with the driver loaded
-
-    list_small_convolution(None, target)
 
 
 def main(name: str, device: bool) -> int:
@@ -52,7 +37,7 @@ def main(name: str, device: bool) -> int:
     target = load(name)
     try:
         with woken(name) if device else nullcontext():  # libraries and modules load while the context is created
-            nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else _brought_up(target.sm)
+            nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
             load_cudnn()
             version, answers = _answers(target, device)
     except ModuleNotFoundError as error:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusec.errors import TargetError
+from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.system import parent_death
-from fusec.system.fork_server import OPEN, ForkedProcess
 from fusec.targets.target import Target
 
 TIMEOUT_S = 300.0  # far above what the longest graphs take to build (benchmarks/compile_time/plan_builds.py)
@@ -46,11 +46,6 @@ class WorkerDeath:
     closed: bool = False
 
 
-def environment() -> dict[str, str]:
-    """Return the variables that a process which asks cuDNN gets."""
-    return {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-
-
 class EndedError(TargetError):
     """Error for a question whose workers were closed before it was answered."""
 
@@ -68,12 +63,12 @@ class WorkerProcess:
         handle = parent_death.handle()
         start = _START.format(path=sys.path, module=module, name=target.name, device=device, handle=handle)
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see close
-        self._process = self._forked(target, device, module) or subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", start],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=environment(),
+            env={k: v for k, v in os.environ.items() if k not in _NOT_PASSED_ON},
             pass_fds=[handle],
             text=True,
         )
@@ -81,14 +76,6 @@ class WorkerProcess:
         self._reading = threading.Lock()
         self._ended = False
         self.versions: dict[str, Any] = {}
-
-    def _forked(self, target: Target, device: bool, module: str) -> ForkedProcess | None:
-        """Fork the process from a server for its target; None without one, and for a process that uses the GPU."""
-        server = None if device else OPEN.of(target.name)
-        if server is not None:
-            with contextlib.suppress(OSError):
-                return server.fork(module, (target.name, device), self._errors.fileno())
-        return None
 
     def wait_ready(self) -> None:
         """Wait until cuDNN is loaded in the worker.
@@ -127,8 +114,6 @@ class WorkerProcess:
                 return self._death()
         answer = json.loads(line)
         if "defect" in answer:
-            from fusec.lowering.cudnn_graph import CudnnGraph  # not needed to start the process
-
             subject = f" for\n{CudnnGraph.from_json(question['graph'])}" if "graph" in question else ""
             raise RuntimeError(f"fusec failed in a cuDNN worker{subject}\n{answer['defect']}")
         return answer

@@ -6,6 +6,7 @@ NVRTC compiles one source at a time in a process, however many threads ask it. S
 from __future__ import annotations
 
 import hashlib
+import os
 import queue
 import threading
 import warnings
@@ -15,17 +16,23 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, prelude, variants_of
-from fusec.gpu.launch.nvrtc_pool import IDLE, MAX_AHEAD, compilers
-from fusec.gpu.launch.nvrtc_process import NvrtcChild
+from fusec.gpu.launch import nvrtc_process
 from fusec.plans.plan_record import NVRTC, Choice, Entry
 
 # As CuPy compiles sources, so that a kernel computes the same bits whoever compiled it.
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
+MAX_AHEAD = 12  # processes while cuDNN's workers start, when most cores have nothing else to do
 MAX_PROCESSES = 8  # otherwise, because each loads NVRTC, and others build plans meanwhile
+IDLE_S = 60.0  # after which a process without work ends
 KEY_PREFIX = "kernel "  # of the name of a source, before its digest
 NO_CHOICE = Choice(NVRTC, ())
 
 CompiledKernels = Mapping[tuple[str, str], Entry]  # by target and key of the source
+
+
+def compilers() -> int:
+    """Return how many sources are compiled at the same time, at most: three for four cores; others ask cuDNN."""
+    return max(1, len(os.sched_getaffinity(0)) * 3 // 4)
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,7 @@ def forget_ahead() -> None:
     """Drop what was compiled ahead and nothing needed; what is still waiting is not compiled. End idle processes."""
     while _AHEAD:
         _AHEAD.popitem()[1].cancel()
-    threading.Thread(target=IDLE.close, name="fusec-end-nvrtc", daemon=True).start()
+    threading.Thread(target=_IDLE.close, name="fusec-end-nvrtc", daemon=True).start()
 
 
 def compile_all(
@@ -183,12 +190,12 @@ def _work(
     waiting: queue.SimpleQueue[CudaSource], futures: Mapping[str, Future[bytes | None]], libraries: list[str]
 ) -> None:
     """Compile what is waiting in a process. If the process dies, its source fails, and another one starts."""
-    child: NvrtcChild | None = None
+    child: nvrtc_process.NvrtcChild | None = None
     for source in _rest(waiting):
         if not futures[source.key].set_running_or_notify_cancel():
             continue
         try:
-            child = child or IDLE.take(libraries)
+            child = child or _IDLE.take(libraries)
             cubin = child.cubin(source.code, (*OPTIONS, f"--gpu-architecture={source.architecture}"))
         except OSError as error:
             child = None
@@ -196,7 +203,54 @@ def _work(
         else:
             futures[source.key].set_result(cubin)
     if child is not None:
-        IDLE.give(child, libraries)
+        _IDLE.give(child, libraries)
+
+
+class _IdleProcesses:
+    """Processes that have nothing to compile. They end after some seconds, because each holds NVRTC in memory.
+
+    The first source of a process takes up to a second longer than the next ones.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: list[tuple[nvrtc_process.NvrtcChild, list[str], object]] = []
+
+    def take(self, libraries: list[str]) -> nvrtc_process.NvrtcChild:
+        """Return a process that loaded these libraries, or start one. Raises OSError if it does not start."""
+        with self._lock:
+            for place, (child, loaded, _) in enumerate(self._held):
+                if loaded == libraries:
+                    del self._held[place]
+                    return child
+        return nvrtc_process.NvrtcChild(libraries)
+
+    def give(self, child: nvrtc_process.NvrtcChild, libraries: list[str]) -> None:
+        """Hold a process for the next source."""
+        turn = object()
+        with self._lock:
+            self._held.append((child, libraries, turn))
+        timer = threading.Timer(IDLE_S, self._end, [turn])
+        timer.daemon = True
+        timer.start()
+
+    def _end(self, turn: object) -> None:
+        """End the process that was given at a turn, if nobody took it since."""
+        with self._lock:
+            ended = [child for child, _, given in self._held if given is turn]
+            self._held = [item for item in self._held if item[2] is not turn]
+        for child in ended:
+            child.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            ended, self._held = self._held, []
+        for child, *_ in ended:
+            child.close()
+
+
+_IDLE = _IdleProcesses()
 
 
 def _rest(waiting: queue.SimpleQueue[CudaSource]) -> Iterator[CudaSource]:

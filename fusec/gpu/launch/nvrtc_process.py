@@ -8,10 +8,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from fusec.system.fork_server import OPEN
 from fusec.system.json_child import JsonChild, ParentPipe
 
-NOTHING = 'extern "C" __global__ void fusec_nothing() {}'
 SECONDS = 120.0  # for one source; the largest kernel takes a second
 
 
@@ -22,7 +20,7 @@ class NvrtcChild:
     """
 
     def __init__(self, libraries: Sequence[str]):
-        self._child = JsonChild("fusec.gpu.launch.nvrtc_process", server=OPEN.of())
+        self._child = JsonChild("fusec.gpu.launch.nvrtc_process")
         self._child.tell({"libraries": list(libraries)})
 
     def cubin(self, code: str, options: Sequence[str]) -> bytes | None:
@@ -48,7 +46,6 @@ def main() -> None:
         try:
             if nvrtc is None:
                 nvrtc = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in message["libraries"]][-1]
-                compile_source(nvrtc, NOTHING, ())  # loads the rest of NVRTC before the first question
                 continue
             cubin = compile_source(nvrtc, message["code"], message["options"])
         except (OSError, AttributeError, IndexError) as error:  # of another version, or not there

@@ -40,7 +40,6 @@ class Shop:
         self.built: dict[str, tuple[Plan, bytes]] = {}
         self.plan_filter, self.offered = PlanFilter(), tuple[Plan, ...]()
         self.similar: CudnnGraph | None = None
-        self.device = True
         self.lock = threading.Condition()
         self.allowed = 1 << 20  # answers
         self.passing: set[int] = set()  # engines that answer in any case
@@ -279,40 +278,3 @@ def test_plans_of_a_worker_are_used_only_where_they_are_all() -> None:
         shop = Shop()
         shop.offered, shop.plan_filter, shop.similar = (plan,), workers_filter, similar
         assert BuildPool(shop, plan_filter=pool_filter).offered(graph) == wanted
-
-
-def test_workers_that_do_not_use_the_gpu_build_no_plan_that_needs_it_and_know_no_list() -> None:
-    from fusec.plans.engine_numbers import DEVICE_ONLY
-
-    shop = Shop()
-    shop.offered = (Plan(1, (), True),)
-    needing = [Choice(engine, ((2, 0),)) for engine in sorted(DEVICE_ONLY)]
-    graph = conv("relu")
-    for uses in (True, False):
-        shop.device = uses
-        shop.asked.clear()
-        builders = BuildPool(shop)
-        builders.expect([(graph, choice) for choice in (*needing, *CHOICES[:3])])
-        assert builders.plan(graph, CHOICES[2]) == b"plan 2"
-        assert [builders.plan(graph, choice) for choice in needing] == [
-            b"plan %d" % choice.engine if uses else None for choice in needing
-        ]
-        assert builders.offered(graph) == (shop.offered if uses else ())
-
-
-def test_plans_that_need_the_gpu_are_built_by_workers_that_use_it() -> None:
-    from fusec.plans.engine_numbers import DEVICE_ONLY
-
-    shop, other = Shop(), Shop()
-    shop.device, made = False, list[BuildPool]()
-    builders = BuildPool(shop, None, False, lambda: made.append(BuildPool(other, ends=True)) or made[-1])
-    expect(builders, 0, 1, 2)
-    assert not made, "no plan needs them"
-    needing = [Choice(engine, ((2, place),)) for engine in sorted(DEVICE_ONLY) for place in range(2)]
-    builders.expect([(PROBE, choice) for choice in (*CHOICES[:3], *needing)])
-    assert [builders.plan(PROBE, choice) for choice in needing] == [b"plan %d" % choice.engine for choice in needing]
-    assert builders.plan(PROBE, CHOICES[1]) == b"plan 1"
-    assert set(other.asked) == DEVICE_ONLY and not DEVICE_ONLY & set(shop.asked)
-    builders.close()
-    other.wait_until_closed(1)
-    assert len(made) == 1

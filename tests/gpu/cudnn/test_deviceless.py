@@ -30,22 +30,6 @@ def test_the_stand_in_reports_no_device_and_accepts_what_is_never_launched(tmp_p
     assert version.value == 13000
 
 
-def test_the_stand_in_is_available_where_it_is_there_or_can_be_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(driver_stand_in.shutil, "which", lambda name: None)
-    assert not driver_stand_in.is_available()
-    monkeypatch.undo()
-    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
-    if driver_stand_in.compiler() is None:
-        pytest.skip("no C compiler")
-    driver_stand_in.begin_building()
-    assert driver_stand_in.is_available(), "it waits for the thread"
-    monkeypatch.setattr(driver_stand_in.shutil, "which", lambda name: None)
-    assert driver_stand_in.is_available()
-
-
 @pytest.mark.cudnn
 def test_processes_that_build_the_stand_in_at_the_same_time_end_with_one(tmp_path: Path) -> None:
     # only these processes have this folder: a worker that a thread of an earlier test starts would build there, too

@@ -15,7 +15,6 @@ from fusec.gpu.cudnn.deviceless import nvrtc_libraries
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.codegen.kernel import Arguments, Launch
 from fusec.gpu.launch import cubins as module
-from fusec.gpu.launch import nvrtc_pool
 from fusec.gpu.launch.cubins import (
     Cubins,
     CudaSource,
@@ -26,7 +25,6 @@ from fusec.gpu.launch.cubins import (
     forget_ahead,
     source_of,
 )
-from fusec.gpu.launch.nvrtc_pool import IdleProcesses, start_compilers
 from fusec.plans.plan_record import Entry
 
 SOURCES = [
@@ -122,8 +120,7 @@ def test_what_is_compiled_ahead_is_taken_over_and_the_rest_is_dropped(monkeypatc
         def close(self) -> None:
             pass
 
-    for each in (module, nvrtc_pool):
-        monkeypatch.setattr(each, "NvrtcChild", Child)
+    monkeypatch.setattr(module.nvrtc_process, "NvrtcChild", Child)
     monkeypatch.setattr(module, "compilers", lambda: 1)
     wanted = [launch(name, f"// {name}") for name in "abc"]
     others = [launch(name, f"// {name}") for name in "de"]
@@ -160,41 +157,36 @@ class Quick:
         self.closed.set()
 
 
-def quick_processes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Let so many processes of `Quick` compile."""
-    idle = IdleProcesses()
-    for each in (module, nvrtc_pool):
-        monkeypatch.setattr(each, "NvrtcChild", Quick)
-        monkeypatch.setattr(each, "compilers", lambda: count)
-        monkeypatch.setattr(each, "IDLE", idle)
-    monkeypatch.setattr(Quick, "made", [])
-
-
 def test_a_process_that_has_nothing_to_do_compiles_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_processes(monkeypatch, 1)
+    monkeypatch.setattr(module.nvrtc_process, "NvrtcChild", Quick)
+    monkeypatch.setattr(module, "compilers", lambda: 1)
+    monkeypatch.setattr(module, "_IDLE", module._IdleProcesses())
+    monkeypatch.setattr(Quick, "made", [])
     for libraries, processes in ((["a"], 1), (["a"], 1), (["b"], 2)):
         for each in module.compiled(SOURCES, libraries).values():
             assert each.result(10)
-        wait_until(lambda expected=processes: len(module.IDLE._held) == expected)
+        wait_until(lambda expected=processes: len(module._IDLE._held) == expected)
         assert len(Quick.made) == processes
     forget_ahead()
     assert all(each.closed.wait(10) for each in Quick.made)
 
 
-def test_processes_that_start_early_compile_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_processes(monkeypatch, 2)
-    for _ in range(2):
-        start_compilers(["a"])
-        wait_until(lambda: len(module.IDLE._held) == 2)
-    assert all(each.result(10) for each in module.compiled(SOURCES, ["a"]).values())
-    wait_until(lambda: len(module.IDLE._held) == 2)
-    assert len(Quick.made) == 2
+def test_long_sources_are_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Quick, "cubin", lambda self, code, options: asked.append(code) or b"")
+    monkeypatch.setattr(module.nvrtc_process, "NvrtcChild", Quick)
+    monkeypatch.setattr(module, "compilers", lambda: 1)
+    monkeypatch.setattr(module, "_IDLE", module._IdleProcesses())
+    sources = [CudaSource("x" * length, "sm_90") for length in (2, 5, 3)]
+    for each in module.compiled(sources, ["a"]).values():
+        each.result(10)
+    assert [len(code) for code in asked] == [5, 3, 2]
     forget_ahead()
 
 
 def test_an_idle_process_ends_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc_pool, "IDLE_S", 0.2)
-    idle = IdleProcesses()
+    monkeypatch.setattr(module, "IDLE_S", 0.2)
+    idle = module._IdleProcesses()
     child: Any = Quick(["a"])
     idle.give(child, ["a"])
     assert idle.take(["a"]) is child
