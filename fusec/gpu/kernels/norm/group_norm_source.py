@@ -140,7 +140,7 @@ class GroupSource(ResidentNorm):
         tiling, arguments, grid = self.tiling, Arguments(), self._teams * self.tiling.blocks
         cluster = tiling.blocks if tiling.clustered else 1
         lines = self.resident_body(arguments)
-        launch = arguments.launch("group_norm_kept", lines, grid, tiling.block, cluster=cluster)
+        launch = arguments.launch("group_norm_resident", lines, grid, tiling.block, cluster=cluster)
         if tiling.clustered:
             launch = replace(
                 launch, architecture=CLUSTERS, resident_bytes=MBARRIER_BYTES + ceil_div(self._sent, 16) * 16
