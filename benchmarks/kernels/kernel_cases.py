@@ -16,6 +16,7 @@ from fusec.ops import (
     Cast,
     Concat,
     Conv,
+    ConvWgrad,
     Cumulate,
     Gather,
     GridSample,
@@ -310,6 +311,10 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "max pool 3x3/2 backward, 64x64x112x112": (
         [nhwc(64, 64, 56, 56), nhwc(64, 64, 112, 112)],
         lambda g, *v: g.add(pw("relu_backward"), g.add(MaxPoolBackward((3, 3), (2, 2), (1,) * 4, (1, 1)), *v), v[1]),
+    ),
+    "gradient of 64 filters 7x7/2, 64x4x224x224": (
+        [nhwc(64, 4, 224, 224), nhwc(64, 64, 112, 112)],
+        lambda g, *v: g.add(ConvWgrad((7, 7), (2, 2), (3,) * 4, (1, 1)), *v),
     ),
     "instance norm, 1x32x256x256": ([nhwc(1, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
     "instance norm, 32x32x256x256": ([nhwc(32, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),

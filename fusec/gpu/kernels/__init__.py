@@ -19,7 +19,7 @@ from fusec.gpu.kernels.convolution import (
     split_k,
     squeeze_excite,
 )
-from fusec.gpu.kernels.convolution.few_channels import few_channels
+from fusec.gpu.kernels.convolution.few_channels import few_channels, filter_gradient
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise, scatter
 from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
@@ -55,6 +55,7 @@ FAMILIES: tuple[Family, ...] = (
     streamed_weights.streamed_weights,  # before few rows, because its variants include theirs
     few_rows.few_rows,
     few_channels.few_channels,  # before gathers, because one would run the pad to four channels alone
+    filter_gradient.filter_gradient,
     few_filters.few_filters,
     grouped_conv1d.grouped_conv1d,
     gather_resize.gather_resize,

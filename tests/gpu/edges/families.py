@@ -10,7 +10,21 @@ from gpu.edges.numbers import Array, edges, name, plain
 from gpu.edges.row import FLOATS, HALVES, Row, row
 
 from fusec.ir import DType, Value, channels_last
-from fusec.ops import Attention, Cast, Conv, MatMul, PackedMatMul, Reduce, Reshape, RmsNorm, Rotary, Scatter, Slice, pw
+from fusec.ops import (
+    Attention,
+    Cast,
+    Conv,
+    ConvWgrad,
+    MatMul,
+    PackedMatMul,
+    Reduce,
+    Reshape,
+    RmsNorm,
+    Rotary,
+    Scatter,
+    Slice,
+    pw,
+)
 
 NHWC = channels_last(4)
 ONE = Conv((1, 1), (0,) * 4, (1, 1))
@@ -28,6 +42,7 @@ def families() -> Iterator[Row]:
         yield _cached(dtype)
         yield from _products(dtype)
         yield from _normed(dtype)
+        yield _filter_gradient(dtype)
 
 
 def _numbers(dtype: DType, *shape: int) -> Array:
@@ -102,6 +117,16 @@ def _cached(dtype: DType) -> Row:
     arrays = [q, old, old.copy(), np.array([33], np.int64), new, edges(dtype).reshape(1, 16).copy(), hidden]
     title = f"cached attention {dtype.value}"
     return row(title, "attention", arrays, make, labels=np.array(""), kernel_only=True)
+
+
+def _filter_gradient(dtype: DType) -> Row:
+    """An edge value in the loss of each filter."""
+    loss = np.resize(np.array([0.0, 1.0, 0.0], dtype.numpy), (1, 16, 3, 8))
+    loss[0, :, 1, 3] = edges(dtype)
+    op = ConvWgrad((3, 3), (2, 2), (1,) * 4, (1, 1))
+    arrays = [_numbers(dtype, 1, 4, 5, 16), loss]
+    fits: Any = {"orders": {0: NHWC, 1: NHWC}, "labels": _labels(dtype, 4)}
+    return row(f"gradient of filters {dtype.value}", "conv_wgrad", arrays, lambda g, x, y: g.add(op, x, y), **fits)
 
 
 def _normed(dtype: DType) -> Iterator[Row]:

@@ -23,6 +23,7 @@ from gpu.kernels.convolution.test_few_channels import pooled_cases as few_channe
 from gpu.kernels.convolution.test_few_channels import random_cases as few_channels_cases
 from gpu.kernels.convolution.test_few_filters import random_cases as few_filters_cases
 from gpu.kernels.convolution.test_few_filters import wide_cases
+from gpu.kernels.convolution.test_filter_gradient import gradient_cases
 from gpu.kernels.convolution.test_resident_filters import resident_cases
 from gpu.kernels.convolution.test_split_k import few_cases as few_pixels_cases
 from gpu.kernels.convolution.test_squeeze_excite import gate_cases
@@ -103,6 +104,7 @@ def shaped_cases() -> list[Case]:
         *few_channels_cases(),
         *few_channels_grouped(),
         *few_channels_pooled(),
+        *gradient_cases(),
         *few_filters_cases(),
         *wide_cases(),
         *few_pixels_cases(),

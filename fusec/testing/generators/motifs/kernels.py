@@ -16,6 +16,7 @@ from fusec.ops import (
     AttentionTrain,
     Cast,
     Conv,
+    ConvWgrad,
     Cumulate,
     InstanceNorm,
     LayerNormBackward,
@@ -201,6 +202,19 @@ def few_channels(b: RandomGraph) -> None:
     if x.type.shape[1] == 3:
         x = b.add(Pad((0, 0, 0, 0, 0, 1, 0, 0), "constant", 0.0), x)
     epilogue(b, _convolved(b, x, b.pick([16, 32, 48])), 3)
+
+
+def filter_gradient(b: RandomGraph) -> None:
+    """Draw the gradient of filters over four channels, of which the last can be sliced off, from windows two apart."""
+    b.dtype = _half(b)
+    count, filters, rows, columns = b.pick([1, 2]), b.pick([16, 48]), b.between(2, 5), b.pick([8, 16, 24])
+    window = b.pick([3, 5, 2])
+    x = b.input(TensorType((count, 4, 2 * rows + window - 4, 2 * columns), b.dtype, channels_last(4)))
+    dy = b.input(TensorType((count, filters, rows, columns), b.dtype, channels_last(4)))
+    y = b.add(ConvWgrad((window, window), (2, 2), (1, 1, 1, max(window - 3, 0)), (1, 1)), x, dy)
+    if b.chance(40):
+        y = b.add(Slice((0,) * 4, (filters, 3, window, window), (1,) * 4), y)
+    epilogue(b, y, 2)
 
 
 def few_filters(b: RandomGraph) -> None:
@@ -479,6 +493,7 @@ KERNELS: Mapping[str, Draw] = {
             few_rows,
             streamed_weights,
             few_channels,
+            filter_gradient,
             few_filters,
             gather_resize,
             grid_sample,

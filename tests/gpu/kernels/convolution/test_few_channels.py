@@ -151,16 +151,20 @@ def test_a_block_computes_several_tiles(rng: np.random.Generator, figures: GpuFi
 
 @needs_compiler
 @pytest.mark.parametrize("figures", [FIGURES, AMPERE], ids=["hopper", "ampere"])
-def test_an_infinity_spoils_only_what_it_is_in_the_window_of(rng: np.random.Generator, figures: GpuFigures) -> None:
+@pytest.mark.parametrize(("stride", "across", "windows"), [(1, 9, 9), (2, 9, 1), (2, 10, 1)])
+def test_an_infinity_spoils_only_what_it_is_in_the_window_of(
+    rng: np.random.Generator, figures: GpuFigures, stride: int, across: int, windows: int
+) -> None:
     """The last step of a product has fewer taps than room, so that some operands are no pixels."""
-    case = convolved("one", last(F16, 1, 4, 8, 9), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 16, epilogue="")
+    op = Conv((stride, stride), (1,) * 4, (1, 1))
+    case = convolved("one", last(F16, 1, 4, 8, across), op, (3, 3), 16, epilogue="")
     case = replace(case, figures=figures)
     assert case.kernel is not None
     arrays = case.arrays(rng)
     x = next(v for v in arrays if v.literal is None)
     arrays[x][0, 2, 4, 4] = np.inf
     (got,) = Emulator([case.kernel]).run(case.kernel, arrays, case.outputs)
-    assert np.isinf(got.astype(np.float32)).sum() == 9 * 16 and not np.isnan(got.astype(np.float32)).any()
+    assert np.isinf(got.astype(np.float32)).sum() == windows * 16 and not np.isnan(got.astype(np.float32)).any()
 
 
 def test_the_image_is_made_ready_on_the_way() -> None:
@@ -232,11 +236,12 @@ def pooled_cases(dtype: DType = F16, epilogue: str = "relu") -> list[Case]:
     one, odd = Conv((1, 2), (1,) * 4, (1, 1)), Conv((1, 2), (1, 1, 2, 2), (2, 1))
     stem, shifted = Conv((2, 2), (3,) * 4, (1, 1)), replace(POOL, pads=(0, 1, 1, 0))
     given = [
+        ("1 words", last(dtype, 1, 3, 40, 38), stem, (7, 7), True, POOL),
         ("1 stem", rows(F32, 2, 3, 70, 76), stem, (7, 7), True, POOL),
         ("1 thin", rows(dtype, 1, 4, 9, 40), one, (3, 3), True, POOL),
         ("3 odd", last(dtype, 1, 4, 31, 45), odd, (2, 4), False, shifted),
     ]
-    fit = given[: 2 if epilogue == "quantise" else 3]  # other sums would round to other integers
+    fit = given[:3] if epilogue == "quantise" else given  # other sums would round to other integers
     return [convolved(name, x, op, size, 64, dtype, fixed, epilogue, pool) for name, x, op, size, fixed, pool in fit]
 
 
@@ -248,12 +253,26 @@ def test_a_pool_follows(rng: np.random.Generator, epilogue: str, dtype: DType) -
 
 
 @needs_compiler
-def test_nan_is_the_largest_of_its_windows_only(rng: np.random.Generator) -> None:
-    case = convolved("one", last(F16, 1, 4, 24, 24), Conv((2, 2), (3,) * 4, (1, 1)), (7, 7), 64, epilogue="", pool=POOL)
+def test_a_block_has_the_column_before_a_tile(rng: np.random.Generator) -> None:
+    """Blocks begin within rows of tiles: the last column before them is computed again."""
+    image, op = last(F16, 5, 3, 26, 224), Conv((2, 2), (3,) * 4, (1, 1))
+    case = convolved("1 stem", image, op, (7, 7), 64, pool=POOL)
+    case = replace(case, figures=replace(FIGURES, processors=1))
+    assert case.kernel is not None
+    tiles, each = (value for _, value in case.kernel.launches[0].numbers)
+    assert tiles == 5 * 7 and each % 7
+    check([case], rng)
+
+
+@needs_compiler
+@pytest.mark.parametrize("channels", [3, 4])
+def test_nan_is_the_largest_of_its_windows_only(rng: np.random.Generator, channels: int) -> None:
+    image, op = last(F16, 1, channels, 24, 24), Conv((2, 2), (3,) * 4, (1, 1))
+    case = convolved("1 one", image, op, (7, 7), 64, epilogue="", pool=POOL)
     assert case.kernel is not None
     arrays = case.arrays(rng)
     x = next(v for v in arrays if v.literal is None)
-    arrays[x][0, 2, 12, 12] = np.nan
+    arrays[x][0, 2, 12, 10] = np.nan
     (got,) = Emulator([case.kernel]).run(case.kernel, arrays, case.outputs)
     (want,) = case.reference(arrays)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want))

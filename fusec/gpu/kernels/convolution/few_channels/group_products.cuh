@@ -6,7 +6,7 @@ FRAGMENT(kernel) {
   RESIDENT(filters);
   u8* const images = filters + FILTER_BYTES;
   const u32 warp = threadIdx.x / 32u, eighth = threadIdx.x % 32u / 4u, fourth = threadIdx.x % 4u;
-  RAW loaded[TURNS][2][RAW_COUNT];
+  LOADED
   {
     const u32 block = blockIdx.x;
     u8* const image = images;
@@ -50,12 +50,13 @@ FRAGMENT(load_filters) {
     Pack<TYPE, 8> both;
     #pragma unroll
     for (u32 p = 0; p < 2u; ++p) {
-      const u32 column = first + p < WINDOW_COLUMNSu ? first + p : first;
+      const bool is_tap = first + p - NO_TAPS < WINDOW_COLUMNSu;
+      const u32 column = is_tap ? first + p - NO_TAPS : 0u;
       const u32 from = filter * FILTER_STRIDE + pair / ROW_PAIRSu * ROW_STRIDE + column * COLUMN_STRIDE;
       Pack<TYPE, 4> tap;
       if (CONTIGUOUS) tap = load_pack<TYPE, 4>(FILTERS + from);
       else for (int j = 0; j < 4; ++j) tap.v[j] = FILTERS[from + j * CHANNEL_STRIDE];
-      for (int j = 0; j < 4; ++j) both.v[p * 4 + j] = first + p < WINDOW_COLUMNSu ? tap.v[j] : TYPE();
+      for (int j = 0; j < 4; ++j) both.v[p * 4 + j] = is_tap ? tap.v[j] : TYPE();
     }
     *reinterpret_cast<Pack<TYPE, 8>*>(filters + i * 16u) = both;
   }

@@ -83,6 +83,7 @@ class _GroupProducts:
             COUNT=step.filters,
             HALF=self.own // 2,
             WINDOW_COLUMNS=step.window[1],
+            NO_TAPS=f"{tile.no_taps}u",
         )
         load_filters = step.load_filters(filters, arguments)
         store_results = cuda(
@@ -102,9 +103,7 @@ class _GroupProducts:
             FILTER_BYTES=self.filter_bytes,
             IMAGE_BYTES=tile.nbytes,
             FILTER_OCTETS=step.filters // OCTET,
-            RAW=step.raw[0],
-            TURNS=max(map(len, tile.sections(TURNS))),
-            RAW_COUNT=step.raw[1],
+            LOADED=tile.loaded(TURNS),
             LOAD_FIRST=[line for each in first for part in each for line in part],
             REQUEST=request,
             DELIVER=deliver,

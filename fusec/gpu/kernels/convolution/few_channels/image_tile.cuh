@@ -45,10 +45,10 @@ FRAGMENT(deliver) {
       }
       const u32 i = thread + (FIRST + turn) * THREADSu < PAIRSu ? thread + (FIRST + turn) * THREADSu : LASTu;
       u8* const place = image + i / PLACESu * PITCHu + i % PLACESu * 16u;
-      *reinterpret_cast<Pack<TYPE, 8>*>(place) = both;
+      *reinterpret_cast<Pack<TYPE, 8>*>(place + PAIRS_AT) = both;
       // Without a tap the pixel is zero, because infinity times zero would be NaN.
-      for (int j = 4; j < 8; ++j) both.v[j] = TYPE();
-      if (IS_ODD) *reinterpret_cast<Pack<TYPE, 8>*>(place + PLACESu * 16u) = both;
+      for (int j = NO_TAP * 4; j < NO_TAP * 4 + 4; ++j) both.v[j] = TYPE();
+      if (IS_ODD) *reinterpret_cast<Pack<TYPE, 8>*>(place + ALONE_AT) = both;
     }
   }
 }

@@ -37,8 +37,18 @@ class ImageTile:
 
     @property
     def is_odd(self) -> bool:
-        """Tell if the last tap of a row has no second one."""
+        """Tell if one tap of a row, the first or the last, has no second one."""
         return self.step.window[1] % 2 == 1
+
+    @property
+    def no_taps(self) -> int:
+        """Taps before the first one, which make windows begin in an even column: one, or none."""
+        return self.step.op.pads[1] % 2 if self.is_odd else 0
+
+    def loaded(self, most: int) -> str:
+        """Return the C declaration of what a thread loads for a section of at most so many places."""
+        (raw, count), turns = self.step.raw, max(map(len, self.sections(most)))
+        return f"{raw} loaded[{turns}][2][{count}];"
 
     @property
     def count(self) -> int:
@@ -52,7 +62,7 @@ class ImageTile:
 
     @property
     def pitch(self) -> int:
-        """Bytes of a row of the image; if taps are odd, each pair is followed by one with its first pixel alone."""
+        """Bytes of a row of the image; if taps are odd, it has all pairs once more, with one of their pixels alone."""
         return self.places * PAIR * (2 if self.is_odd else 1)
 
     @property
@@ -74,8 +84,13 @@ class ImageTile:
     def place(self, pair: int) -> int:
         """Return the place of a pair of taps in the image, in bytes."""
         row, at = divmod(pair, self.pairs)
-        is_alone = self.is_odd and at == self.pairs - 1
-        return row * self.step.op.dilations[0] * self.pitch + (at + is_alone * self.places) * PAIR
+        is_alone = self.is_odd and at == (0 if self.no_taps else self.pairs - 1)
+        return row * self.step.op.dilations[0] * self.pitch + at * PAIR + self._part(is_alone)
+
+    def _part(self, is_alone: bool) -> int:
+        """Return where a row begins, in bytes: pairs of pixels, or pixels alone. Places increase from tap to tap."""
+        is_second = is_alone != (self.no_taps > 0)
+        return is_second * self.is_odd * self.places * PAIR
 
     @property
     def turns(self) -> int:
@@ -88,6 +103,28 @@ class ImageTile:
         ends = [self.turns * i // count for i in range(count + 1)]
         return [range(*pair) for pair in pairwise(ends)]
 
+    def first_row(self, tile: TilePlace) -> str:
+        """Return the first row of the image that a tile reads, as C."""
+        return f"({tile.top}) * {self.step.op.strides[0]} - {self.step.op.pads[0]}"
+
+    def first_column(self, tile: TilePlace) -> str:
+        """Return the first column of the image that a tile reads, as C."""
+        return f"({tile.left}) * {STRIDE} - {self.step.op.pads[1] + self.no_taps}"
+
+    @property
+    def layout(self) -> dict[str, int | str]:
+        """The holes of code that stores pairs of pixels."""
+        return {
+            "PAIRS": self.high * self.places,
+            "LAST": self.high * self.places - 1,
+            "PLACES": self.places,
+            "PITCH": self.pitch,
+            "IS_ODD": c_bool(self.is_odd),
+            "NO_TAP": 0 if self.no_taps else 1,
+            "PAIRS_AT": f"{self._part(False)}u",
+            "ALONE_AT": f"{self._part(True)}u",
+        }
+
     def load(self, arguments: Arguments, tile: TilePlace, section: range) -> tuple[list[str], list[str]]:
         """Return the code that loads a section of a tile's image into `loaded`, and the code that stores it in `image`.
 
@@ -99,20 +136,16 @@ class ImageTile:
             TYPE=C_TYPES[self.step.conv.operands[0].type.dtype],
             THREADS=THREADS,
             BLOCK_COORDINATES=tile.coordinates,
-            TOP=f"({tile.top}) * {self.step.op.strides[0]} - {self.step.op.pads[0]}",
-            LEFT=f"({tile.left}) * {STRIDE} - {self.step.op.pads[1]}",
+            TOP=self.first_row(tile),
+            LEFT=self.first_column(tile),
             RAW=raw,
             COUNT=count,
             FIRST=section.start,
             TURNS=len(section),
-            PAIRS=self.high * self.places,
-            LAST=self.high * self.places - 1,
-            PLACES=self.places,
-            PITCH=self.pitch,
             STRIDE_COLUMNS=STRIDE,
             IMAGE_ROWS=rows,
             IMAGE_COLUMNS=columns,
-            IS_ODD=c_bool(self.is_odd),
+            **self.layout,
         )
         at = cuda("at_pixel")
         request = cuda("request", AT_PIXEL=at, REQUEST_PIXEL=self.step.request_pixel(arguments))

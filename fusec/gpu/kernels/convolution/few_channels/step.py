@@ -87,33 +87,31 @@ class FewChannels:
 
     def load_pixel(self, arguments: Arguments) -> list[str]:
         """Return the code that loads the pixel at a row and column of the image."""
-        if self._in_words or self._is_packed:
+        if self.in_words or self._is_packed:
             at = self._first.offset(self.source.type)
-            return self._cuda(
-                "load_words" if self._in_words else "load_pixel", IMAGE=arguments.read(self.source), AT=at
-            )
+            return self._cuda("load_words" if self.in_words else "load_pixel", IMAGE=arguments.read(self.source), AT=at)
         return self._channels(PointwiseCode(Space(self.source.type.shape, _NAMES), arguments, "p"))
 
     @property
     def raw(self) -> tuple[str, int]:
         """The C type and number of what `request_pixel` loads."""
-        if self._in_words or self._is_packed:
+        if self.in_words or self._is_packed:
             return "u32", 2
         return C_TYPES[self.source.type.dtype], self.source.type.shape[1]
 
     def request_pixel(self, arguments: Arguments) -> list[str]:
         """Return the code that loads what is stored of the pixel at a row and column into `raw`."""
         image, type = arguments.read(self.source), self.source.type
-        if self._in_words or self._is_packed:
-            fragment = "request_words" if self._in_words else "request_pixel"
+        if self.in_words or self._is_packed:
+            fragment = "request_words" if self.in_words else "request_pixel"
             return self._cuda(fragment, IMAGE=image, AT=self._first.offset(type))
         at = Space(type.shape, _NAMES).offset(type)
         return self._cuda("request_channels", CHANNELS=type.shape[1], IMAGE=image, AT=at)
 
     def deliver_pixel(self, arguments: Arguments) -> list[str]:
         """Return the code that computes a pixel from `raw`."""
-        if self._in_words or self._is_packed:
-            fragment = "deliver_words" if self._in_words else "deliver_pixel"
+        if self.in_words or self._is_packed:
+            fragment = "deliver_words" if self.in_words else "deliver_pixel"
             return self._cuda(fragment, AT=self._first.offset(self.source.type))
         space = Space(self.source.type.shape, _NAMES)
         code = PointwiseCode(space, arguments, "p", known={self.source: "wide(raw[c1])"})
@@ -144,7 +142,7 @@ class FewChannels:
         return code.lines()
 
     @property
-    def _in_words(self) -> bool:
+    def in_words(self) -> bool:
         """Tell if two words contain a pixel of three contiguous numbers.
 
         The last word must end where the image does.
