@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from fusec.errors import VerifyError
-from fusec.graph.literal import Literal, MissingLiteral, digest_all, load_all
+from fusec.graph.literal import Literal, MissingLiteral, digest_all, load_all, load_early, operand_all
 from fusec.graph.op import Array, Constant, Op, Return
 from fusec.graph.printer import (
     INLINE_ELEMENTS,
@@ -53,6 +53,8 @@ __all__ = [
     "copy_name",
     "digest_all",
     "load_all",
+    "load_early",
+    "operand_all",
     "positions",
     "print_attribute",
     "print_graph",

@@ -21,7 +21,7 @@ from fusec.gpu.cudnn.judges import CudnnJudge, NoJudge
 from fusec.gpu.cudnn.oracle import Oracle
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.sure_kernels import SureKernels
-from fusec.ir import BYTES, HALVES, Graph
+from fusec.ir import BYTES, HALVES, Constant, Graph, load_early
 from fusec.passes.base import Options, run
 from fusec.passes.layout.io_layout import insert_interface_copies
 from fusec.passes.partition import kernels_only, partition
@@ -83,6 +83,8 @@ def build_program(
     if family is not None:
         family.weights.share(source)
     graph = _run_passes(source, options, pass_options)
+    if oracle is not None and oracle.device:  # a GPU of this machine will run the program
+        load_early(node.op.literal for node in graph.nodes if isinstance(node.op, Constant))
     judge = choose_judge(target, pass_options, oracle, family)
     asked = judge.within(options.budget_s) if isinstance(judge, CudnnJudge) else judge
     if pass_options.as_source:

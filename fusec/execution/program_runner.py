@@ -15,7 +15,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights, layout
 from fusec.execution.state import DeviceState
 from fusec.execution.step_binding import Constants, Steps
-from fusec.ir import Array, Literal, TensorType, Value, load_all
+from fusec.ir import Array, Literal, TensorType, Value, operand_all
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import code_bytes, stored_dtype, unpack, zeros
 from fusec.schedule.dependencies import lanes, waits
@@ -71,7 +71,6 @@ class ProgramRunner(Unpicklable):
         self._feeders: list[Callable[[Array], None]] = []
         self._fetchers: list[Callable[[Array | None, bool], Array]] = []
         self._shared: list[Array] = []  # keeps constants for other programs until this one's steps are bound
-        self._ahead: list[Array] = []  # keeps constants on the host until this program's steps are bound
         self._ready = self._called = False  # memory is allocated; the steps ran
         self._replay: Captured | None = None
         self._prepare(weights)
@@ -92,9 +91,9 @@ class ProgramRunner(Unpicklable):
         if not backend.loads_ahead:
             missing = []
         with ThreadPoolExecutor(1, thread_name_prefix="fusec-weights") as weights_thread:
-            loaded = weights_thread.submit(load_all, missing)
+            loaded = weights_thread.submit(operand_all, missing)
             backend.prepare(graphs, self.memory.nbytes + sum(sizes.values()), others)
-            self._ahead = loaded.result()
+            self._constants.held = loaded.result()
         if weights is not None:
             with backend.calling():
                 bindings = (b for lowered in compiled.lowered if lowered is not None for b in lowered.constants)
@@ -305,7 +304,10 @@ class ProgramRunner(Unpicklable):
         for index, action in self._after.items():
             self._launches[index] = _followed(self._launches[index], action)
         self._shared.clear()
-        self._ahead.clear()
+        self._constants.held.clear()
+        for value in self.compiled.program.graph.values():
+            if value.literal is not None:
+                value.literal.forget_early()
         graph = self.compiled.graph
         self._feeders = [self.backend.feeder(self._steps.buffer(v), v.type) for v in graph.inputs]
         self._fetchers = [self.backend.fetcher(self._state.output(v, self._steps), v.type) for v in graph.outputs]

@@ -26,6 +26,7 @@ class Constants:
     An array is freed with the last step that holds it.
     xp: the array module. weights: constants that are shared with other programs.
     packed: packs an array of NumPy as `packing.pack` does, into memory of the module; default: that of the module.
+    held: arrays of constants that were loaded before they are copied, in any memory order.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Constants:
         self._xp, self._shared = xp, weights
         self._pack = packed or (lambda array, into: pack(xp, xp.asarray(array), into))
         self.arrays: WeakValueDictionary[tuple[int, Layout], Array] = WeakValueDictionary()
+        self.held: dict[Literal, Array] = {}
 
     def __call__(self, literal: Literal, type: TensorType) -> Array:
         """Return the literal as a flat array, in the layout of the type."""
@@ -46,7 +48,8 @@ class Constants:
         return array
 
     def _packed(self, literal: Literal, type: TensorType) -> Array:
-        return self._pack(literal.array, type)
+        array = self.held.get(literal)
+        return self._pack(literal.array if array is None else array, type)
 
     @property
     def nbytes(self) -> int:

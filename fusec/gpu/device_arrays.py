@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 
 from fusec.gpu import device
-from fusec.gpu.launch.device_constants import arranged, packed, to_device
+from fusec.gpu.launch.device_constants import arranged, arranged_from, packed, stored_order, to_device
 from fusec.ir import Array, TensorType
 from fusec.lowering.dlpack import from_dlpack
 
@@ -39,4 +39,9 @@ class DeviceArrays:
 
     def packed(self, array: Array, type: TensorType) -> Array:
         """Return a flat buffer with an array of NumPy in the type's memory order; see `packing.pack`."""
-        return packed(array, type) if type.dtype.is_narrow else arranged(self.from_any(array), type)
+        if type.dtype.is_narrow:
+            return packed(array, type)
+        order = stored_order(array)
+        if order is None:
+            return arranged(self.from_any(array), type)
+        return arranged_from(self.from_any(array.transpose(order)), order, type)

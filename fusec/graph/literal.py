@@ -15,6 +15,7 @@ from fusec.errors import VerifyError
 from fusec.graph.types import DType, TensorType
 
 T = TypeVar("T")
+LARGE_BYTES, EARLY_BYTES = 1 << 20, 1 << 30  # of a literal that is worth a thread, and of all that are loaded early
 
 
 class Literal:
@@ -97,6 +98,16 @@ class Literal:
         read = getattr(self._load, "read_as", None)
         return None if self._array is not None or read is None else read(dtype)
 
+    def early(self) -> Callable[[], None] | None:
+        """Return work that loads the data before it is needed; None if only its use can tell how to load it.
+
+        Whoever needs the data before the work is done waits for it. It is held for one use.
+        """
+        return None
+
+    def forget_early(self) -> None:
+        """Drop data that was loaded early and not used."""
+
     @property
     def has_whole_numbers(self) -> bool:
         """Tell if all numbers are whole, which loads them."""
@@ -145,12 +156,44 @@ def load_all(literals: Iterable[Literal]) -> list[np.ndarray[Any, Any]]:
     return _on_all_cores(lambda literal: literal.array, literals)
 
 
+def load_early(literals: Iterable[Literal]) -> None:
+    """Begin to load literals in threads before they are needed, large ones first: see `Literal.early`.
+
+    Beyond EARLY_BYTES none is loaded, because the data waits in memory while plans and kernels are timed.
+    """
+    work: list[Callable[[], None]] = []
+    room = EARLY_BYTES
+    for literal in _largest_first(literals):
+        room -= literal.type.nbytes
+        if room < 0 or literal.type.nbytes < LARGE_BYTES:
+            break
+        if (load := literal.early()) is not None:
+            work.append(load)
+
+    def run() -> None:
+        with ThreadPoolExecutor(max(1, min(len(work), len(os.sched_getaffinity(0))))) as pool:
+            list(pool.map(lambda load: load(), work))
+
+    if work:
+        threading.Thread(target=run, name="fusec-early-weights", daemon=True).start()
+
+
+def operand_all(literals: Iterable[Literal]) -> dict[Literal, np.ndarray[Any, Any]]:
+    """Return the data of literals for one use, each in any memory order; see `load_all`. It is not cached."""
+    wanted = _largest_first(literals)
+    return dict(zip(wanted, _on_all_cores(lambda literal: literal.operand(), wanted), strict=True))
+
+
 def digest_all(literals: Iterable[Literal]) -> None:
     """Compute the digests of literals on all cores. Threads help because hashlib frees the GIL."""
     _on_all_cores(lambda literal: literal.digest, literals)
 
 
+def _largest_first(literals: Iterable[Literal]) -> list[Literal]:
+    return sorted(dict.fromkeys(literals), key=lambda literal: -literal.type.nbytes)
+
+
 def _on_all_cores(act: Callable[[Literal], T], literals: Iterable[Literal]) -> list[T]:
-    wanted = sorted(dict.fromkeys(literals), key=lambda literal: -literal.type.nbytes)
+    wanted = _largest_first(literals)
     with ThreadPoolExecutor(max(1, min(len(wanted), len(os.sched_getaffinity(0))))) as pool:
         return list(pool.map(act, wanted))

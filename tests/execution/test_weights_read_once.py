@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from lowering.lowers_judge import LowersJudge
 from onnx import helper, numpy_helper
 
+from fusec.errors import ModelError
 from fusec.execution.compilation import Compiled
 from fusec.frontends import load
-from fusec.ir import Graph
+from fusec.graph import literal as literal_module
+from fusec.ir import Constant, Graph, Literal, load_early
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -117,3 +120,63 @@ def test_a_transposed_weight_beyond_the_range_becomes_the_largest_number(rng: np
     with pytest.warns(UserWarning, match="1 of 49152 elements are out of f16's range"):
         array = held.array
     assert array[7, 5] == np.finfo(np.float16).min
+
+
+def narrowed(weight: np.ndarray[Any, Any]) -> Literal:
+    """The weight of a model, rounded to fp16 by the passes."""
+    graph = model([helper.make_node("Conv", ["x", "w"], ["y"])], [1, weight.shape[1], 8, 8], weight)
+    made = run(PIPELINE, graph, Options("fp16"))
+    (literal,) = (node.op.literal for node in made.nodes if isinstance(node.op, Constant))
+    return literal
+
+
+def test_a_weight_that_is_loaded_early_is_read_once(reads: list[int], rng: np.random.Generator) -> None:
+    weight = rng.standard_normal((256, 256, 3, 3)).astype(np.float32)
+    literal = narrowed(weight)
+    load_early([literal])
+    early = literal.operand()
+    np.testing.assert_array_equal(early, weight.astype(np.float16))
+    assert sum(reads) == weight.nbytes
+    literal.operand()
+    assert sum(reads) == 2 * weight.nbytes, "it is held for one use"
+
+
+def test_whoever_needs_a_weight_waits_for_the_thread_that_loads_it(rng: np.random.Generator) -> None:
+    weight = rng.standard_normal((256, 256, 3, 3)).astype(np.float32)
+    literal = narrowed(weight)
+    work = literal.early()
+    assert work is not None and literal.early() is None, "it is loading"
+    threading.Timer(0.1, work).start()
+    np.testing.assert_array_equal(literal.array, weight.astype(np.float16))
+    assert literal.early() is None, "it is loaded"
+
+
+def test_small_weights_and_those_beyond_a_limit_are_not_loaded_early(
+    reads: list[int], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large, larger = (
+        narrowed(rng.standard_normal((size, size, 3, 3)).astype(np.float32)) for size in (16, 256, 320)
+    )
+    reads.clear()
+    monkeypatch.setattr(literal_module, "EARLY_BYTES", larger.type.nbytes)
+    load_early([small, large, larger])
+    for thread in threading.enumerate():
+        if thread.name == "fusec-early-weights":
+            thread.join()
+    assert sum(reads) == 2 * larger.type.nbytes
+    larger.forget_early()
+    assert larger.operand().shape == larger.type.shape
+    assert sum(reads) == 4 * larger.type.nbytes
+
+
+def test_an_error_of_early_loading_is_raised_where_the_weight_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    literal = narrowed(np.ones((256, 256, 3, 3), np.float32))
+
+    def fail(*_: object) -> None:
+        raise OSError("gone")
+
+    monkeypatch.setattr(MemoryRanges, "read_into", fail)
+    monkeypatch.setattr(MemoryRanges, "read", fail)
+    load_early([literal])
+    with pytest.raises(ModelError, match="a weight cannot be read"):
+        literal.operand()

@@ -31,3 +31,23 @@ def test_a_number_becomes_an_array(machine: Machine) -> None:
     from fusec.gpu.device_arrays import DeviceArrays
 
     assert DeviceArrays().from_any(np.float32(3)).get() == 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [((64, 8192), ()), ((64, 8192), (1, 0)), ((64, 8, 1024), (2, 0, 1)), ((64, 8, 1024), ())],
+    ids=["row-major", "as stored", "split", "split row-major"],
+)
+def test_a_transposed_array_is_packed_in_any_order(
+    machine: Machine, shape: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    """It is copied as it is stored, so that the host need not transpose it."""
+    from fusec.gpu.device_arrays import DeviceArrays
+    from fusec.ir import DType, TensorType
+
+    stored = np.random.default_rng(0).standard_normal((8192, 64)).astype(np.float16)
+    type = TensorType(shape, DType.F16, order)
+    packed = DeviceArrays().packed(stored.T, type)
+    want = stored.T.reshape(shape).transpose(order or range(len(shape))).reshape(-1)
+    np.testing.assert_array_equal(packed.get(), want)
+    assert len(machine.copied) == 1

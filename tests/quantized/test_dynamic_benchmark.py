@@ -1,4 +1,4 @@
-"""The benchmarks' own dynamic quantisation gives the nodes that onnxruntime's gives."""
+"""Test that the benchmarks' dynamic quantisation gives the nodes that onnxruntime's gives."""
 
 from __future__ import annotations
 

@@ -172,11 +172,12 @@ def compiled(
 ) -> dict[str, Future[bytes | None]]:
     """Start to compile sources in at most `processes` child processes, and return a cubin for each key.
 
-    It is None for a source that NVRTC refuses. It raises OSError if the child process failed.
+    It is None for a source that NVRTC refuses. It raises OSError if the child process failed. Long sources come first,
+    because they take longest, and the last one should not run alone.
     """
     futures = {source.key: Future[bytes | None]() for source in sources}
     waiting: queue.SimpleQueue[CudaSource] = queue.SimpleQueue()
-    for source in sources:
+    for source in sorted(sources, key=lambda source: -len(source.code)):
         waiting.put(source)
     for _ in range(min(len(sources), compilers(), processes)):
         threading.Thread(

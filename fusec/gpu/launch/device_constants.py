@@ -55,6 +55,31 @@ def arranged(moved: Array, type: TensorType) -> Array:
     return pack(cupy, moved, type)
 
 
+def stored_order(array: Any) -> tuple[int, ...] | None:
+    """Return the order of dims in which a large host array is contiguous; None if it is row-major or not contiguous."""
+    if not isinstance(array, np.ndarray) or array.nbytes < LARGE_BYTES or array.flags.c_contiguous:
+        return None
+    order = tuple(sorted(range(array.ndim), key=lambda dim: -array.strides[dim]))
+    return order if array.transpose(order).flags.c_contiguous else None
+
+
+def arranged_from(moved: Array, order: tuple[int, ...], type: TensorType) -> Array:
+    """Return a flat buffer with an array of the device in the type's memory order.
+
+    moved: contiguous, with its dims in an order
+    """
+    logical = tuple(order.index(dim) for dim in range(moved.ndim))
+    shape = tuple(moved.shape[place] for place in logical)
+    if not type.within and shape == type.shape:
+        wanted = tuple(logical[dim] for dim in type.order or range(type.rank))
+        if wanted == tuple(range(moved.ndim)):
+            return moved.reshape(-1)
+        if can_reorder(moved):
+            return reordered(moved, wanted)
+    row_major = reordered(moved, logical) if can_reorder(moved) else cupy.ascontiguousarray(moved.transpose(logical))
+    return arranged(row_major.reshape(shape), type)
+
+
 def to_device(array: Any) -> Array:
     """Copy an array or a number to the device, a large array without pinned memory, on the current stream."""
     if not isinstance(array, np.ndarray) or array.nbytes < LARGE_BYTES or not array.flags.c_contiguous:

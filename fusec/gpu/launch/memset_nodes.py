@@ -9,12 +9,14 @@ import ctypes
 from functools import cache
 from typing import Any
 
+import cupy
+
 from fusec.gpu.launch.dependent_launch import driver_function
 from fusec.gpu.launch.edited_graph import EditedGraph, call, handles, list_nodes
 from fusec.gpu.nvrtc import function_of
 
 MEMSET = 2  # CU_GRAPH_NODE_TYPE_MEMSET
-BLOCK, MOST_BLOCKS, STORED_BYTES = 256, 264, 16  # threads of a block; blocks at most; bytes of one store
+BLOCK, WAVES, STORED_BYTES = 256, 2, 16  # threads of a block; blocks of a multiprocessor, at most; bytes of one store
 REPEATED = {1: 0x01010101, 2: 0x00010001, 4: 1}  # makes a word of an element, by the element's bytes
 FILL = """
 extern "C" __global__ void __launch_bounds__(256) fill(u8* to, const u32 word, const u64 nbytes) {
@@ -88,13 +90,18 @@ def _add_fill(graph: int, memset: Memset, before: list[int]) -> int:
     given = (ctypes.c_uint64(memset.target), ctypes.c_uint32(word), ctypes.c_uint64(nbytes))
     arguments = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
     node = KernelNode(function=_fill().kernel.ptr, arguments=ctypes.addressof(arguments))
-    node.grid[:] = (max(1, min(MOST_BLOCKS, -(-nbytes // (BLOCK * STORED_BYTES)))), 1, 1)
+    node.grid[:] = (max(1, min(_most_blocks(), -(-nbytes // (BLOCK * STORED_BYTES)))), 1, 1)
     node.block[:] = (BLOCK, 1, 1)
     added = ctypes.c_void_p()
     given_edges = (handles(before), ctypes.c_size_t(len(before)))
     call("cuGraphAddKernelNode_v2", ctypes.byref(added), ctypes.c_void_p(graph), *given_edges, ctypes.byref(node))
     assert added.value is not None
     return added.value
+
+
+@cache
+def _most_blocks() -> int:
+    return WAVES * int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
 
 @cache

@@ -2,6 +2,7 @@
 
 Tensor cores read eight channels of a pixel together, and cuDNN runs other counts, such as the 18 and 36 of an HRNet,
 several times slower. Filters and biases get zeros, so that the channels added stay zero through the ops in between.
+An infinite pixel is the exception: times zero it is NaN, which the next convolution adds to all its results.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def _has_constant_filters(node: Node) -> bool:
 def _keeps_zeros(node: Node, padded: dict[Value, set[Value]]) -> bool:
     """Tell if an op computes zeros of channels that are zeros, each channel from the same one of its operands."""
     y = node.result.type
+    if isinstance(node.op, Resize) and node.op.scales[1] != 1.0:
+        return False
     if isinstance(node.op, (Resize, MaxPool, AvgPool)):
         return node.operands[0] in padded and node.operands[0].type.shape[:2] == y.shape[:2]
     if not isinstance(node.op, Pointwise) or not any(v in padded for v in node.operands):
@@ -120,6 +123,7 @@ def _pad(graph: Graph, chosen: set[Value]) -> None:
         new = _padded_node(graph, node, wide, y in chosen)
         replaced.append((node, new))
         if y not in chosen:
+            graph.set_type(new, y.type)
             graph.replace(y, new)
             continue
         wide[y] = new

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import ml_dtypes
@@ -29,9 +30,11 @@ from fusec.passes.base import Options, Pass
 from fusec.passes.layout.small_guards import keep_guards
 from fusec.passes.rewriting.row_major import converted, row_major
 from fusec.passes.rewriting.value_facts import has_extremes, is_pointwise
+from fusec.system.threaded_parts import each_part
 
 _WIDE = (DType.F64, DType.F32)
 _PART, _WITHOUT_SIGN = 1 << 16, np.uint16(0x7FFF)  # a part fits into the processor's cache
+_RUN = 1 << 20  # elements that a thread looks at without a pause
 PACKED_SCALES = 2  # the operand of a packed product that may stay in fp32
 INFINITE_FROM = 1e30  # a mask's finite constant from here on means infinity
 # results that are sums, and operands that expect such sums
@@ -218,12 +221,13 @@ class _Narrow(Literal):
     an infinity would make rows of NaN. A warning tells of lost numbers that may have been meant.
     """
 
-    __slots__ = ("_name", "_wide")
+    __slots__ = ("_early", "_name", "_wide")
 
     def __init__(self, literal: Literal, storage: DType, name: str):
         key = ("narrow", storage, name, literal.key)
         super().__init__(literal.type.with_dtype(storage), self._row_major, literal.label, key)
         self._wide, self._name = literal, name
+        self._early: Future[Array] | None = None
 
     def _row_major(self) -> Array:
         return self._converted(row_major)
@@ -231,7 +235,28 @@ class _Narrow(Literal):
     def _operand(self) -> Array:
         return self._converted(converted)
 
+    def early(self) -> Callable[[], None] | None:
+        """Return work that converts the data in the memory order in which it is stored."""
+        if self._array is not None or self._early is not None:
+            return None
+        self._early = early = Future[Array]()
+
+        def work() -> None:
+            try:
+                early.set_result(self._computed(converted))
+            except Exception as error:  # noqa: BLE001  # raised where the data is needed
+                early.set_exception(error)
+
+        return work
+
+    def forget_early(self) -> None:
+        self._early = None
+
     def _converted(self, convert: Callable[[Array, np.dtype[Any]], Array]) -> Array:
+        early, self._early = self._early, None
+        return self._computed(convert) if early is None else convert(early.result(), self.type.dtype.numpy)
+
+    def _computed(self, convert: Callable[[Array, np.dtype[Any]], Array]) -> Array:
         storage = self.type.dtype
         rounded = self._wide.rounded(storage.numpy)
         if rounded is not None and not _has_infinities(rounded, storage):
@@ -257,5 +282,11 @@ def _has_infinities(array: Array, storage: DType) -> bool:
     """Tell if an array of 16-bit floats has an infinity, by its bits: six times as fast as `np.isinf`."""
     bits = array.ravel(order="K").view(np.uint16)
     infinity = np.array(np.inf, storage.numpy).view(np.uint16)
-    parts = (bits[start : start + _PART] for start in range(0, bits.size, _PART))
-    return any(((part & _WITHOUT_SIGN) == infinity).any() for part in parts)
+    found: list[bool] = []
+
+    def look(start: int) -> None:
+        starts = range(start, min(start + _RUN, bits.size), _PART)
+        found.append(any(((bits[at : at + _PART] & _WITHOUT_SIGN) == infinity).any() for at in starts))
+
+    each_part(look, range(0, bits.size, _RUN), array.nbytes)
+    return any(found)

@@ -171,6 +171,19 @@ def test_a_process_that_has_nothing_to_do_compiles_what_comes_later(monkeypatch:
     assert all(each.closed.wait(10) for each in Quick.made)
 
 
+def test_long_sources_are_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Quick, "cubin", lambda self, code, options: asked.append(code) or b"")
+    monkeypatch.setattr(module.nvrtc_process, "NvrtcChild", Quick)
+    monkeypatch.setattr(module, "compilers", lambda: 1)
+    monkeypatch.setattr(module, "_IDLE", module._IdleProcesses())
+    sources = [CudaSource("x" * length, "sm_90") for length in (2, 5, 3)]
+    for each in module.compiled(sources, ["a"]).values():
+        each.result(10)
+    assert [len(code) for code in asked] == [5, 3, 2]
+    forget_ahead()
+
+
 def test_an_idle_process_ends_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_S", 0.2)
     idle = module._IdleProcesses()

@@ -109,6 +109,7 @@ def chain(monkeypatch: pytest.MonkeyPatch, *memset: int) -> Driver:
     for module in (memset_nodes, edited_graph):
         monkeypatch.setattr(module, "driver_function", driver.function)
     monkeypatch.setattr(memset_nodes, "_fill", lambda: filling)
+    monkeypatch.setattr(memset_nodes, "_most_blocks", lambda: 264)
     monkeypatch.setattr(cupy.cuda.runtime, "graphInstantiate", lambda graph: graph + 1)
     monkeypatch.setattr(cupy.cuda.runtime, "graphExecDestroy", lambda executable: None)
     return driver

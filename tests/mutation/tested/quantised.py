@@ -109,7 +109,7 @@ QUANTISED: tuple[Mutant, ...] = (
         "sums_in_halves",
         "quantised",
         "passes/layout/precision.py",
-        "        _cast_fp32_values(graph, kept, literals, storage)\n",
+        "        _cast_fp32_values(graph, exempt, literals, storage)\n",
         "",
         "fp32 values between integers meet constants of 16 bits",
         "passes/test_cases.py",

@@ -23,7 +23,7 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
 from fusec.passes import partition
 from fusec.plans.plan_cache import PlanStore
-from fusec.plans.plan_record import BLAS, Choice, Entry, Part, PlanKey
+from fusec.plans.plan_record import BLAS, Choice, Entry, Knobs, Part, PlanKey
 
 Suggested = Mapping[str, Sequence[Entry]]  # by key of the cuDNN graph, best first
 
@@ -58,6 +58,7 @@ class TuningCache:
         self._accept_incomplete = known.accept_incomplete
         self._suggested = known.plans
         self._known_kernels = known.kernels
+        self._quarantined: dict[str, list[tuple[int, Knobs, str]]] = {}  # by graph, because each plan is looked up
 
     @property
     def names_cublaslt(self) -> bool:
@@ -187,12 +188,16 @@ class TuningCache:
 
     def quarantine_reason(self, graph: str, choice: Choice) -> str | None:
         """Tell why a plan is in quarantine; None if it is not."""
-        found = self.plan_store.quarantined(graph, self.environment.target, self.environment.cudnn)
+        found = self._quarantined.get(graph)
+        if found is None:
+            found = self.plan_store.quarantined(graph, self.environment.target, self.environment.cudnn)
+            self._quarantined[graph] = found
         return next((why for engine, knobs, why in found if (engine, knobs) == choice.identity), None)
 
     def quarantine(self, graph: str, choice: Choice, reason: str) -> None:
         """Put a plan in quarantine."""
         target, cudnn = self.environment.target, self.environment.cudnn
+        self._quarantined.pop(graph, None)
         self.plan_store.quarantine(graph, target, cudnn, choice.engine, choice.knobs, reason)
 
     # steps and kernels -------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from typing import Any
 from fusec.errors import DeviceLostError, ExecutionError
 from fusec.gpu.autotune.plans.plan_check import reject_wrong_plans
 from fusec.gpu.autotune.ranked_plans import Offer, PlanBench, RankedPlans
+from fusec.ir import HALVES
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.engine_numbers import GENERIC
 from fusec.plans.plan_record import BLAS, Choice
 
 LEVELS = ("none", "quick", "full")
@@ -80,7 +82,7 @@ def rank_plans(
     for count, (key, result) in enumerate(ranked.items(), 1):
         offers[key] = _offers(bench, result, known.get(key), level)
         if count & (count - 1) == 0 or count == len(ranked):  # workers build meanwhile
-            bench.expect([(graphs[key], offer) for key, offer in _expected(offers, known, level)])
+            bench.expect([(graphs[key], offer) for key, offer in _expected(graphs, offers, known, level)])
     waiting: list[tuple[float, str, list[Offer]]] = []
     # Graphs whose first plan is compiled at run time come last, because workers still compile it.
     order = sorted(graphs, key=lambda key: not (offers[key] and offers[key][0].precompiled))
@@ -97,9 +99,25 @@ def rank_plans(
     waiting.sort(key=lambda item: item[:2])
     bench.expect([(graphs[key], offer) for _, key, rest in waiting for offer in rest])
     rng = random.Random(0)
+
+    def goes_on() -> bool:
+        return clock() < end
+
+    began: set[str] = set()
+    finished: dict[str, bool] = {}
+    for _, key, rest in waiting:  # meanwhile workers compile the other plans
+        if rest and goes_on():
+            began.add(key)
+            ready = [offer for offer in rest if offer.precompiled]
+            finished[key] = _time_others(bench, ranked[key], ready, goes_on, level)
+        else:
+            finished[key] = not rest
     for count, (_, key, rest) in enumerate(waiting):
-        finished = not rest or (clock() < end and _rest(bench, ranked[key], rest, rng, lambda: clock() < end, level))
-        ranked[key].plans = [(replace(choice, complete=finished), plan) for choice, plan in ranked[key].plans]
+        if key in began:
+            late = [offer for offer in rest if not offer.precompiled]
+            finished[key] = finished[key] and _time_others(bench, ranked[key], late, goes_on, level)
+            finished[key] = _rank_by_time(bench, ranked[key], rng) and finished[key]
+        ranked[key].plans = [(replace(choice, complete=finished[key]), plan) for choice, plan in ranked[key].plans]
         if not ranked[key].is_beaten:
             reject_wrong_plans(bench, ranked[key])
         ranked[key].plans = _to_keep(ranked[key].plans)
@@ -157,7 +175,7 @@ def _is(offer: Offer, known: Choice | None) -> bool:
 
 
 def _expected(
-    offers: Mapping[str, Sequence[Offer]], known: Mapping[str, Choice], level: str
+    graphs: Mapping[str, CudnnGraph], offers: Mapping[str, Sequence[Offer]], known: Mapping[str, Choice], level: str
 ) -> Iterator[tuple[str, Offer]]:
     """Yield the offers that will be built if each first one builds: the first of each graph, then the others.
 
@@ -168,7 +186,7 @@ def _expected(
     for key, each in offers.items():
         choice = known.get(key)
         if each and not (choice is not None and choice.complete and _is(each[0], choice)):
-            yield from ((key, offer) for offer in _others(each[1:], level) if not offer.is_slow)
+            yield from ((key, offer) for offer in _others(graphs[key], each, level) if not offer.is_slow)
 
 
 def _first(
@@ -178,27 +196,43 @@ def _first(
 
     Returns the offers left to time, or None if there is nothing to time.
     """
-    rest = list(offers)
+    rest, tried = list(offers), list[Offer]()
     if known is not None and known.complete and rest and _is(rest[0], known) and _built(bench, result, rest[0]):
         result.plans = [(known, result.plans[0][1])]
         return None
     while rest and not result.plans:
-        _built(bench, result, rest.pop(0))
+        tried = [rest.pop(0)]
+        _built(bench, result, *tried)
     if level == "none" or not result.plans:
         return None
     _time_last(bench, result)
-    return _others(rest, level)
+    return _others(result.graph, [*tried, *rest], level)
 
 
-def _others(rest: Sequence[Offer], level: str) -> list[Offer]:
-    """List the offers to time against the first one."""
+def _others(graph: CudnnGraph, offers: Sequence[Offer], level: str) -> list[Offer]:
+    """List the offers to time against the first one.
+
+    Level quick compiles no plan of a plain convolution with precompiled plans, which were always faster on an H200.
+    """
+    first, *rest = offers
     if level == "none":
         return []
     if level == "full":
-        return list(rest)
+        return rest
     others = [o for o in rest if o.choice.engine == BLAS]  # few, and quickly built
-    precompiled = [o for o in rest if o.precompiled and o not in others][:QUICK_PRECOMPILED]
-    return [*others, *precompiled, *[o for o in rest if not o.precompiled][:QUICK_COMPILED]]
+    precompiled = [o for o in rest if o.precompiled and o not in others]
+    fast = [o for o in (first, *precompiled) if o.precompiled and o.choice.engine not in (BLAS, GENERIC)]
+    compiled = [] if fast and is_plain_convolution(graph) else [o for o in rest if not o.precompiled]
+    return [*others, *precompiled[:QUICK_PRECOMPILED], *compiled[:QUICK_COMPILED]]
+
+
+def is_plain_convolution(graph: CudnnGraph) -> bool:
+    """Tell if a graph has a convolution of one group in 16 bits, for which cuDNN's precompiled engines are fast."""
+    for call in graph.calls:
+        if call.op == "conv_fprop":
+            image, filters = (graph.tensor(uid) for uid in call.inputs[:2])
+            return image.dims[1] == filters.dims[1] and image.dtype in HALVES
+    return False
 
 
 def _built(bench: PlanBench, result: RankedPlans, offer: Offer) -> bool:
@@ -213,20 +247,22 @@ def _built(bench: PlanBench, result: RankedPlans, offer: Offer) -> bool:
 def _time_last(bench: PlanBench, result: RankedPlans) -> None:
     """Time the plan built last, and drop it if it fails.
 
-    One run warms up. Two more tell if the plan is far slower than the best, because some plans take milliseconds. If
-    not, two measurements follow. The better one counts, because one may be disturbed.
+    One run warms up. One or two more tell if the plan is far slower than the best, because some plans take
+    milliseconds. If not, two measurements follow. The better one counts, because one may be disturbed.
     """
     choice, plan = result.plans.pop()
     best_us = min([result.rival_us, *(_us(other) for other, _ in result.plans)])
-    absurd_us = ABSURD * best_us + ONE_RUN_US
+    absurd_us, hopeless_us = ABSURD * best_us + ONE_RUN_US, HOPELESS * best_us + ONE_RUN_US
     try:
         time_us = _time_us(bench, result.graph, choice, plan, once=True)
         if time_us <= max(absurd_us, ABSURD_US):
             again_us = _time_us(bench, result.graph, choice, plan, once=True)
             time_us = min(time_us, again_us)
             if time_us <= absurd_us:
-                time_us = min(again_us, _time_us(bench, result.graph, choice, plan, once=True))
-        if time_us <= HOPELESS * best_us + ONE_RUN_US:
+                time_us = again_us
+                if again_us > hopeless_us:
+                    time_us = min(again_us, _time_us(bench, result.graph, choice, plan, once=True))
+        if time_us <= hopeless_us:
             time_us = min(_time_us(bench, result.graph, choice, plan) for _ in range(2))
     except ExecutionError as error:
         result.reject(choice, error)
@@ -250,29 +286,27 @@ def _time_us(bench: PlanBench, graph: CudnnGraph, choice: Choice, plan: Any, onc
         ) from error
 
 
-def _rest(
-    bench: PlanBench,
-    result: RankedPlans,
-    offers: Sequence[Offer],
-    rng: random.Random,
-    goes_on: Callable[[], bool],
-    level: str,
+def _time_others(
+    bench: PlanBench, result: RankedPlans, offers: Sequence[Offer], goes_on: Callable[[], bool], level: str
 ) -> bool:
-    """Build and time the offers, then time close plans again; False if time ran out before, or a rival is faster."""
-    finished = True
+    """Build and time the offers; False if time ran out before."""
     for offer in offers:
         if not goes_on() and result.plans:
-            finished = False
-            break
+            return False
         if level == "quick" and _is_of_slow_engine(result, offer):
             continue
         if _built(bench, result, offer):
             _time_last(bench, result)
+    return True
+
+
+def _rank_by_time(bench: PlanBench, result: RankedPlans, rng: random.Random) -> bool:
+    """Sort the plans by time, after close ones were timed again; False if a rival is faster, so that none was."""
     result.is_beaten = min((_us(choice) for choice, _ in result.plans), default=0.0) > LOSING * result.rival_us
     if not result.is_beaten:
         _time_in_rounds(bench, result, rng)
     result.plans.sort(key=lambda item: _us(item[0]) * (TIE if item[0].engine == BLAS else 1.0))
-    return finished and not result.is_beaten
+    return not result.is_beaten
 
 
 def _is_of_slow_engine(result: RankedPlans, offer: Offer) -> bool:

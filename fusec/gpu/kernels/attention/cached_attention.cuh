@@ -251,8 +251,8 @@ FRAGMENT(add_parts) {
 
 FRAGMENT(load_part) {
   const u32 at = (sequence * PARTSu + from) * SHARERSu + own_head;
-  record[j] = across((const Pack<float, 2>*)(records + at * 2u));
-  part_sum[j] = across((const Pack<float, 4>*)(SCRATCH + (at * FEATURESu + feature)));
+  record[j] = load_fresh((const Pack<float, 2>*)(records + at * 2u));
+  part_sum[j] = load_fresh((const Pack<float, 4>*)(SCRATCH + (at * FEATURESu + feature)));
 }
 
 // The blocks of a sequence are a cluster. Each adds up a share of the results, which all send to it.

@@ -22,7 +22,7 @@ _CUDA = cuda_template(__package__, "attention_forward.cuh")
 class ScoreBias:
     """A tensor of 16 bits that is added to scores.
 
-    view: of the shape of all scores.
+    view: memory of the bias, with the shape of all scores.
     hides: minus infinity replaces a score, even NaN.
     """
 

@@ -73,7 +73,7 @@ DEVICE u32 add_after_writes(u32* counter, u32 x) {
 }
 // A barrier of `blocks` blocks, which must all run at the same time; `is_first` is true for one of them. The number after
 // `counter` counts arrivals. The first block flips the highest bit of the sum, whose other bits are 0 again. After the
-// barrier all may read (by `across`) what any of them wrote before it.
+// barrier all may read (by `load_fresh`) what any of them wrote before it.
 DEVICE void wait_for_blocks(u32* counter, u32 blocks, bool is_first) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -211,9 +211,9 @@ template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) {
 
 enum { COUNTER_STRIDE = 32 };  // distance of barrier counters, in numbers of 32 bits, so that no two share a cache line
 // Read what another block wrote before a barrier of blocks. A load from this block's own cache could be old.
-template <class T> DEVICE T across(const T* p) { return *(const volatile T*)p; }
+template <class T> DEVICE T load_fresh(const T* p) { return *(const volatile T*)p; }
 
-template <int N> DEVICE Pack<float, N> across(const Pack<float, N>* p) {
+template <int N> DEVICE Pack<float, N> load_fresh(const Pack<float, N>* p) {
   Pack<float, N> x;
 #ifdef FUSEC_EMULATED
   x = *p;
@@ -317,7 +317,7 @@ template <class T> DEVICE T* from_here(T* p) {
 // first bit of an address is zero.
 DEVICE u32 in_register(u32 x, const void* p) { return x - (u32)((u64)p >> 63); }
 
-// Count a block, and tell if it is the last of `blocks`, which may read (by `across`) what the others wrote.
+// Count a block, and tell if it is the last of `blocks`, which may read (by `load_fresh`) what the others wrote.
 DEVICE bool last_of(u32* counter, u32 blocks) {
   __shared__ u32 before;
   __syncthreads();

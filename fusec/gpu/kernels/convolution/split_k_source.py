@@ -114,7 +114,7 @@ class SplitKSource:
     def resident_bytes(self) -> int:
         tiling = self.tiling
         sums = tiling.deep * tiling.tiles * COLUMNS * self.sums_pitch * 4
-        box = tiling.splits * self.rows_each * self.sums_pitch * 4 if self._meets else 0
+        box = tiling.splits * self.rows_each * self.sums_pitch * 4 if self._merges_in_cluster else 0
         return 16 + self.patch_bytes + sums + box
 
     @property
@@ -130,7 +130,7 @@ class SplitKSource:
         return n * down * right * groups * self.tiling.splits
 
     @property
-    def _meets(self) -> bool:
+    def _merges_in_cluster(self) -> bool:
         """Tell if the blocks of a cluster merge their sums."""
         return self.tiling.clusters and self.tiling.splits > 1
 
@@ -163,7 +163,7 @@ class SplitKSource:
             ACROSS=tiling.across,
             BLOCK_COORDINATES=split_index("block", blocks),
             PATCH_BYTES=self.patch_bytes,
-            BEGIN_CLUSTER=cuda("begin_cluster") if self._meets else [],
+            BEGIN_CLUSTER=cuda("begin_cluster") if self._merges_in_cluster else [],
             **self._weights(arguments),
             **self._pixels(arguments),
             PITCH=self.pitch,
@@ -179,14 +179,14 @@ class SplitKSource:
             MERGE=self._merge_sums([epilogue for _, epilogue in turns], arguments),
         )
         name = "+".join(["few_pixels", *(node.op.name for node in self.rest)])
-        cluster = tiling.splits if self._meets else 1
+        cluster = tiling.splits if self._merges_in_cluster else 1
         launch = replace(
             arguments.launch("few_pixels", lines, self.grid, tiling.threads, cluster=cluster),
             resident_bytes=self.resident_bytes,
-            architecture=CLUSTERS if self._meets else "",
+            architecture=CLUSTERS if self._merges_in_cluster else "",
             dependent=self._is_dependent,
         )
-        scratch = 0 if self._meets or tiling.splits == 1 else self.grid * tiling.pixels * tiling.filters * 4
+        scratch = 0 if self._merges_in_cluster or tiling.splits == 1 else self.grid * tiling.pixels * tiling.filters * 4
         return Kernel(name, (launch,), scratch)
 
     def _weights(self, arguments: Arguments) -> dict[str, int | str]:
@@ -271,7 +271,7 @@ class SplitKSource:
         size, scratch = tiling.pixels * tiling.filters, arguments.scratch()
         sum_blocks = cuda(
             "sum_parts",
-            READ="across",
+            READ="load_fresh",
             FROM=f"{scratch} + (block / {tiling.splits}u * {tiling.splits * size}u + item * {PACK}u)",
             COUNT=tiling.splits,
             APART=size,
@@ -330,7 +330,7 @@ class SplitKSource:
             RESULT_Y=f"y{turn}",
             RESULT_X=f"x{turn}",
             FIRST_ITEM=turn * self.tiling.threads,
-            FIRST_PIXEL=f"part * {self.rows_each}u" if self._meets else "0u",
+            FIRST_PIXEL=f"part * {self.rows_each}u" if self._merges_in_cluster else "0u",
             RESULT_ROWS=high,
             RESULT_COLUMNS=wide,
             ALL_FILTERS=y.type.shape[1],

@@ -253,7 +253,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         together = ceil_div(parts, ceil_div(parts, MERGED))
         turns = f"for (u32 k = 0; k < {together}u; ++k) if (const u32 s = s0 + (k0 + k) * {each}u; s < {chunks}u)"
         merge = self.merge_loop(turns, f"{kind}({self._rows('s')})", ("pairs[k].v[0]", "pairs[k].v[1]"), together)
-        centre = self.merge_centre(f"across({arguments.scratch(kind)} + c * 2u)")
+        centre = self.merge_centre(f"load_fresh({arguments.scratch(kind)} + c * 2u)")
         code = PointwiseCode(Space((channels,), ("c",)), arguments, "p")
         code.known |= {value: f"parameter{number}[round]" for number, value in enumerate(step.parameters)}
         factors = self.forward_factors(code) if self.forward else self.backward_factors(code)
@@ -271,8 +271,8 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         """Return the two sums of a chunk of channel `c`, as C. chunk: its number, as C."""
         place = f"{arguments.scratch(self.kind)} + ({chunk} * {self.channels}u + c) * 2u"
         if self.kind == "float":
-            return f"across(reinterpret_cast<const Pack<float, 2>*>({place}))"
-        return f"Pack<{self.kind}, 2>{{{{across({place}), across({place} + 1u)}}}}"
+            return f"load_fresh(reinterpret_cast<const Pack<float, 2>*>({place}))"
+        return f"Pack<{self.kind}, 2>{{{{load_fresh({place}), load_fresh({place} + 1u)}}}}"
 
     def write_elements(self, arguments: Arguments) -> list[str]:
         """Generate the second pass.

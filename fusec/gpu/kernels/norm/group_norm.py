@@ -20,7 +20,7 @@ THREADS = (320, 640)  # of a block, about
 COALESCED_BYTES = 64  # of a pixel that a block reads, at least where groups allow it
 # Quarters of the blocks that fill the GPU: with fewer than FEW the kernel is slow; ENOUGH keep it busy.
 FEW, ENOUGH = 1, 3
-KEPT, MOST_KEPT = 8, 16  # vectors that a thread keeps, if that fills the GPU, and at most
+VECTORS, MOST_VECTORS = 8, 16  # that a thread holds in registers, if that fills the GPU, and at most
 
 
 def merges(type: TensorType, shape: tuple[int, ...]) -> bool:
@@ -76,9 +76,9 @@ def _fullest(tiling: GroupTiling, teams: int, most: int, figures: GpuFigures) ->
     best, quarter = None, figures.enough_blocks // 4
     while tiling.blocks <= most and tiling.rest > 0 and (tiling.each >= tiling.rows or tiling.blocks == 1):
         blocks = teams * tiling.blocks
-        if tiling.turns <= MOST_KEPT and tiling.own <= tiling.block <= 1024 and blocks >= FEW * quarter:
+        if tiling.turns <= MOST_VECTORS and tiling.own <= tiling.block <= 1024 and blocks >= FEW * quarter:
             best = tiling
-            if tiling.turns <= KEPT and blocks >= ENOUGH * quarter:
+            if tiling.turns <= VECTORS and blocks >= ENOUGH * quarter:
                 break
         tiling = replace(tiling, blocks=2 * tiling.blocks)
     return best

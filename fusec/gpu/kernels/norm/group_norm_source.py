@@ -140,7 +140,7 @@ class GroupSource(ResidentNorm):
         tiling, arguments, grid = self.tiling, Arguments(), self._teams * self.tiling.blocks
         cluster = tiling.blocks if tiling.clustered else 1
         lines = self.resident_body(arguments)
-        launch = arguments.launch("group_norm_kept", lines, grid, tiling.block, cluster=cluster)
+        launch = arguments.launch("group_norm_resident", lines, grid, tiling.block, cluster=cluster)
         if tiling.clustered:
             launch = replace(
                 launch, architecture=CLUSTERS, resident_bytes=MBARRIER_BYTES + ceil_div(self._sent, 16) * 16
@@ -278,7 +278,7 @@ class GroupSource(ResidentNorm):
             mean, squares = (f"statistics[2u * (c * {groups}u + g) + {n}u]" for n in (0, 1))
         elif tiling.blocks > 1:
             first = f"{arguments.scratch()} + 2u * (team * {tiling.blocks * groups}u + g)"
-            mean, squares = (f"across({first} + c * {2 * groups} + {n})" for n in (0, 1))
+            mean, squares = (f"load_fresh({first} + c * {2 * groups} + {n})" for n in (0, 1))
         else:
             mean, squares = (f"statistics[2u * g + {n}u]" for n in (0, 1))
         count = f"{tiling.each * m}.0f"

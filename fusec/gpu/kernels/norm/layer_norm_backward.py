@@ -280,7 +280,7 @@ class _LayerNormBackwardSource:
             *self._rows(arguments),
             f"wait_for_blocks({arguments.barrier_counters(1)}, {self.blocks}u, blockIdx.x == 0u);",
         ]
-        lines += ["{", *self._columns(arguments, merge, met=True), "}"]
+        lines += ["{", *self._columns(arguments, merge, waited=True), "}"]
         return replace(self._make_launch("norm_backward", lines, arguments), cooperative=True)
 
     def _make_launch(self, name: str, lines: Sequence[str], arguments: Arguments) -> Launch:
@@ -375,11 +375,11 @@ class _LayerNormBackwardSource:
             return [*lines, *(x for each in keep for x in each), *wait, *(x for each in add for x in each)]
         return [*lines, *(x for each in zip(keep, add, strict=True) for x in [*each[0], *wait, *each[1], *wait])]
 
-    def _columns(self, arguments: Arguments, merge: ChunkMerge, met: bool = False) -> list[str]:
+    def _columns(self, arguments: Arguments, merge: ChunkMerge, waited: bool = False) -> list[str]:
         step, kind, pointer = self.step, self.kind, arguments.scratch(self.kind)
         lines = merge.setup(kind, self.sums)
         places = (f"({pointer} + (({number * self.blocks}u + s) * {self.size}u + c))" for number in range(self.sums))
-        adds = [f"acc{number}[0] += {'across' if met else '*'}{place};" for number, place in enumerate(places)]
+        adds = [f"acc{number}[0] += {'load_fresh' if waited else '*'}{place};" for number, place in enumerate(places)]
         lines += [*self._cuda("add_blocks", MERGING=merge.threads, ADD=adds), *merge.reduce(self.sums)]
         shape = step.parameters[0].type.shape
         names = _places(shape)

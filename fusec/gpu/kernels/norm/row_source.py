@@ -24,7 +24,7 @@ class RowSource:
     """The launches of a step.
 
     packed_threads: elements stay in registers as they were read, because that takes half as many registers. So many
-        threads share the registers of a multiprocessor. 0 if elements are kept as numbers.
+        threads share the registers of a multiprocessor. 0 if elements stay numbers.
     members: numbers of the plan that are combined to one: the channels of a group, if the plan is by channels.
     depth: turns whose elements are copied to shared memory ahead of their use; 0 if they are loaded.
     """
@@ -120,7 +120,7 @@ class RowSource:
         for number, each in enumerate(self.formula.passes):
             part = f"{pointer}[{self._place(number, 's')}]"
             if one_launch:
-                part = f"across({pointer} + ({self._place(number, 's')}))"
+                part = f"load_fresh({pointer} + ({self._place(number, 's')}))"
             if self.formula.merge == "moments":
                 mean = f"{pointer}[{self._place(0, 's')}]"
                 term = f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - acc0[w])"
@@ -288,9 +288,9 @@ class RowSource:
         """Store the numbers of a reduction, each by one of the threads that share it."""
         op, plan = self.op, self.plan
         assert isinstance(op, Reduce)
-        kept = [d for d in range(self.x.type.rank) if op.keepdims or d not in op.axes]
-        names = tuple(None if d in op.axes else self.space.names[d] for d in kept)
-        along = kept.index(plan.along) if not plan.row and plan.along in kept else -1
+        remaining = [d for d in range(self.x.type.rank) if op.keepdims or d not in op.axes]
+        names = tuple(None if d in op.axes else self.space.names[d] for d in remaining)
+        along = remaining.index(plan.along) if not plan.row and plan.along in remaining else -1
         code = PointwiseCode(Space(self.y.type.shape, names, along, plan.width), self.arguments, "w")
         for node, result in self.step.reductions:
             text = re.sub(r"#(\d)", r"acc\1[j]", result)

@@ -42,7 +42,7 @@ FRAGMENT(merge) {
   if (!last_of(COUNTERS + row * COUNTER_STRIDE, PARTSu)) return;
   best = 0ull;
   for (u32 p = threadIdx.x; p < PARTSu; p += BLOCKu) {
-    const u64 found = across((const u64*)(SCRATCH + (row * PARTSu + p)));
+    const u64 found = load_fresh((const u64*)(SCRATCH + (row * PARTSu + p)));
     best = found > best ? found : best;
   }
   best = ENTRY_largest(best, shared);

@@ -1,4 +1,4 @@
-"""Kernels of attention with a bias against the reference, through the emulator."""
+"""Compare kernels of attention with a bias with the reference, through the emulator."""
 
 from __future__ import annotations
 

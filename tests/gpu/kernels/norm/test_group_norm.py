@@ -53,7 +53,7 @@ def cases() -> list[Case]:
 
 def at_once(kernel: Kernel | None) -> list[Kernel]:
     assert kernel is not None
-    return [way for way in variants_of(kernel) if way.launches[0].entry.startswith("group_norm_kept")]
+    return [way for way in variants_of(kernel) if way.launches[0].entry.startswith("group_norm_resident")]
 
 
 @needs_compiler

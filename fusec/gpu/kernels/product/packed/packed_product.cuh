@@ -276,5 +276,5 @@ FRAGMENT(share) {
 }
 
 FRAGMENT(add_parts) {
-  for (u32 p = 0; p < PARTSu; ++p) sum += across(SCRATCH + ((blockIdx.x / PARTSu * PARTSu + p) * SIZEu + i));
+  for (u32 p = 0; p < PARTSu; ++p) sum += load_fresh(SCRATCH + ((blockIdx.x / PARTSu * PARTSu + p) * SIZEu + i));
 }
