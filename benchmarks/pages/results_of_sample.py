@@ -18,7 +18,7 @@ def model_sample_gpu() -> list[str]:
     """Return the section of docs/results.md about benchmarks/results/model_sample_gpu.json."""
     data = read("model_sample_gpu.json")
     run = f"run on {machine_of(data)}, step by step and as the replay of a capture"
-    return _section("The sample of exported models on a GPU", data, run)
+    return _section("Models of the sample on a GPU", data, run)
 
 
 def _section(title: str, data: dict[str, Any], run: str) -> list[str]:
