@@ -217,6 +217,18 @@ def filter_gradient(b: RandomGraph) -> None:
     epilogue(b, y, 2)
 
 
+def grouped_conv1d(b: RandomGraph) -> None:
+    """Draw a grouped convolution along one dim with many taps, with ops after it."""
+    b.dtype = _half(b)
+    groups, taps = b.pick([2, 3]), b.pick([8, 9, 16])
+    channels, filters, length = 16 * groups * b.pick([1, 2]), 8 * groups * b.pick([1, 2]), b.between(taps, 40)
+    x = b.input(TensorType((b.pick([1, 2]), channels, length), b.dtype, channels_last(3)))
+    left = b.between(0, taps - 1)
+    op = Conv((1,), (left, taps - 1 - left), (b.pick([1, 2]),), groups)
+    y = b.add(op, x, b.constant((filters, channels // groups, taps), b.dtype))
+    epilogue(b, y, 2)
+
+
 def few_filters(b: RandomGraph) -> None:
     """Draw a convolution of up to eight filters over an image of sixteen channels or more."""
     b.dtype = _half(b)
@@ -494,6 +506,7 @@ KERNELS: Mapping[str, Draw] = {
             streamed_weights,
             few_channels,
             filter_gradient,
+            grouped_conv1d,
             few_filters,
             gather_resize,
             grid_sample,
