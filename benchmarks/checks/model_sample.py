@@ -107,13 +107,15 @@ def _errors(executable: Any, inputs: Sequence[Any], wanted: Sequence[Any], calls
 
 
 def _randomise(model: Any) -> None:
-    """Give norms statistics and scales that are not trivial, so that a mistake shows."""
+    """Give norms and classifiers numbers that are not trivial, so that a mistake shows."""
     import torch
 
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
             torch.nn.init.normal_(module.running_mean, std=0.1)
             torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
+        elif isinstance(module, torch.nn.Linear) and not module.weight.any():  # a classifier that gives only zeros
+            torch.nn.init.normal_(module.weight, std=0.1)
 
 
 def _programs(executable: Any) -> list[Any]:
