@@ -153,12 +153,11 @@ def side_by_side(
     Returns the reason if that fails.
     """
     count = max(lanes) + 1
-    others = [cupy.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
+    _, *others = lane_streams = streams.lanes(count)
     workspace_bytes = [1] * count  # by lane
     for run, lane in zip(runs, lanes, strict=True):
         workspace_bytes[lane] = max(workspace_bytes[lane], run.workspace_bytes)
     workspaces = [None, *(cupy.empty(nbytes, cupy.uint8) for nbytes in workspace_bytes[1:])]
-    lane_streams = [streams.own, *others]
     waited = [[-1] * count for _ in range(count)]  # by lane: the last run of each lane that it has waited for
     waited_after: dict[int, list[int]] = {}  # by run: what its lane had waited for after it
     events: dict[int, Any] = {}  # by run

@@ -32,6 +32,16 @@ class Streams:
         self.last: Any = own  # of the last call; held, because another stream could get its address
         self.running = False
         self.done = cupy.cuda.Event(disable_timing=True)
+        self._others: list[Any] = []
+
+    def lanes(self, count: int) -> list[Any]:
+        """Return the own stream and others, `count` in all, for steps that run in parallel.
+
+        They live as long as this object, because a library may still use a stream that it was captured on.
+        """
+        while len(self._others) < count - 1:
+            self._others.append(cupy.cuda.Stream(non_blocking=True))
+        return [self.own, *self._others[: count - 1]]
 
     def begin(self, stream: Any) -> None:
         """Begin to queue a call on a stream. The caller holds the lock."""

@@ -9,6 +9,7 @@ from gpu.stand_in_gpu import Machine, on_device
 from gpu.test_backend import TEXT, build, fresh
 
 from benchmarks.serving import call_overhead
+from fusec.gpu.launch.stream_calls import Streams
 
 pytest.importorskip("cupy")
 pytest.importorskip("cudnn")
@@ -33,3 +34,13 @@ def test_kinds_of_calls_copy_what_they_say(machine: Machine, tmp_path: Path) -> 
         assert [kind for kind, _ in machine.copied] == copies[name], name
     row = call_overhead.measured(net, feeds, rounds=2, burst=2, each=1)
     assert set(row["more"]) == {*copies, "queued"}
+
+
+def test_streams_of_parallel_steps_outlive_a_capture(machine: Machine) -> None:
+    import cupy
+
+    streams = Streams(cupy.cuda.Stream(non_blocking=True))
+    own, first = streams.lanes(2)
+    assert own is streams.own
+    assert streams.lanes(3)[1] is first
+    assert len({id(stream) for stream in streams.lanes(3)}) == 3
