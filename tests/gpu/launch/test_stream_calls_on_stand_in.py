@@ -9,6 +9,7 @@ from gpu.stand_in_gpu import Machine, on_device
 from gpu.test_backend import TEXT, build, fresh
 
 from benchmarks.serving import call_overhead
+from fusec.gpu.launch import stream_calls
 from fusec.gpu.launch.stream_calls import Streams
 
 pytest.importorskip("cupy")
@@ -37,9 +38,7 @@ def test_kinds_of_calls_copy_what_they_say(machine: Machine, tmp_path: Path) -> 
 
 
 def test_streams_of_parallel_steps_outlive_a_capture(machine: Machine) -> None:
-    import cupy
-
-    streams = Streams(cupy.cuda.Stream(non_blocking=True))
+    streams = Streams(stream_calls.cupy.cuda.Stream(non_blocking=True))
     own, first = streams.lanes(2)
     assert own is streams.own
     assert streams.lanes(3)[1] is first
