@@ -4,7 +4,8 @@ A caller asks for it with `ROUND_ACTIVATIONS` in `disable`, because results then
 activation, and by what saturated. Limits from 0 stay, because tools leave out a relu or clip that they imply.
 
 Where tensors are stored in 16 bits, integers of 16 bits are always left out: fp16 and bf16 hold neither them nor the
-reciprocals of their scales, and round by more than half of their step. All limits stay.
+reciprocals of their scales, and round by more than half of their step, near the limits. All limits stay. Limits of fewer
+bits stay rounded, because then the step exceeds that of the floats.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from fusec.ir import BYTES, DType, Graph, Node, Value
 from fusec.ops import Pad, pw
 from fusec.passes.quantization.affine_values import Dequantised, dequantised, quantised
 from fusec.passes.quantization.move_rounding import MOVES
+
+FINE = 1 << 11  # steps up to a limit; fp16 has as many from a power of two to the next
 
 
 def keep_floats(graph: Graph, types: Sequence[DType] = BYTES) -> None:
@@ -45,6 +48,8 @@ def _unrounded(graph: Graph, found: Dequantised, q: Value, before: Node) -> Valu
     if rounded is None or not (rounded.scale.equals(found.scale) and rounded.zero.equals(found.zero)):
         return None
     x, all_limits = rounded.x, q.type.dtype not in BYTES
+    if all_limits and max(zero - rounded.low, rounded.high - zero) < FINE:
+        return None
     limited = x.node is not None and x.node.op.name in ("relu", "clip")
     if not all_limits and (rounded.low != zero or limited):
         return x

@@ -43,6 +43,7 @@ def families() -> Iterator[Row]:
         yield from _products(dtype)
         yield from _normed(dtype)
         yield _filter_gradient(dtype)
+        yield _grouped_conv1d(dtype)
 
 
 def _numbers(dtype: DType, *shape: int) -> Array:
@@ -127,6 +128,16 @@ def _filter_gradient(dtype: DType) -> Row:
     arrays = [_numbers(dtype, 1, 4, 5, 16), loss]
     fits: Any = {"orders": {0: NHWC, 1: NHWC}, "labels": _labels(dtype, 4)}
     return row(f"gradient of filters {dtype.value}", "conv_wgrad", arrays, lambda g, x, y: g.add(op, x, y), **fits)
+
+
+def _grouped_conv1d(dtype: DType) -> Row:
+    """An edge value in a channel of the image, of each of 16 images."""
+    x = np.resize(np.array([0.0, 1.0, 0.0], dtype.numpy), (16, 32, 24))
+    x[:, 3, 11] = edges(dtype)
+    op = Conv((1,), (3, 4), (1,), 2)
+    fits: Any = {"orders": {0: (0, 2, 1)}, "labels": _labels(dtype, 3), "constants": (1,)}
+    arrays = [x, _numbers(dtype, 16, 16, 8)]
+    return row(f"grouped convolution of {dtype.value}", "conv", arrays, lambda g, x, w: g.add(op, x, w), **fits)
 
 
 def _normed(dtype: DType) -> Iterator[Row]:

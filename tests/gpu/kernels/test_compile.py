@@ -190,8 +190,8 @@ def test_sources_compile(architecture: int) -> None:
     small = [*map(distance_of, TYPES), *map(reorder_of, WIDTHS), *map(source_of_codes, (2, 4))]
     _check_compiles(compiler, [SOURCE, *small, *(launch.source for launch in some)], f"sm_{architecture}", *fast)
     own = [launch for launch in launches() if launch.architecture.rstrip("a") == f"sm_{architecture}"]
-    for only in {launch.architecture for launch in own}:
-        _check_compiles(compiler, [launch.source for launch in own if launch.architecture == only][::3], only)
+    for launch in own[::3]:  # each alone, as for a GPU: ptxas lets products wait in a large program sooner
+        _check_compiles(compiler, [launch.source], launch.architecture)
 
 
 @pytest.mark.cudnn
