@@ -4,8 +4,8 @@ A caller asks for it with `ROUND_ACTIVATIONS` in `disable`, because results then
 activation, and by what saturated. Limits from 0 stay, because tools leave out a relu or clip that they imply.
 
 Where tensors are stored in 16 bits, integers of 16 bits are always left out: fp16 and bf16 hold neither them nor the
-reciprocals of their scales, and round by more than half of their step, near the limits. All limits stay. Limits of fewer
-bits stay rounded, because then the step exceeds that of the floats.
+reciprocals of their scales, and round by more than half of their step, near the limits. All limits stay. Integers with
+limits of fewer bits are rounded, because their step exceeds that of the floats.
 """
 
 from __future__ import annotations
