@@ -107,14 +107,9 @@ def product_of(graph: CudnnGraph) -> Product | None:
         return None
     tf32 = graph.tensor_cores and left.dtype is DType.F32
     product = _as_columns((a, b, d, c), found, tf32)
-    if product is None or (left.dtype in BYTES and not _reads_bytes(product)) or _adds_to_dot_product(product):
+    if product is None or (left.dtype in BYTES and not _reads_bytes(product)):
         return None
     return replace(product, fast_sums=bool(anchor.attribute("fast_sums", False)))
-
-
-def _adds_to_dot_product(product: Product) -> bool:
-    """Tell if a number is added to one dot product: cuBLASLt 13.1 reads host memory then, on an H200."""
-    return product.d.rows == product.d.columns == 1 and (product.bias is not None or product.c is not None)
 
 
 def _takes_types(operand: DType, result: DType, epilogue: Epilogue) -> bool:

@@ -204,10 +204,10 @@ def _is_matmul(plan: PlanFacts) -> bool:
 
 
 def _has_epilogue_on_dot_products(plan: PlanFacts) -> bool:
+    """Tell if ops follow dot products: engine 0 reads an address of the host, or computes wrong numbers in a batch."""
     if not _is_matmul(plan) or len(plan.graph.calls) == 1:
         return False
-    shapes = (t.dims for t in plan.graph.outputs)
-    return any(len(dims) == 3 and dims[0] > 1 and dims[1:] == (1, 1) for dims in shapes)
+    return any(len(t.dims) == 3 and t.dims[1:] == (1, 1) for t in plan.graph.outputs)
 
 
 def _has_other_activation_in_cublaslt(plan: PlanFacts) -> bool:
@@ -314,7 +314,7 @@ RULES: tuple[PlanRule, ...] = (
         "engine 70 reads an image or a loss that is not stored channels last as if it were",
     ),
     PlanRule((2,), _is_matmul, "engine 2 computes matmuls wrongly"),
-    PlanRule((0,), _has_epilogue_on_dot_products, "engine 0 with an epilogue after a batch of dot products"),
+    PlanRule((0,), _has_epilogue_on_dot_products, "engine 0 with an epilogue after dot products"),
     PlanRule((5,), _rounds_norm_to_bytes, "engine 5 accesses other memory when it rounds a layer norm to 8 bits"),
     PlanRule((0,), _has_other_activation_in_cublaslt, "engine 0 computes another function than {activation}"),
 )

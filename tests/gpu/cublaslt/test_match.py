@@ -171,8 +171,6 @@ REFUSED = {
     "scaled integers": transferred(integer_product(), "relu"),
     "a reduction": CudnnGraph(product().tensors, (CudnnCall("reduction", (1,), (3,), "add"),)),
     "nothing to sum": product((1, 6, 5, 0)),
-    "a dot product with an addend": product((1, 1, 1, 7), epilogue=("bias",)),
-    "dot products with a residual": product((3, 1, 1, 7), epilogue=("c",)),
     "windows": convolution(window=3),
     "padding": convolution(attributes=PADDED),
     "strides": convolution(attributes=STRIDED),
@@ -221,8 +219,6 @@ def test_their_neighbours_are(bindings: Bindings) -> None:
         convolution(),
         gradient("conv_wgrad"),
         integer_product(),
-        product((1, 1, 1, 7)),
-        product((1, 1, 2, 7), epilogue=("bias",)),
     ):
         assert product_of(graph) is not None
 
