@@ -31,8 +31,7 @@ def tuning() -> list[str]:
         TITLE,
         f"{machine_of(data)}; fp16 (`benchmarks/models/peers.py --levels`). `none` runs the first plan of cuDNN's "
         "heuristics for each graph. `quick`, the default, times plans, kernels and fusions. Each cell shows ms, with "
-        "deciles, and the seconds to the first result with empty caches. All take turns. Hourglass is a network from "
-        "image to image as EmoNet's: 7x7 convolutions, instance norms, pools and residual blocks at 256x256.",
+        "deciles, and the seconds to the first result with empty caches. All take turns.",
         ["model", "batch", *(f"`{level}` ms, s" for level in levels), "`quick` ms, s", "none / quick", "commit"],
         cells,
     )
