@@ -14,7 +14,7 @@ from fusec.gpu.kernels.codegen.indexing import View
 from fusec.ir import DType, Value
 
 MOST_LOADED = 256  # keys of a round, times a warp's tiles: with more, bias and scores do not fit into registers
-LOWEST = "-3e38f"  # of finite numbers that are added; numbers of bf16 below it would become infinite
+LARGEST = "3e38f"  # of finite numbers that are added; larger ones of bf16 would become infinite
 _CUDA = cuda_template(__package__, "attention_forward.cuh")
 
 
@@ -57,7 +57,7 @@ class ScoreBias:
         """
         added = f"own * {math.log2(math.e)!r}f"
         if self.view.dtype is DType.BF16:
-            added = f"own == -INFINITE ? own : nmax({added}, {LOWEST})"
+            added = f"fabsf(own) == INFINITE ? own : clipped({added}, -{LARGEST}, {LARGEST})"
         return {
             "DECLARE_WHOLE": cuda("declare_whole"),
             "SCALE_PAIR": cuda("scale_and_add", SCALE=scale, HIDES=c_bool(self.hides), ADDED=added),
