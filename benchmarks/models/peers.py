@@ -1,11 +1,12 @@
 """Compare fusec with torch and XLA on one GPU in fp16: the same weights and inputs.
 
-Usage, on a machine with an NVIDIA GPU, torch, torchvision and JAX: python -m benchmarks.models.peers [MODEL:BATCH ...]
-The peers are torch eager with cudnn.benchmark, torch.compile with max-autotune and freezing, and XLA. `--peers
-eager,xla` measures these alone. Torch runs in a CUDA graph. XLA runs the exported ONNX as a JAX function in a process
-of its own (`benchmarks/models/xla_peer.py`); its time is that of many queued runs, divided by their number, because JAX
-gives no CUDA graph to replay. All contenders take turns in random order, over inputs that stay in place. The peers'
-images are channels last. So are fusec's, for the models in CHANNELS_LAST. Writes benchmarks/results/peers.json.
+Usage, on a machine with an NVIDIA GPU, torch, torchvision, timm, transformers and JAX: python -m
+benchmarks.models.peers [MODEL:BATCH ...]. The peers are torch eager with cudnn.benchmark, torch.compile with
+max-autotune and freezing, and XLA. `--peers eager,xla` measures these alone. Torch runs in a CUDA graph. XLA runs the
+exported ONNX as a JAX function in a process of its own (`benchmarks/models/xla_peer.py`); its time is that of many
+queued runs, divided by their number, because JAX gives no CUDA graph to replay. All contenders take turns in random
+order, over inputs that stay in place. The peers' images are channels last. So are fusec's, for the models in
+CHANNELS_LAST. `--levels none,full` also times programs of these tuning levels. Writes benchmarks/results/peers.json.
 """
 
 from __future__ import annotations
