@@ -43,17 +43,16 @@ FRAGMENT(kernel) {
   STORE_SUMS
 }
 
-// Multiply some pixels of a row. Registers that products read do not change until these have ended.
+// Multiply the pixels of a row. Registers that products read do not change until these have ended.
 FRAGMENT(multiply) {
   {
     u32 words[DEPTHS][4];
     #pragma unroll
     for (u32 d = 0; d < DEPTHSu; ++d)
-      load_tiles<true>(words[d], loss + ((FIRST + d) * 16u + pixel) * PITCHu + octet * 16u);
+      load_tiles<true>(words[d], loss + (d * 16u + pixel) * PITCHu + octet * 16u);
     group_begins();
     PRODUCTS
     group_ends();
-    WAIT
   }
 }
 

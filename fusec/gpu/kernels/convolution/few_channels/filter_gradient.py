@@ -25,7 +25,7 @@ from fusec.ops import ConvWgrad, Slice
 
 TILES = (4, 3, 2)  # in shared memory
 SUMS = 112  # of a thread, at most
-DEPTHS = 8  # products of a row whose operands a thread has at the same time
+MOST_DEPTHS = 8  # products of a row, because a thread has the operands of all of them in registers
 SLICES = 8  # threads that share the sums of a tap
 _CUDA = cuda_template(__package__, "filter_gradient.cuh")
 
@@ -118,20 +118,17 @@ class _FilterGradient:
             IMAGE_STEP=step * self.tile.places * PAIR,
             LOSS_STEP=self.tile.loss_bytes,
             COPY_TILE=copy_tile,
-            MULTIPLY=list(self._multiply(cuda)),
+            MULTIPLY=self._multiply(cuda),
             STORE_SUMS=cuda("store_sums", PARTS=arguments.scratch(), NO_TAPS=self.tile.no_taps),
         )
         functions = wgmma.product(C_TYPES[self.tile.image.dtype], OCTET * self.tile.op.window[0], by_rows=True)
         launch = arguments.early_launch("filter_gradient", lines, self.blocks, threads, preamble=functions, resident=1)
         return replace(launch, resident_bytes=self.tile.resident_bytes, architecture=wgmma.ARCHITECTURE)
 
-    def _multiply(self, cuda: CudaTemplate) -> Iterator[str]:
-        """Generate the products of a row, in parts whose operands fit into registers."""
-        for first in range(0, self.tile.depths, DEPTHS):
-            depths = range(first, min(first + DEPTHS, self.tile.depths))
-            wait = [] if depths.stop == self.tile.depths else ["wait_for_groups<0>();"]
-            products = [line for depth in depths for line in self._pairs(depth, f"words[{depth - first}]")]
-            yield from cuda("multiply", FIRST=first, DEPTHS=len(depths), PRODUCTS=products, WAIT=wait)
+    def _multiply(self, cuda: CudaTemplate) -> list[str]:
+        """Generate the products of a row."""
+        products = [line for depth in range(self.tile.depths) for line in self._pairs(depth, f"words[{depth}]")]
+        return cuda("multiply", DEPTHS=self.tile.depths, PRODUCTS=products)
 
     def _pairs(self, depth: int, words: str) -> Iterator[str]:
         """Generate the products of 16 pixels: of each pair of taps, for all rows of the window together.
@@ -181,7 +178,7 @@ def filter_gradient(nodes: Sequence[Node], outputs: Sequence[Value], figures: Gp
         return None
     if any(v.type.shape != outputs[0].type.shape for v in outputs) or not all(map(_can_follow, rest)):
         return None
-    tiles = (GradientTile(node, count) for count in TILES)
+    tiles = (tile for tile in (GradientTile(node, count) for count in TILES) if tile.depths <= MOST_DEPTHS)
     fits = (tile for tile in tiles if tile.sums <= SUMS and tile.resident_bytes <= figures.dynamic_bytes)
     return next((_FilterGradient(tile, rest, outputs, figures).kernel() for tile in fits), None)
 
