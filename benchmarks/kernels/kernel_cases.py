@@ -254,7 +254,22 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "depthwise 3x3, 32x96x112x112": ([nhwc(32, 96, 112, 112)], depthwise(96, 3, 1)),
     "depthwise 3x3/2, 32x96x112x112": ([nhwc(32, 96, 112, 112)], depthwise(96, 3, 2)),
     "depthwise 5x5, 32x240x28x28": ([nhwc(32, 240, 28, 28)], depthwise(240, 5, 1)),
-    "depthwise 7x7, 32x96x56x56": ([nhwc(32, 96, 56, 56)], depthwise(96, 7, 1)),
+    **{
+        f"depthwise {window}x{window}{'/2' * (stride - 1)}, 32x{channels}x{high}x{high}": (
+            [nhwc(32, channels, high, high)],
+            depthwise(channels, window, stride),
+        )
+        for window, stride, channels, high in (
+            (7, 1, 96, 56),
+            (7, 1, 192, 28),
+            (7, 1, 384, 14),
+            (7, 1, 768, 7),
+            (3, 1, 144, 56),
+            (3, 2, 144, 56),
+            (3, 1, 384, 14),
+            (3, 1, 960, 7),
+        )
+    },
     **{
         f"depthwise {window}x{window}{'/2' * (stride - 1)} and gate, {batch}x{channels}x{high}x{high}": (
             [nhwc(batch, channels, high, high)],

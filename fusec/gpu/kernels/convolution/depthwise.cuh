@@ -15,6 +15,16 @@ FRAGMENT(strips) {
   }
 }
 
+// A thread computes a strip of columns for a band of rows.
+FRAGMENT(bands) {
+  const u32 i = blockIdx.x * BLOCKu + threadIdx.x;
+  if (i >= COUNT) return;
+  COORDINATES
+  const u32 c1 = pack * VECTORu;
+  FILTERS
+  WALK
+}
+
 // A block computes some channels of one image, or a chunk of them, and their sums.
 FRAGMENT(blocks) {
   const u32 lane = threadIdx.x % LANESu, t = threadIdx.x / LANESu;
@@ -32,21 +42,26 @@ FRAGMENT(blocks) {
   #pragma unroll 1
   for (u32 item = begin + t; item < end; item += THREADSu) {
     ITEM_COORDINATES
-    WINDOW
-    #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      ROW
-      #pragma unroll
-      for (int s = 0; s < STRIP; ++s) {
-        const u32 COLUMN = strip * STRIPu + s;
-        if (!STRIPS_FIT && COLUMN >= WIDTHu) break;
-        EPILOGUE
-      }
-    }
+    RESULTS
   }
   reduce_threads<LANES * THREADS, THREADS, LANES, VECTOR>(sum, shared, Add());
   if (live && t == 0)
     for (int j = 0; j < VECTOR; ++j) SUMS[(chunk * SAMPLESu + c0) * CHANNELSu + c1 + j] = sum[j];
+}
+
+// Compute a tile, and apply the epilogue to each result.
+FRAGMENT(tile) {
+  WINDOW
+  #pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    ROW
+    #pragma unroll
+    for (int s = 0; s < STRIP; ++s) {
+      const u32 COLUMN = strip * STRIPu + s;
+      if (!STRIPS_FIT && COLUMN >= WIDTHu) break;
+      EPILOGUE
+    }
+  }
 }
 
 // The last tile of an image may have fewer rows.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, by_value, ceil_div, with_variants
@@ -21,6 +22,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
 )
 from fusec.gpu.kernels.convolution.depthwise_bytes import depthwise_bytes
 from fusec.gpu.kernels.convolution.depthwise_source import CUDA, DepthwiseSource, DepthwiseTile, DepthwiseWindow
+from fusec.gpu.kernels.convolution.row_walk import RowWalk, can_walk
 from fusec.ir import Node, Value
 from fusec.ops import Conv, Reduce
 from fusec.schedule.program import inputs_of
@@ -31,6 +33,9 @@ MAX_TAPS = 128  # because the taps of a row are unrolled
 HELD_FILTERS = 128  # numbers of filters that a thread keeps in registers, at most
 WAVES = 8  # blocks for each multiprocessor, if threads have several turns
 MANY = 1 << 30  # blocks, so that each thread has one turn
+WALKS = ((1, 7), (1, 8), (1, 4), (2, 8), (2, 4), (4, 4), (4, 2))  # channels and columns of a thread that walks
+WALKING_BLOCK = 128  # threads, which have many registers
+WALKING_THREADS = 256  # of a multiprocessor, at least, if bands can be short enough
 UNROLLED_TAPS = 16  # of a window whose rows are unrolled; code of more exceeds the instruction cache
 
 
@@ -56,7 +61,45 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
         strip //= 2
     variants = [(vector, 2 * strip), (vector, strip // 2), (vector // 2, strip), (vector // 2, 2 * strip)]
     fit = [(v, s) for v, s in variants if v >= 1 and 1 <= s <= min(MAX_STRIP, width)]
-    return with_variants(_kernel(nodes, outputs, *tile) for tile in ((vector, strip), *dict.fromkeys(fit)))
+    strips = [_kernel(nodes, outputs, *tile) for tile in ((vector, strip), *dict.fromkeys(fit))]
+    walks = row_walks(conv, vector, figures) if can_walk(conv) else []
+    return with_variants([*strips, *(_walking_kernel(nodes, outputs, walk) for walk in walks)])
+
+
+def row_walks(conv: Node, vector: int, figures: GpuFigures) -> list[RowWalk]:
+    """Return the walks that compete: of all rows, or of bands so short that there are enough threads."""
+    n, channels, height, width = conv.result.type.shape
+    found: list[RowWalk] = []
+    for lanes, strip in WALKS:
+        walk = RowWalk(conv, lanes, strip, height)
+        if lanes <= vector and strip <= width and walk.fits:
+            threads = n * (channels // lanes) * ceil_div(width, strip)
+            parts = ceil_div(figures.processors * WALKING_THREADS, threads)
+            found.append(replace(walk, band=max(ceil_div(height, parts), min(walk.open, height))))
+    return found
+
+
+def _walking_kernel(nodes: Sequence[Node], outputs: Sequence[Value], walk: RowWalk) -> Kernel:
+    """Return the kernel whose threads walk down the image."""
+    conv, rest, arguments = nodes[0], nodes[1:], Arguments()
+    y, packs = conv.result.type, conv.result.type.shape[1] // walk.vector
+    counts = [("c0", y.shape[0]), ("band", ceil_div(y.shape[2], walk.band))]
+    counts += [("strip", ceil_div(y.shape[3], walk.strip)), ("pack", packs)]
+    threads = math.prod(count for _, count in counts)
+    code = PointwiseCode(Space(y.shape, ("c0", "c1", "c2", "c3"), 1, walk.vector), arguments, rounds=False)
+    code.define(conv.result, walk.result)
+    code.compute(rest, outputs)
+    lines = CUDA(
+        "bands",
+        BLOCK=WALKING_BLOCK,
+        COUNT=by_value(threads),
+        COORDINATES=split_index("i", counts),
+        VECTOR=walk.vector,
+        FILTERS=DepthwiseWindow(conv, DepthwiseTile(walk.vector, walk.strip, held=True), arguments).filters(),
+        WALK=walk.lines(arguments, code.lines()),
+    )
+    blocks = ceil_div(threads, WALKING_BLOCK)
+    return Kernel(_name(rest), (arguments.launch("depthwise", lines, blocks, WALKING_BLOCK),))
 
 
 def is_depthwise_step(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
@@ -92,6 +135,7 @@ def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value], figures
     width, height, strip = y.shape[-1], y.shape[-2] if y.rank > 3 else 1, max(1, STRIP // conv.op.strides[-1])
     half, few = max(1, vector // 2), WAVES * figures.processors
     # Few tiles, because each is compiled and timed for each shape.
+    walks = row_walks(conv, vector, figures) if can_walk(conv) else []
     tiles = [
         DepthwiseTile(half, strip, blocks=MANY),
         DepthwiseTile(half, 2 * strip, blocks=MANY),
@@ -100,6 +144,7 @@ def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value], figures
         DepthwiseTile(half, 2, blocks=MANY),
         DepthwiseTile(half, 4, held=True, blocks=few),
         DepthwiseTile(half, 2, rows=2, held=True, blocks=few),
+        *(DepthwiseTile(walk.vector, walk.strip, held=True, blocks=few, band=walk.band) for walk in walks),
     ]
     fitting = [
         tile

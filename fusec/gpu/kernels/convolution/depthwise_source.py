@@ -15,6 +15,7 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_t
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Launch, ceil_div, compute_type, power_of_two
 from fusec.gpu.kernels.codegen.loops import ChunkMerge
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
+from fusec.gpu.kernels.convolution.row_walk import RowWalk
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv, Reduce
 
@@ -29,6 +30,7 @@ class DepthwiseTile:
 
     held: all filters stay in registers for all turns; otherwise there is one row.
     blocks: the number of blocks to aim at; 0 if a thread computes one strip only.
+    band: rows that a thread walks down in one turn instead, with one row at a time: see `RowWalk`; 0: it does not walk.
     """
 
     vector: int
@@ -36,6 +38,7 @@ class DepthwiseTile:
     rows: int = 1
     held: bool = False
     blocks: int = 0
+    band: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +92,7 @@ class DepthwiseSource:
 
     @property
     def bands(self) -> int:
-        return ceil_div(self.y.shape[-2], self.tile.rows) if self.y.rank > 3 else 1
+        return ceil_div(self.y.shape[-2], self.tile.band or self.tile.rows) if self.y.rank > 3 else 1
 
     @property
     def strips(self) -> int:
@@ -127,16 +130,29 @@ class DepthwiseSource:
         rank, (samples, channels, *_), block = y.rank, y.shape, self.lanes * self.threads
         cuda = CUDA.bind(TYPE=self.kind, VECTOR=tile.vector, STRIP=tile.strip, ROWS=tile.rows, COLUMN=f"c{rank - 1}")
         window = DepthwiseWindow(self.conv, tile, arguments)
-        filters, sums = window.filters() if tile.held else [], window.sums()
+        walk = RowWalk(self.conv, tile.vector, tile.strip, tile.band) if tile.band else None
+        filters, sums = window.filters() if tile.held else [], [] if walk else window.sums()
         names = tuple(f"c{d}" for d in range(rank))
         code = PointwiseCode(Space(y.shape, names, 1, tile.vector), arguments, rounds=False)
-        code.define(self.conv.result, "acc[r][s][j]")
+        code.define(self.conv.result, walk.result if walk else "acc[r][s][j]")
         code.compute(self.rest, self.outputs)
         code.body.append(f"if (live) sum[j] += {code.get(self.mean.operands[0])};")
         row: list[str] = []
         if rank > 3:
             fit = c_bool(y.shape[-2] % tile.rows == 0)
             row = cuda("row", COORDINATE=f"c{rank - 2}", ROWS_FIT=fit, HEIGHT=y.shape[-2])
+        results = (
+            walk.lines(arguments, code.lines())
+            if walk
+            else cuda(
+                "tile",
+                WINDOW=sums,
+                ROW=row,
+                STRIPS_FIT=c_bool(y.shape[-1] % tile.strip == 0),
+                WIDTH=y.shape[-1],
+                EPILOGUE=code.lines(),
+            )
+        )
         items = [*((f"c{d}", y.shape[d]) for d in range(2, rank - 2)), *[("band", self.bands)] * (rank > 3)]
         lines = cuda(
             "blocks",
@@ -149,11 +165,7 @@ class DepthwiseSource:
             EACH=self.each(self.chunks),
             ITEMS=self.items,
             ITEM_COORDINATES=split_index("item", [*items, ("strip", self.strips)]),
-            WINDOW=sums,
-            ROW=row,
-            STRIPS_FIT=c_bool(y.shape[-1] % tile.strip == 0),
-            WIDTH=y.shape[-1],
-            EPILOGUE=code.lines(),
+            RESULTS=results,
             SUMS=arguments.scratch(self.kind),
             SAMPLES=samples,
             CHANNELS=channels,

@@ -116,10 +116,10 @@ def test_a_strip_of_few_channels_competes_with_its_filters_in_registers() -> Non
     """It is the fastest for the first gated block of MobileNetV3, whose image is large and whose window is 5x5."""
     nodes = with_means()[2].nodes
     tiles = [source.tile for source in depthwise_with_mean(nodes, [nodes[-2].result], FIGURES)]
-    assert [(tile.vector, tile.strip) for tile in tiles if tile.held and tile.strip > 4] == []
+    assert [(tile.vector, tile.strip) for tile in tiles if tile.held and not tile.band and tile.strip > 4] == []
     nodes = with_means()[8].nodes
     tiles = [source.tile for source in depthwise_with_mean(nodes, [nodes[-2].result], FIGURES)]
-    assert [(tile.vector, tile.strip) for tile in tiles if tile.held and tile.strip > 4] == [(2, 7)]
+    assert [(tile.vector, tile.strip) for tile in tiles if tile.held and not tile.band and tile.strip > 4] == [(2, 7)]
 
 
 def test_what_begins_and_is_such_work() -> None:

@@ -1,0 +1,64 @@
+// Depthwise convolution by walking down the rows of an image: row_walk.py fills in the names in capitals.
+
+// Compute the results of a strip of columns, for a band of rows. They are complete in the last of `acc`.
+FRAGMENT(walk) {
+  const int left = (int)strip * (STRIP * STRIDE) - PAD_LEFT, top = (int)band * (BAND * ROW_STRIDE) - PAD_TOP;
+  const STORED* const image = IMAGE + (AT) + (i64)left * COLUMN_STEP;
+  Pack<STORED, VECTOR> ahead[ROW_STRIDE][WIDTH_READ];
+  const int first = band ? 0 : FIRST;
+  LOAD_FIRST
+  TYPE acc[OPEN][STRIP][VECTOR];
+  for (int d = 0; d < OPEN; ++d) for (int s = 0; s < STRIP; ++s) for (int j = 0; j < VECTOR; ++j) acc[d][s][j] = 0;
+  #pragma unroll 1
+  for (int step = first; step < BAND + OPEN - 1; ++step) {
+    if (top + step * ROW_STRIDE < (int)IMAGE_ROWSu) {
+      TYPE pixel[ROW_STRIDE][WIDTH_READ][VECTOR];
+      for (int p = 0; p < ROW_STRIDE; ++p)
+        for (int q = 0; q < WIDTH_READ; ++q)
+          for (int j = 0; j < VECTOR; ++j) pixel[p][q][j] = wide(ahead[p][q].v[j]);
+      LOAD_NEXT
+      // The oldest row of results comes first, because each row takes the sums of the one before.
+      #pragma unroll
+      for (int d = OPEN - 1; d >= 0; --d) {
+        #pragma unroll
+        for (int s = 0; s < STRIP; ++s)
+          for (int j = 0; j < VECTOR; ++j) {
+            TYPE sum = d ? acc[d ? d - 1 : 0][s][j] : TYPE(0);
+            #pragma unroll
+            for (int p = 0; p < ROW_STRIDE; ++p) {
+              if (d * ROW_STRIDE + p >= TAP_ROWS) continue;
+              #pragma unroll
+              for (int k = 0; k < TAPS; ++k) sum += pixel[p][s * STRIDE + k][j] * weight[d * ROW_STRIDE + p][k][j];
+            }
+            acc[d][s][j] = sum;
+          }
+      }
+    } else {
+      for (int d = OPEN - 1; d > 0; --d)
+        for (int s = 0; s < STRIP; ++s) for (int j = 0; j < VECTOR; ++j) acc[d][s][j] = acc[d - 1][s][j];
+    }
+    const u32 ROW = band * BANDu + (u32)(step - (OPEN - 1));
+    if (step < OPEN - 1 || ROW >= HEIGHTu) continue;
+    #pragma unroll
+    for (int s = 0; s < STRIP; ++s) {
+      const u32 COLUMN = strip * STRIPu + s;
+      if (!STRIPS_FIT && COLUMN >= WIDTHu) break;
+      EPILOGUE
+    }
+  }
+}
+
+// Load the rows of the image under a step. Those of padding are zeros.
+FRAGMENT(load_rows) {
+  #pragma unroll
+  for (int p = 0; p < ROW_STRIDE; ++p) {
+    const int row = top + (STEP) * ROW_STRIDE + p;
+    const bool is_there = (u32)row < IMAGE_ROWSu && (WANTED);
+    #pragma unroll
+    for (int q = 0; q < WIDTH_READ; ++q) {
+      ahead[p][q] = Pack<STORED, VECTOR>();
+      if (is_there && (u32)(left + q) < IMAGE_COLUMNSu)
+        ahead[p][q] = load_pack<STORED, VECTOR>(image + (i64)row * ROW_STEP + q * COLUMN_STEP);
+    }
+  }
+}
