@@ -249,6 +249,10 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
         [bytes_last(256, 64, 112, 112)],
         lambda g, x: g.add(MaxPool((3, 3), (2, 2), (1,) * 4, (1, 1)), x),
     ),
+    "resize by 8, rows of 8x21x520x520": (
+        [rows(8, 21, 65, 65)],
+        lambda g, x: g.add(Resize((8, 21, 520, 520), (1.0, 1.0, 8.0, 8.0), "linear"), x),
+    ),
     "mean over space, 256x2048x7x7": ([nhwc(256, 2048, 7, 7)], lambda g, x: g.add(Reduce("mean", (2, 3)), x)),
     "mean over space, 32x96x56x56": ([nhwc(32, 96, 56, 56)], lambda g, x: g.add(Reduce("mean", (2, 3)), x)),
     "depthwise 3x3, 32x96x112x112": ([nhwc(32, 96, 112, 112)], depthwise(96, 3, 1)),

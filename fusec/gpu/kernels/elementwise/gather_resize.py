@@ -6,8 +6,10 @@ are fused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from fusec.ir import DType, Node, Value
 from fusec.ops import Gather, Pad, Relayout, Resize
 from fusec.schedule.program import inputs_of
 
+WAVES = 4  # times as many threads as fill the GPU; more elements are turns of a thread
 MAX_TABLE = 1 << 14  # entries; the kernel does not run longer ones
 ANCHORS = (Resize, Gather, Pad)
 
@@ -50,6 +53,36 @@ class Sample:
     fill: str = ""
     preamble: list[str] = field(default_factory=list[str])
     moved: set[int] = field(default_factory=set[int])
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """The neighbours along a dim that a thread interpolates one after the other, at a place that it looks up once.
+
+    each: elements of a thread, of `size`.
+    """
+
+    dim: int
+    size: int
+    each: int
+
+    @property
+    def name(self) -> str:
+        return f"c{self.dim}"
+
+    @property
+    def index(self) -> tuple[str, int]:
+        """The thread's coordinate along the dim."""
+        return (self.name, self.size) if self.each == 1 else ("part", ceil_div(self.size, self.each))
+
+    def loop(self, body: Sequence[str]) -> list[str]:
+        """Generate the loop over a thread's elements."""
+        if self.each == 1:
+            return list(body)
+        first = f"part * {self.each}u"
+        fits = [] if self.size % self.each == 0 else [f"if ({self.name} >= {self.size}u) break;"]
+        loop = f"for (u32 {self.name} = {first}; {self.name} < {first} + {self.each}u; ++{self.name}) {{"
+        return ["#pragma unroll 4", loop, *fits, *body, "}"]
 
 
 def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
@@ -95,23 +128,34 @@ def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
     vector = widest_vector(y.type.shape[along], [*late, *(t for t, _ in own)], steps) if along >= 0 else 1
     if along in sample.moved and along not in sample.guards:
         vector = 1  # neighbours are looked up one by one
-    total = y.type.size // vector
     names = tuple(f"c{d}" if d in dims else None for d in range(rank))
+    threads = y.type.size // vector
+    turns = _turns(sample, y.type.shape, dims, figures) if vector == 1 else None
     if dims:
-        sizes = [(f"c{d}", y.type.shape[d]) for d in dims[:-1]]
-        lines = thread_index(total, [*sizes, ("pack", y.type.shape[along] // vector)])
+        sizes = [turns.index if turns and turns.dim == d else (f"c{d}", y.type.shape[d]) for d in dims[:-1]]
+        threads = math.prod(size for _, size in sizes) * y.type.shape[along] // vector
+        lines = thread_index(threads, [*sizes, ("pack", y.type.shape[along] // vector)])
         lines.append(f"const u32 c{along} = pack * {vector}u;")
     else:
-        lines = thread_index(total)
+        lines = thread_index(threads)
     lines += [f"const u32 c{d} = 0;" for d in range(rank) if d not in dims]
     space = Space(x.type.shape, tuple(sample.names), source_along, vector, packs)
-    lines += _load_elements(anchor, sample, space, prologue, arguments)
+    body = _load_elements(anchor, sample, space, prologue, arguments)
     code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, "w", {y: "taken[j]"})
     code.compute(epilogue, outputs)
-    lines += code.lines()
-    return Kernel(
-        name, (arguments.early_launch(anchor.op.name, lines, ceil_div(total, BLOCK), preamble=sample.preamble),)
-    )
+    body += code.lines()
+    lines += [*sample.lines, *(turns.loop(body) if turns else body)]
+    grid = ceil_div(threads, BLOCK)
+    return Kernel(name, (arguments.early_launch(anchor.op.name, lines, grid, preamble=sample.preamble),))
+
+
+def _turns(sample: Sample, shape: Sequence[int], dims: Sequence[int], figures: GpuFigures) -> _Turns | None:
+    """Choose the dim along which threads have several turns: the last one before those that are interpolated."""
+    before = list(takewhile(lambda d: d not in sample.moved, dims[:-1])) if sample.linear else []
+    if not before:
+        return None
+    most = math.prod(shape) // (WAVES * figures.enough_threads)
+    return _Turns(before[-1], shape[before[-1]], max(1, min(shape[before[-1]], most)))
 
 
 def _load_elements(
@@ -120,7 +164,7 @@ def _load_elements(
     """Load the elements into `taken`."""
     x, y = anchor.operands[0].type, anchor.result.type
     number, vector = compute_type(x.dtype), space.vector
-    lines = [*sample.lines, f"{number} taken[{vector}];"]
+    lines = [f"{number} taken[{vector}];"]
 
     def read(corner: Space, target: str) -> PointwiseCode:
         code = PointwiseCode(corner, arguments)

@@ -33,6 +33,9 @@ def resize_cases() -> list[Case]:
     add(Resize((2, 16, 10, 14), (1.0, 1.0, 2.0, 2.0), "nearest"), rows(F32, 2, 16, 5, 7))
     add(Resize((2, 16, 10, 14), (1.0, 1.0, 2.0, 2.0), "nearest", "asymmetric", "floor"), last(DType.I8, 2, 16, 5, 7))
     add(Resize((2, 6, 10), (1.0, 1.0, 2.0), "linear"), last(F32, 2, 6, 5), awkward)
+    # threads have several turns: a number of channels that they share out evenly, and one that they do not
+    for channels in (35, 36):
+        add(Resize((1, channels, 160, 200), (1.0, 1.0, 40.0, 40.0), "linear"), rows(F16, 1, channels, 4, 5))
     sound = Resize((1, 1, 18_000), (1.0, 1.0, 300.0), "nearest", "asymmetric", "floor")  # no table is that long
     add(sound, rows(F32, 1, 1, 60))
     return cases
