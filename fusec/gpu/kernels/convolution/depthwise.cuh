@@ -22,7 +22,7 @@ FRAGMENT(bands) {
   COORDINATES
   const u32 c1 = pack * VECTORu;
   FILTERS
-  WALK
+  ROLLING
 }
 
 // A block computes some channels of one image, or a chunk of them, and their sums.

@@ -1,7 +1,7 @@
 """Generate depthwise convolution with an epilogue.
 
 A thread computes a strip of results along the last dim for some neighbouring channels. So each column of the image is
-read once for all windows of the strip.
+read once for all windows of the strip. With rolling sums, each row is read once, too: see `rolling_sums.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
 )
 from fusec.gpu.kernels.convolution.depthwise_bytes import depthwise_bytes
 from fusec.gpu.kernels.convolution.depthwise_source import CUDA, DepthwiseSource, DepthwiseTile, DepthwiseWindow
-from fusec.gpu.kernels.convolution.row_walk import RowWalk, can_walk
+from fusec.gpu.kernels.convolution.rolling_sums import RollingSums, can_roll
 from fusec.ir import Node, Value
 from fusec.ops import Conv, Reduce
 from fusec.schedule.program import inputs_of
@@ -33,9 +33,9 @@ MAX_TAPS = 128  # because the taps of a row are unrolled
 HELD_FILTERS = 128  # numbers of filters that a thread keeps in registers, at most
 WAVES = 8  # blocks for each multiprocessor, if threads have several turns
 MANY = 1 << 30  # blocks, so that each thread has one turn
-WALKS = ((1, 7), (1, 8), (1, 4), (2, 8), (2, 4), (4, 4), (4, 2))  # channels and columns of a thread that walks
-WALKING_BLOCK = 128  # threads, which have many registers
-WALKING_THREADS = 256  # of a multiprocessor, at least, if bands can be short enough
+ROLLING_TILES = ((1, 7), (1, 8), (1, 4), (2, 8), (2, 4), (4, 4), (4, 2))  # channels and columns of a thread
+ROLLING_BLOCK = 128  # threads, which have many registers
+ROLLING_THREADS = 256  # of a multiprocessor, at least, if bands can be short enough
 UNROLLED_TAPS = 16  # of a window whose rows are unrolled; code of more exceeds the instruction cache
 
 
@@ -62,44 +62,46 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
     variants = [(vector, 2 * strip), (vector, strip // 2), (vector // 2, strip), (vector // 2, 2 * strip)]
     fit = [(v, s) for v, s in variants if v >= 1 and 1 <= s <= min(MAX_STRIP, width)]
     strips = [_kernel(nodes, outputs, *tile) for tile in ((vector, strip), *dict.fromkeys(fit))]
-    walks = row_walks(conv, vector, figures) if can_walk(conv) else []
-    return with_variants([*strips, *(_walking_kernel(nodes, outputs, walk) for walk in walks)])
+    rolling = [_rolling_kernel(nodes, outputs, sums) for sums in rolling_sums(conv, vector, figures)]
+    return with_variants([*strips, *rolling])
 
 
-def row_walks(conv: Node, vector: int, figures: GpuFigures) -> list[RowWalk]:
-    """Return the walks that compete: of all rows, or of bands so short that there are enough threads."""
+def rolling_sums(conv: Node, vector: int, figures: GpuFigures) -> list[RollingSums]:
+    """Return the rolling sums to time: over all rows, or over bands so short that there are enough threads."""
+    if not can_roll(conv):
+        return []
     n, channels, height, width = conv.result.type.shape
-    found: list[RowWalk] = []
-    for lanes, strip in WALKS:
-        walk = RowWalk(conv, lanes, strip, height)
-        if lanes <= vector and strip <= width and walk.fits:
+    found: list[RollingSums] = []
+    for lanes, strip in ROLLING_TILES:
+        sums = RollingSums(conv, lanes, strip, height)
+        if lanes <= vector and strip <= width and sums.fits:
             threads = n * (channels // lanes) * ceil_div(width, strip)
-            parts = ceil_div(figures.processors * WALKING_THREADS, threads)
-            found.append(replace(walk, band=max(ceil_div(height, parts), min(walk.open, height))))
+            parts = ceil_div(figures.processors * ROLLING_THREADS, threads)
+            found.append(replace(sums, band=max(ceil_div(height, parts), min(sums.open, height))))
     return found
 
 
-def _walking_kernel(nodes: Sequence[Node], outputs: Sequence[Value], walk: RowWalk) -> Kernel:
-    """Return the kernel whose threads walk down the image."""
+def _rolling_kernel(nodes: Sequence[Node], outputs: Sequence[Value], sums: RollingSums) -> Kernel:
+    """Return the kernel whose threads compute a band of rows with rolling sums."""
     conv, rest, arguments = nodes[0], nodes[1:], Arguments()
-    y, packs = conv.result.type, conv.result.type.shape[1] // walk.vector
-    counts = [("c0", y.shape[0]), ("band", ceil_div(y.shape[2], walk.band))]
-    counts += [("strip", ceil_div(y.shape[3], walk.strip)), ("pack", packs)]
+    y, packs = conv.result.type, conv.result.type.shape[1] // sums.vector
+    counts = [("c0", y.shape[0]), ("band", ceil_div(y.shape[2], sums.band))]
+    counts += [("strip", ceil_div(y.shape[3], sums.strip)), ("pack", packs)]
     threads = math.prod(count for _, count in counts)
-    code = PointwiseCode(Space(y.shape, ("c0", "c1", "c2", "c3"), 1, walk.vector), arguments, rounds=False)
-    code.define(conv.result, walk.result)
+    code = PointwiseCode(Space(y.shape, ("c0", "c1", "c2", "c3"), 1, sums.vector), arguments, rounds=False)
+    code.define(conv.result, sums.result)
     code.compute(rest, outputs)
     lines = CUDA(
         "bands",
-        BLOCK=WALKING_BLOCK,
+        BLOCK=ROLLING_BLOCK,
         COUNT=by_value(threads),
         COORDINATES=split_index("i", counts),
-        VECTOR=walk.vector,
-        FILTERS=DepthwiseWindow(conv, DepthwiseTile(walk.vector, walk.strip, held=True), arguments).filters(),
-        WALK=walk.lines(arguments, code.lines()),
+        VECTOR=sums.vector,
+        FILTERS=DepthwiseWindow(conv, DepthwiseTile(sums.vector, sums.strip, held=True), arguments).filters(),
+        ROLLING=sums.lines(arguments, code.lines()),
     )
-    blocks = ceil_div(threads, WALKING_BLOCK)
-    return Kernel(_name(rest), (arguments.launch("depthwise", lines, blocks, WALKING_BLOCK),))
+    blocks = ceil_div(threads, ROLLING_BLOCK)
+    return Kernel(_name(rest), (arguments.launch("depthwise", lines, blocks, ROLLING_BLOCK),))
 
 
 def is_depthwise_step(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
@@ -135,7 +137,7 @@ def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value], figures
     width, height, strip = y.shape[-1], y.shape[-2] if y.rank > 3 else 1, max(1, STRIP // conv.op.strides[-1])
     half, few = max(1, vector // 2), WAVES * figures.processors
     # Few tiles, because each is compiled and timed for each shape.
-    walks = row_walks(conv, vector, figures) if can_walk(conv) else []
+    rolling = rolling_sums(conv, vector, figures)
     tiles = [
         DepthwiseTile(half, strip, blocks=MANY),
         DepthwiseTile(half, 2 * strip, blocks=MANY),
@@ -144,7 +146,7 @@ def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value], figures
         DepthwiseTile(half, 2, blocks=MANY),
         DepthwiseTile(half, 4, held=True, blocks=few),
         DepthwiseTile(half, 2, rows=2, held=True, blocks=few),
-        *(DepthwiseTile(walk.vector, walk.strip, held=True, blocks=few, band=walk.band) for walk in walks),
+        *(DepthwiseTile(sums.vector, sums.strip, held=True, blocks=few, band=sums.band) for sums in rolling),
     ]
     fitting = [
         tile

@@ -15,7 +15,7 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_t
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Launch, ceil_div, compute_type, power_of_two
 from fusec.gpu.kernels.codegen.loops import ChunkMerge
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
-from fusec.gpu.kernels.convolution.row_walk import RowWalk
+from fusec.gpu.kernels.convolution.rolling_sums import RollingSums
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv, Reduce
 
@@ -30,7 +30,7 @@ class DepthwiseTile:
 
     held: all filters stay in registers for all turns; otherwise there is one row.
     blocks: the number of blocks to aim at; 0 if a thread computes one strip only.
-    band: rows that a thread walks down in one turn instead, with one row at a time: see `RowWalk`; 0: it does not walk.
+    band: rows of results that a thread computes in one turn with rolling sums, instead of `rows`; 0: without them.
     """
 
     vector: int
@@ -130,11 +130,11 @@ class DepthwiseSource:
         rank, (samples, channels, *_), block = y.rank, y.shape, self.lanes * self.threads
         cuda = CUDA.bind(TYPE=self.kind, VECTOR=tile.vector, STRIP=tile.strip, ROWS=tile.rows, COLUMN=f"c{rank - 1}")
         window = DepthwiseWindow(self.conv, tile, arguments)
-        walk = RowWalk(self.conv, tile.vector, tile.strip, tile.band) if tile.band else None
-        filters, sums = window.filters() if tile.held else [], [] if walk else window.sums()
+        rolling = RollingSums(self.conv, tile.vector, tile.strip, tile.band) if tile.band else None
+        filters, sums = window.filters() if tile.held else [], [] if rolling else window.sums()
         names = tuple(f"c{d}" for d in range(rank))
         code = PointwiseCode(Space(y.shape, names, 1, tile.vector), arguments, rounds=False)
-        code.define(self.conv.result, walk.result if walk else "acc[r][s][j]")
+        code.define(self.conv.result, rolling.result if rolling else "acc[r][s][j]")
         code.compute(self.rest, self.outputs)
         code.body.append(f"if (live) sum[j] += {code.get(self.mean.operands[0])};")
         row: list[str] = []
@@ -142,8 +142,8 @@ class DepthwiseSource:
             fit = c_bool(y.shape[-2] % tile.rows == 0)
             row = cuda("row", COORDINATE=f"c{rank - 2}", ROWS_FIT=fit, HEIGHT=y.shape[-2])
         results = (
-            walk.lines(arguments, code.lines())
-            if walk
+            rolling.lines(arguments, code.lines())
+            if rolling
             else cuda(
                 "tile",
                 WINDOW=sums,

@@ -10,7 +10,7 @@ from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.errors import VerifyError
 from fusec.gpu.kernels.codegen.kernel import variants_of
-from fusec.gpu.kernels.convolution.depthwise import row_walks
+from fusec.gpu.kernels.convolution.depthwise import rolling_sums
 from fusec.ir import DType, TensorType, channels_last
 from fusec.ops import Cast, Conv, pw
 
@@ -76,10 +76,10 @@ def test_work_shared_out_otherwise_is_the_same_work(rng: np.random.Generator) ->
             assert_same(case, emulator.run(other, arrays, case.outputs), case.reference(arrays))
 
 
-def walk_case(
+def rolling_case(
     dtype: DType, shape: tuple[int, int, int, int], window: tuple[int, int], strides: tuple[int, int]
 ) -> Case:
-    """A convolution whose threads may walk down the image, with more padding at the end than at the beginning."""
+    """A convolution that may have rolling sums, with more padding at the end than at the beginning."""
     (down, right), channels = window, shape[1]
     op = Conv(strides, (down // 2, right // 2, (down + 1) // 2, right // 2), (1, 1), channels)
 
@@ -91,38 +91,38 @@ def walk_case(
         return (normal(rng, type) / less).astype(type.dtype.numpy)
 
     types = [last(dtype, *shape), last(dtype, channels, 1, *window), rows(dtype, 1, channels, 1, 1)]
-    return build(f"walk {dtype.value} {shape} {window} {strides}", types, make, draw)
+    return build(f"rolling {dtype.value} {shape} {window} {strides}", types, make, draw)
 
 
-def walk_cases() -> list[Case]:
+def rolling_cases() -> list[Case]:
     return [
-        walk_case(F16, (2, 8, 14, 15), (7, 7), (1, 1)),
-        walk_case(F16, (1, 3, 9, 8), (7, 7), (2, 2)),
-        walk_case(BF16, (1, 4, 40, 9), (3, 3), (1, 1)),
-        walk_case(F16, (2, 6, 17, 16), (5, 5), (2, 1)),
-        walk_case(F32, (1, 8, 12, 7), (4, 3), (1, 2)),
-        walk_case(F16, (1, 8, 5, 30), (2, 5), (2, 2)),
-        walk_case(F16, (1, 2, 3, 8), (9, 3), (1, 1)),
+        rolling_case(F16, (2, 8, 14, 15), (7, 7), (1, 1)),
+        rolling_case(F16, (1, 3, 9, 8), (7, 7), (2, 2)),
+        rolling_case(BF16, (1, 4, 40, 9), (3, 3), (1, 1)),
+        rolling_case(F16, (2, 6, 17, 16), (5, 5), (2, 1)),
+        rolling_case(F32, (1, 8, 12, 7), (4, 3), (1, 2)),
+        rolling_case(F16, (1, 8, 5, 30), (2, 5), (2, 2)),
+        rolling_case(F16, (1, 2, 3, 8), (9, 3), (1, 1)),
     ]
 
 
 @needs_compiler
-def test_threads_walk_down_the_image(rng: np.random.Generator) -> None:
-    """Each row of the image is loaded once for all rows of results above and below it."""
-    cases = walk_cases()
+def test_rows_are_loaded_once_for_rolling_sums(rng: np.random.Generator) -> None:
+    """Paddings differ, and the last strips and bands are shorter."""
+    cases = rolling_cases()
     for case in cases:
         assert case.kernel is not None
-        walks = [way for way in variants_of(case.kernel) if "ahead[" in way.launches[0].source]
-        assert walks, case.name
+        rolling = [way for way in variants_of(case.kernel) if "ahead[" in way.launches[0].source]
+        assert rolling, case.name
     check(cases, rng, every=True)
 
 
-def test_few_images_are_walked_in_bands() -> None:
+def test_few_images_are_split_into_bands() -> None:
     """All threads together fill the GPU; a band is no shorter than the rows that share a row of the image."""
-    wide, small = walk_case(F16, (32, 96, 56, 56), (7, 7), (1, 1)), walk_case(F16, (1, 8, 56, 56), (7, 7), (1, 1))
-    bands = {(walk.vector, walk.strip): walk.band for walk in row_walks(wide.nodes[0], 8, FIGURES)}
+    wide, small = rolling_case(F16, (32, 96, 56, 56), (7, 7), (1, 1)), rolling_case(F16, (1, 8, 56, 56), (7, 7), (1, 1))
+    bands = {(sums.vector, sums.strip): sums.band for sums in rolling_sums(wide.nodes[0], 8, FIGURES)}
     assert bands[1, 7] == 29  # of 57 rows
-    assert {walk.band for walk in row_walks(small.nodes[0], 8, FIGURES)} == {7}
+    assert {sums.band for sums in rolling_sums(small.nodes[0], 8, FIGURES)} == {7}
 
 
 def integer_case(rng: np.random.Generator, number: int) -> Case:

@@ -1,7 +1,7 @@
-// Depthwise convolution by walking down the rows of an image: row_walk.py fills in the names in capitals.
+// Depthwise convolution with rolling sums: rolling_sums.py explains it and fills in the names in capitals.
 
 // Compute the results of a strip of columns, for a band of rows. They are complete in the last of `acc`.
-FRAGMENT(walk) {
+FRAGMENT(loop) {
   const int left = (int)strip * (STRIP * STRIDE) - PAD_LEFT, top = (int)band * (BAND * ROW_STRIDE) - PAD_TOP;
   const STORED* const image = IMAGE + (AT) + (i64)left * COLUMN_STEP;
   Pack<STORED, VECTOR> ahead[ROW_STRIDE][WIDTH_READ];

@@ -1,7 +1,7 @@
-"""Generate the walk of a thread down the rows of an image, for depthwise convolution.
+"""Generate depthwise convolution with rolling sums: row after row of the image, each loaded once.
 
-A thread computes a strip of columns. It loads each row of the image once and adds it to all rows of results whose
-windows contain it. Filters and unfinished sums stay in registers, and the next row is loaded while one is multiplied.
+A thread computes a strip of columns. It adds a row of the image to all rows of results whose windows contain it.
+Filters and unfinished sums stay in registers, and the next row is loaded while one is multiplied.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fusec.ops import Conv
 MIN_TAPS = 9  # fewer rows of results share a row of the image
 MAX_STRIDE = 2
 REGISTERS = 150  # for filters, sums and pixels; a thread has 255
-CUDA = cuda_template(__package__, "row_walk.cuh")
+CUDA = cuda_template(__package__, "rolling_sums.cuh")
 
 
 @dataclass(frozen=True, eq=False)
-class RowWalk:
-    """The work of a thread: `vector` channels of `strip` columns, for a band of rows.
+class RollingSums:
+    """The loop of a thread over the image's rows, for `vector` channels of `strip` columns.
 
-    band: rows of results; the walk begins with those of the image that only they need.
+    band: rows of results of a thread.
     """
 
     conv: Node
@@ -67,7 +67,10 @@ class RowWalk:
         return f"acc[{self.open - 1}][s][j]"
 
     def lines(self, arguments: Arguments, epilogue: Sequence[str]) -> list[str]:
-        """Generate the walk; `c0` and `c1` are given, and `band`, `strip` and `weight`."""
+        """Generate the loop. The C variables `c0`, `c1`, `band`, `strip` and `weight` must be there.
+
+        epilogue: statements for the result of column `s`.
+        """
         x, y, op, (rows, columns) = self.conv.operands[0].type, self.conv.result.type, self.op, self.window
         cuda = CUDA.bind(
             TYPE=compute_type(y.dtype),
@@ -85,7 +88,7 @@ class RowWalk:
             COLUMN_STEP=x.strides[3],
         )
         return cuda(
-            "walk",
+            "loop",
             PAD_TOP=op.pads[0],
             PAD_LEFT=op.pads[1],
             IMAGE=arguments.read(self.conv.operands[0]),
@@ -104,8 +107,8 @@ class RowWalk:
         )
 
 
-def can_walk(conv: Node) -> bool:
-    """Tell if threads can walk down the image of a depthwise convolution: channels are innermost, sums are float32."""
+def can_roll(conv: Node) -> bool:
+    """Tell if a depthwise convolution can have rolling sums: channels are innermost, and sums are float32."""
     (x, w), y, op = (v.type for v in conv.operands), conv.result.type, conv.op
     if not isinstance(op, Conv) or y.rank != 4 or compute_type(y.dtype) != "float" or not y.dtype.is_float:
         return False
