@@ -11,6 +11,7 @@ from fusec.ir import DType, Graph, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
     AttentionBackward,
+    AvgPool,
     BatchNormBackward,
     BatchNormTrain,
     Cast,
@@ -248,6 +249,10 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "int8 max pool 3x3/2, 256x64x112x112": (
         [bytes_last(256, 64, 112, 112)],
         lambda g, x: g.add(MaxPool((3, 3), (2, 2), (1,) * 4, (1, 1)), x),
+    ),
+    "average pool 3x3, 32x288x35x35": (
+        [nhwc(32, 288, 35, 35)],
+        lambda g, x: g.add(AvgPool((3, 3), (1, 1), (1,) * 4, (1, 1), count_include_pad=True), x),
     ),
     "resize by 8, rows of 8x21x520x520": (
         [rows(8, 21, 65, 65)],

@@ -182,6 +182,32 @@ template <class T, int N> DEVICE Pack<T, N> load_pack_here(const T* p) {
 #endif
   return load_pack<T, N>(p);
 }
+// Load a pack from memory that nothing changes, or give zeros. It is written in assembly, because the compiler merges each
+// element with zero, or branches, and then loads of several packs wait for each other.
+template <class T, int N> DEVICE Pack<T, N> load_pack_or_zeros(const T* p, bool is_there) {
+#ifndef FUSEC_EMULATED
+  union { Pack<T, N> pack; u32 words[4]; u16 half; } x;
+  if constexpr (sizeof(x.pack) == 16) {
+    asm("{.reg .pred there; setp.ne.u32 there, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;"
+        "@there ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+        : "=&r"(x.words[0]), "=&r"(x.words[1]), "=&r"(x.words[2]), "=&r"(x.words[3]) : "l"(p), "r"((u32)is_there));
+    return x.pack;
+  } else if constexpr (sizeof(x.pack) == 8) {
+    asm("{.reg .pred there; setp.ne.u32 there, %3, 0; mov.u32 %0, 0; mov.u32 %1, 0;"
+        "@there ld.global.v2.u32 {%0, %1}, [%2];}" : "=&r"(x.words[0]), "=&r"(x.words[1]) : "l"(p), "r"((u32)is_there));
+    return x.pack;
+  } else if constexpr (sizeof(x.pack) == 4) {
+    asm("{.reg .pred there; setp.ne.u32 there, %2, 0; mov.u32 %0, 0; @there ld.global.u32 %0, [%1];}"
+        : "=&r"(x.words[0]) : "l"(p), "r"((u32)is_there));
+    return x.pack;
+  } else if constexpr (sizeof(x.pack) == 2) {
+    asm("{.reg .pred there; setp.ne.u32 there, %2, 0; mov.u16 %0, 0; @there ld.global.u16 %0, [%1];}"
+        : "=&h"(x.half) : "l"(p), "r"((u32)is_there));
+    return x.pack;
+  }
+#endif
+  return is_there ? load_pack<T, N>(p) : Pack<T, N>();
+}
 // Store by instructions of 16 bytes, written in assembly, because the compiler splits some stores.
 template <class T, int N> DEVICE u32 word_of(const Pack<T, N>& x, int i) {
   u32 word = 0;

@@ -56,9 +56,8 @@ FRAGMENT(load_rows) {
     const bool is_there = (u32)row < IMAGE_ROWSu && (WANTED);
     #pragma unroll
     for (int q = 0; q < WIDTH_READ; ++q) {
-      ahead[p][q] = Pack<STORED, VECTOR>();
-      if (is_there && (u32)(left + q) < IMAGE_COLUMNSu)
-        ahead[p][q] = load_pack<STORED, VECTOR>(image + (i64)row * ROW_STEP + q * COLUMN_STEP);
+      const STORED* from = image + (i64)row * ROW_STEP + q * COLUMN_STEP;
+      ahead[p][q] = load_pack_or_zeros<STORED, VECTOR>(from, is_there && (u32)(left + q) < IMAGE_COLUMNSu);
     }
   }
 }

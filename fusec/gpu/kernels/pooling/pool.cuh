@@ -13,15 +13,38 @@ FRAGMENT(each_tap) {
 FRAGMENT(pool_window) {
   NUMBER pooled[VECTOR];
   for (int j = 0; j < VECTOR; ++j) pooled[j] = START;
-  DECLARE_COUNT
   EACH_TAP
+  COUNT_TAPS
   for (int j = 0; j < VECTOR; ++j) pooled[j] = RESULT;
 }
 
-FRAGMENT(pool_tap) {
-  COUNT_TAP
+FRAGMENT(largest_tap) {
   const Pack<TYPE, VECTOR> taken = load_pack<TYPE, VECTOR>(ELEMENTS);
-  for (int j = 0; j < VECTOR; ++j) pooled[j] = COMBINED;
+  for (int j = 0; j < VECTOR; ++j) pooled[j] = nmax(pooled[j], wide(taken.v[j]));
+}
+
+// Without branches, all loads of a window may start before the first sum. A tap outside adds zero.
+FRAGMENT(every_tap) {
+  UNROLL
+  for (int TAP = 0; TAP < TAPS; ++TAP) {
+    const int PIXEL = PLACE;
+    BODY
+  }
+}
+
+FRAGMENT(sum_tap) {
+  const Pack<TYPE, VECTOR> taken = load_pack_or_zeros<TYPE, VECTOR>(ELEMENTS, IS_INSIDE);
+  for (int j = 0; j < VECTOR; ++j) pooled[j] += wide(taken.v[j]);
+}
+
+// The taps of a dim that count.
+FRAGMENT(count_taps) {
+  int COUNT = 0;
+  UNROLL
+  for (int TAP = 0; TAP < TAPS; ++TAP) {
+    const int PIXEL = PLACE;
+    COUNT += !(OUTSIDE);
+  }
 }
 
 // Of bytes, as pairs of 16-bit integers: a byte is the upper half of one, and what is below it decides among equal bytes only.

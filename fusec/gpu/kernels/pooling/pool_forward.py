@@ -12,7 +12,7 @@ import numpy as np
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, HALVES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import (
     MAX_VECTOR,
@@ -94,23 +94,50 @@ def _words(pool: Node, space: Space, arguments: Arguments) -> list[str]:
 
 def _windows(pool: Node, names: Names, vector: int, arguments: Arguments) -> list[str]:
     """Compute the results of a thread's windows in `pooled`."""
-    op, dtype = pool.op, pool.operands[0].type.dtype
-    number, average = compute_type(dtype), isinstance(op, AvgPool)
-    cuda = _CUDA.bind(TYPE=C_TYPES[dtype], NUMBER=number, VECTOR=vector)
-    body = cuda(
-        "pool_tap",
-        COUNT_TAP=["++count;", *_skip_pads(pool)] if average else [],
-        ELEMENTS=_elements(pool, names, arguments),
-        COMBINED="pooled[j] + wide(taken.v[j])" if average else "nmax(pooled[j], wide(taken.v[j]))",
-    )
-    result = f"pooled[j] / {number}(count < 1 ? 1 : count)" if average else "pooled[j]"
+    dtype = pool.operands[0].type.dtype
+    cuda = _CUDA.bind(TYPE=C_TYPES[dtype], NUMBER=compute_type(dtype), VECTOR=vector)
+    elements = _elements(pool, names, arguments)
+    if isinstance(pool.op, MaxPool):
+        taps = _each_tap(pool, names, cuda("largest_tap", ELEMENTS=elements))
+        return cuda(
+            "pool_window", START=_lowest(dtype), EACH_TAP=taps, COUNT_TAPS=[], RESULT=rounded_to("pooled[j]", dtype)
+        )
+    inside = [f"(unsigned)p{d} < {size}u" for d, size in enumerate(pool.operands[0].type.shape[2:])]
+    body = cuda("sum_tap", ELEMENTS=elements, IS_INSIDE=" && ".join(inside))
+    taps, (counts, average) = _each_tap(pool, names, body, "every_tap"), _average(pool, names)
     return cuda(
-        "pool_window",
-        START=literal(0, dtype) if average else _lowest(dtype),
-        DECLARE_COUNT=["int count = 0;"] if average else [],
-        EACH_TAP=_each_tap(pool, names, body),
-        RESULT=rounded_to(result, dtype),
+        "pool_window", START=literal(0, dtype), EACH_TAP=taps, COUNT_TAPS=counts, RESULT=rounded_to(average, dtype)
     )
+
+
+def _average(pool: Node, names: Names) -> tuple[list[str], str]:
+    """Return statements that count taps, and the average in C. Sums of halves are multiplied, which is faster."""
+    op, dtype = pool.op, pool.operands[0].type.dtype
+    number, loops = compute_type(dtype), _loops(pool, names)
+    assert isinstance(op, AvgPool)
+    if _all_count(pool):
+        count, counts = str(math.prod(op.window)), list[str]()
+    else:
+        count = " * ".join(f"count{d}" for d in range(len(loops)))
+        counts = [line for d, loop in enumerate(loops) for line in _CUDA("count_taps", COUNT=f"count{d}", **loop)]
+        counts.append(f"const int count = {count} < 1 ? 1 : {count};")
+        count = "count"
+    if dtype not in HALVES:
+        return counts, f"pooled[j] / {number}({count})"
+    return [*counts, f"const {number} share = {number}(1) / {number}({count});"], "pooled[j] * share"
+
+
+def _all_count(pool: Node) -> bool:
+    """Tell if all taps of all windows count."""
+    op, x, y = pool.op, pool.operands[0].type, pool.result.type
+    assert isinstance(op, AvgPool)
+    n = x.rank - 2
+    dims = zip(x.shape[2:], y.shape[2:], op.window, op.strides, op.dilations, op.pads[:n], op.pads[n:], strict=True)
+    for size, results, window, stride, dilation, before, after in dims:
+        last = (results - 1) * stride - before + (window - 1) * dilation
+        if last >= size + (after if op.count_include_pad else 0) or (before and not op.count_include_pad):
+            return False
+    return True
 
 
 def _elements(pool: Node, names: Names, arguments: Arguments) -> str:
@@ -120,27 +147,27 @@ def _elements(pool: Node, names: Names, arguments: Arguments) -> str:
     return f"{arguments.read(pool.operands[0])} + {Space(x.shape, (*names[:2], *pixel)).offset(x)}"
 
 
-def _each_tap(pool: Node, names: Names, body: list[str]) -> list[str]:
-    """Return loops over the taps of a window that count."""
+def _each_tap(pool: Node, names: Names, body: list[str], fragment: str = "each_tap") -> list[str]:
+    """Return loops over the taps of a window: those that count, or with `every_tap` all."""
+    for loop in reversed(_loops(pool, names)):
+        body = _CUDA(fragment, BODY=body, **loop)
+    return body
+
+
+def _loops(pool: Node, names: Names) -> list[dict[str, str | int]]:
+    """Return the holes of a loop over the taps of each dim."""
     op, x = pool.op, pool.operands[0].type
     assert isinstance(op, (MaxPool, AvgPool))
     n = x.rank - 2
     spatial = zip(x.shape[2:], op.window, op.strides, op.dilations, op.pads[:n], op.pads[n:], strict=True)
+    unroll = "#pragma unroll" if math.prod(op.window) <= UNROLLED else ""
     loops: list[dict[str, str | int]] = []
     for d, (size, window, stride, dilation, before, after) in enumerate(spatial):
         outside = f"p{d} >= {size + after}" if _counts_pads(op) else f"(unsigned)p{d} >= {size}u"
         place = f"(int){names[2 + d] or 0} * {stride} - {before} + k{d} * {dilation}"
-        loops.append({"TAP": f"k{d}", "TAPS": window, "PIXEL": f"p{d}", "PLACE": place, "OUTSIDE": outside})
-    unroll = "#pragma unroll" if math.prod(op.window) <= UNROLLED else ""
-    for loop in reversed(loops):
-        body = _CUDA("each_tap", UNROLL=unroll, BODY=body, **loop)
-    return body
-
-
-def _skip_pads(pool: Node) -> list[str]:
-    """Leave out taps in pads, which an average counts, from its sum."""
-    inside = [f"(unsigned)p{d} < {size}u" for d, size in enumerate(pool.operands[0].type.shape[2:])]
-    return [f"if (!({' && '.join(inside)})) continue;"] if _counts_pads(pool.op) and inside else []
+        holes = {"TAP": f"k{d}", "TAPS": window, "PIXEL": f"p{d}", "PLACE": place, "OUTSIDE": outside}
+        loops.append({**holes, "UNROLL": unroll})
+    return loops
 
 
 def _counts_pads(op: Op) -> bool:
