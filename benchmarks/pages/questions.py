@@ -108,7 +108,8 @@ QUESTIONS = {
             "gpu/autotune/candidates/step_candidates.py lists the candidates, "
             "gpu/autotune/candidates/candidate_times.py chooses by time, "
             "gpu/autotune/candidates/neighbour_times.py compares those that differ by little between the steps "
-            "around them, gpu/autotune/steps/step_selection.py stores the choice. Without a GPU: "
+            "around them, gpu/autotune/steps/step_selection.py stores the choice. For some products of 8-bit "
+            "integers a rule decides, so that cuDNN's plans are not built (gpu/sure_kernels.py). Without a GPU: "
             "passes/partition/cover.py, and passes/partition/partition_graph.py for what cuDNN does not run"
         ),
         "Which plan of cuDNN runs a graph?": ("gpu/autotune/plans/plan_selection.py"),
@@ -263,6 +264,23 @@ QUESTIONS = {
         "Who holds a plan, and who frees it?": (
             "gpu/autotune/plans/plan_selection.py holds the plans of a backend, and with it they go: Python frees "
             "gpu/cudnn/plans/built_plan.py, and gpu/cublaslt/descriptors.py its own"
+        ),
+    },
+    "Processes": {
+        "Who chooses the number of worker processes?": (
+            "`most_workers` in gpu/cudnn/worker_processes/worker_pool.py, for processes that ask cuDNN or build plans: "
+            "`FUSEC_WORKERS`, else the cores, at most `MAX_WORKERS`, and on a GPU as its memory allows. "
+            "`most_compilers` in gpu/launch/cubins.py, for processes that compile kernels; cli/serve.py, for the front "
+            "ends of the server; scale/devices.py gives each device of a pool one process"
+        ),
+        "Which file runs in the process that asks cuDNN?": (
+            "gpu/cudnn/worker.py reads the questions; gpu/cudnn/legality/graph_check.py judges a graph, "
+            "gpu/cudnn/plans/plan_builder.py builds plans. In the parent, gpu/cudnn/legality/oracle.py and "
+            "gpu/cudnn/worker_processes/build_pool.py ask"
+        ),
+        "How does cuDNN plan on a machine without a GPU?": (
+            "gpu/cudnn/without_driver/deviceless.py loads it over a stand-in for the driver "
+            "(gpu/cudnn/without_driver/driver_stand_in.py), and the target describes the GPU"
         ),
     },
     "Failures": {

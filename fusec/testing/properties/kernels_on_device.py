@@ -34,7 +34,7 @@ GUARD = 64  # elements after the end of each output, which no kernel may write
 class Launches(Protocol):
     """A launcher of kernels on host arrays.
 
-    It is `fusec.gpu.launch.kernels_on_host_arrays.HostLauncher`, or a stand-in.
+    It is `fusec.gpu.host_buffers.HostLauncher`, or a stand-in.
     """
 
     xp: Any
@@ -159,6 +159,6 @@ def _result(buffer: Array, value: Value, poison: tuple[float, int], what: str) -
 
 @cache
 def _launches() -> Launches:
-    from fusec.gpu.launch.kernels_on_host_arrays import HostLauncher  # needs cupy, which only a GPU machine must have
+    from fusec.gpu.host_buffers import HostLauncher  # needs cupy, which only a GPU machine must have
 
     return HostLauncher()

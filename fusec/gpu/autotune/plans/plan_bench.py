@@ -58,8 +58,8 @@ class CudnnContext:
 class Quarantine:
     """Access to the plans never to use, by graph key: `reason` tells why one is in quarantine, `add` puts one there."""
 
-    reason: Callable[[str, Choice], str | None] = lambda graph, choice: None
-    add: Callable[[str, Choice, str], None] = lambda graph, choice, reason: None
+    reason: Callable[[str, Choice], str | None]
+    add: Callable[[str, Choice, str], None]
 
 
 class GpuPlanBench:
@@ -73,12 +73,12 @@ class GpuPlanBench:
         self,
         context: CudnnContext,
         footprint_bytes: int,
-        quarantine: Quarantine | None = None,
-        blas: Blas | None = None,
+        quarantine: Quarantine,
+        blas: Blas | None,
     ):
         self._context, self._blas = context, blas
         self._handle, self._stream = context.handle, context.stream
-        self._quarantine = quarantine or Quarantine()
+        self._quarantine = quarantine
         self._footprint_bytes = footprint_bytes
         self._graph: CudnnGraph | None = None
         self._frontend = FrontendPlans(context.handle, context.kernel_cache, context.plan_filter, context.build_pool)

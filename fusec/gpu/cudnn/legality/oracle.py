@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import math
 import threading
@@ -101,15 +100,9 @@ class Oracle(WorkerPool):
         self._assumed: dict[str, CudnnGraph] = {}  # by key of a graph assumed to be legal: the similar one
         self._asked_again: set[str] = set()
 
-    def judge(
-        self,
-        graphs: Sequence[CudnnGraph],
-        progress: Callable[[int, int], None] | None = None,
-        end: float = math.inf,
-    ) -> list[Verdict]:
+    def judge(self, graphs: Sequence[CudnnGraph], end: float = math.inf) -> list[Verdict]:
         """Return one verdict per graph, in order; equal graphs are judged once.
 
-        progress: receives (done, to ask)
         end: when to stop asking, of `time.monotonic`; the verdict of the graphs that are left is UNASKED.
             Where `close` ended the workers first, it is a refusal that says so.
         """
@@ -121,7 +114,6 @@ class Oracle(WorkerPool):
             meanwhile, self.meanwhile = self.meanwhile, None
             if meanwhile is not None:
                 meanwhile()
-            done = itertools.count(1)
             self._learn(graphs)  # from verdicts stored on disk
             rounds = [list(new.values())]
             if self._reuse_builds:
@@ -132,8 +124,6 @@ class Oracle(WorkerPool):
 
             def arrived(graph: CudnnGraph, verdict: Verdict) -> None:
                 passing[graph.number_free_key] = verdict
-                if progress is not None:
-                    progress(next(done), len(new))
 
             for some in rounds:
                 self._learn(graphs)  # from the round before

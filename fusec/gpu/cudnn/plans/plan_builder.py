@@ -1,4 +1,4 @@
-"""Build plans in a worker process, and serialize them."""
+"""Build the plans that a question names, and serialize them. This runs in a worker process."""
 
 from __future__ import annotations
 
