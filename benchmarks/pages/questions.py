@@ -109,8 +109,8 @@ QUESTIONS = {
             "gpu/autotune/candidates/candidate_times.py chooses by time, "
             "gpu/autotune/candidates/neighbour_times.py compares those that differ by little between the steps "
             "around them, gpu/autotune/steps/step_selection.py stores the choice. For some products of 8-bit "
-            "integers a rule decides, so that cuDNN's plans are not built (gpu/sure_kernels.py). Without a GPU: "
-            "passes/partition/cover.py, and passes/partition/partition_graph.py for what cuDNN does not run"
+            "integers a rule decides, so that cuDNN's plans are not built (gpu/known_faster_kernels.py). Without a "
+            "GPU: passes/partition/cover.py, and passes/partition/partition_graph.py for what cuDNN does not run"
         ),
         "Which plan of cuDNN runs a graph?": ("gpu/autotune/plans/plan_selection.py"),
         "Which variant of a kernel runs?": ("gpu/autotune/steps/variant_selection.py"),
@@ -231,7 +231,7 @@ QUESTIONS = {
             "frontends/onnx/ops/quantize.py imports Q/DQ as casts and pointwise ops; "
             "passes/quantization/move_scales.py and passes/quantization/integer_products.py make an exact "
             "convolution of integers and one factor. cuDNN, gpu/kernels/convolution/resident_filters.py or "
-            "gpu/kernels/product/int8/ run it; gpu/sure_kernels.py tells where cuDNN is not asked. "
+            "gpu/kernels/product/int8/ run it; gpu/known_faster_kernels.py tells where cuDNN is not asked. "
             "compiler/faster_form.py times this form against floats with rounded weights"
         ),
     },
