@@ -126,7 +126,7 @@ QUESTIONS = {
             "number of multiprocessors. Choices of steps timed with other figures are not used"
         ),
         "How often is a plan or kernel timed, and how?": (
-            "`_time_last` and `ROUNDS` in gpu/autotune/plans/plan_search.py; gpu/measure/timer.py measures, on data of "
+            "`time_last` and `ROUNDS` in gpu/autotune/plans/plan_timing.py; gpu/measure/timer.py measures, on data of "
             "gpu/measure/random_inputs.py"
         ),
         "Which results reject a plan or a kernel?": (
@@ -286,7 +286,7 @@ QUESTIONS = {
     "Failures": {
         "What happens when cuDNN crashes or hangs?": (
             "it runs in a process of its own: gpu/cudnn/worker_processes/worker_process.py tells how that ended, and "
-            "gpu/cudnn/worker_processes/worker_pool.py starts another. On the GPU, gpu/autotune/plans/plan_search.py "
+            "gpu/cudnn/worker_processes/worker_pool.py starts another. On the GPU, gpu/autotune/plans/plan_timing.py "
             "puts a plan that costs the process its GPU into quarantine (plans/plan_cache.py)"
         ),
         "What happens when the GPU has no memory left?": (
