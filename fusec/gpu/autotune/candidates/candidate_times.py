@@ -239,13 +239,13 @@ def _losing(offers: Offers, tuning: StepTuning) -> set[str]:
         return set()
     losing, others = set[str](), set[str]()
     for offered in offers.values():
-        is_sure = any(_is_sure(candidate, tuning.figures) for candidate, _ in offered)
+        is_beaten = any(_is_known_faster(candidate, tuning.figures) for candidate, _ in offered)
         found = {each.key for _, code in offered for each in code if isinstance(each, CudnnGraph)}
-        (losing if is_sure else others).update(found)
+        (losing if is_beaten else others).update(found)
     return losing - others
 
 
-def _is_sure(candidate: Candidate, figures: GpuFigures) -> bool:
+def _is_known_faster(candidate: Candidate, figures: GpuFigures) -> bool:
     """Tell if a candidate is one kernel that is known to be faster than cuDNN."""
     return len(candidate) == 1 and candidate[0].kind is Kind.KERNEL and is_known_faster(candidate[0].nodes, figures)
 
