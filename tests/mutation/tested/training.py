@@ -494,7 +494,7 @@ TRAINING: tuple[Mutant, ...] = (
     _m(
         "row_backward_uncentred",
         "training kernels",
-        "gpu/kernels/norm/layer_norm_backward.py",
+        "gpu/kernels/norm/layer_norm_backward_source.py",
         'mean = f" - sums[2] / {count}" if op.centred else ""',
         'mean = ""',
         "the gradient keeps the mean that a layer norm takes away",
