@@ -167,7 +167,7 @@ QUESTIONS = {
             "gpu/autotune/cache/tuning_environment.py and gpu/autotune/cache/tuning_cache.py fill"
         ),
         "Where are cuDNN's verdicts stored, and by which key?": (
-            "plans/sqlite_cache.py; `_environment` in gpu/cudnn/legality/oracle.py"
+            "plans/sqlite_cache.py; gpu/cudnn/legality/verdict_keys.py"
         ),
         "Which plans and kernels of others does this machine run?": (
             "those that plans/trusted_plans.py lists; artifacts/read_file.py and gpu/launch/cubins.py ask it"
@@ -194,7 +194,7 @@ QUESTIONS = {
             "its frontend and cuBLASLt, the filter of plans and the level; choices of steps also on the figures "
             "of the target (gpu/autotune/cache/tuning_environment.py). A verdict depends on the graph, the target, "
             "the versions of cuDNN, its frontend and NVRTC, and fusec's rules "
-            "(`_environment` in gpu/cudnn/legality/oracle.py)"
+            "(gpu/cudnn/legality/verdict_keys.py)"
         ),
         "How does a plan get from a machine without a GPU to one with a GPU?": (
             "compiler/build_plans.py has several plans built for each graph (gpu/cudnn/plans/plan_serialization.py), "

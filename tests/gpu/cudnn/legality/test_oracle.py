@@ -20,6 +20,7 @@ from lowering.bodies import load as load_body
 
 from fusec.errors import TargetError
 from fusec.gpu.cudnn.legality import oracle as oracle_module
+from fusec.gpu.cudnn.legality import verdict_keys
 from fusec.gpu.cudnn.legality.oracle import PROBE, Oracle
 from fusec.gpu.cudnn.legality.verdict_json import decode, encode
 from fusec.gpu.cudnn.plans.plan_list import compiles_slowly
@@ -472,14 +473,14 @@ def test_stored_verdicts_are_of_the_rules_that_left_plans_out(tmp_path: Path, mo
     """A verdict stored before a rule was added still has the plans that the rule leaves out."""
 
     def key() -> str:
-        oracle_module._rules_digest.cache_clear()
-        return oracle_module._environment(load("h200"), False)
+        verdict_keys._rules_digest.cache_clear()
+        return verdict_keys.verdict_environment(load("h200"), False)
 
     before = key()
     assert key() == before
-    for source in Path(oracle_module.known_bugs.__file__).parent.glob("*.py"):
+    for source in Path(verdict_keys.known_bugs.__file__).parent.glob("*.py"):
         (tmp_path / source.name).write_bytes(source.read_bytes() + b"# one more rule\n")
-    monkeypatch.setattr(oracle_module.known_bugs, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(verdict_keys.known_bugs, "__file__", str(tmp_path / "__init__.py"))
     assert key() != before
     monkeypatch.undo()
     assert key() == before
