@@ -272,7 +272,7 @@ TRAINING: tuple[Mutant, ...] = (
         "alike_numbers",
         "lists of parameters",
         "schedule/multi_tensor.py",
-        "key.append((value.type.dtype, value.type.size == 1, repr(value.scalar())))",
+        "key.append((value.type.dtype, value.type.size == 1, scalar_in_source(value)))",
         "key.append((value.type.dtype, value.type.size == 1))",
         "parameters with another learning rate are updated with the first one's",
         "schedule/test_multi_tensor.py",
