@@ -37,11 +37,6 @@ class Allowance:
     want: Array
     bound: Array
 
-    @property
-    def left_out(self) -> float:
-        """Return the share of elements that are not checked."""
-        return float(np.isinf(self.bound).mean()) if self.bound.size else 0.0
-
 
 class Allowances:
     """The right outputs of a graph, and the error that rounding may cause in them.
@@ -52,10 +47,11 @@ class Allowances:
     - of the dtype where a value is stored,
     - of fp32 times the square root of the length for sums (N. J. Higham, Accuracy and Stability of Numerical
       Algorithms, 2nd ed., 2.8 and 4.2),
-    - 2^-10 for operands of tf32 products. An element may differ by SAFETY times the largest observed distance. Two
-    units of itself and one unit of the root mean square of its tensor are added. Cancellation, exponentials and
-    quotients amplify the random errors as they amplify rounding. So an ill-conditioned graph gets a wide bound, and
-    other graphs do not.
+    - 2^-10 for operands of tf32 products.
+
+    An element may differ by SAFETY times the largest observed distance. Two units of itself and one unit of the root
+    mean square of its tensor are added. Cancellation, exponentials and quotients amplify the random errors as they
+    amplify rounding. So an ill-conditioned graph gets a wide bound, and other graphs do not.
 
     Small errors: a function may be flat where the error of an ill-conditioned operand is large, and steep where it is
     small. Before a mismatch is reported, eight more samples are drawn, with ever smaller errors (FULL and REDUCED).
@@ -84,11 +80,6 @@ class Allowances:
     def want(self) -> dict[str, Array]:
         """Return the outputs in float64."""
         return {name: s.plain for name, s in self._samples.items()}
-
-    @property
-    def left_out(self) -> float:
-        """Return the largest share of an output that is not checked."""
-        return max((self[name].left_out for name in self._samples), default=0.0)
 
     def __getitem__(self, name: str) -> Allowance:
         if name not in self._known:
