@@ -11,7 +11,7 @@ from fusec.ops.spec import require
 
 @dataclass(frozen=True)
 class WindowAttributes:
-    """Window attributes of a convolution or pool, as the model gives them. Empty ones have their defaults."""
+    """Window attributes of a pool, as the model gives them. Empty ones have their defaults."""
 
     kernel_shape: Sequence[int]
     strides: Sequence[int]
@@ -20,12 +20,12 @@ class WindowAttributes:
     auto_pad: str
 
     def resolved(self, x: Value) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return window, strides, pads and dilations for the image x, as the IR's ops take them."""
+        """Return window, strides, pads and dilations for the image x, as the IR's pools take them."""
         n = spatial_dims(x)
         window = tuple(self.kernel_shape)
         require(len(window) == n, f"kernel_shape needs {n} entries, not {len(window)}")
         strides, dilations = per_dim("strides", self.strides, n, 1), per_dim("dilations", self.dilations, n, 1)
-        pads = _explicit_pads(self.auto_pad, self.pads, x.type.shape[2:], window, strides, dilations)
+        pads = explicit_pads(self.auto_pad, self.pads, x.type.shape[2:], window, strides, dilations)
         return window, strides, pads, dilations
 
 
@@ -41,7 +41,7 @@ def per_dim(name: str, given: Sequence[int], count: int, default: int) -> tuple[
     return tuple(given) or (default,) * count
 
 
-def _explicit_pads(
+def explicit_pads(
     auto_pad: str,
     pads: Sequence[int],
     spatial: Sequence[int],

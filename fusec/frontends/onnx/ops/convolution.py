@@ -7,9 +7,9 @@ from typing import TypedDict
 
 from fusec.frontends.onnx.emission.emit import Emitter, Table
 from fusec.frontends.onnx.movement.window_attributes import (
-    WindowAttributes,
     check_auto_pad,
     distribute,
+    explicit_pads,
     per_dim,
     spatial_dims,
 )
@@ -43,9 +43,11 @@ def conv(
     pads: Sequence[int] = (),
     strides: Sequence[int] = (),
 ) -> Value:
-    window = _window(w, spatial_dims(x), kernel_shape)
-    _, strides, pads, dilations = WindowAttributes(window, strides, dilations, pads, auto_pad).resolved(x)
-    return _biased(g, g(Conv(strides, pads, dilations, group), x, w), b)
+    n = spatial_dims(x)
+    window = _window(w, n, kernel_shape)
+    strides, dilations = per_dim("strides", strides, n, 1), per_dim("dilations", dilations, n, 1)
+    pads = explicit_pads(auto_pad, pads, x.type.shape[2:], window, strides, dilations)
+    return _biased(g, g(Conv(tuple(strides), pads, tuple(dilations), group), x, w), b)
 
 
 def conv_transpose(
