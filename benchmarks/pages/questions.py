@@ -39,6 +39,11 @@ QUESTIONS = {
             "passes/layout/assign_layout.py, with the orders that each op can take in "
             "passes/layout/op_layouts.py; passes/layout/precision.py adds casts"
         ),
+        "Which pass adds or removes a cast?": (
+            "passes/layout/precision.py adds casts at inputs and outputs. passes/cleanup/simplify.py (`_cast_nothing`) "
+            "removes those to the own type and joins two in a row; passes/rules/casts.py removes those around norms; "
+            "passes/layout/cast_before_copy.py moves one. A cast that stays is fused like any pointwise op"
+        ),
         "Where is attention recognised?": (
             "passes/attention/recognise_attention.py where ONNX spells it as products and a softmax; "
             "passes/partition/attention_fallback.py expands what nothing runs as one step"
@@ -235,6 +240,19 @@ QUESTIONS = {
             "compiler/faster_form.py times this form against floats with rounded weights"
         ),
     },
+    "Training": {
+        "Where is the gradient of an op defined?": (
+            "`RULES` in gradients/__init__.py lists the rule of each op, and `STOPS` the ops without one; "
+            "gradients/core.py applies them from the last node to the first"
+        ),
+        "Where do optimisers and state come from?": (
+            "training/optimizers.py adds the arithmetic; `parameter` and `update` in builder/builder.py declare state, "
+            "execution/state.py holds it on the device, and schedule/buffer_donation.py overwrites it in place"
+        ),
+        "How do the updates of many parameters become one launch?": (
+            "schedule/multi_tensor.py groups them, gpu/kernels/elementwise/multi_tensor.py runs the group"
+        ),
+    },
     "A call": {
         "What does a call do?": ("runtime.py"),
         "Where is a value stored?": ("schedule/memory_plan.py; schedule/buffer_donation.py for state"),
@@ -320,8 +338,10 @@ QUESTIONS = {
             "the text of each section names the script. benchmarks/pages/results_page.py writes the page from "
             "the JSON files of benchmarks/results"
         ),
-        "How is a failing graph made smaller?": (
-            "testing/runner/shrink.py; testing/runner/crash_shrink.py for crashes"
+        "How is a failing graph made smaller, stored, and run again?": (
+            "testing/runner/shrink.py makes it smaller, with the steps of testing/runner/simpler_graphs.py; "
+            "testing/runner/crash_shrink.py does so for crashes. testing/finding_folder.py writes the folder, and "
+            "testing/findings.py runs it again. Fixed ones stay in tests/regressions/test_regressions.py"
         ),
     },
 }

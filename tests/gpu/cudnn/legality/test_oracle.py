@@ -31,6 +31,7 @@ from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
 from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import UNASKED, Legal, Plan, Refused, Verdict
+from fusec.system import json_child
 from fusec.targets.target import load, names
 
 pytestmark = pytest.mark.cudnn
@@ -386,7 +387,7 @@ def test_workers_start_early_only_where_nothing_was_asked(tmp_path: Path) -> Non
 
 
 def test_a_worker_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_START", "raise SystemExit('no such luck')")
+    monkeypatch.setattr(json_child, "_START", "raise SystemExit('no such luck')")
     with (
         Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle,
         pytest.raises(TargetError, match=r"no such luck.*fusec doctor"),
