@@ -19,8 +19,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from fusec.errors import VerifyError
-from fusec.graph.literal import Literal, MissingLiteral, digest_all, load_all, load_early, operand_all
-from fusec.graph.op import Array, Constant, Op, Return
+from fusec.graph.literal import Literal, MissingLiteral, digest_all, is_scale, load_all, load_early, operand_all
+from fusec.graph.op import Array, Constant, HostArray, Op, Return
 from fusec.graph.printer import (
     INLINE_ELEMENTS,
     print_attribute,
@@ -42,6 +42,7 @@ __all__ = [
     "Constant",
     "DType",
     "Graph",
+    "HostArray",
     "Literal",
     "MissingLiteral",
     "Node",
@@ -52,6 +53,7 @@ __all__ = [
     "channels_last",
     "copy_name",
     "digest_all",
+    "is_scale",
     "load_all",
     "load_early",
     "operand_all",

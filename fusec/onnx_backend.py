@@ -22,10 +22,9 @@ from fusec.frontends.onnx.importer import Bound, InputsNeededError
 from fusec.frontends.onnx.load import load_bound
 from fusec.gpu import device as gpu
 from fusec.gpu.cudnn.legality.oracle import Oracle
-from fusec.ir import Graph
+from fusec.ir import Graph, HostArray
 from fusec.system.printable import printable
 
-Array = np.ndarray[Any, Any]
 _GPUS = ("CUDA", "CUDA:0")
 
 
@@ -54,7 +53,7 @@ class FusecBackendRep(BackendRep):
         names = [spec.name for spec in executable.outputs]
         return self.outputs(dict(zip(names, results, strict=True)), self._lengths)
 
-    def outputs(self, results: Mapping[str, Array], lengths: Mapping[str, int]) -> tuple[Any, ...]:
+    def outputs(self, results: Mapping[str, HostArray], lengths: Mapping[str, int]) -> tuple[Any, ...]:
         """Return the model's outputs from those of its graph, which has an output for each tensor of a sequence."""
         return tuple(
             [results[f"{v.name}[{i}]"] for i in range(lengths[v.name])] if v.name in lengths else results[v.name]
@@ -83,7 +82,7 @@ class FusecBackendRep(BackendRep):
         """Return the graph for these inputs, and the lengths of the outputs that are sequences."""
         bound = {name: value for name, value in given.items() if not isinstance(value, np.ndarray)}
         while True:
-            shapes = {n: cast("Array", v).shape for n, v in given.items() if n not in bound}
+            shapes = {n: cast("HostArray", v).shape for n, v in given.items() if n not in bound}
             try:
                 return load_bound(self.model, shapes, bound, "<model>")
             except InputsNeededError as error:

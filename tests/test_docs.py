@@ -193,6 +193,12 @@ def test_the_index_leads_to_every_page() -> None:
     assert not missing
 
 
+def test_the_index_names_every_example() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    missing = {path.name for path in (ROOT / "examples").glob("*.py") if f"(../examples/{path.name})" not in index}
+    assert not missing
+
+
 def test_the_reference_has_every_public_name() -> None:
     listed = re.findall(r"^\.\. auto\w+:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     assert {*listed} >= {*fusec.__all__, *fusec.testing.__all__} - {"__version__", "PROPERTIES"}

@@ -214,11 +214,11 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=int(time.time()))
     options.add_argument("--commit", default="", help="the measured commit; git is asked if it is not given")
     given = options.parse_args()
-    from fusec.scale.devices import gpus  # here, because pytest loads this module as a plugin
+    from fusec.gpu.device import visible_gpus  # here, because pytest loads this module as a plugin
 
     given.folder.mkdir(parents=True, exist_ok=True)
     cores = len(os.sched_getaffinity(0))
-    machine = Machine(given.folder.resolve(), max(1, len(gpus())), cores, given.seed, given.commit)
+    machine = Machine(given.folder.resolve(), max(1, len(visible_gpus())), cores, given.seed, given.commit)
     machine.say(f"{machine.gpus} GPUs, {cores} cores, seed {given.seed}")
     for names, seconds in phases(given.phases):
         started = time.monotonic()

@@ -39,6 +39,11 @@ QUESTIONS = {
             "passes/layout/assign_layout.py, with the orders that each op can take in "
             "passes/layout/op_layouts.py; passes/layout/precision.py adds casts"
         ),
+        "Which pass adds or removes a cast?": (
+            "passes/layout/precision.py adds casts at inputs and outputs. passes/cleanup/simplify.py (`_cast_nothing`) "
+            "removes those to the own type and joins two in a row; passes/rules/casts.py removes those around norms; "
+            "passes/layout/cast_before_copy.py moves one. A cast that stays is fused like any pointwise op"
+        ),
         "Where is attention recognised?": (
             "passes/attention/recognise_attention.py where ONNX spells it as products and a softmax; "
             "passes/partition/attention_fallback.py expands what nothing runs as one step"
@@ -108,8 +113,9 @@ QUESTIONS = {
             "gpu/autotune/candidates/step_candidates.py lists the candidates, "
             "gpu/autotune/candidates/candidate_times.py chooses by time, "
             "gpu/autotune/candidates/neighbour_times.py compares those that differ by little between the steps "
-            "around them, gpu/autotune/steps/step_selection.py stores the choice. Without a GPU: "
-            "passes/partition/cover.py, and passes/partition/partition_graph.py for what cuDNN does not run"
+            "around them, gpu/autotune/steps/step_selection.py stores the choice. For some products of 8-bit "
+            "integers a rule decides, so that cuDNN's plans are not built (gpu/known_faster_kernels.py). Without a "
+            "GPU: passes/partition/cover.py, and passes/partition/partition_graph.py for what cuDNN does not run"
         ),
         "Which plan of cuDNN runs a graph?": ("gpu/autotune/plans/plan_selection.py"),
         "Which variant of a kernel runs?": ("gpu/autotune/steps/variant_selection.py"),
@@ -125,7 +131,7 @@ QUESTIONS = {
             "number of multiprocessors. Choices of steps timed with other figures are not used"
         ),
         "How often is a plan or kernel timed, and how?": (
-            "`_time_last` and `ROUNDS` in gpu/autotune/plans/plan_search.py; gpu/measure/timer.py measures, on data of "
+            "`time_last` and `ROUNDS` in gpu/autotune/plans/plan_timing.py; gpu/measure/timer.py measures, on data of "
             "gpu/measure/random_inputs.py"
         ),
         "Which results reject a plan or a kernel?": (
@@ -166,7 +172,7 @@ QUESTIONS = {
             "gpu/autotune/cache/tuning_environment.py and gpu/autotune/cache/tuning_cache.py fill"
         ),
         "Where are cuDNN's verdicts stored, and by which key?": (
-            "plans/sqlite_cache.py; `_environment` in gpu/cudnn/legality/oracle.py"
+            "plans/sqlite_cache.py; gpu/cudnn/legality/verdict_keys.py"
         ),
         "Which plans and kernels of others does this machine run?": (
             "those that plans/trusted_plans.py lists; artifacts/read_file.py and gpu/launch/cubins.py ask it"
@@ -193,7 +199,7 @@ QUESTIONS = {
             "its frontend and cuBLASLt, the filter of plans and the level; choices of steps also on the figures "
             "of the target (gpu/autotune/cache/tuning_environment.py). A verdict depends on the graph, the target, "
             "the versions of cuDNN, its frontend and NVRTC, and fusec's rules "
-            "(`_environment` in gpu/cudnn/legality/oracle.py)"
+            "(gpu/cudnn/legality/verdict_keys.py)"
         ),
         "How does a plan get from a machine without a GPU to one with a GPU?": (
             "compiler/build_plans.py has several plans built for each graph (gpu/cudnn/plans/plan_serialization.py), "
@@ -230,8 +236,21 @@ QUESTIONS = {
             "frontends/onnx/ops/quantize.py imports Q/DQ as casts and pointwise ops; "
             "passes/quantization/move_scales.py and passes/quantization/integer_products.py make an exact "
             "convolution of integers and one factor. cuDNN, gpu/kernels/convolution/resident_filters.py or "
-            "gpu/kernels/product/int8/ run it; gpu/sure_kernels.py tells where cuDNN is not asked. "
+            "gpu/kernels/product/int8/ run it; gpu/known_faster_kernels.py tells where cuDNN is not asked. "
             "compiler/faster_form.py times this form against floats with rounded weights"
+        ),
+    },
+    "Training": {
+        "Where is the gradient of an op defined?": (
+            "`RULES` in gradients/__init__.py lists the rule of each op, and `STOPS` the ops without one; "
+            "gradients/core.py applies them from the last node to the first"
+        ),
+        "Where do optimisers and state come from?": (
+            "training/optimizers.py adds the arithmetic; `parameter` and `update` in builder/builder.py declare state, "
+            "execution/state.py holds it on the device, and schedule/buffer_donation.py overwrites it in place"
+        ),
+        "How do the updates of many parameters become one launch?": (
+            "schedule/multi_tensor.py groups them, gpu/kernels/elementwise/multi_tensor.py runs the group"
         ),
     },
     "A call": {
@@ -265,10 +284,27 @@ QUESTIONS = {
             "gpu/cudnn/plans/built_plan.py, and gpu/cublaslt/descriptors.py its own"
         ),
     },
+    "Processes": {
+        "Who chooses the number of worker processes?": (
+            "`most_workers` in gpu/cudnn/worker_processes/worker_pool.py, for processes that ask cuDNN or build plans: "
+            "`FUSEC_WORKERS`, else the cores, at most `MAX_WORKERS`, and on a GPU as its memory allows. "
+            "`most_compilers` in gpu/launch/cubins.py, for processes that compile kernels; cli/serve.py, for the front "
+            "ends of the server; scale/devices.py gives each device of a pool one process"
+        ),
+        "Which file runs in the process that asks cuDNN?": (
+            "gpu/cudnn/worker.py reads the questions; gpu/cudnn/legality/graph_check.py judges a graph, "
+            "gpu/cudnn/plans/plan_builder.py builds plans. In the parent, gpu/cudnn/legality/oracle.py and "
+            "gpu/cudnn/worker_processes/build_pool.py ask"
+        ),
+        "How does cuDNN plan on a machine without a GPU?": (
+            "gpu/cudnn/without_driver/deviceless.py loads it over a stand-in for the driver "
+            "(gpu/cudnn/without_driver/driver_stand_in.py), and the target describes the GPU"
+        ),
+    },
     "Failures": {
         "What happens when cuDNN crashes or hangs?": (
             "it runs in a process of its own: gpu/cudnn/worker_processes/worker_process.py tells how that ended, and "
-            "gpu/cudnn/worker_processes/worker_pool.py starts another. On the GPU, gpu/autotune/plans/plan_search.py "
+            "gpu/cudnn/worker_processes/worker_pool.py starts another. On the GPU, gpu/autotune/plans/plan_timing.py "
             "puts a plan that costs the process its GPU into quarantine (plans/plan_cache.py)"
         ),
         "What happens when the GPU has no memory left?": (
@@ -302,8 +338,10 @@ QUESTIONS = {
             "the text of each section names the script. benchmarks/pages/results_page.py writes the page from "
             "the JSON files of benchmarks/results"
         ),
-        "How is a failing graph made smaller?": (
-            "testing/runner/shrink.py; testing/runner/crash_shrink.py for crashes"
+        "How is a failing graph made smaller, stored, and run again?": (
+            "testing/runner/shrink.py makes it smaller, with the steps of testing/runner/simpler_graphs.py; "
+            "testing/runner/crash_shrink.py does so for crashes. testing/finding_folder.py writes the folder, and "
+            "testing/findings.py runs it again. Fixed ones stay in tests/regressions/test_regressions.py"
         ),
     },
 }

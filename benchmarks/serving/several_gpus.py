@@ -41,8 +41,9 @@ from benchmarks.common.live_rows import LiveRows
 from benchmarks.common.result_files import KEYS, gpu, parser
 from examples.models import light, randomised
 from examples.training_models import training_step
+from fusec.gpu.device import visible_gpus
 from fusec.scale.communicator import Communicator
-from fusec.scale.devices import HOST, gpus
+from fusec.scale.devices import HOST
 
 CASES = ("pool", "bytes", "train", "overlap", "dask")
 TOLERANCE = 2e-2  # relative, of a loss
@@ -412,7 +413,7 @@ def main() -> int:
     if unknown := set(given.parts) - {*CASES, "prepare"}:
         options.error(f"no part is named {', '.join(sorted(unknown))}")
     end = time.perf_counter() + given.seconds
-    sizes = Sizes(given.devices or [f"cuda:{i}" for i in range(len(gpus()))], budget_s=given.budget)
+    sizes = Sizes(given.devices or [f"cuda:{i}" for i in range(len(visible_gpus()))], budget_s=given.budget)
     if given.dry:
         sizes = Sizes(given.devices or ["cpu", "cpu"], "small", 4, 32, batches=20, files=6, rows=8, steps=2)
     if not sizes.devices:

@@ -20,7 +20,7 @@ from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.cudnn.legality.judges import CudnnJudge, NoJudge
 from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.gpu.kernels import GpuFigures
-from fusec.gpu.sure_kernels import SureKernels
+from fusec.gpu.known_faster_kernels import KnownFasterKernels
 from fusec.ir import BYTES, HALVES, Constant, Graph, load_early
 from fusec.passes.base import Options, run
 from fusec.passes.layout.io_layout import insert_interface_copies
@@ -90,7 +90,7 @@ def build_program(
     if pass_options.as_source:
         judge, asked = StrictRounding(judge), StrictRounding(asked)
     elif oracle is not None and oracle.device and _times_kernels(options, pass_options):
-        asked = SureKernels(asked, GpuFigures.of(target))
+        asked = KnownFasterKernels(asked, GpuFigures.of(target))
 
     def partitioned(graph: Graph) -> Program:
         insert_interface_copies(graph, pass_options)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fusec.execution.compilation import Compiled
-from fusec.ir import BYTES, HALVES, DType, Graph, Node, TensorType, Value
+from fusec.ir import BYTES, HALVES, DType, Graph, HostArray, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import pack, unpack
@@ -43,9 +43,9 @@ from fusec.reference import evaluate
 from fusec.schedule.program import Partition, body_of
 from fusec.system.printable import printable
 
+Values = Mapping[Value, HostArray]
 Runner = Callable[[CudnnGraph, Mapping[int, Buffer]], None]  # reads inputs, writes outputs, as `simulate`
-Array = np.ndarray[Any, Any]
-Execute = Callable[[int, Mapping[Value, Array]], Mapping[Value, Array]]  # (index of a step, operands) -> results
+Execute = Callable[[int, Values], Values]  # (index of a step, operands) -> results
 
 TIES = 1 / 64  # share of the elements that may be next to a tie
 BYTE_STEP = 2.0**-4  # about the error that quantisation itself has in a deep model
@@ -111,7 +111,7 @@ def verify(
     rng = np.random.default_rng(seed)
     feeds = random_feeds(rng, compiled.source)
     checks = _passes(compiled, feeds) if compiled.has_sources else []
-    values: dict[Value, Array] = {v: _wide(feeds[v.name]) for v in compiled.graph.inputs}
+    values: dict[Value, HostArray] = {v: _wide(feeds[v.name]) for v in compiled.graph.inputs}
     last_use = _last_uses(compiled)
     for index, (step, lowered) in enumerate(zip(compiled.program.steps, compiled.lowered, strict=True)):
         # each step gets stored reference values as operands, so that no error of an earlier step counts
@@ -133,7 +133,7 @@ def verify(
     return Report(tuple(checks), () if compiled.has_sources else (NO_SOURCES,))
 
 
-def random_feeds(rng: np.random.Generator, graph: Graph) -> dict[str, Array]:
+def random_feeds(rng: np.random.Generator, graph: Graph) -> dict[str, HostArray]:
     """Return a random array for each input by name. Indices of a gather are within its bounds."""
     feeds = {v.name: random_array(rng, v.type) for v in graph.inputs}
     for value in graph.inputs:
@@ -143,14 +143,14 @@ def random_feeds(rng: np.random.Generator, graph: Graph) -> dict[str, Array]:
     return feeds
 
 
-def random_array(rng: np.random.Generator, type: TensorType) -> Array:
+def random_array(rng: np.random.Generator, type: TensorType) -> HostArray:
     """Return random numbers: normal floats, integers 0 and 1 (valid indices of two rows), or booleans."""
     if type.dtype.is_float:
         return rng.standard_normal(type.shape).astype(type.dtype.numpy)
     return rng.integers(0, 2, type.shape).astype(type.dtype.numpy)
 
 
-def relative_l2(got: Array, want: Array) -> float:
+def relative_l2(got: HostArray, want: HostArray) -> float:
     """Return |got - want| / |want| in float64, or |got| if want is zero.
 
     Equal infinities are left out, because they have no distance. The result is NaN if an element is NaN.
@@ -166,7 +166,7 @@ def relative_l2(got: Array, want: Array) -> float:
     return difference / scale if scale else difference
 
 
-def stored_error(got: Array, want: Array, dtype: DType) -> float:
+def stored_error(got: HostArray, want: HostArray, dtype: DType) -> float:
     """Compute the relative L2 error of a stored result.
 
     An element counts as right if it differs by no more than the least number of its dtype, because smaller numbers
@@ -180,7 +180,7 @@ def stored_error(got: Array, want: Array, dtype: DType) -> float:
     return relative_l2(np.where(near, want, got), want)
 
 
-def _passes(compiled: Compiled, feeds: Mapping[str, Array]) -> list[Check]:
+def _passes(compiled: Compiled, feeds: Mapping[str, HostArray]) -> list[Check]:
     # constants are folded in their own type, then stored in the precision of the compilation
     stored = [compiled.options.storage, *(v.type.dtype for v in compiled.source.values())]
     depth = sum(len(step.nodes) for step in compiled.program.steps)
@@ -192,13 +192,13 @@ def _passes(compiled: Compiled, feeds: Mapping[str, Array]) -> list[Check]:
     return [Check("passes", name, relative_l2(got[name], array), allowed) for name, array in want.items()]
 
 
-def _node_results(graph: Graph, step: Partition, operands: Mapping[Value, Array]) -> dict[Value, Array]:
+def _node_results(graph: Graph, step: Partition, operands: Values) -> dict[Value, HostArray]:
     """Return the results of the step's own nodes in float64."""
     results = evaluate(body_of(graph, step.nodes), {v.name: a for v, a in operands.items()}, precision=DType.F64)
     return {v: results[v.name] for v in step.outputs}
 
 
-def _body(what: str, step: Partition, operands: Mapping[Value, Array], results: Mapping[Value, Array]) -> list[Check]:
+def _body(what: str, step: Partition, operands: Values, results: Values) -> list[Check]:
     got = evaluate(step.body, {v.name: a for v, a in operands.items()}, precision=DType.F64)
     return [Check("body", what, relative_l2(got[v.name], results[v]), v.type.dtype.epsilon) for v in step.outputs]
 
@@ -207,8 +207,8 @@ def _lowered(
     what: str,
     step: Partition,
     lowered: Lowered,
-    operands: Mapping[Value, Array],
-    results: Mapping[Value, Array],
+    operands: Values,
+    results: Values,
     run: Runner,
 ) -> list[Check]:
     """Run a lowered graph on the operands of a step, and compare its outputs with the results."""
@@ -232,7 +232,11 @@ def _lowered(
 
 
 def _executed(
-    what: str, step: Partition, lowered: Lowered | None, got: Mapping[Value, Array], results: Mapping[Value, Array]
+    what: str,
+    step: Partition,
+    lowered: Lowered | None,
+    got: Values,
+    results: Values,
 ) -> list[Check]:
     """Compare the results of a step. A kernel may round values between its ops, so that error is allowed too."""
     between = [v.type.dtype.epsilon for n in step.nodes for v in n.results if v.type.dtype in HALVES]
@@ -286,11 +290,11 @@ def _sum_length(node: Node) -> int:
     return 1
 
 
-def _wide(array: Array) -> Array:
+def _wide(array: HostArray) -> HostArray:
     return array.astype(np.float64) if DType.of(array.dtype).is_float else array
 
 
-def _stored(array: Array, dtype: DType) -> Array:
+def _stored(array: HostArray, dtype: DType) -> HostArray:
     """Return the values after rounding to the type they are stored in, as float64."""
     return _wide(array.astype(dtype.numpy))
 

@@ -62,7 +62,7 @@ class ProgramRunner(Unpicklable):
         self._holds_inputs = False
         self.memory = self._plan_memory()
         self._lock = threading.Lock()
-        self._constants = Constants(backend.xp, weights, backend.packed)
+        self._constants = Constants(weights, backend.packed)
         self._arena: Array = backend.xp.zeros(0, np.uint8)  # allocated by the first run
         self._places: dict[Value, Array] = {}
         self._steps = Steps(backend, self._constants, self._places)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 from weakref import WeakValueDictionary
 
 from fusec.errors import ExecutionError
@@ -12,7 +11,7 @@ from fusec.execution.backend import Backend
 from fusec.execution.shared_weights import Layout, SharedWeights, layout
 from fusec.ir import Array, Literal, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
-from fusec.lowering.packing import pack, stored_dtype, unpack
+from fusec.lowering.packing import stored_dtype, unpack
 from fusec.ops import Concat, Scatter
 from fusec.reference import evaluate_node
 from fusec.schedule.aliasing import view_offset
@@ -24,16 +23,13 @@ class Constants:
     """Constants on the device, one array for each layout in which steps read them.
 
     An array is freed with the last step that holds it.
-    xp: the array module. weights: constants that are shared with other programs.
-    packed: packs an array of NumPy as `packing.pack` does, into memory of the module; default: that of the module.
+    weights: constants that are shared with other programs; None: none are.
+    packed: packs an array of NumPy as `packing.pack` does, into memory of the module.
     held: arrays of constants that were loaded before they are copied, in any memory order.
     """
 
-    def __init__(
-        self, xp: Any, weights: SharedWeights | None = None, packed: Callable[[Array, TensorType], Array] | None = None
-    ):
-        self._xp, self._shared = xp, weights
-        self._pack = packed or (lambda array, into: pack(xp, xp.asarray(array), into))
+    def __init__(self, weights: SharedWeights | None, packed: Callable[[Array, TensorType], Array]):
+        self._shared, self._pack = weights, packed
         self.arrays: WeakValueDictionary[tuple[int, Layout], Array] = WeakValueDictionary()
         self.held: dict[Literal, Array] = {}
 

@@ -9,9 +9,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
-from fusec.ir import Constant, DType, Graph, Node, TensorType
+from fusec.ir import Constant, DType, Graph, HostArray, Node, TensorType
 
-Array = np.ndarray[Any, Any]
 OPSET = 21  # GroupNormalization with a scale per channel, Gelu, AveragePool with dilations
 IR_VERSION = 10
 
@@ -94,7 +93,7 @@ class Exporter:
         self.taken.add(name)
         return name
 
-    def initializer(self, array: Array, name: str) -> str:
+    def initializer(self, array: HostArray, name: str) -> str:
         """Add an array as an initializer, and return its name."""
         dtype = DType.of(array.dtype)
         tensor = TensorProto(name=name, data_type=ELEMENT_TYPES[dtype], dims=array.shape)
@@ -102,7 +101,7 @@ class Exporter:
         self.initializers.append(tensor)
         return name
 
-    def ints(self, values: Sequence[int] | Array) -> str:
+    def ints(self, values: Sequence[int] | HostArray) -> str:
         """Add i64 integers, for example a shape or axes, and return their name."""
         return self.initializer(np.array(values, np.int64), self.fresh("const"))
 
@@ -121,7 +120,7 @@ class Exporter:
         return results
 
 
-def _bytes(flat: Array, bits: int) -> bytes:
+def _bytes(flat: HostArray, bits: int) -> bytes:
     """Return an array as ONNX stores it. Types below 8 bits share bytes, the first in the low bits."""
     if bits >= 8:
         return flat.tobytes()

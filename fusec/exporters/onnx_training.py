@@ -10,8 +10,8 @@ import numpy as np
 from onnx import TensorProto
 
 from fusec.errors import LoweringError
-from fusec.exporters.onnx_emit import Array, Export, Exporter, cast_to, formula
-from fusec.ir import DType, Node, TensorType, Value, print_node
+from fusec.exporters.onnx_emit import Export, Exporter, cast_to, formula
+from fusec.ir import DType, HostArray, Node, TensorType, Value, print_node
 from fusec.ops import MaxPoolBackward
 
 
@@ -202,7 +202,7 @@ class _Heads(_Widened):
         self.q, self.k, _ = (v.type for v in operands)
         super().__init__(e, self.q.dtype, DType.F32 if self.q.dtype.itemsize == 2 else self.q.dtype)
 
-    def number(self, value: float | Array) -> str:
+    def number(self, value: float | HostArray) -> str:
         return self.e.initializer(np.asarray(value).astype(self.computed.numpy), self.e.fresh("c"))
 
     def transposed(self, x: str) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ExecutionError, FusecError
-
-Array = np.ndarray[Any, Any]
+from fusec.ir import HostArray
 
 
 def checked_number(name: str, given: Any, least: int) -> None:
@@ -28,7 +27,7 @@ def stop_tokens(stop: int | Collection[int]) -> frozenset[int]:
         raise FusecError(f"stop is the id of a token, or several ids, such as [2, 32000], not {stop!r}") from error
 
 
-def rows_of(prompts: Iterable[Sequence[int] | Array]) -> list[Array]:
+def rows_of(prompts: Iterable[Sequence[int] | HostArray]) -> list[HostArray]:
     """Return the prompts as arrays. Raises ExecutionError if they are not sequences of numbers."""
     try:
         rows = [np.asarray(prompt) for prompt in prompts]
@@ -39,7 +38,7 @@ def rows_of(prompts: Iterable[Sequence[int] | Array]) -> list[Array]:
     return rows
 
 
-def padded(rows: list[Array], batch: int, vocabulary: int) -> tuple[Array, Array]:
+def padded(rows: list[HostArray], batch: int, vocabulary: int) -> tuple[HostArray, HostArray]:
     """Return the prompts, with zeros after their ends, and their lengths.
 
     A sequence without a prompt gets one zero.

@@ -33,12 +33,12 @@ from fusec.generation.decoder_model import DecoderModel
 from fusec.generation.explanation import CacheTensorSize, GeneratorExplanation
 from fusec.generation.programs import DecoderPrograms, checked_sizes
 from fusec.generation.sampling import sampler
+from fusec.ir import HostArray
 from fusec.runtime import Executable
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-Array = np.ndarray[Any, Any]
 _LARGEST_DIFFERENCE = {"fp16": 0.1, "bf16": 0.1}  # of logits, by rounding; 1e-2 in other precisions
 
 
@@ -55,10 +55,10 @@ class _Start:
     """The program that reads prompts, with its inputs, and the lengths of the prompts."""
 
     program: Executable
-    feeds: Mapping[str, Array]
-    lengths: Array
+    feeds: Mapping[str, HostArray]
+    lengths: HostArray
 
-    def program_of(self, step: int, decode: Executable) -> tuple[Executable, Mapping[str, Array]]:
+    def program_of(self, step: int, decode: Executable) -> tuple[Executable, Mapping[str, HostArray]]:
         """Return the program that gives the tokens of a step, with its inputs. The first one reads the prompts."""
         if step:
             return decode, {}
@@ -71,7 +71,7 @@ class StreamOptions(TypedDict, total=False):
 
     temperature: float
     seed: int | None
-    choose: Callable[[Array], Any] | None
+    choose: Callable[[HostArray], Any] | None
 
 
 class Generator:
@@ -180,7 +180,7 @@ class Generator:
 
     def __call__(
         self,
-        prompts: Iterable[Sequence[int] | Array],
+        prompts: Iterable[Sequence[int] | HostArray],
         max_new_tokens: int | None = None,
         **options: Unpack[StreamOptions],
     ) -> list[list[int]]:
@@ -195,13 +195,13 @@ class Generator:
 
     def stream(
         self,
-        prompts: Iterable[Sequence[int] | Array],
+        prompts: Iterable[Sequence[int] | HostArray],
         max_new_tokens: int | None = None,
         *,
         temperature: float = 1.0,
         seed: int | None = None,
-        choose: Callable[[Array], Any] | None = None,
-    ) -> Iterator[Array]:
+        choose: Callable[[HostArray], Any] | None = None,
+    ) -> Iterator[HostArray]:
         """Yield the next token of each prompt, i64[number of prompts], as they are chosen; -1 after a stop token.
 
         prompts: token ids, one sequence for each prompt; at most `batch` of them, of any lengths.
@@ -232,7 +232,7 @@ class Generator:
         steps = self._steps_ahead(start, count) if choice is None else self._steps(start, choice, count)
         return self._shown(steps, len(rows))
 
-    def _shown(self, steps: Iterator[Array], sequences: int) -> Iterator[Array]:
+    def _shown(self, steps: Iterator[HostArray], sequences: int) -> Iterator[HostArray]:
         """Yield the tokens of the prompts, -1 after a stop token, until all have one."""
         self._turn += 1
         turn, going = self._turn, np.ones(sequences, bool)
@@ -246,13 +246,13 @@ class Generator:
             going &= ~np.isin(shown, list(self.stop))
             yield shown
 
-    def _steps_ahead(self, start: _Start, count: int) -> Iterator[Array]:
+    def _steps_ahead(self, start: _Start, count: int) -> Iterator[HostArray]:
         """Yield the best tokens of each step. On a GPU the next step is queued before, so that the GPU never waits.
 
         After a stop token, one more step has run for nothing.
         """
         backend, ahead = self.decode.backend, 0 if self.decode.device == "simulated" else 1
-        waiting: deque[Callable[[], Array]] = deque()
+        waiting: deque[Callable[[], HostArray]] = deque()
         for step in range(count):
             program, feeds = start.program_of(step, self.decode)
             tokens = backend.xp.empty(self.batch, np.int64)
@@ -262,12 +262,12 @@ class Generator:
                 yield waiting.popleft()()
         yield from (read() for read in waiting)
 
-    def _steps(self, start: _Start, choice: _Choice, count: int) -> Iterator[Array]:
+    def _steps(self, start: _Start, choice: _Choice, count: int) -> Iterator[HostArray]:
         """Yield the tokens that the host chooses in each step."""
         for step in range(count):
             yield self._chosen(*start.program_of(step, self.decode), choice)
 
-    def _chosen(self, program: Executable, feeds: Mapping[str, Array], choice: _Choice) -> Array:
+    def _chosen(self, program: Executable, feeds: Mapping[str, HostArray], choice: _Choice) -> HostArray:
         """Run a program, and return the next token of each sequence, which the next decode step adds."""
         tokens = np.asarray(choice.select(*program.run(choice.outputs, feeds)))
         if tokens.shape != (self.batch,) or tokens.dtype.kind not in "iu":
@@ -290,11 +290,11 @@ class Generator:
         tokens = np.setdiff1d(np.arange(self._programs.vocabulary), list(self.stop))
         ids = np.random.default_rng(seed).choice(tokens, (self.batch, size))
 
-        def logits(length: int, count: int) -> list[Array]:
+        def logits(length: int, count: int) -> list[HostArray]:
             """Return the logits after `length` tokens, and after each of the next ones."""
-            found: list[Array] = []
+            found: list[HostArray] = []
 
-            def record(scores: Array) -> Array:
+            def record(scores: HostArray) -> HostArray:
                 found.append(scores)
                 return ids[:, length + len(found) - 1]
 

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ExecutionError
+from fusec.ir import HostArray
 
-Array = np.ndarray[Any, Any]
 
-
-def sampler(temperature: Any, seed: Any) -> Callable[[Array, Array], Array]:
+def sampler(temperature: Any, seed: Any) -> Callable[[HostArray, HostArray], HostArray]:
     """Return a function that draws a token for each sequence from its best tokens, by softmax of their logits.
 
     Raises ExecutionError for a temperature or seed out of range.
@@ -24,7 +23,7 @@ def sampler(temperature: Any, seed: Any) -> Callable[[Array, Array], Array]:
     except (TypeError, ValueError) as error:
         raise ExecutionError(f"seed is a whole number of at least 0, or None, not {seed!r}") from error
 
-    def draw(logits: Array, tokens: Array) -> Array:
+    def draw(logits: HostArray, tokens: HostArray) -> HostArray:
         # The place of the largest sum of a logit and Gumbel noise is distributed by the softmax. The best logit is
         # subtracted first, so that a tiny temperature does not make all of them infinite.
         wide = logits.astype(np.float64)

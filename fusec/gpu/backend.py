@@ -14,7 +14,7 @@ from fusec.gpu import device, kernels
 from fusec.gpu.autotune.cache.tuning_cache import KnownChoices, TuningCache
 from fusec.gpu.autotune.cache.tuning_environment import environment_here
 from fusec.gpu.autotune.candidates.candidate_times import StepTuning
-from fusec.gpu.autotune.model.coordinate_descent import SECONDS, DescentResult
+from fusec.gpu.autotune.model.coordinate_descent import SECONDS
 from fusec.gpu.autotune.model.whole_model import WholeModelTrial
 from fusec.gpu.autotune.plans.plan_bench import CudnnContext
 from fusec.gpu.autotune.plans.plan_search import TuningOptions
@@ -76,7 +76,7 @@ class CudnnBackend:
         self.plan_filter = plan_filter = plan_filter or PlanFilter()
         self.name = device.device_name() or "GPU"
         self.tune = tuning.level
-        self.descent: DescentResult | None = None
+        self.descent: dict[str, int] | None = None
         environment = environment_here(self.name, plan_filter, kernel_cache is not None)
         cache = TuningCache(store or PlanStore(), environment, tuning.level, known)
         self._handle = cudnn.create_handle()
@@ -182,7 +182,7 @@ class CudnnBackend:
         self.descent = trial.descend(seconds, rehearse)
         if self.descent is None:
             return []
-        changed = trial.adopt(self.descent.options)
+        changed = trial.adopt(self.descent)
         self._launcher.store_cubins(each for each in found if isinstance(each, kernels.Kernel))
         return changed
 

@@ -16,17 +16,27 @@ from fusec.targets.target import Target, load, names
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 
 
-def _driver() -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
+def cuda_driver() -> ctypes.CDLL | None:
+    """Load the library of the NVIDIA driver; None without one, or with FUSEC_DEVICE=none. No GPU is initialised."""
+    if os.environ.get("FUSEC_DEVICE") != "none":
+        with suppress(OSError):
+            return ctypes.CDLL("libcuda.so.1")
+    return None
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """List the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. No context is created."""
+    driver, count = cuda_driver(), ctypes.c_int()
+    if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    named = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    return tuple((named or list(map(str, range(count.value))))[: count.value])
 
 
 @functools.cache
 def _first_gpu() -> tuple[str, int] | None:
     """Return name and compute capability (90 for 9.0) of GPU 0; None without a driver or a GPU."""
-    driver = None if os.environ.get("FUSEC_DEVICE") == "none" else _driver()
+    driver = cuda_driver()
     if driver is None:
         return None
     count, device = ctypes.c_int(), ctypes.c_int()
@@ -112,6 +122,6 @@ _CONTEXT = threading.Lock()  # so that one thread creates it
 @functools.cache
 def _hold_context() -> None:
     """Create the context of GPU 0, which CuPy and cuDNN use, and hold it until the process ends."""
-    driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
+    driver, device, context = cuda_driver(), ctypes.c_int(), ctypes.c_void_p()
     if driver is not None and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

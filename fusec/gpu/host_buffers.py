@@ -1,7 +1,8 @@
-"""Run cuDNN graphs on the GPU over buffers in host memory, to compare them with the simulator."""
+"""Run cuDNN graphs and kernels on the GPU over buffers in host memory, to compare what they compute."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -12,12 +13,15 @@ import numpy as np
 from fusec.errors import ExecutionError
 from fusec.gpu.autotune.plans.plan_bench import AnyPlan
 from fusec.gpu.autotune.plans.plan_selection import PlanSelector
+from fusec.gpu.kernels.codegen.kernel import Kernel
+from fusec.gpu.launch.kernel_launcher import Launcher
 from fusec.gpu.launch.stream_calls import Streams
-from fusec.ir import Array
+from fusec.ir import Array, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import Choice
 
 HostBuffers = Mapping[int, np.ndarray[Any, Any]]  # flat, by uid
+KernelBuffers = Mapping[tuple[Value, TensorType], np.ndarray[Any, Any]]  # flat
 
 
 def run_over(
@@ -51,3 +55,31 @@ def plan_runners(
             streams.finish()  # here, because `scratch` is free after it
 
         yield choice, partial(run_over, graph=graph, streams=streams, execute=execute)
+
+
+class HostLauncher:
+    """Launcher that copies buffers to the GPU, launches a kernel once, and copies all of them back."""
+
+    xp: Any = cupy
+
+    def __init__(self) -> None:
+        self._launcher = Launcher()
+
+    def runs(self, kernel: Kernel) -> bool:
+        """Return False if this GPU has no room for the kernel or lacks its instructions.
+
+        A source that NVRTC refuses raises the warning of `Launcher.compile`, because that is an error of fusec.
+        """
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="NVRTC refuses")
+            return self._launcher.runs(kernel)
+
+    def run(self, kernel: Kernel, buffers: KernelBuffers) -> None:
+        """Launch the kernel over flat buffers, and copy GPU memory into them afterwards."""
+        try:
+            held = {key: cupy.asarray(buffer.view(np.uint8)) for key, buffer in buffers.items()}
+            self._launcher.bind(kernel, lambda *key: held[key])()
+            for key, buffer in buffers.items():
+                buffer.view(np.uint8)[...] = held[key].get()
+        except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+            raise ExecutionError(f"the kernel for {kernel.name} failed on the GPU: {error}") from error

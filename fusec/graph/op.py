@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
 
+import numpy as np
+
 from fusec.errors import VerifyError
 from fusec.graph.literal import Literal
 from fusec.graph.types import TensorType
 
 Array = Any  # numpy.ndarray or cupy.ndarray, because `reference` runs with both
+HostArray = np.ndarray[Any, Any]  # always numpy.ndarray
 
 
 class Op:

@@ -376,10 +376,6 @@ class CudnnBuilder:
         self.outputs.append((uid, name))
         self.uids[value] = uid
 
-    def hidden(self, folding: DimFolding, shape: tuple[int, ...], dtype: DType = DType.F32) -> int:
-        """Add a virtual tensor for an intermediate result of an op that is lowered to several calls."""
-        return self.tensor(folding.packed(shape), dtype, virtual=True)
-
     def call(
         self,
         op: str,

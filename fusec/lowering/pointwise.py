@@ -30,7 +30,7 @@ class CallWriter:
 
     def step(self, mode: str, *inputs: int, dtype: DType = DType.F32, **attributes: Attribute) -> int:
         shape = self.node.result.type.shape
-        uid = self.b.hidden(self.folding, shape, dtype)
+        uid = self.b.tensor(self.folding.packed(shape), dtype, virtual=True)
         self.b.call("pointwise", inputs, uid, mode, attributes=attributes)
         return uid
 

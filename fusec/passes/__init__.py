@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from fusec.passes.attention.deterministic_attention import DeterministicAttention
-from fusec.passes.attention.merge_qkv import MergeProjections
+from fusec.passes.attention.merge_qkv import MergeQkv
 from fusec.passes.attention.merge_rotary_parts import MergeRotaryParts
-from fusec.passes.attention.merge_rotary_qkv import MergeRotaryProjections
-from fusec.passes.attention.packed_qkv_backward import DuplicateBackwardViews
+from fusec.passes.attention.merge_rotary_qkv import MergeRotaryQkv
+from fusec.passes.attention.packed_qkv_backward import PackedQkvBackward
 from fusec.passes.attention.recognise_attention import RecogniseAttention
-from fusec.passes.attention.slice_packed_qkv import SlicePackedProjections
+from fusec.passes.attention.slice_packed_qkv import SlicePackedQkv
 from fusec.passes.base import CONCAT_IN_PLACE, ROUND_ACTIVATIONS, UNORDERED, UNROUNDED, Pass, RulePass
 from fusec.passes.cleanup.canonicalise import Canonicalise
-from fusec.passes.cleanup.cse import EliminateCommonSubexpressions
+from fusec.passes.cleanup.cse import Cse
 from fusec.passes.cleanup.drop_unread_rows import DropUnreadRows
 from fusec.passes.cleanup.fold_constants import FoldConstants
 from fusec.passes.cleanup.simplify import Simplify
@@ -30,11 +30,11 @@ from fusec.passes.layout.epilogue_before_views import EpilogueBeforeViews
 from fusec.passes.layout.gather_windows import GatherWindows
 from fusec.passes.layout.precision import Precision
 from fusec.passes.layout.sink_views import SinkViews
-from fusec.passes.quantization.fast_fp8_sums import FastFloat8Sums
+from fusec.passes.quantization.fast_fp8_sums import FastFp8Sums
 from fusec.passes.quantization.keep_packed_weights import KeepPackedWeights
-from fusec.passes.quantization.run_in_fp8 import RunInFloat8
+from fusec.passes.quantization.run_in_fp8 import RunInFp8
 from fusec.passes.quantization.run_in_integers import RunInIntegers
-from fusec.passes.quantization.tanh_before_fp8 import TanhBeforeFloat8
+from fusec.passes.quantization.tanh_before_fp8 import TanhBeforeFp8
 from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
 from fusec.passes.rules.recognise_scan import RecogniseScan
@@ -46,28 +46,28 @@ from fusec.passes.training.split_batchnorm_stats import SplitBatchNormStats
 
 # Clean up after other passes: constants of constants, no-ops, equal nodes. Folding runs first, because no-ops show once
 # shapes and operands are numbers. Merging runs last, when equal things have become equal nodes.
-CLEAN_UP: tuple[Pass, ...] = (FoldConstants(), Simplify(), EliminateCommonSubexpressions())
+CLEAN_UP: tuple[Pass, ...] = (FoldConstants(), Simplify(), Cse())
 
 EARLY_PASSES: tuple[Pass, ...] = (
     # Before constants are folded, because that makes floats of quantised weights.
     RunInIntegers(),
     # Like it, for operands of the other 8-bit type.
-    RunInFloat8(),
+    RunInFp8(),
     # After the pass that makes such products.
-    FastFloat8Sums(),
+    FastFp8Sums(),
     # After integer products, which are faster where the other operand is quantised, too. Before folding, like them.
     KeepPackedWeights(),
     *CLEAN_UP,
     # Before every rule that looks for a pattern, because each then needs one spelling.
     Canonicalise(),
     # Reductions that keep their dims now are equal, and the patterns of norms read each value once.
-    EliminateCommonSubexpressions(),
+    Cse(),
     # Before factors are folded, because the 1/6 of a hard swish would go into the weights after it.
     Recognise(),
     # After indices became slices, and before views move, because each step is found by the slices that it reads.
     RecogniseScan(),
     # After the gelu is recognised.
-    TanhBeforeFloat8(),
+    TanhBeforeFp8(),
     # After softmax is recognised; before other passes move the factor and views that attention contains.
     RecogniseAttention(),
     # Before views move, because windows are then cut next to their roll.
@@ -106,11 +106,11 @@ EARLY_PASSES: tuple[Pass, ...] = (
 # These run again where attention is expanded again, because its operands are then better separate.
 LATE_PASSES: tuple[Pass, ...] = (
     # After the folds and narrowing, because weights are concatenated as they will be stored.
-    MergeRotaryProjections(),
-    MergeProjections(),
+    MergeRotaryQkv(),
+    MergeQkv(),
     MergeRotaryParts(),  # after the products are merged, because queries and keys are then parts of one row
     # Late too: where attention is expanded, slices of the transposed projection cost nothing.
-    SlicePackedProjections(),
+    SlicePackedQkv(),
     *CLEAN_UP,
     # Before values that are read late are found, because the relu's result is then not among them.
     ReluMaskFromNorm(),
@@ -118,7 +118,7 @@ LATE_PASSES: tuple[Pass, ...] = (
     Rematerialise(),
     # After the last pass that recomputes values, which would compute the mask from the relu's result again.
     ReluMaskBits(),
-    DuplicateBackwardViews(),
+    PackedQkvBackward(),
     # Only where the caller asked for it, and for the ops that are left.
     DeterministicAttention(),
     # Late, because the pass chooses no memory order for nodes inserted after it.

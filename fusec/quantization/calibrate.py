@@ -11,9 +11,9 @@ from onnx import ModelProto
 
 from fusec.driver import compile_dynamic
 from fusec.errors import FusecError
+from fusec.ir import HostArray
 from fusec.quantization.calibration_data import Batch
 from fusec.quantization.histogram import Histogram
-from fusec.quantization.number_formats import Array
 from fusec.runtime import Executable
 
 SAMPLES = 8  # samples that measurements repeat for each layer; more tell little about which layers lose most
@@ -54,7 +54,7 @@ class Probe:
             probed.graph.output.add(name=name)
         self._executable = compile_dynamic(probed, target=target, tune="none")
 
-    def __call__(self, batch: Batch) -> dict[str, Array]:
+    def __call__(self, batch: Batch) -> dict[str, HostArray]:
         """Return the tensors by name, those that a GPU computes as arrays of CuPy."""
         computed = self._executable.run(self._computed, self._on_device(batch)) if self._computed else []
         found = dict(zip(self._computed, computed, strict=True))

@@ -12,10 +12,10 @@ import numpy as np
 
 from fusec.errors import FusecError
 from fusec.frontends import Declaration
+from fusec.ir import HostArray
 
-Array = np.ndarray[Any, Any]
-Batch = Mapping[str, Array]
-Item: TypeAlias = Array | Mapping[str, Any] | Sequence[Any]
+Batch = Mapping[str, HostArray]
+Item: TypeAlias = HostArray | Mapping[str, Any] | Sequence[Any]
 CalibrationData: TypeAlias = "str | os.PathLike[str] | Item | Iterable[Item] | Callable[[], Iterable[Item]]"
 
 ROWS = 8  # samples of a batch where the model leaves the batch size open
@@ -74,7 +74,7 @@ def _read(file: Path) -> Item:
         raise FusecError(f"{file}: not a readable {file.suffix} file: {reason}") from error
 
 
-def _named(item: Any, inputs: Sequence[Declaration], where: str) -> dict[str, Array]:
+def _named(item: Any, inputs: Sequence[Declaration], where: str) -> dict[str, HostArray]:
     """Return arrays by input name, in the inputs' dtypes. Raises FusecError if one is missing or of another kind."""
     names = [declared.name for declared in inputs]
     if isinstance(item, Mapping):
@@ -87,7 +87,7 @@ def _named(item: Any, inputs: Sequence[Declaration], where: str) -> dict[str, Ar
     for name in given:
         if name not in names:
             raise FusecError(f"{where}: the model has no input {name!r}; inputs: {', '.join(names)}")
-    found: dict[str, Array] = {}
+    found: dict[str, HostArray] = {}
     for declared in inputs:
         if declared.name not in given:
             raise FusecError(f"{where}: has no array for input {declared.name!r}")
@@ -101,7 +101,7 @@ def _named(item: Any, inputs: Sequence[Declaration], where: str) -> dict[str, Ar
     return found
 
 
-def _require_fit(array: Array, declared: Declaration, where: str, rows: bool = True) -> None:
+def _require_fit(array: HostArray, declared: Declaration, where: str, rows: bool = True) -> None:
     """Check the shape of an array. `rows`: also its first dim."""
     dims = declared.dims
     if dims is None:
@@ -115,7 +115,7 @@ def _require_fit(array: Array, declared: Declaration, where: str, rows: bool = T
         raise FusecError(f"{where}: input {declared.name!r} has shape [{want}], the array {list(array.shape)}")
 
 
-def _split(arrays: Mapping[str, Array], inputs: Sequence[Declaration], where: str) -> Iterator[Batch]:
+def _split(arrays: Mapping[str, HostArray], inputs: Sequence[Declaration], where: str) -> Iterator[Batch]:
     """Split arrays along their first dim into batches of the model's size."""
     for declared in inputs:
         _require_fit(arrays[declared.name], declared, where, rows=False)

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ModelError
-
-Array = np.ndarray[Any, Any]
+from fusec.ir import HostArray
 
 BINS = 2048
 
 
-def on_host(array: Any) -> Array:
+def on_host(array: Any) -> HostArray:
     """Return an array of NumPy or CuPy as one of NumPy."""
     return array if isinstance(array, np.ndarray) else array.get()
 
@@ -42,7 +41,7 @@ class Histogram:
         """Return the width of a bin."""
         return self._range / BINS
 
-    def add(self, array: Array) -> None:
+    def add(self, array: HostArray) -> None:
         """Count the elements of an array of NumPy or CuPy. Raises ModelError if one is not a finite number."""
         magnitudes = np.abs(array.reshape(-1).astype(np.float32, copy=False))
         top = float(magnitudes.max()) if magnitudes.size else 0.0

@@ -15,8 +15,9 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from fusec.frontends.onnx.model_file.functions import all_nodes
 from fusec.frontends.onnx.model_file.structure import captured
 from fusec.frontends.onnx.standalone import fresh_name
+from fusec.ir import HostArray
 from fusec.quantization.model_constants import tensor_of
-from fusec.quantization.number_formats import Array, NumberFormat
+from fusec.quantization.number_formats import NumberFormat
 from fusec.quantization.placement import QuantizedLayer
 from fusec.quantization.weights import QuantizedWeight
 
@@ -33,7 +34,7 @@ class QuantizedOperands:
     """
 
     format: NumberFormat
-    scales: Mapping[str, Array]
+    scales: Mapping[str, HostArray]
     weights: Mapping[str, QuantizedWeight]
 
 
@@ -125,7 +126,7 @@ class _Inserter:
     def _add(self, op: str, inputs: list[str], output: str, attributes: Attributes, name: str = "") -> None:
         self.nodes.append(helper.make_node(op, inputs, [output], self._fresh(name or f"{output}_{op}"), **attributes))
 
-    def _initializer(self, array: Array, hint: str) -> str:
+    def _initializer(self, array: HostArray, hint: str) -> str:
         name = self._fresh(hint)
         self._initializers.append(tensor_of(array, name))
         return name

@@ -15,16 +15,16 @@ from onnx import ModelProto
 
 from fusec.driver import compile_dynamic
 from fusec.errors import FusecError
+from fusec.ir import HostArray
 from fusec.quantization.calibration_data import Batch
 from fusec.quantization.insert_qdq import QuantizedOperands, insert_qdq
-from fusec.quantization.number_formats import Array
 from fusec.quantization.placement import QuantizedLayer
 
-Run: TypeAlias = Callable[[Mapping[str, Array]], list[Array]]
+Run: TypeAlias = Callable[[Mapping[str, HostArray]], list[HostArray]]
 Score: TypeAlias = Callable[[Run], float]
 
 
-def sqnr(pairs: Iterable[tuple[Array, Array]]) -> float:
+def sqnr(pairs: Iterable[tuple[HostArray, HostArray]]) -> float:
     """Return the signal-to-quantisation-noise ratio in dB: 10 log10(sum of x^2 / sum of (x - y)^2).
 
     pairs: exact and quantised values. Elements that are not finite in the exact one, such as masks, do not count.
@@ -63,7 +63,7 @@ class Measurement:
         self._exact = [self.run((), batch) for batch in batches]
         self._floats = [i for i, array in enumerate(self._exact[0]) if array.dtype.kind not in "biu"]
 
-    def run(self, quantised: Collection[str], batch: Mapping[str, Array]) -> list[Array]:
+    def run(self, quantised: Collection[str], batch: Mapping[str, HostArray]) -> list[HostArray]:
         """Return the outputs if these layers, by name, read quantised operands."""
         switches = {switch: np.array(name in quantised) for name, switch in self._switches.items()}
         return self._executable.run(self.outputs, {**batch, **switches})

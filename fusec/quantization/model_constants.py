@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
@@ -11,10 +9,8 @@ from fusec import frontends
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.onnx.model_file.structure import bodies
 from fusec.frontends.onnx.model_file.tensors import Tensors
-from fusec.ir import DType
+from fusec.ir import DType, HostArray
 from fusec.reference import evaluate
-
-Array = np.ndarray[Any, Any]
 
 
 class ModelConstants:
@@ -31,7 +27,7 @@ class ModelConstants:
     def __contains__(self, name: str) -> bool:
         return name in self._known
 
-    def array(self, name: str) -> Array:
+    def array(self, name: str) -> HostArray:
         """Return the value of a constant. Raises ModelError if it cannot be computed."""
         if name in self._initializers:
             return Tensors().literal(self._initializers[name]).array
@@ -58,7 +54,7 @@ def _needed(model: ModelProto, name: str) -> list[NodeProto]:
     return found[::-1]
 
 
-def tensor_of(array: Array, name: str) -> TensorProto:
+def tensor_of(array: HostArray, name: str) -> TensorProto:
     """Return an array as an initializer. Elements of 4 bits are packed in pairs, the first in the low half."""
     dtype = DType.of(array.dtype)
     tensor = TensorProto(name=name, data_type=ELEMENT_TYPES[dtype], dims=array.shape)

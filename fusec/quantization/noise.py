@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fusec.ir import HostArray
 from fusec.quantization.calibrate import CalibrationResult, Probe
 from fusec.quantization.histogram import on_host
 from fusec.quantization.insert_qdq import QuantizedOperands
 from fusec.quantization.measure import sqnr
-from fusec.quantization.number_formats import Array
 from fusec.quantization.placement import Placement
 from fusec.quantization.report import EdgeNoise, LayerNoise
 
@@ -38,7 +38,7 @@ def edge_noise(
     """
     scales, format = operands.scales, operands.format
     names = dict.fromkeys(name for layer in placement.layers for name in layer.tensors)
-    pairs: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
+    pairs: dict[str, list[tuple[HostArray, HostArray]]] = {name: [] for name in names}
     for batch in seen.first_batches:
         arrays = {name: on_host(array) for name, array in probe(batch).items()}
         for name in names:

@@ -8,9 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fusec.ir import DType
-
-Array = np.ndarray[Any, Any]
+from fusec.ir import DType, HostArray
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class NumberFormat:
     opset: int
     wide_range: bool = False
 
-    def scale(self, magnitude: Array | float, dtype: np.dtype[Any]) -> Array:
+    def scale(self, magnitude: HostArray | float, dtype: np.dtype[Any]) -> HostArray:
         """Return the scale with which `magnitude` becomes `largest`, in the tensor's dtype.
 
         A tensor of zeros has no magnitude; any scale keeps its zeros.
@@ -37,7 +35,7 @@ class NumberFormat:
         scale = np.maximum(np.asarray(magnitude, np.float64) / self.largest, least)
         return np.where(np.asarray(magnitude) > 0, scale, 1.0).astype(dtype)
 
-    def codes(self, array: Array, scale: Array) -> Array:
+    def codes(self, array: HostArray, scale: HostArray) -> HostArray:
         """Quantise: divide by the scale in float32, round to nearest even, and saturate, as `QuantizeLinear` does."""
         quotient = array.astype(np.float32) / scale.astype(np.float32)
         if self.dtype is DType.F8E4M3:
@@ -45,7 +43,7 @@ class NumberFormat:
         limits = ml_dtypes.iinfo(self.dtype.numpy)
         return np.clip(np.rint(quotient), limits.min, limits.max).astype(np.int8).astype(self.dtype.numpy)
 
-    def rounded(self, array: Array, scale: Array) -> Array:
+    def rounded(self, array: HostArray, scale: HostArray) -> HostArray:
         """Quantise and dequantise, in float32."""
         return self.codes(array, scale).astype(np.float32) * scale.astype(np.float32)
 

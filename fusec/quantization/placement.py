@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto
 
+from fusec.ir import HostArray
 from fusec.quantization.model_constants import ModelConstants
-from fusec.quantization.number_formats import Array
 from fusec.quantization.residual import FOLLOWS, Residuals
 
 CHANNELS = 16  # Tensor Cores multiply 16 channels of 8 bits at a time
@@ -133,7 +133,7 @@ class Placement:
         channel, summed = (rows, columns) if place == 0 else (columns, rows)
         return QuantizedLayer(node, (1 - place,) if self._activations else (), place, channel, summed)
 
-    def _refused(self, weight: Array) -> str:
+    def _refused(self, weight: HostArray) -> str:
         if weight.dtype.name not in FLOATS:
             return f"its weights are {weight.dtype.name}"
         return "" if weight.size else "its weights are empty"

@@ -18,6 +18,7 @@ from onnx import TensorProto
 from fusec import frontends
 from fusec.convert import file_of
 from fusec.errors import FusecError
+from fusec.ir import HostArray
 from fusec.quantization.calibrate import CalibrationResult, Probe, calibrate
 from fusec.quantization.calibration_data import CalibrationData, batches
 from fusec.quantization.choose_float import choose_float
@@ -25,7 +26,7 @@ from fusec.quantization.fold_batchnorm import fold_batchnorm
 from fusec.quantization.insert_qdq import QuantizedOperands, insert_qdq
 from fusec.quantization.measure import Measurement, Score
 from fusec.quantization.noise import edge_noise, layer_noise
-from fusec.quantization.number_formats import OPSET_OF_HALVES, Array
+from fusec.quantization.number_formats import OPSET_OF_HALVES
 from fusec.quantization.placement import Placement, vector_products
 from fusec.quantization.quantize_options import QuantizeOptions
 from fusec.quantization.report import QuantizationReport
@@ -238,7 +239,7 @@ def _operands(
 ) -> QuantizedOperands:
     """Quantise the operands of all layers."""
     format = options.activations
-    scales: dict[str, Array] = {}
+    scales: dict[str, HostArray] = {}
     if format is not None:
         scales = {name: format.scale(thresholds[name], seen.dtypes[name]) for name in thresholds}
     weighted = [layer for layer in placement.layers if layer.weight is not None]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
+from fusec.ir import HostArray
 from fusec.quantization.histogram import Histogram
 from fusec.quantization.number_formats import NumberFormat
-
-Array = np.ndarray[Any, Any]
 
 # A bin that only saturated magnitudes fill has no probability in the quantised distribution. It gets this many counts,
 # as in MXNet's and onnxruntime's calibrators; with none, a single outlier would make every threshold below it infinite.
@@ -45,7 +43,7 @@ def least_divergence(histogram: Histogram, format: NumberFormat, percentile: flo
     return threshold
 
 
-def divergence(counts: Array, bins: int, format: NumberFormat) -> float:
+def divergence(counts: HostArray, bins: int, format: NumberFormat) -> float:
     """Return the Kullback-Leibler divergence if magnitudes from bin `bins` on saturate."""
     centres = np.arange(bins, dtype=np.float32) + np.float32(0.5)
     codes = format.codes(centres, format.scale(float(bins), np.dtype(np.float32))).astype(np.float32)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusec.quantization.number_formats import Array, NumberFormat
+from fusec.ir import HostArray
+from fusec.quantization.number_formats import NumberFormat
 from fusec.quantization.placement import QuantizedLayer
 
 
-def shared_magnitudes(layers: Iterable[QuantizedLayer], arrays: Mapping[str, Array]) -> dict[str, float]:
+def shared_magnitudes(layers: Iterable[QuantizedLayer], arrays: Mapping[str, HostArray]) -> dict[str, float]:
     """Return the largest weight, by layer name, of each product; products of one tensor share theirs.
 
     Queries, keys and values then have one scale, so that fusec runs them as one product.
@@ -34,15 +35,15 @@ class QuantizedWeight:
     restored: the weight as float, in its own shape and dtype.
     """
 
-    codes: Array
-    scale: Array
+    codes: HostArray
+    scale: HostArray
     axis: int
     block: int
-    restored: Array
+    restored: HostArray
 
 
 def quantized_weight(
-    array: Array, layer: QuantizedLayer, format: NumberFormat, block: int, magnitude: float | None
+    array: HostArray, layer: QuantizedLayer, format: NumberFormat, block: int, magnitude: float | None
 ) -> QuantizedWeight:
     """Quantise the weight of a layer.
 
@@ -69,7 +70,7 @@ def quantized_weight(
     blocks = filled.reshape(*rows.shape[:-1], -1, block)
     scale = _least_error(blocks, format)
 
-    def unblocked(values: Array) -> Array:
+    def unblocked(values: HostArray) -> HostArray:
         return np.moveaxis(values.reshape(*rows.shape[:-1], -1)[..., :length], -1, axis)
 
     codes = format.codes(blocks, scale)
@@ -77,7 +78,7 @@ def quantized_weight(
     return QuantizedWeight(unblocked(codes), np.moveaxis(scale[..., 0], -1, axis), axis, block, restored)
 
 
-def _least_error(blocks: Array, format: NumberFormat) -> Array:
+def _least_error(blocks: HostArray, format: NumberFormat) -> HostArray:
     """Return the scale of each block, [..., blocks, 1], with the least squared error of a few.
 
     With few codes it pays to use the lowest one, which has no positive partner, and to saturate the largest weight a

@@ -14,13 +14,11 @@ import numpy as np
 
 from fusec.diagnostics.verify import allowed_error, random_array
 from fusec.errors import ExecutionError
-from fusec.ir import DType, Graph, TensorType, Value
+from fusec.ir import DType, Graph, HostArray, TensorType, Value
 from fusec.lower_cudnn import Lowered
 from fusec.lowering.packing import pack
 from fusec.lowering.simulator import Buffer, extent, simulate, view
 from fusec.repro.source import AS_BITS, NAMES
-
-Array = np.ndarray[Any, Any]
 
 # Errors below this are no bug: cuDNN's fp32 approximations of tanh, erf and similar functions are coarser than
 # rounding (1.1e-5 was measured on an H200).
@@ -43,7 +41,7 @@ class Data:
     allowed: Mapping[int, float]
 
 
-def make(body: Graph, lowered: Lowered, seed: int, feeds: Mapping[str, Array] | None = None) -> Data:
+def make(body: Graph, lowered: Lowered, seed: int, feeds: Mapping[str, HostArray] | None = None) -> Data:
     """Compute the buffers from inputs by name, or from random ones.
 
     lowered: the cuDNN graph of the body, whose tensors the buffers are for.
@@ -67,13 +65,13 @@ def make(body: Graph, lowered: Lowered, seed: int, feeds: Mapping[str, Array] | 
     return Data({**buffers, **poisoned}, outputs, allowed)
 
 
-def _random(rng: np.random.Generator, type: TensorType) -> Array:
+def _random(rng: np.random.Generator, type: TensorType) -> HostArray:
     if type.dtype is DType.F8E4M3:
         return rng.standard_normal(type.shape).astype(type.dtype.numpy)
     return random_array(rng, type)
 
 
-def _given(value: Value, feeds: Mapping[str, Array]) -> Array:
+def _given(value: Value, feeds: Mapping[str, HostArray]) -> HostArray:
     if value.name not in feeds:
         raise ExecutionError(f"no array for input {value.name!r}")
     array = feeds[value.name]
@@ -82,7 +80,7 @@ def _given(value: Value, feeds: Mapping[str, Array]) -> Array:
     return array
 
 
-def _poison(right: Array) -> Array:
+def _poison(right: HostArray) -> HostArray:
     """Fill an output with values that are wrong everywhere."""
     if right.dtype == np.bool_:
         return ~right

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.errors import TargetError
+from fusec.gpu.device import visible_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HOST = ("cpu", "simulated")
@@ -44,7 +44,7 @@ def worker_devices(devices: str | int | Sequence[str | int]) -> tuple[WorkerDevi
     Raises TargetError for a device that this machine does not have.
     """
     if devices == "all":
-        visible = gpus()
+        visible = visible_gpus()
         return tuple(WorkerDevice(f"cuda:{i}", one) for i, one in enumerate(visible)) or (WorkerDevice("simulated"),)
     listed = [devices] if isinstance(devices, (str, int)) else list(devices)
     if not listed:
@@ -59,26 +59,7 @@ def _device(given: str | int) -> WorkerDevice:
     kind, _, number = name.partition(":")
     if kind != "cuda" or not number.isdecimal():
         raise TargetError(f"device {given!r} is none of: all, cuda:0, cuda:1, …, cpu, simulated")
-    visible = gpus()
+    visible = visible_gpus()
     if int(number) >= len(visible):
         raise TargetError(f"there is no device {name}: this machine shows {len(visible)} GPUs")
     return WorkerDevice(name, visible[int(number)])
-
-
-def gpus(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. None is initialised.
-
-    environment: variables; default: those of this process.
-    """
-    variables = os.environ if environment is None else environment
-    if variables.get("FUSEC_DEVICE") == "none":
-        return ()
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return ()
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return ()
-    named = [one.strip() for one in variables.get(VISIBLE, "").split(",") if one.strip()]
-    return tuple((named or list(map(str, range(count.value))))[: count.value])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from contextlib import suppress
 
 from fusec.errors import TargetError
+from fusec.gpu.device import cuda_driver, visible_gpus
 
 AUTO, SIMULATED = "auto", "simulated"
 _NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED, CUDA driver API (cuda.h)
@@ -35,7 +35,7 @@ def choose(device: str | int) -> bool:
 
 
 def _hide_others(number: int) -> None:
-    driver = _driver()
+    driver = cuda_driver()
     if driver is None:
         raise TargetError(f"GPU {number} was asked for, but this machine has no NVIDIA driver")
     count = ctypes.c_int()
@@ -59,7 +59,7 @@ def devices_of(text: str) -> list[str | int]:
     Raises TargetError if it is something else.
     """
     if text == "all":
-        return list[str | int](range(gpu_count())) or [SIMULATED]
+        return list[str | int](range(len(visible_gpus()))) or [SIMULATED]
     if text == SIMULATED:
         return [SIMULATED]
     try:
@@ -69,18 +69,3 @@ def devices_of(text: str) -> list[str | int]:
     if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
         raise TargetError(f"--device {text}: must be all, {SIMULATED}, or numbers of GPUs joined by commas")
     return list[str | int](numbers)
-
-
-def gpu_count() -> int:
-    """Count the GPUs that this process sees; 0 without a driver, or with FUSEC_DEVICE=none."""
-    driver, count = _driver(), ctypes.c_int()
-    if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return 0
-    return count.value
-
-
-def _driver() -> ctypes.CDLL | None:
-    if os.environ.get("FUSEC_DEVICE") != "none":
-        with suppress(OSError):
-            return ctypes.CDLL("libcuda.so.1")
-    return None

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from fusec.session.inference_session import InferenceSession
 from fusec.session.io_binding import IOBinding
+from fusec.session.missing_names import MODULE
 from fusec.session.model_interface import ModelMeta, NodeArg
 from fusec.session.module_calls import (
     INTERFACE,
@@ -27,7 +28,6 @@ from fusec.session.session_options import (
     SessionOptions,
 )
 from fusec.session.settings import set_default_logger_severity
-from fusec.session.without import MODULE
 
 ModelMetadata = ModelMeta  # onnxruntime's name
 __version__ = INTERFACE  # because programs compare it with releases of onnxruntime

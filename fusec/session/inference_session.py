@@ -1,6 +1,6 @@
 """Offer onnxruntime's `InferenceSession` on top of fusec, so that programs written for it need no change.
 
-Methods have onnxruntime's names and parameters. `fusec.session.without` lists what is missing, with the reasons.
+Methods have onnxruntime's names and parameters. `fusec.session.missing_names` lists what is missing, with the reasons.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fusec.session import providers as session_providers
 from fusec.session.async_runs import AsyncRuns, Callback
 from fusec.session.device_memory import on_stream
 from fusec.session.io_binding import IOBinding
+from fusec.session.missing_names import MissingNames
 from fusec.session.model_edits import edited, overridable, with_inputs
 from fusec.session.model_interface import ModelMeta, NodeArg
 from fusec.session.ort_value import OrtValue, array_of_value
@@ -36,7 +37,6 @@ from fusec.session.providers import CPU, GPU, Provider
 from fusec.session.run_profile import RunProfile
 from fusec.session.session_options import SessionOptions
 from fusec.session.settings import Settings, check_run, quiet
-from fusec.session.without import SaysWhy
 from fusec.system import atomic_write
 from fusec.system.unpicklable import Unpicklable
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _ONNXRUNTIME_ONLY = frozenset({"enable_fallback", "read_config_from_model", "disabled_optimizers"})
 
 
-class InferenceSession(SaysWhy, Unpicklable):
+class InferenceSession(MissingNames, Unpicklable):
     """A model, ready to run. It is compiled now if no dim is symbolic, else at the first run with each input shape.
 
     sess_options: a SessionOptions of fusec or onnxruntime; `settings.HONOURED` lists what each option does.

@@ -20,7 +20,7 @@ from fusec.session.device_memory import (
     require_first,
     to_host,
 )
-from fusec.session.without import SaysWhy
+from fusec.session.missing_names import MissingNames
 
 # element types that onnxruntime names otherwise than numpy
 _TYPES: Mapping[DType, str] = {
@@ -38,7 +38,7 @@ _TYPES: Mapping[DType, str] = {
 }
 
 
-class OrtValue(SaysWhy):
+class OrtValue(MissingNames):
     """An array on the host or the device, whose memory a binding reads or writes.
 
     ortvalue: an array, or an OrtValue of onnxruntime, whose memory is shared.

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from fusec.errors import FusecError
-from fusec.session.without import SaysWhy
+from fusec.session.missing_names import MissingNames
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -38,7 +38,7 @@ class ExecutionOrder(IntEnum):
     MEMORY_EFFICIENT = 2
 
 
-class _Entries(SaysWhy):
+class _Entries(MissingNames):
     """Holds pairs of strings, as onnxruntime's configuration entries."""
 
     _owner = ""

@@ -109,19 +109,24 @@ class JsonChild:
         """Handle a message that is not for the inbox; return False for all others."""
         return False
 
-    def end(self) -> tuple[str, str]:
-        """Wait for the end of the process, whose output has ended. Return the signal (or "") and a description."""
+    def end(self, who: str = "the process") -> tuple[str, str]:
+        """Wait for the end of the process, whose output has ended. Return the signal (or "") and a description.
+
+        who: the subject of the description
+        """
         code = self._process.wait()
         if code < 0:
             name = signal.Signals(-code).name
-            return name, f"the process was killed by {name}: {self.last_line()}"
-        return "", f"the process ended with status {code}: {self.last_line()}"
+            return name, f"{who} was killed by {name}: {self.last_line()}"
+        return "", f"{who} ended with status {code}: {self.last_line()}"
 
     def kill(self) -> None:
         self._process.kill()
 
     def last_line(self) -> str:
         """Return the last line of its stderr."""
+        if self._errors.closed:
+            return "it was closed"
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 4000))
         lines = [line.strip() for line in self._errors if line.strip()]

@@ -10,15 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import numpy as np
-
-from fusec.ir import Graph
+from fusec.ir import Graph, HostArray
 from fusec.passes.base import Options
 from fusec.passes.layout.io_layout import chosen
 from fusec.passes.pass_names import current_names
 from fusec.testing.generators.arrays import draw_feeds
-
-Array = np.ndarray[Any, Any]
 
 
 class Trust(enum.IntEnum):
@@ -52,7 +48,7 @@ class Case:
     judge: str = "lowers"
     target: str = "h200"
     channels_last: bool = False
-    feeds: Mapping[str, Array] | None = field(default=None, repr=False)
+    feeds: Mapping[str, HostArray] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "disable", current_names(self.disable))  # saved findings have old names
@@ -65,7 +61,7 @@ class Case:
         """Return the options, with the memory orders of this graph's inputs and outputs."""
         return replace(self.options, orders=chosen(graph, self.channels_last, {}))
 
-    def inputs(self, graph: Graph) -> dict[str, Array]:
+    def inputs(self, graph: Graph) -> dict[str, HostArray]:
         """Return an array for each input of the graph, by name: from `feeds`, else drawn from seed and style."""
         if self.feeds is not None:
             return {v.name: self.feeds[v.name] for v in graph.inputs}
@@ -77,7 +73,7 @@ class Case:
         return {**options, "disable": sorted(self.disable)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], feeds: Mapping[str, Array] | None = None) -> Case:
+    def from_json(cls, data: Mapping[str, Any], feeds: Mapping[str, HostArray] | None = None) -> Case:
         """Restore a case from the data of `to_json`, with the feeds if they were saved."""
         options = dict(data)
         disable = frozenset[str](options.pop("disable"))
@@ -94,8 +90,8 @@ class MismatchError(AssertionError):
     def __init__(
         self,
         message: str,
-        got: Mapping[str, Array] | None = None,
-        want: Mapping[str, Array] | None = None,
+        got: Mapping[str, HostArray] | None = None,
+        want: Mapping[str, HostArray] | None = None,
         oracle: Trust = Trust.REFERENCE,
     ):
         super().__init__(message)

@@ -14,14 +14,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.lib.format import write_array
 
-from fusec.ir import INLINE_ELEMENTS, Constant, DType, Graph, Literal, print_graph
+from fusec.ir import INLINE_ELEMENTS, Constant, DType, Graph, HostArray, Literal, print_graph
 from fusec.testing.case import Case
 from fusec.text import parse
 
-Array = np.ndarray[Any, Any]
 
-
-def text_of(graph: Graph) -> tuple[str, dict[str, Array]]:
+def text_of(graph: Graph) -> tuple[str, dict[str, HostArray]]:
     """Print a graph, and collect by label the constants too large for the text.
 
     `parse(text, arrays)` restores the graph.
@@ -49,7 +47,7 @@ def relabelled(graph: Graph) -> Graph:
     return copy
 
 
-def save_npz(path: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
+def save_npz(path: Path, arrays: Mapping[str, HostArray]) -> dict[str, str]:
     """Write arrays by name to an .npz file.
 
     Returns the element types that .npz cannot store, by array name. Such arrays are stored as integers of
@@ -67,10 +65,10 @@ def save_npz(path: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
     return special
 
 
-def load_npz(path: Path, special: Mapping[str, str]) -> dict[str, Array]:
+def load_npz(path: Path, special: Mapping[str, str]) -> dict[str, HostArray]:
     """Read the arrays that `save_npz` wrote."""
     with np.load(path, allow_pickle=False) as archive:
-        arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
+        arrays: dict[str, HostArray] = {name: archive[name] for name in archive.files}
     return {
         name: array.view(DType(special[name]).numpy) if name in special else array for name, array in arrays.items()
     }
@@ -92,11 +90,11 @@ def decode(data: Mapping[str, Any]) -> tuple[Graph, Case]:
     return graph, Case.from_json(data["case"], arrays)
 
 
-def _encode(array: Array) -> list[Any]:
+def _encode(array: HostArray) -> list[Any]:
     contiguous = np.ascontiguousarray(array)
     return [DType.of(array.dtype).value, list(array.shape), base64.b64encode(contiguous.tobytes()).decode()]
 
 
-def _decode(packed: list[Any]) -> Array:
+def _decode(packed: list[Any]) -> HostArray:
     dtype, shape, data = packed
     return np.frombuffer(base64.b64decode(data), DType(dtype).numpy).reshape(shape).copy()

@@ -12,16 +12,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 import fusec
 from fusec.errors import FusecError
-from fusec.ir import Constant, Graph
+from fusec.ir import Constant, Graph, HostArray
 from fusec.testing.case import Case, MismatchError, Property, Trust
-
-Array = np.ndarray[Any, Any]
 
 MISMATCH, ERROR, DIED, HUNG = "mismatch", "error", "died", "hung"
 _PACKAGE = str(Path(fusec.__file__).parent)
@@ -53,8 +48,8 @@ class Failure:
     where: str = ""
     traceback: str = ""
     oracle: str = ""
-    got: Mapping[str, Array] = field(default_factory=dict[str, Array], repr=False, compare=False)
-    want: Mapping[str, Array] = field(default_factory=dict[str, Array], repr=False, compare=False)
+    got: Mapping[str, HostArray] = field(default_factory=dict[str, HostArray], repr=False, compare=False)
+    want: Mapping[str, HostArray] = field(default_factory=dict[str, HostArray], repr=False, compare=False)
 
     @property
     def doubt(self) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 
 from fusec import __version__
 from fusec.errors import FusecError
-from fusec.ir import Graph
+from fusec.ir import Graph, HostArray
 from fusec.system import atomic_write
 from fusec.system.untrusted import read_json
 from fusec.testing.case import Case
@@ -32,8 +32,6 @@ from fusec.testing.example_codec import load_npz, save_npz, text_of
 from fusec.testing.failure import Failure, SkippedError, attempt, ops_of, signature
 from fusec.testing.resolve import absolute, property_of
 from fusec.text import parse
-
-Array = np.ndarray[Any, Any]
 
 REPLAY = """from fusec.testing.findings import replay
 
@@ -189,7 +187,7 @@ def load(folder: Path) -> Finding:
     """
     try:
         data = read_json((folder / "finding.json").read_text(encoding="utf-8"))
-        tables: dict[str, dict[str, Array]] = {
+        tables: dict[str, dict[str, HostArray]] = {
             name: load_npz(folder / f"{name}.npz", data["element_types"].get(name, {}))
             for name in ("weights", "inputs", "got", "expected")
             if (folder / f"{name}.npz").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from fusec.execution.shared_weights import SharedWeights, layout
 from fusec.execution.step_binding import Constants
 from fusec.ir import Constant, DType, Graph, Literal, TensorType
+from fusec.lowering.packing import pack
 
 
 def test_an_array_is_prepared_once_for_each_memory_order() -> None:
@@ -33,7 +35,7 @@ def test_an_array_is_prepared_once_for_each_memory_order() -> None:
 def test_dims_in_pieces_are_another_array() -> None:
     """In rows they are the same one; in an order of their pieces they lie as these are ordered."""
     array = np.arange(24, dtype=np.float32).reshape(4, 6)
-    constants, literal = Constants(np, SharedWeights()), Literal.of(array)
+    constants, literal = Constants(SharedWeights(), partial(pack, np)), Literal.of(array)
     whole = constants(literal, TensorType((4, 6), DType.F32))
     assert constants(literal, TensorType((2, 2, 6), DType.F32)) is whole
     turned = constants(literal, TensorType((4, 2, 3), DType.F32, (1, 0, 2)))

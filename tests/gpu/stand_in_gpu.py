@@ -393,11 +393,11 @@ class Machine:
 
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
-    from fusec.gpu import backend, device_arrays, frontend_plans, host_buffers, nvrtc, warm_up
+    from fusec.gpu import backend, device_arrays, host_buffers, nvrtc, warm_up
     from fusec.gpu.autotune.cache import tuning_environment
     from fusec.gpu.autotune.plans import plan_bench
     from fusec.gpu.cublaslt import algorithms, lone_matmul
-    from fusec.gpu.cudnn.plans import plan_list
+    from fusec.gpu.cudnn.plans import frontend_plans, plan_list
     from fusec.gpu.launch import (
         cubin_function,
         cubins,
@@ -430,7 +430,6 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     for module in (full_edges, memset_nodes):  # no driver, even where that of cuDNN without a GPU is loaded
         patch(module, "driver_function", lambda name: None)
     patch(timer, "Gate", Gate)
-    patch(frontend_plans, "cudnn", cudnn)
     patch(frontend_plans, "emit", machine.emit)
     patch(plan_bench, "revive", machine.revive)
     patch(backend.CudnnBackend, "xp", cupy)

@@ -570,7 +570,7 @@ def test_parallel_steps_are_used_where_they_are_faster(
 def test_a_lock_says_whether_steps_run_side_by_side(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
 ) -> None:
-    """DescentResult out for the lock, if no call was made; then nothing is timed, of the lock or a file with it."""
+    """The lock times both orders if no call was made; later nothing is timed, with the lock or a file."""
     from fusec import driver, lockfile
     from fusec.gpu.backend import CudnnBackend
 

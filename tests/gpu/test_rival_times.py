@@ -13,7 +13,8 @@ from gpu.stand_in_gpu import Machine
 from gpu.test_backend import compiled as on_stand_in
 
 from fusec.gpu.autotune.candidates.candidate_times import StepTuning, Timers, _rivals_us, choose_steps
-from fusec.gpu.autotune.plans.plan_search import BEATEN, LOSING, RivalTimes, TuningOptions, rank_plans
+from fusec.gpu.autotune.plans.plan_search import BEATEN, RivalTimes, TuningOptions, rank_plans
+from fusec.gpu.autotune.plans.plan_timing import LOSING
 from fusec.gpu.autotune.ranked_plans import RankedPlans
 from fusec.gpu.kernels import Kernel
 from fusec.lowering.cudnn_graph import CudnnGraph

@@ -21,7 +21,8 @@ def test_the_free_memory_is_asked_for_where_a_workspace_is_no_small_part_of_it(
     free_bytes = [16 << 30, 4 << 30]
     monkeypatch.setattr(plan_bench.cupy.cuda.runtime, "memGetInfo", lambda: (free_bytes.pop(0), 1 << 37))
     context: Any = plan_bench.CudnnContext(None, None, stopwatch=None)  # type: ignore[arg-type]  # nothing is timed
-    bench = plan_bench.GpuPlanBench(context, 0)
+    no_quarantine = plan_bench.Quarantine(lambda graph, choice: None, lambda graph, choice, reason: None)
+    bench = plan_bench.GpuPlanBench(context, 0, no_quarantine, None)
     for workspace_bytes in (0, 1 << 20, 1 << 30):
         bench._require_workspace(workspace_bytes)
     assert len(free_bytes) == 1, "the first workspace asks"

@@ -36,9 +36,10 @@ def test_conv_batchnorm_relu_becomes_conv_add_relu(rng: np.random.Generator) -> 
     assert_close(evaluate(after, {"x": x})["r"], want, 1e-6)
 
 
-def test_a_pass_has_the_name_of_its_file() -> None:
+def test_a_pass_has_the_name_of_its_file_and_class() -> None:
     for step in PIPELINE:
         assert step.name == type(step).__module__.rpartition(".")[2]
+        assert step.name.replace("_", "") == type(step).__name__.lower()
 
 
 @pytest.mark.parametrize("name", RENAMED)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fusec.errors import TargetError
-from fusec.scale import devices
-from fusec.scale.devices import WorkerDevice, gpus, worker_devices
+from fusec.gpu import device
+from fusec.scale.devices import WorkerDevice, worker_devices
 
 
 class Driver:
@@ -28,7 +28,7 @@ class Driver:
 
 @pytest.fixture
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: Driver(4))
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: Driver(4))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("FUSEC_DEVICE", raising=False)
 
@@ -49,16 +49,19 @@ def test_a_worker_sees_its_own_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_names_of_visible_gpus_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: Driver(2))
-    assert gpus({"CUDA_VISIBLE_DEVICES": "5,GPU-8932f937"}) == ("5", "GPU-8932f937")
-    assert gpus({"FUSEC_DEVICE": "none"}) == ()
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: Driver(2))
+    monkeypatch.delenv("FUSEC_DEVICE", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-8932f937")
+    assert device.visible_gpus() == ("5", "GPU-8932f937")
+    monkeypatch.setenv("FUSEC_DEVICE", "none")
+    assert device.visible_gpus() == ()
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> ctypes.CDLL:
         raise OSError(name)
 
-    monkeypatch.setattr(devices.ctypes, "CDLL", missing)
+    monkeypatch.setattr(device.ctypes, "CDLL", missing)
     assert worker_devices("all") == (WorkerDevice("simulated"),)
     made = worker_devices("cpu")[0].environment(1)
     assert made["CUDA_VISIBLE_DEVICES"] == ""

@@ -14,6 +14,7 @@ from gpu.stand_in_gpu import Array, Machine, install
 from gpu.test_backend import build
 
 from fusec.errors import ExecutionError, TargetError
+from fusec.gpu import device
 from fusec.serving import choose_device
 from fusec.serving.choose_device import choose, devices_of
 from fusec.serving.server.memory.request_memory import RequestMemory
@@ -56,7 +57,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_number_hides_all_other_gpus(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setattr(choose_device, "_driver", driver(4))
+    fresh.setattr(choose_device, "cuda_driver", driver(4))
     assert choose("auto") is False
     assert choose("simulated") is True
     assert choose(2) is False
@@ -67,7 +68,7 @@ def test_a_number_hides_all_other_gpus(fresh: pytest.MonkeyPatch) -> None:
 
 
 def test_numbers_count_the_gpus_that_the_process_sees(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setattr(choose_device, "_driver", driver(8))
+    fresh.setattr(choose_device, "cuda_driver", driver(8))
     fresh.setenv("CUDA_VISIBLE_DEVICES", "5, 6")
     with pytest.raises(TargetError, match="GPU 2 was asked for, but the GPUs that this process sees are 0 to 1"):
         choose(2)
@@ -76,21 +77,21 @@ def test_numbers_count_the_gpus_that_the_process_sees(fresh: pytest.MonkeyPatch)
 
 
 def test_a_gpu_must_exist_and_be_chosen_first(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setattr(choose_device, "_driver", driver(2))
+    fresh.setattr(choose_device, "cuda_driver", driver(2))
     with pytest.raises(TargetError, match="the driver finds no such GPU"):
         choose(2)
     fresh.delenv("CUDA_VISIBLE_DEVICES")
-    fresh.setattr(choose_device, "_driver", driver(2, in_use=True))
+    fresh.setattr(choose_device, "cuda_driver", driver(2, in_use=True))
     with pytest.raises(TargetError, match="CUDA is in use in this process already"):
         choose(0)
 
 
 def test_devices_of_a_server(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setattr(choose_device, "_driver", driver(3))
+    fresh.setattr(device, "cuda_driver", driver(3))
     assert devices_of("all") == [0, 1, 2]
     assert devices_of("0,2") == [0, 2]
     assert devices_of("simulated") == ["simulated"]
-    fresh.setattr(choose_device, "_driver", lambda: None)
+    fresh.setattr(device, "cuda_driver", lambda: None)
     assert devices_of("all") == ["simulated"]
     for wrong in ("", "gpu", "1,1", "-1"):
         with pytest.raises(TargetError, match="must be all, simulated, or numbers of GPUs"):

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 
 from fusec import session
+from fusec.session.missing_names import MODULE, WITHOUT
 from fusec.session.settings import HONOURED, IGNORED
-from fusec.session.without import MODULE, WITHOUT
 
 CLASSES = ("InferenceSession", "OrtValue", "IOBinding", "SessionOptions", "RunOptions")
 # attributes of options exist on objects only

@@ -91,7 +91,7 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.delenv("FUSEC_DEVICE", raising=False)
     made = Driver()
-    monkeypatch.setattr(device, "_driver", lambda: made)
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: made)
     device._first_gpu.cache_clear()
     device._hold_context.cache_clear()
     yield made
@@ -142,7 +142,7 @@ def test_without_a_gpu_none_is_started(driver: Driver, monkeypatch: pytest.Monke
     with device.woken("auto"):
         pass
     monkeypatch.delenv("FUSEC_DEVICE")
-    monkeypatch.setattr(device, "_driver", lambda: None)
+    monkeypatch.setattr(device, "cuda_driver", lambda: None)
     with device.woken("auto"):
         pass
     assert not driver.held

@@ -1,1 +1,1 @@
-"""Ask, build and serialize cuDNN plans, in this process or in worker processes."""
+"""Ask cuDNN which graphs it runs, and build and serialize its plans, in this process or in worker processes."""

@@ -6,7 +6,6 @@ If cuDNN kills the process, the parent reads the end of the stream.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import traceback
@@ -17,44 +16,42 @@ from typing import Any
 from fusec.errors import FusecError
 from fusec.gpu.cudnn.without_driver.deviceless import INSTALL, bring_up, check_nvrtc, load_cudnn, load_nvrtc
 from fusec.gpu.device import woken
+from fusec.system.json_child import ParentPipe
 from fusec.targets.target import Target, load
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def main(name: str, device: bool) -> int:
+def main() -> None:
     """Answer questions until the input ends.
 
-    name: target to answer for
-    device: ask this machine's GPU
-
-    Each line out is one JSON object: first `ready` with the library versions, or `failed`. Then comes an answer to each
-    question, or `defect` with a traceback for an error of fusec.
+    The first line in names the `target` to answer for, and whether to ask this machine's GPU (`device`). Each line out
+    is one JSON object: first `ready` with the library versions, or `failed`. Then comes an answer to each question, or
+    `defect` with a traceback for an error of fusec.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends the input
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # because a library that prints would break the protocol
-    target = load(name)
+    pipe = ParentPipe()
+    first = json.loads(sys.stdin.readline())
+    target, device = load(first["target"]), first["device"]
     try:
-        with woken(name) if device else nullcontext():  # libraries and modules load while the context is created
+        with woken(target.name) if device else nullcontext():  # libraries and modules load while the context is created
             nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
             load_cudnn()
             version, answers = _answers(target, device)
     except ModuleNotFoundError as error:
-        out.write(json.dumps({"failed": f"{error}: {INSTALL}; or take --target cpu"}) + "\n")
-        return 2
+        pipe.tell({"failed": f"{error}: {INSTALL}; or take --target cpu"})
+        return
     except (FusecError, ImportError, OSError, RuntimeError) as error:
-        out.write(json.dumps({"failed": str(error)}) + "\n")
-        return 2
-    out.write(json.dumps({"ready": {"cudnn": version, "nvrtc": nvrtc}}) + "\n")
+        pipe.tell({"failed": str(error)})
+        return
+    pipe.tell({"ready": {"cudnn": version, "nvrtc": nvrtc}})
     for line in sys.stdin:
         try:
             question = json.loads(line)
             answer = answers[question["ask"]](question)
         except Exception:  # noqa: BLE001  # the parent raises it, with this traceback
             answer = {"defect": traceback.format_exc()}
-        out.write(json.dumps(answer) + "\n")
-    return 0
+        pipe.tell(answer)
 
 
 def _answers(target: Target, device: bool) -> tuple[int, dict[str, Answer]]:

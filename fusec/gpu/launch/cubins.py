@@ -30,7 +30,7 @@ NO_CHOICE = Choice(NVRTC, ())
 CompiledKernels = Mapping[tuple[str, str], Entry]  # by target and key of the source
 
 
-def compilers() -> int:
+def most_compilers() -> int:
     """Return how many sources are compiled at the same time, at most: three for four cores; others ask cuDNN."""
     return max(1, len(os.sched_getaffinity(0)) * 3 // 4)
 
@@ -179,7 +179,7 @@ def compiled(
     waiting: queue.SimpleQueue[CudaSource] = queue.SimpleQueue()
     for source in sorted(sources, key=lambda source: -len(source.code)):
         waiting.put(source)
-    for _ in range(min(len(sources), compilers(), processes)):
+    for _ in range(min(len(sources), most_compilers(), processes)):
         threading.Thread(
             target=_work, args=(waiting, futures, list(libraries)), name="fusec-nvrtc", daemon=True
         ).start()

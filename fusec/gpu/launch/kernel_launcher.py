@@ -18,7 +18,7 @@ import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, variants_of
 from fusec.gpu.launch.cubin_function import CubinFunction
-from fusec.gpu.launch.cubins import Cubins, compilers, source_of
+from fusec.gpu.launch.cubins import Cubins, most_compilers, source_of
 from fusec.gpu.launch.dependent_launch import DependentFunction, driver
 from fusec.gpu.launch.device_constants import DeviceConstants
 from fusec.gpu.measure.random_inputs import RandomInputs, kernels_apart
@@ -145,7 +145,7 @@ class Launcher:
         if self._cubins is not None:
             sm = compute_capability()
             self._cubins.expect(source_of(launch, sm) for _, launch in new if launch.runs_on(sm))
-        pool = ThreadPoolExecutor(min(len(new), compilers(), 16), thread_name_prefix="fusec-nvrtc")
+        pool = ThreadPoolExecutor(min(len(new), most_compilers(), 16), thread_name_prefix="fusec-nvrtc")
         for _, launch in new:
             ahead = _LOADED_AHEAD.pop(launch.entry, None)
             self._coming[launch.entry] = pool.submit(_taken_over, ahead, launch, self._cubins)

@@ -29,7 +29,7 @@ PRODUCTS = (MatMul, PackedMatMul)
 CLUSTERS = 90  # compute capability of the first GPUs with a kernel that streams weights
 
 
-class MergeProjections(Pass):
+class MergeQkv(Pass):
     """Merge products of one tensor that go to attention."""
 
     name = "merge_qkv"

@@ -16,7 +16,7 @@ from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import made_by, only_operand, single_use, substitute
 
 
-class MergeRotaryProjections(Pass):
+class MergeRotaryQkv(Pass):
     """Merge products of one tensor that go to attention, two of them through a rotary embedding."""
 
     name = "merge_rotary_qkv"

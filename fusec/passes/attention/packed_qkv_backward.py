@@ -14,7 +14,7 @@ from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import made_by, only_operand, single_use, substitute
 
 
-class DuplicateBackwardViews(Pass):
+class PackedQkvBackward(Pass):
     """Duplicate views before attention's gradients."""
 
     name = "packed_qkv_backward"

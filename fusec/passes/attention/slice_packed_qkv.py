@@ -126,7 +126,7 @@ def _before_reshape(source: Shape, shape: Shape, starts: Shape, sizes: Shape) ->
     return tuple(first), tuple(many)
 
 
-class SlicePackedProjections(RulePass):
+class SlicePackedQkv(RulePass):
     """Slice packed projections before the views of attention's operands."""
 
     name = "slice_packed_qkv"

@@ -14,7 +14,7 @@ from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 from fusec.passes.rewriting.rewriter import replace_node
 
 
-class EliminateCommonSubexpressions(Pass):
+class Cse(Pass):
     """Compute equal things once (common subexpression elimination)."""
 
     name = "cse"

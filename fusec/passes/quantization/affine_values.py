@@ -73,11 +73,9 @@ class Quantised:
     """An integer value clip(round(x * (1 / scale)) + zero, low, high).
 
     x: the float before the scale.
-    scaled: the float that is rounded.
     """
 
     x: Value
-    scaled: Value
     scale: Factors
     zero: Factors
     low: float
@@ -140,7 +138,7 @@ def quantised(node: Node, types: Sequence[DType] = BYTES) -> Quantised | None:
     low, high = max(limits["min"], float(info.min)), min(limits["max"], float(info.max))
     if low > high or low != round(low) or high != round(high) or not (scale.vector > 0).all():
         return None
-    return Quantised(x, scaled, scale, zero, low, high)
+    return Quantised(x, scale, zero, low, high)
 
 
 def _shifted(value: Value) -> tuple[Value, Factors] | None:

@@ -28,7 +28,7 @@ def fast_sums(graph: Graph, node: Node) -> Value | None:
     return graph.add(MatMul(fast_sums=True), *node.operands, before=node)
 
 
-class FastFloat8Sums(RulePass):
+class FastFp8Sums(RulePass):
     """Add products of fp8 with fewer bits on Hopper, with `rounding="fastest"` alone."""
 
     name = "fast_fp8_sums"

@@ -52,7 +52,7 @@ def float8_matmul(graph: Graph, node: Node) -> Value | None:
     return graph.add(pw("mul"), sums, scale, before=node)
 
 
-class RunInFloat8(RulePass):
+class RunInFp8(RulePass):
     """Multiply operands that are quantised to E4M3 as such, on Hopper and newer GPUs."""
 
     name = "run_in_fp8"

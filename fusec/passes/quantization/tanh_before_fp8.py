@@ -28,7 +28,7 @@ def gelu_before_fp8(graph: Graph, node: Node) -> Value | None:
     return graph.add(pw("gelu_tanh"), node.operands[0], before=node)
 
 
-class TanhBeforeFloat8(RulePass):
+class TanhBeforeFp8(RulePass):
     """Replace gelu by its tanh form where only a rounding to fp8 reads it, with `rounding="fastest"` alone."""
 
     name = "tanh_before_fp8"

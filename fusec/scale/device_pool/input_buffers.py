@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ExecutionError
+from fusec.ir import HostArray
 from fusec.scale.shared_block import Record, SharedBlock, layout, views_of
 
 POLL_S = 0.1  # between two looks at the reason why no buffer is free
 
-Array = np.ndarray[Any, Any]
 Types = Mapping[str, tuple[np.dtype[Any], Sequence[int]]]
 
 
@@ -31,11 +31,11 @@ class InputBuffers:
     def __init__(self, count: int):
         self.blocks = [SharedBlock() for _ in range(count)]
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()  # a finalizer may put into it at any moment
-        self._lent: dict[int, tuple[int, weakref.ref[Array]]] = {}  # by id of the array over a whole buffer
+        self._lent: dict[int, tuple[int, weakref.ref[HostArray]]] = {}  # by id of the array over a whole buffer
         for index in range(count):
             self._free.put(index)
 
-    def lend(self, types: Types, is_busy: Callable[[], bool]) -> dict[str, Array]:
+    def lend(self, types: Types, is_busy: Callable[[], bool]) -> dict[str, HostArray]:
         """Return arrays of these dtypes and shapes over one buffer, by name. Waits for a buffer that is free.
 
         is_busy: tells if a batch is unfinished, whose end may free a buffer.
@@ -68,7 +68,7 @@ class InputBuffers:
         del self._lent[key]
         self._free.put(index)
 
-    def place(self, array: Array) -> tuple[int, Record] | None:
+    def place(self, array: HostArray) -> tuple[int, Record] | None:
         """Return the number of the buffer that holds an array, and its record. None: it must be copied."""
         whole = array
         while isinstance(whole.base, np.ndarray):

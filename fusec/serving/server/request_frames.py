@@ -17,7 +17,6 @@ from fusec.serving.server.frames import LENGTHS
 
 ROWS = -1  # stands for the number of rows in a shape
 _NUMBER = "q"
-_BYTES = struct.calcsize(_NUMBER)
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from fusec.ir import HALVES, DType, Graph
+from fusec.ir import HALVES, DType, Graph, HostArray
 from fusec.testing.case import MismatchError
 from fusec.testing.error_bounds.montecarlo import sample
 from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples, distance
 from fusec.testing.error_bounds.random_errors import FULL
-
-Array = np.ndarray[Any, Any]
 
 FIRST, REFINED = 2, FULL + 8  # numbers of samples: at first, and before a mismatch is reported
 SUBNORMAL = 2.0**-24  # the smallest positive f16: the spacing of tiny numbers
@@ -34,13 +31,8 @@ class Allowance:
     bound: 0 means that the element must be equal; infinity means that the element is not checked.
     """
 
-    want: Array
-    bound: Array
-
-    @property
-    def left_out(self) -> float:
-        """Return the share of elements that are not checked."""
-        return float(np.isinf(self.bound).mean()) if self.bound.size else 0.0
+    want: HostArray
+    bound: HostArray
 
 
 class Allowances:
@@ -52,10 +44,11 @@ class Allowances:
     - of the dtype where a value is stored,
     - of fp32 times the square root of the length for sums (N. J. Higham, Accuracy and Stability of Numerical
       Algorithms, 2nd ed., 2.8 and 4.2),
-    - 2^-10 for operands of tf32 products. An element may differ by SAFETY times the largest observed distance. Two
-    units of itself and one unit of the root mean square of its tensor are added. Cancellation, exponentials and
-    quotients amplify the random errors as they amplify rounding. So an ill-conditioned graph gets a wide bound, and
-    other graphs do not.
+    - 2^-10 for operands of tf32 products.
+
+    An element may differ by SAFETY times the largest observed distance. Two units of itself and one unit of the root
+    mean square of its tensor are added. Cancellation, exponentials and quotients amplify the random errors as they
+    amplify rounding. So an ill-conditioned graph gets a wide bound, and other graphs do not.
 
     Small errors: a function may be flat where the error of an ill-conditioned operand is large, and steep where it is
     small. Before a mismatch is reported, eight more samples are drawn, with ever smaller errors (FULL and REDUCED).
@@ -72,7 +65,7 @@ class Allowances:
     - in an execution, the sign of an infinity that comes from the sign of a zero divisor.
     """
 
-    def __init__(self, graph: Graph, feeds: Mapping[str, Array], rounding: Rounding):
+    def __init__(self, graph: Graph, feeds: Mapping[str, HostArray], rounding: Rounding):
         self._graph = graph
         self._feeds = feeds
         self._rounding = rounding
@@ -81,14 +74,9 @@ class Allowances:
         self._known: dict[str, Allowance] = {}
 
     @cached_property
-    def want(self) -> dict[str, Array]:
+    def want(self) -> dict[str, HostArray]:
         """Return the outputs in float64."""
         return {name: s.plain for name, s in self._samples.items()}
-
-    @property
-    def left_out(self) -> float:
-        """Return the largest share of an output that is not checked."""
-        return max((self[name].left_out for name in self._samples), default=0.0)
 
     def __getitem__(self, name: str) -> Allowance:
         if name not in self._known:
@@ -109,7 +97,7 @@ class Allowances:
             self._known.clear()
 
 
-def allowed(graph: Graph, feeds: Mapping[str, Array], rounding: Rounding) -> Allowances:
+def allowed(graph: Graph, feeds: Mapping[str, HostArray], rounding: Rounding) -> Allowances:
     """Compute the allowed outputs of a graph on these inputs, for an evaluation with this rounding."""
     return Allowances(graph, feeds, rounding)
 
@@ -146,7 +134,7 @@ def _allowance(samples: Samples, rounding: Rounding, dtype: DType, safety: float
     return Allowance(want, np.where(np.isfinite(want), safety * spread + floor, np.where(spread > 0, np.inf, 0.0)))
 
 
-def compare(got: Mapping[str, Array], allowances: Sequence[Allowances], what: str, room: float = 0.0) -> None:
+def compare(got: Mapping[str, HostArray], allowances: Sequence[Allowances], what: str, room: float = 0.0) -> None:
     """Raise MismatchError unless each output is within the sum of all allowances of the first one's result.
 
     NaN must match NaN, and an infinity the same infinity, except for elements that an allowance does not check.
@@ -174,7 +162,7 @@ def compare(got: Mapping[str, Array], allowances: Sequence[Allowances], what: st
             raise MismatchError(message, {name: array}, {name: right})
 
 
-def _bound(allowances: Sequence[Allowances], name: str, room: float) -> Array:
+def _bound(allowances: Sequence[Allowances], name: str, room: float) -> HostArray:
     bound = np.sum([a[name].bound for a in allowances], axis=0)
     want = allowances[0].want[name]
     if room and want.dtype.kind == "f":
@@ -183,12 +171,12 @@ def _bound(allowances: Sequence[Allowances], name: str, room: float) -> Array:
     return bound
 
 
-def _root_mean_square(numbers: Array) -> float:
+def _root_mean_square(numbers: HostArray) -> float:
     most = float(np.abs(numbers).max(initial=0.0))  # because squares of large numbers overflow
     return most * math.sqrt(float(np.square(numbers / most).mean())) if most else 0.0
 
 
-def _describe(got: Array, want: Array, far: Array, bound: Array, wrong: Array) -> str:
+def _describe(got: HostArray, want: HostArray, far: HostArray, bound: HostArray, wrong: HostArray) -> str:
     with np.errstate(over="ignore"):
         excess = np.where(wrong, far / np.maximum(bound, 1e-300), 0.0)
     worst = np.unravel_index(int(np.argmax(excess)), wrong.shape)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any
 
 import numpy as np
 
-from fusec.ir import Constant, Graph, Node, Value
+from fusec.ir import Constant, Graph, HostArray, Node, Value
 from fusec.testing.error_bounds.op_rounding import PRODUCTS, is_move, is_single
 from fusec.testing.error_bounds.perturbed import Rounding, in_float64
-
-Array = np.ndarray[Any, Any]
 
 
 def constants_exact(graph: Graph, rounding: Rounding, half: bool) -> bool:
@@ -80,7 +77,7 @@ def folds_a_product(node: Node, constant: Set[Value]) -> bool:
     return any(all(node.operands[i] in constant for i in pair) for pair in factors)
 
 
-def _few_bits(array: Array) -> bool:
+def _few_bits(array: HostArray) -> bool:
     """Tell if every significand has at most 8 bits: products of three such numbers are exact in fp32."""
     mantissa, exponent = np.frexp(array)
     scaled = mantissa * 256

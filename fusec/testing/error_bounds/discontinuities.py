@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir import DType, Node, Op
+from fusec.ir import DType, HostArray, Node, Op
 from fusec.ops import Attention, AttentionBackward, AttentionTrain, Cast, Reduce
 from fusec.testing.error_bounds.op_rounding import FADING, PRODUCTS, is_move
 from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples
 
-Array = np.ndarray[Any, Any]
 
-
-def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding) -> Array | None:
+def flips(node: Node, operands: list[Samples], result: HostArray, rounding: Rounding) -> HostArray | None:
     """Find the elements whose result may be on the other side of a discontinuity; None if there are none.
 
     operands: exact ones with their disturbed samples.
@@ -48,7 +46,7 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     return anywhere if anywhere is not None and anywhere.any() else None
 
 
-def ties_before_odd_zero_point(node: Node, operands: list[Array]) -> Array | None:
+def ties_before_odd_zero_point(node: Node, operands: list[HostArray]) -> HostArray | None:
     """Return the step from a rounded tie to the other whole number next to it, and 0 elsewhere; None without ties.
 
     cuDNN adds the zero point of a quantisation before it rounds. An odd one changes which neighbour of a tie is even.
@@ -65,7 +63,7 @@ def _adds_odd(node: Node) -> bool:
     return any((np.mod(a.astype(np.float64), 2) == 1).any() for a in arrays)
 
 
-def _other_side(node: Node, operands: list[Samples], result: Array) -> Array | None:
+def _other_side(node: Node, operands: list[Samples], result: HostArray) -> HostArray | None:
     """Find where operands may have a label of the op that their undisturbed values do not have."""
     label = label_of(node.op)
     if label is None or all(s.exact for s in operands) or not any(v.type.dtype.is_float for v in node.operands):
@@ -83,12 +81,12 @@ def _other_side(node: Node, operands: list[Samples], result: Array) -> Array | N
     return flipped
 
 
-def _moved(x: Array, by: Array) -> Array:
+def _moved(x: HostArray, by: HostArray) -> HostArray:
     """Add `by` to numbers; a NaN that may be any number becomes an infinity."""
     return np.where(np.isnan(x) & np.isinf(by), by, x + by)
 
 
-def _zero_times_infinity(op: Op, operands: list[Samples], result: Array) -> Array | None:
+def _zero_times_infinity(op: Op, operands: list[Samples], result: HostArray) -> HostArray | None:
     """Find terms of an infinity (for a resize also NaN) and a number that is zero, or may be rounded to zero."""
     plain = [s.plain for s in operands]
     if op.name == "resize" and not is_move(op) and not np.isfinite(plain[0]).all():
@@ -104,13 +102,13 @@ def _zero_times_infinity(op: Op, operands: list[Samples], result: Array) -> Arra
     return found
 
 
-def _overflows(operand: Samples) -> Array:
+def _overflows(operand: Samples) -> HostArray:
     """Find the finite elements that overflow in a sample."""
     overflowed = np.logical_or.reduce([np.isinf(sample) for sample in operand.disturbed])
     return np.isfinite(operand.plain) & overflowed
 
 
-def _undefined_cast(op: Cast, operands: list[Samples]) -> Array | None:
+def _undefined_cast(op: Cast, operands: list[Samples]) -> HostArray | None:
     """Find casts of floats outside the integer type's range, and floats made of an uncertain integer.
 
     No standard defines the first. A rule that removes a pair of casts keeps the float, which may be NaN.
@@ -126,26 +124,26 @@ def _undefined_cast(op: Cast, operands: list[Samples]) -> Array | None:
 
 # discontinuities of ops ------------------------------------------------------------------------------------------
 
-Label = Callable[[Any, list[Array]], Array]  # a discontinuity is between two points of different labels
+Label = Callable[[Any, list[HostArray]], HostArray]  # a discontinuity is between two points of different labels
 
 
-def _side(op: Any, operands: list[Array]) -> Array:
+def _side(op: Any, operands: list[HostArray]) -> HostArray:
     return np.sign(operands[0])
 
 
-def _second_side(op: Any, operands: list[Array]) -> Array:
+def _second_side(op: Any, operands: list[HostArray]) -> HostArray:
     return np.sign(np.broadcast_arrays(*operands)[1])
 
 
-def _itself(op: Any, operands: list[Array]) -> Array:
+def _itself(op: Any, operands: list[HostArray]) -> HostArray:
     return op.reference(np, *operands)[0]
 
 
-def _between_ones(op: Any, operands: list[Array]) -> Array:
+def _between_ones(op: Any, operands: list[HostArray]) -> HostArray:
     return np.sign(operands[0] - 1) * 3 + np.sign(operands[0] + 1)
 
 
-def _power(op: Any, operands: list[Array]) -> Array:
+def _power(op: Any, operands: list[HostArray]) -> HostArray:
     x, y = operands
     return np.sign(x) + 10 * ((x < 0) & (y == np.rint(y)))
 
@@ -181,7 +179,7 @@ def label_of(op: Op) -> Label | None:
     return _LABELS.get(op.name)
 
 
-def _vanished_slope(op: Op, operands: list[Array]) -> Array | None:
+def _vanished_slope(op: Op, operands: list[HostArray]) -> HostArray | None:
     """Find where an infinite gradient is multiplied by a slope that is not zero in float64, but may be zero in fp32."""
     if op.name not in FADING or not np.isinf(operands[0]).any():
         return None
@@ -190,7 +188,7 @@ def _vanished_slope(op: Op, operands: list[Array]) -> Array | None:
     return np.isinf(loss) & (np.abs(slope) < 2.0**-20)
 
 
-def _lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:
+def _lost_in_attention(op: Op, operands: list[HostArray], result: HostArray) -> HostArray | None:
     """Find where fused attention may differ from single ops, because an operand is NaN or infinite.
 
     It masks before or after it adds, and skips blocks of masked keys. A query without keys gets zeros: only a
@@ -216,7 +214,7 @@ def _lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | 
 _HUGE = 2.0**125  # half the divisor from which CUDA's __fdividef returns zero; rounding may double it
 
 
-def _infinite_divisors(op: Op, operands: list[Array]) -> Array | None:
+def _infinite_divisors(op: Op, operands: list[HostArray]) -> HostArray | None:
     """Find divisors so large that cuDNN's division handles them as infinity."""
     if op.name not in ("div", "softsign") or operands[-1].dtype.kind != "f":
         return None
@@ -224,7 +222,7 @@ def _infinite_divisors(op: Op, operands: list[Array]) -> Array | None:
     return np.isfinite(divisor) & (np.abs(divisor) > _HUGE)
 
 
-def _visible_below_masked(op: Op, operands: list[Array]) -> Array | None:
+def _visible_below_masked(op: Op, operands: list[HostArray]) -> HostArray | None:
     """Find softmax rows in which all scores are as low as a masking number, and some are far lower.
 
     Attention reads the least number of a mask as -infinity: then only the lower score stays visible.
@@ -238,7 +236,7 @@ def _visible_below_masked(op: Op, operands: list[Array]) -> Array | None:
     return np.broadcast_to(bad, x.shape)
 
 
-def _at_zero(op: Op, operands: list[Array]) -> Array | None:
+def _at_zero(op: Op, operands: list[HostArray]) -> HostArray | None:
     """Find where the sign of a zero decides between two infinities.
 
     Neither rules nor fused kernels preserve that sign.

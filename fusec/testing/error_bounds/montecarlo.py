@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fusec.ir import HALVES, Constant, DType, Graph, Node, Op, Value
+from fusec.ir import HALVES, Constant, DType, Graph, HostArray, Node, Op, Value
 from fusec.reference import evaluate_node, keeps_number
 from fusec.testing.error_bounds.constant_folding import (
     constant_results,
@@ -39,14 +39,12 @@ from fusec.testing.error_bounds.overflow import MAX, overflow
 from fusec.testing.error_bounds.perturbed import Rounding, Samples, digits, in_float64
 from fusec.testing.error_bounds.random_errors import RandomErrors
 
-Array = np.ndarray[Any, Any]
-
 _F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines truncate
 _ROUNDS = frozenset({"add", "sub", "mul", "leaky_relu", "prelu", "leaky_relu_backward", "cast"})
 OVERFLOW = 2  # This sample overflows, as all with an even number do, and nothing that follows hides it.
 
 
-def sample(graph: Graph, feeds: Mapping[str, Array], rounding: Rounding, count: int) -> dict[str, Samples]:
+def sample(graph: Graph, feeds: Mapping[str, HostArray], rounding: Rounding, count: int) -> dict[str, Samples]:
     """Evaluate the outputs by name: once undisturbed and `count` times disturbed.
 
     The undisturbed outputs are those of `evaluate` in float64.
@@ -68,7 +66,7 @@ class _Sampler:
         self.half = any(d in HALVES for d in (*floats, self.narrowest))
         self.constants_exact = constants_exact(graph, rounding, self.half)
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Samples]:
+    def run(self, feeds: Mapping[str, HostArray]) -> dict[str, Samples]:
         values: dict[Value, Samples] = {}
         for value in self.graph.inputs:
             values[value] = self._undisturbed(in_float64(np.asarray(feeds[value.name])))
@@ -76,7 +74,7 @@ class _Sampler:
             values.update(zip(node.results, self._node(node, [values[v] for v in node.operands]), strict=True))
         return {name: values[v] for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)}
 
-    def _undisturbed(self, plain: Array) -> Samples:
+    def _undisturbed(self, plain: HostArray) -> Samples:
         return Samples(plain, [plain] * self.count)
 
     # constants -------------------------------------------------------------------------------------------
@@ -142,7 +140,7 @@ class _Sampler:
         One sample of three keeps it, since later ops may hide the replacement.
         """
         draws = np.random.default_rng((self.errors.salt, 1)).permutation(self.count) % 3
-        samples: list[Array] = []
+        samples: list[HostArray] = []
         for k, (sample, draw) in enumerate(zip(made.disturbed, draws, strict=True)):
             other = dropping_nan(op, [s.disturbed[k] for s in operands], draw == 2) if draw else None
             samples.append(sample if other is None else other)
@@ -173,7 +171,7 @@ class _Sampler:
         chosen = [wide if draw == 0 and k != OVERFLOW else stored for k, (stored, wide, draw) in enumerate(pairs)]
         return Samples(value.plain, chosen)
 
-    def _approximated(self, op: Op, operands: list[Array], made: Samples) -> Samples:
+    def _approximated(self, op: Op, operands: list[HostArray], made: Samples) -> Samples:
         """Add the error of a GPU's approximation of a function.
 
         In one sample of three, NaN and infinities become zero, because later ops on a GPU may lose them.
@@ -197,7 +195,7 @@ class _Sampler:
         folded = self.rounding.meaning and node.results[at] in self.constant
         return _F64 if wide else _F32 if folded else self.unit
 
-    def _evaluate(self, node: Node, operands: list[Array], rounded: Op | None = None) -> list[Array]:
+    def _evaluate(self, node: Node, operands: list[HostArray], rounded: Op | None = None) -> list[HostArray]:
         """Evaluate a node; rounded: its op with other attributes."""
         if keeps_number(node):
             return [operands[0].astype(np.float64, copy=False)]
@@ -230,12 +228,12 @@ class _Sampler:
             return 24, 53
         return 24, 11 if self.rounding.tensor_cores and node.op.name in PRODUCTS else 24
 
-    def _disturb(self, node: Node, operands: list[Samples], results: list[Array], exact: bool) -> list[Samples]:
+    def _disturb(self, node: Node, operands: list[Samples], results: list[HostArray], exact: bool) -> list[Samples]:
         """Evaluate the op on disturbed operands.
 
         Operands of a sum or function also get the errors made inside the op.
         """
-        rows: list[list[Array]] = []
+        rows: list[list[HostArray]] = []
         inner = 0.0 if exact else self._unit(node) * math.sqrt(sum_length(node))
         if self.rounding.meaning and node.op.name.endswith("_norm"):
             # because passes fold the parameters, and round factor and shift separately
@@ -273,7 +271,7 @@ class _Sampler:
 
     # rounding --------------------------------------------------------------------------------------------
 
-    def _rounded(self, node: Node, results: list[Samples], at: int, exact: bool, operands: list[Array]) -> Samples:
+    def _rounded(self, node: Node, results: list[Samples], at: int, exact: bool, operands: list[HostArray]) -> Samples:
         """Round the result at this place if the op is inexact, or where the number cannot be represented."""
         value, made = node.results[at], results[at]
         dtype = value.type.dtype
@@ -282,7 +280,7 @@ class _Sampler:
         stored = min(dtype, self.narrowest, key=digits) if value in self.constant else dtype
         wide = self.rounding.meaning and value not in self.constant  # computed in float64
         unit = 0.0 if wide else stored.epsilon / 2
-        mask: Array | None = None
+        mask: HostArray | None = None
         if exact:
             target = np.float32 if wide or stored is DType.F64 else stored.numpy  # f64 represents every number
             mask = np.not_equal(made.plain.astype(target).astype(np.float64), made.plain)
@@ -306,14 +304,14 @@ class _Sampler:
         unstored = made.disturbed if not wide and stored in HALVES else None
         return Samples(made.plain, samples, unstored)
 
-    def _flip(self, made: Samples, where: Array) -> Samples:
+    def _flip(self, made: Samples, where: HostArray) -> Samples:
         """Move samples to the other side of a discontinuity.
 
         Floats become NaN (NaN becomes a number), and all other types become another number. One sample of three keeps
         its side, because a later op may hide this one in the undisturbed result alone.
         """
 
-        def other_side(k: int, s: Array) -> Array:
+        def other_side(k: int, s: HostArray) -> HostArray:
             if s.dtype.kind == "f":
                 if k % 3 == 2:
                     return s
@@ -329,7 +327,7 @@ class _Sampler:
         return made.changed(other_side)
 
 
-def _steepest(plain: Array, disturbed: Array) -> Array:
+def _steepest(plain: HostArray, disturbed: HostArray) -> HostArray:
     """Return the number nearest to zero between two: there, a slope that fades on both sides is steepest.
 
     Numbers that are close together have almost the same slope: of them, the disturbed one is returned.

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir import Node, Op
+from fusec.ir import HostArray, Node, Op
 from fusec.ops import AttentionTrain, BatchNormBackward, LayerNormBackward, Reduce, Scatter
-
-Array = np.ndarray[Any, Any]
 
 # Results are elements of the operands, or their negatives, or zero.
 _MOVES = frozenset(
@@ -67,7 +65,7 @@ def is_single(op: Op) -> bool:
     return op.name in _SINGLE and all(float(np.float32(v)) == v for v in numbers)
 
 
-def is_exact(node: Node, operands: list[Array], digits: int, operand_digits: int) -> bool:
+def is_exact(node: Node, operands: list[HostArray], digits: int, operand_digits: int) -> bool:
     """Tell if a sum is exact in every order of its terms.
 
     Operands must be multiples of a power of two so small that no partial sum needs more bits.
@@ -104,8 +102,8 @@ _ADD_ONE = frozenset({"gelu", "gelu_tanh", "gelu_backward", "gelu_tanh_backward"
 
 
 def intermediate_size(
-    op: Op, lowered: bool, spelled: bool, operands: list[Array], results: list[Array], at: int
-) -> Array | None:
+    op: Op, lowered: bool, spelled: bool, operands: list[HostArray], results: list[HostArray], at: int
+) -> HostArray | None:
     """Estimate the largest intermediate number of each element, where the result may be far smaller.
 
     The logarithm of a sum of exponentials rounds a sum near 1. elu, selu and celu are lowered to exp(x) - 1. A norm's
@@ -139,8 +137,8 @@ def intermediate_size(
 
 
 def _norm_gradient_terms(
-    op: LayerNormBackward | BatchNormBackward, dy: Array, x: Array, scale: Array, *stored: Array
-) -> Array:
+    op: LayerNormBackward | BatchNormBackward, dy: HostArray, x: HostArray, scale: HostArray, *stored: HostArray
+) -> HostArray:
     """Find the size of the terms that a norm's gradient adds up for each element.
 
     The mean of dy and its share along x are at most its root mean square, also where dy itself is zero.
@@ -187,7 +185,7 @@ _APPROXIMATE: Mapping[str, tuple[float, bool]] = {
 }
 
 
-def approximation(op: Op, operands: list[Array], result: Array) -> Array | None:
+def approximation(op: Op, operands: list[HostArray], result: HostArray) -> HostArray | None:
     """Bound the error of a GPU's function by element; None for ops that are not approximated."""
     known = _APPROXIMATE.get(op.name)
     if known is None:
@@ -210,7 +208,7 @@ _SMALLEST = 2.0**-126  # positive fp32 number that is not subnormal; arithmetic 
 _EXPONENTIAL = frozenset(("swish", "mish", "gelu", "gelu_tanh", *FADING))
 
 
-def flushed(op: Op, operands: list[Array]) -> Array | None:
+def flushed(op: Op, operands: list[HostArray]) -> HostArray | None:
     """Bound the error by element if an exponential inside a function becomes zero; None for other ops.
 
     The result may be larger than the exponential: mish(-89) is -89 times a number that is subnormal in fp32.
@@ -281,7 +279,7 @@ def sum_length(node: Node) -> int:
     return max(count(node.op, [v.type.shape for v in node.operands]), 1) if count is not None else 1
 
 
-def dropping_nan(op: Op, operands: list[Array], upper: bool) -> Array | None:
+def dropping_nan(op: Op, operands: list[HostArray], upper: bool) -> HostArray | None:
     """Compute the op as cuDNN's modes do that drop NaN; None for other ops, and if nothing is NaN.
 
     A maximum or minimum gives the other operand, a clip gives a bound, and relu_backward gives the whole gradient.

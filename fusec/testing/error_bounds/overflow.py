@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from fusec.ir import DType, Node
+from fusec.ir import DType, HostArray, Node
 from fusec.ops import Pointwise
 from fusec.testing.error_bounds.op_rounding import POLES, never_zero
 from fusec.testing.error_bounds.perturbed import SAFETY, Samples
-
-Array = np.ndarray[Any, Any]
 
 MAX = {d: float(ml_dtypes.finfo(d.numpy).max) for d in DType if d.is_float}
 
 
 def overflow(
-    node: Node, plain: Array, samples: list[Array], dtype: DType | None, squares: bool, operands: list[Array]
+    node: Node,
+    plain: HostArray,
+    samples: list[HostArray],
+    dtype: DType | None,
+    squares: bool,
+    operands: list[HostArray],
 ) -> None:
     """Let every other sample overflow where storage or fp32 may overflow; the others neither over- nor underflow.
 
@@ -45,7 +47,7 @@ def overflow(
         samples[::2] = [np.full_like(s, np.nan) for s in samples[::2]]
 
 
-def _finite(node: Node, plain: Array, operands: list[Array]) -> Array | None:
+def _finite(node: Node, plain: HostArray, operands: list[HostArray]) -> HostArray | None:
     """Tell for each result of a pointwise op if its operands are finite, for other ops if all are; None if none is."""
     if isinstance(node.op, Pointwise):
         finite = np.all([np.broadcast_to(np.isfinite(x), plain.shape) for x in operands], axis=0)
@@ -54,7 +56,7 @@ def _finite(node: Node, plain: Array, operands: list[Array]) -> Array | None:
     return finite if finite.any() else None
 
 
-def _may_exceed(limit: float, plain: Array, samples: list[Array]) -> Array | None:
+def _may_exceed(limit: float, plain: HostArray, samples: list[HostArray]) -> HostArray | None:
     """Find the numbers that rounding may put beyond a limit; None if there are none."""
     most = max(float(np.fmax.reduce(np.abs(x), axis=None, initial=0.0)) for x in (plain, *samples))
     if most * (1 + 2 * SAFETY) < limit:  # samples are at most twice `most` apart

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from fusec.ir import DType
-
-Array = np.ndarray[Any, Any]
+from fusec.ir import DType, HostArray
 
 SAFETY = 8.0  # number of spreads explained by rounding, and the least distance from a discontinuity
 
@@ -44,20 +41,20 @@ class Samples:
         that is fused after this one may read these.
     """
 
-    plain: Array
-    disturbed: list[Array] = field(repr=False)
-    unstored: list[Array] | None = field(default=None, repr=False)
+    plain: HostArray
+    disturbed: list[HostArray] = field(repr=False)
+    unstored: list[HostArray] | None = field(default=None, repr=False)
 
     @property
     def exact(self) -> bool:
         return all(s is self.plain for s in self.disturbed)
 
-    def changed(self, change: Callable[[int, Array], Array]) -> Samples:
+    def changed(self, change: Callable[[int, HostArray], HostArray]) -> Samples:
         """Apply a function to each sample, stored or not; it gets the sample's number first."""
         unstored = None if self.unstored is None else [change(k, s) for k, s in enumerate(self.unstored)]
         return Samples(self.plain, [change(k, s) for k, s in enumerate(self.disturbed)], unstored)
 
-    def spread(self) -> Array:
+    def spread(self) -> HostArray:
         """Return the largest distance of a sample by element; infinite if only one of the two is finite."""
         result = np.zeros(self.plain.shape)
         for sample in self.disturbed:
@@ -65,7 +62,7 @@ class Samples:
                 np.maximum(result, distance(sample, self.plain), out=result)
         return result
 
-    def reach(self) -> tuple[Array, Array]:
+    def reach(self) -> tuple[HostArray, HostArray]:
         """Return the largest distances of a sample below and above, by element.
 
         Finite samples count on both sides, because the sign of an error is random. A sample that overflowed counts on
@@ -81,7 +78,7 @@ class Samples:
         return below, above
 
 
-def distance(a: Array, b: Array) -> Array:
+def distance(a: HostArray, b: HostArray) -> HostArray:
     """Return |a - b| by element: 0 between equal infinities or NaNs, infinite between finite and non-finite."""
     a, b = (v.astype(np.float64, copy=False) for v in (a, b))
     with np.errstate(all="ignore"):
@@ -93,7 +90,7 @@ def distance(a: Array, b: Array) -> Array:
     return result
 
 
-def in_float64(array: Array) -> Array:
+def in_float64(array: HostArray) -> HostArray:
     """Return floats in float64, and other arrays as they are."""
     return array.astype(np.float64, copy=False) if DType.of(array.dtype).is_float else array
 

@@ -6,13 +6,10 @@ Signs depend on the place of an element or on a hash of the number, so equal num
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from fusec.ir import DType
-
-Array = np.ndarray[Any, Any]
+from fusec.ir import DType, HostArray
 
 _POOL = 1 << 14
 # This number of samples have errors of full size. Each further one has errors REDUCED times those of the one before.
@@ -33,7 +30,7 @@ class RandomErrors:
         self.scales = [1.0] * min(count, FULL) + [REDUCED**j for j in range(1, count - FULL + 1)]
         self.salt = 0
 
-    def disturbed(self, x: Array, relative: float, k: int, operand: int) -> Array:
+    def disturbed(self, x: HostArray, relative: float, k: int, operand: int) -> HostArray:
         """Disturb each element of sample k by a relative error whose sign depends on the element's place.
 
         relative: the size of the error.
@@ -43,19 +40,19 @@ class RandomErrors:
             return x
         return x * (1.0 + relative * self.scales[k] * self.signs(x.shape, k * 31 + operand))
 
-    def signed(self, error: Array, place: int, k: int) -> Array:
+    def signed(self, error: HostArray, place: int, k: int) -> HostArray:
         """Return the errors of sample k, with signs that depend on the element's place."""
         return error * (self.scales[k] * self.signs(error.shape, place + k))
 
-    def signs(self, shape: tuple[int, ...], place: int) -> Array:
+    def signs(self, shape: tuple[int, ...], place: int) -> HostArray:
         """Return random signs that depend on the element's place."""
         size = math.prod(shape)
         start = (self.salt * 7919 + place * 104729) % max(_POOL - size, 1)
         return np.resize(self._random_signs[start : start + size], size).reshape(shape)
 
     def stored(
-        self, plain: Array, samples: list[Array], dtype: DType | None, relative: float, mask: Array | None
-    ) -> list[Array]:
+        self, plain: HostArray, samples: list[HostArray], dtype: DType | None, relative: float, mask: HostArray | None
+    ) -> list[HostArray]:
         """Disturb samples by a relative error whose sign is a hash of the number.
 
         Equal numbers are thus rounded in the same way.
@@ -71,7 +68,7 @@ class RandomErrors:
         tiny = (plain != 0) & (np.abs(plain) < least / relative) if least else None
         if tiny is not None and not tiny.any():
             tiny = None
-        result: list[Array] = []
+        result: list[HostArray] = []
         for k, sample in enumerate(samples):
             sign = np.where(_mixed(_mixed(mixed ^ self._key(k))) >> np.uint64(63), 1.0, -1.0) * self.scales[k]
             error = sign * relative if mask is None else sign * relative * mask
@@ -83,7 +80,7 @@ class RandomErrors:
         return np.uint64((self.salt * 1000 + k) * 0x9E3779B97F4A7C15 & (2**64 - 1))
 
 
-def _mixed(array: Array) -> Array:
+def _mixed(array: HostArray) -> HostArray:
     """Hash each element's bits (two rounds of multiplication and folding, as in MurmurHash3's finaliser)."""
     bits = array.view(np.uint64)
     bits = (bits ^ (bits >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import networkx as nx
 import numpy as np
 
 from fusec.diagnostics.verify import Check, Runner, random_feeds, verify
 from fusec.execution.compilation import Compiled
-from fusec.ir import Constant, DType, Graph, Node, Value, quote
+from fusec.ir import Constant, DType, Graph, HostArray, Node, Value, quote
 from fusec.lowering.packing import pack, unpack
 from fusec.lowering.simulator import simulate
 from fusec.passes.partition import canonical_key
@@ -30,8 +28,6 @@ from fusec.testing.properties.fixtures import (
     stored_values,
 )
 from fusec.testing.properties.reproducible import TWIN, decisions, digest
-
-Array = np.ndarray[Any, Any]
 
 
 def spellings_keep_meaning(graph: Graph, case: Case = CASE) -> None:
@@ -167,7 +163,7 @@ def _compute_in_sequence(shared: Prepared) -> None:
     values = {v.name: np.asarray(shared.feeds[v.name]) for v in graph.inputs}
     for step in shared.compiled.program.steps:
         values.update(in_float64(step.body, {v.name: values[v.name] for v in step.inputs}))
-    got: dict[str, Array] = {}
+    got: dict[str, HostArray] = {}
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         literal = value.literal
         got[name] = literal.array if literal is not None else values[value.name]
@@ -196,7 +192,7 @@ def lowered_agrees(made: LoweredStep, rounding: Rounding, run: Runner) -> None:
         if uid not in written and buffer.tobytes() != before[uid].tobytes():
             raise MismatchError(f"{what}: tensor {uid}, an input, was written")
     by_name = {v.name: v.type for v in step.outputs}
-    got: dict[str, Array] = {}
+    got: dict[str, HostArray] = {}
     for uid, name in lowered.outputs:
         first, second = (unpack(buffers[uid], by_name[name]) for buffers in runs)
         require_same_bits(what, by_name[name].dtype, name, (first, second))
@@ -207,7 +203,7 @@ def lowered_agrees(made: LoweredStep, rounding: Rounding, run: Runner) -> None:
 POISONS = ((np.nan, 77), (-3e4, -2))
 
 
-def require_same_bits(what: str, dtype: DType, name: str, runs: tuple[Array, Array]) -> None:
+def require_same_bits(what: str, dtype: DType, name: str, runs: tuple[HostArray, HostArray]) -> None:
     """Raise MismatchError if two runs over buffers with different poison have different results.
 
     A sum in no fixed order does that too, so it is a doubt, unless an element still has the poison of both runs.
@@ -225,7 +221,7 @@ def require_same_bits(what: str, dtype: DType, name: str, runs: tuple[Array, Arr
     raise MismatchError(message, {name: first}, {name: second}, trust)
 
 
-def _poisoned(made: LoweredStep, real: float, whole: int) -> dict[int, Array]:
+def _poisoned(made: LoweredStep, real: float, whole: int) -> dict[int, HostArray]:
     """Make flat buffers by uid: operands and constants packed, outputs filled with poison."""
     lowered, types = made.lowered, {v.name: v.type for v in (*made.step.inputs, *made.step.outputs)}
     packed = ((uid, pack(np, made.operands[name], types[name])) for uid, name in lowered.inputs)
@@ -236,7 +232,7 @@ def _poisoned(made: LoweredStep, real: float, whole: int) -> dict[int, Array]:
     return buffers | lowered.spare_buffers(np)
 
 
-def poisoned(count: int, dtype: DType, real: float, whole: int) -> Array:
+def poisoned(count: int, dtype: DType, real: float, whole: int) -> HostArray:
     """Make a flat buffer filled with one number, which depends on the kind of dtype.
 
     real, whole: the numbers for floats and for other types.
@@ -293,7 +289,7 @@ def _allows(right: Allowance, error: float) -> bool:
     return room >= error or (np.isnan(error) and np.isinf(room)) or not np.isfinite(right.want).all()
 
 
-def _relative(want: Array, bound: Array) -> float:
+def _relative(want: HostArray, bound: HostArray) -> float:
     """Return the largest relative L2 error that bounds by element allow."""
     want = want.astype(np.float64)
     most = float(np.abs(want).max(initial=0.0))

@@ -10,13 +10,11 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.gradients import grad
-from fusec.ir import Constant, DType, Graph, TensorType, Value, quote
+from fusec.ir import Constant, DType, Graph, HostArray, TensorType, Value, quote
 from fusec.ops import Cast, RoiAlign
 from fusec.reference import evaluate, evaluate_node
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.error_bounds.discontinuities import label_of
-
-Array = np.ndarray[Any, Any]
 
 # Central differences of a smooth function have an error of h^2 (from the third derivative) and of eps/h (from rounding:
 # 1e-10 of the terms at h = 1e-6). The function is not smooth at kinks, discontinuities and poles. Differences at two
@@ -58,7 +56,7 @@ def gradients(graph: Graph, case: Case) -> None:
         _check(source, name, wrt, feeds, rng)
 
 
-def _apart(array: Array, rng: np.random.Generator) -> Array:
+def _apart(array: HostArray, rng: np.random.Generator) -> HostArray:
     """Convert numbers to float64 and move each a little.
 
     Numbers of few bits may be equal to a bound of a clip, or several may share one maximum. The slopes to the two sides
@@ -68,7 +66,7 @@ def _apart(array: Array, rng: np.random.Generator) -> Array:
     return wide + NUDGE * (np.abs(wide) + NUDGE) * rng.uniform(-1.0, 1.0, wide.shape)
 
 
-def _check(graph: Graph, of: str, wrt: list[str], feeds: Mapping[str, Array], rng: np.random.Generator) -> None:
+def _check(graph: Graph, of: str, wrt: list[str], feeds: Mapping[str, HostArray], rng: np.random.Generator) -> None:
     shape = dict(zip(graph.output_names, graph.outputs, strict=True))[of].type.shape
     weight = rng.uniform(0.5, 1.5, shape)
     differentiated = grad(graph, of, wrt, seed=True)
@@ -83,13 +81,13 @@ def _check(graph: Graph, of: str, wrt: list[str], feeds: Mapping[str, Array], rn
 
 
 def _compare(
-    graph: Graph, of: str, weight: Array, feeds: Mapping[str, Array], along: Mapping[str, Array], found: Any
+    graph: Graph, of: str, weight: HostArray, feeds: Mapping[str, HostArray], along: Mapping[str, HostArray], found: Any
 ) -> None:
     """Compare the slope of an output along a direction with the slope that the gradients give.
 
     along: the direction, by input. Raises MismatchError.
     """
-    slopes: list[Array] = []
+    slopes: list[HostArray] = []
     here = evaluate(graph, feeds)[of]
     largest = float(np.abs(here * weight).sum())
     for h in STEPS:
@@ -117,7 +115,7 @@ def _compare(
         )
 
 
-def _jumps(graph: Graph, feeds: Mapping[str, Array], along: Mapping[str, Array]) -> bool:
+def _jumps(graph: Graph, feeds: Mapping[str, HostArray], along: Mapping[str, HostArray]) -> bool:
     """Tell if an op has a discontinuity within a step.
 
     Differences to both sides may then agree, although they are no slope.
@@ -127,10 +125,10 @@ def _jumps(graph: Graph, feeds: Mapping[str, Array], along: Mapping[str, Array])
     return any(not np.array_equal(a, b) for labels in moved for a, b in zip(here, labels, strict=True))
 
 
-def _labels(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
+def _labels(graph: Graph, feeds: Mapping[str, HostArray]) -> list[HostArray]:
     """Compute, for each op with discontinuities, the side of each element."""
-    values: dict[Value, Array] = {v: feeds[v.name] for v in graph.inputs}
-    labels: list[Array] = []
+    values: dict[Value, HostArray] = {v: feeds[v.name] for v in graph.inputs}
+    labels: list[HostArray] = []
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             operands = [values[v] for v in node.operands]
@@ -140,7 +138,7 @@ def _labels(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
     return labels
 
 
-def _finite_inside(graph: Graph, feeds: Mapping[str, Array]) -> bool:
+def _finite_inside(graph: Graph, feeds: Mapping[str, HostArray]) -> bool:
     """Tell if every intermediate value, and every slope of a single op, is finite.
 
     Zero times infinity is NaN, even if the final result is a number.
@@ -164,13 +162,13 @@ def _finite_inside(graph: Graph, feeds: Mapping[str, Array]) -> bool:
     return True
 
 
-def in_f64(graph: Graph, lift: bool) -> tuple[Graph, dict[str, Array]]:
+def in_f64(graph: Graph, lift: bool) -> tuple[Graph, dict[str, HostArray]]:
     """Copy a graph with every floating-point tensor in f64.
 
     lift: make inputs of the constants that have several elements.
     Returns the copy, and the arrays of the lifted constants by name.
     """
-    copy, lifted = Graph(graph.name), dict[str, Array]()
+    copy, lifted = Graph(graph.name), dict[str, HostArray]()
     values: dict[Value, Value] = {}
     for value in graph.inputs:
         dtype = DType.F64 if value.type.dtype.is_float else value.type.dtype

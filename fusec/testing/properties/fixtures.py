@@ -11,12 +11,11 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from fusec.execution.compilation import Compiled
-from fusec.ir import Constant, DType, Graph, Literal, Value, print_graph
+from fusec.ir import Constant, DType, Graph, HostArray, Literal, Value, print_graph
 from fusec.lower_cudnn import Lowered
 from fusec.passes import EARLY_PASSES, PIPELINE
 from fusec.passes.base import Options, Pass, run
@@ -31,8 +30,6 @@ from fusec.targets.target import load
 from fusec.testing.case import Case
 from fusec.testing.error_bounds.bounds import Allowances, allowed, execution, meaning
 from fusec.testing.properties.judges import JUDGES
-
-Array = np.ndarray[Any, Any]
 
 CASE = Case()  # the default case of properties
 
@@ -54,7 +51,7 @@ class LoweredStep:
     what: str
     step: Partition
     lowered: Lowered
-    operands: Mapping[str, Array]
+    operands: Mapping[str, HostArray]
 
 
 class Prepared:
@@ -66,7 +63,7 @@ class Prepared:
         self.fingerprint = fingerprint(graph)
 
     @cached_property
-    def feeds(self) -> dict[str, Array]:
+    def feeds(self) -> dict[str, HostArray]:
         """Return an array for each input."""
         return self.case.inputs(self.graph)
 
@@ -133,11 +130,11 @@ class Prepared:
         return allowed(graph, self.feeds, meaning(max(floats, key=lambda d: d.epsilon, default=DType.F32)))
 
     @cached_property
-    def values(self) -> dict[Value, Array]:
+    def values(self) -> dict[Value, HostArray]:
         """Return every value of the compiled graph, computed in float64 and rounded to its dtype."""
         return stored_values(self.compiled.graph, self.feeds)
 
-    def operands(self, step: Partition) -> dict[str, Array]:
+    def operands(self, step: Partition) -> dict[str, HostArray]:
         """Return the operands of a step, by name, as they are stored."""
         return {v.name: self.values[v] for v in step.inputs}
 
@@ -193,9 +190,9 @@ def fingerprint(graph: Graph) -> tuple[str, tuple[Literal, ...]]:
     return print_graph(graph), literals
 
 
-def stored_values(graph: Graph, feeds: Mapping[str, Array]) -> dict[Value, Array]:
+def stored_values(graph: Graph, feeds: Mapping[str, HostArray]) -> dict[Value, HostArray]:
     """Compute every value of a graph in float64 from stored operands, and round it to its dtype."""
-    values: dict[Value, Array] = {v: np.asarray(feeds[v.name]) for v in graph.inputs}
+    values: dict[Value, HostArray] = {v: np.asarray(feeds[v.name]) for v in graph.inputs}
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             wide = [values[v].astype(np.float64) if v.type.dtype.is_float else values[v] for v in node.operands]
@@ -204,7 +201,7 @@ def stored_values(graph: Graph, feeds: Mapping[str, Array]) -> dict[Value, Array
     return values
 
 
-def in_float64(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def in_float64(graph: Graph, feeds: Mapping[str, HostArray]) -> dict[str, HostArray]:
     """Evaluate a graph in float64, without NumPy's warnings."""
     with np.errstate(all="ignore"):
         return evaluate(graph, feeds, precision=DType.F64)

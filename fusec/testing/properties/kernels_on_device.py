@@ -14,7 +14,7 @@ from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.gpu.kernels import FAMILIES, Kernel
 from fusec.gpu.kernels.elementwise import scatter
-from fusec.ir import Graph, Node, TensorType, Value, quote
+from fusec.ir import Graph, HostArray, Node, TensorType, Value, quote
 from fusec.lowering.packing import pack, unpack
 from fusec.ops import Scatter
 from fusec.schedule.multi_tensor import multi_tensor_steps
@@ -26,15 +26,14 @@ from fusec.testing.properties.compiling import POISONS, poisoned, require_same_b
 from fusec.testing.properties.fixtures import CASE
 from fusec.testing.properties.on_device import leave_if_faulted, on_this_gpu
 
-Array = np.ndarray[Any, Any]
-Buffers = dict[tuple[Value, TensorType], Array]
+Buffers = dict[tuple[Value, TensorType], HostArray]
 GUARD = 64  # elements after the end of each output, which no kernel may write
 
 
 class Launches(Protocol):
     """A launcher of kernels on host arrays.
 
-    It is `fusec.gpu.launch.kernels_on_host_arrays.HostLauncher`, or a stand-in.
+    It is `fusec.gpu.host_buffers.HostLauncher`, or a stand-in.
     """
 
     xp: Any
@@ -102,13 +101,13 @@ def jobs(compiled: Compiled) -> Iterator[Job]:
             yield Job(name, graph, nodes, outputs, kernel, in_order)
 
 
-def kernel_agrees(job: Job, values: Mapping[Value, Array], rounding: Rounding, launches: Launches) -> None:
+def kernel_agrees(job: Job, values: Mapping[Value, HostArray], rounding: Rounding, launches: Launches) -> None:
     """Raise MismatchError unless a kernel writes all of its outputs, nothing else, and the right numbers.
 
     values: exact values of the graph, by which inputs and right outputs are known.
     launches: runs a kernel over buffers.
     """
-    what, results = f"{job.family}: the kernel for {job.kernel.name}", list[dict[str, Array]]()
+    what, results = f"{job.family}: the kernel for {job.kernel.name}", list[dict[str, HostArray]]()
     for poison in POISONS:
         buffers = _buffers(job, values, poison)
         before = {key: buffer.tobytes() for key, buffer in buffers.items()}
@@ -129,7 +128,7 @@ def kernel_agrees(job: Job, values: Mapping[Value, Array], rounding: Rounding, l
         compare({name: one[name] for name in body.output_names}, wanted, what)
 
 
-def _buffers(job: Job, values: Mapping[Value, Array], poison: tuple[float, int]) -> Buffers:
+def _buffers(job: Job, values: Mapping[Value, HostArray], poison: tuple[float, int]) -> Buffers:
     """Make flat buffers for a kernel's arguments: operands packed, outputs filled with poison, with a guard after."""
     buffers: Buffers = {}
     for argument in (a for launch in job.kernel.launches for a in launch.arguments):
@@ -144,7 +143,7 @@ def _buffers(job: Job, values: Mapping[Value, Array], poison: tuple[float, int])
     return buffers
 
 
-def _result(buffer: Array, value: Value, poison: tuple[float, int], what: str) -> Array:
+def _result(buffer: HostArray, value: Value, poison: tuple[float, int], what: str) -> HostArray:
     """Take an output out of its buffer.
 
     Raises MismatchError if memory between or after its elements was written.
@@ -159,6 +158,6 @@ def _result(buffer: Array, value: Value, poison: tuple[float, int], what: str) -
 
 @cache
 def _launches() -> Launches:
-    from fusec.gpu.launch.kernels_on_host_arrays import HostLauncher  # needs cupy, which only a GPU machine must have
+    from fusec.gpu.host_buffers import HostLauncher  # needs cupy, which only a GPU machine must have
 
     return HostLauncher()

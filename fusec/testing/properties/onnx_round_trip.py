@@ -11,7 +11,7 @@ import numpy as np
 from fusec import frontends
 from fusec.errors import LoweringError
 from fusec.exporters.onnx import to_onnx
-from fusec.ir import HALVES, Graph, Node
+from fusec.ir import HALVES, Graph, HostArray, Node
 from fusec.ops import NonMaxSuppression, Recurrent, Resize
 from fusec.testing.case import Case, MismatchError, Property, Trust
 from fusec.testing.error_bounds.bounds import allowed, compare, execution, meaning
@@ -20,7 +20,6 @@ from fusec.testing.properties.fixtures import CASE, in_float64, prepared
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-Array = np.ndarray[Any, Any]
 
 # Relative. Implementations compute a variance as the mean of squares minus the square of the mean, which cancels.
 NORMS, OF_NORMS = 1e-3, ("group_norm", "instance_norm", "layer_norm", "batch_norm", "rms_norm")
@@ -90,7 +89,7 @@ def onnxruntime_agrees(graph: Graph, case: Case = CASE) -> None:
         raise MismatchError(str(mismatch), got, right.want, Trust.ONNXRUNTIME) from mismatch
 
 
-def _may_be_empty(layer: Node, feeds: Mapping[str, Array]) -> bool:
+def _may_be_empty(layer: Node, feeds: Mapping[str, HostArray]) -> bool:
     """Tell if a sequence of a recurrent layer has no steps, or a length that is computed."""
     lengths = layer.operands[-1]
     if lengths.type.dtype.is_float:
@@ -123,7 +122,7 @@ def _outputs(graph: Graph) -> list[tuple[str, Any]]:
     return [(name, v.type) for name, v in zip(graph.output_names, graph.outputs, strict=True)]
 
 
-def _run(model: bytes, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+def _run(model: bytes, feeds: Mapping[str, HostArray]) -> dict[str, HostArray] | None:
     """Run a model with onnxruntime; None if it has no kernel for it."""
     import onnxruntime  # optional
 
@@ -143,7 +142,7 @@ def _run(model: bytes, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
     return {name: np.asarray(array) for name, array in zip(names, results, strict=True)}
 
 
-def _specification(model: Any, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+def _specification(model: Any, feeds: Mapping[str, HostArray]) -> dict[str, HostArray] | None:
     """Run a model with the reference evaluator of the onnx package; None if that fails."""
     from onnx.reference import ReferenceEvaluator
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from fusec.ir import Graph, Value, quote
+from fusec.ir import Graph, HostArray, Value, quote
 from fusec.lowering.packing import is_packed_as, unpack
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.schedule.aliasing import same_storage
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.error_bounds.bounds import compare
 from fusec.testing.properties.fixtures import CASE, prepared
-
-Array = np.ndarray[Any, Any]
 
 
 def executable_agrees(graph: Graph, case: Case = CASE) -> None:
@@ -50,7 +47,7 @@ def executable_agrees(graph: Graph, case: Case = CASE) -> None:
     compare(results, [shared.narrowed_meaning, shared.execution], "the executable")
 
 
-def _strided(array: Array) -> Array:
+def _strided(array: HostArray) -> HostArray:
     """Copy numbers to memory that is neither contiguous nor row-major."""
     wide = np.zeros([2 * d for d in reversed(array.shape)], array.dtype)
     view = wide[(..., *(slice(None, None, 2) for _ in array.shape))].transpose()
@@ -58,7 +55,7 @@ def _strided(array: Array) -> Array:
     return view
 
 
-def same_bits(names: Sequence[str], got: Sequence[Array], want: Sequence[Array], what: str) -> None:
+def same_bits(names: Sequence[str], got: Sequence[HostArray], want: Sequence[HostArray], what: str) -> None:
     """Raise MismatchError unless arrays are equal, bit by bit.
 
     names: names of the outputs.
@@ -85,7 +82,7 @@ class _Watched(Executable):
     It overwrites all other memory.
     """
 
-    def _execute(self, arrays: Sequence[Array | None]) -> None:
+    def _execute(self, arrays: Sequence[HostArray | None]) -> None:
         self._allocate()
         constants = {key: array.tobytes() for key, array in self._constants.arrays.items()}
         super()._execute(arrays)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 from unittest import SkipTest
 
 import numpy as np
 
 from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
-from fusec.ir import Constant, Graph, Value, quote
+from fusec.ir import Constant, Graph, HostArray, Value, quote
 from fusec.ops import Scatter
 from fusec.passes.partition import kernels_only, ordered
 from fusec.passes.partition.convexity import Wiring
@@ -23,7 +22,6 @@ from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.properties.fixtures import CASE, prepared, stored_values
 from fusec.testing.properties.running import same_bits
 
-Array = np.ndarray[Any, Any]
 ORDERS = 1  # other orders of the steps, in each kind of memory
 PLACES = 3  # elements that are computed last
 
@@ -39,7 +37,7 @@ class _Reordered(Executable):
 
     order: Sequence[int] | None = None
 
-    def _execute(self, arrays: Sequence[Array | None]) -> None:
+    def _execute(self, arrays: Sequence[HostArray | None]) -> None:
         if self.order is None:
             super()._execute(arrays)
             return
@@ -138,7 +136,7 @@ def _is_written_only(program: Program, step: Partition, old: Value, new: Value) 
 
 
 def _check_late_elements(
-    program: Program, found: Mapping[Value, Value], held: Mapping[Value, Array], rng: np.random.Generator
+    program: Program, found: Mapping[Value, Value], held: Mapping[Value, HostArray], rng: np.random.Generator
 ) -> None:
     """Check steps that write over state that they read, as a GPU may run them.
 
@@ -189,12 +187,12 @@ def _check_no_later_reads(program: Program, index: int, pairs: Mapping[Value, Va
 
 
 def _outputs(
-    program: Program, step: Partition, held: Mapping[Value, Array], changed: Mapping[Value, Array]
-) -> dict[Value, Array]:
+    program: Program, step: Partition, held: Mapping[Value, HostArray], changed: Mapping[Value, HostArray]
+) -> dict[Value, HostArray]:
     """Compute a step's outputs from operands of which some are changed, and with them their views."""
-    now: dict[Value, Array] = dict(changed)
+    now: dict[Value, HostArray] = dict(changed)
 
-    def read(value: Value) -> Array:
+    def read(value: Value) -> HostArray:
         if value not in now:
             viewed = value.node is not None and value.literal is None
             if viewed and reads(program, value) in changed:

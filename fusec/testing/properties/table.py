@@ -6,11 +6,11 @@ Each property takes a graph and a Case, and raises MismatchError if it does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
-from fusec.ir import Constant, Graph, Literal, print_graph, print_node
+from fusec.ir import Constant, Graph, HostArray, Literal, print_graph, print_node
 from fusec.passes import rules_by_pass
 from fusec.passes.base import Pass, run
 from fusec.passes.rewriting.rewriter import Rewriter, rewrite
@@ -28,7 +28,6 @@ from fusec.testing.properties.running import PROPERTIES_RUNNING
 from fusec.testing.properties.schedules import PROPERTIES_SCHEDULES
 from fusec.text import parse
 
-Array = np.ndarray[Any, Any]
 Transformation = Pass | Rewriter | Callable[[Graph], object]
 
 
@@ -125,7 +124,7 @@ def keeps_meaning(graph: Graph, transformation: Transformation | Sequence[Transf
 
 
 def _same(
-    got: Graph, source: Graph, right: Allowances, feeds: Mapping[str, Array], what: str, *more: Allowances
+    got: Graph, source: Graph, right: Allowances, feeds: Mapping[str, HostArray], what: str, *more: Allowances
 ) -> None:
     """Raise MismatchError unless a graph has the source's interface and computes what `right` allows."""
     for kind, values, others in (("input", got.inputs, source.inputs), ("output", got.outputs, source.outputs)):

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from fusec.gpu import cudnn
-from fusec.gpu.cudnn.legality.oracle import _environment
+from fusec.gpu.cudnn.legality.verdict_keys import verdict_environment
 from fusec.plans.sqlite_cache import Store
 from fusec.targets.target import load, names
 
@@ -55,7 +55,7 @@ def asked(folder: Path) -> dict[str, str]:
 @cache
 def environments() -> frozenset[str]:
     """Return what keys begin with here: one digest for each target."""
-    return frozenset(_environment(load(name), False) for name in names())
+    return frozenset(verdict_environment(load(name), False) for name in names())
 
 
 def summary() -> str:

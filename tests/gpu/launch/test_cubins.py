@@ -121,7 +121,7 @@ def test_what_is_compiled_ahead_is_taken_over_and_the_rest_is_dropped(monkeypatc
             pass
 
     monkeypatch.setattr(module.nvrtc_process, "NvrtcChild", Child)
-    monkeypatch.setattr(module, "compilers", lambda: 1)
+    monkeypatch.setattr(module, "most_compilers", lambda: 1)
     wanted = [launch(name, f"// {name}") for name in "abc"]
     others = [launch(name, f"// {name}") for name in "de"]
     newer = launch("f", "// f", "sm_100")
@@ -138,7 +138,7 @@ def test_what_is_compiled_ahead_is_taken_over_and_the_rest_is_dropped(monkeypatc
 def test_the_cores_that_this_process_may_use_bound_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
-    assert module.compilers() == 3
+    assert module.most_compilers() == 3
 
 
 class Quick:
@@ -159,7 +159,7 @@ class Quick:
 
 def test_a_process_that_has_nothing_to_do_compiles_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.nvrtc_process, "NvrtcChild", Quick)
-    monkeypatch.setattr(module, "compilers", lambda: 1)
+    monkeypatch.setattr(module, "most_compilers", lambda: 1)
     monkeypatch.setattr(module, "_IDLE", module._IdleProcesses())
     monkeypatch.setattr(Quick, "made", [])
     for libraries, processes in ((["a"], 1), (["a"], 1), (["b"], 2)):
@@ -175,7 +175,7 @@ def test_long_sources_are_compiled_first(monkeypatch: pytest.MonkeyPatch) -> Non
     asked: list[str] = []
     monkeypatch.setattr(Quick, "cubin", lambda self, code, options: asked.append(code) or b"")
     monkeypatch.setattr(module.nvrtc_process, "NvrtcChild", Quick)
-    monkeypatch.setattr(module, "compilers", lambda: 1)
+    monkeypatch.setattr(module, "most_compilers", lambda: 1)
     monkeypatch.setattr(module, "_IDLE", module._IdleProcesses())
     sources = [CudaSource("x" * length, "sm_90") for length in (2, 5, 3)]
     for each in module.compiled(sources, ["a"]).values():

@@ -176,8 +176,8 @@ def test_a_worker_that_is_gone_is_replaced(oracle: Oracle) -> None:
     plans.learn((8,), [COMPILED], choices)
     ready = plans._ready[COMPILED.key].result()
     assert ready is not None
-    ready[0]._process.kill()
-    ready[0]._process.wait()
+    ready[0]._child.kill()
+    ready[0]._child.end()
     other = batch(COMPILED, 9)
     oracle.judge([other])
     assert made(plans, [other])[other.key].blob

@@ -45,7 +45,7 @@ COMPILE_TIME: tuple[Mutant, ...] = (
     _m(
         "slow_by_one_plan",
         "tuning",
-        "gpu/autotune/plans/plan_search.py",
+        "gpu/autotune/plans/plan_timing.py",
         "min(times_us) > ABSURD * best_us",
         "max(times_us) > ABSURD * best_us",
         "one slow plan hides the fastest plan of its engine",

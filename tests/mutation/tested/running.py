@@ -411,7 +411,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "tune_unquarantined",
         "tuning",
-        "gpu/autotune/plans/plan_search.py",
+        "gpu/autotune/plans/plan_timing.py",
         "        bench.quarantine(result.graph, choice, str(error))\n        return\n",
         "        return\n",
         "a plan that fails is tried by every process",
@@ -421,7 +421,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "tune_tie",
         "tuning",
-        "gpu/autotune/plans/plan_search.py",
+        "gpu/autotune/plans/plan_timing.py",
         "(TIE if item[0].engine == BLAS else 1.0)",
         "(1.0 if item[0].engine == BLAS else TIE)",
         "a library is loaded for what cuDNN does as fast",
@@ -441,7 +441,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "tune_first_run",
         "tuning",
-        "gpu/autotune/plans/plan_search.py",
+        "gpu/autotune/plans/plan_timing.py",
         "if time_us <= max(absurd_us, ABSURD_US):",
         "if time_us <= absurd_us:",
         "a plan is given up whose first run waits for another process",
@@ -451,7 +451,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "tune_one_outlier",
         "tuning",
-        "gpu/autotune/plans/plan_search.py",
+        "gpu/autotune/plans/plan_timing.py",
         "time_us = min(again_us, _time_us(bench, result.graph, choice, plan, once=True))",
         "time_us = again_us",
         "one disturbed run makes the best plan look hopeless",

@@ -272,7 +272,7 @@ TRAINING: tuple[Mutant, ...] = (
         "alike_numbers",
         "lists of parameters",
         "schedule/multi_tensor.py",
-        "key.append((value.type.dtype, value.type.size == 1, repr(value.scalar())))",
+        "key.append((value.type.dtype, value.type.size == 1, scalar_in_source(value)))",
         "key.append((value.type.dtype, value.type.size == 1))",
         "parameters with another learning rate are updated with the first one's",
         "schedule/test_multi_tensor.py",
@@ -494,7 +494,7 @@ TRAINING: tuple[Mutant, ...] = (
     _m(
         "row_backward_uncentred",
         "training kernels",
-        "gpu/kernels/norm/layer_norm_backward.py",
+        "gpu/kernels/norm/layer_norm_backward_source.py",
         'mean = f" - sums[2] / {count}" if op.centred else ""',
         'mean = ""',
         "the gradient keeps the mean that a layer norm takes away",

@@ -16,7 +16,7 @@ from fusec.ir import Constant, DType, Graph, Literal, TensorType
 from fusec.ops import Cast, pw
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
-from fusec.passes.cleanup.cse import EliminateCommonSubexpressions
+from fusec.passes.cleanup.cse import Cse
 from fusec.passes.layout.precision import Precision
 from fusec.reference import evaluate
 from fusec.text import parse
@@ -115,7 +115,7 @@ def test_equal_casts_merge_and_unequal_ones_do_not() -> None:
     half = graph.add(pw("relu"), graph.add(Cast(DType.F16), x))  # the model's own cast, as Precision's
     wide = graph.add(pw("neg"), graph.add(Cast(DType.F32), half))
     graph.set_outputs([graph.add(pw("add"), wide, graph.add(pw("abs"), x)), graph.add(Cast(DType.BF16), x)])
-    run((Precision(), EliminateCommonSubexpressions()), graph, Options("fp16"))
+    run((Precision(), Cse()), graph, Options("fp16"))
     from_x = [n.op.to for n in graph.nodes if isinstance(n.op, Cast) and n.operands[0] is x]
     assert sorted(d.value for d in from_x) == ["bf16", "f16"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +17,7 @@ from fusec.ops import Pointwise, pw
 from fusec.passes import names, rules_by_pass
 from fusec.passes.rewriting.expression import Apply, TracedTensor, subterms
 from fusec.passes.rewriting.pattern import Rule, instantiate
-from fusec.passes.rewriting.rewriter import rewrite
+from fusec.passes.rewriting.rewriter import Local, rewrite
 from fusec.reference import evaluate
 
 EQUATIONS: dict[str, Rule] = {r.name: r for known in rules_by_pass().values() for r in known if isinstance(r, Rule)}
@@ -58,6 +60,14 @@ def left_side(rule: Rule, dtype: DType, rng: np.random.Generator) -> Graph:
 
 def in_f64(rule: Rule, rng: np.random.Generator) -> Graph:
     return left_side(rule, DType.F64, rng)
+
+
+def test_every_rule_is_in_a_pass() -> None:
+    """A rule that no pass lists would never be applied."""
+    applied = {id(rule) for known in rules_by_pass().values() for rule in known}
+    modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(fusec.passes.__path__, "fusec.passes.")]
+    rules = [each for module in modules for each in vars(module).values() if isinstance(each, Rule | Local)]
+    assert not {rule.name for rule in rules if id(rule) not in applied}
 
 
 @pytest.mark.parametrize("name", EQUATIONS)

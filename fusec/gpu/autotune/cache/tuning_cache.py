@@ -50,8 +50,7 @@ class KnownChoices:
 class TuningCache:
     """Choices of plans, steps and kernel variants for one environment and tuning level."""
 
-    def __init__(self, store: PlanStore, environment: TuningEnvironment, level: str, known: KnownChoices | None = None):
-        known = known or KnownChoices()
+    def __init__(self, store: PlanStore, environment: TuningEnvironment, level: str, known: KnownChoices):
         self.plan_store = store
         self.environment = environment
         self.level = level

@@ -22,7 +22,7 @@ from fusec.gpu.autotune.step_choices import (
     step_key,
 )
 from fusec.gpu.kernels import GpuFigures, Kernel
-from fusec.gpu.sure_kernels import is_sure_kernel
+from fusec.gpu.known_faster_kernels import is_known_faster
 from fusec.ir import DType, Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -234,20 +234,20 @@ def _costs_us(offers: Offers, tuning: StepTuning, timers: Timers) -> dict[str, l
 
 
 def _losing(offers: Offers, tuning: StepTuning) -> set[str]:
-    """Return the keys of graphs of which no plan is built, because a kernel surely runs each of their steps faster."""
+    """Return the keys of graphs of which no plan is built, because kernels are known to run all their steps faster."""
     if tuning.level != "quick":
         return set()
     losing, others = set[str](), set[str]()
     for offered in offers.values():
-        is_sure = any(_is_sure(candidate, tuning.figures) for candidate, _ in offered)
+        is_beaten = any(_is_known_faster(candidate, tuning.figures) for candidate, _ in offered)
         found = {each.key for _, code in offered for each in code if isinstance(each, CudnnGraph)}
-        (losing if is_sure else others).update(found)
+        (losing if is_beaten else others).update(found)
     return losing - others
 
 
-def _is_sure(candidate: Candidate, figures: GpuFigures) -> bool:
-    """Tell if a candidate is one kernel that surely is faster than cuDNN."""
-    return len(candidate) == 1 and candidate[0].kind is Kind.KERNEL and is_sure_kernel(candidate[0].nodes, figures)
+def _is_known_faster(candidate: Candidate, figures: GpuFigures) -> bool:
+    """Tell if a candidate is one kernel that is known to be faster than cuDNN."""
+    return len(candidate) == 1 and candidate[0].kind is Kind.KERNEL and is_known_faster(candidate[0].nodes, figures)
 
 
 def _cost_us(code: Sequence[Runnable], times_us: Mapping[str, float], launch_us: float) -> float:

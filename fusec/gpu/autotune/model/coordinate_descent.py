@@ -29,16 +29,6 @@ class Contest:
     options: int
 
 
-@dataclass(frozen=True)
-class DescentResult:
-    """Options that make the whole model faster, by key, its times before and after, and how many were tried."""
-
-    options: Mapping[str, int]
-    before_us: float
-    after_us: float
-    tried: int
-
-
 class Whole(Timer, Protocol):
     """A model that can be captured and timed with any options."""
 
@@ -64,8 +54,8 @@ def contests(times_us: Mapping[str, Sequence[float]], counts: Mapping[str, int])
     return found
 
 
-def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], bool]) -> DescentResult | None:
-    """Try the options of each contest within the whole model, and take those that make it faster.
+def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], bool]) -> dict[str, int] | None:
+    """Try the options of each contest within the whole model, and return those that make it faster, by key.
 
     Returns None if the model cannot be captured as one CUDA graph.
     """
@@ -74,7 +64,6 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
         return None
     best: Run = first
     options: dict[str, int] = {}
-    tried = 0
     for contest in contests:
         for option in range(1, contest.options):
             if not goes_on():
@@ -82,11 +71,8 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
             other = whole.captured({**options, contest.key: option})
             if other is None:
                 continue
-            tried += 1
             if is_faster(other, best, whole):
                 options[contest.key], best = option, other
     rounds = list(each_round((first, best), whole, ROUNDS))
     before_us, after_us = (statistics.median(times) for times in zip(*rounds, strict=True))
-    if not options or after_us >= before_us:  # the gains were noise
-        return DescentResult({}, before_us, before_us, tried)
-    return DescentResult(options, before_us, after_us, tried)
+    return options if after_us < before_us else {}  # else the gains were noise

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from fusec.errors import ExecutionError
-from fusec.gpu.autotune.model.coordinate_descent import Contest, DescentResult, contests, descend
+from fusec.gpu.autotune.model.coordinate_descent import Contest, contests, descend
 from fusec.gpu.autotune.plans.plan_selection import PlanSelector
 from fusec.gpu.autotune.steps.step_selection import StepSelector
 from fusec.gpu.kernels import Kernel
@@ -54,8 +54,8 @@ class WholeModelTrial:
         times_us = {key: self._times_us(key) for key in self.steps_of}
         return contests(times_us, {key: len(numbers) for key, numbers in self.steps_of.items()})
 
-    def descend(self, seconds: float, run_once: Callable[[int], None]) -> DescentResult | None:
-        """Search the fastest options for some seconds: see `coordinate_descent`. None if there is no choice.
+    def descend(self, seconds: float, run_once: Callable[[int], None]) -> dict[str, int] | None:
+        """Search the fastest options, by key, for some seconds: see `coordinate_descent`. None if there is no choice.
 
         run_once: runs the model once; plans may use a workspace of as many bytes
         """

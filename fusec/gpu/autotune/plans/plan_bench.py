@@ -14,9 +14,9 @@ from fusec.errors import ExecutionError
 from fusec.gpu.autotune.ranked_plans import Offer
 from fusec.gpu.cublaslt.algorithms import Blas, BlasPlan, is_algorithm
 from fusec.gpu.cudnn.plans.built_plan import BuiltPlan, revive
+from fusec.gpu.cudnn.plans.frontend_plans import FrontendPlans
 from fusec.gpu.cudnn.plans.plan_list import DECLINED, compiles_slowly
 from fusec.gpu.cudnn.worker_processes.build_pool import BuildPool
-from fusec.gpu.frontend_plans import FrontendPlans
 from fusec.gpu.measure.random_inputs import distance, poison, random_data
 from fusec.gpu.measure.timer import Stopwatch, device_failure
 from fusec.ir import Array
@@ -58,8 +58,8 @@ class CudnnContext:
 class Quarantine:
     """Access to the plans never to use, by graph key: `reason` tells why one is in quarantine, `add` puts one there."""
 
-    reason: Callable[[str, Choice], str | None] = lambda graph, choice: None
-    add: Callable[[str, Choice, str], None] = lambda graph, choice, reason: None
+    reason: Callable[[str, Choice], str | None]
+    add: Callable[[str, Choice, str], None]
 
 
 class GpuPlanBench:
@@ -73,12 +73,12 @@ class GpuPlanBench:
         self,
         context: CudnnContext,
         footprint_bytes: int,
-        quarantine: Quarantine | None = None,
-        blas: Blas | None = None,
+        quarantine: Quarantine,
+        blas: Blas | None,
     ):
         self._context, self._blas = context, blas
         self._handle, self._stream = context.handle, context.stream
-        self._quarantine = quarantine or Quarantine()
+        self._quarantine = quarantine
         self._footprint_bytes = footprint_bytes
         self._graph: CudnnGraph | None = None
         self._frontend = FrontendPlans(context.handle, context.kernel_cache, context.plan_filter, context.build_pool)

@@ -6,9 +6,6 @@ In a worker, `graph_check` finds the answer. A graph that kills its worker is a 
 from __future__ import annotations
 
 import base64
-import hashlib
-import importlib.metadata
-import itertools
 import json
 import math
 import threading
@@ -16,28 +13,22 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from fusec.errors import TargetError
 from fusec.gpu.cudnn.legality.similar_graphs import BuiltPlans, SimilarGraphs, factor
 from fusec.gpu.cudnn.legality.verdict_json import decode, encode
-from fusec.gpu.cudnn.without_driver.deviceless import cudnn_version, nvrtc_libraries
+from fusec.gpu.cudnn.legality.verdict_keys import is_listed, lasts, verdict_environment
 from fusec.gpu.cudnn.worker_processes.worker_pool import WorkerPool
 from fusec.gpu.cudnn.worker_processes.worker_process import EndedError, WorkerDeath
 from fusec.ir import DType
-from fusec.lowering import known_bugs
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.lowering.known_bugs import deadly, misread
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import UNASKED, Legal, Plan, Refused, Verdict
 from fusec.targets.target import Target
-
-SCHEMA = 14  # of stored verdicts: raise it when their meaning changes
-# Codes that describe the state of the machine, not the graph.
-PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
 
 # The smallest graph that only a runtime-compiled engine runs. If it is refused, those engines do not work on this
 # machine, and verdicts would be wrong.
@@ -91,8 +82,8 @@ class Oracle(WorkerPool):
         self._memory: dict[str, Verdict] = {}
         self._judged: dict[Hashable, str] = {}  # by `CudnnGraph.number_free_key`: the key of a graph with a verdict
         self.plan_filter = plan_filter or PlanFilter()
-        self._proof = f"{_environment(target, device)}:{PROBE.key}"  # entry of the probe, which takes any plan
-        self._environment = _environment(target, device, self.plan_filter)
+        self._proof = f"{verdict_environment(target, device)}:{PROBE.key}"  # entry of the probe, which takes any plan
+        self._environment = verdict_environment(target, device, self.plan_filter)
         self._proof_result: Future[None] | None = None
         self._proof_epoch = 0
         # a larger graph needs a larger workspace
@@ -101,15 +92,9 @@ class Oracle(WorkerPool):
         self._assumed: dict[str, CudnnGraph] = {}  # by key of a graph assumed to be legal: the similar one
         self._asked_again: set[str] = set()
 
-    def judge(
-        self,
-        graphs: Sequence[CudnnGraph],
-        progress: Callable[[int, int], None] | None = None,
-        end: float = math.inf,
-    ) -> list[Verdict]:
+    def judge(self, graphs: Sequence[CudnnGraph], end: float = math.inf) -> list[Verdict]:
         """Return one verdict per graph, in order; equal graphs are judged once.
 
-        progress: receives (done, to ask)
         end: when to stop asking, of `time.monotonic`; the verdict of the graphs that are left is UNASKED.
             Where `close` ended the workers first, it is a refusal that says so.
         """
@@ -121,7 +106,6 @@ class Oracle(WorkerPool):
             meanwhile, self.meanwhile = self.meanwhile, None
             if meanwhile is not None:
                 meanwhile()
-            done = itertools.count(1)
             self._learn(graphs)  # from verdicts stored on disk
             rounds = [list(new.values())]
             if self._reuse_builds:
@@ -132,8 +116,6 @@ class Oracle(WorkerPool):
 
             def arrived(graph: CudnnGraph, verdict: Verdict) -> None:
                 passing[graph.number_free_key] = verdict
-                if progress is not None:
-                    progress(next(done), len(new))
 
             for some in rounds:
                 self._learn(graphs)  # from the round before
@@ -311,9 +293,9 @@ class Oracle(WorkerPool):
     def _remember(self, verdicts: Mapping[CudnnGraph, Verdict]) -> None:
         """Store verdicts in memory, and on disk those that last."""
         self._note(verdicts)
-        lasting = {g: v for g, v in verdicts.items() if _lasts(v)}
+        lasting = {g: v for g, v in verdicts.items() if lasts(v)}
         if lasting:
-            texts = {self._entry(g.key, listed=_is_listed(v)): json.dumps(encode(v)) for g, v in lasting.items()}
+            texts = {self._entry(g.key, listed=is_listed(v)): json.dumps(encode(v)) for g, v in lasting.items()}
             self._store.put(texts)
 
     def _put(self, graph: CudnnGraph, epoch: int, plan_filter: PlanFilter | None = None) -> Verdict:
@@ -349,38 +331,3 @@ class Oracle(WorkerPool):
     def _entry(self, key: str, listed: bool = False) -> str:
         """Return the key of a stored verdict. listed: of one without a build, which only some may read."""
         return f"{self._environment}{'-listed' if listed else ''}:{key}"
-
-
-def _lasts(verdict: Verdict) -> bool:
-    """Return True if a verdict holds the next time."""
-    if isinstance(verdict, Legal):
-        return True
-    return verdict.code not in PASSING and not verdict.code.startswith("FUSEC_")
-
-
-def _is_listed(verdict: Verdict) -> bool:
-    """Return True if a graph is legal because of plans that were built for others."""
-    return isinstance(verdict, Legal) and not any(plan.built for plan in verdict.plans)
-
-
-def _environment(target: Target, device: bool, plan_filter: PlanFilter | None = None) -> str:
-    """Return a digest of what a verdict depends on, apart from the graph. No wheel is loaded for it."""
-    filtered = [] if plan_filter is None or plan_filter.is_default else [plan_filter.key]
-    nvrtc = [Path(library).name for library in nvrtc_libraries()]  # the name of the builtins has the minor version
-    versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *nvrtc]
-    text = json.dumps([SCHEMA, _rules_digest(), target.digest, device, versions, *filtered])
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-@cache
-def _rules_digest() -> str:
-    """Return a digest of the rules that leave plans out, because a stored verdict holds the plans that they left."""
-    sources = sorted(Path(known_bugs.__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

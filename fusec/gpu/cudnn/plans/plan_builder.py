@@ -1,4 +1,4 @@
-"""Build plans in a worker process, and serialize them."""
+"""Build the plans that a question names, and serialize them. This runs in a worker process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import cudnn
-
 from fusec.errors import LoweringError
 from fusec.gpu.cudnn.plans.emit import emit, kernel_cache
 from fusec.gpu.cudnn.plans.engine_ids import Identity
 from fusec.gpu.cudnn.plans.error_messages import reason_of
-from fusec.gpu.cudnn.plans.plan_list import DECLINED, build, exclude_notes, list_plans, serialized
+from fusec.gpu.cudnn.plans.plan_list import DECLINED, build, create, exclude_notes, list_plans, serialized
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
 from fusec.plans.engine_numbers import DEVICE_ONLY
@@ -52,7 +50,7 @@ class PlanBuilder:
             if named is not None and wrong_plan(graph, named.engine, dict(named.knobs)) is None:
                 try:
                     pygraph = self._operation_graph(graph, all_sizes)
-                    return _built(pygraph, graph, _create(pygraph, named), named, plan_filter)
+                    return _built(pygraph, graph, create(pygraph, named), named, plan_filter)
                 except DECLINED:  # also where the frontend does not know a knob of cuDNN
                     pass
             pygraph, failed = self._operation_graph(graph, all_sizes), NONE_USABLE
@@ -122,7 +120,7 @@ class PlanBuilder:
                 continue
             try:
                 place = offered.get(choice.identity)
-                place = _create(pygraph, choice) if place is None else place
+                place = create(pygraph, choice) if place is None else place
                 plans[-1] = _built(pygraph, graph, place, choice, plan_filter)
             except DECLINED as error:
                 if choice.engine not in DEVICE_ONLY:
@@ -143,12 +141,6 @@ class PlanBuilder:
         pygraph.validate()
         pygraph.build_operation_graph()
         return pygraph
-
-
-def _create(pygraph: Any, choice: Choice) -> int:
-    """Create a plan by name, and return its place in the list."""
-    pygraph.create_execution_plan(choice.engine, {cudnn.knob_type(k): v for k, v in choice.knobs})
-    return pygraph.get_execution_plan_count() - 1
 
 
 def _choices(pygraph: Any, graph: CudnnGraph, plan_filter: PlanFilter) -> dict[int, Choice]:

@@ -1,4 +1,4 @@
-"""Build and serialize plans for a described GPU in worker processes, without a GPU or driver.
+"""Ask worker processes for the plans of a `.fusec` file, which they build for a described GPU, without one.
 
 Such a plan was read and run on an H200. Without a device cuDNN does not offer some engines. So several plans are built
 for each graph, and the device chooses the best.

@@ -1,4 +1,4 @@
-"""Build plans in worker processes.
+"""Build plans for this machine's GPU in several worker processes, while this process times other plans.
 
 A plan that is compiled at run time takes most of a second (benchmarks/compile_time/plan_builds.py) and holds Python's
 lock, so threads would not help. A worker returns the plan serialized, and this process reads it in milliseconds.

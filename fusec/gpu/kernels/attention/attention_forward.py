@@ -158,8 +158,8 @@ class AttentionSource:
     views: tuple[View, ...]
     result: Value
     written: View
-    rounding: tuple[Node, ...] = ()
-    bias: ScoreBias | None = None
+    rounding: tuple[Node, ...]
+    bias: ScoreBias | None
 
     @property
     def op(self) -> Attention:

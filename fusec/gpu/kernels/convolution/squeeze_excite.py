@@ -156,7 +156,7 @@ class SqueezeExciteSource:
 
     layers: Sequence[Layer]
     outputs: Sequence[Value]
-    splits: int = 1
+    splits: int
     begin: DepthwiseSource | None = None
 
     def launch(self) -> Launch:

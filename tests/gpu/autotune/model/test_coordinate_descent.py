@@ -68,11 +68,8 @@ def always() -> bool:
 def test_the_plan_that_makes_the_whole_faster_is_found() -> None:
     whole = Sums({"a": (100.0, 104.0, 90.0), "b": (50.0, 45.0), "c": (10.0, 10.0)})
     found = descend(whole.contests(), whole, always)
-    assert found is not None
-    assert found.options == {"a": 2, "b": 1}
-    assert found.tried == 4
-    assert found.after_us == pytest.approx(145.0, rel=0.01)
-    assert found.before_us == pytest.approx(160.0, rel=0.01)
+    assert found == {"a": 2, "b": 1}
+    assert len(whole.recordings) == 1 + 4
 
 
 @pytest.mark.parametrize(("other_us", "rounds"), [(104.0, 3), (100.5, 3), (90.0, 9)])
@@ -86,22 +83,20 @@ def test_effects_of_plans_on_each_other_are_measured() -> None:
     pairs = {frozenset({("a", 1), ("b", 0)}): 30.0}
     whole = Sums({"a": (100.0, 90.0), "b": (50.0, 45.0)}, pairs)
     found = descend(whole.contests(), whole, always)
-    assert found is not None
-    assert found.options == {"b": 1}, "a's other plan was tried with b's first one"
+    assert found == {"b": 1}, "a's other plan was tried with b's first one"
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_and_a_clock_that_drifts_change_nothing(seed: int) -> None:
     whole = Sums({"a": (100.0, 100.0, 100.0)}, noise=0.02, drift=0.001, rng=random.Random(seed))
     found = descend(whole.contests(), whole, always)
-    assert found is not None
-    assert (found.options, found.after_us) == ({}, found.before_us)
+    assert found == {}
 
 
 def test_a_clock_that_drifts_hides_no_gain() -> None:
     whole = Sums({"a": (100.0, 97.0)}, drift=0.005)
     found = descend(whole.contests(), whole, always)
-    assert found is not None and found.options == {"a": 1}
+    assert found == {"a": 1}
 
 
 def test_a_clearly_slower_option_costs_few_runs() -> None:
@@ -115,14 +110,14 @@ def test_descent_ends_with_its_time_and_keeps_its_result() -> None:
     left = iter([True, False, False, False, False])
     whole = Sums({"a": (100.0, 90.0, 80.0), "b": (50.0, 45.0)})
     found = descend(whole.contests(), whole, lambda: next(left))
-    assert found is not None
-    assert (found.options, found.tried) == ({"a": 1}, 1)
+    assert found == {"a": 1}
+    assert len(whole.recordings) == 1 + 1
 
 
 def test_a_model_that_cannot_be_recorded_is_left_alone() -> None:
     whole = Sums({"a": (100.0, 50.0, 60.0)}, refused=frozenset({("a", 1)}))
     found = descend(whole.contests(), whole, always)
-    assert found is not None and found.options == {"a": 2}
+    assert found == {"a": 2}
     assert descend([], Nothing(), always) is None
 
 
@@ -172,7 +167,7 @@ def test_a_plan_that_is_faster_within_the_model_is_chosen_and_stored(machine: Ma
     net = descent(tmp_path)
     found = net.backend.descent
     assert engines(net) == [4], "3 is no match by itself"
-    assert found.tried == 1 and found.after_us < found.before_us
+    assert len(found) == 1
     for seed in range(3):
         check(net, seed)
     machine.built.clear()
@@ -185,7 +180,7 @@ def test_nothing_changes_where_the_first_plan_is_fastest_within_the_model(machin
     machine.times_us = {7: 10.0, 4: 10.5, 3: 11.0}
     net = descent(tmp_path)
     assert engines(net) == [7]
-    assert net.backend.descent.options == {}
+    assert net.backend.descent == {}
     check(net, 1)
 
 
@@ -251,7 +246,7 @@ def test_a_kernel_that_is_faster_within_the_model_is_stored_if_it_computes_the_s
     if not agrees:
         monkeypatch.setattr(Launcher, "agree", lambda *ways: False)
     net.rehearse(net.backend.tune_whole_model)
-    assert list(net.backend.descent.options) == [kernel.key]
+    assert list(net.backend.descent) == [kernel.key]
     assert (net.backend._launcher.fastest(kernel).key != slow.key) == agrees
     assert net.backend.plans.cache.kernel_variant(kernel.key)["fastest"] == net.backend._launcher.fastest(kernel).key
     x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
@@ -306,7 +301,7 @@ def test_programs_with_state_are_tried_with_given_values(machine: Machine, tmp_p
 
     net.rehearse(choose, {"x": fresh(1)})
     assert filled == [], "only other inputs are random"
-    assert machine.captured and net.backend.descent.options
+    assert machine.captured and net.backend.descent
     with pytest.raises(ExecutionError, match="has no value"):
         net.value("x")
     net.bind(x=fresh(2))

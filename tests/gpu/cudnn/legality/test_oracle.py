@@ -20,6 +20,7 @@ from lowering.bodies import load as load_body
 
 from fusec.errors import TargetError
 from fusec.gpu.cudnn.legality import oracle as oracle_module
+from fusec.gpu.cudnn.legality import verdict_keys
 from fusec.gpu.cudnn.legality.oracle import PROBE, Oracle
 from fusec.gpu.cudnn.legality.verdict_json import decode, encode
 from fusec.gpu.cudnn.plans.plan_list import compiles_slowly
@@ -30,6 +31,7 @@ from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
 from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import UNASKED, Legal, Plan, Refused, Verdict
+from fusec.system import json_child
 from fusec.targets.target import load, names
 
 pytestmark = pytest.mark.cudnn
@@ -127,11 +129,9 @@ def test_a_plan_built_in_one_size_makes_other_sizes_legal(tmp_path: Path) -> Non
     with Oracle(load("h200"), store=store, workers=1, reuse_builds=True) as oracle:  # from what the disk holds
         oracle.judge([small])
         assert not any(plan.built for plan in legal(oracle.judge([large])[0]).plans)
-    told: list[tuple[int, int]] = []
     with Oracle(load("h200"), store=Store(tmp_path / "other.sqlite"), workers=2, reuse_builds=True) as oracle:
-        verdicts = oracle.judge([small, large, other], lambda *done: told.append(done))  # asked about together
+        verdicts = oracle.judge([small, large, other])  # asked about together
         assert not any(plan.built for verdict in verdicts for plan in legal(verdict).plans)  # a sequence of calls is
-    assert told[-1] == (3, 3) and told == sorted(told)
     with Oracle(load("h200"), store=store, workers=1) as oracle:
         assert any(plan.built for plan in legal(oracle.judge([small, large])[1]).plans)
 
@@ -303,18 +303,6 @@ def test_verdicts_are_stored_in_memory_and_on_disk(tmp_path: Path) -> None:
         assert other.asked == 2  # another target is another question
 
 
-def test_progress_counts_only_graphs_that_cudnn_is_asked_about(tmp_path: Path) -> None:
-    store = Store(tmp_path / "answers.sqlite")
-    seen: list[tuple[int, int]] = []
-    graphs = [conv("bias", filters=k) for k in (16, 32, 48)]
-    with Oracle(load("h200"), store=store, workers=2) as oracle:
-        oracle.judge(graphs, lambda done, total: seen.append((done, total)))
-        assert seen[-1] == (3, 3) and seen == sorted(set(seen)), "two that come together are reported as one"
-        count = len(seen)
-        oracle.judge(graphs, lambda done, total: seen.append((done, total)))
-        assert len(seen) == count
-
-
 def test_hazards_are_refused_without_a_worker(tmp_path: Path) -> None:
     oracle = Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"))
     verdict = refused(oracle.judge([conv_feeding_matmul()])[0])
@@ -399,7 +387,7 @@ def test_workers_start_early_only_where_nothing_was_asked(tmp_path: Path) -> Non
 
 
 def test_a_worker_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_START", "raise SystemExit('no such luck')")
+    monkeypatch.setattr(json_child, "_START", "raise SystemExit('no such luck')")
     with (
         Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle,
         pytest.raises(TargetError, match=r"no such luck.*fusec doctor"),
@@ -486,14 +474,14 @@ def test_stored_verdicts_are_of_the_rules_that_left_plans_out(tmp_path: Path, mo
     """A verdict stored before a rule was added still has the plans that the rule leaves out."""
 
     def key() -> str:
-        oracle_module._rules_digest.cache_clear()
-        return oracle_module._environment(load("h200"), False)
+        verdict_keys._rules_digest.cache_clear()
+        return verdict_keys.verdict_environment(load("h200"), False)
 
     before = key()
     assert key() == before
-    for source in Path(oracle_module.known_bugs.__file__).parent.glob("*.py"):
+    for source in Path(verdict_keys.known_bugs.__file__).parent.glob("*.py"):
         (tmp_path / source.name).write_bytes(source.read_bytes() + b"# one more rule\n")
-    monkeypatch.setattr(oracle_module.known_bugs, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(verdict_keys.known_bugs, "__file__", str(tmp_path / "__init__.py"))
     assert key() != before
     monkeypatch.undo()
     assert key() == before

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module whose worker comes up, then reads for ever and answers nothing."""
     program = """
         import sys, time
-        def main(name, device):
+        def main():
             print('{"ready": {"cudnn": 1}}', flush=True)
             time.sleep(600)
     """
@@ -47,7 +47,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def mute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module whose worker does not even come up."""
-    (tmp_path / "mute_worker.py").write_text("import time\ndef main(name, device): time.sleep(600)\n")
+    (tmp_path / "mute_worker.py").write_text("import time\ndef main(): time.sleep(600)\n")
     monkeypatch.syspath_prepend(tmp_path)
     return "mute_worker"
 
@@ -68,19 +68,9 @@ def started(action: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
     return thread, got
 
 
-def test_a_thread_that_waits_for_an_answer_wakes_when_the_worker_is_closed(
-    silent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between `register` and `select` the pipe was closed: epoll forgets it, and the thread slept for 300 s."""
-
-    class Slow(selectors.EpollSelector):
-        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            time.sleep(0.3)
-            return super().select(timeout)
-
+def test_a_thread_that_waits_for_an_answer_wakes_when_the_worker_is_closed(silent: str) -> None:
     worker = WorkerProcess(load("h200"), False, silent)
     worker.wait_ready()
-    monkeypatch.setattr(worker_process.selectors, "DefaultSelector", Slow)
     thread, got = started(lambda: worker.exchange({}))
     start = time.monotonic()
     worker.close()
@@ -140,7 +130,7 @@ def test_a_worker_dies_with_its_parent_while_it_computes(tmp_path: Path) -> None
         sys.stdin.read()
     """
     (tmp_path / "busy_worker.py").write_text(
-        'def main(name, device):\n    print(\'{"ready": {"cudnn": 1}}\', flush=True)\n    sum(range(10**12))\n'
+        'def main():\n    print(\'{"ready": {"cudnn": 1}}\', flush=True)\n    sum(range(10**12))\n'
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(worker_process.__file__).parents[4]}"}
     with subprocess.Popen(
@@ -191,10 +181,17 @@ def test_the_gpu_is_initialised_while_a_worker_loads_what_it_needs(
     monkeypatch.setattr(worker, "_answers", answers)
     for name in ("check_nvrtc", "load_nvrtc", "bring_up", "load_cudnn"):
         monkeypatch.setattr(worker, name, lambda *_: "13.0")
-    for name in ("dup", "dup2"):  # the output stays this process's
-        monkeypatch.setattr(worker.os, name, lambda *_: None)
-    monkeypatch.setattr(worker.os, "fdopen", lambda *_, **__: io.StringIO())
+    answered: list[dict[str, Any]] = []
+
+    class Pipe:
+        """The output stays this process's."""
+
+        def tell(self, message: dict[str, Any]) -> None:
+            answered.append(message)
+
+    monkeypatch.setattr(worker, "ParentPipe", Pipe)
     monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(worker.sys, "stdin", [])
-    assert worker.main("h200", device) == 0
+    monkeypatch.setattr(worker.sys, "stdin", io.StringIO(json.dumps({"target": "h200", "device": device}) + "\n"))
+    worker.main()
+    assert answered == [{"ready": {"cudnn": 1, "nvrtc": "13.0"}}]
     assert opened == (["h200", "answers"] if device else [])

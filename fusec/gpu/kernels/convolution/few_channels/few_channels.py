@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES, Kernel, with_variants
 from fusec.gpu.kernels.codegen.mma_tiles import can_follow
+from fusec.gpu.kernels.convolution.few_channels.few_channels_step import CHANNELS, FewChannels
 from fusec.gpu.kernels.convolution.few_channels.group_products import group_products
 from fusec.gpu.kernels.convolution.few_channels.pooled_products import pooled_products
-from fusec.gpu.kernels.convolution.few_channels.step import CHANNELS, FewChannels
 from fusec.gpu.kernels.convolution.few_channels.warp_products import warp_products
 from fusec.ir import Node, Value
 from fusec.ops import Conv, MaxPool, Pad

@@ -17,9 +17,9 @@ from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, Launch, by_value, ceil_div
 from fusec.gpu.kernels.codegen.mma_tiles import can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
+from fusec.gpu.kernels.convolution.few_channels.few_channels_step import CHANNELS
 from fusec.gpu.kernels.convolution.few_channels.gradient_tile import FILTERS, GROUPS, PITCH, GradientTile
 from fusec.gpu.kernels.convolution.few_channels.image_tile import OCTET, PAIR, STRIDE
-from fusec.gpu.kernels.convolution.few_channels.step import CHANNELS
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import ConvWgrad, Slice
 

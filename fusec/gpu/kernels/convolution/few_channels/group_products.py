@@ -14,6 +14,7 @@ from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import REGISTERS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, by_value, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import split_index
+from fusec.gpu.kernels.convolution.few_channels.few_channels_step import FewChannels
 from fusec.gpu.kernels.convolution.few_channels.image_tile import (
     OCTET,
     PAIR,
@@ -23,7 +24,6 @@ from fusec.gpu.kernels.convolution.few_channels.image_tile import (
     TilePlace,
     can_share_windows,
 )
-from fusec.gpu.kernels.convolution.few_channels.step import FewChannels
 
 SUMS = 64  # of a thread, at most
 TURNS = 4  # pairs of pixels that a thread loads before it stores them, at most

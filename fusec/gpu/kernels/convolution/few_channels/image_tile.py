@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, ceil_div
-from fusec.gpu.kernels.convolution.few_channels.step import FewChannels
+from fusec.gpu.kernels.convolution.few_channels.few_channels_step import FewChannels
 
 OCTET = 8  # rows, and columns, of the results of a product
 PAIR = 16  # bytes of two pixels

@@ -18,6 +18,7 @@ from fusec.gpu.kernels.codegen.byte_code import ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, by_value, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index
+from fusec.gpu.kernels.convolution.few_channels.few_channels_step import FewChannels
 from fusec.gpu.kernels.convolution.few_channels.image_tile import (
     OCTET,
     PAIR,
@@ -28,7 +29,6 @@ from fusec.gpu.kernels.convolution.few_channels.image_tile import (
     can_share_windows,
 )
 from fusec.gpu.kernels.convolution.few_channels.staged_rows import StagedRows
-from fusec.gpu.kernels.convolution.few_channels.step import FewChannels
 from fusec.ir import DType, Node
 from fusec.ops import Cast, MaxPool, Relayout
 

@@ -19,7 +19,7 @@ from fusec.gpu.kernels.codegen.gpu_figures import REGISTERS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, by_value, ceil_div
 from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS
 from fusec.gpu.kernels.codegen.pointwise_code import split_index
-from fusec.gpu.kernels.convolution.few_channels.step import CHANNELS, FewChannels
+from fusec.gpu.kernels.convolution.few_channels.few_channels_step import CHANNELS, FewChannels
 
 TAPS = 4  # of one step
 MOST_STEPS = 16  # because the filters of a warp need 8 registers a step

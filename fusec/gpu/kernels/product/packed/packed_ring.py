@@ -63,8 +63,8 @@ class PackedRing(PackedSource):
 
     stages: int
     resident: int
-    others: Sequence[Node] = ()
-    norm: Node | None = None
+    others: Sequence[Node]
+    norm: Node | None
 
     @property
     def _products(self) -> tuple[Node, ...]:

@@ -23,25 +23,25 @@ BY_ROWS = ("thin_product", "resident_weights")  # kernels of products that memor
 BY_PIXELS = "resident_filters"
 
 
-class SureKernels:
-    """A judge that asks another judge only about bodies that no kernel surely runs faster; these it proposes."""
+class KnownFasterKernels:
+    """A judge that proposes bodies where a kernel is known to be faster, and asks another judge about the rest."""
 
     def __init__(self, judge: Judge, figures: GpuFigures):
         self.inner, self._figures = judge, figures
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
-        is_sure = [self.refusal(body) is None and is_sure_kernel(tuple(body.nodes), self._figures) for body in bodies]
-        asked = [body for body, sure in zip(bodies, is_sure, strict=True) if not sure]
+        known = [self.refusal(body) is None and is_known_faster(tuple(body.nodes), self._figures) for body in bodies]
+        asked = [body for body, faster in zip(bodies, known, strict=True) if not faster]
         answers = iter(self.inner.judge(asked) if asked else ())
-        return [PROPOSED if sure else next(answers) for sure in is_sure]
+        return [PROPOSED if faster else next(answers) for faster in known]
 
     def refusal(self, body: Graph) -> Refused | None:
         """Return a refusal that is known without asking."""
         return self.inner.refusal(body) if isinstance(self.inner, RefusesItself) else None
 
 
-def is_sure_kernel(nodes: Sequence[Node], figures: GpuFigures) -> bool:
-    """Tell if a kernel runs a product of 8-bit integers surely faster than cuDNN."""
+def is_known_faster(nodes: Sequence[Node], figures: GpuFigures) -> bool:
+    """Tell if a kernel is known to run a product of 8-bit integers faster than cuDNN."""
     nodes = [node for node in nodes if node.operands]  # without constants
     products = [node for node in nodes if isinstance(node.op, PRODUCTS)]
     if len(products) != 1 or products[0].result.type.dtype is not DType.I32:

@@ -1,4 +1,4 @@
-"""Test products that a kernel surely runs faster than cuDNN: cuDNN is not asked, and builds no plan."""
+"""Test products where a kernel is known to be faster than cuDNN: cuDNN is not asked, and builds no plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowering.lowers_judge import LowersJudge
 from fusec.gpu.autotune.candidates.candidate_times import StepTuning, Timers, choose_steps
 from fusec.gpu.autotune.plans.plan_search import RivalTimes
 from fusec.gpu.kernels import Kernel
-from fusec.gpu.sure_kernels import SureKernels, is_sure_kernel
+from fusec.gpu.known_faster_kernels import KnownFasterKernels, is_known_faster
 from fusec.ir import DType, Graph
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition import partition
@@ -26,7 +26,7 @@ OFTEN_MULTIPLIED = quantised((32, 1024, 14, 14), 512)
 
 
 @pytest.mark.parametrize(
-    ("case", "sure"),
+    ("case", "faster"),
     [
         (MEMORY_BOUND, True),
         (quantised((32, 256, 28, 28), 128), True),
@@ -39,8 +39,8 @@ OFTEN_MULTIPLIED = quantised((32, 1024, 14, 14), 512)
         (windows.quantised((1, 64, 56, 56), 64), False),
     ],
 )
-def test_products_of_bytes_that_memory_bounds_are_sure(case: Case, sure: bool) -> None:
-    assert is_sure_kernel(case.nodes, FIGURES) is sure
+def test_products_of_bytes_that_memory_bounds_are_known(case: Case, faster: bool) -> None:
+    assert is_known_faster(case.nodes, FIGURES) is faster
 
 
 class Recorded:
@@ -57,7 +57,7 @@ class Recorded:
 def test_only_others_are_asked_about() -> None:
     inner = Recorded()
     bodies = [OFTEN_MULTIPLIED.graph, MEMORY_BOUND.graph]
-    assert SureKernels(inner, FIGURES).judge(bodies)[1] is PROPOSED
+    assert KnownFasterKernels(inner, FIGURES).judge(bodies)[1] is PROPOSED
     assert inner.asked == bodies[:1]
 
 

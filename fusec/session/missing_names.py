@@ -78,8 +78,8 @@ MODULE: Mapping[str, str] = {
 }
 
 
-class SaysWhy:
-    """Base of classes that say why a method of onnxruntime's class of the same name is missing."""
+class MissingNames:
+    """Base of classes whose missing methods, which onnxruntime has, raise an error with the reason."""
 
     def __getattr__(self, name: str) -> NoReturn:
         kind = type(self).__name__

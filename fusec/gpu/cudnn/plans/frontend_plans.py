@@ -10,12 +10,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import cudnn
-
 from fusec.errors import ExecutionError
 from fusec.gpu.cudnn.plans.emit import emit
 from fusec.gpu.cudnn.plans.engine_ids import Identity, identity_of
-from fusec.gpu.cudnn.plans.plan_list import DECLINED, exclude_notes, modes_of
+from fusec.gpu.cudnn.plans.plan_list import DECLINED, create, exclude_notes, is_precompiled, modes_of
 from fusec.gpu.cudnn.worker_processes.build_pool import BuildPool
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_filter import PlanFilter
@@ -47,7 +45,7 @@ class FrontendPlans:
             return
         pygraph = self._list(graph)
         for place in range(pygraph.get_execution_plan_count()):
-            yield Choice(*identity_of(pygraph, place)), _is_precompiled(pygraph, place)
+            yield Choice(*identity_of(pygraph, place)), is_precompiled(pygraph, place)
 
     def create(self, graph: CudnnGraph, choice: Choice) -> tuple[Any, int]:
         """Create a plan by its engine and knobs; return the frontend's graph, and the place of the plan in it.
@@ -58,14 +56,13 @@ class FrontendPlans:
         if graph.key not in self._created:
             self._created[graph.key] = self._operation_graph(graph, None)
         pygraph = self._created[graph.key]
-        pygraph.create_execution_plan(choice.engine, {cudnn.knob_type(k): v for k, v in choice.knobs})
+        found = pygraph, create(pygraph, choice)
         exclude_notes(pygraph, graph, self._plan_filter.deterministic)
-        found = pygraph, pygraph.get_execution_plan_count() - 1
         return self._places.setdefault((graph.key, choice.identity), found)
 
     def is_precompiled(self, graph: CudnnGraph, place: int) -> bool:
         """Tell if a plan that was created is precompiled."""
-        return _is_precompiled(self._created[graph.key], place)
+        return is_precompiled(self._created[graph.key], place)
 
     def find(self, graph: CudnnGraph, choice: Choice) -> tuple[Any, int]:
         """Return the frontend's graph, and the place in it of a plan that `plans` yielded.
@@ -118,9 +115,5 @@ class FrontendPlans:
         return pygraph
 
 
-def _is_precompiled(pygraph: Any, place: int) -> bool:
-    return cudnn.behavior_note.RUNTIME_COMPILATION not in pygraph.get_behavior_notes_for_plan_at_index(place)
-
-
 def _has_precompiled(pygraph: Any) -> bool:
-    return any(_is_precompiled(pygraph, place) for place in range(pygraph.get_execution_plan_count()))
+    return any(is_precompiled(pygraph, place) for place in range(pygraph.get_execution_plan_count()))
