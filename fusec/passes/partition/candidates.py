@@ -22,6 +22,7 @@ from fusec.ops import (
     Cast,
     ChannelSums,
     Conv,
+    Dilate,
     LayerNormBackward,
     MatMul,
     Reduce,
@@ -69,6 +70,10 @@ class Candidate:
     blocked: list[int] = field(default_factory=list[int])
 
 
+def _is_dilated(value: Value) -> bool:
+    return value.node is not None and isinstance(value.node.op, Dilate)
+
+
 class Grower:
     """Grows candidates from nodes that no step has taken yet."""
 
@@ -78,8 +83,12 @@ class Grower:
         self.free = free
         nodes = wiring.nodes
         self.pointwise = [isinstance(n.op, POINTWISE_OPS) for n in nodes]
-        # An op that cuDNN never runs would make every candidate that it joins one to refuse.
-        self.joinable = [self.pointwise[i] and n.op.name not in WITHOUT for i, n in enumerate(nodes)]
+        # An op that cuDNN never runs would make every candidate that it joins one to refuse. A kernel reads the operand
+        # of a dilate; cuDNN would read its zeros from memory.
+        self.joinable = [
+            self.pointwise[i] and n.op.name not in WITHOUT and not any(_is_dilated(v) for v in n.operands)
+            for i, n in enumerate(nodes)
+        ]
         self.type = [n.results[0].type for n in nodes]
         self.owned = self._owned()
 

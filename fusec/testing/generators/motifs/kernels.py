@@ -372,8 +372,9 @@ def batch_norm(b: RandomGraph) -> None:
 
 
 def gather_resize(b: RandomGraph) -> None:
-    """Draw a resize, a gather or a pad, with pointwise ops after it."""
-    _about(b, _image(b, b.pick([4, 8, 3]), b.pick([3, 4, 5]), b.pick([3, 4, 6])), b.pick(["resize", "gather", "pad"]))
+    """Draw a resize, a gather, a pad or a dilate, with pointwise ops after it."""
+    x = _image(b, b.pick([4, 8, 3]), b.pick([3, 4, 5]), b.pick([3, 4, 6]))
+    _about(b, x, b.pick(["resize", "gather", "pad", "dilate"]))
 
 
 def grid_sample(b: RandomGraph) -> None:
