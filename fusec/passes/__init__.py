@@ -38,6 +38,7 @@ from fusec.passes.quantization.tanh_before_fp8 import TanhBeforeFloat8
 from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
 from fusec.passes.rules.recognise_scan import RecogniseScan
+from fusec.passes.training.dilate_gradients import DilateGradients
 from fusec.passes.training.drop_zero_rows import DropZeroRows
 from fusec.passes.training.relu_mask_bits import ReluMaskBits
 from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
@@ -118,6 +119,8 @@ LATE_PASSES: tuple[Pass, ...] = (
     Rematerialise(),
     # After the last pass that recomputes values, which would compute the mask from the relu's result again.
     ReluMaskBits(),
+    # After the masks, because it follows the sum of two gradients to the norm through them.
+    DilateGradients(),
     DuplicateBackwardViews(),
     # Only where the caller asked for it, and for the ops that are left.
     DeterministicAttention(),
