@@ -40,6 +40,7 @@ from fusec.passes.rules.recognise import Recognise
 from fusec.passes.rules.recognise_scan import RecogniseScan
 from fusec.passes.training.dilate_gradients import DilateGradients
 from fusec.passes.training.drop_zero_rows import DropZeroRows
+from fusec.passes.training.norm_where_added import NormWhereAdded
 from fusec.passes.training.relu_mask_bits import ReluMaskBits
 from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
 from fusec.passes.training.rematerialise import Rematerialise
@@ -121,6 +122,8 @@ LATE_PASSES: tuple[Pass, ...] = (
     ReluMaskBits(),
     # After the masks, because it follows the sum of two gradients to the norm through them.
     DilateGradients(),
+    # After the passes that look for a relu, or recompute one, from the sum of two norms.
+    NormWhereAdded(),
     DuplicateBackwardViews(),
     # Only where the caller asked for it, and for the ops that are left.
     DeterministicAttention(),

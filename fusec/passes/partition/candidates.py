@@ -19,6 +19,7 @@ from fusec.ops import (
     STRIDED_VIEWS,
     BatchNormBackward,
     BatchNormBySums,
+    BatchNormTrain,
     Cast,
     ChannelSums,
     Conv,
@@ -111,13 +112,15 @@ class Grower:
     def _widens_stored(self, i: int) -> bool:
         """Tell if a node casts what is stored anyway, so that its reader casts instead of a second tensor in memory.
 
-        Such are 8-bit integers, which are rounded only where they are stored, and 16 bits whose range is computed.
+        Such are 8-bit integers, which are rounded only where they are stored, and 16 bits whose range is computed, or
+        the statistics of a norm.
         """
         node = self.wiring.nodes[i]
         if not isinstance(node.op, Cast):
             return False
         (x,) = node.operands
-        return x.type.dtype in BYTES or (x.type.dtype in HALVES and has_extremes(x))
+        normed = any(isinstance(user.op, (BatchNormTrain, ChannelSums)) for user in x.users)
+        return x.type.dtype in BYTES or (x.type.dtype in HALVES and (normed or has_extremes(x)))
 
     def reset(self, condensation: Condensation, free: list[bool]) -> None:
         """Start again with no node merged."""
