@@ -112,7 +112,7 @@ WITHOUT: Mapping[str, str] = {
     "packed_matmul": "a kernel of fusec reads weights of 4 and 8 bits; for cuDNN they are unpacked to floats",
     "softmax": "a reduction may not feed another op of the same cuDNN graph",
     **dict.fromkeys(("reshape", "transpose", "relayout"), "a view; it becomes strides where no copy is needed"),
-    **dict.fromkeys(("expand", "concat", "split", "slice", "pad", "gather"), _MOVES),
+    **dict.fromkeys(("expand", "concat", "split", "slice", "pad", "dilate", "gather"), _MOVES),
     "resize": "cuDNN plans no upsampling",
     **dict.fromkeys(("grid_sample", "roi_align", "roi_pool"), "cuDNN graphs cannot read at places that a tensor gives"),
     **dict.fromkeys(

@@ -13,7 +13,7 @@ from fusec.errors import LoweringError
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.exporters.onnx_emit import Export, Exporter, cast_to, formula, operator
 from fusec.ir import DType, Node, print_node
-from fusec.ops import GridSample, NonMaxSuppression, Resize, RoiAlign, RoiPool
+from fusec.ops import Dilate, GridSample, NonMaxSuppression, Resize, RoiAlign, RoiPool
 
 
 def _slice(e: Exporter, node: Node, x: str) -> str:
@@ -32,6 +32,21 @@ def _pad(e: Exporter, node: Node, x: str) -> str:
         return e.op("Identity", x)
     value = [e.number(a["value"], node)] if a["mode"] == "constant" else []
     return e.op("Pad", x, e.ints(a["pads"]), *value, mode=a["mode"])
+
+
+def _dilate(e: Exporter, node: Node, x: str) -> str:
+    """Export a dilate: pad a dim of one after each dim to its step, and then cut or pad the dims to size."""
+    op, shape = cast(Dilate, node.op), node.operands[0].type.shape
+    if not shape:
+        return e.op("Identity", x)
+    apart = [number for dim in shape for number in (dim, 1)]
+    x = e.op("Reshape", x, e.ints(apart), allowzero=1)
+    x = e.op("Pad", x, e.ints([0] * len(apart) + [more for step in op.steps for more in (0, step - 1)]))
+    whole = [dim * step for dim, step in zip(shape, op.steps, strict=True)]
+    x = e.op("Reshape", x, e.ints(whole), allowzero=1)
+    missing = [max(0, size - dim) for size, dim in zip(op.sizes, whole, strict=True)]
+    x = e.op("Pad", x, e.ints([0] * len(whole) + missing))
+    return e.op("Slice", x, e.ints([0] * len(whole)), e.ints(op.sizes))
 
 
 def _resize(e: Exporter, node: Node, x: str) -> str:
@@ -169,6 +184,7 @@ SHAPES: Mapping[str, Export] = {
     "slice": formula(_slice),
     "pad": formula(_pad),
     "gather": operator("Gather", "axis"),
+    "dilate": formula(_dilate),
     "resize": formula(_resize),
     "grid_sample": formula(_grid_sample),
     "roi_align": formula(_roi_align),

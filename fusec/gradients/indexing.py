@@ -6,7 +6,7 @@ import numpy as np
 
 from fusec.builder import Tensor
 from fusec.gradients.core import BackwardStep, Gradients, Rule, zeros
-from fusec.ops import Cumulate, Gather, LinearScan, Pad, Resize, Scatter
+from fusec.ops import Cumulate, Gather, LinearScan, Pad, Resize, Scatter, Slice
 
 
 def moveaxis(x: Tensor, source: int, target: int) -> Tensor:
@@ -185,6 +185,11 @@ def _resize(step: BackwardStep) -> Gradients:
     return dy
 
 
+def _dilate(step: BackwardStep) -> Gradients:
+    x = step.x[0]
+    return step.b.apply(Slice((0,) * x.rank, x.shape, step.op.steps), step.dy)
+
+
 def _concat(step: BackwardStep) -> Gradients:
     axis, at = step.op.axis % step.x[0].rank, 0
     parts: list[Tensor] = []
@@ -211,6 +216,7 @@ RULES: dict[str, Rule] = {
     "linear_scan": _linear_scan,
     "slice": _slice,
     "pad": _pad,
+    "dilate": _dilate,
     "resize": _resize,
     "concat": _concat,
     "split": _split,

@@ -31,7 +31,7 @@ from fusec.ops.recurrent import Recurrent
 from fusec.ops.reduction import AllFinite, Reduce, Softmax
 from fusec.ops.roi_align import RoiAlign, RoiPool
 from fusec.ops.sampling import GridSample
-from fusec.ops.shape import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
+from fusec.ops.shape import Concat, Dilate, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
 from fusec.ops.training import (
     BatchNormBackward,
     BatchNormBySums,
@@ -69,6 +69,7 @@ ALL: tuple[type[Op], ...] = (
     Split,
     Slice,
     Pad,
+    Dilate,
     Gather,
     Resize,
     GridSample,
@@ -125,6 +126,7 @@ __all__ = [
     "ConvTranspose",
     "ConvWgrad",
     "Cumulate",
+    "Dilate",
     "Expand",
     "Gather",
     "GridSample",

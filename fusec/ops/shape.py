@@ -1,4 +1,4 @@
-"""Define ops that move elements without arithmetic: reshape, transpose, concat, split, slice, pad, gather.
+"""Define ops that move elements without arithmetic: reshape, transpose, concat, split, slice, pad, dilate, gather.
 
 Shapes are concrete everywhere. Ops that compute only a shape at run time are folded on import.
 """
@@ -198,6 +198,31 @@ class Pad(Op):
             with np.errstate(all="ignore"):
                 return (xp.pad(x, widths, constant_values=x.dtype.type(self.value)),)
         return (xp.pad(x, widths, mode=self.mode),)
+
+
+@dataclass(frozen=True)
+class Dilate(Op):
+    """Put zeros between elements: element i of dim d becomes element i * steps[d] of a result of shape `sizes`."""
+
+    steps: tuple[int, ...]
+    sizes: tuple[int, ...]
+    name: ClassVar[str] = "dilate"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 1)
+        x = operands[0]
+        require(len(self.steps) == len(self.sizes) == x.rank, f"steps and sizes need {x.rank} entries each")
+        for dim, step, size in zip(x.shape, self.steps, self.sizes, strict=True):
+            require(step >= 1, f"steps {list(self.steps)}: each is at least 1")
+            last = (dim - 1) * step
+            require(dim == 0 or last < size, f"element {last} of a dim of {size}")
+        return (TensorType(self.sizes, x.dtype, x.order),)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        (x,) = operands
+        y = xp.zeros(self.sizes, x.dtype)
+        y[tuple(_range(0, dim, step) for dim, step in zip(x.shape, self.steps, strict=True))] = x
+        return (y,)
 
 
 def fills(dtype: DType, value: float) -> bool:

@@ -38,7 +38,9 @@ from fusec.passes.quantization.tanh_before_fp8 import TanhBeforeFp8
 from fusec.passes.rewriting.rewriter import Rewriter
 from fusec.passes.rules.recognise import Recognise
 from fusec.passes.rules.recognise_scan import RecogniseScan
+from fusec.passes.training.dilate_gradients import DilateGradients
 from fusec.passes.training.drop_zero_rows import DropZeroRows
+from fusec.passes.training.norm_where_added import NormWhereAdded
 from fusec.passes.training.relu_mask_bits import ReluMaskBits
 from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
 from fusec.passes.training.rematerialise import Rematerialise
@@ -118,6 +120,10 @@ LATE_PASSES: tuple[Pass, ...] = (
     Rematerialise(),
     # After the last pass that recomputes values, which would compute the mask from the relu's result again.
     ReluMaskBits(),
+    # After the masks, because it follows the sum of two gradients to the norm through them.
+    DilateGradients(),
+    # After the passes that look for a relu, or recompute one, from the sum of two norms.
+    NormWhereAdded(),
     PackedQkvBackward(),
     # Only where the caller asked for it, and for the ops that are left.
     DeterministicAttention(),

@@ -30,6 +30,7 @@ from fusec.ops import (
     ConvTranspose,
     ConvWgrad,
     Cumulate,
+    Dilate,
     Expand,
     Gather,
     GridSample,
@@ -732,6 +733,14 @@ OTHERS: dict[str, Sequence[Case]] = {
             False,
         )
         for bins in ((3, 2), (1, 7))
+    ],
+    "dilate": [
+        Case(
+            Dilate((1, 2, 3), (2, 6, 7)),
+            ((2, 3, 3),),
+            lambda x: (np.kron(x, np.eye(1, 6, dtype=x.dtype).reshape(1, 2, 3))[..., :7],),
+            normal,
+        )
     ],
     "resize": [
         Case(

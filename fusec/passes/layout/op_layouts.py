@@ -16,6 +16,7 @@ from fusec.ops import (
     BatchNormTrain,
     Cast,
     Concat,
+    Dilate,
     GroupNorm,
     InstanceNorm,
     LayerNorm,
@@ -45,6 +46,7 @@ _FIRST_OPERAND = (
     BatchNormBySums,
     BatchNormTrain,
     Cast,
+    Dilate,
     GroupNorm,
     InstanceNorm,
     LocalResponseNorm,
@@ -60,7 +62,7 @@ _FIRST_TWO = (BatchNormBackward, MaxPoolBackward)
 LOWERED_AS_ONE = (Pointwise, Cast, InstanceNorm)
 # kernels write any order, but are fastest in the operand's
 KERNELS = (
-    *(AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize, Rotary),
+    *(AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Dilate, Pad, Resize, Rotary),
     *(BatchNormTrain, BatchNormBySums, BatchNormBackward, MaxPoolBackward),
 )
 ROW_MAJOR = (MatMul, PackedMatMul, LayerNorm, RmsNorm, LayerNormBackward)  # cuDNN and the kernel write rows

@@ -19,9 +19,11 @@ from fusec.ops import (
     STRIDED_VIEWS,
     BatchNormBackward,
     BatchNormBySums,
+    BatchNormTrain,
     Cast,
     ChannelSums,
     Conv,
+    Dilate,
     LayerNormBackward,
     MatMul,
     Reduce,
@@ -69,6 +71,10 @@ class Candidate:
     blocked: list[int] = field(default_factory=list[int])
 
 
+def _is_dilated(value: Value) -> bool:
+    return value.node is not None and isinstance(value.node.op, Dilate)
+
+
 class Grower:
     """Grows candidates from nodes that no step has taken yet."""
 
@@ -78,8 +84,12 @@ class Grower:
         self.free = free
         nodes = wiring.nodes
         self.pointwise = [isinstance(n.op, POINTWISE_OPS) for n in nodes]
-        # An op that cuDNN never runs would make every candidate that it joins one to refuse.
-        self.joinable = [self.pointwise[i] and n.op.name not in WITHOUT for i, n in enumerate(nodes)]
+        # An op that cuDNN never runs would make every candidate that it joins one to refuse. A kernel reads the operand
+        # of a dilate; cuDNN would read its zeros from memory.
+        self.joinable = [
+            self.pointwise[i] and n.op.name not in WITHOUT and not any(_is_dilated(v) for v in n.operands)
+            for i, n in enumerate(nodes)
+        ]
         self.type = [n.results[0].type for n in nodes]
         self.owned = self._owned()
 
@@ -102,13 +112,15 @@ class Grower:
     def _widens_stored(self, i: int) -> bool:
         """Tell if a node casts what is stored anyway, so that its reader casts instead of a second tensor in memory.
 
-        Such are 8-bit integers, which are rounded only where they are stored, and 16 bits whose range is computed.
+        Such are 8-bit integers, which are rounded only where they are stored, and 16 bits whose range is computed, or
+        the statistics of a norm.
         """
         node = self.wiring.nodes[i]
         if not isinstance(node.op, Cast):
             return False
         (x,) = node.operands
-        return x.type.dtype in BYTES or (x.type.dtype in HALVES and has_extremes(x))
+        normed = any(isinstance(user.op, (BatchNormTrain, ChannelSums)) for user in x.users)
+        return x.type.dtype in BYTES or (x.type.dtype in HALVES and (normed or has_extremes(x)))
 
     def reset(self, condensation: Condensation, free: list[bool]) -> None:
         """Start again with no node merged."""

@@ -19,6 +19,7 @@ _MOVES = frozenset(
         *("is_nan", "is_inf", "logical_not", "logical_and", "logical_or", "logical_xor"),
         *("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"),
         *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right", "top_k"),
+        "dilate",
         "non_max_suppression",
         *("random_bits", "all_finite"),
     )

@@ -12,6 +12,7 @@ from fusec.ir import DType, channels_last
 from fusec.ops import (
     Concat,
     Cumulate,
+    Dilate,
     Expand,
     Gather,
     GridSample,
@@ -44,6 +45,7 @@ def moves() -> Iterator[Row]:
             Relayout(NHWC),
             Split(1, (3, 5)),
             Slice((0, 6, 0, 1), (2, 3, 3, 2), (1, -2, 1, 2)),
+            Dilate((1, 1, 2, 3), (2, 8, 6, 10)),
         ]
         for op in ops:
             yield row(f"{op.name} {dtype.value}", op.name, [x], added(op), exact=True)

@@ -29,7 +29,7 @@ from gpu.kernels.convolution.test_resident_filters import resident_cases
 from gpu.kernels.convolution.test_split_k import few_cases as few_pixels_cases
 from gpu.kernels.convolution.test_squeeze_excite import gate_cases
 from gpu.kernels.elementwise.test_gather_resize import among_pointwise_ops as around_samples
-from gpu.kernels.elementwise.test_gather_resize import gather_cases, pad_cases, resize_cases
+from gpu.kernels.elementwise.test_gather_resize import dilate_cases, gather_cases, pad_cases, resize_cases
 from gpu.kernels.elementwise.test_multi_tensor import list_cases
 from gpu.kernels.elementwise.test_narrow_types import cases as narrow_cases
 from gpu.kernels.elementwise.test_pointwise import cast_cases, op_cases, shape_cases
@@ -37,6 +37,7 @@ from gpu.kernels.elementwise.test_relayout import among_pointwise_ops, move_case
 from gpu.kernels.elementwise.test_scatter import scatter_cases
 from gpu.kernels.elementwise.test_unaligned_copy import random_cases as unaligned_cases
 from gpu.kernels.norm.batch_norm.test_batch_norm import bit_masks, channel_cases, surrounded_channels
+from gpu.kernels.norm.batch_norm.test_batch_norm_dilated import dilated_cases
 from gpu.kernels.norm.test_group_norm import cases as group_norm_cases
 from gpu.kernels.norm.test_instance_norm import cases as instance_cases
 from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surrounded_norm_backward
@@ -116,6 +117,8 @@ def shaped_cases() -> list[Case]:
         *among_pointwise_ops(),
         *resize_cases(),
         *pad_cases(),
+        *dilate_cases(),
+        *dilated_cases(),
         *unaligned_cases(),
         *gather_cases(),
         *around_samples(),

@@ -8,9 +8,10 @@ no number.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fusec.gpu.kernels.codegen.copies_ahead import COPIED_BYTES, CopiesAhead
+from fusec.gpu.kernels.codegen.dilated import dilated_names
 from fusec.gpu.kernels.codegen.indexing import Strided, View
 from fusec.gpu.kernels.codegen.kernel import (
     BLOCK,
@@ -25,7 +26,7 @@ from fusec.gpu.kernels.codegen.kernel import (
 )
 from fusec.gpu.kernels.codegen.op_table import expression, literal, pattern
 from fusec.ir import DType, Node, Value, is_scale
-from fusec.ops import Cast, Pointwise, Relayout
+from fusec.ops import Cast, Dilate, Pointwise, Relayout
 
 BYTES = (DType.I8, DType.U8, DType.F8E4M3)  # types of quantised activations
 FLOAT8_LARGEST = 448.0  # of f8e4m3
@@ -117,6 +118,10 @@ class PointwiseCode:
 
     def apply(self, node: Node) -> None:
         """Compute the result of a node. Operands that are not known are loaded."""
+        if isinstance(node.op, Dilate):
+            (x,) = node.operands
+            self.known[node.result] = self.known[x] if x in self.known else self._load_dilated(node)
+            return
         operands = [self.get(v) for v in node.operands]
         result = node.results[0]
         if isinstance(node.op, Relayout):  # another place in memory, the same number
@@ -239,6 +244,24 @@ class PointwiseCode:
         if vector > 1 and step:
             return f"wide({pointer}[{at} + j * {step}])"
         self.head.append(f"const {compute_type(type.dtype)} {name} = wide({pointer}[{at}]);")
+        return name
+
+    def _load_dilated(self, node: Node) -> str:
+        """Load the element of a dilate's operand; where there is none, it is zero."""
+        (x,), (vector, along) = node.operands, (self.space.vector, self.space.along)
+        pointer, c_type = self.arguments.read(x), C_TYPES[x.type.dtype]
+        name = f"{self.prefix}{pointer}_{len(self.known)}"
+        if self.space.is_pack(x.type) and x.type.shape[along] == self.space.shape[along]:
+            names, there = dilated_names(node, self.space.names)
+            at = replace(self.space, names=names).offset(x.type)
+            self.head.append(f"Pack<{c_type}, {vector}> {name} = {{}};")
+            self.head.append(f"if ({there}) {name} = load_pack<{c_type}, {vector}>({pointer} + ({at}));")
+            return f"wide({name}.v[j])"
+        each = [self.space.coordinate(x.type.rank, d) if n else n for d, n in enumerate(self.space.names)]
+        names, there = dilated_names(node, each)
+        at = replace(self.space, names=names).offset(x.type)
+        kind = compute_type(x.type.dtype)
+        self.body.append(f"const {kind} {name} = {there} ? wide({pointer}[{at}]) : {kind}(0);")
         return name
 
     def _load_parts(self, name: str, pointer: str, type: Strided) -> str:

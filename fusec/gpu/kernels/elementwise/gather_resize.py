@@ -1,4 +1,4 @@
-"""Generate resize, gather and pad: each result is an element of the operand, or a weighted sum of some.
+"""Generate resize, gather, pad and dilate: each result is an element of the operand, or a weighted sum of some.
 
 Coordinates are computed at compile time, by the op itself, and are tables in the source. Pointwise ops before and after
 are fused.
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fusec.gpu.kernels.codegen.dilated import dilated_names
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
@@ -27,12 +28,12 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     widest_vector,
 )
 from fusec.ir import DType, Node, Value
-from fusec.ops import Gather, Pad, Relayout, Resize
+from fusec.ops import Dilate, Gather, Pad, Relayout, Resize
 from fusec.schedule.program import inputs_of
 
 WAVES = 4  # times as many threads as fill the GPU; more elements are turns of a thread
 MAX_TABLE = 1 << 14  # entries; the kernel does not run longer ones
-ANCHORS = (Resize, Gather, Pad)
+ANCHORS = (Resize, Gather, Pad, Dilate)
 
 
 @dataclass
@@ -86,7 +87,7 @@ class _Turns:
 
 
 def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
-    """Return the kernel of a resize, gather or pad with pointwise ops around it; None for other steps."""
+    """Return the kernel of a resize, gather, pad or dilate with pointwise ops around it; None for other steps."""
     anchors = [node for node in nodes if isinstance(node.op, ANCHORS)]
     if len(anchors) != 1 or not all(
         can_generate(n) or isinstance(n.op, Relayout) for n in nodes if n is not anchors[0]
@@ -126,7 +127,7 @@ def gather_resize(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuF
     own = [(t, x.type.rank) for t in read if t.rank <= x.type.rank]
     steps += [strides_from(t, r, source_along) for t, r in own]
     vector = widest_vector(y.type.shape[along], [*late, *(t for t, _ in own)], steps) if along >= 0 else 1
-    if along in sample.moved and along not in sample.guards:
+    if along in sample.moved and (along not in sample.guards or isinstance(anchor.op, Dilate)):
         vector = 1  # neighbours are looked up one by one
     names = tuple(f"c{d}" if d in dims else None for d in range(rank))
     threads = y.type.size // vector
@@ -224,6 +225,12 @@ def _sample(anchor: Node, arguments: Arguments) -> Sample | None:
                 sample.guards[dim] = f"p{dim} < {x.shape[dim]}u"
                 continue
             _pad_coordinate(op, dim, x.shape[dim], sample)
+        elif isinstance(op, Dilate) and (op.steps[dim] != 1 or op.sizes[dim] != x.shape[dim]):
+            sample.moved.add(dim)
+    if isinstance(op, Dilate):
+        names, there = dilated_names(anchor, sample.names)
+        sample.names, sample.fill = [name or "0" for name in names], literal(0.0 if y.dtype.is_float else 0, y.dtype)
+        sample.guards = dict.fromkeys(sorted(sample.moved)[:1], there)
     if isinstance(op, Pad) and sample.guards:
         value = np.array(op.value).astype(y.dtype.numpy)
         sample.fill = literal(float(value) if y.dtype.is_float else int(op.value), y.dtype)

@@ -33,7 +33,7 @@ def shuffle(b: RandomGraph) -> None:
 
 _MOVES = (
     *("slice", "pad", "cast", "concat", "expand", "reduce", "transpose", "reshape", "max_pool", "avg_pool"),
-    *("gather", "split", "resize"),
+    *("gather", "split", "resize", "dilate"),
 )
 
 

@@ -40,6 +40,7 @@ DRAWS: Mapping[str, Draw] = {
     "split": shapes.split,
     "slice": shapes.slice_,
     "pad": shapes.pad,
+    "dilate": shapes.dilate,
     "gather": shapes.gather,
     "resize": shapes.resize,
     "grid_sample": shapes.grid_sample,

@@ -10,6 +10,7 @@ import numpy as np
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import (
     Concat,
+    Dilate,
     Expand,
     Gather,
     GridSample,
@@ -119,6 +120,14 @@ def pad(b: RandomGraph) -> None:
     ]
     value = b.pick([0.0, 1.0, -0.5, -math.inf]) if x.type.dtype.is_float and b.chance(30) else 0.0
     b.add(Pad(tuple(pads), mode, value if mode == "constant" else 0.0), x)
+
+
+def dilate(b: RandomGraph) -> None:
+    x = b.some(lambda t: t.size <= 4096)
+    only_space = x.type.rank >= 3 and b.chance(70)
+    steps = [1 if only_space and dim < 2 else b.between(1, 3) for dim in range(x.type.rank)]
+    sizes = [(d - 1) * step + 1 + b.below(step) if d else 0 for d, step in zip(x.type.shape, steps, strict=True)]
+    b.add(Dilate(tuple(steps), tuple(sizes)), x)
 
 
 def gather(b: RandomGraph) -> None:

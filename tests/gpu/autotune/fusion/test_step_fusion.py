@@ -117,6 +117,56 @@ def test_a_mask_of_2_bits_is_stored_by_the_norm_before_the_relu() -> None:
     )
 
 
+def test_the_kernel_of_a_norm_gradient_reads_a_gradient_without_the_zeros_around_its_pixels() -> None:
+    """The sum before the norm is then no epilogue of the other gradient's product."""
+    image = "f16[2,16,6,6]{0,2,3,1}"
+    window = "pads=[0, 0, 0, 0], dilations=[1, 1], output_padding=[0, 0]"
+    check(
+        f"""graph "g" (%d: {image}, %w: f16[16,16,1,1], %h: f16[2,32,3,3]{{0,2,3,1}}, %v: f16[32,16,1,1],
+ %k: u2[2,16,6,6]{{0,2,3,1}}, %x: {image}, %s: f32[16], %m: f32[16], %i: f32[16]) {{
+  %a = conv_transpose(%h, %v) {{strides=[1, 1], {window}}}
+  %b = dilate(%a) {{steps=[1, 1, 2, 2], sizes=[2, 16, 6, 6]}}
+  %c = conv_transpose(%d, %w) {{strides=[1, 1], {window}}}
+  %y = add(%c, %b)
+  %l = cast(%k) {{to=bool}}
+  %o = constant [0.0] : f16[]
+  %z = where(%l, %y, %o)
+  %e, %f, %g = batch_norm_backward(%z, %x, %s, %m, %i) : {image}, f32[16], f32[16]
+  return %z, %e, %f, %g
+}}""",
+        ["conv_transpose", "conv_transpose", "dilate+add+cast+where+batch_norm_backward"],
+        without=["batch_norm_backward"],
+    )
+
+
+def test_the_kernel_of_a_norm_applies_the_norm_of_its_residual() -> None:
+    """The convolution of the residual does not widen its result for that."""
+    image = "f16[2,16,6,6]{0,2,3,1}"
+    of = compiled(
+        f"""graph "g" (%x: {image}, %h: {image}, %w: f16[16,16,1,1], %s: f32[16], %b: f32[16]) {{
+  %c = conv(%h, %w) {{strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1]}}
+  %y, %m, %i = batch_norm_train(%x, %s, %b) : {image}, f32[16], f32[16]
+  %u, %n, %j = batch_norm_train(%c, %s, %b) : {image}, f32[16], f32[16]
+  %f = mul(%j, %s)
+  %e = mul(%n, %f)
+  %t = sub(%b, %e)
+  %d = cast(%c) {{to=f32}}
+  %g = reshape(%f) {{shape=[1, 16, 1, 1]}}
+  %k = mul(%d, %g)
+  %l = reshape(%t) {{shape=[1, 16, 1, 1]}}
+  %p = add(%k, %l)
+  %q = cast(%p) {{to=f16}}
+  %a = add(%y, %q)
+  %r = relu(%a)
+  return %r, %m, %i, %n, %j
+}}""",
+        without=["batch_norm_train"],
+    )
+    main = "batch_norm_train+cast+mul+add+cast+add+relu"
+    want = ["conv", "batch_norm_train+mul+mul+sub", "reshape", "reshape", main]
+    assert signatures(fuse_steps(of.program, FIGURES)) == want
+
+
 def test_the_kernel_of_a_layer_norm_gradient_adds_the_residual_gradient() -> None:
     """The sum is not fused into the reduction for a bias, because cuDNN runs that reduction here."""
     check(

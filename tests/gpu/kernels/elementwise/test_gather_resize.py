@@ -9,7 +9,7 @@ from gpu.kernels.cases import Case, awkward, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.ir import DType, TensorType, channels_last
-from fusec.ops import Cast, Gather, Pad, Relayout, Resize, pw
+from fusec.ops import Cast, Dilate, Gather, Pad, Relayout, Resize, pw
 
 F32, F16, BF16, I64, I32, F64 = DType.F32, DType.F16, DType.BF16, DType.I64, DType.I32, DType.F64
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -58,6 +58,25 @@ def pad_cases() -> list[Case]:
     few, around = rows(F32, 2, 3), Pad((0, 7, 0, 8), "wrap")
     cases.append(build(f"{around} {few}", [few], lambda g, x: g.add(around, x), exact=True))
     return cases
+
+
+def dilate_cases() -> list[Case]:
+    cases: list[Case] = []
+    for dtype in (F32, F16, I32):
+        for kind, steps, sizes in (
+            (last, (1, 1, 2, 2), (2, 8, 7, 10)),
+            (last, (1, 1, 2, 3), (2, 8, 12, 13)),
+            (rows, (1, 1, 2, 2), (2, 8, 8, 9)),
+            (rows, (2, 3, 1, 1), (4, 22, 5, 5)),
+        ):
+            op, x = Dilate(steps, sizes), kind(dtype, 2, 8, 4, 5)
+            name = f"dilate {kind.__name__} {dtype} {steps} {sizes}"
+            cases.append(build(name, [x], lambda g, x, o=op: g.add(o, x), whole, exact=True))
+    return cases
+
+
+def whole(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    return rng.integers(-9, 9, type.shape).astype(type.dtype.numpy)
 
 
 def gather_cases() -> list[Case]:
@@ -112,6 +131,11 @@ def test_resize(rng: np.random.Generator) -> None:
 @needs_compiler
 def test_pad(rng: np.random.Generator) -> None:
     check(pad_cases(), rng)
+
+
+@needs_compiler
+def test_dilate(rng: np.random.Generator) -> None:
+    check(dilate_cases(), rng)
 
 
 @needs_compiler

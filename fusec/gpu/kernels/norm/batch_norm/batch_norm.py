@@ -7,9 +7,10 @@ merged by a small launch, in a fixed order, so every run gives the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from fusec.gpu.kernels.codegen.dilated import dilated_view, dilates
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Kernel, ceil_div, power_of_two
@@ -20,7 +21,7 @@ from fusec.gpu.kernels.norm.batch_norm.batch_norm_source import BatchNormBySumsS
 from fusec.gpu.kernels.norm.batch_norm.batch_norm_streamed import BatchNormStreamed
 from fusec.gpu.kernels.norm.norm_step import NormStep, match_norm_step
 from fusec.ir import DType, Node, TensorType, Value
-from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums
+from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums, Dilate
 from fusec.schedule.program import inputs_of
 
 LANES = 32  # vectors of channels that a block visits together, at most
@@ -39,15 +40,22 @@ def batch_norm(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigu
     step = _match(nodes, outputs)
     if step is None or step.x.type.size >= 1 << 31:
         return None
+    apart = dilates(nodes)
+    if apart is None or any(v.type.shape[1] != step.x.type.shape[1] for v in apart):
+        return None
+
     numbers = step.anchor.operands[len(step.elements) :]
-    read = [v.type for v in inputs_of([*step.prologue, step.anchor]) if v.type.size != 1 and v not in numbers]
+
+    def stored(values: Iterable[Value]) -> list[Strided]:
+        """Return how values are stored that are read or written element by element."""
+        return [dilated_view(apart[v]) if v in apart else v.type for v in values if v.type.size != 1 or v in apart]
+
+    read = stored(v for v in inputs_of([*step.prologue, step.anchor]) if v not in numbers)
     prologue_outputs = [v.type for v in step.prologue_outputs]
     straight = [v for v in step.elements if v.node not in step.prologue]  # read without a prologue
-    again = [v.type for v in (*inputs_of(step.second_prologue), *straight) if v.type.size != 1 and v not in numbers]
+    again = stored(v for v in (*inputs_of(step.second_prologue), *straight) if v not in numbers)
     epilogue = [v for v in inputs_of(step.epilogue) if v is not step.y]
-    written = [
-        v.type for v in (*epilogue, *step.epilogue_outputs) if v.type.size != 1
-    ]  # perhaps in another memory order than x
+    written = stored((*epilogue, *step.epilogue_outputs))  # perhaps in another memory order than x
     sums = _plan(step.x.type, [*read, *prologue_outputs], SUM_WAVES * figures.processors, SUM_TURNS)
     write = _plan(step.x.type, [*again, *prologue_outputs, *written], WRITE_WAVES * figures.processors, WRITE_TURNS)
     name, source = "+".join(node.op.name for node in nodes), BatchNormSource(step, sums, write)
@@ -74,7 +82,9 @@ def _match(nodes: Sequence[Node], outputs: Sequence[Value]) -> NormStep | None:
     norms = [node for node in nodes if isinstance(node.op, (BatchNormTrain, BatchNormBySums, BatchNormBackward))]
     if len(nodes) == len(sums) == 1:
         return NormStep(sums[0], sums[0].operands, (), (), (), (), (), tuple(outputs))
-    if len(norms) != 1 or not all(can_generate(node) for node in nodes if node not in (*sums, *norms)):
+    if len(norms) != 1 or not all(
+        can_generate(node) or isinstance(node.op, Dilate) for node in nodes if node not in (*sums, *norms)
+    ):
         return None
     (anchor,) = norms
     if not sums:

@@ -8,12 +8,13 @@ The first turns stay in shared memory from one pass to the next. The others shar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
 from fusec.gpu.kernels.codegen.copies_ahead import ASYNCHRONOUS, COPIED_BYTES
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
+from fusec.gpu.kernels.codegen.dilated import dilated_names, dilates
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, ceil_div
 from fusec.gpu.kernels.codegen.loops import coordinates
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
@@ -89,9 +90,14 @@ class BatchNormStreamed(BatchNormResident):
     def _moved(self) -> tuple[Value, ...]:
         return tuple(dict.fromkeys(self.step.elements))
 
+    @cached_property
+    def _dilated(self) -> Mapping[Value, Node]:
+        return dilates([*self.step.prologue, *self.step.epilogue]) or {}
+
     def _is_copied(self, value: Value) -> bool:
         numbers = self.step.anchor.operands[len(self.step.elements) :]
-        whole = value.type.dtype.bits >= 8 and self._pack_bytes(value) in COPIED_BYTES
+        sizes = COPIED_BYTES if value not in self._dilated else COPIED_BYTES[-1:]  # of copies of zeros
+        whole = value.type.dtype.bits >= 8 and self._pack_bytes(value) in sizes
         return (whole or self._shares_word(value)) and value not in numbers and self._space.is_pack(value.type)
 
     def _inputs(self, nodes: Sequence[Node]) -> tuple[Value, ...]:
@@ -172,6 +178,10 @@ class BatchNormStreamed(BatchNormResident):
         if self._shares_word(value):
             source = f"(const u8*){pointer} + ({at}) / {2 * self.sums.vector}u * {WORD_BYTES}u"
             return f"copy_ahead<{WORD_BYTES}>(&{place}, {source});"
+        if value in self._dilated:
+            names, there = dilated_names(self._dilated[value], self._space.names)
+            at = replace(self._space, names=names).offset(value.type)
+            return f"copy_or_zeros_ahead(&{place}, {pointer} + ({at}), {there});"
         return f"copy_ahead<{self._pack_bytes(value)}>(&{place}, {pointer} + ({at}));"
 
     def _take(self, code: PointwiseCode, value: Value, name: str, place: str) -> None:

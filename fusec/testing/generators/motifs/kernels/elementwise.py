@@ -35,10 +35,9 @@ def multi_tensor(b: RandomGraph) -> None:
 
 
 def gather_resize(b: RandomGraph) -> None:
-    """Draw a resize, a gather or a pad, with pointwise ops after it."""
-    op_with_epilogue(
-        b, image_input(b, b.pick([4, 8, 3]), b.pick([3, 4, 5]), b.pick([3, 4, 6])), b.pick(["resize", "gather", "pad"])
-    )
+    """Draw a resize, a gather, a pad or a dilate, with pointwise ops after it."""
+    x = image_input(b, b.pick([4, 8, 3]), b.pick([3, 4, 5]), b.pick([3, 4, 6]))
+    op_with_epilogue(b, x, b.pick(["resize", "gather", "pad", "dilate"]))
 
 
 def grid_sample(b: RandomGraph) -> None:
