@@ -118,6 +118,19 @@ def convolution(filters: int, channels: int, window: int, stride: int = 1) -> Ca
     return make
 
 
+def of_video(filters: int, window: tuple[int, int, int], stride: int) -> Callable[..., Value]:
+    """Make a convolution of a video of three channels with bias and relu, which moves by one frame."""
+
+    def make(g: Graph, x: Value) -> Value:
+        w = g.constant(np.full((filters, 3, *window), 0.01, np.float16))
+        bias = g.constant(np.linspace(0, 1, filters).astype(np.float16).reshape(1, -1, 1, 1, 1))
+        y = g.add(Conv((1, stride, stride), tuple(size // 2 for size in window) * 2, (1, 1, 1)), x, w)
+        g.set_type(y, y.type.with_order(channels_last(5)))
+        return g.add(pw("relu"), g.add(pw("add"), y, bias))
+
+    return make
+
+
 def image(g: Graph, x: Value) -> Value:
     """Cast an image, pad it to four channels, and store it channels last."""
     padded = g.add(Pad((0, 0, 0, 0, 0, 1, 0, 0)), g.add(Cast(F16), x))
@@ -275,6 +288,17 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "few filters 7x7, 32x32x256x256": ([nhwc(32, 32, 256, 256)], few_filters(3, 32, 7)),
     "few channels 7x7, 32x4x256x256 to 32": ([nhwc(32, 4, 256, 256)], convolution(32, 4, 7)),
     "few channels 7x7/2, 32x4x224x224 to 64": ([nhwc(32, 4, 224, 224)], convolution(64, 4, 7, 2)),
+    **{
+        f"few channels {'x'.join(map(str, window))}/{stride}, {'x'.join(map(str, shape))} to 64": (
+            [TensorType(shape, F16, channels_last(5))],
+            of_video(64, window, stride),
+        )
+        for shape, window, stride in (
+            ((8, 3, 16, 112, 112), (3, 7, 7), 2),  # of R3D-18
+            ((8, 3, 8, 224, 224), (1, 7, 7), 2),  # of SlowFast
+            ((8, 3, 16, 112, 112), (3, 3, 3), 1),  # of C3D
+        )
+    },
     "few pixels 3x3, 1x256x14x14 to 256": ([nhwc(1, 256, 14, 14)], convolution(256, 256, 3)),
     "few pixels 3x3, 1x512x7x7 to 512": ([nhwc(1, 512, 7, 7)], convolution(512, 512, 3)),
     "few pixels 1x1, 1x2048x7x7 to 512": ([nhwc(1, 2048, 7, 7)], convolution(512, 2048, 1)),

@@ -199,6 +199,15 @@ def _products(dtype: DType) -> Iterator[Row]:
 
     yield row(f"few channels {dtype.value}", "conv", image, few, **nhwc)
 
+    def of_video(g: Any, x: Value, w: Value, b: Value) -> Value:
+        y = g.add(Conv((1, 1, 2), (1,) * 6, (1, 1, 1)), x, w)
+        g.set_type(y, y.type.with_order(channels_last(5)))
+        return g.add(pw("relu"), g.add(pw("add"), y, b))
+
+    video = [_spots(dtype, 3, 2, 5, 6), _numbers(dtype, 16, 3, 3, 3, 3), _numbers(dtype, 16, 1, 1, 1)]
+    frames: Any = {"orders": {0: channels_last(5)}, "constants": (1, 2), "labels": _labels(dtype, 5)}
+    yield row(f"few channels of a video {dtype.value}", "conv", video, of_video, **frames)
+
     def by_matrix(g: Any, x: Value, w: Value, b: Value) -> Value:
         return g.add(pw("relu"), g.add(pw("add"), g.add(MatMul(), x, w), b))
 

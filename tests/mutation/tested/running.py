@@ -791,6 +791,15 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/kernels/norm/test_group_norm.py",
     ),
     _m(
+        "first_frame_before_a_video",
+        "kernels",
+        "gpu/kernels/convolution/few_channels/frame_products.py",
+        'f"is_frame ? (int)down * {OCTET} : -{FAR}"',
+        'f"(int)down * {OCTET}"',
+        "a convolution of a video reads its first frame where there is none",
+        "gpu/kernels/convolution/test_frame_products.py",
+    ),
+    _m(
         "pixels_of_no_peer",
         "kernels",
         "gpu/kernels/convolution/split_k_source.py",

@@ -196,8 +196,15 @@ def resident_weights(b: RandomGraph) -> None:
 
 
 def few_channels(b: RandomGraph) -> None:
-    """Draw a convolution of an image of four channels, of which the last can be padding."""
+    """Draw a convolution of an image of four channels, of which the last can be padding, or of a video."""
     b.dtype = _half(b)
+    if b.chance(30):
+        sizes, k = (b.between(1, 4), b.between(3, 12), b.between(3, 12)), b.pick([3, 2])
+        x = b.input(TensorType((b.pick([1, 2]), b.pick([3, 4]), *sizes), b.dtype, channels_last(5)))
+        op = Conv((1, b.pick([1, 2]), b.pick([1, 2])), (0, k // 2, b.pick([0, 1])) * 2, (1, 1, 1), 1)
+        w = b.constant((b.pick([16, 32, 48]), x.type.shape[1], 1, 4 - k % 2, k), b.dtype)
+        epilogue(b, b.add(op, x, w), 3)
+        return
     x = _image(b, b.pick([4, 3]), _side(b), _side(b))
     if x.type.shape[1] == 3:
         x = b.add(Pad((0, 0, 0, 0, 0, 1, 0, 0), "constant", 0.0), x)
