@@ -137,6 +137,21 @@ def image(g: Graph, x: Value) -> Value:
     return g.insert(Relayout(channels_last(4)), [padded]).result
 
 
+def grouped(channels: int, wide: int) -> Callable[..., Value]:
+    """Make a grouped convolution of 3 x 3 with bias and relu.
+
+    wide: channels of a group.
+    """
+
+    def make(g: Graph, x: Value) -> Value:
+        w = g.constant(np.full((channels, wide, 3, 3), 0.01, np.float16))
+        bias = g.constant(np.linspace(0, 1, channels).astype(np.float16).reshape(-1, 1, 1))
+        y = g.add(Conv((1, 1), (1,) * 4, (1, 1), channels // wide), x, w)
+        return g.add(pw("relu"), g.add(pw("add"), y, bias))
+
+    return make
+
+
 def residual(g: Graph, x: Value, y: Value) -> Value:
     return g.add(pw("relu"), g.add(pw("add"), x, y))
 
@@ -302,6 +317,13 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "few pixels 3x3, 1x256x14x14 to 256": ([nhwc(1, 256, 14, 14)], convolution(256, 256, 3)),
     "few pixels 3x3, 1x512x7x7 to 512": ([nhwc(1, 512, 7, 7)], convolution(512, 512, 3)),
     "few pixels 1x1, 1x2048x7x7 to 512": ([nhwc(1, 2048, 7, 7)], convolution(512, 2048, 1)),
+    **{
+        f"{channels // wide} groups 3x3, 32x{channels}x{high}x{high}": (
+            [nhwc(32, channels, high, high)],
+            grouped(channels, wide),
+        )
+        for channels, wide, high in ((128, 4, 56), (256, 8, 28), (512, 16, 14), (1024, 32, 7))  # of ResNeXt-50 32x4d
+    },
     "gate, 32x96x56x56": ([nhwc(32, 96, 56, 56), rows(32, 96, 1, 1)], lambda g, x, y: g.add(pw("mul"), x, y)),
     "add, relu, 256x64x56x56": ([nhwc(256, 64, 56, 56)] * 2, residual),
     "lstm, 400x16x512": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def families() -> Iterator[Row]:
         yield from _normed(dtype)
         yield _filter_gradient(dtype)
         yield _grouped_conv1d(dtype)
+        yield _grouped_conv2d(dtype)
 
 
 def _numbers(dtype: DType, *shape: int) -> Array:
@@ -138,6 +140,19 @@ def _grouped_conv1d(dtype: DType) -> Row:
     fits: Any = {"orders": {0: (0, 2, 1)}, "labels": _labels(dtype, 3), "constants": (1,)}
     arrays = [x, _numbers(dtype, 16, 16, 8)]
     return row(f"grouped convolution of {dtype.value}", "conv", arrays, lambda g, x, w: g.add(op, x, w), **fits)
+
+
+def _grouped_conv2d(dtype: DType) -> Row:
+    """An edge value in a channel of each image, next to channels of other groups."""
+    image = [_spots(dtype, 16, 5, 6), _numbers(dtype, 16, 4, 3, 3)]
+    fits: Any = {"orders": {0: NHWC}, "labels": _labels(dtype, 4), "constants": (1,)}
+
+    def make(g: Any, x: Value, w: Value) -> Value:
+        y = g.add(replace(SAME, groups=4), x, w)
+        g.set_type(y, y.type.with_order(NHWC))
+        return y
+
+    return row(f"groups of four channels {dtype.value}", "conv", image, make, **fits)
 
 
 def _normed(dtype: DType) -> Iterator[Row]:

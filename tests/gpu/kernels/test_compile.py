@@ -26,6 +26,7 @@ from gpu.kernels.convolution.test_few_filters import random_cases as few_filters
 from gpu.kernels.convolution.test_few_filters import wide_cases
 from gpu.kernels.convolution.test_filter_gradient import gradient_cases
 from gpu.kernels.convolution.test_frame_products import frame_cases
+from gpu.kernels.convolution.test_grouped_conv2d import grouped_cases
 from gpu.kernels.convolution.test_resident_filters import resident_cases
 from gpu.kernels.convolution.test_split_k import few_cases as few_pixels_cases
 from gpu.kernels.convolution.test_squeeze_excite import gate_cases
@@ -110,6 +111,7 @@ def shaped_cases() -> list[Case]:
         *gradient_cases(),
         *few_filters_cases(),
         *wide_cases(),
+        *grouped_cases(),
         *few_pixels_cases(),
         *resident_cases(),
         *instance_cases(),

@@ -236,6 +236,16 @@ def grouped_conv1d(b: RandomGraph) -> None:
     epilogue(b, y, 2)
 
 
+def grouped_conv2d(b: RandomGraph) -> None:
+    """Draw a grouped convolution of images that moves by one pixel, with ops after it."""
+    b.dtype = _half(b)
+    channels, wide = b.pick([(32, 4), (16, 8), (48, 16), (64, 32)])
+    k = b.pick([3, 2])
+    x = b.input(TensorType((b.pick([1, 2]), channels, b.between(3, 12), b.between(3, 12)), b.dtype, channels_last(4)))
+    op = Conv((1, 1), (1, b.pick([0, 1])) * 2, (1, 1), channels // wide)
+    epilogue(b, b.add(op, x, b.constant((channels, wide, k, 3), b.dtype)), 2)
+
+
 def few_filters(b: RandomGraph) -> None:
     """Draw a convolution of up to eight filters over an image of sixteen channels or more."""
     b.dtype = _half(b)
@@ -514,6 +524,7 @@ KERNELS: Mapping[str, Draw] = {
             few_channels,
             filter_gradient,
             grouped_conv1d,
+            grouped_conv2d,
             few_filters,
             gather_resize,
             grid_sample,
